@@ -1,4 +1,4 @@
-"""Throughput of each backend, beside the obvious plain client and the limit.
+"""Throughput of each backend, beside a plain client and the limit.
 
 Usage: python benchmarks/backends.py [--backend NAME ...] [--kib N ...] [--rounds N] ...
 
@@ -9,12 +9,12 @@ Starts servers of its own on the loopback. The last way of each table is the lim
     s3        the same server's objects over bare sockets, requests signed beforehand
     mooncake  the client's calls for one buffer a chunk, from as many threads
 
-A tier is called as its runner calls it: as many batches as the others have connections, each of up
-to 8 MiB. The file tier is measured twice: alone, and as an engine uses it, in its process and with
-digests on. Bytes are random, and after each turn compared and removed, those of all ways alike.
-Files go past the page cache where the disk allows it. vLLM's C extension needs vLLM's environment,
-and is left out elsewhere. MiB/s count the payload. CPU is the client's processor time for a chunk,
-the system's share included; on a busy machine it says more than wall time.
+A tier is called as its runner calls it: as many batches at a time as the other ways have
+connections, each of up to 8 MiB. The file tier is measured twice: alone, and as an engine uses it,
+in its process and with digests on. Bytes are random; after each turn of any way they are compared
+and removed. Files go past the page cache where the disk allows it. vLLM's C extension needs vLLM's
+environment and is left out elsewhere. MiB/s count the payload. CPU is the client's processor time
+for a chunk, the system's share included; on a busy machine it says more than wall time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from ways.way import Subject, Way, Work
 
 from kvtier_sdk.options.units import parse_bytes
 
-#: Each in the module ``ways.<name>_ways``, imported only if it is measured: it needs its peers.
+#: Subjects in the modules ``ways.<name>_ways``. Each module is imported only if it is measured,
+#: since it imports the peers.
 SUBJECTS = {
     "file": "FileSubject",
     "redis": "RedisSubject",
@@ -79,7 +80,7 @@ def _work(subject: Subject, chunk_bytes: int, total_bytes: int, at_a_time: int) 
 def _turn(subject: Subject, make: Callable[[int], Way], number: int) -> Iterator[Sample]:
     yield from make(number).samples()
     subject.clear()
-    # The next way's stores begin with as much work for the disk.
+    # So that the next way's stores begin with no dirty pages of this one.
     os.sync()
 
 

@@ -1,15 +1,15 @@
-"""The scheduler side of vLLM's OffloadingConnector, without an engine; drives any manager.
+"""The scheduler side of vLLM's OffloadingConnector, without an engine, to drive any manager.
 
-In each step, with the calls and in the order of the connector:
+Each step makes the connector's calls in its order:
 
     1. for each waiting request: ``lookup`` from its first chunk to the first miss; if any answer
-       is pending, again next step; else ``prepare_load`` of the hits
+       is pending, again in the next step; else ``prepare_load`` of the hits
     2. ``on_schedule_end``
     3. ``prepare_store`` of what a request has computed; ``on_request_finished``
     4. the model runs; then ``complete_load`` and ``complete_store``, with sets of keys
 
-The manager's calls are sampled. The model's run is not: in it the bytes in the slots are written
-and compared, and the tiers finish or go on, as the side says.
+The manager's calls are sampled. The model's run is not: it writes and compares the bytes in the
+slots, and lets the tiers finish or go on, as the side decides.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FINISHED = object()
 
 
 class Side(Protocol):
-    """A manager, and the differences between managers: its own types, and what it waits for."""
+    """A manager behind a common interface, which hides its own types and its waiting."""
 
     hit: Any
     miss: Any
@@ -109,20 +109,20 @@ class ConnectorLoop:
             active = [serving for serving in active if next(serving, _FINISHED) is not _FINISHED]
 
     def costs(self) -> Iterator[Sample]:
-        """Give the work done, which all sides should share, and what each kind of call took."""
+        """Yield the work done, which all sides should share, and the cost of each kind of call."""
         for name, count in self._work.items():
             yield name, "a chunk", "", count / self._chunks
         for kind, us in self._meter.samples_us().items():
             yield kind, "CPU a chunk", "us", float(us.sum()) / self._chunks
 
     def percentiles(self, quantity: str) -> Iterator[Sample]:
-        """Give percentiles of what a single call took."""
+        """Yield percentiles of the time of a single call."""
         us = np.percentile(self._meter.samples_us()["all"], _PERCENTILES)
         for share, of_call in zip(_PERCENTILES, us, strict=True):
             yield f"p{share:g}", quantity, "us", float(of_call)
 
     def _serve(self, request: ReplayRequest) -> Iterator[None]:
-        """Serve one request; yields at the end of each of the three parts of a step."""
+        """Serve one request; yield after each of the three parts of a step."""
         keys = request.keys
         context = self._side.context(request)
         self._call("on_new_request", self._manager.on_new_request, context)

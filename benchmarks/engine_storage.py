@@ -1,13 +1,12 @@
-"""MiB/s of an engine's own storages and of ours in their place, in one run.
+"""MiB/s of an engine's own storages, beside ours in their place.
 
 Usage, in the engine's environment: python benchmarks/engine_storage.py lmcache|sglang [--mib N] ...
 
-Each storage stores and loads one batch as the engine's own threads call it. A batch has new random
-bytes, all of which are compared after the load. After each turn its files are unlinked, those of
-every storage alike, and what is dirty is written back, so that every store begins with as much work
-for the disk. A load finds the bytes of the store before it: in the page cache, or past it for those
-of "disk". The CPU is that of this process and of the tiers' processes, not of a server. Ours checks
-digests.
+Each storage stores and loads one batch, called as the engine's own threads call it. A batch has new
+random bytes, all of which are compared after the load. After each turn of any storage its files are
+unlinked and dirty pages are written back, so that every store begins with equal work for the disk.
+A load reads the bytes of the store before it: from the page cache, or past it in group "disk". CPU
+is the time of this process and of the tiers' processes, not of a server. Ours checks digests.
 """
 
 from __future__ import annotations

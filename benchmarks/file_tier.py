@@ -2,16 +2,16 @@
 
 Usage: python benchmarks/file_tier.py [--root DIR] [--rounds N] [--total SIZE] ...
 
-The processes of a measurement together move the same number of bytes for any number of processes,
-so that the ratio to one process is the price, or the gain, of sharing. Each round measures every
-way and every number of processes in turn, so that a noisy machine is noisy for all of them. The
-tables show medians over the rounds. The ways:
+The processes of a measurement together move the same number of bytes, however many they are. So
+the ratio to one process is the price, or the gain, of sharing. Each round measures every way and
+every number of processes in turn, so that noise of the machine affects all of them. The tables
+show medians over the rounds. The ways:
 
     tier    FileTier, no capacity
-    evict   FileTier, with a capacity of half of what is written: most stores evict
-    plain   the limit: files of the same length written, renamed and read with nothing else done
+    evict   FileTier, with a capacity of half of the bytes written: most stores evict
+    plain   the limit: files of the same length are only written, renamed and read
 
-MiB/s count payload and header; a ratio is to one process of the same way.
+MiB/s count payload and header; each ratio is to one process of the same way.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def main() -> None:
         )
         for way, processes in itertools.product(WAYS, arguments.processes):
             if (way, title) == ("evict", "load"):
-                continue  # half of it is gone by design
+                continue  # half of the chunks are evicted by design
             rates = [pair[which] for pair in figures[way, processes]]
             alone = statistics.median(pair[which] for pair in figures[way, arguments.processes[0]])
             middle = statistics.median(rates)
@@ -193,7 +193,7 @@ async def _run(way: Way) -> None:
         sys.stdin.readline()
         start_s = time.perf_counter()
         await move()
-        # One clock for all processes of the machine.
+        # perf_counter is one clock for all processes of the machine.
         print(start_s, time.perf_counter(), flush=True)
     await way.close()
 

@@ -1,4 +1,4 @@
-"""Time to the first token, and what a damaged store does: vLLM's file tier beside ours.
+"""Time to the first token, and answers from a damaged store: vLLM's file tier beside ours.
 
 Usage: .venv-vllm/bin/python benchmarks/first_token.py [--tokens N] [--rounds N] [--layers N]
 
@@ -6,7 +6,7 @@ Real engines on the CPU, one for each way to offload, serve the same random prom
 round serves a new prompt twice: the first time it is computed and stored; then the device cache and
 the host pool are emptied, and the second time its chunks come from the files, which the tiers read
 past the page cache where the disk allows it. Both answers have to be the same. No file is removed.
-At the end one byte in each file is flipped, and a prompt that was stored is served from them.
+At the end one byte of each file is flipped, and a stored prompt is served from the files.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Side:
         self._chunks = chunks
 
     def serve(self, number: int) -> Iterator[Sample]:
-        """Serve a new prompt, and once more from files."""
+        """Serve a new prompt, and then serve it from files."""
         prompt = make_prompt(number, self._chunks)
         computed = self._serve(prompt)
         self._forget()
@@ -64,7 +64,7 @@ class Side:
             yield case, "time to first token", "ms", 1e3 * served["first_token_s"]
 
     def serve_damaged(self, number: int, chunk_bytes: int) -> Iterator[Sample]:
-        """Serve a new prompt, and once more from files in each of which a byte was flipped."""
+        """Serve a new prompt, and then serve it from files with a flipped byte in each."""
         prompt = make_prompt(number, self._chunks)
         before = self._serve(prompt)
         self._forget()
@@ -100,7 +100,7 @@ def offloading(name: str, root: Path) -> dict[str, Any]:
     way = OUR_MANAGER if name == OURS_B else OUR_TIERS
     ours = way.offloading(f"file://{root}", host_bytes=_POOL_BYTES) or {}
     if name == VLLM:
-        # vLLM's own spec does not run on a CPU; ours differs from it in the copies to the device.
+        # vLLM's own spec does not run on a CPU; ours differs only in the copies to the device.
         return {**ours, "secondary_tiers": [{"type": "fs", "root_dir": str(root)}]}
     return ours
 
@@ -119,7 +119,7 @@ def main() -> None:
         interpreter = Interpreter(folder / "interpreter", threads=options.threads)
         stack.callback(interpreter.close)
         sides = {}
-        # A prompt is computed in one step, as it would be on a device.
+        # A prompt is computed in one step, as on a device.
         lengths = dict.fromkeys(("max_model_len", "max_num_batched_tokens"), options.tokens + 256)
         for number, name in enumerate((OURS_B, OURS_A, VLLM)):
             root = folder / f"kv-{number}"

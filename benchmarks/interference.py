@@ -1,17 +1,16 @@
 """Cost of a working tier for the engine: the length of its steps, beside an engine without tiers.
 
-A thread plays the engine: steps of Python and torch, back to back. Each step
-hands the tier as many chunks of 2 MiB of random bytes as are due, stores and loads in turns. The
-ways:
+A thread plays the engine: steps of Python and torch, back to back. Each step hands the tier the
+chunks that are due, of 2 MiB of random bytes each, stores and loads in turns. The ways:
 
     process   the tier in a process of its own, the default for tiers outside of this memory
     thread    the tier in a thread of the engine's process
-    apart     the same load from another program, unknown to the engine's process: the cost of
-              moving these bytes for any engine on this machine, the limit
+    apart     the limit: the same load from another program, unknown to the engine's process; to
+              move these bytes costs any engine on this machine as much
 
-p50 and p99 are ratios to steps without the load, a quarter of a second of them before each quarter
-of a second with it. "longer" is the time by which the mean step is longer, "running" the part of it
-in which its thread ran; else it waited, for a processor or for the interpreter lock.
+p50 and p99 are ratios to steps without the load: a quarter of a second of these comes before each
+quarter of a second with it. "longer" is the growth of the mean step, "running" the part of that
+growth in which its thread ran; for the rest it waited for a processor or for the interpreter lock.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ def main() -> None:
 def _turn(
     engine: BusyEngine, url: str, mbps: float, seconds: float, way: str, number: int
 ) -> Iterator[Sample]:
-    """Measure steps without and with the load, in turns."""
+    """Measure steps without the load and with it, in turns."""
     idle, busy, moved = [], [], []
     turns = max(1, round(seconds / _TURN_S))
     opening = offered_apart(url, mbps) if way == "apart" else offered_here(url, mbps, way)
@@ -72,7 +71,7 @@ def _turn(
             moved.append(load.rest())
     moved_bytes, spent_s = np.sum(moved, axis=0)
     all_busy, all_idle = np.concatenate(busy), np.concatenate(idle)
-    # A machine whose own speed changes from second to second has it in a turn and in its neighbour.
+    # Ratios of neighbouring turns cancel changes of the machine's own speed from second to second.
     by_turn = [
         np.median(one[:, 0]) / np.median(other[:, 0]) for one, other in zip(busy, idle, strict=True)
     ]
@@ -90,8 +89,8 @@ def _turn(
 class BusyEngine:
     """An engine that does the same work in each step.
 
-    Half of it is Python, as in a scheduler. The other half are small calls of torch, each of which
-    releases the interpreter lock and takes it again, as a kernel launch does.
+    Half of the work is Python, as in a scheduler. The other half is small calls of torch, each of
+    which releases the interpreter lock and acquires it again, as a kernel launch does.
     """
 
     def __init__(self, step_s: float) -> None:
@@ -105,8 +104,8 @@ class BusyEngine:
         self._pieces = max(1, round(step_s / float(np.quantile(spent_s, 0.1))))
 
     def run(self, seconds: float, turn: Callable[[], object]) -> npt.NDArray[np.float64]:
-        """Play steps, each begun by a call; return wall and CPU seconds of each, a row a step."""
-        # As an engine does after its start, so that imported modules are not collected every time.
+        """Play steps, each begun by ``turn``; return a row of wall and CPU seconds per step."""
+        # As an engine does after its start: the collector need not scan imported modules each time.
         gc.collect()
         gc.freeze()
         marks = [(time.perf_counter(), time.thread_time())]
@@ -138,7 +137,7 @@ def _file(directory: Path) -> Iterator[str]:
 
 @contextmanager
 def _redis(directory: Path) -> Iterator[str]:
-    # Chunks beyond that are evicted silently, as in a server that is used as a cache.
+    # Beyond this memory chunks are evicted silently, as in a server used as a cache.
     server = Server(directory, "--maxmemory", "1gb", "--maxmemory-policy", "allkeys-lru")
     try:
         yield server.start().url

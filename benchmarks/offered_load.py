@@ -1,4 +1,4 @@
-"""Stores and loads that are offered to a tier at a steady rate, even if it does not take them."""
+"""Stores and loads that are offered to a tier at a steady rate, even if it falls behind."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _REQUEST = RequestContext("bench")
 
 
 class OfferedLoad(TierListener):
-    """A load that hands over as many chunks at each turn as are due, stores and loads in turns.
+    """A load that hands over the chunks that are due at each turn, stores and loads in turns.
 
     A chunk without a free slot is skipped for good: the tier moves less than it is offered.
     """
@@ -41,7 +41,7 @@ class OfferedLoad(TierListener):
     def __init__(self, url: str, runner: str, pool: HostPool, mb_per_s: float) -> None:
         self._bytes_per_s = mb_per_s * 1e6
         self._moved_bytes = 0
-        # No two runs of the benchmark store the same chunk: a tier may skip what it has.
+        # No two runs of the benchmark store the same chunk: a tier may skip chunks that it has.
         numbers = itertools.count(time.time_ns())
         self._new_keys = (make_offload_key(number.to_bytes(8, "big") * 4) for number in numbers)
         self._stored = deque[bytes](maxlen=_FIRST_CHUNKS)
@@ -60,7 +60,7 @@ class OfferedLoad(TierListener):
         self.rest()
 
     def begin(self) -> None:
-        """Start to offer."""
+        """Start to offer chunks."""
         self._moved_bytes = 0
         self._begun_s = self._due_since_s = time.perf_counter()
 
@@ -75,7 +75,7 @@ class OfferedLoad(TierListener):
         self._tier.flush()
 
     def rest(self) -> tuple[int, float]:
-        """Stop offering, wait for what is in flight; return bytes moved and seconds until then."""
+        """Stop offering, wait for jobs in flight; return bytes moved and seconds until the stop."""
         moved_bytes, spent_s = self._moved_bytes, time.perf_counter() - self._begun_s
         while self._tier.jobs.unreleased:
             time.sleep(0.001)
@@ -97,7 +97,7 @@ class OfferedLoad(TierListener):
         if operation is Operation.STORE:
             job = self._tier.store([next(self._new_keys)], slot, _REQUEST)
         else:
-            # Loads of one request in one turn would be one job; here each chunk is a job.
+            # Without a tag, all loads of one request in one turn would be a single job.
             job = self._tier.load([self._stored[0]], slot, _REQUEST, tag=slot)
             self._stored.rotate(-1)
         if job is None:
@@ -112,7 +112,7 @@ class OfferedLoad(TierListener):
 
 @contextmanager
 def offered_here(url: str, mb_per_s: float, runner: str) -> Iterator[OfferedLoad]:
-    """Open a tier with its own pool, and close both at the end; it begins at rest."""
+    """Open a tier with its own pool, and close both at the end; the load begins at rest."""
     pool = HostPool.create(PoolLayout(_SLOTS, CHUNK_BYTES))
     for slot in range(_SLOTS):
         pool.view(slot)[:] = os.urandom(CHUNK_BYTES)
@@ -125,7 +125,7 @@ def offered_here(url: str, mb_per_s: float, runner: str) -> Iterator[OfferedLoad
 
 @contextmanager
 def offered_apart(url: str, mb_per_s: float) -> Iterator[_Apart]:
-    """Have another program open the tier and offer the load; it begins at rest."""
+    """Let another program open the tier and offer the load, which begins at rest."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     other = context.Process(target=_offer, args=(url, mb_per_s, there), daemon=True)
@@ -140,7 +140,7 @@ def offered_apart(url: str, mb_per_s: float) -> Iterator[_Apart]:
 
 
 class _Apart:
-    """The other program's load; each message through the pipe begins it or ends it."""
+    """The other program's load; each message through the pipe starts or stops it."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
@@ -158,7 +158,7 @@ class _Apart:
 
 
 def _offer(url: str, mb_per_s: float, pipe: Connection) -> None:
-    """Offer from one message to the next, and answer with what was moved."""
+    """Offer from one message to the next, and reply with the bytes moved and the seconds."""
     with offered_here(url, mb_per_s, "thread") as load, suppress(EOFError):
         pipe.send(None)
         while True:

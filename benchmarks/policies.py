@@ -2,12 +2,12 @@
 
 Usage: python benchmarks/policies.py [--trace FILE] [--slots N ...] [--requests N] [--seed N]
 
-Of a block-hash trace the second half is counted, so that no policy gains from having been tuned on
-the first, and none is still learning; the pool is as the first half leaves it. Without a trace,
-generated workloads are played, each the hard case of some policy. The optimum knows the future: it
-evicts the chunk that is used last, or never again.
+Only the second half of a block-hash trace is counted: policies may have been tuned on the first
+half, and learn during it; the pool is as the first half leaves it. Without a trace, generated
+workloads are played, each the hard case of some policy. The optimum knows the future: it evicts the
+chunk whose next use is the latest, or never.
 
-Counted is what ``kvtier replay`` hits without tiers, one request at a time; the figures are the
+The hits are those of ``kvtier replay`` without tiers, one request at a time; the figures are the
 same in each run.
 """
 
@@ -69,7 +69,7 @@ def _rates(
 
 
 class _Optimum(EvictionPolicy):
-    """Evicts the chunk that is used last, or never again.
+    """Evicts the chunk whose next use is the latest, or never.
 
     After L. Belady, "A study of replacement algorithms for a virtual-storage computer", 1966.
     """
@@ -81,10 +81,10 @@ class _Optimum(EvictionPolicy):
         for number in range(len(workload) - 1, -1, -1):
             for key in dict.fromkeys(workload[number].keys):
                 self._uses[key].append(number)
-        # Of each resident chunk, the request that uses it next.
+        # The number of the request that next uses each resident chunk.
         self._next: dict[OffloadKey, float] = {}
-        # The same, the last first; with entries that are out of date. Of chunks that one request
-        # uses, the one that was noted first: it is the last in the prefix.
+        # A heap of the same, the latest use first, with some stale entries. Of chunks that one
+        # request uses next, the one noted first comes first: it is the last in the prefix.
         self._order: list[tuple[float, int, OffloadKey]] = []
         self._noted = 0
 

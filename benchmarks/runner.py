@@ -1,4 +1,4 @@
-"""One way to run a benchmark: its options, rounds in which all sides take turns, and its table."""
+"""The frame of a benchmark: its options, rounds in which all sides take turns, and its table."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 import results
 from results import ROOT, Series, gain
 
-# Servers and engines are started as the tests start them.
+# For the tests' support, which starts servers and engines.
 sys.path.append(str(ROOT / "tests"))
 
-#: Case, quantity, unit and value of something that a side has measured in one round.
+#: Case, quantity, unit and value of one figure of a side in one round.
 Sample = tuple[str, str, str, float]
 
 
@@ -24,12 +24,12 @@ class Benchmark:
     Args:
         text: the program's docstring, for ``--help``.
         rounds: default of ``--rounds``; 0 for a benchmark without that option.
-        root: default of ``--root``; the directory for temporary files where absent.
+        root: default of ``--root``; the directory for temporary files if empty.
 
     Attributes:
         option: declares an option, as ``ArgumentParser.add_argument`` does.
         options: the values, after :meth:`parse`.
-        absent: ways that cannot be measured here, and why.
+        absent: the reasons why ways cannot be measured here, by way.
     """
 
     options: argparse.Namespace
@@ -59,12 +59,12 @@ class Benchmark:
         *,
         warm_up: bool = False,
     ) -> None:
-        """Measure all sides in turns, each of which begins a round, and print their figures.
+        """Measure all sides in turns, another one first in each round, and print their figures.
 
         Args:
             group: subject of the measurement.
-            sides: by name, kvtier's first. Each is called with the number of the round, does all
-                of its work, and leaves nothing behind that the next one would have to pay for.
+            sides: the sides by name, kvtier's first. Each is called with the number of the round,
+                does all of its work, and leaves none to the next side.
             warm_up: play another round first, with the number -1, which does not count.
         """
         values: dict[tuple[str, str, str, str], list[float]] = {}
@@ -80,7 +80,7 @@ class Benchmark:
 
         Args:
             series: the figures.
-            own: the way that the others are compared with, if any.
+            own: the way to compare with each of the others, if any.
         """
         self._measured += series
         title = f"{series[0].group}: {len(series[0].values)} round(s), medians (quartiles)"
@@ -96,7 +96,7 @@ class Benchmark:
                     print(f"  {case:24} {quantity:18} {cells}".rstrip(), flush=True)
 
     def finish(self) -> None:
-        """Write the figures, where ``--json`` asks for them."""
+        """Write the figures, if ``--json`` is given."""
         if self.options.json is not None:
             root = Path(self.options.root)
             results.write(self.options.json, self._measured, root=root, absent=self.absent)
@@ -111,6 +111,6 @@ def positive(text: str) -> int:
 
 
 def must_be_equal(equal: bool) -> None:
-    """End the benchmark unless what came back is what was stored."""
+    """End the benchmark if the bytes that came back are not the stored ones."""
     if not equal:
         sys.exit("wrong bytes came back: the figures mean nothing")

@@ -1,13 +1,13 @@
-"""Cost of many slots, tiers and waiting requests, and of a large root at the start.
+"""Cost of many slots, tiers and waiting requests, and of a start over a large root.
 
 Usage: python benchmarks/scale.py [SECTION ...] [--slots N ...] [--root DIR] ...
 
     slots     the manager's memory and time, by the number of slots of the host pool
     tiers     a step and a lookup, by the number of tiers
-    waiting   10,000 requests of 500 chunks that wait for a tier, looked up in each step
+    waiting   10,000 requests of 500 chunks, looked up in each step while they wait for a tier
     files     the start of a file tier over a root with a million chunks
 
-Times are medians of the calling thread's CPU time, and wall time in ``files``. Memory is the growth
+Times are medians of the calling thread's CPU time, but wall time in ``files``. Memory is the growth
 of the process's resident memory. Every measurement has a process of its own.
 """
 
@@ -107,7 +107,7 @@ def main() -> None:
 
 @dataclass
 class _Slots:
-    """A pool of which the manager asks only the numbers: no tier reads or writes its slots."""
+    """A pool without memory: no tier reads or writes its slots, so the numbers are enough."""
 
     slots: int
     chunk_bytes: int = _CHUNK_BYTES
@@ -119,7 +119,7 @@ def _measure_slots(slots: int) -> Row:
     pool: Any = _Slots(slots)
     manager = TieringManager(pool, policy=load_policy("lru")(), clock=SystemClock())
     meter = _Meter()
-    # Filled by requests that end at once; then a request in two finds its chunks.
+    # Requests that end at once fill the pool. Below, one request in two finds its chunks.
     for _ in range(-(-slots // _REQUEST_CHUNKS)):
         _compute(manager, _Meter(), next(keys), "")
     row = {"bytes": (_resident_bytes() - before_bytes) / slots}
@@ -232,7 +232,7 @@ def _measure_answers(requests: int) -> Row:
 
         def step() -> None:
             nonlocal waiting
-            # The manager is asked again only for those that still wait, as an engine does.
+            # As in an engine, only requests that still wait are looked up again.
             waiting = [one for one in waiting if manager.lookup_prefix(one[1], one[0])[1]]
             manager.on_schedule_end()
 
@@ -248,7 +248,7 @@ def _measure_answers(requests: int) -> Row:
 
 
 def _make_files(root: Path, files: int, object_bytes: int) -> None:
-    """Make files of the right length, without room for their content."""
+    """Make sparse files of the right length."""
     directory = root / _NAMESPACE.fingerprint
     for shard in range(256):
         (directory / f"{shard:02x}").mkdir(parents=True, mode=0o700)
@@ -265,7 +265,7 @@ def _measure_start(root: str, files: int) -> Row:
 
 
 async def _start(root: str, files: int) -> Row:
-    # Room for all, and no more than the file system has.
+    # Room for all chunks; the tier refuses more than the file system has.
     capacity = (files + _REQUEST_CHUNKS) * 2 * _CHUNK_BYTES
     spec = TierSpec.from_url(f"file://{root}", capacity=capacity, min_free=0)
     context = TierContext(
@@ -310,7 +310,7 @@ async def _start(root: str, files: int) -> Row:
 
 
 class _Keys(Iterator[list[bytes]]):
-    """Keys as long as an engine's, those of one request at a time."""
+    """Yields keys as long as an engine's, one request's keys at a time."""
 
     def __init__(self) -> None:
         self._requests = 0
@@ -320,14 +320,14 @@ class _Keys(Iterator[list[bytes]]):
         return self.earlier(1)
 
     def earlier(self, requests: int) -> list[bytes]:
-        """Return the keys of the request so many before the next one."""
+        """Return the keys of the request that many requests before the next one."""
         start = (self._requests - requests + 1) * _REQUEST_CHUNKS
         numbers = range(start, start + _REQUEST_CHUNKS)
         return [make_offload_key(number.to_bytes(32, "little")) for number in numbers]
 
 
 class _Meter:
-    """Samples the thread's CPU time of calls, by name."""
+    """Samples the calling thread's CPU time in calls, by name."""
 
     def __init__(self) -> None:
         self.samples: dict[str, list[float]] = defaultdict(list)
@@ -341,11 +341,11 @@ class _Meter:
     def batch(
         self, name: str, function: Callable[..., Any], keys: Sequence[bytes], *a: Any
     ) -> None:
-        """Sample microseconds a key of a call that takes them all."""
+        """Sample the microseconds per key of one call with all keys."""
         self.call(name, 1e6 / len(keys), function, keys, *a)
 
     def each(self, name: str, function: _Call, keys: Sequence[bytes], *a: Any) -> None:
-        """Sample microseconds a key of a call for each."""
+        """Sample the microseconds per key of a call for each key."""
 
         def run() -> None:
             for key in keys:
@@ -366,7 +366,7 @@ def _apart(measure: _Measure, *arguments: Any) -> Row:
 
 
 def _settle() -> None:
-    """Leave what is there out of later collections, as vLLM does after its start."""
+    """Exclude existing objects from later collections, as vLLM does after its start."""
     gc.collect()
     gc.freeze()
 

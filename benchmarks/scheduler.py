@@ -1,17 +1,17 @@
-"""Cost of the manager for the scheduler's thread, beside vLLM's own manager and beside no tiers.
+"""Cost of the manager for the scheduler's thread, beside vLLM's own manager and without tiers.
 
 Usage: python benchmarks/scheduler.py [TRACE] [--rounds N] [--concurrency N ...]
 
 First the cost: CPU microseconds of the scheduler's thread per chunk, in the calls of vLLM's
 connector (see ``connector_loop.py``). The sides are the memory tier and no tier, both with the
-policy ``lru`` too, and, where vllm is installed, vLLM's tiering manager with a tier in memory: once
-behind threads, as its tiers for files and objects work, and once answering at once, the best case,
+policy ``lru`` too, and, if vllm is installed, vLLM's tiering manager with a tier in memory: once
+behind a thread, as its tiers for files and objects work, and once answering at once, the best case,
 which no real store offers. Between two steps the tiers finish all their jobs, so that all sides do
-the same work. All bytes that are loaded are compared.
+the same work. All loaded bytes are compared.
 
 Then the interference: wall microseconds of a single call while the file tier writes as fast as it
 can, beside the same loop without tiers. Here the steps have a fixed length and do not wait for the
-tier, so that its queue is full.
+tier, so its queue is full.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ from kvtier_sdk.runner import ThreadRunner, TierLoop
 from kvtier_sdk.runner.jobs import Report
 
 _POLL_S = 50e-6
-# The tiers are waited for, so no deadline may strike.
+# Long enough that no deadline ends a job while the loop waits for the tiers.
 _PATIENT_S = 600.0
 _DEADLINES = ("lookup_deadline", "load_deadline", "store_deadline")
 _SMALL_CHUNK_BYTES = 4096
-#: Beside the saturated file tier.
+#: Chunks of the saturated file tier.
 _FILE_CHUNK_BYTES = 64 * 1024
 _STEP_S = 0.002
 _VLLM_SIDES = {"vLLM, thread": True, "vLLM, at once": False}
@@ -137,7 +137,7 @@ def _play(
     clock_ns: Callable[[], int],
 ) -> ConnectorLoop:
     loop = ConnectorLoop(side, chunk_bytes, clock_ns)
-    # As vLLM's engine does after its start: imported modules need not be collected every time.
+    # As vLLM's engine does after its start: the collector need not scan imported modules each time.
     gc.collect()
     gc.freeze()
     try:
@@ -153,7 +153,7 @@ def _play(
 class KVTierSide:
     """``TieringManager`` with one tier in a thread, digests on, or with none.
 
-    The model runs for ``step_s``, or for as long as the tier has something to do.
+    The model runs for ``step_s``, or else until the tier has reported all jobs.
     """
 
     hit = LookupResult.HIT
@@ -225,7 +225,7 @@ class KVTierSide:
 
 
 class _CountingRunner(ThreadRunner):
-    """A runner that knows if every job was reported; only a benchmark needs to wait for that."""
+    """A runner that counts jobs, so that the benchmark can wait until all are reported."""
 
     def __init__(
         self, name: str, make_loop: Callable[[Callable[[Report], None]], TierLoop], clock: Clock

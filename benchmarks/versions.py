@@ -1,9 +1,9 @@
-"""A benchmark with two versions of kvtier, in turns: what a change gains, or the compiled core.
+"""A benchmark with two versions of kvtier in turns: the gain of a change, or of the compiled core.
 
 Usage: python benchmarks/versions.py [--rounds N] OLD NEW BENCHMARK.py [OPTION ...]
 
-OLD and NEW are checkouts, or wheels, which are unpacked. In each round each of them runs the
-benchmark, which is this checkout's, in a process of its own.
+OLD and NEW are checkouts, or wheels, which are unpacked. In each round each of them runs this
+checkout's benchmark in a process of its own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""vLLM's tiering manager as one side of ``scheduler.py``; the only file of it that imports vllm."""
+"""vLLM's tiering manager as a side of ``scheduler.py``, which imports this only with vllm."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class VLLMSide:
         self.manager = TieringOffloadingManager(primary, [self._tier])
 
     def context(self, request: ReplayRequest) -> ReqContext:
-        """Return what the connector knows of a request: its id, and the end of each key."""
+        """Return the connector's context of a request: its id, and each key's end position."""
         context = ReqContext(request.request_id)
         for position, key in enumerate(request.keys, 1):
             context.set_offload_key_position(OffloadKey(key), position)
@@ -64,7 +64,7 @@ class VLLMSide:
         return spec.chunk_ids.tolist()
 
     def store_slots(self, output: Any) -> tuple[list[bytes], list[int]]:
-        if output is None:  # there is no room
+        if output is None:  # the pool has no room
             return [], []
         return output.keys_to_store, output.store_spec.chunk_ids.tolist()
 
@@ -77,7 +77,7 @@ class VLLMSide:
     def run_model(self) -> None:
         while not self._tier.is_settled():
             time.sleep(_POLL_S)
-        # As the engine does.
+        # The engine asks for statistics after each step.
         self.manager.get_stats()
 
     def close(self) -> None:
@@ -86,7 +86,7 @@ class VLLMSide:
 
 
 class SteppedTier(SecondaryTierManager):
-    """Chunks in a dictionary without a limit: answers lookups at once, copies between the steps."""
+    """An unlimited dictionary of chunks: answers lookups at once, copies between the steps."""
 
     medium = Medium.CPU
 
@@ -95,7 +95,7 @@ class SteppedTier(SecondaryTierManager):
         self._slots = np.frombuffer(flat, np.uint8).reshape(-1, self.block_size_bytes)
         self._objects: dict[OffloadKey, np.ndarray] = {}
         self._waiting: list[TransferJob] = []
-        # Reported and not yet taken. A deque is safe for one thread at each end.
+        # Results not yet polled. A deque is safe with one thread at each end.
         self._finished: deque[JobResult] = deque()
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
@@ -141,7 +141,7 @@ class SteppedTier(SecondaryTierManager):
 
 
 class ThreadedTier(SteppedTier):
-    """The way of vLLM's tiers for files and objects: its ``AsyncLookupManager`` and a thread."""
+    """Works as vLLM's tiers for files and objects: with ``AsyncLookupManager`` and a thread."""
 
     def __init__(self, view: memoryview, flat: memoryview) -> None:
         super().__init__(view, flat)
@@ -192,7 +192,7 @@ class _Lookups(AsyncLookupManager):
         return [key in self._objects for key in keys]
 
     def are_answered(self) -> bool:
-        """Return true if the last flush is answered; its answers come as one item."""
+        """Return true if the last flush is answered: its answers come as one item of a queue."""
         return self._pending_results.qsize() > 0 or not any(
             state.phase is LookupPhase.IN_FLIGHT for state in self._lookup_state.values()
         )

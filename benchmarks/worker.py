@@ -1,16 +1,16 @@
-"""GB/s of the worker between device blocks and slots, against one contiguous copy of the same size.
+"""GB/s of the worker between device blocks and slots, beside one contiguous copy of the same size.
 
 Usage: python benchmarks/worker.py [--layers 1,32] [--pages 16,256,4096] [--kib 16,128] [--rounds N]
 
 A page is one block of one tensor, and a slot holds one block of every tensor: a job of 256 pages in
-32 layers copies 8,192 runs. "scattered" names random blocks and slots, so that nothing can be
-merged; "contiguous" names neighbours on both sides. On a GPU "run by run" is the scattered job
+32 layers copies 8,192 runs. "scattered" uses random blocks and slots, so that hardly any runs can
+be merged; "contiguous" uses neighbours on both sides. On a GPU "run by run" is the scattered job
 without the kernel that gathers short runs; every side has a stream of its own. Bytes are random,
-and each way's are compared once, before the rounds.
+and each way's bytes are compared once, before the rounds.
 
 The peer is torch.Tensor.copy_ of one buffer, on a GPU from or to pinned memory. A worker's time is
 from submit to the end of wait. "unmoved", on a CPU, is a worker that plans and hands over as usual
-but copies nothing: no worker is faster than that. It is shown in GB/s that no byte has.
+but copies nothing: no worker is faster. Its GB/s count bytes that it does not move.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MIB = 1024 * 1024
 
 
 class Setting:
-    """Buffers and block ids for one number of pages of one size in each of some layers."""
+    """Buffers and block ids for one page size, number of pages per layer, and number of layers."""
 
     def __init__(
         self, device: str, pages: int, page_bytes: int, spread: int, threads: int, layers: int = 1
@@ -56,12 +56,12 @@ class Setting:
         mover = CPUDevice(threads=threads) if threads and not cuda else None
         group = KVGroup([KVTensor(layer) for layer in kv])
         self.worker = OffloadWorker([group], host, device=mover)
-        # A device that does everything but move the bytes.
+        # A device that does everything except copy the bytes.
         idle = None if cuda else CPUDevice(threads=threads or None, copy=lambda *_: None)
         self.unmoved = None if idle is None else OffloadWorker([group], host, device=idle)
 
     def copies(self, operation: str) -> dict[str, Callable[[], None]]:
-        """Return the copies that a round times, by name."""
+        """Return the copies that a round measures, by name."""
         device_end, host_end = self.peer
         into, out_of = (host_end, device_end) if operation == "store" else (device_end, host_end)
         blocks, slots = self.ids["scattered"]
@@ -77,7 +77,7 @@ class Setting:
         return found
 
     def check(self, operation: str, name: str, copy: Callable[[], None]) -> None:
-        """Copy once, and compare what came with what was there; wrong bytes end the benchmark."""
+        """Copy once, and compare destination and source; wrong bytes end the benchmark."""
         layers, host = self.ours
         blocks, slots = (torch.from_numpy(ids) for ids in self.ids.get(name, self.ids["scattered"]))
         if name == "unmoved":
@@ -137,7 +137,7 @@ class Setting:
 
 @contextlib.contextmanager
 def used(stream: torch.cuda.Stream | None) -> Iterator[None]:
-    """Let torch work on this stream, and wait until it has; on a CPU it needs neither."""
+    """Let torch work on a stream, and wait for it to finish; on a CPU, do nothing."""
     with contextlib.nullcontext() if stream is None else torch.cuda.stream(stream):
         yield
     if stream is not None:
@@ -145,7 +145,7 @@ def used(stream: torch.cuda.Stream | None) -> Iterator[None]:
 
 
 def turn(case: str, size_bytes: int, copy: Callable[[], None], number: int) -> Iterator[Sample]:
-    # Small copies are too short for a clock: repeat them for about a millisecond.
+    # Small copies are too short for a clock, so repeat them until 4 MiB are moved.
     repeats = max(1, 4 * MIB // size_bytes)
     began_s = time.perf_counter()
     for _ in range(repeats):

@@ -1,1 +1,1 @@
-"""Ways to store and load chunks, measured beside each other."""
+"""Ways to store and load chunks, to measure side by side."""

@@ -1,4 +1,4 @@
-"""kvtier's whole way: a tier behind its client and runner, as an engine uses it, digests on."""
+"""All of kvtier: a tier behind its client and runner, as an engine uses it, with digests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PATIENT = "600s"
 
 
 class EngineWay(Way, TierListener):
-    """A tier that gets jobs from an engine's thread, as many at a time as other ways have lanes."""
+    """A tier that gets jobs from an engine's thread, ``at_a_time`` of them at once."""
 
     _tier: TierClient
 
@@ -45,7 +45,7 @@ class EngineWay(Way, TierListener):
 
     async def close(self) -> None:
         if not self._keep:
-            # Deleted by the tier itself, so that its directories serve the next round too.
+            # The tier itself deletes the chunks: its directories stay for the next round.
             self._tier.delete(self._keys(range(self.work.keys)))
             self._tier.flush()
             while not self._tier.is_idle:
@@ -73,7 +73,7 @@ class EngineWay(Way, TierListener):
         while True:
             for numbers in itertools.islice(batches, self._lanes):
                 self._lanes -= 1
-                # The tag keeps batches apart that would be one job.
+                # Without a tag, batches of one request would be a single job.
                 call(self._keys(numbers), numbers, _REQUEST, tag=numbers)
             self._tier.flush()
             if self._tier.is_idle:

@@ -1,4 +1,4 @@
-"""Files: the tier, vLLM's C extension, and plain vectors of reads and writes."""
+"""Files: the tier, vLLM's C extension, and plain vectored reads and writes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ways.engine_way import EngineWay
 from ways.tier_way import TierWay
 from ways.way import Subject, Way, Work
 
-# Left out of the table where it is not installed.
+# The table leaves it out if it is not installed.
 try:
     from vllm import fs_io_C as vllm_io
 except ImportError:
@@ -22,7 +22,7 @@ except ImportError:
 
 
 class PlainFiles(Way):
-    """The limit: ``pwritev`` and a rename, ``preadv``, past the page cache where that works."""
+    """The limit: ``pwritev`` and a rename, ``preadv``, past the page cache if that works."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class PlainFiles(Way):
         self._write(numbers)
 
     def _calls(self) -> list[range]:
-        """Return the numbers of the files in each call: one."""
+        """Return the numbers of the files in each call, here a single one."""
         return [range(number, number + 1) for number in range(self.work.keys)]
 
     def _write(self, numbers: range) -> None:
@@ -84,10 +84,10 @@ class PlainFiles(Way):
 
 
 class VLLMFiles(PlainFiles):
-    """The C extension of vLLM's tier for files: a batch a call, from as many threads.
+    """The C extension of vLLM's tier for files: a batch per call, from ``at_a_time`` threads.
 
-    All files are in one directory; vLLM spreads them over a million, which costs it more. It asks
-    for O_DIRECT, as vLLM does where a probe succeeds. Payloads only: it stores no header.
+    All files are in one directory; vLLM spreads them over a million, which costs it more. It uses
+    O_DIRECT, as vLLM does if a probe succeeds. It stores payloads only, without headers.
     """
 
     def _calls(self) -> list[range]:
@@ -106,9 +106,9 @@ class VLLMFiles(PlainFiles):
 
 
 class FileSubject(Subject):
-    """A directory; ``backends.py`` says what its options mean."""
+    """A directory; ``backends.py`` describes its options."""
 
-    # The tier's alignment.
+    # As long as the tier's alignment, so that the payload is aligned for O_DIRECT.
     header_bytes = 4096
 
     def __init__(
@@ -130,7 +130,7 @@ class FileSubject(Subject):
         length = work.chunk_bytes
         tier = {"type": "file", "min_free": 0}
         if self._full:
-            # A little more than the chunks, for those that are written and those that stay.
+            # Room for the stored chunks, and for the batches that are being written.
             chunks = work.keys + work.at_a_time * work.batch_chunks
             tier["capacity"] = chunks * work.object_bytes
 
@@ -150,7 +150,7 @@ class FileSubject(Subject):
             return TierWay(work, key_start=start, keep=self._keep, root=root, **tier)
 
         def files(kind: type[PlainFiles], number: int) -> Way:
-            # Of a full store the first filling, -1, has nothing to remove.
+            # The first round of a full store, -1, fills it and has nothing to remove.
             stale = f"{number - 1}." if self._full and number >= 0 else None
             root = place(f"client-{kind.__name__}", number)
             return kind(work, root, start=f"{number}.", stale=stale)

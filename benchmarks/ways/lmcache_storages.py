@@ -1,4 +1,4 @@
-"""LMCache's own adapters and ours, over one L1 as LMCache's command line makes it."""
+"""LMCache's own adapters and ours, over one L1 that LMCache's command line configures."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def storages(folder: Path, batch_bytes: int, stack: ExitStack) -> dict[str, dict
 
 
 class _Adapter(Storage):
-    """An adapter, called as LMCache's controllers call it: one task of all objects."""
+    """An adapter, called as LMCache's controllers call it, with one task for all objects."""
 
     object_bytes = _OBJECT_BYTES
 

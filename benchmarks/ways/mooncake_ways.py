@@ -17,7 +17,7 @@ Slots = list[list[memoryview]]
 
 
 class PlainClient(Way):
-    """Batches of payloads, without headers, from and into the same slots, in threads."""
+    """The client's batch calls for payloads without headers, from and into slots, in threads."""
 
     def __init__(self, work: Work, port: int) -> None:
         super().__init__(work)
@@ -41,13 +41,13 @@ class PlainClient(Way):
         self._each(self.get)
 
     def put(self, names: list[str], slots: Slots) -> bool:
-        """Store a batch; return true if all is stored."""
+        """Store a batch; return true if all of it was stored."""
         payloads = [Region.of(payload) for _, payload in slots]
         statuses = self._client.batch_put_from(names, *map(list, zip(*payloads, strict=True)))
         return set(statuses) == {0}
 
     def get(self, names: list[str], slots: Slots) -> bool:
-        """Load a batch; return true if all is loaded."""
+        """Load a batch; return true if all of it was loaded."""
         payloads = [Region.of(payload) for _, payload in slots]
         lengths = self._client.batch_get_into(names, *map(list, zip(*payloads, strict=True)))
         return set(lengths) == {self.work.chunk_bytes}

@@ -36,9 +36,9 @@ class RedisPy(ClientWay):
 
 
 class RedisBenchmark(Way):
-    """redis-benchmark with as many clients: the limit of the server and the loopback.
+    """redis-benchmark with ``at_a_time`` clients: the limit of the server and the loopback.
 
-    Its bytes are its own, and nobody compares them.
+    It moves bytes of its own, which are not compared.
     """
 
     def __init__(self, work: Work, server: Server) -> None:
@@ -46,7 +46,7 @@ class RedisBenchmark(Way):
         self._server = server
 
     async def open(self) -> None:
-        # It asks for random keys, and may not have stored all of them.
+        # redis-benchmark gets random keys, some of which it may not have set.
         for number, value in enumerate(self.work.values):
             self._server.ask("SET", f"key:{number:012}", value)
 

@@ -36,7 +36,7 @@ class Obstore(ClientWay):
             access_key_id=ACCESS_KEY_ID,
             secret_access_key=SECRET_ACCESS_KEY,
             region=REGION,
-            # As in the tier: a payload's digest costs more than all else.
+            # As in the tier: a payload's digest would cost more than the rest of a request.
             unsigned_payload=True,
             client_options={"allow_http": True},
         )
@@ -50,7 +50,7 @@ class Obstore(ClientWay):
 
 
 class BareSockets(Way):
-    """The limit: requests signed beforehand, blocking sockets in as many threads."""
+    """The limit: presigned requests over blocking sockets, in ``at_a_time`` threads."""
 
     def __init__(self, work: Work, endpoint: str, place: str) -> None:
         super().__init__(work)
@@ -71,7 +71,8 @@ class BareSockets(Way):
             [self._head(client, operation, number) for number in range(self.work.keys)]
             for operation in ("put_object", "get_object")
         )
-        # Makes the directory, as for the tier's shards; obstore asks again.
+        # Make the directory first, as for the tier's shards: the server fails one of two requests
+        # that make it at once. obstore tries again.
         client.put_object(Bucket=_BUCKET, Key=f"{self._place}/bare/first")
         client.close()
 
@@ -98,7 +99,7 @@ class BareSockets(Way):
             with socket.create_connection(self._address) as sock:
                 for number in rest:
                     _send_all(sock, [self._gets[number]])
-                    # What came with the response's head is the start of the object.
+                    # Bytes that came with the response's head are the start of the object.
                     came, left = _answer(sock), []
                     for view in self.work.slots[number]:
                         view[: len(came)] = came[: len(view)]
@@ -110,7 +111,7 @@ class BareSockets(Way):
 
 
 def _answer(sock: socket.socket) -> bytes:
-    """Receive the head of a response, and return the bytes behind it."""
+    """Receive the head of a response, and return the bytes that came after it."""
     text = b""
     while _HEAD_END not in text:
         piece = sock.recv(_HEAD_BYTES)
@@ -121,7 +122,7 @@ def _answer(sock: socket.socket) -> bytes:
 
 
 def _send_all(sock: socket.socket, views: Sequence[bytes | memoryview]) -> None:
-    """Send buffers one after the other, in one call where the system takes them all."""
+    """Send buffers one after the other, in one system call if that takes them all."""
     sent_bytes = sock.sendmsg(views)
     for view in views:
         if sent_bytes < len(view):
@@ -130,7 +131,7 @@ def _send_all(sock: socket.socket, views: Sequence[bytes | memoryview]) -> None:
 
 
 def _fill(sock: socket.socket, views: Sequence[memoryview]) -> None:
-    """Fill buffers one after the other, in one call where the system fills them all."""
+    """Fill buffers one after the other, in one system call if that fills them all."""
     received_bytes, *_ = sock.recvmsg_into(views, 0, socket.MSG_WAITALL)
     for view in views:
         rest = view[received_bytes:]
@@ -143,7 +144,7 @@ def _fill(sock: socket.socket, views: Sequence[memoryview]) -> None:
 
 
 class S3Subject(Subject):
-    """A dedicated S3 server on the loopback, rclone's."""
+    """A dedicated S3 server, rclone's, on the loopback."""
 
     def __init__(self, root: Path) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="kvtier-bench-", dir=root)
@@ -162,7 +163,7 @@ class S3Subject(Subject):
         endpoint = self._server.endpoint
 
         def place(number: int) -> str:
-            # The server caches a directory's content, so each round has its own directory.
+            # Each round has its own directory, since the server caches a directory's content.
             return f"round-{work.chunk_bytes}-{number}"
 
         def tier(number: int) -> Way:

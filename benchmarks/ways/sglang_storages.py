@@ -1,4 +1,4 @@
-"""SGLang's own storage for files, and ours, each attached to a cache controller of SGLang's."""
+"""SGLang's own storage for files, and ours, each attached to SGLang's cache controller."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import torch
 
 from ways.storage import Storage
 
-#: Of these pages keys and values are 1 MiB each.
+#: With as many layers, a page has 1 MiB of keys and 1 MiB of values.
 _LAYERS = 128
 _PAGE_BYTES = 2 << 20
-#: By way: the layout of the host pool, and the tier's options; none for SGLang's own storage.
+#: Layout of the host pool and the tier's options, by way; ``None`` for SGLang's own storage.
 _WAYS: dict[str, tuple[str, dict[str, str] | None]] = {
     "kvtier": ("page_first_direct", {}),
     "kvtier, process": ("page_first_direct", {"runner": "process"}),
@@ -45,7 +45,7 @@ def storages(folder: Path, batch_bytes: int, stack: ExitStack) -> dict[str, dict
 
 
 class _Attached(Storage):
-    """A storage, called by the functions that SGLang's storage threads call."""
+    """A storage, called through the functions that SGLang's storage threads call."""
 
     object_bytes = _PAGE_BYTES // 2  # keys and values are two files
 
@@ -70,7 +70,7 @@ class _Attached(Storage):
         assert loaded == self._pages
 
     def holds(self, content: Any) -> bool:
-        """Compare the pages of the batch alone: the pool has more."""
+        """Compare only the pages of the batch, since the pool has more."""
         (kept,) = content
         pool = self._host.pool
         starts = [int(index) for index in self._indices[::PAGE_TOKENS]]

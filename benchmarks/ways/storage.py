@@ -9,9 +9,9 @@ import torch
 
 
 class Storage(ABC):
-    """One storage, and the engine's memory that a batch is stored from and loaded into."""
+    """One storage, and the engine's memory from which and into which it moves a batch."""
 
-    #: Length of an object of a batch; files that are shorter are not objects.
+    #: Length of a batch's objects; shorter files are not objects.
     object_bytes: int
 
     @abstractmethod
@@ -31,7 +31,7 @@ class Storage(ABC):
         """Load the batch of a round."""
 
     def clear(self) -> None:
-        """Remove what was stored where that is not in files."""
+        """Remove stored objects that are not files."""
         return
 
     def fill(self) -> list[torch.Tensor]:
@@ -44,6 +44,6 @@ class Storage(ABC):
             part.zero_()
 
     def holds(self, content: Sequence[torch.Tensor]) -> bool:
-        """Return whether the memory has these bytes."""
+        """Return true if the memory has these bytes."""
         parts = (part.view(torch.uint8) for part in self.parts())
         return all(part.equal(kept) for part, kept in zip(parts, content, strict=True))

@@ -1,4 +1,4 @@
-"""kvtier's own way: a tier, called as its runner calls it."""
+"""A tier alone, called as its runner calls it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class TierWay(Way):
         await self._tier.open()
 
     async def close(self) -> None:
-        # Deleted by the tier itself, so that its directories and such serve the next round too.
+        # The tier itself deletes the chunks: its directories and the like stay for the next round.
         for numbers in () if self._keep else self.work.batches():
             await self._tier.delete(list(map(self._key, numbers)))
         await self._tier.close()

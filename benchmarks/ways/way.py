@@ -1,4 +1,4 @@
-"""The work of a measurement, the ways to do it, and its figures."""
+"""The work of a measurement, the ways to do it, and their figures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.tier_process import tier_processes
 from kvtier_sdk import HostPool, PoolLayout, Region, SystemClock, format_bytes
 from kvtier_sdk.aio.blocking import close_blocking_threads
 
-# The most payload of one call of a tier.
+# The most payload in one call of a tier.
 _BATCH_BYTES = 8 * 2**20
 _Item = TypeVar("_Item")
 
@@ -33,8 +33,8 @@ class Work:
         chunk_bytes: length of a payload.
         header_bytes: length of the header before it.
         chunks: number of chunks to move.
-        keys: number of different chunks among them.
-        at_a_time: connections of a client, or threads, and calls of a tier.
+        keys: number of different keys among them.
+        at_a_time: number of a client's connections or threads, or of a tier's calls at once.
         slots: header and payload of each chunk, the payload in a slot of a host pool.
         pool: the host pool.
         regions: the memory of all headers and of the pool.
@@ -108,7 +108,7 @@ class Work:
         await asyncio.gather(*(lane() for _ in range(self.at_a_time)))
 
     def in_threads(self, lane: Callable[[Iterator[_Item]], None], items: Sequence[_Item]) -> None:
-        """Call a function in ``at_a_time`` threads, which share the items."""
+        """Call a function in ``at_a_time`` threads with one iterator over the items."""
         rest = iter(items)
         with ThreadPoolExecutor(self.at_a_time) as threads:
             list(threads.map(lane, [rest] * self.at_a_time))
@@ -117,7 +117,7 @@ class Work:
 def cpu_s() -> float:
     """Return the CPU seconds of this process, its tiers' processes and its ended programs."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    # The id of the clock that counts a process's CPU time, as the kernel composes it.
+    # The kernel composes the id of a process's CPU clock this way.
     tiers_s = sum(time.clock_gettime((~pid << 3) | 2) for pid in tier_processes(os.getpid()))
     return time.process_time() + ended.ru_utime + ended.ru_stime + tiers_s
 
@@ -138,19 +138,19 @@ class Way(ABC):
 
     @abstractmethod
     async def store(self) -> float | None:
-        """Store all chunks; return seconds if its own clock is better than the caller's."""
+        """Store all chunks; return the seconds if its own clock is better than the caller's."""
 
     @abstractmethod
     async def load(self) -> float | None:
         """Load all chunks into their slots; return as :meth:`store` does."""
 
     async def check(self) -> None:
-        """Compare all that was loaded; not measured."""
+        """Compare all loaded payloads; not measured."""
         for number, (_, payload) in enumerate(self.work.slots):
             self.work.compare(number, payload)
 
     def samples(self) -> Iterator[Sample]:
-        """Store and load all chunks, and give the figures."""
+        """Store and load all chunks, and yield the figures."""
         self.work.fill()
         with asyncio.Runner(loop_factory=SystemClock().new_event_loop) as runner:
             try:
@@ -167,7 +167,7 @@ class Way(ABC):
         await self.open()
         try:
             if self.work.keys < self.work.chunks:
-                # Keys come several times. So that all ways do the same, every store replaces one.
+                # Keys repeat. Store them before, so that every measured store replaces a value.
                 await self.store()
             stored = await self._cost(self.store)
             self.work.wipe()
@@ -178,7 +178,7 @@ class Way(ABC):
         return {"store": stored, "load": loaded}
 
     async def _cost(self, move: Callable[[], Awaitable[float | None]]) -> tuple[float, float]:
-        """Return seconds and CPU seconds."""
+        """Return the wall seconds and the CPU seconds of a move."""
         start_cpu_s, start_s = cpu_s(), time.perf_counter()
         seconds = await move()
         wall_s = time.perf_counter() - start_s
@@ -186,7 +186,7 @@ class Way(ABC):
 
 
 class ClientWay(Way):
-    """A client that takes and returns objects of its own, ``at_a_time`` of them at once."""
+    """A client that takes and returns its own objects, ``at_a_time`` of them at once."""
 
     async def store(self) -> None:
         values, keys = self.work.values, self.work.keys
@@ -199,7 +199,7 @@ class ClientWay(Way):
         await self.work.each(lambda number: self.get(number % keys), range(self.work.chunks))
 
     async def check(self) -> None:
-        """Load everything once more: to keep it all while the clock runs would cost memory."""
+        """Load everything once more: keeping the loaded values would have cost memory."""
 
         async def compare(number: int) -> None:
             value = memoryview(await self.get(number))
@@ -217,10 +217,10 @@ class ClientWay(Way):
 
 
 class Subject(ABC):
-    """A backend with all the ways to use it, running.
+    """A running backend with all the ways to use it.
 
     Attributes:
-        keys_bytes: payload of all different keys; without it each chunk has a key of its own.
+        keys_bytes: payload of all different keys; if ``None``, each chunk has its own key.
         header_bytes: length of each chunk's header.
     """
 
@@ -229,7 +229,7 @@ class Subject(ABC):
 
     @abstractmethod
     def ways(self, work: Work) -> Mapping[str, Callable[[int], Way]]:
-        """Return what makes each way for a round, by name: kvtier's first, the limit's last."""
+        """Return the functions that make a round's ways, by name: kvtier first, the limit last."""
 
     @abstractmethod
     def clear(self) -> None:
@@ -237,4 +237,4 @@ class Subject(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Stop what serves it."""
+        """Stop the backend's servers and remove its files."""

@@ -20,9 +20,9 @@ _FOREIGN = frozenset("@/;, ")
 
 
 def _host(value: object) -> object:
-    """A name or an address."""
+    """Check a host's name or address."""
     if isinstance(value, str) and not _is_host(value):
-        # Not shown: a value that is here by mistake may hold a password.
+        # The value is not shown: a URL given here by mistake may hold a password.
         raise ValueError("this is no name or address of a host; the port is option 'port'")
     return value
 
@@ -38,13 +38,13 @@ def _is_host(text: str) -> bool:
 
 
 def _hosts(value: object) -> tuple[str, ...]:
-    """``"b:26379,c:26379"``, or a list of such, as one text each."""
+    """Split ``"b:26379,c:26379"``, or check a list of servers."""
     parts = value.split(",") if isinstance(value, str) else value
     if not isinstance(parts, list | tuple) or not all(isinstance(part, str) for part in parts):
         raise ValueError(f"{value!r} is no list of servers; write for example 'b:26379,c:26379'")
     found = tuple(part.strip() for part in parts if part.strip())
     for part in found:
-        # An address with colons needs its brackets: without them its end is a guess.
+        # Without brackets, the end of an IPv6 address and the port cannot be told apart.
         if _FOREIGN & set(part) or part.rpartition("]")[2].count(":") > 1:
             raise ValueError("one is no server; write for example 'b:26379,[::1]:26379'")
         split_host(part, default_port=1)
@@ -52,10 +52,10 @@ def _hosts(value: object) -> tuple[str, ...]:
 
 
 def split_host(text: str, *, default_port: int) -> HostPort:
-    """Take ``host``, ``host:port`` or ``[address]:port`` apart.
+    """Split ``host``, ``host:port`` or ``[address]:port``.
 
     Raises:
-        ValueError: the port is no number up to 65535, or there is no host.
+        ValueError: the port is not a number from 1 to 65535, or the host is missing.
     """
     host, colon, port = text.rpartition(":")
     if not colon or text.endswith("]"):
@@ -67,7 +67,7 @@ def split_host(text: str, *, default_port: int) -> HostPort:
 
 
 def _prefix(value: object) -> str:
-    # Braces would choose the cluster's slot, and all chunks would be on one node.
+    # A cluster hashes only the text in braces, so all chunks would be on one node.
     if not isinstance(value, str) or not value or _BRACES & set(value):
         raise ValueError(f"{value!r} should be text without '{{' and '}}'")
     return value
@@ -79,24 +79,24 @@ class RedisTierConfig(ExpiringTierConfig):
     Attributes:
         host: the server; with ``sentinel`` a Sentinel, with ``cluster`` any node.
         port: its port.
-        hosts: further servers to ask, ``host:port`` each, where the first is out of reach; for
-            ``sentinel`` and ``cluster``.
+        hosts: further Sentinels or nodes to ask if the first is out of reach, ``host:port`` each;
+            for ``sentinel`` and ``cluster``.
         socket: path of a Unix socket instead of host and port.
-        username: of an ACL user; the server's default user where absent.
-        password: of that user.
+        username: name of an ACL user; the server's default user if absent.
+        password: password of that user.
         db: number of the database; a cluster has only 0.
-        prefix: the beginning of the names of all keys; chunks of different prefixes are apart.
-        connections: connections to each node that carry chunks: one at a time to load, some 2 MiB
-            of them to store.
-        connect_timeout_s: the limit for making a connection, and for a reply that carries no chunk.
-        tls: whether to speak TLS, as ``rediss:`` does.
+        prefix: prefix of all key names; tiers with different prefixes share no chunks.
+        connections: connections to each server for chunks; each loads one chunk at a time, or
+            stores about 2 MiB of them.
+        connect_timeout_s: time limit for a connection, and for a reply without a chunk.
+        tls: whether to use TLS; ``rediss:`` does.
         tls_ca: file with the certificates to trust; the system's if absent.
         tls_cert: file with this client's certificate, if the server wants one.
-        tls_key: file with its key; the one with the certificate if absent.
+        tls_key: file with its key; the certificate's file if absent.
         tls_verify: whether the server's certificate and name are checked.
         sentinel: name of the service to ask Sentinel for.
-        sentinel_username: of an ACL user of the Sentinels.
-        sentinel_password: of that user.
+        sentinel_username: name of an ACL user of the Sentinels.
+        sentinel_password: password of that user.
         cluster: whether the servers are a Cluster.
     """
 
@@ -149,14 +149,14 @@ class RedisTierConfig(ExpiringTierConfig):
 
     @property
     def expiry_ms(self) -> int | None:
-        """The time to live that a store sets, as the server counts it."""
+        """The time to live that a store sets, in milliseconds."""
         return None if self.expiry_s is None else round(self.expiry_s * 1000)
 
     @property
     def young_ms(self) -> int | None:
-        """The time after a chunk's store in which a use may set its time to live again.
+        """The time after a chunk's store in which a use may renew its time to live.
 
-        ``None`` if a use always may. Afterwards it would be there longer than its maximum age.
+        ``None`` if a use always may. A later renewal would exceed the chunk's maximum age.
         """
         if self.max_age_s is None:
             return None
@@ -208,6 +208,6 @@ class RedisTierConfig(ExpiringTierConfig):
         return url.options_beside(given)
 
     def location(self) -> str:
-        """The server, the database, and the beginning of all names in it."""
+        """Return the server, the database and the prefix as a URL."""
         server = quote(self.socket, "") if self.socket else f"{self.host}:{self.port}"
         return f"redis://{server}/{self.db}/{quote(self.prefix, '')}"

@@ -60,7 +60,8 @@ class Connector:
     """Makes connections that are ready for requests.
 
     Attributes:
-        reads_are_uses: true if a server cannot do that: it is older than Redis 7.2.
+        reads_are_uses: true if a server refused ``CLIENT NO-TOUCH``, as before Redis 7.2, so that
+            reads count as uses.
     """
 
     def __init__(self, config: RedisTierConfig, clock: Clock, *, touches: bool = True) -> None:
@@ -74,7 +75,7 @@ class Connector:
         """Connect to a server and sign in.
 
         Raises:
-            TierError: it cannot be reached in time, or refuses.
+            TierError: the server cannot be reached in time, or refuses.
         """
         timeout_s = self._config.connect_timeout_s
         with translated():
@@ -98,9 +99,9 @@ class Connector:
         return connection
 
     async def tls_mismatch(self) -> TierError | None:
-        """Say if a server speaks TLS and the options do not, or the other way round.
+        """Explain that a server speaks TLS and the options do not, or the reverse; else ``None``.
 
-        To be asked once no server can be talked to: most servers show that by silence only.
+        Call it when no server replies: most servers answer the wrong protocol with silence.
         """
         if self._config.socket is not None:
             return None
@@ -123,7 +124,7 @@ class Connector:
         try:
             connection = await self._open(address, context)
         except ssl.SSLError as error:
-            # Refused in its own language, for want of a certificate for example.
+            # A TLS alert shows that it speaks TLS: it may want a certificate, for example.
             return "ALERT" in (error.reason or "")
         connection.close("it was an attempt")
         return True
@@ -159,7 +160,7 @@ class Connector:
             user = [config.username.encode()] if config.username else []
             steps.append([b"AUTH", *user, config.password.get_secret_value().encode()])
         if config.db or not steps:
-            # Said even if it changes nothing: the system accepts connections for a server that
-            # hangs, and a server with too many clients says so only now.
+            # Sent even if it changes nothing: the kernel accepts connections for a server that
+            # hangs, and a server with too many clients refuses only a command.
             steps.append([b"SELECT", b"%d" % config.db])
         return steps

@@ -16,7 +16,7 @@ from kvtier_redis.resp import Exchange, Kind, Reply, call, run_some
 from kvtier_redis.routes import Route
 from kvtier_sdk import Clock, Connection, ConnectionPool, TierError, TierUnavailableError
 
-# How often one request is sent elsewhere: a resharding needs two, a failover one more.
+# The most servers that one request is sent to: a resharding takes two, a failover one more.
 _MOST_HOPS = 5
 
 
@@ -51,16 +51,16 @@ class Dispatcher:
         self._pools: dict[Address, ConnectionPool[Connection]] = {}
 
     async def run(self, exchanges: Sequence[Exchange]) -> None:
-        """Make requests, each to the server of its key. Afterwards each has its outcome.
+        """Send each request to the server of its key, and set its outcome.
 
-        A server that is out of reach fails the requests about its own keys, and no others.
+        A server that is out of reach fails only the requests about its own keys.
 
         After a cancellation nothing touches their buffers.
         """
         try:
             await self._run(exchanges)
         except asyncio.CancelledError:
-            # Given up, perhaps on a server that hangs: there is no other sign of that.
+            # The caller may have given up on a server that hangs, which shows in no other way.
             self._route.suspect()
             raise
         outcomes = [exchange.outcome for exchange in exchanges]
@@ -85,7 +85,7 @@ class Dispatcher:
             pool.close()
 
     def _first_hops(self, exchanges: Sequence[Exchange]) -> list[_Hop]:
-        """Each to the server that the route names."""
+        """Address each request to the server that the route names."""
         hops = []
         for exchange in exchanges:
             try:
@@ -95,7 +95,7 @@ class Dispatcher:
         return hops
 
     def _next_hops(self, hops: Sequence[_Hop]) -> list[_Hop]:
-        """Those that a server has sent elsewhere; other refusals become errors."""
+        """Return the redirected requests; other refusals become errors."""
         again = []
         for hop in hops:
             reply = hop.exchange.outcome
@@ -116,7 +116,7 @@ class Dispatcher:
         return again
 
     async def _send(self, hops: Sequence[_Hop]) -> None:
-        """Send to each server what goes there, to all of them at once."""
+        """Send each server its requests, all servers at once."""
         queues: dict[Address, deque[Exchange]] = {}
         for hop in hops:
             if not hop.is_asking:
@@ -131,7 +131,7 @@ class Dispatcher:
         """Send the requests in one server's queue, on as many connections as it has."""
         pool = self._pool_of(address)
         count = min(self._connections, math.ceil(len(queue) / self._share))
-        # Each connection gets its share, and not all at once of what is large.
+        # Each connection gets its share; large requests go in several turns, between other batches.
         turn = min(self._turn, math.ceil(len(queue) / count))
         failures = await self._clock.gather_bounded(
             [partial(self._take_turns, pool, queue, turn)] * count, limit=count
@@ -143,9 +143,9 @@ class Dispatcher:
     async def _take_turns(
         self, pool: ConnectionPool[Connection], queue: deque[Exchange], turn: int
     ) -> TierError | None:
-        """Send requests from a queue that others share; return why it stopped before its end.
+        """Send requests from a shared queue; return the error that stopped it early, if any.
 
-        A server that is out of reach is tried once here, not once for each chunk.
+        It stops there so that a server out of reach is tried once, not once for each chunk.
         """
         try:
             while queue:
@@ -156,7 +156,7 @@ class Dispatcher:
         return None
 
     async def _ask(self, hop: _Hop) -> None:
-        """Send what a node takes only after ``ASKING``, on the same connection."""
+        """Send a request that the node accepts only after ``ASKING`` on the same connection."""
         try:
             async with self._pool_of(hop.address).borrow() as connection:
                 await call(connection, b"ASKING")
@@ -171,7 +171,7 @@ class Dispatcher:
 
 
 def _redirect_address(where: str, asked: Address) -> Address:
-    """The node of ``<slot> <host>:<port>``; without a host it is the one that was asked."""
+    """Return the node of ``<slot> <host>:<port>``; an empty host stands for the asked node's."""
     place = where.rpartition(" ")[2]
     try:
         if place.startswith(":"):

@@ -24,11 +24,11 @@ class SettingError(TierError):
     """The server shows that an option is wrong. Opening the tier raises :class:`ConfigError`."""
 
 
-#: The first word of an error reply to its error.
+#: Error classes by the first word of an error reply.
 _WORDS: dict[str, type[TierError]] = {
     "OOM": TierCapacityError,
     **dict.fromkeys(("NOAUTH", "WRONGPASS", "NOPERM", "DENIED"), TierAuthError),
-    # Temporary: a start, a failover, a script, a resharding, a disk that is full.
+    # Temporary states: a start, a failover, a script, a resharding, a full disk.
     **dict.fromkeys(
         (
             "LOADING",
@@ -42,7 +42,7 @@ _WORDS: dict[str, type[TierError]] = {
         ),
         TierUnavailableError,
     ),
-    # A value of another application under our key.
+    # Another application uses our key.
     "WRONGTYPE": CorruptChunkError,
 }
 #: Phrases in error replies that begin with a plain ERR.
@@ -77,7 +77,7 @@ _CLASSES: tuple[tuple[type[Exception] | tuple[type[Exception], ...], type[TierEr
     ),
 )
 _NO_CLUSTER = ("MOVED", "ASK", "CROSSSLOT")
-#: Replies to a client that takes the server for one of another kind, and what to do about it.
+#: Replies that show that the options expect another kind of server, and advice.
 _SETTINGS = (
     (
         "cluster support disabled",
@@ -94,10 +94,10 @@ _OTHER_NAME = (62, 64)
 
 _UNREACHABLE = re.compile(r"Error -?\d+ connecting to (\S+)\. (.+?)\.?\Z")
 
-# RedisClusterException is no RedisError.
+# RedisClusterException does not derive from RedisError.
 _THEIRS = (theirs.RedisError, theirs.RedisClusterException, OSError)
-# redis-py raises these for a reply of another shape than the command's, or nested without end, and
-# for a connection that another call has closed.
+# redis-py raises these for a reply of an unexpected shape or endless nesting, and for a connection
+# that another call has closed.
 _OF_REPLIES = (AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
@@ -124,7 +124,7 @@ def client_error(error: Exception) -> TierError:
     if refusal is not None:
         return TierUnavailableError(refusal, retryable=False)
     if isinstance(error, theirs.RedisClusterException):
-        # It wraps the error of the last node, which says more: gone, or not part of a cluster.
+        # It wraps the last node's error, which says more: out of reach, or not part of a cluster.
         reason = error.__cause__ or error.__context__
         if isinstance(reason, _THEIRS + _OF_REPLIES):
             return client_error(reason)
@@ -142,7 +142,7 @@ def client_error(error: Exception) -> TierError:
 
 
 def _plain(text: str) -> str:
-    """Write a message of redis-py with what to do, where that is known."""
+    """Return a message of redis-py, with advice if there is any."""
     unreachable = _UNREACHABLE.match(text)
     if unreachable is not None:
         address, reason = unreachable.groups()
@@ -153,14 +153,14 @@ def _plain(text: str) -> str:
 
 
 def was_reset(error: BaseException | None) -> bool:
-    """Return true if an exception was caused by a connection that the server has reset."""
+    """Return true if a connection reset by the server caused an exception."""
     while error is not None and not isinstance(error, ConnectionResetError):
         error = error.__cause__ or error.__context__
     return error is not None
 
 
 def _tls_refusal(error: BaseException | None) -> str | None:
-    """Advice for an exception caused by TLS: the options that would help. Else ``None``."""
+    """Return advice for an exception caused by TLS; ``None`` for any other."""
     while error is not None and not isinstance(error, ssl.SSLError):
         error = error.__cause__ or error.__context__
     if isinstance(error, ssl.SSLCertVerificationError):

@@ -11,7 +11,7 @@ _ADVICE = (
 
 
 def limit_problem(facts: Mapping[str, Any], has_ttl: bool) -> str | None:
-    """Explain why a server will not make room for new chunks, if it will not."""
+    """Explain why a server will not make room for new chunks, or return ``None``."""
     if "maxmemory" not in facts:
         return None
     policy = str(facts.get("maxmemory_policy"))

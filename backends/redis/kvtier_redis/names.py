@@ -12,11 +12,11 @@ _YOUNG = b".young:"
 class Names:
     """The keys of one namespace below one prefix.
 
-    ``<prefix>{}<fingerprint>:<key>`` is a chunk, ``<prefix>{}<fingerprint>.manifest`` says what
-    the namespace stands for, and ``<prefix>{}<fingerprint>.young:<key>`` is there for as long as a
-    use extends the life of a chunk that has a maximum age. A cluster hashes the text between a
-    key's first pair of braces, and the whole key if that is empty: so the whole of a chunk's key
-    decides, whatever its bytes are.
+    ``<prefix>{}<fingerprint>:<key>`` is a chunk, ``<prefix>{}<fingerprint>.manifest`` describes
+    the namespace, and ``<prefix>{}<fingerprint>.young:<key>`` exists while a use extends the life
+    of a chunk that has a maximum age. A cluster hashes the text between a key's first pair of
+    braces, or the whole key if that text is empty. The empty pair makes it hash all of a chunk's
+    key, whatever its bytes are.
     """
 
     def __init__(self, prefix: str, namespace: Namespace) -> None:
@@ -27,15 +27,15 @@ class Names:
         self.manifest = start + _MANIFEST
 
     def of(self, key: OffloadKey) -> bytes:
-        """The server's key of a chunk."""
+        """Return the server's key of a chunk."""
         return self._start + key
 
     def young(self, key: OffloadKey) -> bytes:
-        """The server's key that says that a use extends a chunk's life."""
+        """Return the server's key that exists while a use extends a chunk's life."""
         return self._young + key
 
     def key_in(self, name: bytes) -> OffloadKey:
-        """The chunk of one of the server's keys."""
+        """Return the chunk's key in one of the server's keys."""
         return name.removeprefix(self._start)
 
     @property
@@ -49,14 +49,14 @@ class Names:
         return _all_below(self._root)
 
     def fingerprint_in(self, name: bytes) -> str | None:
-        """The fingerprint of the namespace that one of the server's keys belongs to, if any."""
+        """Return the fingerprint in one of the server's keys; ``None`` if the key is not ours."""
         start, mark = len(self._root), len(self._start)
         fingerprint = name[start : mark - 1].decode(errors="replace")
         is_ours = name[mark - 1 : mark] == b":" or name[mark - 1 :] == _MANIFEST
         return fingerprint if is_ours and StoredNamespace.is_fingerprint(fingerprint) else None
 
     def manifest_of(self, fingerprint: str) -> bytes:
-        """The server's key of a namespace's manifest."""
+        """Return the server's key of a namespace's manifest."""
         return self._root + fingerprint.encode() + _MANIFEST
 
 

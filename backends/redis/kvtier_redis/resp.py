@@ -1,7 +1,7 @@
 """The part of Redis's protocol (RESP2) that commands about chunks need: commands out, replies in.
 
-Strict: anything but the canonical form of an expected reply is a broken connection, never a guess
-about where the next reply may begin.
+Only the canonical form of an expected reply is accepted. Any other breaks the connection, since the
+beginning of the next reply would be a guess.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class Kind(Enum):
     OK = auto()
     #: The server refused; the text says why.
     ERROR = auto()
-    #: There is no such value.
+    #: The server has no such value.
     ABSENT = auto()
     #: The value is in the buffers.
     FILLED = auto()
-    #: A value of another length is on its way.
+    #: A value of another length follows.
     OTHER_LENGTH = auto()
-    #: A whole number, the text.
+    #: The text is a whole number.
     NUMBER = auto()
 
 
@@ -56,7 +56,7 @@ _OK_LINE = b"+OK\r\n"
 _ABSENT_LINE = b"$-1\r\n"
 _OK = Reply(Kind.OK, "OK")
 _FILLED = Reply(Kind.FILLED)
-# What may be replied to a request for a value.
+# The kinds of reply to a request for a value.
 _TO_LOADS: tuple[Kind, ...] = (Kind.FILLED, Kind.ABSENT, Kind.OTHER_LENGTH, Kind.ERROR)
 
 
@@ -66,11 +66,11 @@ class Exchange:
 
     Attributes:
         name: the server's key.
-        parts: the request, sent one after the other; none of them empty.
-        target: the buffers for a value of exactly that length; empty if none is asked for.
-        success: the kind of reply that is no error, if no value is asked for.
-        or_absent: true if the reply may also be that there is no such key.
-        outcome: the reply, or why there is none; ``None`` before the request was made.
+        parts: the request in pieces, in order; none of them empty.
+        target: the buffers for a value of exactly their length; empty for other requests.
+        success: the kind of reply to expect, if the request is not for a value.
+        or_absent: true if :attr:`Kind.ABSENT` is expected too.
+        outcome: the reply, or why there is none; ``None`` until the request ends.
     """
 
     name: bytes
@@ -89,7 +89,7 @@ def command(*words: bytes) -> bytes:
 def set_command(
     name: bytes, buffers: Sequence[memoryview], ttl_ms: int | None
 ) -> list[bytes | memoryview]:
-    """Encode a ``SET`` whose value is the buffers, one after the other, none of them copied."""
+    """Encode a ``SET`` of the buffers, joined without a copy."""
     rest = [] if ttl_ms is None else [b"PX", b"%d" % ttl_ms]
     length_bytes = sum(map(len, buffers))
     head = b"*%d\r\n$3\r\nSET\r\n%b$%d\r\n" % (3 + len(rest), _bulk(name), length_bytes)
@@ -101,10 +101,10 @@ def _bulk(word: bytes) -> bytes:
 
 
 async def call(connection: Connection, *words: bytes) -> Reply:
-    """Run one command that has no value for a reply.
+    """Run one command whose reply is not a value.
 
     Raises:
-        TierError: there is none; the connection is closed.
+        TierError: no reply came; the connection is closed.
     """
     exchange = Exchange(b"", [command(*words)])
     await run_some(connection, deque([exchange]), 1)
@@ -116,12 +116,11 @@ async def call(connection: Connection, *words: bytes) -> Reply:
 async def run_some(connection: Connection, queue: deque[Exchange], most: int) -> None:
     """Make requests from the left of a queue, which other connections may share.
 
-    Requests without a value for a reply are sent together: the fewer calls of the system, the more
-    chunks. Values are asked for one at a time: of several that are on their way, each call receives
-    a piece.
+    Requests whose reply is not a value are sent together, to save system calls. Values are
+    requested one at a time: if several were under way, each system call would receive only a piece.
 
-    Every request that was taken from the queue has its outcome then. If the connection broke or is
-    of no more use, it is closed and no further requests were taken.
+    Afterwards every request removed from the queue has its outcome. If the connection broke or is
+    no longer usable, it is closed and no further requests were removed.
 
     A cancellation closes the connection; once it is raised, nothing touches the buffers.
     """
@@ -143,7 +142,7 @@ async def run_some(connection: Connection, queue: deque[Exchange], most: int) ->
 
 
 async def _run(connection: Connection, batch: Sequence[Exchange]) -> None:
-    """Make requests together; the outcomes come in the same order."""
+    """Make requests together; the replies come in the same order."""
     parts = [part for exchange in batch for part in exchange.parts]
     unsent = await connection.send(parts)
     later_parts = len(parts)
@@ -182,8 +181,8 @@ async def _receive_reply(connection: Connection) -> Reply:
 async def _receive_value(connection: Connection, target: Sequence[memoryview]) -> Reply:
     """Receive a value into its buffers, or the reply that comes instead.
 
-    The line before a value of the expected length is foreseen, so that one call of the system can
-    receive everything. Another reply may have touched the buffers, as a failed load may.
+    The line before a value is known from the expected length, so one system call can receive line
+    and value. Another reply may overwrite the buffers, as a failed load may.
     """
     value_bytes = sum(map(len, target))
     line = b"$%d\r\n" % value_bytes

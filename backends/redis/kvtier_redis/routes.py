@@ -35,10 +35,10 @@ T = TypeVar("T")
 
 
 class Route(ABC):
-    """The way from a key to its server, and the commands that are about no key.
+    """The way from a key to its server, and the commands without a key.
 
     Attributes:
-        is_cluster: whether servers redirect requests.
+        is_cluster: true if servers redirect requests.
     """
 
     is_cluster = False
@@ -48,19 +48,19 @@ class Route(ABC):
 
     @abstractmethod
     def server_of(self, name: bytes) -> Address:
-        """The server that holds a key, as far as is known.
+        """Return the server that holds a key, as far as is known.
 
         Raises:
             TierError: no server is known.
         """
 
     def suspect(self) -> None:
-        """Report that a chunk was not where it should be: search again, in the background."""
+        """Search again in the background: a chunk was not where it should be."""
         return
 
     @abstractmethod
     def _servers(self) -> Sequence[Any]:
-        """redis-py's clients of the servers that hold chunks, as far as is known."""
+        """Return redis-py's clients of the servers that hold chunks, as far as is known."""
 
     async def open(self) -> None:
         """Connect and sign in.
@@ -79,12 +79,12 @@ class Route(ABC):
         await self._client.aclose()
 
     async def names(self, pattern: bytes) -> AsyncIterator[bytes]:
-        """Iterate over the keys of strings that match, on all servers; one may come twice or more.
+        """Iterate over the matching keys of strings on all servers; a key may come repeatedly.
 
         Raises:
-            TierError: while iterating, a server could not be asked.
+            TierError: a server did not answer, during the iteration.
         """
-        # Lists and hashes of other applications below our prefix are no chunks.
+        # Only strings are chunks: other applications may have lists and hashes below our prefix.
         rest = ("MATCH", pattern, "COUNT", _SCAN_COUNT, "TYPE", "string")
         for server in self._servers():
             cursor = None
@@ -95,16 +95,16 @@ class Route(ABC):
                     yield name
 
     async def value(self, name: bytes) -> bytes | None:
-        """Return the beginning of a value, such as a manifest; ``None`` if it has none.
+        """Return the beginning of a value, such as a manifest; ``None`` if empty or absent.
 
         Raises:
-            TierError: its server could not be asked.
+            TierError: its server did not answer.
         """
         with translated():
             try:
                 value: bytes = await self._client.getrange(name, 0, _MOST_VALUE_BYTES)
             except ResponseError as error:
-                # Not a string, so not ours.
+                # Not a string, so it belongs to another application.
                 if not str(error).startswith("WRONGTYPE"):
                     raise
                 return None
@@ -127,7 +127,11 @@ class Route(ABC):
         return sum(await self._ask_each(lambda server: server.execute_command("DBSIZE")))
 
     async def _ask_each(self, ask: Callable[[Any], Awaitable[T]]) -> list[T]:
-        """Ask all servers for something; return the answers of those that answer."""
+        """Ask all servers; return the answers that came.
+
+        Raises:
+            TierError: none answered.
+        """
         outcomes: list[T | TierError] = []
         for server in self._servers():
             try:
@@ -150,8 +154,8 @@ async def _info(server: Any) -> dict[str, Any]:
 class _Moving(Route):
     """A route whose servers change places.
 
-    The last known places hold until others are found: the servers that know them may hang or be
-    away, which is no reason to leave a server that is well.
+    The last known places hold until others are found: the servers that know them may fail while
+    the servers that hold chunks still work.
     """
 
     def __init__(self, client: Any, clock: Clock) -> None:
@@ -165,7 +169,7 @@ class _Moving(Route):
         """Find the places of keys.
 
         Raises:
-            TierError: no server knows them; those known before still hold.
+            TierError: no server knows them; the places known before still hold.
         """
 
     def suspect(self) -> None:
@@ -178,7 +182,7 @@ class _Moving(Route):
             self._is_in_doubt = False
             with suppress(TierError):
                 await self._find()
-            # While a server is down every batch reports it, and a search costs something.
+            # Every batch reports a server that is down; the pause keeps searches rare.
             await self._clock.sleep(_FIND_PAUSE_S)
 
     async def close(self) -> None:
@@ -243,17 +247,17 @@ class BehindSentinel(_Moving):
 
 
 class _Sentinels(Sentinel):
-    """Asks one Sentinel after the other, as redis-py does; but tells a refusal from an outage.
+    """Asks one Sentinel after the other, as redis-py does, but tells a refusal from an outage.
 
     Attributes:
-        master: the last known.
+        master: the last known master.
     """
 
     master: tuple[str, int] | None = None
 
     async def discover_master(self, service_name: str) -> tuple[str, int]:
-        # redis-py calls this for each connection that it makes: with all Sentinels away, that would
-        # be an outage. A request that fails at the master starts a search.
+        # redis-py calls this for each new connection. With the last known master, it can connect
+        # while all Sentinels are away. A request that fails at the master starts a search.
         return self.master or await self.find_master(service_name)
 
     async def find_master(self, service_name: str) -> tuple[str, int]:
@@ -282,7 +286,7 @@ class _Sentinels(Sentinel):
 
 
 def _no_master(service: str, failures: Sequence[tuple[str, TierError]]) -> TierError:
-    """Explain that no Sentinel names a master: errors that an operator can mend come first."""
+    """Explain why no Sentinel names a master: errors that an operator can fix come first."""
     if not failures:
         return SettingError(f"no Sentinel knows {service!r}; check option 'sentinel'")
     for place, error in failures:
@@ -298,7 +302,7 @@ def _no_master(service: str, failures: Sequence[tuple[str, TierError]]) -> TierE
 
 
 class Cluster(_Moving):
-    """A Cluster, whose map is read again when it has changed."""
+    """A Cluster, whose map of slots is read again when it has changed."""
 
     is_cluster = True
 
@@ -323,7 +327,7 @@ class Cluster(_Moving):
             await self._map.initialize()
 
     async def open(self) -> None:
-        # Any node that is alive tells. The client's own initialize() would ask a node that is dead.
+        # Any live node has the map; the client's own initialize() would also ask dead nodes.
         await self._find()
 
     async def _close_client(self) -> None:
@@ -332,14 +336,14 @@ class Cluster(_Moving):
 
 
 def open_route(config: RedisTierConfig, clock: Clock) -> Route:
-    """Make the route that the options ask for; it is not connected yet."""
+    """Make the route that the options describe; it is not connected yet."""
     if config.cluster:
         return Cluster(config, clock)
     return BehindSentinel(config, clock) if config.sentinel else OneServer(config)
 
 
 class _Credentials(CredentialProvider):
-    """Signs in with the password as it is when a connection is made."""
+    """Signs in with the password that is current when a connection is made."""
 
     def __init__(self, username: str | None, password: SecretStr) -> None:
         self._username = username
@@ -362,8 +366,8 @@ def _connection_options(config: RedisTierConfig) -> dict[str, Any]:
         "protocol": 2,
         "socket_connect_timeout": config.connect_timeout_s,
         "socket_timeout": config.connect_timeout_s,
-        # Retries are the SDK's. One attempt more, for a connection that the server has closed
-        # meanwhile.
+        # The SDK retries requests. One more attempt here covers a pooled connection that the server
+        # has closed meanwhile.
         "retry": Retry(NoBackoff(), 1),
         **_sign_in(config.username, config.password),
     }

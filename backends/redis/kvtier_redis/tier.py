@@ -1,4 +1,4 @@
-"""The Redis tier: what is about a chunk over connections of its own, all else through redis-py."""
+"""The Redis tier: its own connections for chunks and their keys, redis-py for the rest."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from kvtier_sdk import (
     check_any_answered,
 )
 
-# What a batch moves on a connection before it is the turn of another batch, which waits for it.
+# Bytes that a batch moves on a connection before a waiting batch gets its turn.
 _TURN_BYTES = 2 * 2**20
-# Lookups and the like are small: more connections to a server than that add nothing.
+# Requests such as lookups are small, so more connections to a server add nothing.
 _COMMAND_CONNECTIONS = 4
-# Keys that a scan asks the length of at a time.
+# Keys whose lengths a scan requests at a time.
 _SCAN_BATCH = 500
 
 
@@ -65,7 +65,8 @@ class RedisTier(SecondaryTierManager):
     contract_version: ClassVar[int] = 1
     config: RedisTierConfig
 
-    # Made by open(), on their loop. Requests that carry no chunk do not wait for those that do.
+    # Made by open(), on the loop that uses them. Small requests have their own dispatcher, so that
+    # they do not wait for chunks.
     _connector: Connector
     _route: Route
     _chunks: Dispatcher
@@ -141,8 +142,8 @@ class RedisTier(SecondaryTierManager):
     async def _mark_young(self, keys: Sequence[OffloadKey], stored_s: float) -> None:
         """Let uses extend the life of chunks, until they would outlive their maximum age.
 
-        Written after the chunks: if a chunk is not replaced, its age goes on. Without a mark, a use
-        extends nothing.
+        The mark follows a successful store: a chunk that was not replaced keeps its age. Without a
+        mark, a use extends nothing.
         """
         if not self.config.young_ms:
             return
@@ -157,7 +158,7 @@ class RedisTier(SecondaryTierManager):
     def _manifest_beside(self, exchanges: Sequence[Exchange]) -> list[Exchange]:
         """Write the manifest again: the server may have been emptied, or have evicted it.
 
-        Only together with chunks that go to its server, so that no batch waits for another node.
+        It goes only with chunks for its server, so that no batch waits for another node.
         """
         name = self._names.manifest
         with suppress(TierError):
@@ -189,7 +190,7 @@ class RedisTier(SecondaryTierManager):
         self.context.report_removed(
             [key for key, count in zip(keys, counts, strict=True) if count == 1]
         )
-        # What is left of a purge must be known: one key that stays is an error, if all others go.
+        # A purge raises if even one key could not be deleted.
         for count in counts:
             if isinstance(count, TierError):
                 raise count
@@ -219,7 +220,7 @@ class RedisTier(SecondaryTierManager):
             yield entry
 
     async def namespaces(self) -> AsyncIterator[StoredNamespace]:
-        # Of each key that is ours: the server may have evicted a manifest and kept the chunks.
+        # Read from every key: the server may have evicted a manifest and kept its chunks.
         fingerprints: set[str] = set()
         async for name in self._route.names(self._names.root_pattern):
             fingerprint = self._names.fingerprint_in(name)
@@ -231,7 +232,7 @@ class RedisTier(SecondaryTierManager):
     async def usage(self) -> Usage:
         facts = await self._route.facts()
         if not all("used_memory" in fact for fact in facts):
-            # Without INFO the keys can be counted, and no more.
+            # Without INFO only the keys can be counted.
             keys = await self._route.key_count()
             return Usage(keys, keys * self.context.object_bytes, None)
         limits = [int(fact.get("maxmemory", 0)) for fact in facts]
@@ -247,7 +248,7 @@ class RedisTier(SecondaryTierManager):
         )
 
     async def _extended(self, keys: Sequence[OffloadKey]) -> set[OffloadKey]:
-        """Return the chunks whose time to live a use sets again."""
+        """Return the chunks whose time to live a use renews."""
         if self.config.ttl_s is None or self.config.young_ms == 0:
             return set()
         if self.config.young_ms is None:
@@ -262,7 +263,7 @@ class RedisTier(SecondaryTierManager):
         *rest: bytes,
         name_of: Callable[[OffloadKey], bytes] | None = None,
     ) -> list[int | TierError]:
-        """Run a command whose reply is a number for each key; the numbers, or why there is none."""
+        """Run a command that replies with a number for each key; return the numbers or errors."""
         exchanges = [
             Exchange(name, [command(word, name, *rest)], success=Kind.NUMBER)
             for name in map(name_of or self._names.of, keys)
@@ -283,14 +284,14 @@ class RedisTier(SecondaryTierManager):
         for key, length in zip(keys, await self._count(keys, b"STRLEN"), strict=True):
             if isinstance(length, TierError):
                 raise length
-            if length:  # a key that is gone by now has none
+            if length:  # 0 if the key is gone by now
                 entries.append(Entry(key, length))
         return entries
 
     async def _entries_untouched(self, keys: Sequence[OffloadKey]) -> list[Entry]:
-        """The same for a tool, with the time of the last use as far as the server knows it."""
+        """Return entries for a tool: without using the chunks, with their last use if known."""
         idle_s = await self._numbers(keys, b"OBJECT", b"IDLETIME")
-        # Where STRLEN would be a use, the memory that a key takes has to do.
+        # Where STRLEN would count as a use, the key's memory stands in for its length.
         words = (b"MEMORY", b"USAGE") if self._connector.reads_are_uses else (b"STRLEN",)
         lengths = await self._numbers(keys, *words)
         now_s = self.context.clock.wall_s()
@@ -299,7 +300,7 @@ class RedisTier(SecondaryTierManager):
             if isinstance(length, TierError):
                 raise length
             if length:
-                # A server that evicts by frequency knows no such time, and refuses.
+                # A server with LFU eviction keeps no idle time and refuses.
                 used_s = now_s - idle if isinstance(idle, int) else None
                 entries.append(Entry(key, length, used_s))
         return entries
@@ -307,7 +308,7 @@ class RedisTier(SecondaryTierManager):
     async def _numbers(
         self, keys: Sequence[OffloadKey], *words: bytes
     ) -> list[int | TierError | None]:
-        """Run a command of one or two words on keys; ``None`` for a key that is gone."""
+        """Run a command on each key; return numbers, errors, or ``None`` for a key that is gone."""
         exchanges = []
         for key in keys:
             name = self._names.of(key)
@@ -338,7 +339,7 @@ class RedisTier(SecondaryTierManager):
         exchange = Exchange(name, [command(b"SET", name, self._manifest)])
         await self._commands.run([exchange])
         error = _error(exchange.outcome)
-        # Chunks that are there can be loaded all the same, as those of other nodes can.
+        # Stored chunks can still be loaded, and the other nodes still serve theirs.
         is_harmless = isinstance(error, TierCapacityError) or (
             self._route.is_cluster and isinstance(error, TierUnavailableError)
         )
@@ -348,13 +349,13 @@ class RedisTier(SecondaryTierManager):
             raise error
 
     async def _explained(self, error: TierError, connector: Connector) -> TierError:
-        """An error of opening, with the option that would help where it is known."""
+        """Return an error of opening, with the option that would help if it is known."""
         if not error.retryable:
             return error
         mismatch = await connector.tls_mismatch()
         if mismatch is not None:
             return mismatch
-        # The reset can overtake the alert that says so.
+        # A reset can arrive before the TLS alert that asks for a certificate.
         if self.config.tls and self.config.tls_cert is None and was_reset(error):
             return TierUnavailableError(
                 f"{error}; if the server wants a certificate, give options 'tls_cert' and 'tls_key'"
@@ -367,7 +368,7 @@ def _error(outcome: Reply | TierError | None) -> TierError | None:
 
 
 def _not_loaded(outcome: Reply | TierError | None, object_bytes: int) -> TierError | None:
-    """The verdict of a load; ``None`` if the value is in its buffers."""
+    """Return the verdict of a load; ``None`` if the value is in its buffers."""
     if not isinstance(outcome, Reply):
         return outcome
     if outcome.kind is Kind.FILLED:

@@ -1,4 +1,4 @@
-"""The bucket through aiobotocore: credentials, place, listing, deletion."""
+"""The bucket, through aiobotocore: credentials, place, listing, deletion."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from kvtier_s3.faults import NO_OBJECT, Faults, Refusal, refusal_in
 from kvtier_s3.signing import Credentials
 from kvtier_sdk import Clock, ConfigError, TierAuthError, TierError
 
-# The most that one request of S3 deletes.
+# The most objects that one request of S3 can delete.
 _DELETE_BATCH = 1000
-# A server may send nothing for a while during as many deletions, or before a page of names.
+# A server may be silent while it deletes that many objects, or before a page of names.
 _LISTING_TIMEOUT_S = 20.0
 _DEFAULT_REGION = "us-east-1"
 _PORTS = {"http": 80, "https": 443}
@@ -41,12 +41,12 @@ class Place:
     """The place of a bucket's objects.
 
     Attributes:
-        is_tls: whether the server speaks TLS.
+        is_tls: true if the server speaks TLS.
         host: the server.
         port: its port.
-        authority: host and port as a request names them.
+        authority: host and port, as in a request's Host header.
         path: the part before an object's name; begins and ends with a slash.
-        region: the one that requests are signed for.
+        region: the region that requests are signed for.
     """
 
     is_tls: bool
@@ -58,7 +58,7 @@ class Place:
 
     @classmethod
     def of(cls, presigned_url: str, name: str) -> Place:
-        """Read the place off a URL that botocore has made for an object."""
+        """Read the place from a URL that botocore has made for an object."""
         parts = urlsplit(presigned_url)
         scope = parse_qs(parts.query)["X-Amz-Credential"][0].split("/")
         return cls(
@@ -75,7 +75,7 @@ class StoredObject(NamedTuple):
     """One object of a listing; the oldest is the smallest.
 
     Attributes:
-        modified_s: when it was written, in seconds since the epoch by the server's clock.
+        modified_s: time of its last write, in seconds since the epoch by the server's clock.
         name: its name.
         size_bytes: its length.
     """
@@ -88,8 +88,8 @@ class StoredObject(NamedTuple):
 class Bucket:
     """A bucket, through aiobotocore's client.
 
-    No request to the bucket goes through a proxy of the environment. Requests for credentials do,
-    as those of all AWS tools: other hosts hand them out.
+    Requests to the bucket ignore the environment's proxies. Requests for credentials use them, as
+    all AWS tools do, since they go to other hosts.
     """
 
     #: Known once the bucket is open.
@@ -110,7 +110,7 @@ class Bucket:
         Raises:
             ConfigError: an option cannot work.
             TierAuthError: there are no credentials.
-            TierError: their source failed.
+            TierError: the source of the credentials failed.
         """
         config = self._config
         with self.faults.bringing_credentials():
@@ -152,16 +152,16 @@ class Bucket:
 
     @property
     def unused_proxy(self) -> str | None:
-        """The variable of the environment whose proxy other tools would use for the bucket."""
+        """The environment variable whose proxy other tools would use for the bucket, if any."""
         scheme = "https" if self.place.is_tls else "http"
         proxies = get_environ_proxies(f"{scheme}://{self.place.authority}")
         return f"{scheme.upper()}_PROXY" if scheme in proxies else None
 
     async def credentials(self) -> Credentials:
-        """The current credentials; temporary ones are renewed when that is due.
+        """Return the current credentials, renewed if they are temporary and due.
 
         Raises:
-            TierAuthError: they could not be renewed.
+            TierAuthError: they could not be renewed, or do not fit in a header.
         """
         with self.faults.bringing_credentials():
             found = await self._credentials.get_frozen_credentials()
@@ -193,7 +193,7 @@ class Bucket:
         Raises:
             TierError: the bucket could not be listed.
         """
-        await self.credentials()  # here an error is known to be theirs
+        await self.credentials()  # so that errors of credentials are reported as such
         with self._asking():
             pages = self._client.get_paginator("list_objects_v2").paginate(
                 Bucket=self._config.bucket, Prefix=start
@@ -204,7 +204,7 @@ class Bucket:
                     yield StoredObject(modified_s, found["Key"], found["Size"])
 
     async def directories(self, start: str) -> AsyncIterator[str]:
-        """List the beginnings of names up to the first slash after a text, each once.
+        """List the directories below a text: names up to the next slash, each once.
 
         Raises:
             TierError: the bucket could not be listed.
@@ -219,7 +219,7 @@ class Bucket:
                     yield found["Prefix"]
 
     async def delete(self, names: Sequence[str]) -> None:
-        """Delete objects; one that is not there is no error.
+        """Delete objects; absent ones are not an error.
 
         Raises:
             TierError: some could not be deleted.
@@ -237,13 +237,13 @@ class Bucket:
                 if error.get("Code") not in NO_OBJECT
             ]
             if errors:
-                # An error that a retry would not mend says more.
+                # Prefer an error that a retry would not fix: it says more.
                 raise min(errors, key=lambda error: error.retryable)
 
 
 @functools.cache
 def _models(data_path: str | None) -> Any:
-    """botocore's models of AWS's services, read once: that takes a tenth of a second."""
+    """Return botocore's models of AWS's services, read once: that takes a tenth of a second."""
     return create_loader(data_path)
 
 
@@ -253,9 +253,9 @@ def _client_config(config: S3TierConfig) -> AioConfig:
         s3={"addressing_style": config.addressing},
         connect_timeout=config.connect_timeout_s,
         read_timeout=max(config.read_timeout_s, _LISTING_TIMEOUT_S),
-        # Chunks go straight to the bucket, and so does all else; None would be the environment's.
+        # No proxy, as for chunks; None would stand for the environment's proxies.
         proxies={},
-        # Retries are the runner's, and so is integrity.
+        # The runner retries requests and checks digests.
         retries={"total_max_attempts": 1},
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",

@@ -15,22 +15,22 @@ from pydantic import BeforeValidator, Field, SecretStr, model_validator
 from kvtier_sdk import BoundedTierConfig, ConfigError, Count, Flag, Seconds, TierURL
 
 _KEY_BYTES = 32
-# The names that botocore takes: not every service keeps to AWS's rules. Access points on Outposts,
-# of Object Lambda and of many regions need other signatures.
+# The names that botocore accepts: not every service follows AWS's rules. Access points on Outposts,
+# of Object Lambda and of several regions are left out: they need other signatures.
 _BUCKET = re.compile(
     r"[A-Za-z0-9._-]{1,255}"
     r"|arn:aws[a-z-]*:s3:[a-z0-9-]+:[0-9]{12}:accesspoint[/:][A-Za-z0-9-]+"
 )
-#: Errors in an endpoint, found in the options or, if they do not name it, when it is resolved.
+#: Errors in an endpoint, found in the options or, if these name none, when it is resolved.
 NEEDS_TLS = "option 'sse_secret_key' cannot be sent to an endpoint without TLS"
 NAMES_A_USER = (
     "it cannot hold a user or a password; give options 'access_key_id' and 'secret_access_key'"
 )
 
 
-#: What requests are signed with, or say in their headers.
+#: Options whose values go into requests' signatures or headers.
 _IN_HEADERS = ("access_key_id", "secret_access_key", "session_token", "region", "sse_kms_key_id")
-#: Said of an option or of credentials that were found elsewhere.
+#: Completes an error about an option, or about credentials found elsewhere.
 NOT_IN_HEADER = (
     "holds a character that no header can: a line break, a control character or one outside of "
     "ASCII; a file's last line break is often copied with a key"
@@ -38,7 +38,7 @@ NOT_IN_HEADER = (
 
 
 def fits_in_header(text: str) -> bool:
-    """Return true if a text can be in a header, and cannot end it."""
+    """Return true if a text fits in a header and cannot end it."""
     return text.isascii() and text.isprintable()
 
 
@@ -83,28 +83,29 @@ class S3TierConfig(BoundedTierConfig):
         ttl_s: refused, because it counts from the last use; write ``max_age``.
         max_age_s: the time after its store at which a chunk is deleted, used or not. Default:
             chunks stay.
-        bucket: the bucket; it must be there.
-        prefix: the beginning of the names of all objects, without slashes at its ends.
-        endpoint: URL of a service that is not AWS's own.
+        bucket: the bucket; it must exist.
+        prefix: prefix of all object names, without slashes at its ends.
+        endpoint: URL of a service other than AWS.
         region: the bucket's region; ``us-east-1`` by default.
-        access_key_id: of explicit credentials; kept like a secret, since it changes with it.
-        secret_access_key: of explicit credentials.
-        session_token: of explicit credentials that are temporary.
+        access_key_id: access key id of explicit credentials; treated as a secret, since it changes
+            with the secret.
+        secret_access_key: secret access key of explicit credentials.
+        session_token: session token of explicit credentials that are temporary.
         profile: the profile of ``~/.aws`` to use.
         addressing: whether the bucket is named in the path or in the host's name; ``auto`` chooses
             by the endpoint.
         sse: how the server encrypts objects; the bucket's default if absent.
         sse_kms_key_id: the key of ``aws:kms``; the account's own if absent.
-        sse_secret_key: a key of the client's own (SSE-C), 32 bytes in base64.
-        conditional_put: whether an object that is there already is left alone, for servers that
-            can (``If-None-Match``).
-        sign_payload: whether the signature covers the payload too, which costs a SHA-256 of it;
-            for servers that want it.
-        connections: the most connections that carry chunks, one at a time each. Stores use half
-            of them at most; a single one serves both directions.
-        lookup_connections: the most connections that look chunks up, one at a time each.
+        sse_secret_key: customer-provided key (SSE-C), 32 bytes in base64.
+        conditional_put: whether an existing object is left as it is, if the server supports
+            ``If-None-Match``.
+        sign_payload: whether the signature covers the payload too, for servers that require it;
+            this costs a SHA-256 of each chunk.
+        connections: most connections for chunks, each for one chunk at a time. Stores use at most
+            half of them; a single one serves both directions.
+        lookup_connections: most connections for lookups, each for one chunk at a time.
         connect_timeout_s: the limit for making a connection.
-        read_timeout_s: the longest that a request may move no byte.
+        read_timeout_s: time without a byte after which a request fails.
         sweep_interval_s: the time between two sweeps that keep ``capacity`` and ``max_age``.
         tls_ca: file with the certificates to trust; the system's if absent.
         tls_verify: whether the server's certificate and name are checked.
@@ -234,5 +235,5 @@ class S3TierConfig(BoundedTierConfig):
         return url.options_beside(given)
 
     def location(self) -> str:
-        """The service, the bucket, and the beginning of the names of all objects."""
+        """Return the service, the bucket and the prefix as a URL."""
         return f"s3://{quote(self.endpoint or '', '')}/{self.bucket}/{self.prefix}"

@@ -7,7 +7,7 @@ import ssl
 from kvtier_s3.config import S3TierConfig
 from kvtier_sdk import Clock, ConfigError, Connection, TierUnavailableError
 
-# OpenSSL's codes for a certificate without the name, or the address, that was asked for.
+# OpenSSL's codes for a certificate that names another host or another address.
 _OTHER_NAME = (62, 64)
 
 
@@ -29,7 +29,7 @@ def tls_context(config: S3TierConfig, ca_file: str | None) -> ssl.SSLContext:
 
 
 def _tls_error(peer: str, error: ssl.SSLError) -> TierUnavailableError:
-    """Explain a failed handshake. One that only an option can mend is not tried again."""
+    """Explain a failed handshake; it is not retryable if only an option can fix it."""
     if isinstance(error, ssl.SSLCertVerificationError):
         if error.verify_code in _OTHER_NAME:
             text = (
@@ -61,7 +61,7 @@ class Connector:
         self._clock = clock
 
     async def connect(self) -> Connection:
-        """Connect.
+        """Connect to the server.
 
         Raises:
             TierError: the server cannot be reached in time.

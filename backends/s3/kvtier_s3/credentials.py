@@ -1,4 +1,4 @@
-"""The credentials of now: those of the options, or those that all AWS tools find."""
+"""The current credentials: from the options, or from where all AWS tools find them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from botocore.credentials import ReadOnlyCredentials
 from kvtier_s3.config import S3TierConfig
 from kvtier_sdk import Clock, TierAuthError
 
-#: How often credentials are looked for again, while the server refuses.
+#: Pause between searches for credentials while the server refuses them.
 _FIND_PAUSE_S = 0.5
 
 
 class CurrentCredentials(AioCredentials):  # type: ignore[misc]
-    """Credentials that are found again when the server has refused them.
+    """Credentials that are searched for again when the server has refused them.
 
-    botocore signs with them, and so do chunks: a change holds for all requests at once. Those of
-    the options are the options' own, whose files the runner reads again.
+    botocore and the requests for chunks sign with them, so a change applies to all at once. They
+    are not searched for if the options give them: then the runner reads their files again.
     """
 
     def __init__(self, config: S3TierConfig, clock: Clock, logger: logging.Logger) -> None:
@@ -33,7 +33,7 @@ class CurrentCredentials(AioCredentials):  # type: ignore[misc]
         self._find_at_s = 0.0
 
     async def open(self) -> None:
-        """Find them.
+        """Find the credentials.
 
         Raises:
             TierAuthError: there are none.
@@ -47,11 +47,11 @@ class CurrentCredentials(AioCredentials):  # type: ignore[misc]
                 )
 
     async def load_credentials(self) -> CurrentCredentials:
-        """Return them; botocore calls this when it makes a client."""
+        """Return these credentials; botocore calls this when it makes a client."""
         return self
 
     def suspect(self) -> None:
-        """Report that the server has refused: they may have been changed."""
+        """Search again before the next request: the server refused, so they may have changed."""
         self._is_suspect = True
 
     async def get_frozen_credentials(self) -> ReadOnlyCredentials:
@@ -70,7 +70,7 @@ class CurrentCredentials(AioCredentials):  # type: ignore[misc]
         return await self._found.get_frozen_credentials()
 
     async def _find(self) -> Any:
-        """Ask the chain; it remembers what it finds, and so does a session."""
+        """Search with a new session and provider chain: both cache what they find."""
         return await AioSession(profile=self._config.profile).get_credentials()
 
     async def _find_again(self) -> None:
@@ -79,7 +79,7 @@ class CurrentCredentials(AioCredentials):  # type: ignore[misc]
             found = await self._find()
             is_other = found is not None and await found.get_frozen_credentials() != before
         except Exception as error:
-            # A file may be half written, or a service away. The server says what is wrong.
+            # A file may be half written, or a service away. The server's refusal gives the reason.
             self._logger.debug("no credentials were found: %s", type(error).__name__)
             return
         if is_other:

@@ -29,7 +29,7 @@ class SettingError(TierError):
 
 
 class ObjectDeniedError(ChunkError, TierAuthError):
-    """The server denies access to an object: to this one, or to each that is asked for."""
+    """The server denies access to one object, or to all: one request cannot tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +37,11 @@ class Refusal:
     """A refusal by the server.
 
     Attributes:
-        status: HTTP's.
-        code: S3's word for it; derived from the status if the server gives none.
+        status: HTTP status.
+        code: S3's error code; derived from the status if the server gives none.
         message: S3's explanation; may be empty.
-        region: where the bucket is, if the server says so.
-        date: the server's time, if it says so.
+        region: the bucket's region; empty if the server does not say.
+        date: the server's time; empty if it does not say.
     """
 
     status: int
@@ -51,7 +51,7 @@ class Refusal:
     date: str
 
 
-# A response to HEAD has no body with a code.
+# For responses without a body that holds a code, such as those to HEAD.
 _CODES = {
     301: "PermanentRedirect",
     307: "TemporaryRedirect",
@@ -63,9 +63,9 @@ _CODES = {
     501: "NotImplemented",
     503: "ServiceUnavailable",
 }
-#: The codes for an object that is not there. In reply to anything else, the server is no S3.
+#: Codes for an absent object. In reply to other requests they show a server that is not S3.
 NO_OBJECT = frozenset({"NoSuchKey", "NotFound"})
-# Without the "Exception" that a code may end in: Faults removes it first.
+# Codes without a final "Exception", which Faults removes.
 _KINDS: dict[str, type[TierError]] = {
     **dict.fromkeys(
         (
@@ -171,8 +171,8 @@ _CLASSES: tuple[tuple[type[Exception] | tuple[type[Exception], ...], type[Except
     ((theirs.ConnectTimeoutError, theirs.ReadTimeoutError, TimeoutError), TierTimeoutError),
     ((theirs.HTTPClientError, theirs.ConnectionError, OSError), TierUnavailableError),
 )
-# botocore passes errors of credential programs and files on as they are: output that is no JSON, a
-# missing file, renewed credentials that have expired.
+# botocore does not wrap errors of credential programs and files: invalid JSON, a missing file,
+# renewed credentials that have expired.
 _OF_CREDENTIALS = (
     AttributeError,
     FileNotFoundError,
@@ -185,7 +185,7 @@ _OF_CREDENTIALS = (
 _OF_RESPONSES = (
     AttributeError,
     LookupError,
-    ResponseParserError,  # which is no BotoCoreError
+    ResponseParserError,  # does not derive from BotoCoreError
     RuntimeError,
     TypeError,
     ValueError,
@@ -205,7 +205,7 @@ def refusal_of(response: Response) -> Refusal:
 
 
 def _code(said: str, status: int) -> str:
-    """The code that the server gave, or that of the status."""
+    """Return the server's code, or the status's code if it gave none."""
     return said if said not in ("", str(status)) else _CODES.get(status, str(status))
 
 
@@ -239,7 +239,7 @@ class Faults:
 
     def error(self, refusal: Refusal, *, of_object: bool = False) -> TierError:
         """Translate a refusal."""
-        # Services behind S3 have their own codes for the same: "KMS.ThrottlingException".
+        # Services behind S3 vary the codes: "KMS.ThrottlingException".
         word = refusal.code.removeprefix("KMS.").removesuffix("Exception")
         kind = _KINDS.get(word) or _STATUSES.get(refusal.status)
         if kind is None:

@@ -1,6 +1,6 @@
 """The part of HTTP/1.1 that chunks need: one request, one response.
 
-A response that does not say where its body ends is a broken connection, never a guess.
+A response that does not give the end of its body closes the connection: no end is guessed.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ _LINE_END = b"\r\n"
 _HEAD_END = b"\r\n\r\n"
 _HEAD_LIMIT_BYTES = 32 * 1024
 _LINE_LIMIT_BYTES = 1024
-# The longest body that is read unless it is a chunk, as it is sent: what a server can make its
-# client do for an error is bounded, in however small pieces the error comes.
+# The most bytes read of a body that is not a chunk, framing included. It bounds the work for an
+# error, however small the pieces that it comes in.
 _BODY_LIMIT_BYTES = 64 * 1024
 _NO_BODY = frozenset({204, 304})
 _DIGITS_LIMIT = 18
@@ -26,11 +26,11 @@ class Response:
     """One response of the server.
 
     Attributes:
-        status: HTTP's.
-        headers: name in lower case to value.
-        body: what came with it, unless that is in the buffers.
-        length_bytes: of the body; ``None`` if the head does not say it.
-        is_filled: whether the body is in the buffers.
+        status: HTTP status.
+        headers: values by name in lower case.
+        body: the body, unless it is in the buffers or was too long to keep.
+        length_bytes: the body's length; ``None`` if the head does not give it.
+        is_filled: true if the body is in the buffers.
     """
 
     status: int
@@ -57,18 +57,18 @@ async def request(
     """Send a request and receive its response.
 
     Only the body of a 200 that is exactly as long as the buffers goes into them. The body of
-    another response is kept if it is short; a long one ends the connection.
+    another response is kept if it is short; a long one closes the connection.
 
     Raises:
         TierTimeoutError: no byte moved for too long.
-        TierUnavailableError: the connection broke, or what came is no response of HTTP.
+        TierUnavailableError: the connection broke, or the response is not valid HTTP.
 
     After a cancellation nothing touches the buffers.
     """
-    # A server that refuses may respond before it has all of the request.
+    # A server that refuses may respond before it has received the whole request.
     await connection.send(parts)
     status = 0
-    while status < 200:  # a response of 1xx is a notice before the response
+    while status < 200:  # 1xx only announces the response
         head = await connection.receive_until(_HEAD_END, most_bytes=_HEAD_LIMIT_BYTES)
         status, headers, is_persistent = _parse_head(head.removesuffix(_HEAD_END))
     encoding = headers.get("transfer-encoding", "identity").lower()
@@ -94,10 +94,10 @@ async def request(
 
 
 async def _receive_body(connection: Connection, length_bytes: int | None) -> bytes | None:
-    """Receive a body; ``None`` if it is too long, or as long as the connection lasts."""
+    """Receive a body; ``None`` if it is too long, or ends only with the connection."""
     if length_bytes is None or length_bytes > _BODY_LIMIT_BYTES:
         return None
-    # With room for a byte too many, which shows that the length is wrong.
+    # One byte more than the length: if that is filled, the length was wrong.
     body = bytearray(length_bytes + 1)
     rest: Sequence[memoryview] = [memoryview(body)]
     while sum(map(len, rest)) > 1:
@@ -151,7 +151,7 @@ def _nonsense(what: str) -> TierUnavailableError:
 
 
 def _parse_head(text: bytes) -> tuple[int, dict[str, str], bool]:
-    """Status, headers, and whether another response may follow."""
+    """Return status, headers, and true if the connection can serve another request."""
     first, *lines = text.decode("latin-1").split("\r\n")
     version, _, rest = first.partition(" ")
     status = rest[:3]

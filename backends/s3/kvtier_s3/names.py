@@ -14,18 +14,18 @@ class Names:
     """The objects of one namespace below one prefix.
 
     ``<prefix>/<fingerprint>/<shard>/<key in hex>.kv`` is a chunk,
-    ``<prefix>/<fingerprint>/manifest.json`` says what the namespace stands for. The shard is two
-    hexadecimal digits of a hash of the key, as in the file tier: a server that keeps objects in
-    directories is slow where one of them is large, and one that partitions by name spreads them.
+    ``<prefix>/<fingerprint>/manifest.json`` describes the namespace. The shard is two hexadecimal
+    digits of a hash of the key, as in the file tier: it keeps directories small on a server that
+    has them, and spreads chunks over a server that partitions by name.
     """
 
     def __init__(self, prefix: str, namespace: Namespace) -> None:
-        #: The beginning of the names of all objects of the namespace, and of no others.
+        #: The prefix, slash included, of the names of the namespace's objects and no others.
         self.start = f"{prefix}/{namespace.fingerprint}/".removeprefix("/")
         self.manifest = self.manifest_in(self.start)
-        #: The beginning of the names of all objects below the prefix.
+        #: The prefix, slash included, of all object names.
         self.root = f"{prefix}/".removeprefix("/")
-        #: The beginning of the names by which processes say that they live.
+        #: The prefix, slash included, of the objects by which processes show that they live.
         self.sweepers = f"{self.root}sweepers/"
         self._chunk = re.compile(
             rf"{re.escape(self.root)}[0-9a-f]{{{len(namespace.fingerprint)}}}"
@@ -34,24 +34,24 @@ class Names:
 
     @staticmethod
     def manifest_in(directory: str) -> str:
-        """The manifest of the namespace whose objects' names begin with this."""
+        """Return the name of the manifest in a namespace's directory."""
         return f"{directory}manifest.json"
 
     def of(self, key: OffloadKey) -> str:
-        """The object of a chunk."""
+        """Return the name of a chunk's object."""
         shard = hashlib.blake2b(key, digest_size=1).hexdigest()
         return f"{self.start}{shard}/{key.hex()}{_SUFFIX}"
 
     def is_chunk(self, name: str) -> bool:
-        """Return true if an object holds a chunk, of any namespace below the prefix."""
+        """Return true if an object holds a chunk of any namespace below the prefix."""
         return self._chunk.fullmatch(name) is not None
 
     def key_in(self, name: str) -> OffloadKey | None:
-        """The chunk that an object holds; ``None`` if it holds none."""
+        """Return the key of the chunk in an object; ``None`` if it holds no chunk of ours."""
         _, _, last = name.rpartition("/")
         try:
             key = bytes.fromhex(last.removesuffix(_SUFFIX))
         except ValueError:
             return None
-        # Only exactly as we write it: in its shard, without capitals or spaces.
+        # fromhex also accepts capitals and spaces, and the shard may be wrong.
         return key if self.of(key) == name else None

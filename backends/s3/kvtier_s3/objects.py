@@ -1,4 +1,4 @@
-"""Reading and writing objects of a bucket, over connections of our own."""
+"""Reads and writes of a bucket's objects, over our own connections."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Objects:
         self._signer = Signer(place.authority, place.region)
         connect = Connector(place.host, place.port, tls, config, clock).connect
         self._connections = ConnectionPool(connect, config.connections)
-        # A lookup is one request for each chunk. It waits for no payload, and for few of its own.
+        # A lookup is one request per chunk. A larger pool of its own saves waiting for payloads.
         self._lookups = ConnectionPool(connect, config.lookup_connections)
         self._read_headers = config.read_headers
         self._write_headers = config.write_headers
@@ -57,10 +57,10 @@ class Objects:
         self._lookups.close()
 
     async def check(self, start: str) -> None:
-        """Check that the bucket is there and can be read.
+        """Check that the bucket exists and can be listed.
 
         Raises:
-            TierError: it cannot.
+            TierError: it does not exist or cannot be listed.
         """
         query = f"list-type=2&max-keys=1&prefix={quote(start, safe='')}"
         response = await self._ask("GET", self._path.removesuffix("/") or "/", {}, query=query)
@@ -68,10 +68,10 @@ class Objects:
             raise self._bucket.refused(refusal_of(response))
 
     async def has(self, name: str) -> bool:
-        """Look an object up.
+        """Return true if an object exists.
 
         Raises:
-            TierError: that could not be found out.
+            TierError: the server did not say.
         """
         response = await self._ask("HEAD", self._at(name), self._read_headers)
         if response.status == 404:
@@ -98,7 +98,7 @@ class Objects:
         if response.status != 200:
             raise self._refused(response)
         if response.length_bytes is None:
-            # No damage: the object may be whole.
+            # Not a corrupt chunk: the object may be whole.
             raise TierError(
                 "the server, or a proxy before it, does not say how long an object is "
                 "(its response has no Content-Length)"
@@ -108,10 +108,10 @@ class Objects:
         )
 
     async def write(self, name: str, buffers: Buffers) -> None:
-        """Write an object, over one that may be there.
+        """Write an object, replacing an existing one.
 
         Raises:
-            TierError: it was not written; an object that was there stays.
+            TierError: it was not written; an existing object stays.
 
         After a cancellation nothing touches the buffers.
         """
@@ -120,7 +120,7 @@ class Objects:
             raise self._refused(response)
 
     async def add(self, name: str, buffers: Buffers) -> None:
-        """Write an object unless it is there; otherwise like :meth:`write`."""
+        """Write like :meth:`write`, but keep an existing object if server and options allow it."""
         if not self._is_conditional:
             await self.write(name, buffers)
             return

@@ -1,7 +1,7 @@
 """Signatures of requests: AWS Signature Version 4, as far as chunks need it.
 
-botocore's signer covers everything, and takes longer than the rest of a request. A test
-compares the two.
+botocore's signer covers everything, but takes longer than the rest of a request. A test compares
+the two.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Signer:
         credentials: Credentials,
         now_s: float,
     ) -> dict[str, str]:
-        """Sign a request."""
+        """Sign a request; return its headers, the signature among them."""
         moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now_s))
         day = moment[:8]
         signed = {

@@ -1,4 +1,4 @@
-"""Keeps a bucket's prefix within its limits: one process lists it and deletes the oldest."""
+"""Sweeps that keep a bucket's prefix within its limits: one process deletes the oldest chunks."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from kvtier_s3.names import Names
 from kvtier_s3.objects import Objects
 from kvtier_sdk import TierContext, TierError
 
-# A process that has not signed for so many intervals is dead.
+# A process that has not signed for this many intervals counts as dead.
 _SILENT_INTERVALS = 3
 # A server may give times in whole seconds.
 _RESOLUTION_S = 1.0
-# The most that one sweep deletes, and twice the most that it keeps in memory. If there is more to
-# delete, the next sweep follows at once.
+# The most chunks that one sweep deletes; it keeps up to twice as many in memory. If there are more
+# to delete, the next sweep follows at once.
 _MOST_VICTIMS = 100_000
 _SIGN_OFF_S = 2.0
 
 
 class Sweeper:
-    """Sweeps a prefix at intervals, in turn with the other processes that share it.
+    """Sweeps a prefix at intervals, unless another process that shares it does.
 
-    Each process signs: it writes a small object of its own at each interval. The process with the
-    smallest name among those that signed lately, the eldest, is the owner and sweeps. All times
-    are the server's, read off a listing, so no clock needs to be right. Two processes may own the
-    prefix for one interval, which is harmless: both delete the same oldest objects.
+    Each process signs: it writes a small object of its own at each interval. The oldest process
+    that signed lately, which has the smallest name, is the owner and sweeps. All times are the
+    server's, read from a listing, so no clock needs to be right. Two processes may own the prefix
+    for one interval, which is harmless: both delete the same oldest objects.
     """
 
     def __init__(
@@ -46,13 +46,13 @@ class Sweeper:
         self._bucket = bucket
         self._objects = objects
         self._names = names
-        # Begins with the time, so that a process that is added does not take over.
+        # Begins with the start time, so that a new process does not take over.
         started_ms = int(context.clock.wall_s() * 1000)
         self._signature = f"{names.sweepers}{started_ms:013x}-{uuid.uuid4().hex}"
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Sweep from now on, until :meth:`close`."""
+        """Start to sweep at intervals, until :meth:`close`."""
         self._task = self._context.clock.spawn(self._run(), name="sweeper")
 
     async def close(self) -> None:
@@ -77,7 +77,7 @@ class Sweeper:
                 await self._context.clock.sleep(self._config.sweep_interval_s)
 
     async def _take_turn(self) -> bool:
-        """Sign and, if this process is the owner, sweep."""
+        """Sign and, if this process is the owner, sweep; return true if more is to delete."""
         await self._objects.write(self._signature, [b"{}"])
         signed = {
             found.name: found.modified_s
@@ -112,7 +112,7 @@ class Sweeper:
     def _victims(
         self, oldest: Iterable[StoredObject], total_bytes: int, now_s: float
     ) -> dict[bool, list[str]]:
-        """Names of expired objects, under false, and of those that make room, under true."""
+        """Return the names to delete: expired objects under false, evicted ones under true."""
         capacity_bytes, max_age_s = self._config.capacity_bytes, self._config.max_age_s
         victims: dict[bool, list[str]] = {False: [], True: []}
         for found in oldest:

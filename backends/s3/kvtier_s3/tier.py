@@ -1,4 +1,4 @@
-"""The S3 tier: chunks over connections of its own, all else through aiobotocore."""
+"""The S3 tier: its own connections for chunks, aiobotocore for the rest."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from kvtier_sdk import (
 )
 
 _MOST_MANIFEST_BYTES = 1 << 20
-# The manifest is written again with the first chunk after so long, in case the bucket was emptied.
+# After this time the next chunk brings the manifest again, in case the bucket was emptied.
 _MANIFEST_INTERVAL_S = 60.0
 
 
 class S3Tier(ChunkTierManager):
     """Chunks as objects of an S3 bucket.
 
-    A chunk's header and payload are one object, written in one request: an object that is there is
+    A chunk's header and payload are one object, written in one request, so an existing object is
     always whole.
     """
 
@@ -55,7 +55,7 @@ class S3Tier(ChunkTierManager):
     contract_version: ClassVar[int] = 1
     config: S3TierConfig
 
-    # Made by open(), on their loop.
+    # Made by open(), on the loop that uses them.
     _bucket: Bucket
     _objects: Objects
 
@@ -162,7 +162,7 @@ class S3Tier(ChunkTierManager):
         try:
             await self._objects.write(self._names.manifest, [self._manifest])
         except (TierAuthError, TierCapacityError) as error:
-            # Chunks that are there can be loaded all the same.
+            # Existing chunks can still be loaded.
             self.context.logger.warning("the manifest was not written: %s", error)
 
     def _put_manifest_off(self) -> None:

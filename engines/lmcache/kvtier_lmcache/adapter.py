@@ -58,9 +58,9 @@ _log = logging.getLogger("kvtier.lmcache")
 
 @dataclass(eq=False, slots=True)
 class _Task:
-    """One of LMCache's tasks; ``open_parts`` of it are not done.
+    """One of LMCache's tasks, with ``open_parts`` parts that are not done.
 
-    LMCache polls for its end, or waits for ``ended``.
+    LMCache polls for its end; a deletion waits for ``ended``.
     """
 
     task_id: int
@@ -75,15 +75,15 @@ class _Task:
 class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     """A tier of any installed backend, for LMCache's multiprocess mode.
 
-    Each model, and each layout of its objects, has a namespace and a client of its own, opened when
-    LMCache first names it. Transfers go straight from and to LMCache's L1 memory.
+    Each layout of each model's objects has a namespace and a client of its own, opened when LMCache
+    first names it. Transfers go straight from and to LMCache's L1 memory.
 
     LMCache has no quarantine: it reuses an object's memory as soon as its task is reported. So a
-    load or a store is reported when its I/O has ended, not at its deadline already, which a
-    backend that hangs in a system call can put off.
+    load or a store is reported when its I/O has ended, which may be after its deadline if a backend
+    hangs in a system call.
 
     Args:
-        config: the tier, and how it is used.
+        config: the tier, and the options of the adapter.
         l1_memory_desc: LMCache's L1 memory.
 
     Raises:
@@ -103,9 +103,9 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         self._task_ids = itertools.count()
         self._done: dict[Operation, dict[int, _Task]] = {_LOOKUP: {}, _LOAD: {}, _STORE: {}}
         self._tiers: dict[tuple[str, ObjectLayout], ModelTier | None] = {}
-        # The layout of a model's objects of a rank and a group, where a lookup does not say it.
+        # The layout of a model's objects by rank and group, for lookups that do not give it.
         self._layouts: dict[tuple[str, int, int], ObjectLayout] = {}
-        # The tenants by the parts of keys that stand for them.
+        # The tenants' salts, by their digests in keys.
         self._salts: dict[bytes, str] = {}
         with ExitStack() as stack:
             self._memory = l1_memory(l1_memory_desc)
@@ -139,7 +139,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         return self._submit(_STORE, keys, *self._places(keys, objects))
 
     def pop_completed_store_tasks(self) -> dict[int, L2StoreResult]:
-        """Pop the stores that have ended. A store of which one object failed has failed."""
+        """Pop the stores that have ended. A store fails if one of its objects does."""
         with self._lock:
             tasks, self._done[_STORE] = self._done[_STORE], {}
         return {
@@ -150,7 +150,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     def submit_lookup_and_lock_task(
         self, keys: list[ObjectKey], group_layout_descs: dict[int, MemoryLayoutDesc]
     ) -> int:
-        """Look objects up. None is locked: one that leaves the tier before its load is a miss."""
+        """Look objects up. None is locked: an object that leaves before its load is a miss."""
         given = {
             group: ObjectLayout.of(layout.shapes, layout.dtypes, self._serde)
             for group, layout in group_layout_descs.items()
@@ -165,7 +165,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         return self._pop(_LOOKUP, task_id)
 
     def submit_unlock(self, keys: list[ObjectKey]) -> None:
-        """Do nothing: no object was locked."""
+        """Do nothing: lookups lock no object."""
 
     def submit_load_task(self, keys: list[ObjectKey], objects: list[MemoryObj]) -> int:
         return self._submit(_LOAD, keys, *self._places(keys, objects))
@@ -174,9 +174,9 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         return self._pop(_LOAD, task_id)
 
     def delete(self, keys: list[ObjectKey]) -> None:
-        """Delete objects, and wait for it; a tier that cannot delete keeps them.
+        """Delete objects, and wait until that has ended; a tier that cannot delete keeps them.
 
-        LMCache deletes what it has seen stored, to keep its quotas.
+        LMCache deletes objects that it knows as stored, to keep its quotas.
         """
         if Capability.DELETE in self._spec.tier_class.capabilities:
             ended = threading.Event()
@@ -187,16 +187,16 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     # --- everything -----------------------------------------------------------------------------
 
     def stats_now(self) -> list[TierStats]:
-        """Return a copy of each model's counters and of its tier's state."""
+        """Return a snapshot of each model's tier: its counters and state."""
         return [tier.stats_now() for tier in self._open_tiers()]
 
     def get_usage(self) -> AdapterUsage:
-        """Return the fill of the tier as it says itself, or else what was stored here."""
+        """Return the usage that the tier reports, or else that of the objects stored here."""
         usage = super().get_usage()
         known = [stats for stats in self.stats_now() if stats.used_bytes is not None]
         if not known:
             return usage
-        # Of one store, which all models share, and which says so from time to time.
+        # All models share one store, so their reports differ only in age: do not add them up.
         return replace(
             usage,
             total_bytes_used=max(one.used_bytes or 0 for one in known) or usage.total_bytes_used,
@@ -204,7 +204,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         )
 
     def report_status(self) -> dict[str, Any]:
-        """Describe the adapter. A store that is away is no ill health: LMCache serves without."""
+        """Describe the adapter. It is healthy without its store: LMCache serves without it."""
         return {
             "is_healthy": all(tier.is_running for tier in self._open_tiers()),
             "type": type(self).__name__,
@@ -226,7 +226,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         }
 
     def close(self) -> None:
-        """Have stores finish, and close the tiers; a second call does nothing."""
+        """Let stores finish, and close the tiers; a second call does nothing."""
         tiers = self._open_tiers()
         for tier in tiers:
             tier.close()
@@ -239,17 +239,17 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     def _places(
         self, keys: Sequence[ObjectKey], objects: Sequence[MemoryObj]
     ) -> tuple[list[ObjectLayout | None], list[int | None]]:
-        """Return the layout and the slot of each object, ``None`` where it cannot be moved."""
+        """Return each object's layout and slot, both ``None`` if it cannot be moved."""
         layouts: list[ObjectLayout | None] = []
         slots: list[int | None] = []
         for key, memory_object in zip(keys, objects, strict=True):
             meta = memory_object.meta
-            # LMCache's own benchmark gives only the one shape.
+            # LMCache's own benchmark gives a single shape.
             layout = ObjectLayout.of(
                 meta.shapes or [meta.shape], meta.dtypes or [meta.dtype], self._serde
             )
             slot = None
-            # Narrower than its layout, an object would not be found by a lookup.
+            # Lookups go by the layout, so they would not find an object of another length.
             if memory_object.get_size() == layout.size_bytes:
                 slot = self._memory.slot_at(memory_object.data_ptr, layout.size_bytes)
             self._layouts[_kind_of(key)] = layout
@@ -303,7 +303,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
             self._end(task)
 
     def _end(self, task: _Task) -> None:
-        """Tell LMCache's controllers of a task that has ended."""
+        """Report a task that has ended to LMCache's controllers."""
         keys = list(compress(task.keys, task.succeeded))
         if keys and task.operation is _LOAD:
             self._notify_keys_accessed(keys)
@@ -322,15 +322,15 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         keys: Sequence[OffloadKey],
         removed: bool,
     ) -> None:
-        """Tell LMCache's listeners of objects that the tier has stored, or that have left it.
+        """Tell LMCache's listeners about objects that the tier has stored or lost.
 
-        LMCache adds up the bytes of what this server stored, so each object is counted once, and
-        one that an earlier server stored leaves with a size of 0.
+        LMCache adds up the bytes that this server stored. So an object's size is given only once,
+        and is 0 when an object leaves that an earlier server stored.
         """
         objects, sizes = [], []
         for key in keys:
             chunk_hash, rank, salt, group = key_parts(key)
-            # No tenant of this server: nobody here knows of the object.
+            # A salt not seen here cannot be named, and this LMCache knows no object of its tenant.
             if salt in self._salts:
                 objects.append(ObjectKey(chunk_hash, model, rank, group, self._salts[salt]))
                 sizes.append(size_bytes if (key in counted) is removed else 0)
@@ -358,7 +358,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
             return [tier for tier in self._tiers.values() if tier is not None]
 
     def _tier_of(self, model: str, layout: ObjectLayout) -> ModelTier | None:
-        """Return the tier of a model's objects; ``None`` if there can be none."""
+        """Return the tier of a model's objects; ``None`` if it could not be opened."""
         with self._lock:
             if (model, layout) not in self._tiers:
                 self._tiers[model, layout] = self._make_tier(model, layout)
@@ -390,7 +390,7 @@ def _runnable(spec: TierSpec, memory: EngineMemory) -> TierSpec:
     """Return the tier with a runner that can reach the memory.
 
     Raises:
-        ConfigError: it has to run in a process, which cannot map the memory.
+        ConfigError: the tier needs a process, which cannot map the memory.
     """
     if wants_process(spec) and not memory.is_shared:
         fault = (

@@ -21,8 +21,8 @@ class KVTierL2AdapterConfig(L2AdapterConfigBase):  # type: ignore[misc]
 
     Attributes:
         tier: the tier.
-        options: how the adapter uses it.
-        serde: what LMCache makes of objects before it stores them; ``None`` for nothing.
+        options: the options of the adapter.
+        serde: the serialization that LMCache applies to objects before a store; ``None`` for none.
     """
 
     def __init__(self, tier: TierSpec, options: AdapterOptions, serde: str | None = None) -> None:
@@ -56,11 +56,11 @@ class KVTierL2AdapterConfig(L2AdapterConfigBase):  # type: ignore[misc]
 def _serde_beside(params: Mapping[str, Any]) -> str | None:
     """Return the serde that is configured beside ``adapter_params``.
 
-    LMCache wraps an adapter in its serde without a word to the adapter, which has to know it: a
-    lookup names the tensors before. LMCache's loader, which calls :meth:`from_dict`, has it.
+    The adapter needs it, since lookups name the tensors before serialization, but LMCache does not
+    pass it on. It is found in the frames of LMCache's loader, which calls :meth:`from_dict`.
 
     Raises:
-        ConfigError: the length of its bytes does not follow from the tensors.
+        ConfigError: the length of serialized objects does not follow from the tensors.
     """
     frame = sys._getframe(1)
     while frame.f_back is not None:

@@ -19,7 +19,7 @@ _SALT_BYTES = 16
 
 
 class ObjectLayout(NamedTuple):
-    """The tensors of an object, one behind the other.
+    """The tensors of an object, one after the other.
 
     Attributes:
         tensors: dtype and shape of each.
@@ -35,8 +35,8 @@ class ObjectLayout(NamedTuple):
     ) -> ObjectLayout:
         """Return the layout of tensors of these shapes and torch's dtypes.
 
-        LMCache looks serialized objects up with the tensors before, and stores the bytes after.
-        Serialization makes one byte of each element, so both have one layout here.
+        LMCache looks objects up by their tensors before serialization and stores the bytes after
+        it. Serialization makes one byte of each element, so both have the same layout here.
         """
         return _layout(tuple(shapes), tuple(dtypes), serde)
 
@@ -60,8 +60,8 @@ def namespace_of(model: str, layout: ObjectLayout, declared: Mapping[str, Any]) 
     """Return the namespace of a model's objects.
 
     Args:
-        model: LMCache's name of it.
-        layout: of one object; its shape tells the tokens of a chunk.
+        model: LMCache's name of the model.
+        layout: layout of one object; its shapes include the tokens of a chunk.
         declared: the facts that the operator declares.
     """
     release = ".".join(version("lmcache").split(".")[:2])
@@ -73,7 +73,7 @@ def namespace_of(model: str, layout: ObjectLayout, declared: Mapping[str, Any]) 
 def offload_key(key: ObjectKey) -> OffloadKey:
     """Return the key of an object: its chain hash, rank and salt, and its group.
 
-    The model is in the namespace. A tenant's salt is in every key of his, as a digest.
+    The model is in the namespace. The tenant's salt is in the key as a digest.
     """
     rank = key.kv_rank.to_bytes(_RANK_BYTES, "big")
     return make_offload_key(

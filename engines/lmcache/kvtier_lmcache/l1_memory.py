@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 def l1_memory(description: L1MemoryDesc | None) -> EngineMemory:
-    """Return the memory in which LMCache's objects lie.
+    """Return the memory that holds LMCache's objects.
 
     Args:
-        description: LMCache's.
+        description: LMCache's description of its L1 memory, if it has one.
 
     Raises:
-        ConfigError: it has none, or objects do not begin at multiples of 4,096 bytes.
+        ConfigError: LMCache has none, or objects do not begin at multiples of 4,096 bytes.
     """
     if description is None:
         raise ConfigError(

@@ -10,7 +10,7 @@ from kvtier_sdk.engine import AdapterOptions, Place
 
 _EXTRA_CONFIG = Place("hicache-storage-backend-extra-config")
 _TIER = "tier"
-#: SGLang's switch for the interface that passes places in its host pool.
+#: SGLang's switch for the interface that passes indices into its host pool.
 _ZERO_COPY = "interface_v1"
 
 
@@ -19,8 +19,8 @@ class StorageConfig(NamedTuple):
 
     Attributes:
         tier: the tier.
-        options: how it is used.
-        zero_copy: true if SGLang names pages by their places in its host pool.
+        options: the options of the adapter.
+        zero_copy: true if SGLang names pages by their indices in its host pool.
     """
 
     tier: TierSpec
@@ -29,7 +29,7 @@ class StorageConfig(NamedTuple):
 
     @classmethod
     def read(cls, extra_config: Mapping[str, Any] | None) -> Self:
-        """Read SGLang's table, of which ``tier`` is ours: a URL, or a tier's entry.
+        """Read option ``tier`` of SGLang's table: a URL, or a tier's entry.
 
         Raises:
             ConfigError: an option is wrong or missing.

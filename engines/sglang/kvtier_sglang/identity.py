@@ -11,7 +11,7 @@ from kvtier_sdk import Namespace, OffloadKey, make_offload_key
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
 
-#: What a host pool may say of the content of its pages.
+#: Attributes of a host pool that describe the content of its pages; it may lack some.
 _CONTENT = (
     "layout",
     "page_size",
@@ -27,21 +27,21 @@ _CONTENT = (
     "index_head_dim",
     "storage_format_tag",
 )
-#: State of a recurrent layer is split over ranks, also where attention's is replicated.
+#: A recurrent layer's state is split over ranks even if attention's is replicated.
 _ALWAYS_SPLIT = frozenset({"mamba"})
 
 
 class PageIdentity:
-    """The facts that decide if stored bytes are those of a page of one host pool.
+    """The namespace and the keys of one host pool's pages.
 
     Args:
-        config: SGLang's: the model and this rank's place.
+        config: SGLang's configuration: the model and this rank's place.
         pool: the host pool.
-        pool_name: SGLang's name of it: ``kv``, ``mamba``, ...
+        pool_name: SGLang's name of the pool: ``kv``, ``mamba``, ...
         declared: facts that the operator declares.
 
     Attributes:
-        namespace: of the pool's chunks.
+        namespace: the namespace of the pool's chunks.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class PageIdentity:
             "cp": (config.attn_cp_rank, config.attn_cp_size),
             "dcp": (config.dcp_rank, config.dcp_size),
         }
-        # With MLA all ranks of a tensor-parallel group have the same bytes, and one stores them.
+        # With MLA all ranks of a tensor-parallel group have the same bytes, so they share keys.
         if not config.is_mla_model or pool_name in _ALWAYS_SPLIT:
             ranks["tp"] = (config.tp_rank, config.tp_size)
         release = ".".join(version("sglang").split(".")[:2])

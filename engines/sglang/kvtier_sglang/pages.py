@@ -12,13 +12,13 @@ import torch
 from kvtier_sdk import ConfigError, HostPool, Operation, PoolLayout, Region
 from kvtier_sdk.engine import ROW_ALIGNMENT, EngineMemory, OverlappingSlots, PoolMemory
 
-#: The most that is under way in each direction, through memory of our own.
+#: The most bytes under way in each direction through our own memory.
 _STAGING_BYTES = 128 << 20
-#: SGLang moves no more pages in one call.
+#: The most pages that SGLang moves in one call.
 _MOST_PAGES = 128
 
-#: Moves pages: their numbers in the call, and the slots of their parts, page by page. Returns which
-#: of them were moved whole.
+#: Moves pages, given their numbers in the call and the slots of their parts, page by page. Returns
+#: true for each page that was moved whole.
 Move: TypeAlias = Callable[[range, Sequence[int]], list[bool]]
 
 
@@ -27,11 +27,11 @@ class Pages(ABC):
 
     Attributes:
         memory: the slots, one for each part.
-        parts: parts of a page.
-        tokens: tokens of a page, and so indices of one.
+        parts: number of parts of a page.
+        tokens: number of tokens, and so of SGLang's indices, of a page.
 
     Args:
-        pool: SGLang's.
+        pool: SGLang's host pool.
     """
 
     memory: PoolMemory
@@ -47,7 +47,7 @@ class Pages(ABC):
 
         Args:
             operation: a load or a store.
-            indices: SGLang's of the tokens of whole pages, in the host pool.
+            indices: the host pool's indices of the tokens of whole pages.
             move: moves parts between slots and the tier.
 
         Returns:
@@ -56,14 +56,14 @@ class Pages(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of the memory."""
+        """Release the memory."""
 
 
 class PlacedPages(Pages):
-    """Pages that a tier reads and writes where they lie.
+    """Pages that a tier reads and writes in place.
 
     Args:
-        pool: SGLang's; :func:`lie_whole` is true of it.
+        pool: a host pool for which :func:`lie_whole` is true.
     """
 
     def __init__(self, pool: Any) -> None:
@@ -85,10 +85,10 @@ class PlacedPages(Pages):
 
 
 class StagedPages(Pages):
-    """Pages that are copied to and from shared memory of our own, some at a time.
+    """Pages that are copied to and from our own shared memory, some at a time.
 
     Args:
-        pool: SGLang's.
+        pool: SGLang's host pool.
     """
 
     parts = 1
@@ -100,7 +100,7 @@ class StagedPages(Pages):
         self._at_once = max(1, min(_MOST_PAGES, _STAGING_BYTES // page.nbytes))
         self._staging = HostPool.create(PoolLayout(2 * self._at_once, page.nbytes), prefault=False)
         self.memory = self._staging
-        # SGLang loads and stores in a thread each, so each direction has half of the slots.
+        # SGLang loads in one thread and stores in another, so each has half of the slots.
         self._first_slots = {Operation.LOAD: 0, Operation.STORE: self._at_once}
         self._locks = {operation: threading.Lock() for operation in self._first_slots}
 
@@ -119,7 +119,7 @@ class StagedPages(Pages):
     def move_tensors(
         self, operation: Operation, tensors: Sequence[torch.Tensor], move: Move
     ) -> list[bool]:
-        """Move flat pages that SGLang has copied itself, as :meth:`move` does."""
+        """Move flat pages, which SGLang itself copies to or from its pool, as :meth:`move` does."""
 
         def fill(number: int, slot: torch.Tensor) -> None:
             slot.copy_(tensors[number].view(self._dtype).flatten())
@@ -156,7 +156,7 @@ class StagedPages(Pages):
                             take(number, self._tensor(slot))
                 moved += succeeded
                 if not all(succeeded):
-                    # SGLang uses the pages before the first that is missing.
+                    # SGLang uses only the pages before the first missing one.
                     break
         return moved + [False] * (pages - len(moved))
 
@@ -165,7 +165,7 @@ class StagedPages(Pages):
 
 
 def lie_whole(pool: Any) -> bool:
-    """Return true if each page of a host pool lies in few parts that a tier can read in place."""
+    """Return true if a tier can read and write a host pool's pages in place, in equal parts."""
     buffer = getattr(pool, "kv_buffer", None)
     if not isinstance(buffer, torch.Tensor) or pool.layout == "layer_first":
         return False
@@ -190,11 +190,11 @@ def pages_of(pool: Any, *, in_place: bool) -> Pages:
     """Return the pages of a host pool.
 
     Args:
-        pool: SGLang's.
-        in_place: true if the tier can reach the pool's memory, and SGLang names places in it.
+        pool: SGLang's host pool.
+        in_place: true if the tier can reach the pool's memory, and SGLang passes indices into it.
 
     Raises:
-        ConfigError: the pool has no pages of its own, or no memory for them is left.
+        ConfigError: the pool's pages cannot be copied, or no memory for copies is left.
     """
     if in_place and lie_whole(pool):
         return PlacedPages(pool)
@@ -207,7 +207,7 @@ def pages_of(pool: Any, *, in_place: bool) -> Pages:
 
 
 def _places_of(pool: Any) -> tuple[list[int], list[int]]:
-    """Return address and length of each part of the first page but one."""
+    """Return address and length of each part of the second page."""
     size = pool.page_size
     addresses, sizes = pool.get_page_buffer_meta(torch.arange(size, 2 * size))
     return list(addresses), list(sizes)

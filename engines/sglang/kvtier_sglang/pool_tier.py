@@ -1,4 +1,4 @@
-"""The tier of one host pool: hashes of pages in, verdicts of pages out, while SGLang waits."""
+"""The tier of one host pool: SGLang passes page hashes and waits for the pages' verdicts."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _request_ids = itertools.count()
 class PoolTier:
     """A tier of the pages of one of SGLang's host pools. Callable from any thread; each call waits.
 
-    A call ends when its I/O has ended, since SGLang reuses the pages.
+    A call returns only when its I/O has ended, since SGLang reuses the pages afterwards.
 
     Attributes:
         chunks: the tier of the pages' chunks.
 
     Args:
         chunks: the tier of the pages' chunks.
-        pages: the pool's.
-        identity: the names of the chunks.
+        pages: the pool's pages.
+        identity: the keys of the pages' chunks.
     """
 
     def __init__(self, chunks: ModelTier, pages: Pages, identity: PageIdentity) -> None:
@@ -39,7 +39,7 @@ class PoolTier:
         self._identity = identity
 
     def exist(self, hashes: Sequence[str]) -> list[bool]:
-        """Return which pages are in the tier. What it cannot say in time is absent."""
+        """Return true for each page in the tier; a page without an answer in time is absent."""
         return self._run(Operation.LOOKUP, hashes, [])
 
     def move(
@@ -49,12 +49,12 @@ class PoolTier:
 
         Args:
             operation: a load or a store.
-            hashes: the pages.
-            indices: of their tokens in the host pool.
+            hashes: the pages' hashes.
+            indices: the host pool's indices of the pages' tokens.
 
         Returns:
             For each page, true if it was moved whole. A page that failed to load holds anything.
-            None is moved where the indices are not those of as many pages.
+            No page is moved if the number of indices does not fit the number of pages.
         """
         if len(indices) != len(hashes) * self._pages.tokens:
             return [False] * len(hashes)
@@ -63,18 +63,18 @@ class PoolTier:
     def move_tensors(
         self, operation: Operation, hashes: Sequence[str], tensors: Sequence[torch.Tensor]
     ) -> list[bool]:
-        """Load or store flat pages outside of the host pool; none where pages are not staged."""
+        """Load or store flat pages outside of the host pool; none moves if pages are in place."""
         if not isinstance(self._pages, StagedPages):
             return [False] * len(hashes)
         return self._pages.move_tensors(operation, tensors, partial(self._move, operation, hashes))
 
     @property
     def page_bytes(self) -> int:
-        """Length of a page."""
+        """Length of a page, all parts together."""
         return self._pages.parts * self._pages.memory.chunk_bytes
 
     def close(self) -> None:
-        """Wait for the tier, which was closed, and let go of the memory."""
+        """Wait for the closed tier to end, and release the memory."""
         self.chunks.join()
         self._pages.close()
 

@@ -37,16 +37,16 @@ class KVTierHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
     """A tier of any installed backend, for SGLang's ``--hicache-storage-backend dynamic``.
 
     Each of SGLang's host pools has a namespace and a client of its own. With ``interface_v1`` and a
-    layout whose pages lie whole (``page_first``, ``page_first_direct``, ``page_head``), the tier
-    runs in threads and reads and writes pages in place. Otherwise they are copied through shared
-    memory, which a tier in a process of its own can reach.
+    layout whose pages are contiguous (``page_first``, ``page_first_direct``, ``page_head``), the
+    tier runs in threads and reads and writes pages in place. Otherwise they are copied through
+    shared memory, which a tier in a process of its own can reach.
 
     SGLang waits in threads of its own for each call, and reuses a page's memory when the call
-    returns. So a call returns when its I/O has ended, not at its deadline already, which a backend
-    that hangs in a system call can put off.
+    returns. So a call returns when its I/O has ended, which may be after its deadline if a backend
+    hangs in a system call.
 
     Args:
-        storage_config: SGLang's; ``extra_config`` has our option ``tier``.
+        storage_config: SGLang's configuration; ``extra_config`` has our option ``tier``.
         kwargs: not used.
 
     Raises:
@@ -95,12 +95,12 @@ class KVTierHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
         pool_transfers: list[PoolTransfer] | None = None,
         extra_info: Any = None,
     ) -> PoolTransferResult:
-        """Return how long a prefix can be restored, with what each pool has of it."""
+        """Return how many pages of a prefix can be restored, and each pool's hits in it."""
         kv_pages = self.batch_exists(keys)
         hits = {PoolName.KV: kv_pages} if kv_pages else {}
         restorable = list(range(1, kv_pages + 1))
         for transfer in pool_transfers or []:
-            # Blocks are never needed for a hit, and are not stored.
+            # Groups of blocks are never needed for a hit, and are not stored.
             if not restorable or transfer.hit_policy is PoolHitPolicy.BLOCK_GROUPS:
                 continue
             found = self._tier_of(transfer.name).exist(keys[:kv_pages])
@@ -114,19 +114,19 @@ class KVTierHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
     def batch_get_v2(
         self, transfers: list[PoolTransfer], extra_info: Any = None
     ) -> dict[str, list[bool]]:
-        """Load pages of several pools; return for each pool which pages were loaded."""
+        """Load pages of several pools; return by pool true for each page that was loaded."""
         return {t.name: self._move(_LOAD, t.name, t.keys, t.host_indices) for t in transfers}
 
     def batch_set_v2(
         self, transfers: list[PoolTransfer], extra_info: Any = None
     ) -> dict[str, list[bool]]:
-        """Store pages of several pools; return for each pool which pages were stored."""
+        """Store pages of several pools; return by pool true for each page that was stored."""
         return {t.name: self._move(_STORE, t.name, t.keys, t.host_indices) for t in transfers}
 
     # --- pages of keys and values ---------------------------------------------------------------
 
     def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
-        """Return how many of the first pages are in the tier."""
+        """Return how many pages are in the tier before the first missing one."""
         return sum(takewhile(bool, self._tier_of(_KV).exist(keys)))
 
     def exists(self, key: str) -> bool:
@@ -136,13 +136,13 @@ class KVTierHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
     def batch_get_v1(
         self, keys: list[str], host_indices: torch.Tensor, extra_info: Any = None
     ) -> list[bool]:
-        """Load pages; return which were loaded."""
+        """Load pages; return true for each page that was loaded."""
         return self._move(_LOAD, _KV, keys, host_indices)
 
     def batch_set_v1(
         self, keys: list[str], host_indices: torch.Tensor, extra_info: Any = None
     ) -> list[bool]:
-        """Store pages; return which were stored."""
+        """Store pages; return true for each page that was stored."""
         return self._move(_STORE, _KV, keys, host_indices)
 
     def batch_get(
@@ -151,7 +151,7 @@ class KVTierHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
         target_locations: Sequence[torch.Tensor] | None = None,
         target_sizes: Any = None,
     ) -> list[torch.Tensor | None]:
-        """Load flat pages into tensors; ``None`` stands for one that was not loaded."""
+        """Load flat pages into tensors; return ``None`` for each page that was not loaded."""
         targets = list(target_locations or ())
         return [
             target if is_there else None
@@ -175,7 +175,7 @@ class KVTierHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
         target_locations: Any = None,
         target_sizes: Any = None,
     ) -> bool:
-        """Store flat pages; return true if all were stored. Those that were stored stay."""
+        """Store flat pages; return true if all were stored. Stored pages stay either way."""
         return all(self._move_tensors(_STORE, keys, list(values or ())))
 
     def set(
@@ -191,12 +191,12 @@ class KVTierHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
     # --- everything -----------------------------------------------------------------------------
 
     def clear(self) -> None:
-        """Have every page of this model deleted, those of all ranks. Until then, each is a miss."""
+        """Delete this model's pages of all ranks in the background; until then each is a miss."""
         for tier in self._open_tiers():
             tier.chunks.purge()
 
     def get_stats(self) -> StorageMetrics:
-        """Return pages and GB/s of each call since the last time, for SGLang's histograms."""
+        """Return pages and GB/s of each call since the last statistics, for SGLang's histograms."""
         from sglang.srt.observability.metrics_collector import StorageMetrics
 
         with self._lock:
@@ -209,11 +209,11 @@ class KVTierHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
         )
 
     def stats_now(self) -> list[TierStats]:
-        """Return a copy of each pool's counters and of its tier's state."""
+        """Return a snapshot of each pool's tier: its counters and state."""
         return [tier.chunks.stats_now() for tier in self._open_tiers()]
 
     def close(self) -> None:
-        """Have stores finish, and close the tiers; a second call does nothing."""
+        """Let stores finish, and close the tiers; a second call does nothing."""
         with self._lock:
             tiers, self._tiers = self._tiers, {}
         for tier in tiers.values():
