@@ -54,7 +54,7 @@ def rm_command(
     timeout: TimeoutOption = "60s",
     as_json: JsonOption = False,
 ) -> None:
-    """Delete chunks from tiers, by namespace, model and age, after it has counted them and asked.
+    """Delete chunks from tiers, by namespace, model and age, after counting them and asking.
 
     Engines that use the tiers recompute the deleted chunks. Without --unused-for, the engines at
     the configuration's admin_socket empty their host pools too. For example
