@@ -7,13 +7,13 @@ import sys
 
 
 def main() -> None:
-    """Run the command; what it needs beyond the core is the extra ``cli``."""
+    """Run the command, which needs the extra ``cli``."""
     try:
         from kvtier_sdk.cli.app import run
 
         sys.exit(run())
     except KeyboardInterrupt:
-        # As a shell says it.
+        # The status that shells report for a command that a signal has ended.
         sys.exit(128 + signal.SIGINT)
     except ModuleNotFoundError as error:
         if error.name not in ("typer", "rich", "click"):

@@ -1,4 +1,4 @@
-"""The command line: its commands, and how errors end them."""
+"""The command line: its commands, and the exit statuses of errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
-    # Its boxes show local variables, by default in some releases, and so may show passwords.
+    # In some releases typer's tracebacks show local variables by default, which may hold passwords.
     pretty_exceptions_enable=False,
     help="Offloading the KV cache of large language models through tiers of memory and storage.",
 )
@@ -56,7 +56,7 @@ def _root(
     logging.getLogger("kvtier").setLevel(logging.WARNING)
 
 
-# In the order of their use.
+# The help lists the commands in this order, which is the order in which they are first needed.
 app.command("check")(check_command)
 app.add_typer(tier_app, name="tier")
 app.command("top")(top_command)
@@ -68,11 +68,11 @@ app.command("new-backend")(new_backend_command)
 app.command("replay")(replay_command)
 
 
-#: What wrong arguments raise. Newer releases of typer have a copy of click under a name of theirs.
+#: The error for wrong arguments, found by name because newer releases of typer include click.
 _WrongUsage: Any = next(
     base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException"
 )
-#: In the environment, it shows the traceback of an unexpected error.
+#: The environment variable that makes unexpected errors show their traceback.
 _TRACEBACK = "KVTIER_TRACEBACK"
 
 
@@ -111,5 +111,5 @@ def run() -> int:
 
 
 def _tell(text: str) -> None:
-    """Write lines of ours to stderr; what a command line names may be a URL with a password."""
+    """Write lines to stderr with passwords masked: an argument may be a URL with one."""
     say(*without_password(text).split("\n"), to_stderr=True)

@@ -76,7 +76,7 @@ def _wanted(names: Sequence[str]) -> list[BackendInfo]:
 
 
 def _describe(info: BackendInfo) -> dict[str, Any]:
-    """One backend as plain data; of one that cannot be loaded, its metadata and the reason."""
+    """Describe a backend as plain data: its metadata, and its options or why it does not load."""
     described: dict[str, Any] = {**asdict(info), "url_schemes": url_schemes(info), "fault": None}
     try:
         tier_class = load_backend(info.name)
@@ -124,7 +124,7 @@ def _show(described: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _declared(backend: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each thing that a backend asks of the runner."""
+    """Yield a line for each setting that a backend declares for its runner."""
     if backend["needs_process"]:
         yield "always runs in a process of its own"
     if backend["max_batch_keys"] is not None:
@@ -145,7 +145,7 @@ def _show_options(options: Sequence[OptionInfo]) -> None:
         cells = (f"  {option.name}", kind, written_default(option), option.meaning)
         table.add_row(*map(one_line, cells))
     if options:
-        # Lines that it wraps cannot go through `say`.
+        # `say` would escape the line breaks of a wrapped table.
         Console(highlight=False, markup=False).print(table)
     say("")
 

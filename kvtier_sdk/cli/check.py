@@ -28,12 +28,12 @@ class _Findings:
     """The findings about a configuration.
 
     Attributes:
-        file: its path, or the URL of its one tier.
-        mistakes: in its text, a line each.
+        file: the configuration's path, or the URL of its only tier.
+        mistakes: the mistakes in the configuration, one line each.
         configuration: the options in effect, defaults included and secrets masked.
         pool_fault: the reason why the host pool cannot be made, if any.
         tiers: the results of the dry run.
-        remarks: about the whole.
+        remarks: notes on the whole configuration.
     """
 
     file: str
@@ -109,7 +109,7 @@ def _check(
     else:
         config = target.config.to_dict(defaults=True)
         if target.is_url:
-            # All else is of an engine, of which a URL says nothing.
+            # A URL describes only a tier: the other options would be an engine's.
             config = {"tiers": config["tiers"]}
         findings.configuration = config
         yield from _configuration_lines(config)
@@ -148,7 +148,7 @@ _VERDICTS = {0: "ok", _DRY_RUN_FAILED: "does not work as it is", _MISTAKEN: "is 
 
 
 def _configuration_lines(configuration: Mapping[str, Any]) -> Iterator[str]:
-    """The options in effect as TOML, without those that have no value."""
+    """Yield the options in effect as TOML, without unset options."""
     yield from _option_lines({name: of for name, of in configuration.items() if name != "tiers"})
     for tier in configuration.get("tiers", ()):
         yield from ("", "[[tiers]]")

@@ -19,9 +19,9 @@ from kvtier_sdk.options.place import one_line
 from kvtier_sdk.options.units import parse_seconds
 
 _LOOK_S = 0.2
-#: An engine without a step for so long is idle.
+#: An engine that has made no step for this long is idle.
 _STEP_S = 1.0
-#: How long to wait for chunks in use.
+#: Longest wait for chunks that are still in use.
 _IN_USE_S = 10.0
 
 Socket = Annotated[
@@ -32,7 +32,7 @@ _Tier = Annotated[str, typer.Argument(metavar="TIER", help="The tier's name.")]
 
 
 def ask_engine(socket: Path, **request: Any) -> dict[str, Any]:
-    """Ask an engine; one that does not answer is a line on stderr and status 1."""
+    """Ask an engine; without an answer, end the command with a line on stderr and status 1."""
     try:
         answer = ask(socket, request)
     except OSError as error:
@@ -47,7 +47,7 @@ def ask_engine(socket: Path, **request: Any) -> dict[str, Any]:
 def purge_pools(
     config: TieringConfig, namespaces: Collection[str], before: Sequence[dict[str, Any]] = ()
 ) -> list[dict[str, Any]]:
-    """Have the engines of a configuration empty their host pools, and wait for them."""
+    """Make the engines of a configuration empty their host pools, and wait for them."""
     if config.admin_socket is None:
         return []
     path = Path(config.admin_socket)
@@ -79,7 +79,7 @@ def _purge_pool(socket: Path, namespaces: Collection[str]) -> dict[str, Any]:
 
 
 def tell_purge(config: TieringConfig, purged: list[dict[str, Any]]) -> Iterator[str]:
-    """Say what engines have forgotten, and what they may still serve; a line each."""
+    """Yield a line for each engine: the chunks that it has forgotten, and may still serve."""
     if not purged:
         where = config.admin_socket
         why = "there is no 'admin_socket'" if where is None else f"there is none at {where}"
@@ -102,7 +102,7 @@ def tell_purge(config: TieringConfig, purged: list[dict[str, Any]]) -> Iterator[
 
 
 def wait(duration_s: float) -> None:
-    """Let time pass."""
+    """Block for a duration."""
     threading.Event().wait(duration_s)
 
 
@@ -113,17 +113,17 @@ def drain_command(
         str, typer.Option(metavar="DURATION", help="How long to wait for what is under way.")
     ] = "30s",
 ) -> None:
-    """Take a tier out of a running engine, and wait until nothing of it is under way.
+    """Take a tier out of a running engine, and wait until none of its jobs is under way.
 
-    The engine asks it nothing and gives it nothing until 'kvtier resume'. The exit status is 1 if
-    something is still under way after the timeout; the tier is out all the same.
+    The engine sends it no lookups, loads or stores until 'kvtier resume'. The exit status is 1 if
+    jobs are still under way after the timeout; the tier is out all the same.
     """
     timeout_s = read_flag("--timeout", parse_seconds, timeout)
     clock = SystemClock()
     began_s = clock.now_s()
     ask_engine(socket, command="drain", tier=tier)
     while True:
-        # The step that runs meanwhile may still begin something.
+        # Wait first, because the step that is running now may still begin jobs.
         wait(_LOOK_S)
         (found,) = (t for t in ask_engine(socket, command="status")["tiers"] if t["name"] == tier)
         waited_s = clock.now_s() - began_s
@@ -136,7 +136,7 @@ def drain_command(
 
 
 def resume_command(socket: Socket, tier: _Tier) -> None:
-    """Put a tier back that was taken out of a running engine."""
+    """Put a drained tier back into a running engine."""
     found = ask_engine(socket, command="resume", tier=tier)
     suspended = [
         name for name, field in (("reads", "reads_open"), ("stores", "stores_open")) if found[field]

@@ -1,4 +1,4 @@
-"""The engines whose packages are installed, as the commands use them."""
+"""The tools that installed engine packages provide for the commands."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.registry import ENGINES_GROUP, load_all
 from kvtier_sdk.types import OffloadKey
 
-#: Options that begin an engine's configuration, to the package of this project that reads it.
+#: Top-level options of engines' configurations, and the package of this project that reads each.
 _PUBLISHED = {
     "kv_connector": "kvtier-vllm",
     "kv_connector_extra_config": "kvtier-vllm",
@@ -28,7 +28,7 @@ def tools_for(options: Mapping[str, Any], *, where: str) -> EngineTools | None:
     """Return the tools that read a configuration; ``None`` if it is kvtier's own.
 
     Raises:
-        ConfigError: it is that of an engine whose package is not installed.
+        ConfigError: it is an engine's configuration, and the engine's package is not installed.
     """
     for tools in installed_engines().values():
         if tools.reads(options):
@@ -43,8 +43,8 @@ def prompt_keys(tokens: Sequence[int], facts: Mapping[str, Any]) -> list[list[Of
     """Compute the keys of a prompt's chunks, as the engine of a namespace does.
 
     Raises:
-        ConfigError: no installed package computes the engine's keys, or they do not follow from
-            the facts.
+        ConfigError: no installed package computes the engine's keys, or the facts do not determine
+            them.
     """
     engine = str(facts.get("engine", "")).partition(" ")[0]
     tools = installed_engines().get(engine)

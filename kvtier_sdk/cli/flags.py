@@ -1,4 +1,4 @@
-"""Values of flags."""
+"""The values of flags."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def read_flag(flag: str, parse: Callable[[str], T], text: str) -> T:
     """Read the value of a flag.
 
     Raises:
-        ConfigError: ``parse`` has refused it.
+        ConfigError: ``parse`` refused the value.
     """
     try:
         return parse(text)

@@ -1,4 +1,4 @@
-"""``kvtier metrics``: the table of metrics, and what a monitoring needs of it."""
+"""``kvtier metrics``: the table of metrics, and alert rules and a dashboard for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ metrics_app = typer.Typer(
 
 @metrics_app.command("list")
 def list_command() -> None:
-    """List every metric: its name, kind and labels, and what it counts."""
+    """List every metric: its name, kind, labels and meaning."""
     for metric in METRICS:
         labels = f"{{{', '.join(metric.labels)}}}" if metric.labels else ""
         unit = f" of {metric.unit}" if metric.unit else ""

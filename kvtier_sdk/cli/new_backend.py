@@ -20,12 +20,12 @@ from kvtier_sdk.registry import available_backends, url_schemes
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(?:[-_][a-z0-9]+)*")
 _LONGEST = 30
-#: Names that a backend cannot have, and why.
+#: Names that a backend cannot have, and the reasons.
 _RESERVED = {
     "kvtier": "in a tier's 'type' it stands for any backend",
     "sdk": "kvtier-sdk is this package",
 }
-#: Template to the file that is made from it.
+#: Each template, and the file that is made from it.
 _FILES = {
     "Makefile.in": "Makefile",
     "README.md.in": "README.md",
@@ -80,7 +80,7 @@ def new_backend_command(
 def _source() -> Path | None:
     """Return the directory or wheel that kvtier-sdk was installed from; ``None`` for an index.
 
-    The new package's own environment cannot find an unpublished kvtier-sdk on an index either.
+    An unpublished kvtier-sdk is on no index, so the new package must install it from there too.
     """
     origin = distribution("kvtier-sdk").read_text("direct_url.json")
     parts = urlsplit(json.loads(origin)["url"] if origin else "")
@@ -116,7 +116,7 @@ def _scheme(name: str) -> str:
 
 
 def _words(name: str) -> Mapping[str, str]:
-    """Return the words of a template between two ``@``, and what replaces each."""
+    """Return the words that templates have between two ``@``, and the replacement of each."""
     scheme = _scheme(name)
     return {
         "NAME": name,

@@ -1,4 +1,4 @@
-"""``kvtier replay``: a workload through the tiers, without an engine."""
+"""``kvtier replay``: plays a workload through the tiers, without an engine."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from kvtier_sdk.replay import (
     sweep_pool,
 )
 
-#: Options of a replay that neither the command line nor the file gives.
+#: Defaults of options that are given neither on the command line nor in the file.
 _DEFAULTS: Mapping[str, Any] = {"slots": 2000}
-#: A replay is not the engine: it takes neither its trace nor its socket nor its port.
+#: A replay must not use the engine's trace directory, admin socket or metrics port, so it has none.
 _ENGINES_OWN: Mapping[str, Any] = dict.fromkeys(("trace_dir", "admin_socket", "metrics_port"))
 #: Tokens of a block in the published traces.
 _TRACE_TOKENS = 512
@@ -252,7 +252,7 @@ def _workload(
 
 
 def _chunk_bytes(played: Sequence[ReplayRequest]) -> int | None:
-    """The size of all chunks, if the workload says it."""
+    """Return the size of all chunks, if the workload gives a single one."""
     sizes = {request.chunk_bytes for request in played}
     return sizes.pop() if len(sizes) == 1 else None
 
@@ -260,7 +260,7 @@ def _chunk_bytes(played: Sequence[ReplayRequest]) -> int | None:
 def _configuration(
     file: Path | None, flags: Mapping[str, Any], defaults: dict[str, Any]
 ) -> TieringConfig:
-    """Read the flags, and beside them those options of the file that no flag overrides."""
+    """Read the flags, and the options of the file that no flag overrides."""
     given = TieringConfig.from_dict({**defaults, **flags}, where="command line")
     if file is None:
         return given
@@ -281,7 +281,7 @@ def _configuration(
 def _of_engine(
     config: TieringConfig, given: TieringConfig, flags: Mapping[str, Any]
 ) -> TieringConfig:
-    """Put the flags over an engine's options, among which there is no size of a chunk."""
+    """Put the flags over an engine's options, which do not give the size of a chunk."""
     names = {*flags, "chunk_bytes"}
     size = {"pool_bytes": None} if "slots" in flags else {}
     update = {**_ENGINES_OWN, **size, **{name: getattr(given, name) for name in names}}

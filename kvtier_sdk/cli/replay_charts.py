@@ -1,4 +1,4 @@
-"""The charts of a replay's page: what they show, and the text of each value."""
+"""The charts of a replay's page: their values, and the text of each value."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvtier_sdk.cli.sweep_view import suggestion
 from kvtier_sdk.options.units import format_bytes
 from kvtier_sdk.replay import PoolSweep, ReplayReport, SweepPoint
 
-#: Most columns of a chart, however long the trace.
+#: Most columns of a chart, however long the trace is.
 _MOST_COLUMNS = 100
 _MOST_DEPTHS = 40
 _TIER_COLORS = ("tier1", "tier2", "tier3")
@@ -23,10 +23,10 @@ class Series:
     """One line, or one part of each column.
 
     Attributes:
-        name: in the legend and the table.
-        color: the name of a colour of the page.
-        values: from the left.
-        dashed: true for a line that may lie on another.
+        name: the name in the legend and the table.
+        color: the name of one of the page's colours.
+        values: the values, from the left.
+        dashed: true for a line that may coincide with another.
     """
 
     name: str
@@ -37,18 +37,18 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """One chart, which is also a table.
+    """One chart, which is also shown as a table.
 
     Attributes:
         kind: ``columns``, stacked, or ``curve``.
-        title: what it shows.
-        note: how to read it.
-        unit: of the horizontal axis.
-        heads: what each value is of; the table's first column.
-        labels: the same for the axis, short.
+        title: the heading.
+        note: an explanation of how to read the chart.
+        unit: the unit of the horizontal axis.
+        heads: the meaning of each column; the table's first column.
+        labels: short heads, for the axis.
         series: the values.
-        text: writes a value.
-        top: end of the vertical axis; the series' own where it is 0.
+        text: a function that formats a value.
+        top: the end of the vertical axis; 0: the highest value decides.
         marks: named places on the horizontal axis, in columns from the left.
     """
 
@@ -69,9 +69,9 @@ class Source:
     """An origin of chunks: the host pool, a tier, or the engine, which computed them.
 
     Attributes:
-        name: the tier's, or ``computed``.
-        color: the name of a colour of the page.
-        chunks: of all requests.
+        name: ``host pool``, the tier's name, or ``computed``.
+        color: the name of one of the page's colours.
+        chunks: number of chunks, over all requests.
     """
 
     name: str
@@ -81,12 +81,12 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """How long requests of one kind waited.
+    """The waits of one kind of requests.
 
     Attributes:
-        name: of the kind.
-        color: the name of a colour of the page.
-        waits_s: seconds of each request, the shortest first.
+        name: the kind's name.
+        color: the name of one of the page's colours.
+        waits_s: each request's wait, shortest first.
     """
 
     name: str
@@ -145,7 +145,7 @@ def waits(report: ReplayReport) -> list[Waits]:
 
 
 def ticks(top: float) -> tuple[float, list[float]]:
-    """Return the end of an axis that is to reach ``top``, and up to six round values on it."""
+    """Return an axis end of at least ``top``, and up to six round values on the axis."""
     if not top:
         return 1.0, [0.0, 1.0]
     decade = 10.0 ** math.floor(math.log10(top))
@@ -264,7 +264,7 @@ def _what_if(report: ReplayReport, sweep: PoolSweep) -> Chart:
 def _shares(
     report: ReplayReport, hits: Iterable[Sequence[int]], chunks: Sequence[int]
 ) -> list[Series]:
-    """The part of each source, the computed chunks left out."""
+    """Return the shares of all sources except the computed chunks."""
     return [
         Series(
             of.name,
@@ -276,7 +276,7 @@ def _shares(
 
 
 def _edges(count: int, most: int) -> list[tuple[int, int]]:
-    """Cut a range into equal parts, at most so many."""
+    """Cut a range into equal parts, at most ``most``."""
     width = max(1, -(-count // most))
     return [(start, min(start + width, count)) for start in range(0, count, width)]
 

@@ -1,4 +1,4 @@
-"""A replay as one page of HTML that loads nothing: figures, charts and their tables."""
+"""A replay as one self-contained page of HTML: figures, charts and their tables."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from kvtier_sdk.replay import PoolSweep, ReplayReport
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """The facts of a replay that are not among its figures.
+    """The facts about a replay that its report does not hold.
 
     Attributes:
-        workload: its name.
-        concurrency: requests that overlapped.
-        chunk_tokens: tokens that a chunk stands for, where that is known.
+        workload: the workload's name.
+        concurrency: number of requests played at a time.
+        chunk_tokens: number of tokens in a chunk, if known.
         options: the configuration as text, without secrets.
     """
 
@@ -44,7 +44,7 @@ class Played:
 def replay_page(report: ReplayReport, sweep: PoolSweep, played: Played) -> str:
     """Write the page."""
     drawn = charts(report, sweep)
-    # "</script>" in a text would end the script that holds the data.
+    # Escaped, because "</script>" in a text would end the script that holds the data.
     data = json.dumps([_data(chart) for chart in drawn]).replace("<", "\\u003c")
     words = {
         "TITLE": escape(f"kvtier replay: {played.workload}"),
@@ -56,7 +56,7 @@ def replay_page(report: ReplayReport, sweep: PoolSweep, played: Played) -> str:
 
 
 def _data(chart: Chart) -> dict[str, Any]:
-    """The data of a chart, for the page's script."""
+    """Return a chart's data for the page's script."""
     values = [of.values for of in chart.series]
     heights = map(max if chart.kind == "curve" else sum, zip(*values, strict=True))
     top, steps = ticks(chart.top or max(heights, default=0))
@@ -107,7 +107,7 @@ def _setup(report: ReplayReport, sweep: PoolSweep, played: Played) -> str:
 
 
 def _complaints(report: ReplayReport) -> str:
-    """The faults of the replay, a line each."""
+    """Return the replay's faults, one line each."""
     lines = [f"{report.wrong_bytes:,} bytes came back wrong"] if report.wrong_bytes else []
     lines += [f"failed: {count:,} chunks, {reason}" for reason, count in report.failures.items()]
     lines += [f"dropped: {report.dropped:,} chunks"] if report.dropped else []
@@ -150,7 +150,7 @@ def _moved(tiers: Sequence[TierStats]) -> tuple[str, str]:
 
 
 def _origins(report: ReplayReport) -> str:
-    """One bar: where all chunks came from."""
+    """Return a bar of the sources of all chunks."""
     origins = sources(report)
     parts = "".join(
         f'<div style="flex:{of.chunks} 0 0;background:var(--{of.color})"></div>'

@@ -20,7 +20,7 @@ from kvtier_sdk.replay import ReplayReport
 
 @contextmanager
 def progress(total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr for as long as the block runs; yields what moves it."""
+    """Show a bar on stderr while the block runs; yield a function that sets its position."""
     columns = (
         TextColumn("replay"),
         BarColumn(),
@@ -29,7 +29,7 @@ def progress(total: int) -> Iterator[Callable[[int], None]]:
         TimeRemainingColumn(),
     )
     console = Console(stderr=True)
-    # Into a file or a pipe a bar is noise.
+    # In a file or a pipe, a bar would be noise.
     hidden = not console.is_terminal
     with Progress(*columns, console=console, disable=hidden, transient=True) as bar:
         task = bar.add_task("replay", total=total)
@@ -37,12 +37,12 @@ def progress(total: int) -> Iterator[Callable[[int], None]]:
 
 
 def print_json(report: ReplayReport, file: TextIO = sys.stdout) -> None:
-    """One object, on stdout or into a file."""
+    """Print one JSON object, on stdout or into a file."""
     print(json.dumps(report.as_json()), file=file)
 
 
 def print_table(report: ReplayReport, *, overlapped: bool) -> None:
-    """Print the figures, and what there is to say about them."""
+    """Print the figures, with notes on them."""
     console = Console(highlight=False, soft_wrap=True)
     console.print(
         f"{report.requests:,} requests, {report.chunks:,} chunks of "
@@ -95,6 +95,6 @@ def _row(tier: TierStats, report: ReplayReport) -> list[str]:
 
 
 def _speed(size_bytes: int, jobs_s: float, elapsed_s: float) -> str:
-    # Jobs that overlap count each, so that their sum may be longer than the whole run.
+    # Overlapping jobs each count in full, so their sum may be longer than the whole run.
     duration_s = min(jobs_s, elapsed_s)
     return f"{size_bytes / duration_s / 1e9:.2f}" if duration_s else "-"

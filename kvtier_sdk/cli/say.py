@@ -1,4 +1,4 @@
-"""Lines of a command on the terminal."""
+"""The lines that commands print on the terminal."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from kvtier_sdk.options.secrets import MaskingFormatter
 
 
 def say(*lines: str, to_stderr: bool = False) -> None:
-    """Print lines. Text of others in them moves no cursor, and begins no line of its own."""
+    """Print lines, escaped so that others' text in them cannot move the cursor or begin a line."""
     for line in lines:
-        # Flushed into a pipe too: the next line may take as long as a tier does.
+        # Flush into pipes too, because the next line may have to wait for a tier.
         print(one_line(line), file=sys.stderr if to_stderr else sys.stdout, flush=True)
 
 
 class TerminalFormatter(MaskingFormatter):
-    """Formats a log's records for the terminal: libraries log what a store sent them."""
+    """Formats log records for the terminal, escaped: libraries log text that a store has sent."""
 
     def format(self, record: logging.LogRecord) -> str:
         return "\n".join(map(one_line, super().format(record).split("\n")))

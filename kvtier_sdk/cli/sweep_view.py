@@ -14,12 +14,12 @@ from kvtier_sdk.replay import PoolSweep
 
 
 def print_sweep_json(sweep: PoolSweep, chunk_bytes: int, file: TextIO = sys.stdout) -> None:
-    """One object, on stdout or into a file."""
+    """Print one JSON object, on stdout or into a file."""
     print(json.dumps(sweep.as_json(chunk_bytes)), file=file)
 
 
 def print_sweep(sweep: PoolSweep, chunk_bytes: int) -> None:
-    """Print the hit rate by size, and the size to choose."""
+    """Print the hit rate by size, and a suggested size."""
     console = Console(highlight=False, soft_wrap=True)
     pool = format_bytes(sweep.pool.slots * chunk_bytes)
     console.print(
@@ -48,7 +48,7 @@ def print_sweep(sweep: PoolSweep, chunk_bytes: int) -> None:
 
 
 def _worth(sweep: PoolSweep) -> str:
-    """Say what the figures rest on."""
+    """Explain how the figures were obtained, and how exact they are."""
     if sweep.share < 1:
         return (
             f"{sweep.policy}: estimated with {sweep.share:.1%} of the chunks, in two halves that "
@@ -58,7 +58,7 @@ def _worth(sweep: PoolSweep) -> str:
 
 
 def suggestion(sweep: PoolSweep, chunk_bytes: int) -> str:
-    """Say which size to choose, and why."""
+    """Suggest a size, and say why."""
     point = sweep.suggested
     size = format_bytes(point.slots * chunk_bytes)
     rate = f"{sweep.rate(point.hit_chunks):.1%}"

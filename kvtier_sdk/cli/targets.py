@@ -1,4 +1,4 @@
-"""The tiers that a command is about: a URL, a configuration, or vLLM's JSON."""
+"""The tiers that a command works on: a URL, a configuration, or vLLM's JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvtier_sdk.options.files import read_options
 from kvtier_sdk.options.place import nearest
 from kvtier_sdk.options.secrets import url_without_password
 
-#: The metavar of an argument that takes one, and what it can be.
+#: Metavar and help of an argument that names tiers.
 TARGET = "TIERS"
 TARGET_HELP = (
     "A tier's URL ('file:///data/kv', 'redis://cache:6379/0'); a configuration in TOML, JSON or "
@@ -29,14 +29,14 @@ _URL = re.compile(r"[A-Za-z][\w+.-]*:")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The tiers that an argument names.
+    """The tiers named by an argument.
 
     Attributes:
         name: the argument, without passwords.
         config: the tiers, and the rest of the configuration.
-        is_url: true for a URL. It says nothing of a host pool: its configuration has neither
-            ``slots`` nor ``pool_bytes``.
-        engine: the engine whose configuration it is; ``None`` for kvtier's own.
+        is_url: true for a URL, which describes no host pool: ``slots`` and ``pool_bytes`` are not
+            set.
+        engine: the tools of the configuration's engine; ``None`` for kvtier's own configuration.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Target:
         """The tier, for a command that works on one.
 
         Raises:
-            ConfigError: there are several, or there is none.
+            ConfigError: there are several tiers, or none.
         """
         if len(self.tiers) == 1:
             return self.tiers[0]
@@ -71,7 +71,7 @@ def read_target(text: str) -> Target:
     """Read an argument that names tiers.
 
     Raises:
-        ConfigError: the file or an option is wrong, or there is no tier of that name.
+        ConfigError: the file or an option is wrong, or no tier has the given name.
         BackendError: the URL's backend cannot be found or loaded.
     """
     if is_url(text):
@@ -91,8 +91,8 @@ def read_target(text: str) -> Target:
 
 
 def is_url(text: str) -> bool:
-    """Tell a tier's URL from the path of a file."""
-    # Of a long URL, a Path would raise.
+    """Return true for a tier's URL, and false for the path of a file."""
+    # Not Path.exists, which raises for a long URL.
     return _URL.match(text) is not None and not os.path.exists(text)
 
 

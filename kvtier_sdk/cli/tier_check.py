@@ -1,4 +1,4 @@
-"""Checks tiers without an engine, through the client that an engine's tiers have."""
+"""Checks tiers without an engine, through the same client that engines use."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from kvtier_sdk.types import Capability, RequestContext, Usage, make_offload_key
 _SLOTS = 2
 _WRITTEN, _READ = range(_SLOTS)
 _REQUEST = RequestContext("kvtier check")
-#: How long the check waits for a tier to say how full it is.
+#: Longest wait for a tier to report its usage.
 _USAGE_S = 5.0
-#: What an operator can do about it.
+#: Advice to the operator, by verdict.
 _ADVICE: dict[Verdict, str] = {
     Verdict.UNAVAILABLE: (
         "see that the store runs, that its address is right, and that this machine reaches it"
@@ -45,21 +45,21 @@ _ADVICE: dict[Verdict, str] = {
     Verdict.CONTRACT: "a bug of the backend: use another release of it, and tell its author",
     Verdict.CORRUPT: "do not use this store: what comes back is not what was stored",
 }
-#: Appended where it is the check that waits no longer.
+#: Appended to the advice if the check's own limit has ended the step.
 _WAIT_LONGER = "; --timeout makes the check wait longer"
-#: How long a tier may take to close when its check was interrupted.
+#: Longest wait for a tier to close when its check was interrupted.
 _INTERRUPTED_S = 0.5
-#: The part of a traceback before each of its errors.
+#: The frames of a traceback, before each of its errors.
 _FRAMES = re.compile(r":?\n+( *)Traceback \(most recent call last\):\n(?:\1  .*\n)+\1")
 
 
 def advice_on(verdict: Verdict) -> str | None:
-    """Return what an operator can do about a verdict; ``None`` if nothing is known to help."""
+    """Return advice to the operator on a verdict; ``None`` if nothing is known to help."""
     return _ADVICE.get(verdict)
 
 
 class _StepError(Exception):
-    """A step failed; the verdict is the tier's."""
+    """A step failed, with the tier's verdict."""
 
     def __init__(self, message: str, verdict: Verdict) -> None:
         super().__init__(message)
@@ -67,7 +67,7 @@ class _StepError(Exception):
 
 
 class _GaveUpError(_StepError):
-    """A step took longer than the check waits."""
+    """A step took longer than the check's limit."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, Verdict.TIMEOUT)
@@ -75,17 +75,17 @@ class _GaveUpError(_StepError):
 
 @dataclass(slots=True)
 class TierCheck:
-    """The outcome for one tier.
+    """The result of checking one tier.
 
     Attributes:
-        name: the tier's.
-        backend: its backend's.
+        name: the tier's name.
+        backend: the backend's name.
         steps_s: seconds that each successful step took, in order: ``open``, ``store``, ``lookup``,
             ``load``, ``remove``.
-        usage: how full it was when it was opened, and the disk's room; ``None`` if it cannot say.
-        fault: why the next step failed; secrets are masked.
-        advice: what to do about it, where the fault does not say so itself.
-        remarks: what else is worth knowing, such as the tier's warnings.
+        usage: the tier's usage and the disk's free space at the opening; ``None`` if unknown.
+        fault: the reason why the next step failed, with secrets masked.
+        advice: advice to the operator, unless the fault itself says what to do.
+        remarks: further notes, such as the tier's warnings.
     """
 
     name: str
@@ -106,7 +106,7 @@ def check_tiers(
     engines nor another check of the same store.
 
     Raises:
-        ConfigError: there is no memory for two chunks.
+        ConfigError: there is not enough memory for two chunks.
     """
     small = config.model_copy(update={"slots": _SLOTS, "pool_bytes": None, "chunk_bytes": None})
     with open_pool(small, chunk_bytes=chunk_bytes) as pool:
@@ -141,7 +141,7 @@ class _Check:
             try:
                 self._take_steps()
             except KeyboardInterrupt:
-                # What does not end in time ends with the interpreter.
+                # A close that takes longer runs in a daemon thread, which ends with the process.
                 _ends_within(_INTERRUPTED_S, lambda: client.close(_INTERRUPTED_S))
                 raise
             except BaseException:
@@ -156,15 +156,15 @@ class _Check:
                 self._outcome.advice = f"{self._outcome.advice}{_WAIT_LONGER}"
         except (ConfigError, BackendError) as error:
             self._note_fault(error, None)
-        except Exception as error:  # of a backend's own, where it is made or opened
+        except Exception as error:  # raised by the backend's code when it is made or opened
             raised = TierContractError(f"raised {type(error).__name__}: {error}")
             raised.tier, raised.operation = self._spec.name, "open"
             self._note_fault(raised, Verdict.CONTRACT)
 
     def _make_tier(self) -> BlockingTier:
-        """Make a tier whose jobs have as long as the check waits."""
+        """Make a tier whose jobs may take as long as the check waits."""
         names = ("lookup_deadline_s", "load_deadline_s", "store_deadline_s")
-        # The check itself waits for the opening, and shorter.
+        # The check's own limit ends the opening, so the tier's deadline must be longer.
         patience = dict.fromkeys(names, self._timeout_s) | {"open_deadline_s": 2 * self._timeout_s}
         spec = self._spec.needed()
         spec = replace(spec, runner=spec.runner.model_copy(update=patience))
@@ -204,8 +204,8 @@ class _Check:
             self._expect(tier.lookup(keys, _REQUEST), Verdict.NOT_FOUND)
 
     def _usage(self) -> Usage | None:
-        """Wait for the tier's first word on how full it is."""
-        # A store that cannot tell, or counts for long, need not hold up the steps.
+        """Wait for the tier's first report of its usage."""
+        # A store that cannot count its chunks, or takes long to, must not hold up the steps.
         stats = self._tier.client.stats
         within_s = min(self._timeout_s, _USAGE_S)
         self._tier.wait(lambda: stats.used_bytes is not None, within_s)
@@ -226,7 +226,7 @@ class _Check:
             )
 
     def _open(self) -> None:
-        """Open the tier, within the time of a step."""
+        """Open the tier within the time limit of a step."""
         raised: list[BaseException] = []
 
         def start() -> None:
@@ -243,7 +243,7 @@ class _Check:
             raise failure
 
     def _expect(self, job: Job | None, expected: Verdict = Verdict.OK) -> None:
-        """Hand a job over, wait for its end, and raise if it comes to another verdict."""
+        """Hand over a job, wait for its end, and raise if its verdict is not the expected one."""
         result = self._tier.result_of(job)
         operation = cast(Job, job).operation
         (verdict,) = result.verdicts
@@ -265,7 +265,7 @@ class _Check:
 
 
 def _ends_within(timeout_s: float, call: Callable[[], None]) -> bool:
-    """Call it in a thread of its own; return true if it has ended in time."""
+    """Call a function in a new thread; return true if it ends in time."""
     thread = threading.Thread(target=call, daemon=True)
     thread.start()
     thread.join(timeout_s)
@@ -273,7 +273,7 @@ def _ends_within(timeout_s: float, call: Callable[[], None]) -> bool:
 
 
 class _Listener(logging.Handler):
-    """Keeps what is logged; of a traceback, which a tier's process may send too, the errors."""
+    """Keeps log messages; of a traceback, which a tier's process may send, only the errors."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -286,11 +286,11 @@ class _Listener(logging.Handler):
 
 @contextmanager
 def _warnings_of(tier: str) -> Iterator[list[str]]:
-    """Collect a tier's warnings in the meantime; shown in the outcome, they are not logged."""
+    """Collect a tier's warnings while the block runs, for the result instead of the log."""
     logger, listener = logging.getLogger(f"kvtier.tier.{tier}"), _Listener()
     level, propagate = logger.level, logger.propagate
     logger.addHandler(listener)
-    # A process of the tier's own is told to send lines of this level.
+    # A tier's own process sends only lines of this level or above.
     logger.setLevel(logging.WARNING)
     logger.propagate = False
     try:

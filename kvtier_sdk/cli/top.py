@@ -24,9 +24,9 @@ from kvtier_sdk.types import Usage
 _Status = Mapping[str, Any]
 
 _NUMBERS = ("hits/s", "share", "found", "load\nGB/s", "store\nGB/s", "queue", "failed", "dropped")
-#: Room for the table where no terminal sets a limit.
+#: Width of the table if no terminal limits it.
 _PIPE_WIDTH = 200
-#: Beyond that the engine sleeps, or is stuck.
+#: An engine without a step for longer is asleep or stuck.
 _LONG_STEP_S = 2.0
 
 
@@ -43,7 +43,7 @@ def top_command(
 ) -> None:
     """Show what a running engine's tiers do: hits, throughput, queues, breakers, drops, space.
 
-    On a terminal the table is redrawn until Ctrl-C; in a pipe one follows the other.
+    On a terminal the table is redrawn until Ctrl-C; in a pipe each look prints another table.
     """
     interval_s = read_flag("--interval", parse_seconds, interval)
     if interval_s == 0:
@@ -74,7 +74,7 @@ def _frames(socket: Path, interval_s: float) -> Iterator[Group]:
     while True:
         wait(interval_s)
         now = _look(socket)
-        # An engine that was started again counts from 0.
+        # A restarted engine counts from 0, so there are no rates since the last look.
         if now["uptime_s"] > before["uptime_s"]:
             yield _frame(before, now)
         before = now
@@ -85,9 +85,9 @@ def _look(socket: Path) -> _Status:
 
 
 def _frame(before: _Status, now: _Status) -> Group:
-    """Show a status, with rates since an earlier one."""
+    """Lay out a status, with rates since an earlier one."""
     duration_s = now["uptime_s"] - before["uptime_s"]
-    # Close together: 80 characters have to do.
+    # Narrow gaps, so that the table fits into 80 characters.
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("tier")
     table.add_column("state")
@@ -180,7 +180,7 @@ def _errors(now: _Status) -> list[Text]:
 
 
 def _disks(now: _Status) -> Iterator[Text]:
-    """A line for each tier on a disk: its contents, and the disk's room."""
+    """Yield a line for each tier on a disk: its contents, and the disk's free space."""
     for tier in now["tiers"]:
         if tier.get("free_bytes") is not None:
             names = ("used_chunks", "used_bytes", "capacity_bytes", "free_bytes")

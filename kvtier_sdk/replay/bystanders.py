@@ -1,4 +1,4 @@
-"""Others whose chunks lie in the same store, and must survive a replay."""
+"""The check that a replay evicts no chunks of others from a store that it shares with them."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from kvtier_sdk.options.place import one_line
 from kvtier_sdk.options.tier import BoundedTierConfig
 from kvtier_sdk.types import Capability
 
-#: A replay may evict its own chunks. A check leaves no more than a manifest.
+#: A replay may evict chunks of replays, and a check leaves only a manifest.
 _OURS = ("kvtier replay", "kvtier check")
-#: The tiers are listed, and not asked for a chunk.
+#: The tiers only list their namespaces, so any namespace will do to open them.
 _NOBODYS = Namespace({})
-#: Facts that tell people whose a namespace is.
+#: Facts by which people recognize a namespace.
 _TELLING = ("engine", "model")
 
 
 def check_bystanders(tiers: Iterable[TierSpec], clock: Clock) -> None:
-    """Check that no tier with a limit holds chunks that a replay has not stored.
+    """Check that no tier with a limit holds chunks of others, such as an engine's.
 
     A tier that cannot list its namespaces is not checked.
 
     Raises:
-        ReplayError: a tier does; the message says how to go on.
+        ReplayError: a tier holds some; the message says how to go on.
         TierError: a tier cannot be reached.
     """
     for spec in tiers:
@@ -37,7 +37,8 @@ def check_bystanders(tiers: Iterable[TierSpec], clock: Clock) -> None:
         is_ours = isinstance(spec.config, BoundedTierConfig)
         if is_ours and not _limits(spec):
             continue
-        # A place that is not there yet holds nothing. Other mistakes show when the tier is opened.
+        # A place that does not exist yet holds nothing, and the replay's own opening of the tier
+        # reports all other mistakes.
         with suppress(ConfigError), open_for_maintenance(spec, _NOBODYS, clock=clock) as tier:
             if is_ours:
                 options = " and ".join(f"'{name}'" for name in _limits(spec))
@@ -47,7 +48,7 @@ def check_bystanders(tiers: Iterable[TierSpec], clock: Clock) -> None:
 
 
 def _limits(spec: TierSpec) -> list[str]:
-    """The options by which a tier of ours evicts, in all namespaces of its place."""
+    """Return the options that make a tier of ours evict, from all namespaces of its place."""
     config = spec.config
     assert isinstance(config, BoundedTierConfig)
     given = {

@@ -31,7 +31,7 @@ class ChunkContent:
         np.frombuffer(view, np.uint8)[:] = self._expected(key)
 
     def wrong_bytes(self, key: OffloadKey, view: memoryview) -> int:
-        """Compare a slot with its chunk's content."""
+        """Count the bytes of a slot that differ from its chunk's content."""
         return int(np.count_nonzero(np.frombuffer(view, np.uint8) != self._expected(key)))
 
     def _expected(self, key: OffloadKey) -> npt.NDArray[np.uint8]:

@@ -26,10 +26,10 @@ from kvtier_sdk.replay.workload import ReplayRequest
 from kvtier_sdk.tiering import TieringManager
 from kvtier_sdk.types import LookupResult, OffloadKey, RequestContext
 
-# How long a step lasts while a tier works, as an engine's would. What a request waits for may also
-# need no report of a tier (another request's store): then this is how often it looks.
+# Longest step while a tier works, about as long as an engine's. A request may also wait for another
+# request's store, which no tier reports, so it has to look again after each step.
 _STEP_S = 0.01
-# A closed loop waits where an engine would go on, so nothing may give up before it is done.
+# A closed loop waits where an engine would go on, so no deadline may end a job early.
 _PATIENT_S = 600.0
 _CONTENT_VERSION = 1
 
@@ -60,7 +60,7 @@ def replay(
     if closed:
         config = config.model_copy(update={"tiers": tuple(map(_patient, config.tiers))})
     if config.recompute_s is None:
-        # Nothing is computed, so there is nothing to compare a load with.
+        # Nothing is computed, so every load counts as faster than computing.
         config = config.model_copy(update={"recompute_s": math.inf})
     if not evict_others:
         check_bystanders(config.tiers, clock)
@@ -102,14 +102,14 @@ def _namespace(chunk_bytes: int) -> Namespace:
 
 
 def _patient(spec: TierSpec) -> TierSpec:
-    """A tier for the closed loop: its deadlines hold where none is configured."""
+    """Return a tier for the closed loop, with long deadlines where none is configured."""
     names = {"lookup_deadline_s", "load_deadline_s", "store_deadline_s"}
     patience = dict.fromkeys(names - spec.runner.model_fields_set, _PATIENT_S)
     return dataclasses.replace(spec, runner=spec.runner.model_copy(update=patience))
 
 
 class _Driver:
-    """Plays requests; each is a generator that yields where its step ends."""
+    """Plays requests; each is a generator that yields at the end of each step."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class _Driver:
         self._clock = clock
         self._closed = closed
         self._content = ChunkContent(pool.chunk_bytes)
-        # What one step may ask for without meeting a limit of the pool or of a queue.
+        # Chunks that one step may name without reaching a limit of the pool or of a tier's queue.
         limits = [spec.runner.max_queue_bytes // pool.chunk_bytes for spec in specs]
         self._spills = any(
             load_store_policy(spec.runner.store_policy).moment is StoreMoment.EVICTED
@@ -136,7 +136,7 @@ class _Driver:
         if self._spills:
             limits.append(manager.headroom_slots)
         self._window = max(1, min([pool.slots // 2, *limits]))
-        # The ends of steps, charged to the request that finishes next.
+        # Measures the ends of steps, whose time is charged to the request that finishes next.
         self._step_meter = _Meter()
         self.hit_chunks = 0
         self.compared_bytes = 0
@@ -163,7 +163,7 @@ class _Driver:
                 active.append(self._serve(*arrival))
             if not active and not self._manager.has_pending_work():
                 return
-            # What is reported from here on ends the wait below, or makes it none.
+            # A report after this line wakes the wait below.
             reported.clear()
             moved = False
             for serving in list(active):
@@ -180,22 +180,21 @@ class _Driver:
                 self._run_model(reported)
 
     def _run_model(self, reported: threading.Event) -> None:
-        """Wait for the tiers, for as long as the model would run.
+        """Wait for the tiers, as long as the model would run.
 
-        The closed loop waits until they have done all that they were given. A step for each report
-        would look up again what is still pending, and count as the scheduler's time: an engine does
-        neither.
+        The closed loop waits until they have finished all jobs. A step after every report would
+        repeat pending lookups and count them as scheduler time; an engine does neither.
         """
         while reported.wait(_STEP_S) and self._closed:
             reported.clear()
-            # The reports are taken here, which an engine pays for too.
+            # This call polls the tiers' reports, at a cost that an engine has too.
             with self._step_meter:
                 busy = self._manager.has_pending_work()
             if not busy:
                 return
 
     def _serve(self, number: int, request: ReplayRequest) -> Iterator[bool]:
-        """One request. Yields at the end of each of its steps whether it got anywhere."""
+        """Serve one request; yield at the end of each step, true if the step made progress."""
         context = RequestContext(request.request_id)
         meter = _Meter()
         with meter:
@@ -230,7 +229,7 @@ class _Driver:
     def _find(
         self, keys: Sequence[OffloadKey], context: RequestContext, meter: _Meter
     ) -> Generator[bool, None, int]:
-        """Scan as vLLM's connector does, a step at a time, until nothing is pending."""
+        """Look up keys as vLLM's connector does, once a step until none is pending; count hits."""
         lookup = self._manager.lookup
         while True:
             hits = 0
@@ -251,7 +250,7 @@ class _Driver:
     def _load(
         self, keys: Sequence[OffloadKey], context: RequestContext, meter: _Meter
     ) -> Sequence[int]:
-        """Copy chunks to the device, and return the tiers that they came from."""
+        """Compare chunks with their content, as if they were copied; return their sources."""
         if not keys:
             return ()
         with meter:
@@ -280,13 +279,13 @@ class _Driver:
             if not output.rejected_keys:
                 return
             keys = output.rejected_keys
-            # What was found in this step cannot be evicted before its end.
+            # Chunks found in this step cannot be evicted before its end.
             yield True
 
     def _settle(self) -> Iterator[bool]:
-        """Let the tiers finish what was begun."""
+        """Let the tiers finish their jobs."""
         if self._spills:
-            # Slots that were taken are made good at the end of a step.
+            # The end of a step frees slots again, by storing and evicting chunks.
             yield True
         while self._manager.has_pending_work():
             yield False
@@ -300,7 +299,7 @@ class _Meter:
         self._started_ns = 0
 
     def take(self) -> int:
-        """The nanoseconds since the last call."""
+        """Return the nanoseconds measured since the last call."""
         taken, self._total_ns = self._total_ns, 0
         return taken
 

@@ -12,12 +12,12 @@ class ReplayHistory:
     """A few numbers for each request, in order of arrival, and for each depth of a prompt.
 
     Attributes:
-        chunks: of each request.
+        chunks: number of chunks of each request.
         hits: for the host pool and then each tier, the chunks that each request got from it.
-        wait_s: seconds that each request waited, from its first lookup until what it found was in
-            host memory.
-        hits_at: for the host pool and then each tier, the hits among the first chunks of all
-            requests, among the second, and so on.
+        wait_s: seconds that each request waited, from its first lookup until its hits were in host
+            memory.
+        hits_at: for the host pool and then each tier, the number of hits at each depth, over all
+            requests.
     """
 
     __slots__ = ("chunks", "hits", "hits_at", "wait_s")
@@ -30,7 +30,7 @@ class ReplayHistory:
         self.hits_at = [array("q", bytes(8 * longest)) for _ in range(sources)]
 
     def note_hits(self, number: int, depth: int, sources: Sequence[int]) -> None:
-        """Take hits of a request."""
+        """Record a request's hits from ``depth`` on; source -1 is the host pool."""
         for at, source in enumerate(sources, depth):
             self.hits[source + 1][number] += 1
             self.hits_at[source + 1][at] += 1

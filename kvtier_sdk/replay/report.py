@@ -15,19 +15,19 @@ class ReplayReport:
     """The figures of one replay. A trace's blocks are chunks.
 
     Attributes:
-        requests: played.
-        chunks: named by them.
-        hit_chunks: of these, those that did not have to be computed.
+        requests: number of requests played.
+        chunks: number of chunks that the requests named.
+        hit_chunks: number of these chunks that did not have to be computed.
         chunk_bytes: length of a chunk.
-        compared_bytes: bytes that came back, each of which was compared with what was stored.
-        wrong_bytes: of these, those that differed.
+        compared_bytes: number of loaded bytes, all of them compared with the bytes stored.
+        wrong_bytes: number of loaded bytes that differed.
         elapsed_s: wall time of the loop.
         scheduler_us: the scheduler thread's CPU time per chunk, in microseconds: for each
-            request what its calls of the manager took, divided by its chunks.
+            request the time of its calls to the manager, divided by its chunks.
         tiers: the primary tier's figures, then each secondary tier's.
-        left_over: what nothing holds any more when all requests are over, and should be 0: pinned
-            slots, slots in flight, requests, jobs.
-        history: what each request found; not in the JSON object.
+        left_over: pinned slots, slots in flight, requests and jobs still held at the end; all
+            should be 0.
+        history: each request's hits and wait; not in the JSON object.
     """
 
     requests: int
@@ -62,9 +62,9 @@ class ReplayReport:
         }
 
     def as_json(self) -> dict[str, Any]:
-        """The report as plain values.
+        """Return the report as plain values.
 
-        Its names are a published format, in which a chunk is called block as in the traces.
+        The names are a published format, which calls a chunk a block, as traces do.
         """
         return {
             "requests": self.requests,
@@ -103,7 +103,7 @@ class ReplayReport:
 
 
 def distribution(samples: Sequence[float], weights: Sequence[int]) -> dict[str, float]:
-    """Mean over all chunks, and percentiles over requests."""
+    """Return the mean over all chunks, and percentiles over requests."""
     if not samples:
         return dict.fromkeys(("mean", "p50", "p99", "max"), 0.0)
     ordered = sorted(samples)

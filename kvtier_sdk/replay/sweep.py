@@ -21,7 +21,7 @@ from kvtier_sdk.types import OffloadKey, RequestContext
 
 _LRU = "lru"
 _HASHES = 2**32
-# Chunks that a policy is played with; of a longer workload it gets a share of the keys.
+# Most chunks to play a policy with; a longer workload is reduced to a share of its keys.
 _MOST_PLAYED = 2**17
 # A doubling that gains a smaller share of all chunks is not worth its memory.
 _WORTHWHILE = 0.01
@@ -32,9 +32,9 @@ class SweepPoint:
     """The hits of one size.
 
     Attributes:
-        slots: chunks that fit.
+        slots: the size in chunks.
         hit_chunks: hits of a host pool of this size without tiers.
-        lru_hit_chunks: the same with ``lru``, which is always exact.
+        lru_hit_chunks: its hits with ``lru``, which are always exact.
     """
 
     slots: int
@@ -48,14 +48,14 @@ class PoolSweep:
 
     Attributes:
         policy: the host pool's eviction policy.
-        requests: in the workload.
-        chunks: named by them.
-        distinct_chunks: of these, the different ones.
-        points: sizes, each twice the one before: from a pool that holds the longest request twice
-            to one that holds every chunk.
-        pool: the configured size.
-        share: of the keys, those that the policy was played with; 1.0 where the sweep is exact.
-        error: largest difference between the hit rates that two halves of this share show.
+        requests: number of requests in the workload.
+        chunks: number of chunks that they name.
+        distinct_chunks: number of different chunks among them.
+        points: the hits of sizes that double, from a pool that holds the longest request twice to
+            a pool that holds every chunk.
+        pool: the hits of the configured size.
+        share: the share of the keys that the policy was played with; 1.0 if the sweep is exact.
+        error: largest difference between the hit rates of the two halves of this share.
     """
 
     policy: str
@@ -69,7 +69,7 @@ class PoolSweep:
 
     @property
     def suggested(self) -> SweepPoint:
-        """The smallest pool beyond which no doubling gains a whole point of hit rate."""
+        """The smallest pool beyond which no doubling gains a full point of hit rate."""
         pairs = list(zip(self.points[:-1], self.points[1:], strict=True))
         for smaller, larger in reversed(pairs):
             if larger.hit_chunks - smaller.hit_chunks >= _WORTHWHILE * self.chunks:
@@ -85,7 +85,7 @@ class PoolSweep:
         return max(0, tier.lru_hit_chunks - self.pool.hit_chunks)
 
     def as_json(self, chunk_bytes: int) -> dict[str, Any]:
-        """The sweep as plain values, in the names of a replay's report."""
+        """Return the sweep as plain values, with the names of a replay's report."""
 
         def point(of: SweepPoint) -> dict[str, Any]:
             return {
@@ -114,11 +114,11 @@ class PoolSweep:
 def sweep_pool(
     workload: Sequence[ReplayRequest], *, policy: str = _LRU, pool_slots: int
 ) -> PoolSweep:
-    """Count the hits of host pools of all sizes, as a replay with one request at a time has them.
+    """Count the hits of host pools of all sizes, as in a replay of one request at a time.
 
     For ``lru`` one pass finds all sizes, and the counts are those of full replays without tiers.
-    Another policy is played once a size, and in a long workload with a share of the keys, which
-    makes its counts estimates.
+    Any other policy is played once for each size. A long workload is reduced to a share of its
+    keys for that, so the counts are estimates.
 
     Raises:
         BackendError: the policy cannot be found or loaded.
@@ -134,7 +134,7 @@ def sweep_pool(
         make = load_policy(policy)
         hits = {slots: count_hits(workload, make(), slots) for slots in exact}
     elif policy != _LRU:
-        # Two estimates, so that they show how far they can be trusted.
+        # Two estimates, because their difference shows the error.
         parts = 2 ** math.ceil(math.log2(2 * chunks / _MOST_PLAYED))
         one, other = (_play_share(workload, policy, exact, parts, part) for part in (0, 1))
         hits = {slots: (one[slots] + other[slots]) // 2 for slots in exact}
@@ -154,7 +154,7 @@ def sweep_pool(
 
 
 def _sizes(least: int, most: int) -> list[int]:
-    """The powers of two from the first that is at least ``least`` to the first that holds all."""
+    """Return the powers of two from the first >= ``least`` to the first >= ``most``."""
     sizes = [1 << max(0, least - 1).bit_length()]
     while sizes[-1] < most:
         sizes.append(2 * sizes[-1])
@@ -162,11 +162,11 @@ def _sizes(least: int, most: int) -> list[int]:
 
 
 def _slots_needed(workload: Sequence[ReplayRequest]) -> Iterator[int]:
-    """The slots that a pool with ``lru`` needs to hit a chunk; nothing for those it cannot hit.
+    """Yield the slots that an ``lru`` pool needs for each hit; skip chunks that always miss.
 
     A pool holds the most recently used chunks. A chunk is hit if the pool holds it and all chunks
-    before it in the request, so the deepest of them decides (Mattson et al., "Evaluation
-    techniques for storage hierarchies", 1970).
+    before it in the request, so the least recently used of these decides (Mattson et al.,
+    "Evaluation techniques for storage hierarchies", 1970).
     """
     recency = _Recency(sum(len(request.keys) for request in workload))
     for request in workload:
@@ -177,13 +177,13 @@ def _slots_needed(workload: Sequence[ReplayRequest]) -> Iterator[int]:
                 break
             deepest = max(deepest, depth)
             yield deepest
-        # The start of a prefix is its most recent use.
+        # The pool uses a prefix from its end too, so that its start is evicted last.
         for key in reversed(dict.fromkeys(request.keys)):
             recency.use(key)
 
 
 class _Recency:
-    """The order of last uses. A Fenwick tree over all uses has a mark where one is a key's last."""
+    """The order of keys' last uses: a Fenwick tree over all uses, with a mark at each last use."""
 
     def __init__(self, uses: int) -> None:
         self._marks = array("q", bytes(8 * (uses + 1)))
@@ -191,7 +191,7 @@ class _Recency:
         self._used = 0
 
     def depth(self, key: OffloadKey) -> int | None:
-        """Number of keys used since the last use of a key, itself included."""
+        """Count the keys used since a key's last use, itself included; ``None`` for a new key."""
         place = self._last.get(key)
         if place is None:
             return None
@@ -219,10 +219,10 @@ class _Recency:
 def _play_share(
     workload: Sequence[ReplayRequest], policy: str, exact: Mapping[int, int], parts: int, part: int
 ) -> dict[int, int]:
-    """Estimate a policy's hits by size from one part of the keys, in pools as much smaller.
+    """Estimate a policy's hits by size from one part of the keys, in proportionally smaller pools.
 
-    A part is off mostly by the few keys that nearly every request names. ``lru`` is off by as much
-    in the same part, and its true hits are known.
+    Most of the error comes from the few keys that nearly every request names. ``lru`` has the same
+    error, and its true hits are known, so only the policy's gain over ``lru`` is scaled up.
     """
     first = part * _HASHES // parts
     hashes = range(first, first + _HASHES // parts)

@@ -38,10 +38,10 @@ def _key(*parts: object) -> OffloadKey:
 def read_trace(path: Path) -> list[ReplayRequest]:
     """Read a block-hash trace.
 
-    The format is the one published with Mooncake (FAST '25): one JSON object per line, whose
-    ``hash_ids`` name the blocks of the prompt, with equal ids for equal prefixes. A block is a
-    chunk here. Of the other fields ``timestamp`` is used, for the order, and ``chunk_bytes``, which
-    an engine's own trace has.
+    The format was published with Mooncake (FAST '25): one JSON object per line, whose ``hash_ids``
+    name the blocks of the prompt, with equal ids for equal prefixes. A block is a chunk here. Two
+    other fields are used: ``timestamp``, for the order, and ``chunk_bytes``, which is in traces
+    that an engine has recorded.
 
     Raises:
         ReplayError: the file cannot be read, or a line is malformed; the message names it.
@@ -66,7 +66,7 @@ def _read_file(path: Path, prefix: str) -> list[ReplayRequest]:
                     name = f"{prefix}line-{number}"
                     arrivals.append(_parse_line(line, f"{path}, line {number}", name))
                 except ReplayError:
-                    # A killed engine cuts its last line off.
+                    # The last line of a killed engine may be incomplete.
                     if line.endswith("\n"):
                         raise
     except OSError as error:
@@ -78,7 +78,7 @@ def _read_file(path: Path, prefix: str) -> list[ReplayRequest]:
 
 
 def _parse_line(line: str, where: str, name: str) -> tuple[float, ReplayRequest]:
-    """Read a line: when the request arrived, and the request."""
+    """Return the arrival time and the request of a line."""
     try:
         record = json.loads(line)
     except ValueError as error:

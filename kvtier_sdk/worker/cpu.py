@@ -1,4 +1,4 @@
-"""CPU tensors: a few threads that copy with ``memmove``, outside the interpreter lock."""
+"""CPU tensors: a few threads that copy with ``memmove``, without holding the interpreter lock."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ RunCopier: TypeAlias = Callable[[Int64s, Int64s, Int64s], None]
 
 
 def copy_runs(destinations: Int64s, sources: Int64s, lengths_bytes: Int64s) -> None:
-    """Copy each run with ``memmove``, which ctypes calls outside the interpreter lock."""
+    """Copy each run with ``memmove``; ctypes releases the interpreter lock for the call."""
     runs = zip(destinations.tolist(), sources.tolist(), lengths_bytes.tolist(), strict=True)
     for destination, source, length_bytes in runs:
         ctypes.memmove(destination, source, length_bytes)
 
 
 class CPUDevice(Device):
-    """A thread pool. Loads overtake stores, including the rest of one that has begun."""
+    """A thread pool. Loads overtake stores, even a store that has begun."""
 
     def __init__(
         self,
@@ -72,8 +72,8 @@ class CPUDevice(Device):
         expedited: bool,
         after: StreamOrEvent | None = None,
     ) -> Copy:
-        """See :meth:`Device.start`; ``after`` is not needed, since nothing computes later."""
-        # One part for each thread, and none so long that it keeps a load waiting.
+        """See :meth:`Device.start`; ``after`` is ignored, since no work is queued on a CPU."""
+        # One part for each thread, or more, so that no part keeps a load waiting for long.
         runs = plan.runs()
         size_bytes = runs.size_bytes
         threads = max(1, min(len(self._threads), size_bytes // MIN_PART_BYTES))
@@ -94,7 +94,7 @@ class CPUDevice(Device):
             thread.join()
 
     def _work(self) -> None:
-        # An engine pins each of its threads to a core, and a new thread inherits that.
+        # A new thread inherits its creator's cores, and engines pin their threads to one core each.
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, self._cpus)
         while True:
@@ -108,7 +108,7 @@ class CPUDevice(Device):
             self._run(copy, part)
 
     def _help(self, copy: _ThreadedCopy) -> None:
-        """Copy the parts that have not begun on the waiting thread: it needs no waking."""
+        """Copy the remaining parts in the calling thread, which waits for them anyway."""
         while True:
             with self._changed:
                 if not copy.waiting:
@@ -166,7 +166,7 @@ class _ThreadedCopy(Copy):
         return bool(self._parts)
 
     def take(self, now_s: float) -> _Part:
-        """Take the next part."""
+        """Begin the next part; return its destinations, sources and lengths."""
         if self._began_s is None:
             self._began_s = now_s
         self._running += 1

@@ -21,12 +21,12 @@ from kvtier_sdk.worker.registration import RefusedError, Registration
 
 _log = logging.getLogger("kvtier.worker")
 
-#: Copies on a stream at a time, about; an expedited load waits for no more. A link moves them in
-#: about 5 ms, which is how long a busy interpreter may keep the thread waiting that queues more.
+#: Bytes queued on a stream, about; an expedited load waits for no more. They keep a link busy for
+#: 5 ms, as long as a busy interpreter may delay the thread that queues more.
 WINDOW_BYTES = 256 * 1024**2
 #: Copies are queued in pieces of at most this size.
 PIECE_BYTES = 64 * 1024**2
-#: Pause before a question is asked again that the driver did not answer.
+#: Pause before a query that the driver did not answer is repeated.
 _PAUSE_S = 0.001
 
 _Piece: TypeAlias = CopyPlan | StagedPiece
@@ -83,7 +83,7 @@ class CUDADevice(Device):
         store = operation is Operation.STORE
         lane = self._stores if store else self._expedited if expedited else self._loads
         with self._driver.during_captures(), torch.cuda.device(self._device):
-            # Of a stream, what is queued on it now counts, even if the copy is queued later.
+            # The copy waits for the work queued now, even if it is queued later itself.
             event = after.record_event() if isinstance(after, torch.Stream) else after
             pieces = self._pieces(plan, lane.staging)
             copy = _StreamCopy(self, lane.copies, pieces, operation, event)
@@ -106,7 +106,7 @@ class CUDADevice(Device):
 
     @property
     def driver(self) -> Driver:
-        """The calls of this device."""
+        """The driver, with the calls for this device."""
         return self._driver
 
     def enqueue(self, plan: CopyPlan, operation: Operation, stream: torch.cuda.Stream) -> None:
@@ -115,14 +115,15 @@ class CUDADevice(Device):
             plan = self._registration.fit(plan)
         store = operation is Operation.STORE
         ends = (plan.host, plan.device) if store else (plan.device, plan.host)
-        # A slot does not change during a load; a block changes until the stream reaches the store.
+        # Slots do not change during a load, so the driver may read them at any time. Blocks may
+        # change until the stream reaches the store.
         order = ORDER_STREAM if store else ORDER_ANY
         pinned = self._registration is not None
         enqueue = self._driver.copy_batch if pinned else self._driver.copy_each
         enqueue(*ends, plan.lengths_bytes, order, stream.cuda_stream)
 
     def is_lost(self) -> bool:
-        """Return true if the device's context has failed, with all that was queued in it."""
+        """Return true if the device's context has failed, and with it all queued copies."""
         try:
             torch.cuda.mem_get_info(self._device)
         except RuntimeError:
@@ -135,7 +136,7 @@ class CUDADevice(Device):
             kernel = PageKernel(self._device)
             gatherer = Gatherer(kernel, groups)
             staging = [Staging(kernel, lane.priority) for lane in lanes]
-        except Exception as raised:  # torch's, and triton's, which have no class in common
+        except Exception as raised:  # the errors of torch and triton have no class in common
             _log.warning(
                 "pages of less than 128 KiB are copied one by one, which is slower: %s",
                 _first_line(raised),
@@ -152,15 +153,15 @@ class CUDADevice(Device):
 
 
 class _Lane:
-    """The streams of one kind of jobs, and the copies that are not on them yet.
+    """The streams for one kind of job, and the copies that are not queued on them yet.
 
-    A copy engine finishes what is queued, so a few hundred MiB are on a stream at a time. A thread
-    queues the rest as they end; it runs only while there is a rest.
+    A copy engine first finishes what is queued, so only a few hundred MiB are queued at a time. A
+    thread queues the rest as copies end, and runs only while there is a rest.
 
     Attributes:
         copies: the stream on which bytes cross the link.
-        priority: of the streams.
-        staging: what gathers pages; ``None`` if nothing does.
+        priority: the streams' priority.
+        staging: the staging parts for gathered pages; ``None`` if pages are not gathered.
     """
 
     def __init__(self, device: CUDADevice, *, priority: int) -> None:
@@ -169,7 +170,7 @@ class _Lane:
         self.staging: Staging | None = None
         self._device = device
         self._lock = threading.Lock()
-        #: Copies with pieces that are not on the stream yet, the oldest first.
+        #: Copies with pieces that are not on the stream yet, oldest first.
         self._waiting: deque[_StreamCopy] = deque()
         #: Pieces on the stream: the mark behind each, and its size in bytes.
         self._in_flight: deque[tuple[_Mark, int]] = deque()
@@ -185,7 +186,7 @@ class _Lane:
                 threading.Thread(target=self._feed, name="kvtier-copies", daemon=True).start()
 
     def _queue(self) -> None:
-        """Queue pieces until as many are on the stream as may be; under the lock."""
+        """Queue pieces until the window is full. The caller holds the lock."""
         while self._in_flight and self._in_flight[0][0].is_reached():
             self._in_flight.popleft()
         in_flight_bytes = sum(size_bytes for _, size_bytes in self._in_flight)
@@ -212,11 +213,10 @@ class _Lane:
 class _Mark:
     """A place in a stream, behind some copies.
 
-    A question about it that the driver does not answer says nothing about the copies, unless the
-    context is lost: it is asked again.
+    A query that fails says nothing about the copies, unless the context is lost, so it is repeated.
 
     Attributes:
-        error: the reason if the context was lost before the stream came here.
+        error: the reason, if the context was lost before the stream reached the mark.
     """
 
     def __init__(self, device: CUDADevice) -> None:
@@ -236,7 +236,7 @@ class _Mark:
                 return True
 
     def wait(self) -> None:
-        """Block until the mark is reached, outside the interpreter lock."""
+        """Block until the mark is reached, without holding the interpreter lock."""
         pause = threading.Event()
         while not self.is_reached():
             try:
@@ -274,7 +274,7 @@ class _StreamCopy(Copy):
         return self._queued.is_set()
 
     def queue_piece(self) -> tuple[_Mark, int]:
-        """Queue the next piece; after a failure, none."""
+        """Queue the next piece; return its mark and bytes. A failure drops the remaining pieces."""
         piece = self._pieces.pop()
         mark = _Mark(self._device)
         try:
@@ -287,7 +287,7 @@ class _StreamCopy(Copy):
             else:
                 self._device.enqueue(piece, self._operation, self._copies)
         except (KVTierError, RuntimeError) as raised:
-            # Some runs may be queued: the copy is done when they have ended.
+            # Some runs may be queued already, so the copy is done only when they have ended.
             self._error = _first_line(raised)
             self._pieces.clear()
         try:

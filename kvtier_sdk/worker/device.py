@@ -26,7 +26,7 @@ class Copy(ABC):
 
     @abstractmethod
     def wait(self) -> None:
-        """Block until the copy has ended, outside the interpreter lock.
+        """Block until the copy has ended, without holding the interpreter lock.
 
         Does not raise the failure of a copy; see :meth:`error`.
         """
@@ -54,7 +54,7 @@ class Device(ABC):
 
         Args:
             host: the slots.
-            groups: the layouts of all groups, to prepare what depends on them alone.
+            groups: the layouts of all groups, for preparations that need nothing else.
         """
 
     @abstractmethod
@@ -69,17 +69,17 @@ class Device(ABC):
         """Start a copy and return at once. Several threads may call it at the same time.
 
         Args:
-            plan: at least one block.
+            plan: the blocks and slots of the job, with at least one block.
             operation: ``STORE``, from the device to the host, or ``LOAD``. Loads overtake stores.
-            expedited: let this load overtake other loads, also the rest of one that has begun.
-            after: the copy begins after the work that is queued on this stream so far, or after
-                this event.
+            expedited: let this load overtake other loads, even a load that has begun.
+            after: a stream or an event: the copy begins after the work that is queued on the stream
+                so far, or after the event.
 
         Returns:
             The copy. Its memory must stay allocated until it is done.
 
         Raises:
-            ValueError: ``after`` is ``None``, and this device computes in the background.
+            ValueError: ``after`` is ``None`` on a device that computes in the background.
         """
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""The calls of CUDA and HIP that torch does not pass on, through ctypes.
+"""The CUDA and HIP calls that torch does not expose, through ctypes.
 
 torch has no batched copy, and a tensor for each run would cost more than the run. A queued copy
 consists of addresses alone; CUDA and HIP accept them for host and device memory alike.
@@ -90,7 +90,7 @@ class CUDADriver(Driver):
         self._exchange_capture_mode = library.cuThreadExchangeStreamCaptureMode
         self._host_get_device_pointer = library.cuMemHostGetDevicePointer_v2
         self._host_get_device_pointer.argtypes = [pointer, pointer, ctypes.c_uint]
-        # The first version has one more argument, which receives the run that it refused.
+        # The first version has one more argument, which receives the index of a refused run.
         self._says_which = not hasattr(library, "cuMemcpyBatchAsync_v2")
         name = "cuMemcpyBatchAsync" if self._says_which else "cuMemcpyBatchAsync_v2"
         self._batch = getattr(library, name, None)
@@ -130,7 +130,7 @@ class HIPDriver(Driver):
     """``hipMemcpyAsync`` for each run: HIP's batch call is too new for the versions in use."""
 
     def __init__(self) -> None:
-        # torch's own runtime: a stream of one runtime means nothing to another one on the path.
+        # This must be torch's own runtime: its streams mean nothing to another one on the path.
         library = torch_runtime()
         pointer, size_t = ctypes.c_void_p, ctypes.c_size_t
         self._copy_one = library.hipMemcpyAsync
@@ -149,15 +149,15 @@ class HIPDriver(Driver):
 
 
 def torch_runtime() -> ctypes.CDLL:
-    """Return a library through which the functions of torch's own runtime are found."""
+    """Return a library in which to look up functions of torch's own runtime."""
     return ctypes.CDLL(torch._C.__file__)
 
 
 def forget_error() -> None:
     """Clear the error that a refused call left behind in this thread.
 
-    The runtime reports it to the next caller that checks for errors: the engine, after a kernel of
-    its own. torch has no function to clear it.
+    The runtime would report it to the next caller that checks for errors: the engine, after one of
+    its kernels. torch has no function to clear it.
     """
     name = "hipGetLastError" if torch.version.hip else "cudaGetLastError"
     last_error = getattr(torch_runtime(), name, None)

@@ -1,8 +1,8 @@
-"""Small pages by way of the device: a kernel gathers them, and one copy a slot moves them.
+"""Copies of small pages: a kernel gathers them on the device, and one copy per slot moves them.
 
-A copy engine needs microseconds for each run, however short. The pages of a chunk lie in one piece
-on the host, so a kernel lays them out in the same way on the device, in a *staging part*. A load
-goes the other way round.
+A copy engine needs microseconds for each run, however short. The pages of a chunk are contiguous on
+the host, so a kernel lays them out in the same way on the device, in a *staging part*. A load does
+the reverse.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from kvtier_sdk.worker.planning import (
 
 _log = logging.getLogger("kvtier.worker")
 
-#: Jobs with shorter runs on average are gathered: of longer ones, a copy engine moves as much as a
-#: link takes.
+#: Jobs with shorter runs on average are gathered. With longer runs, a copy engine fills the link
+#: without that.
 MIN_DIRECT_RUN_BYTES = 128 * 1024
-#: Jobs with fewer runs are not: the kernel and its waits cost as much as a few runs.
+#: Jobs with fewer runs are not gathered: the kernel and its waits cost as much as a few runs.
 MIN_GATHERED_RUNS = 16
-#: Nor are those of which a copy would replace fewer runs: slots that are small themselves.
+#: Jobs with fewer runs per slot are not gathered: one copy would replace too few of them.
 MIN_RUNS_PER_COPY = 4
 #: Size of a staging part. A link moves it in 0.3 ms or more, the kernel in a fraction of that.
 PART_BYTES = 16 * 1024**2
@@ -50,7 +50,7 @@ class PageKernel:
     """The kernel and its memory, on one device.
 
     Attributes:
-        has_failed: a launch failed; the kernel is not to be used any more.
+        has_failed: true once a launch has failed; the kernel must not be used any more.
 
     Raises:
         ImportError: triton is not installed.
@@ -64,11 +64,11 @@ class PageKernel:
         self._device = device
 
     def allocate(self, size_bytes: int) -> torch.Tensor:
-        """Return memory of the device."""
+        """Allocate memory on the device."""
         return torch.empty(size_bytes, dtype=torch.uint8, device=self._device)
 
     def upload(self, numbers: Int64s, stream: torch.cuda.Stream) -> torch.Tensor:
-        """Return numbers that the device has once the stream comes here."""
+        """Queue a copy of numbers to the device, and return its destination."""
         with torch.cuda.stream(stream):
             return torch.from_numpy(numbers).pin_memory().to(self._device, non_blocking=True)
 
@@ -78,7 +78,7 @@ class PageKernel:
         """Queue the kernel; see :func:`kvtier_sdk.worker.kernel.launch`.
 
         Raises:
-            KVTierError: it cannot be started, and is not to be used any more.
+            KVTierError: the kernel cannot be started, and must not be used any more.
         """
         try:
             self.start(stream, *arguments, gather=gather)
@@ -90,7 +90,7 @@ class PageKernel:
     def start(
         self, stream: torch.cuda.Stream, *arguments: int | torch.Tensor, gather: bool
     ) -> None:
-        """Compile the kernel if it is not yet, and queue it, or raise an error of any class."""
+        """Compile the kernel if needed, and queue it; may raise an error of any class."""
         with torch.cuda.stream(stream):
             self._launch(*arguments, gather=gather)
 
@@ -100,8 +100,8 @@ class _Part:
     """A staging part.
 
     Attributes:
-        memory: on the device.
-        free: reached when its last user has ended; ``None`` before the first.
+        memory: the device memory.
+        free: the event after the last use; ``None`` before the first.
     """
 
     memory: torch.Tensor
@@ -116,7 +116,7 @@ class Staging:
         self._parts = [_Part(kernel.allocate(PART_BYTES)) for _ in range(PARTS)]
 
     def next_part(self) -> _Part:
-        """Return the part that has not been used for longest."""
+        """Return the least recently used part."""
         part = self._parts.pop(0)
         self._parts.append(part)
         return part
@@ -127,10 +127,10 @@ class _Band:
     """Consecutive segments of a chunk that fit into a staging part together.
 
     Attributes:
-        first_segment: index of the first one.
-        segments: their number; all of a group's, unless a chunk is larger than a part.
-        begin_bytes: of the first one in a chunk.
-        size_bytes: of the band of one chunk.
+        first_segment: index of the first segment.
+        segments: number of segments; all of the group's, unless a chunk is larger than a part.
+        begin_bytes: offset of the first segment in a chunk.
+        size_bytes: size of the band in one chunk.
     """
 
     first_segment: int
@@ -165,20 +165,20 @@ class Gatherer:
         self._shapes = {of: _Shape(of, kernel, stream) for of in layouts if _is_possible(of)}
         table = next(iter(self._shapes.values())).table
         for gather in (True, False):
-            # It has nothing to copy, so it is compiled and no more.
+            # Without entries the kernel copies nothing: this only compiles it.
             nowhere = kernel.allocate(16).data_ptr()
             kernel.start(stream, nowhere, table, table, 0, 0, 0, 0, 1, 0, gather=gather)
         stream.synchronize()
 
     @staticmethod
     def is_wanted(layouts: Sequence[GroupLayout]) -> bool:
-        """Return true if some groups have pages that are small enough, and can be gathered."""
+        """Return true if some group has pages that are small and can be gathered."""
         return any(
             _is_possible(of) and of.lengths_bytes.mean() < MIN_DIRECT_RUN_BYTES for of in layouts
         )
 
     def suits(self, plan: JobPlan) -> bool:
-        """Return true if a job has many short runs for each of its slots."""
+        """Return true if a job has many short runs per slot, and all its groups can be gathered."""
         runs = sum(share.most_runs() for share in plan.shares)
         slots = sum(len(share.hosts) for share in plan.shares)
         return (
@@ -215,7 +215,7 @@ class _StagedJob:
         self._block_ids: torch.Tensor | None = None
 
     def block_ids(self) -> torch.Tensor:
-        """Return those of all shares, chunk by chunk, for the kernels of the job."""
+        """Return the block ids of all shares, chunk by chunk, in device memory."""
         if self._block_ids is None:
             ids = np.concatenate([share.blocks.ravel() for share in self._plan.shares])
             self._block_ids = self.kernel.upload(ids, self.staging.kernels)
@@ -223,7 +223,7 @@ class _StagedJob:
 
 
 class StagedPiece:
-    """Some chunks of a group, or one band of each: what goes through a staging part at once."""
+    """Some chunks of a group, or one band of each, that fit into a staging part together."""
 
     def __init__(
         self,
@@ -255,9 +255,9 @@ class StagedPiece:
         return (kernels, copies) if operation is Operation.STORE else (copies, kernels)
 
     def queue(self, operation: Operation, copies: torch.cuda.Stream, enqueue: Enqueue) -> None:
-        """Queue the kernel and the copies, one behind the other, once a staging part is free.
+        """Queue the kernel and the copies, one behind the other and behind the part's last use.
 
-        After a failure, the stream on which the piece ends waits for all that was queued.
+        Even after a failure, the stream on which the piece ends waits for everything queued.
         """
         part = self._job.staging.next_part()
         store = operation is Operation.STORE
@@ -296,7 +296,7 @@ class StagedPiece:
         )
 
     def _runs(self, part: _Part) -> CopyPlan:
-        """Return the runs between the part and the host: one for each chunk that is whole."""
+        """Return the runs between the part and the host: one for each complete chunk."""
         band, layout = self._band, self._share.layout
         begins = part.memory.data_ptr() + np.arange(len(self._share.blocks)) * band.size_bytes
         there = self._share.blocks >= 0
@@ -304,7 +304,7 @@ class StagedPiece:
         hosts = self._share.hosts + band.begin_bytes
         plans = [CopyPlan(begins[whole], hosts[whole], np.full(whole.sum(), band.size_bytes))]
         for chunk in np.flatnonzero(~whole):
-            # The job leaves blocks of this chunk out: of each segment, some are copied.
+            # The job leaves out blocks of this chunk, so each of its segments is copied in part.
             lengths = layout.lengths_bytes[self._segments]
             in_band = layout.offsets_bytes[self._segments] - band.begin_bytes
             in_band = in_band + int(there[chunk].argmax()) * lengths
@@ -316,7 +316,7 @@ class StagedPiece:
 
 
 def _is_possible(layout: GroupLayout) -> bool:
-    """Return true if the kernel can copy these pages: whole words, and parts that hold them."""
+    """Return true if pages are whole words, and a staging part holds a chunk's longest segment."""
     numbers = np.concatenate([layout.addresses, layout.strides_bytes, layout.lengths_bytes])
     longest_bytes = int(layout.lengths_bytes.max()) * layout.blocks_per_chunk
     return not (numbers % _WORD_BYTES).any() and longest_bytes <= PART_BYTES

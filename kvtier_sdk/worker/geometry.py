@@ -27,8 +27,8 @@ class KVTensor:
     Attributes:
         tensor: the tensor, or a strided view of it.
         block_dim: the dimension that counts blocks.
-        kernel_blocks: steps of that dimension in one block: more than one if the attention
-            kernel's blocks are smaller than the engine's.
+        kernel_blocks: steps of that dimension in one block; more than 1 if the attention kernel's
+            blocks are smaller than the engine's.
 
     Raises:
         ConfigError: the tensor has no such dimension, its size is not a multiple of
@@ -70,7 +70,7 @@ class KVTensor:
 
     @property
     def block_stride_bytes(self) -> int:
-        """Distance from one block to the next."""
+        """Distance from one block to the next, in bytes."""
         return self._block_dim()[1]
 
     @property
@@ -115,7 +115,7 @@ class KVGroup:
     """One KV-cache group: tensors with the same block ids. Groups may share tensors.
 
     Attributes:
-        tensors: in the order in which a chunk holds them.
+        tensors: the tensors, in their order in a chunk.
         blocks_per_chunk: consecutive blocks of a request that are offloaded as one chunk.
 
     Raises:
@@ -143,7 +143,7 @@ class KVGroup:
 
     @property
     def chunk_bytes(self) -> int:
-        """Payload of one chunk."""
+        """Payload of one chunk, in bytes."""
         return sum(tensor.page_bytes for tensor in self.tensors) * self.blocks_per_chunk
 
     def layout(self) -> GroupLayout:
@@ -184,7 +184,7 @@ def host_layout(memory: torch.Tensor | NDArray[np.uint8]) -> HostLayout:
     """Describe the slots in a region of host memory.
 
     Raises:
-        ConfigError: it is not a matrix of bytes in host memory, or its rows overlap.
+        ConfigError: the region is not a matrix of bytes in host memory, or its rows overlap.
     """
     array = memory if isinstance(memory, np.ndarray) else _as_array(memory)
     if array.ndim != 2 or array.itemsize != 1 or 0 in array.shape:

@@ -1,7 +1,7 @@
 """The kernel that copies pages between KV tensors and a staging part; needs triton.
 
-Imported by :mod:`kvtier_sdk.worker.gather` alone: triton is imported with it. Under
-``TRITON_INTERPRET=1`` it runs on CPU tensors.
+Only :mod:`kvtier_sdk.worker.gather` imports this module, and only when it gathers, because triton
+is imported with it. Under ``TRITON_INTERPRET=1`` the kernel runs on CPU tensors.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _copy_pages(  # type: ignore[no-untyped-def]
         row = table + 4 * (first_segment + unit % segments)
         block = tl.load(block_ids + first_entry + entry)
         if block >= 0:
-            # Addresses and lengths are multiples of 16 bytes: the compiler cannot know.
+            # Tell the compiler that addresses and lengths are multiples of 16 bytes.
             words = tl.multiple_of(tl.load(row + 2), 2)
             page = tl.load(row) + block * tl.load(row + 1)
             page = tl.multiple_of(page.to(tl.pointer_type(tl.int64)), 16)

@@ -1,7 +1,7 @@
 """Copy plans: from block ids and slots to the fewest copies.
 
-All numbers are in arrays: a job may have a hundred thousand pages, and is planned on the engine's
-thread.
+All numbers are in arrays, because a job may have a hundred thousand pages and is planned on the
+engine's thread.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class GroupLayout:
     Attributes:
         blocks: number of blocks on the device; all block ids are below it.
         blocks_per_chunk: consecutive blocks of a request in one chunk.
-        addresses: of the segment in block 0.
-        strides_bytes: from the segment in one block to the same one in the next.
-        lengths_bytes: of the segment.
-        offsets_bytes: of the segment of a chunk's first block, from the chunk's first byte.
+        addresses: address of the segment in block 0.
+        strides_bytes: distance from the segment in one block to the same segment in the next.
+        lengths_bytes: length of the segment.
+        offsets_bytes: offset in a chunk of the segment of its first block.
     """
 
     blocks: int
@@ -60,7 +60,7 @@ class HostLayout:
         address: first byte of this worker's part of slot 0.
         row_bytes: distance between slots; larger than the part if workers share them.
         part_bytes: size of this worker's part of each slot.
-        writable: stores are allowed.
+        writable: true if stores are allowed.
     """
 
     slots: int
@@ -77,7 +77,7 @@ class CopyPlan:
     Attributes:
         device: address of each run on the device.
         host: address of each run in host memory.
-        lengths_bytes: of each run; at least 1.
+        lengths_bytes: length of each run; at least 1.
     """
 
     device: Int64s
@@ -98,12 +98,12 @@ class CopyPlan:
         return [self._cut(ends, begin, end) for begin, end in pairwise(cuts)]
 
     def cut_at(self, addresses: Int64s) -> CopyPlan:
-        """Cut the runs that cross one of these host addresses, which ascend."""
+        """Cut the runs that cross one of these host addresses, given in ascending order."""
         first = addresses.searchsorted(self.host, side="right")
         cuts = addresses.searchsorted(self.host + self.lengths_bytes) - first
         if not cuts.any():
             return self
-        # Each run as many times as it has pieces; ``piece`` counts those of one run.
+        # Repeat each run once for each of its pieces; ``piece`` is a piece's index in its run.
         run = np.repeat(np.arange(len(cuts)), cuts + 1)
         piece = np.arange(len(run)) - np.repeat(np.cumsum(cuts + 1) - cuts - 1, cuts + 1)
         ends = (self.host + self.lengths_bytes)[run]
@@ -115,12 +115,12 @@ class CopyPlan:
         return CopyPlan(self.device[run] + begins - self.host[run], begins, ends - begins)
 
     def _cut(self, ends: Int64s, begin: int, end: int) -> CopyPlan:
-        """Return bytes ``begin`` to ``end`` of the runs, whose last bytes are before ``ends``."""
+        """Return bytes ``begin`` to ``end`` of the plan, whose runs end at ``ends``."""
         first = int(ends.searchsorted(begin, side="right"))
         last = int(ends.searchsorted(end))
         some = slice(first, last + 1)
         device, host, lengths = self.device[some], self.host[some], self.lengths_bytes[some].copy()
-        # The last run first: it may also be the first.
+        # If the first run is also the last, both of its ends are cut.
         lengths[-1] -= int(ends[last]) - end
         skipped = begin - int(ends[first] - self.lengths_bytes[first])
         if skipped:
@@ -136,7 +136,7 @@ class GroupShare:
     """One group's share of a job.
 
     Attributes:
-        layout: of the group.
+        layout: the group's layout.
         blocks: block ids of shape (chunks, blocks_per_chunk); -1 for the blocks of the first and
             the last chunk of a request that the job leaves out.
         hosts: address of this worker's part of each chunk's slot, ascending.
@@ -152,7 +152,7 @@ class GroupShare:
         return int((self.blocks >= 0).sum()) * int(self.layout.lengths_bytes.sum())
 
     def most_runs(self) -> int:
-        """Return the number of runs if no two chunks have adjacent memory: at least the actual."""
+        """Return an upper bound of the number of runs, as if no two chunks were adjacent."""
         before, after = self.blocks[:, :-1], self.blocks[:, 1:]
         neighbours = int(((after - before == 1) & (before >= 0)).sum())
         gapless = int((self.layout.strides_bytes == self.layout.lengths_bytes).sum())
@@ -162,7 +162,7 @@ class GroupShare:
     def runs(self) -> CopyPlan:
         """Return the fewest runs that copy these blocks, in the order of their host addresses."""
         layout = self.layout
-        # Axes: chunk, segment, block in the chunk, which is the order of host addresses.
+        # The axes are chunk, segment and block in the chunk: the order of host addresses.
         blocks = self.blocks[:, None, :]
         device = layout.addresses[:, None] + blocks * layout.strides_bytes[:, None]
         columns = np.arange(layout.blocks_per_chunk)
@@ -178,13 +178,13 @@ class GroupShare:
 
 @dataclass(frozen=True, eq=False)
 class JobPlan:
-    """The blocks and slots of a job; in range, and with disjoint destinations.
+    """The blocks and slots of a job, all in range and with disjoint destinations.
 
-    A device copies the runs, or derives from the blocks what suits it better. The runs of a large
-    job are many more numbers than its blocks, so they are computed when they are asked for.
+    A device copies the runs, or pieces of its own that it derives from the blocks. A large job has
+    many more runs than blocks, so the runs are computed only on request.
 
     Attributes:
-        shares: of the groups with blocks in the job.
+        shares: the shares of the groups that have blocks in the job.
     """
 
     shares: Sequence[GroupShare]
@@ -209,7 +209,7 @@ def share_of(
     row[skipped : skipped + len(block_ids)] = block_ids
     blocks = row.reshape(-1, per_chunk)
     if (slots[1:] < slots[:-1]).any():
-        # Neighbours in the pool can only be merged if they are neighbours here.
+        # Only neighbours in this order are merged, so slots are sorted by their place in the pool.
         order = slots.argsort(kind="stable")
         blocks, slots = blocks[order], slots[order]
     return GroupShare(layout, blocks, host.address + slots * host.row_bytes)
@@ -232,12 +232,12 @@ def join(plans: Sequence[CopyPlan]) -> CopyPlan:
 def are_apart(layouts: Sequence[GroupLayout]) -> bool:
     """Return true if blocks of different ids never share a byte, in one group or in two.
 
-    False means only that it cannot be told without the blocks of a job.
+    ``False`` means only that the layouts alone cannot tell.
     """
     tables = [np.stack([of.addresses, of.strides_bytes, of.lengths_bytes], 1) for of in layouts]
     if any(len(np.unique(table, axis=0)) < len(table) for table in tables):
         return False
-    # Groups may share tensors: then a block of one is the block of the same id of the other.
+    # Groups may share tensors: then a block id means the same bytes in each, which count once.
     segments = np.unique(np.concatenate(tables), axis=0)
     begins, strides, lengths = segments.T
     ends = begins + (max(of.blocks for of in layouts) - 1) * strides + lengths
@@ -245,7 +245,7 @@ def are_apart(layouts: Sequence[GroupLayout]) -> bool:
     for some in np.split(segments, cuts + 1):
         if len(some) == 1:
             continue
-        # They reach into each other, so they must alternate, block by block.
+        # The ranges of these segments overlap, so their blocks must interleave.
         stride = int(some[0, 1])
         if stride < 1 or (some[:, 1] != stride).any():
             return False

@@ -1,7 +1,7 @@
 """Host memory that is registered with the driver, so that copies to and from it are asynchronous.
 
-A page can be registered only once in a process, and a registration belongs to nobody: the first to
-unregister it ends it for all. So the pieces are shared by all devices of the process, and counted.
+A page can be registered only once in a process, and the first caller that unregisters it ends the
+registration for all. So all devices of the process share the pieces and count their holders.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ALREADY_REGISTERED = 712
 
 
 class RefusedError(KVTierError):
-    """The driver does not register this memory."""
+    """The driver refused to register memory."""
 
     def __init__(self, size_bytes: int, status: int) -> None:
         super().__init__(f"{size_bytes} bytes: error {status}")
@@ -36,14 +36,14 @@ class RefusedError(KVTierError):
 
 @dataclass(eq=False)
 class _Piece:
-    """Whole pages that the driver knows.
+    """Whole pages that are registered with the driver.
 
     Attributes:
         begin: address of the first byte.
         end: address after the last byte.
-        is_ours: registered here, not by the allocator of the memory.
-        shift_bytes: from an address to the device's address of the same byte.
-        holders: registrations that use it.
+        is_ours: true if registered here, not by the allocator of the memory.
+        shift_bytes: difference from an address to the device's address of the same byte.
+        holders: number of registrations that use the piece.
     """
 
     begin: int
@@ -61,7 +61,7 @@ class Registration:
     """The slots of a worker, registered until :meth:`release`.
 
     Raises:
-        RefusedError: the driver refuses a part of them; nothing of them is held.
+        RefusedError: the driver refused some of them; all are released again.
     """
 
     def __init__(self, host: HostLayout, driver: Driver) -> None:
@@ -82,9 +82,9 @@ class Registration:
         return len(self._held)
 
     def fit(self, plan: CopyPlan) -> CopyPlan:
-        """Return the plan as the driver takes it.
+        """Return the plan in the form that the driver accepts.
 
-        No run crosses the end of a piece, and host addresses are the device's addresses.
+        No run crosses the end of a piece, and host addresses are the device's addresses for them.
         """
         if len(self._begins) > 1:
             plan = plan.cut_at(self._begins)
@@ -94,12 +94,12 @@ class Registration:
         return plan
 
     def release(self) -> None:
-        """Unregister what no other registration uses."""
+        """Unregister the pieces that no other registration uses."""
         with _lock:
             self._let_go()
 
     def _hold(self, begin: int, end: int, driver: Driver) -> None:
-        """Register these pages, except for those that are registered already."""
+        """Register these pages, and share the pieces that are registered already."""
         while begin < end:
             piece = next((piece for piece in _pieces if piece.begin <= begin < piece.end), None)
             if piece is None:
@@ -135,10 +135,10 @@ def _register(begin: int, end: int, driver: Driver) -> _Piece:
 
 
 def _cuts(host: HostLayout) -> list[int]:
-    """Return the addresses at which the memory is cut into pieces that can be registered.
+    """Return the page boundaries at which the memory is cut into pieces that can be registered.
 
-    The first address is that of the page where the slots begin, the last that of the page after
-    their end. A worker's part of a slot may begin inside a page: pieces meet at its beginning.
+    The first is the start of the slots' first page, the last is the end of their last page. If a
+    worker's part of a slot begins inside a page, the pieces meet at the start of that page.
     """
     page_bytes = mmap.PAGESIZE
     end = host.address + (host.slots - 1) * host.row_bytes + host.part_bytes

@@ -24,7 +24,7 @@ from kvtier_sdk.worker.planning import Int64s, JobPlan, are_apart, overlaps, sha
 
 _log = logging.getLogger("kvtier.worker")
 
-#: Limit of the wait for dropped workers when the process ends.
+#: Longest wait for each dropped worker when the process ends.
 _EXIT_WAIT_S = 5.0
 #: The threads in which dropped workers end.
 _ends: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
@@ -35,13 +35,13 @@ class CopyResult:
     """The result of a job.
 
     Attributes:
-        job_id: as submitted.
+        job_id: the id that was submitted.
         operation: ``STORE`` or ``LOAD``.
-        success: all of it was copied. After a failed load its blocks hold undefined bytes; after a
-            failed store its slots do.
+        success: true if the whole job was copied. After a failed load its blocks hold undefined
+            bytes; after a failed store its slots do.
         size_bytes: size of the job, copied or not.
         duration_s: seconds from its first byte to its last, without queues.
-        error: the reason of a failure; ``None`` after a success.
+        error: the reason for a failure; ``None`` after a success.
     """
 
     job_id: int
@@ -82,21 +82,22 @@ class _Job:
 class OffloadWorker:
     """Copies blocks to slots and back, in the background.
 
-    A job has ended once ``get_finished`` has reported it or ``wait`` for it has returned. Only
-    then does nothing read or write its blocks and slots, whether it succeeded or failed. Until
-    then they belong to the job: a caller that writes them, or reads its destinations, gets a
-    mixture. Jobs of one direction begin in the order of submission, and may end in another. Loads
-    overtake stores, so there is no order between the two. All methods may be called from any
-    thread.
+    A job has ended once ``get_finished`` has reported it or ``wait`` for it has returned. From then
+    on nothing reads or writes its blocks and slots, whether it succeeded or failed. Until then they
+    belong to the job: a caller that writes them, or reads its destinations, gets a mixture of old
+    and new bytes. Jobs of one direction begin in the order of submission, except that expedited
+    loads overtake others, and may end in another order. Loads overtake stores, so there is no order
+    between the two. All methods may be called from any thread.
 
     Args:
         groups: the KV-cache groups in the order of their index; all on one device.
         host: the slots: bytes of shape (slots, part), kept alive by the worker. There may be gaps
             between rows, as in ``HostPool.part``, where several workers have a part of each slot.
-            From read-only memory, which a replicated pool gives to all workers but the first, the
-            worker can only load.
-        device: moves the bytes; closed with the worker. Default: chosen by the tensors' device.
-        clock: measures durations.
+            If the memory is read-only, as a replicated pool gives it to all workers but the first,
+            the worker can only load.
+        device: the device that moves the bytes, closed with the worker; by default chosen by the
+            tensors' device.
+        clock: the clock that measures durations.
 
     Raises:
         ConfigError: the groups or the memory are unsuitable, a chunk does not fit into a part, or
@@ -133,9 +134,9 @@ class OffloadWorker:
         except BaseException:
             self._device.close()
             raise
-        # Plans are bare addresses: the memory behind them is kept here until the last copy's end.
+        # Plans hold bare addresses, so this keeps their memory alive until the last copy has ended.
         self._drop = weakref.finalize(self, _end_dropped, self._device, self._jobs, (groups, host))
-        # A worker that is still there when the process ends is not waited for.
+        # When the process ends, do not wait for workers that were never dropped.
         self._drop.atexit = False
 
     def submit_store(
@@ -154,10 +155,10 @@ class OffloadWorker:
                 chunk.
             slots: the destinations, one for each chunk that the blocks touch, group after group,
                 none twice. A chunk that the job covers in part is written in part.
-            after: the stream that computes the blocks: the copy begins after the work that is
-                queued on it so far. Or an event recorded there, which must not be recorded again
-                before the job has ended. Needed on an accelerator, where any other stream would
-                copy blocks that are still being computed; of no effect on a CPU.
+            after: the stream that computes the blocks, or an event recorded there. The copy begins
+                after the work that is queued on the stream so far, or after the event, which must
+                not be recorded again before the job has ended. Required on an accelerator, where a
+                copy might otherwise read blocks that are still being computed; ignored on a CPU.
 
         Raises:
             ValueError: ids, slots or counts do not fit the geometry, or ``after`` is missing;
@@ -183,7 +184,7 @@ class OffloadWorker:
             job_id: an id that no unreported job has.
             device_blocks: the destinations, as for :meth:`submit_store`; no block of a group twice.
             slots: the sources, one for each chunk that the blocks touch, group after group.
-            expedited: overtake other loads, and the rest of a large one that has begun.
+            expedited: let this load overtake other loads, even a large load that has begun.
             after: as for :meth:`submit_store`: the stream that may still read or clear the blocks.
 
         Raises:
@@ -237,7 +238,7 @@ class OffloadWorker:
             jobs = list(self._jobs)
         self.wait(jobs)
         self._device.close()
-        # Lets go of the memory too.
+        # Detaching also drops the references to the memory.
         self._drop.detach()
 
     def __enter__(self) -> OffloadWorker:
@@ -270,7 +271,7 @@ class OffloadWorker:
             if job_id in self._jobs:
                 raise ValueError(f"job {job_id} has not been reported yet")
             self._jobs[job_id] = job
-        # The driver may take long to start a copy: other threads do not wait for it.
+        # The lock is not held here, because the driver may take long to start a copy.
         try:
             if plan.shares:
                 job.copy = self._device.start(plan, operation, expedited=expedited, after=after)
@@ -329,7 +330,8 @@ class OffloadWorker:
 
 def _end_dropped(device: Device, jobs: dict[int, _Job], memory: object) -> None:
     """End a worker that was dropped, in a thread: any thread may drop it, even one that copies."""
-    # Not logged in that thread: it may still run when the interpreter ends, and then hold a lock.
+    # Logged here, not in the new thread: that may still run when the interpreter exits, and would
+    # then hold a lock of the log.
     _log.warning("an offload worker was dropped without a call of shutdown()")
     end = threading.Thread(
         target=_end, args=(device, jobs, memory), name="kvtier-dropped-worker", daemon=True
@@ -339,7 +341,7 @@ def _end_dropped(device: Device, jobs: dict[int, _Job], memory: object) -> None:
 
 
 def _end(device: Device, jobs: dict[int, _Job], memory: object) -> None:
-    """Wait for the jobs and close the device; the caller's reference keeps their memory alive."""
+    """Wait for the jobs and close the device; the reference ``memory`` keeps their memory alive."""
     for job in list(jobs.values()):
         if job.copy is not None:
             job.copy.wait()
@@ -348,8 +350,8 @@ def _end(device: Device, jobs: dict[int, _Job], memory: object) -> None:
 
 @atexit.register
 def _wait_for_ends() -> None:
-    # A thread that frees a tensor while the interpreter ends aborts the process. But a stream that
-    # is stuck must not keep the process from ending: then nothing is freed.
+    # A thread that frees a tensor while the interpreter exits aborts the process, so wait for it.
+    # The wait is limited: behind a stuck stream nothing is freed, and the process must still end.
     for end in list(_ends):
         end.join(_EXIT_WAIT_S)
 
@@ -358,7 +360,7 @@ def open_device(kind: torch.device, clock: Clock) -> Device:
     """Return the worker's device for tensors of this kind.
 
     Raises:
-        ConfigError: there is none for this kind, or it does not work here.
+        ConfigError: no device supports this kind, or its driver cannot be loaded.
     """
     if kind.type == "cpu":
         from kvtier_sdk.worker.cpu import CPUDevice

@@ -1,4 +1,4 @@
-"""``kvtier tier``: one module a command. Each looks into tiers beside the engines that use them."""
+"""``kvtier tier``: one module per command. Engines may use the tiers at the same time."""
 
 from __future__ import annotations
 

@@ -18,11 +18,11 @@ class Contents:
 
     Attributes:
         namespace: the namespace.
-        chunks: their number.
-        used_bytes: their bytes, headers included.
-        oldest_s: when the least recently used one was used, in seconds since the epoch; ``None``
-            if the store does not know.
-        last_used_s: when the most recently used one was.
+        chunks: number of chunks.
+        used_bytes: size of the chunks, headers included.
+        oldest_s: last use of the least recently used chunk, in seconds since the epoch; ``None`` if
+            the store does not know.
+        last_used_s: last use of the most recently used chunk, likewise.
     """
 
     namespace: Namespace
@@ -40,7 +40,7 @@ class Contents:
             self.last_used_s = used_s if self.last_used_s is None else max(self.last_used_s, used_s)
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as plain data."""
+        """Return the counts as plain data."""
         return {
             "fingerprint": self.namespace.fingerprint,
             "facts": self.namespace.manifest,
@@ -68,10 +68,10 @@ def count(spec: TierSpec, namespace: Namespace, timeout_s: float) -> Contents:
 
 
 def need(tier: MaintainedTier, capability: Capability, doing: str) -> None:
-    """Check that a tier can do something.
+    """Check that a tier has a capability.
 
     Raises:
-        ConfigError: it cannot.
+        ConfigError: the tier lacks it.
     """
     if not tier.can(capability):
         spec = tier.spec

@@ -35,9 +35,9 @@ from kvtier_sdk.pool import HostPool
 from kvtier_sdk.runner.jobs import Verdict
 from kvtier_sdk.types import OffloadKey
 
-#: Payload that is on its way: half of it is read while the other half is written.
+#: Size of the pool: one half is filled from SRC while the other half is written to DST.
 _POOL_BYTES = 32 * 2**20
-#: Facts that the SDK adds, and that differ between two tiers or releases.
+#: Facts that the SDK adds, which may differ between tiers or releases.
 _ADDED = ("frame_version", "codec")
 
 
@@ -56,9 +56,9 @@ def copy_command(
 ) -> None:
     """Copy chunks from one tier to another, so that engines of DST find them.
 
-    Each chunk is checked against its header on the way; a damaged one is left out. What DST has
-    already is not copied again, so after an interruption the same command goes on. SRC is not
-    changed; DST keeps to its capacity, and at the end what is there is counted. For example
+    Each chunk is checked against its header on the way; damaged chunks are left out. Chunks that
+    DST has already are not copied again, so the same command resumes an interrupted copy. SRC is
+    not changed; DST keeps to its capacity, and at the end the chunks in it are counted. For example
 
         kvtier tier copy file:///data/kv redis://cache:6379/0 --rate 100MiB
 
@@ -94,19 +94,19 @@ def copy_command(
 
 @dataclass(slots=True)
 class _Copied:
-    """The outcome for the chunks of one namespace.
+    """The result of copying one namespace.
 
     Attributes:
-        fingerprint: in SRC.
-        name: of the namespace, for people.
+        fingerprint: the namespace's fingerprint in SRC.
+        name: the namespace's name, for people.
         copied: chunks that were stored in DST, and are there at the end.
-        copied_bytes: their payload.
-        there: chunks that DST had before and has at the end.
+        copied_bytes: the payload of these chunks.
+        there: chunks that DST had before and still has at the end.
         gone: chunks that left SRC meanwhile.
-        damaged: chunks that no engine could use, damaged or sealed with another key.
-        evicted: chunks that DST had, or was sent, and has no more at the end.
+        damaged: chunks that no engine could use, for example damaged or sealed with another key.
+        evicted: chunks that DST had or accepted, and no longer has at the end.
         missing: copies that could not be read back.
-        fault: why none was copied; empty if they were.
+        fault: the reason why nothing was copied; else empty.
     """
 
     fingerprint: str
@@ -121,7 +121,7 @@ class _Copied:
     fault: str = ""
 
     def is_short(self) -> bool:
-        """True if DST lacks what SRC has."""
+        """Return true if DST lacks chunks that SRC has."""
         return bool(self.damaged or self.evicted or self.missing or self.fault)
 
     def line(self, *, read_back: bool) -> str:
@@ -164,7 +164,7 @@ def _copy(
         with progress(f"copy {copied.name}", len(keys)) as step:
             transfer = _Transfer(src, dst, pool, copied, pace)
             transfer.run(keys, step)
-        # A store that accepts a chunk may evict it for the next one, and tell nobody.
+        # A store may silently evict an accepted chunk for a later one, so look them up at the end.
         stayed = _present(dst, transfer.stored)
         copied.there = len(_present(dst, transfer.there))
         copied.copied = len(stayed)
@@ -180,10 +180,10 @@ def _present(tier: MaintainedTier, keys: list[OffloadKey]) -> list[OffloadKey]:
 
 
 def _at_destination(src: TierSpec, namespace: Namespace) -> Namespace:
-    """The namespace that engines of DST have, to which its tier adds what is its own.
+    """Return the engines' namespace for DST, without the facts that its tier adds.
 
     Raises:
-        ConfigError: the manifest does not give the namespace again.
+        ConfigError: the namespace does not follow from its manifest.
     """
     engines = Namespace({name: of for name, of in namespace.facts.items() if name not in _ADDED})
     if (in_tier(src, engines) if "codec" in namespace.facts else engines) != namespace:
@@ -199,7 +199,7 @@ class _Transfer:
 
     Attributes:
         stored: chunks that the destination has accepted.
-        there: chunks that it had.
+        there: chunks that the destination had already.
     """
 
     def __init__(
@@ -220,7 +220,7 @@ class _Transfer:
         self.there: list[OffloadKey] = []
 
     def run(self, keys: list[OffloadKey], step: Step) -> None:
-        """Copy what is missing."""
+        """Copy the chunks that the destination lacks."""
         end_store = None
         for number, start in enumerate(range(0, len(keys), self._half)):
             part = keys[start : start + self._half]
@@ -241,7 +241,7 @@ class _Transfer:
         return [key for key in keys if key not in there]
 
     def _load(self, keys: list[OffloadKey], first: int) -> dict[OffloadKey, int]:
-        """Load chunks into slots from the first on; return the slots of those that are whole."""
+        """Load chunks into slots from ``first`` on; return the slots of the whole chunks."""
         if not keys:
             return {}
         slots = range(first, first + len(keys))

@@ -1,4 +1,4 @@
-"""``kvtier tier du``: how full tiers are, and of what."""
+"""``kvtier tier du``: the usage of tiers, by model."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def du_command(
 
 
 def _usage(spec: TierSpec, found: list[Contents], timeout_s: float) -> Usage | None:
-    """The store's own count, where that says more than the chunks: of all that shares it."""
+    """Return the store's own usage, which counts everything in it, if the tier can report it."""
     if Capability.USAGE not in spec.tier_class.capabilities or not found:
         return None
     with open_for_maintenance(spec, found[0].namespace, timeout_s=timeout_s) as tier:
@@ -74,7 +74,7 @@ def _usage(spec: TierSpec, found: list[Contents], timeout_s: float) -> Usage | N
 
 
 class _Use:
-    """The use of one tier."""
+    """The usage of one tier."""
 
     def __init__(self, found: list[Contents], usage: Usage | None) -> None:
         self._found = found

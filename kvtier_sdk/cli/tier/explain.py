@@ -1,4 +1,4 @@
-"""``kvtier tier explain``: why chunks are found, or are not."""
+"""``kvtier tier explain``: why chunks are found or not."""
 
 from __future__ import annotations
 
@@ -119,11 +119,11 @@ class _Answer:
 
     Attributes:
         spec: the tier.
-        contents: of the namespace; ``None`` if it is not there, or the tier cannot list it.
-        is_there: whether the namespace is there; ``None`` if the tier cannot say.
-        nearest: the other namespace that is most like it, with its chunks.
-        differences: fact to (in the namespace, in the nearest).
-        states: of each chunk, by group.
+        contents: the namespace's chunks; ``None`` if it is absent, or the tier cannot list it.
+        is_there: true if the namespace is there; ``None`` if the tier cannot say.
+        nearest: the most similar other namespace, with its chunks.
+        differences: each differing fact, with its values in the namespace and in the nearest.
+        states: the state of each chunk, by group.
     """
 
     spec: TierSpec
@@ -135,14 +135,14 @@ class _Answer:
 
 
 def _meant(selection: Selection, held: Sequence[Contents]) -> Namespace:
-    """The one namespace that is meant.
+    """Return the only namespace that the options select.
 
     Raises:
-        ConfigError: there is none, or there are several.
+        ConfigError: the options select none, or several.
     """
     if selection.given is not None:
         return selection.given
-    # One without chunks is meant only by its digits.
+    # A namespace without chunks counts only if the operator gave digits.
     offered = [one.namespace for one in held if one.chunks or selection.digits]
     digits = selection.digits
     found = {one.fingerprint: one for one in offered if one.fingerprint.startswith(digits)}
@@ -193,7 +193,7 @@ def _ask(
 
 def _distance(namespace: Namespace, other: Contents) -> tuple[bool, int]:
     differences = namespace.differences(other.namespace.facts)
-    # Another model's chunks could never be used; with another seed, they may be the same.
+    # Chunks of another model can never be used; chunks with another seed may be equal.
     return "model" in differences, len(differences)
 
 
@@ -223,7 +223,7 @@ def _show(
     say(f"namespace {named(meant)}")
     for answer in answers:
         say(f"tier {answer.spec.name!r}: {_presence(answer)}")
-        # Of chunks that are there, no other namespace says anything.
+        # If the namespace has chunks, another one does not explain why keys are missing.
         is_asked_for = not groups or not (answer.contents and answer.contents.chunks)
         if answer.nearest is not None and is_asked_for:
             other = answer.nearest
@@ -310,7 +310,7 @@ def _as_json(
 
 
 def _tokens_per_chunk(meant: Namespace, *, of_prompt: bool) -> list[int]:
-    """Tokens of a chunk in each group of a prompt; keys alone say nothing of tokens."""
+    """Return the tokens per chunk for each group of a prompt; empty if keys were given instead."""
     if not of_prompt:
         return []
     facts: Mapping[str, Any] = meant.facts
@@ -318,7 +318,7 @@ def _tokens_per_chunk(meant: Namespace, *, of_prompt: bool) -> list[int]:
 
 
 def _brief(ours: object, theirs: object) -> tuple[str, str]:
-    """Write two values down to where they differ, and a little further."""
+    """Shorten two values to the text around their first difference."""
     texts = json.dumps(ours), json.dumps(theirs)
     pairs = zip(*texts, strict=False)
     alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -17,15 +17,15 @@ from kvtier_sdk.runner.jobs import verdict_of
 
 
 class CannotListError(ConfigError):
-    """A backend cannot list its namespaces, and none is given."""
+    """A backend cannot list its namespaces, and no namespace is given."""
 
 
 class Faults:
     """The faults of tiers, and of namespaces in them, without secrets.
 
     Attributes:
-        by_tier: a tier's name to why it could not be read or changed.
-        notes: a tier's name to why it was passed over, which is no fault beside other tiers.
+        by_tier: by tier name, the reason why the tier could not be read or changed.
+        notes: by tier name, the reason why the tier was skipped; with other tiers, not a fault.
     """
 
     def __init__(self, target: Target) -> None:
@@ -36,7 +36,7 @@ class Faults:
 
     @contextmanager
     def of(self, spec: TierSpec) -> Iterator[None]:
-        """Note the fault that ends the block, of a tier or one namespace, beside earlier ones."""
+        """Record the error of a tier or a namespace that ends the block, after earlier errors."""
         try:
             yield
         except (BackendError, ConfigError, TierError) as error:

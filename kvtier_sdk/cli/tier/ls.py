@@ -45,8 +45,8 @@ def ls_command(
 
         kvtier tier ls file:///data/kv
 
-    A bucket records no use: there the ages are those of the stores. The exit status is 1 if a tier
-    could not be read.
+    A bucket records no uses: its ages count from the time of storing. The exit status is 1 if a
+    tier could not be read.
     """
     target, timeout_s = read_target(tiers), read_timeout(timeout)
     selection = Selection.read(namespace, model)
@@ -102,5 +102,5 @@ def _show(found: list[Contents], now_s: float, *, show_empty: bool) -> None:
 
 
 def _revision(value: object) -> str:
-    # Of a commit, as much as its hub shows.
+    # A revision may be a commit, which is shortened like a fingerprint.
     return "-" if value is None else str(value)[:SHOWN_DIGITS]

@@ -24,10 +24,10 @@ RateOption = Annotated[
 
 
 class Pace:
-    """Waits, so that no more than so many bytes are moved a second.
+    """Waits, so that bytes are moved no faster than at the given rate.
 
     Raises:
-        ConfigError: the option is no size, or 0.
+        ConfigError: the option is not a size, or is 0.
     """
 
     def __init__(self, rate: str | None, clock: Clock | None = None) -> None:
@@ -39,11 +39,11 @@ class Pace:
         self._never = threading.Event()
 
     def part_bytes(self, most_bytes: int) -> int:
-        """Return how much to move before the next wait: a second's worth, or less."""
+        """Return the bytes to move before the next wait: a second's worth, or less."""
         return most_bytes if self._rate_bytes is None else min(most_bytes, self._rate_bytes)
 
     def wait(self, size_bytes: int) -> None:
-        """Wait for as long as so many bytes take, less the time since the last call."""
+        """Wait as long as ``size_bytes`` take at the rate, less the time since the last call."""
         if self._rate_bytes is None:
             return
         now_s = self._clock.now_s()

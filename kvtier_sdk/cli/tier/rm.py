@@ -54,14 +54,14 @@ def rm_command(
     timeout: TimeoutOption = "60s",
     as_json: JsonOption = False,
 ) -> None:
-    """Delete chunks from tiers, by namespace, model and age. It says what goes, and asks.
+    """Delete chunks from tiers, by namespace, model and age, after counting them and asking.
 
-    Engines that use the tiers recompute what is gone. Without --unused-for, the engines at the
-    configuration's admin_socket empty their host pools too. For example
+    Engines that use the tiers recompute the deleted chunks. Without --unused-for, the engines at
+    the configuration's admin_socket empty their host pools too. For example
 
         kvtier tier rm kv.toml --model llama-2 --unused-for 30d
 
-    The exit status is 1 if a tier could not be read, or if not all was deleted.
+    The exit status is 1 if a tier could not be read, or if some chunks were not deleted.
     """
     target, timeout_s = read_target(tiers), read_timeout(timeout)
     selection = Selection.read(namespace, model)
@@ -89,10 +89,10 @@ def rm_command(
     in_pools = unused_s is None and bool(meant)
     if found and not yes:
         typer.confirm("Delete them?", abort=True, err=as_json)
-    # What a pool is still storing into a tier would come back behind the deletion.
+    # Purge first, because chunks that a pool is still storing would reappear after the deletion.
     before = purge_pools(target.config, meant) if in_pools else []
     deleted = [_delete(victims, faults, timeout_s) for victims in found]
-    # What was loaded from the tier meanwhile is in the pool again.
+    # Purge again, because chunks that were loaded from the tier meanwhile are back in the pool.
     purged = purge_pools(target.config, meant, before) if in_pools else []
     if as_json:
         removed = [
@@ -111,7 +111,7 @@ def rm_command(
 
 @dataclass(slots=True)
 class _Victims:
-    """The chunks of one namespace that are to go."""
+    """The chunks of one namespace to delete."""
 
     spec: TierSpec
     contents: Contents
@@ -132,7 +132,7 @@ def _find(
         need(tier, Capability.SCAN, "list its chunks")
         need(tier, Capability.DELETE, "delete chunks")
         for entry in tier.entries():
-            # Where the store does not know a chunk's age, it stays.
+            # A chunk whose age the store does not know is kept.
             if before_s is None or (entry.used_s is not None and entry.used_s < before_s):
                 victims.contents.add(entry.object_bytes, entry.used_s)
                 victims.keys.append(entry.key)

@@ -1,4 +1,4 @@
-"""The namespaces of a tier that a command is about."""
+"""The namespaces of a tier that a command works on."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on stdout instead of the text.")
 ]
 
-#: Opens a tier only to list its namespaces.
+#: Any namespace will do to open a tier only to list its namespaces.
 _NO_NAMESPACE = Namespace({"engine": "kvtier tier"})
-#: Digits of a fingerprint that are shown: enough to tell one from the others.
+#: Digits of a fingerprint that are shown: enough to tell namespaces apart.
 SHOWN_DIGITS = 12
 
 
@@ -56,7 +56,7 @@ class Selection:
     Attributes:
         digits: the beginning of the fingerprint.
         model: a part of the model's name.
-        given: a namespace whose facts he gives.
+        given: the namespace whose facts the operator gives.
     """
 
     digits: str = ""
@@ -87,10 +87,10 @@ class Selection:
         return self == Selection()
 
     def of(self, spec: TierSpec, timeout_s: float) -> list[Namespace]:
-        """Find the namespaces in a tier that are meant.
+        """Find the selected namespaces in a tier.
 
         Raises:
-            CannotListError: the backend cannot list its namespaces, and none is given.
+            CannotListError: the backend cannot list its namespaces, and no namespace is given.
             TierError: the tier cannot be read.
         """
         if Capability.NAMESPACES not in spec.tier_class.capabilities:
@@ -101,7 +101,7 @@ class Selection:
                 )
             return [in_tier(spec, self.given)]
         found = [one for one in stored_namespaces(spec, timeout_s) if self._means(spec, one)]
-        # The facts that are given may say more than a manifest, in which secrets are hidden.
+        # The given facts may say more than a manifest, which hides secrets.
         return [in_tier(spec, self.given)] if found and self.given is not None else [*found]
 
     def _means(self, spec: TierSpec, found: StoredNamespace) -> bool:
@@ -113,7 +113,7 @@ class Selection:
 
 
 def stored_namespaces(spec: TierSpec, timeout_s: float) -> list[StoredNamespace]:
-    """List the namespaces in a tier whose backend can, by model.
+    """List a tier's namespaces in the order of their models; its backend must be able to.
 
     Raises:
         ConfigError: an option is wrong.
@@ -125,7 +125,7 @@ def stored_namespaces(spec: TierSpec, timeout_s: float) -> list[StoredNamespace]
 
 
 def in_tier(spec: TierSpec, namespace: Namespace) -> Namespace:
-    """Return a namespace as a tier has it: sealed, if the tier has a codec."""
+    """Return a namespace as a tier stores it: sealed, if the tier has a codec."""
     if spec.runner.codec is None:
         return namespace
     return namespace.sealed_by(spec.runner.codec.partition(":")[0])
@@ -137,7 +137,7 @@ def read_timeout(text: str) -> float:
 
 
 def read_duration(flag: str, text: str) -> float:
-    """Read an option that is a duration, more than 0."""
+    """Read an option as a duration above 0."""
     duration_s = read_flag(flag, parse_seconds, text)
     if not duration_s:
         raise ConfigError(f"{flag} should be more than 0")

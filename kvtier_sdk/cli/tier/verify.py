@@ -32,7 +32,7 @@ from kvtier_sdk.opening.maintenance import chunk_bytes_of, open_for_maintenance
 from kvtier_sdk.runner.jobs import Verdict
 from kvtier_sdk.types import Capability, OffloadKey
 
-#: Keys that are shown; all of them are in the JSON.
+#: Most damaged keys that are printed; the JSON lists all.
 _MOST_SHOWN = 10
 _AT_ONCE_BYTES = 16 * 2**20
 
@@ -85,14 +85,14 @@ def verify_command(
 
 @dataclass(slots=True)
 class _Verified:
-    """The outcome for the chunks of one namespace.
+    """The result of verifying one namespace.
 
     Attributes:
         spec: the tier.
         namespace: the namespace.
-        verdicts: chunks by what was found.
-        damaged: those that are.
-        deleted: how many of them were deleted.
+        verdicts: number of chunks by verdict.
+        damaged: keys of the damaged chunks.
+        deleted: number of damaged chunks that were deleted.
     """
 
     spec: TierSpec
@@ -167,7 +167,8 @@ def check_readable(spec: TierSpec, namespace: Namespace) -> int:
     """Check that a namespace's chunks can be read through a tier; return their length.
 
     Raises:
-        ConfigError: no manifest tells that, or it is sealed and the tier has no codec.
+        ConfigError: the manifest does not give the length, or the namespace is sealed and the tier
+            has no codec.
     """
     chunk_bytes = chunk_bytes_of(namespace)
     if chunk_bytes is None:

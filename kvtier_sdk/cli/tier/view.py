@@ -1,4 +1,4 @@
-"""How the commands about tiers print: columns, ages, a progress bar, faults."""
+"""The output of the commands about tiers: columns, ages, shares, a progress bar."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from rich.progress import (
 from kvtier_sdk.cli.say import say
 from kvtier_sdk.options.place import one_line
 
-#: Advances a bar by so many.
+#: Advances a bar by a number of units.
 Step = Callable[[int], None]
 
 _UNITS = (("d", 86_400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0))
 
 
 def print_columns(rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) -> None:
-    """Print rows, the first of them titles, in columns."""
+    """Print rows in columns; the first row holds the titles."""
     rows = [[one_line(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
@@ -37,7 +37,7 @@ def print_columns(rows: Sequence[Sequence[str]], right: frozenset[int] = frozens
 
 
 def ago(then_s: float | None, now_s: float) -> str:
-    """Write how long ago something was: ``3 d``."""
+    """Format the time since ``then_s``, for example ``3 d``."""
     if then_s is None:
         return "-"
     past_s = max(0.0, now_s - then_s)
@@ -48,17 +48,17 @@ def ago(then_s: float | None, now_s: float) -> str:
 
 
 def share(part: float, whole: float) -> str:
-    """Write a share of a whole: ``12 %``."""
+    """Format a share of a whole, for example ``12%``."""
     return f"{part / whole:.0%}" if whole else "-"
 
 
 @contextmanager
 def progress(label: str, total: int | None, *, of_bytes: bool = False) -> Iterator[Step]:
-    """Show a bar on a terminal for as long as the block runs; yields what advances it."""
+    """Show a bar on a terminal while the block runs; yield a function that advances it."""
     columns = [TextColumn("{task.description}", markup=False), BarColumn()]
     columns += [TransferSpeedColumn()] if of_bytes else [MofNCompleteColumn()]
     console = Console(stderr=True)
-    # Into a file or a pipe a bar is noise.
+    # In a file or a pipe, a bar would be noise.
     hidden = not console.is_terminal
     with Progress(
         *columns, TimeRemainingColumn(), console=console, disable=hidden, transient=True
