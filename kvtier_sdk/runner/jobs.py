@@ -217,7 +217,7 @@ class RunnerStopped:
 
 @dataclass(eq=False, slots=True)
 class ProcessStarted:
-    """A process of the tier now accepts jobs: a restarted one, or a first one that was late.
+    """A process of the tier now accepts jobs: a restarted one, or a late first one.
 
     Attributes:
         is_open: true if the tier is open in it; otherwise an :class:`OpeningEnded` follows.

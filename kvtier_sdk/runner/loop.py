@@ -240,7 +240,7 @@ class TierLoop:
         self._queue: list[_Queued] = []
         self._arrivals = itertools.count()
         self._running: Counter[Operation] = Counter()
-        # The running tasks whose call has returned, and which verify its chunks.
+        # Running tasks whose call has returned; they verify its chunks.
         self._verifying: set[asyncio.Task[None]] = set()
         # Hanging stores must leave some calls to loads.
         self._max_stores = max(1, self.options.concurrency * 3 // 4)

@@ -93,7 +93,7 @@ class LoopThread:
         """Return the opening's result, or ``None`` after ``timeout_s``; log that it goes on.
 
         Raises:
-            Exception: what the opening raised.
+            Exception: the error of the opening.
         """
         next_s = _PROGRESS_S
         while True:

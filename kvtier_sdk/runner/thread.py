@@ -117,7 +117,7 @@ class ThreadRunner:
         """Call the tier beside its jobs, and wait for the answer; for tools, not for an engine.
 
         Raises:
-            TierError: the tier has raised it, or there is no answer in time.
+            TierError: the tier raised it, or did not answer in time.
         """
         answer = self._thread.call(question(self._tier_loop.call), timeout_s, _SILENCE)
         if answer is _SILENCE:
