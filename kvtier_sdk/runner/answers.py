@@ -1,4 +1,4 @@
-"""A tier's answers, read as results; an author's mistake is named where it is made."""
+"""A tier's answers read as results, with a precise error for an author's mistake."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvtier_sdk.types import Entry, OffloadKey, Usage
 
 
 class NonsenseError(Exception):
-    """A tier returned something else than an answer; the text says what."""
+    """A tier returned a value that is not a valid answer; the text describes it."""
 
 
 def found_in(answer: Any, count: int) -> list[bool]:
@@ -37,7 +37,7 @@ def verdicts_in(answer: Any, count: int) -> list[TierError | None]:
 
 
 def key_in(entry: Any) -> OffloadKey:
-    """Read the key of an entry that ``scan`` has yielded, or raise a :class:`NonsenseError`."""
+    """Read the key of an entry from ``scan``, or raise a :class:`NonsenseError`."""
     if not (isinstance(entry, Entry) and isinstance(entry.key, bytes)):
         raise _misplaced(entry, "an Entry with its key")
     return entry.key

@@ -1,4 +1,4 @@
-"""Pauses before something that has failed is tried again."""
+"""Pauses before retries."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Backoff:
         self._next_s = first_s
 
     def next_s(self) -> float:
-        """Begin a pause; returns its length in seconds."""
+        """Begin a pause; return its length in seconds."""
         self.pause_s = self._next_s
         self._next_s = min(2 * self._next_s, self._longest_s)
         return self.pause_s * (self._rng.uniform(1 - JITTER, 1) if self._rng else 1.0)
 
     def reset(self) -> None:
-        """Make the next pause the first one again."""
+        """Make the next pause as short as the first one."""
         self.pause_s = self._next_s = self._first_s

@@ -11,15 +11,15 @@ from kvtier_sdk.types import Region
 
 
 class SlotMemory(Protocol):
-    """The memory of the slots, as far as a runner needs it."""
+    """The slots' memory, as a runner uses it."""
 
     @property
     def chunk_bytes(self) -> int:
-        """Payload of a slot."""
+        """Payload of a slot, in bytes."""
 
     @property
     def region(self) -> Region:
-        """All slots with their padding, at the address that they have in this process."""
+        """All slots with their padding, at their address in this process."""
 
     def padded_view(self, slot: int, alignment: int, holder: str) -> memoryview:
         """Return a slot's payload, its length rounded up to ``alignment``.
@@ -27,12 +27,12 @@ class SlotMemory(Protocol):
         Args:
             slot: the slot's index.
             alignment: in bytes, a power of two.
-            holder: the name under which the pool notes the view.
+            holder: the name under which the pool logs a view still in use when it closes.
         """
 
 
 class PoolMemory(SlotMemory, Protocol):
-    """Slots that a process of a tier can map too, by descriptor."""
+    """Slots that a tier's process can map too, by descriptor."""
 
     @property
     def slots(self) -> int:
@@ -44,44 +44,44 @@ class PoolMemory(SlotMemory, Protocol):
 
     @property
     def is_shared(self) -> bool:
-        """True if another process can map it."""
+        """True if another process can map the memory."""
 
     @property
     def fd(self) -> int:
-        """The descriptor, if it is shared; open as long as the memory is."""
+        """The shared memory's descriptor; open until the memory is closed."""
 
 
 class TierRunner(Protocol):
     """Carries jobs to a tier and its reports back. Called on the engine's thread.
 
-    A runner keeps no job: the tier's client does. Every job that :meth:`submit` takes ends in one
-    :class:`~kvtier_sdk.runner.jobs.JobResult`, or in the ``RunnerStopped`` that ends them all.
+    The tier's client keeps the jobs, not the runner. Every submitted job ends in one
+    :class:`~kvtier_sdk.runner.jobs.JobResult`, or in the ``RunnerStopped`` that ends all jobs.
     """
 
     def start(self) -> bool:
-        """Open the tier, and wait for it, but no longer than ``open_deadline``.
+        """Open the tier, waiting at most ``open_deadline``; return true if it is open.
 
         Raises:
-            Exception: it is required, or what ``open`` raised does not pass by itself.
+            Exception: the tier is required and did not open, or the error of ``open`` is permanent.
         """
 
     def submit(self, jobs: Sequence[Job]) -> Sequence[JobResult]:
-        """Hand over jobs in one hop, without a wait."""
+        """Hand over jobs in one hop, without waiting; return the results of refused ones."""
 
     def poll(self) -> Sequence[Report]:
-        """Take the reports since the last call, without a wait."""
+        """Return the reports since the last call, without waiting."""
 
     def peek(self) -> Sequence[Report]:
-        """Return the reports that the next :meth:`poll` takes. Any thread may call it."""
+        """Return the next :meth:`poll`'s reports and keep them. Any thread may call it."""
 
     def suspect(self) -> None:
-        """Note that a job outlived its deadline without a result: the tier may block its loop."""
+        """Handle a job without a result after its deadline: the tier may block its loop."""
 
     def log_end(self, topic: str, message: str) -> bool:
-        """Have the tier's loop log the end of an outage, after what it held back of that."""
+        """Have the loop log held-back messages, then an outage's end; return false if it cannot."""
 
     def drain(self, timeout_s: float) -> bool:
-        """Cancel what is queued and wait for what runs; return true if all of it has ended."""
+        """Cancel queued batches and wait for running ones; return true if all have ended."""
 
     def close(self, timeout_s: float) -> None:
         """Drain, close the tier and end; a second call does nothing."""

@@ -1,6 +1,6 @@
-"""A tier's circuit breakers, one a direction: they say when the tier is not worth asking.
+"""A tier's circuit breakers, one per direction: they say when not to call the tier.
 
-Pure state: the holder of a breaker tells it the time and makes the probes.
+Pure state: a breaker's owner tells it the time and makes the probes.
 
 ::
 
@@ -30,7 +30,7 @@ from kvtier_sdk.types import OffloadKey
 
 
 class Direction(Enum):
-    """The calls that a breaker guards: a full disk must stop stores and not loads."""
+    """The direction of calls that a breaker guards: a full disk must stop stores but not loads."""
 
     #: Lookups and loads.
     READ = "read"
@@ -41,11 +41,11 @@ class Direction(Enum):
 class BreakerState(Enum):
     """The state of a breaker."""
 
-    #: The tier is asked.
+    #: Calls are made.
     CLOSED = "closed"
-    #: The tier is not asked; a probe follows after a pause.
+    #: No calls are made; a probe follows after a pause.
     OPEN = "open"
-    #: A probe is under way; no other call is made yet.
+    #: A probe is under way; no other calls are made yet.
     HALF_OPEN = "half_open"
 
 
@@ -55,17 +55,17 @@ class Outcome(Enum):
     #: The tier did its work, even if its answer was no.
     ANSWERED = "answered"
     #: The call was too slow. Load slows a healthy tier too, so a late call neither lengthens nor
-    #: ends a row of failures; it is a failure among the last calls only.
+    #: ends a run of failures; it counts as a failure only among the last calls.
     LATE = "late"
     #: The tier did not do its work.
     FAILED = "failed"
-    #: Single objects were at fault. Few of them say nothing of the tier; many in a row do.
+    #: Single objects were at fault. A few say nothing about the tier; many in a row do.
     FAULTY = "faulty"
-    #: The call could not be made: calls that hang leave no room for it, nor for any other.
+    #: The call could not be made: hanging calls leave no room for it or any other call.
     BLOCKED = "blocked"
 
 
-# Errors of a healthy tier. Room is a matter of stores: a full disk can be read.
+# Errors of a healthy tier. A lack of room counts against stores only: a full disk can be read.
 _ANSWERS: dict[Direction, tuple[type[TierError], ...]] = {
     Direction.READ: (ChunkNotFoundError, CorruptChunkError, TierCapacityError),
     Direction.WRITE: (ChunkNotFoundError, CorruptChunkError),
@@ -73,7 +73,7 @@ _ANSWERS: dict[Direction, tuple[type[TierError], ...]] = {
 
 
 def outcome_of(direction: Direction, errors: Sequence[TierError | None]) -> Outcome:
-    """Judge one call by its verdicts."""
+    """Judge one call by the errors of its chunks."""
     answers = _ANSWERS[direction]
     if None in errors or any(isinstance(error, answers) for error in errors):
         return Outcome.ANSWERED
@@ -84,9 +84,9 @@ def outcome_of(direction: Direction, errors: Sequence[TierError | None]) -> Outc
 class Breaker:
     """The breaker of one tier and direction.
 
-    A single object's fault counts for nothing, however often it is met. But a dead disk fails
-    object by object too. So as many *distinct* objects as ``failures`` open the breaker, if between
-    them no transfer went well; a lookup that did is no sign that objects can be read.
+    A faulty object counts once, however often it is met. But a dead disk fails object by object
+    too, so ``failures`` *distinct* objects open the breaker unless a transfer succeeds in between.
+    A successful lookup does not count: it does not show that objects can be read.
 
     Attributes:
         state: the state.
@@ -106,9 +106,9 @@ class Breaker:
         self._failures = failures
         self._backoff = Backoff(probe_interval_s, max_probe_interval_s, rng)
         self._row = 0
-        # Of the last calls, those that did not go well.
+        # One entry for each of the last calls: true if it did not succeed.
         self._recent: deque[bool] = deque(maxlen=window)
-        # Objects at fault since a transfer last went well.
+        # Faulty objects since the last successful transfer.
         self._faulty: set[OffloadKey] = set()
 
     @property
@@ -118,11 +118,11 @@ class Breaker:
 
     @property
     def is_closed(self) -> bool:
-        """True if the tier is asked."""
+        """True if calls are made."""
         return self.state is BreakerState.CLOSED
 
     def note(self, outcome: Outcome, now_s: float, objects: Sequence[OffloadKey] = ()) -> bool:
-        """Take the outcome of a call; one that ends while the breaker is not closed is ignored."""
+        """Record a call's outcome if the breaker is closed; return true if this opens it."""
         if not self.is_closed:
             return False
         if outcome is Outcome.FAULTY:
@@ -145,7 +145,7 @@ class Breaker:
         return True
 
     def wait_s(self, now_s: float) -> float:
-        """Return how long the pause before the next probe goes on; meant for ``OPEN``."""
+        """Return the rest of the pause before the next probe, in seconds; for ``OPEN``."""
         return max(0.0, self._probe_at_s - now_s)
 
     def begin_probe(self) -> None:

@@ -1,4 +1,4 @@
-"""Memory for chunks under way that is not a slot's: headers, sealed payloads, probes."""
+"""Memory outside the slots for chunks under way: headers, sealed payloads, probes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class BufferArena:
                 f"({error}): lower option 'concurrency' or 'max_batch'"
             ) from error
         self._free: list[memoryview] = []
-        # Offset of the part from which no buffer has been cut yet.
+        # Offset of the part that is not cut into buffers yet.
         self._uncut = 0
 
     @property
@@ -40,7 +40,7 @@ class BufferArena:
         """Lend ``count`` buffers, at least one, with old content.
 
         Raises:
-            MemoryError: too few are left, which the caller has to prevent.
+            MemoryError: too few are left; the caller must prevent this.
         """
         while len(self._free) < count:
             end = self._uncut + self._buffer_bytes
@@ -53,5 +53,5 @@ class BufferArena:
         return taken
 
     def give_back(self, buffers: list[memoryview]) -> None:
-        """Take buffers back; nothing may touch them now."""
+        """Reclaim lent buffers, which nothing may touch any more."""
         self._free += buffers

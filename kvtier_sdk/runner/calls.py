@@ -23,37 +23,38 @@ from kvtier_sdk.types import Entry, OffloadKey, RequestContext, Transfer, Usage
 
 T = TypeVar("T")
 
-#: How many chunks are deleted with one call.
+#: Chunks deleted per call, at most.
 _DELETE_CHUNKS = 256
 
 
 async def masked_call(call: Callable[[], Awaitable[T]], secrets: Secrets) -> T:
-    """Await a call of a tier; what it raises shows no secret."""
+    """Await a call of a tier; mask secrets in the error that it raises."""
     try:
         return await call()
-    except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):  # not the tier's
+    except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):  # not the tier's errors
         raise
     except BaseException as error:
         masked = masked_error(error, secrets)
-    # Raised out here: the context of a replacement would be the original.
+    # Raised outside of the handler, where the unmasked original would become its context.
     try:
         raise masked
     finally:
-        del masked  # a frame and the error in it would keep each other
+        del masked  # the frame and the error would keep each other alive
 
 
 class TierCaller:
-    """Turns everything that a tier does into results of the right shape or a :class:`TierError`.
+    """Turns the outcome of each call into results of the right shape or a :class:`TierError`.
 
-    A tier that returns a wrong number of results, or something else than results, cannot be
-    believed: it is in quarantine, and every later call fails with the same message. An exception
-    that is no :class:`TierError`, or an error that cannot be read, fails its call or chunk only.
+    A tier that returns a wrong number of results, or anything other than results, cannot be
+    trusted: it is put into quarantine, and every later call fails with the same message. An
+    exception other than a :class:`TierError`, an error that cannot be read, or an invalid answer to
+    ``usage`` fails only its own call or chunk.
 
     A call that the store refuses is made once more if a secret has changed in its file.
 
     Attributes:
-        tier: the tier; another instance takes its place when it did not open.
-        quarantine: the error of every further call, once the tier has broken the contract.
+        tier: the tier; a new instance replaces one that did not open.
+        quarantine: the error of all further calls, once the tier has broken the contract.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class TierCaller:
         self.quarantine: TierContractError | None = None
 
     async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
-        """Call the tier's; raises only :class:`TierError`."""
+        """Call the tier's ``lookup``; raise only :class:`TierError`."""
         operation = Operation.LOOKUP.value
         answer = await self._guarded(operation, lambda: self.tier.lookup(keys, request))
         try:
@@ -99,21 +100,21 @@ class TierCaller:
         except NonsenseError as nonsense:
             return [self._end(nonsense, operation.value)] * len(batch)
         return [
-            # Detached also where the author has not: a cause's frames hold the buffers.
+            # Detached even if the author did not: a cause's frames would hold the buffers.
             None if error is None else self._sign(self._masked(error), operation.value).detached()
             for error in verdicts
         ]
 
     async def touch(self, keys: Sequence[OffloadKey]) -> None:
-        """Call the tier's; raises only :class:`TierError`."""
+        """Call the tier's ``touch``; raise only :class:`TierError`."""
         await self._guarded("touch", lambda: self.tier.touch(keys))
 
     async def delete(self, keys: Sequence[OffloadKey]) -> None:
-        """Call the tier's; raises only :class:`TierError`."""
+        """Call the tier's ``delete``; raise only :class:`TierError`."""
         await self._guarded("delete", lambda: self.tier.delete(keys))
 
     async def usage(self) -> Usage:
-        """Call the tier's; raises only :class:`TierError`."""
+        """Call the tier's ``usage``; raise only :class:`TierError`."""
         answer = await self._guarded("usage", lambda: self.tier.usage())
         try:
             return usage_in(answer)
@@ -121,7 +122,7 @@ class TierCaller:
             raise self._sign(TierContractError(f"returned {nonsense}"), "usage") from None
 
     async def delete_all(self) -> None:
-        """Delete every chunk of the namespace that ``scan`` yields; raises only :class:`TierError`.
+        """Delete every chunk of the namespace that ``scan`` yields; raise only :class:`TierError`.
 
         A cancellation leaves the chunks that were not reached.
         """
@@ -138,11 +139,11 @@ class TierCaller:
             await self.delete(keys[start : start + self._delete_chunks])
 
     def entries(self) -> AsyncIterator[Entry]:
-        """Iterate over what ``scan`` yields; raises only :class:`TierError`."""
+        """Iterate over the entries of ``scan``; raise only :class:`TierError`."""
         return self._iterated("scan", self.tier.scan, Entry)
 
     def namespaces(self) -> AsyncIterator[StoredNamespace]:
-        """Iterate over what ``namespaces`` yields; raises only :class:`TierError`."""
+        """Iterate over the store's namespaces; raise only :class:`TierError`."""
         return self._iterated("namespaces", self.tier.namespaces, StoredNamespace)
 
     async def _iterated(
@@ -160,7 +161,7 @@ class TierCaller:
             yield item
 
     def _end(self, nonsense: NonsenseError, operation: str) -> TierContractError:
-        """Put the tier into quarantine for its answer."""
+        """Put the tier into quarantine for an invalid answer; return the error."""
         error = TierContractError(f"returned {nonsense}; the tier is not used any more")
         error.tier, error.operation = self._name, operation
         self.quarantine = error
@@ -169,7 +170,7 @@ class TierCaller:
     async def _guarded(
         self, operation: str, call: Callable[[], Awaitable[T]], renews: bool = True
     ) -> T:
-        """Await a call, and once more if it was refused with a secret that is out of date."""
+        """Await a call; repeat it once if it was refused with an outdated secret."""
         version = self._renewal.version
         while True:
             if self.quarantine is not None:
@@ -184,14 +185,14 @@ class TierCaller:
                 if not await self._renewal.has_changed(version):
                     raise fault
             finally:
-                del fault  # a frame and the error in it would keep each other
+                del fault  # the frame and the error would keep each other alive
             renews = False
 
     def _fault(self, error: BaseException, operation: str) -> TierError:
-        """Return what a call has raised as an error of the tier; raise it if it is not the tier's.
+        """Turn a call's exception into a TierError; re-raise interrupts and our own cancellations.
 
-        A SystemExit would end the tier's thread, not the process. A client in Rust that panics
-        raises no Exception either.
+        A SystemExit counts as the tier's error: it would end only the tier's thread, not the
+        process. So does the BaseException of a Rust client's panic.
         """
         if isinstance(error, KeyboardInterrupt | GeneratorExit):
             raise error

@@ -20,7 +20,7 @@ from kvtier_sdk.runner.jobs import Job, Operation
 from kvtier_sdk.runner.sealing import ChunkSealer
 from kvtier_sdk.types import OffloadKey, Transfer
 
-#: How many chunks that failed to load are remembered. A forgotten one fails again, and is
+#: How many failed chunks are remembered. Forgetting one is harmless: it fails again, and is
 #: remembered again.
 _MAX_UNLOADED = 65_536
 
@@ -28,11 +28,11 @@ _MAX_UNLOADED = 65_536
 class ChunkMover:
     """Moves batches of chunks.
 
-    An object that failed to load would fail again, and a tier that has one may take the next store
-    of the key for done. So the store after a failed load has :attr:`Transfer.replace`. An object
-    that is damaged for certain is also deleted at once, if the tier can delete.
+    An object that failed to load would fail again, and a tier that still has it may skip the next
+    store of its key. So the store after a failed load sets :attr:`Transfer.replace`. An object that
+    is certainly damaged is also deleted at once, if the tier can delete.
 
-    The keys of chunks that did not load outlive a batch.
+    The keys of chunks that failed to load are kept between batches.
     """
 
     def __init__(
@@ -55,9 +55,9 @@ class ChunkMover:
         self._can_delete = can_delete
         self._sealer = sealer
         self._headers = headers
-        # Chunks whose last load did not succeed, or is under way; oldest first.
+        # Chunks whose last load failed or is still under way; oldest first.
         self._unloaded: dict[OffloadKey, None] = {}
-        # The names under which the pool notes views of slots.
+        # The names under which the pool logs views of slots that are still in use when it closes.
         self._holders = {
             operation: f"{context.name} {operation.value}"
             for operation in (Operation.LOAD, Operation.STORE)
@@ -65,7 +65,7 @@ class ChunkMover:
 
     @contextmanager
     def transfers(self, job: Job, batch: Sequence[int]) -> Iterator[dict[int, Transfer]]:
-        """Lend the buffers of a batch, sealed where it is a store."""
+        """Lend the buffers of a batch; for a store, with sealed headers."""
         headers = self._headers.take(len(batch))
         holder = self._holders[job.operation]
         is_store = job.operation is Operation.STORE
@@ -92,7 +92,7 @@ class ChunkMover:
     ) -> dict[int, TierError | None]:
         """Call the tier once. :meth:`verify` must follow a load."""
         if operation is Operation.LOAD:
-            # From the start: a load may be cut short by its deadline, or never end.
+            # Before the call: a load may be cut short by its deadline, or never end.
             self._doubt(transfers.values())
         tier = self._sealer or self._call
         results = await tier.transfer(operation, list(transfers.values()))
@@ -104,8 +104,8 @@ class ChunkMover:
     def verify(
         self, transfers: dict[int, Transfer], errors: dict[int, TierError | None]
     ) -> list[OffloadKey]:
-        """Verify what a load brought; a damaged chunk gets its error."""
-        if self._sealer is None:  # which has checked them, sealed as they were
+        """Give damaged chunks of a load their error; return the keys of useless ones."""
+        if self._sealer is None:  # the sealer has checked the sealed chunks
             for index, error in errors.items():
                 if error is None:
                     errors[index] = self._damage(transfers[index])

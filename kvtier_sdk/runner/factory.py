@@ -46,7 +46,7 @@ def make_runner(
     """Make the runner that a tier's options ask for.
 
     Raises:
-        ConfigError: the tier needs a process or is to run in one, and cannot.
+        ConfigError: the tier must run in a process of its own, and cannot.
     """
     if wants_process(spec):
         fault = fault_of_process(spec, pool)

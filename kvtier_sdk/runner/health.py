@@ -17,19 +17,19 @@ from kvtier_sdk.runner.jobs import BreakerMoved
 from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.types import OffloadKey
 
-#: How long a cancelled call may go on before it is taken to never end: longer than most clients
-#: wait for a server by themselves. Added up of the pauses between probes, so that a machine that
-#: was suspended adds nothing.
+#: After this long a cancelled call is assumed never to end; most clients stop waiting for a server
+#: sooner. Measured as the sum of the pauses between probes, so that a suspension of the machine
+#: does not count.
 _HANG_S = 60.0
 
 _NO_ROOM = "calls that hang leave no room for another"
 
 
 class TierHealth:
-    """Says whether a tier is asked, and probes in the background when it can be asked again.
+    """Admits calls of a tier, or refuses them and probes in the background until it recovers.
 
     A tier that has broken the contract is in quarantine: no call reaches it, each fails with the
-    reason, and nothing is probed.
+    reason, and it is not probed.
     """
 
     def __init__(
@@ -62,19 +62,19 @@ class TierHealth:
             )
             for direction in Direction
         }
-        # A probe has as long as the pause before it, but no longer than a request would have: a
-        # short one finds a quick recovery, a long one gives a slow tier its chance.
+        # A probe may take as long as the pause before it, but no longer than a request: a short
+        # limit finds a quick recovery, a long one gives a slow tier its chance.
         self._timeout_s = {
             Direction.READ: options.load_deadline_s,
             Direction.WRITE: options.store_deadline_s,
         }
         self._probers: set[asyncio.Task[None]] = set()
-        # The last probe in each direction, and for how long calls that hang have kept others away.
+        # The last probe in each direction, and how long hanging calls have prevented further ones.
         self._attempts: dict[Direction, asyncio.Task[bool]] = {}
         self._hindered_s = dict.fromkeys(Direction, 0.0)
 
     def admits(self, direction: Direction) -> bool:
-        """Return true if calls are made."""
+        """Return true if calls are made; in quarantine each fails with the reason."""
         return self._breakers[direction].is_closed or self._is_over
 
     def note(
@@ -83,20 +83,20 @@ class TierHealth:
         errors: Sequence[TierError | None],
         objects: Sequence[OffloadKey] = (),
     ) -> bool:
-        """Take what a call returned."""
+        """Record a call's outcome; return true if it opened the breaker."""
         reason = next((str(error) for error in errors if error is not None), "")
         return self._note(direction, outcome_of(direction, errors), reason, objects)
 
     def note_overdue(self, direction: Direction, outcome: Outcome) -> bool:
-        """Take a call that was not done by its deadline."""
+        """Record a call that missed its deadline; return true if it opened the breaker."""
         return self._note(direction, outcome, "no answer by the deadline")
 
     def note_blocked(self, direction: Direction) -> bool:
-        """Note that calls that hang leave no room for another."""
+        """Record that hanging calls leave no room for another; return as :meth:`note`."""
         return self._note(direction, Outcome.BLOCKED, _NO_ROOM)
 
     async def stop(self, timeout_s: float) -> None:
-        """Stop probing, and wait for probes that run."""
+        """Stop probing, and wait for running probes."""
         for prober in self._probers:
             prober.cancel()
         tasks = [*self._probers, *self._attempts.values()]
@@ -159,7 +159,7 @@ class TierHealth:
         )
 
     async def _succeeds(self, direction: Direction) -> bool:
-        """Make a probe, unless calls that hang are in its way; return true if it succeeded."""
+        """Make a probe, unless hanging calls prevent it; return true if it succeeded."""
         hindrance = self._hindrance(direction)
         if hindrance is not None:
             self._note_hindered(direction, hindrance)
@@ -171,11 +171,11 @@ class TierHealth:
         try:
             return await self._within(attempt, timeout_s)
         finally:
-            # A probe that hangs is over for the breaker; no other is made beside it.
+            # For the breaker a hanging probe has failed, but the next one waits for its end.
             attempt.cancel()
 
     def _hindrance(self, direction: Direction) -> str | None:
-        """Return why no probe can be made. A probe needs no room among the calls; requests do."""
+        """Return why no probe is made, or ``None``. A probe needs no room itself; requests do."""
         before = self._attempts.get(direction)
         if before is not None and not before.done():
             return "a probe hangs"
@@ -204,7 +204,7 @@ class TierHealth:
         return True
 
     async def _within(self, attempt: asyncio.Task[bool], timeout_s: float) -> bool:
-        """Return true if an attempt succeeds in time; one that does not is left running."""
+        """Return true if an attempt succeeds in time; leave a late one running."""
         try:
             async with self._clock.timeout(timeout_s):
                 await asyncio.wait([attempt])

@@ -46,7 +46,7 @@ EVERY_CHUNK: OffloadKey = b""
 
 
 class Verdict(Enum):
-    """The outcome of one key of a job; the values are the reasons that are counted."""
+    """The outcome of one key of a job; failures are counted by these values."""
 
     OK = "ok"
     NOT_FOUND = "not_found"
@@ -73,7 +73,7 @@ _VERDICTS: tuple[tuple[type[TierError], Verdict], ...] = (
 
 
 def verdict_of(error: TierError | None) -> Verdict:
-    """Return the verdict that a tier's answer for one chunk amounts to."""
+    """Return the verdict for a tier's answer about one chunk."""
     if error is None:
         return Verdict.OK
     for error_class, verdict in _VERDICTS:
@@ -88,16 +88,16 @@ class Job:
 
     Attributes:
         job_id: unique among the tier's jobs, and growing.
-        operation: what to do.
-        keys: on which chunks.
+        operation: the kind of job.
+        keys: the chunks' keys.
         slots: for loads and stores, the index of each chunk's slot.
-        request: on whose behalf.
-        deadline_s: when the job has failed, on the injected clock.
+        request: the request that the job serves.
+        deadline_s: time on the injected clock at which the job fails.
         tag: the caller's own object, handed back with the verdicts; it never leaves the engine's
             thread.
         result: the conclusion, once there is one; on the engine's side only.
-        queue_bytes: of a store, the payload of all stores under way when it was collected, its own
-            included; on the engine's side only.
+        queue_bytes: for a store, the payload of all stores under way when it was collected,
+            including its own; on the engine's side only.
     """
 
     job_id: int
@@ -112,17 +112,17 @@ class Job:
 
 
 class JobResult(msgspec.Struct, eq=False, tag=True):
-    """A job's one conclusion.
+    """A job's single conclusion.
 
     Attributes:
         job_id: the job's id.
-        verdicts: one a key, in the order of the job. For a lookup, ``OK`` means present.
+        verdicts: one per key, in the job's order. For a lookup, ``OK`` means present.
         moved_bytes: payload of the chunks that arrived.
         duration_s: time from the hand-over to the conclusion.
-        error: the first error in words, for the log; an absent chunk is no error.
+        error: the first error in words, for the log; an absent chunk is not an error.
         released: true if the job's I/O has ended too; otherwise
             :meth:`kvtier_sdk.engine.TierListener.released` follows.
-        retries: number of calls of the tier that repeated a failed one.
+        retries: number of calls of the tier that retried a failed one.
     """
 
     job_id: int
@@ -145,10 +145,10 @@ class IoEnded(msgspec.Struct, eq=False, tag=True):
 
 
 class Progressed(msgspec.Struct, eq=False, tag=True):
-    """A call of a job that goes on has returned. Reported now and then.
+    """A call of an unfinished job has returned. Reports are rate-limited.
 
     Attributes:
-        operation: of the job.
+        operation: the job's operation.
     """
 
     operation: Operation
@@ -170,7 +170,7 @@ class BreakerMoved(msgspec.Struct, eq=False, tag=True):
     """A circuit breaker of the tier has changed its state.
 
     Attributes:
-        direction: the calls that it guards; they are refused unless it is closed.
+        direction: the direction of the calls that it guards; it refuses them unless it is closed.
         state: the new state.
     """
 
@@ -179,10 +179,10 @@ class BreakerMoved(msgspec.Struct, eq=False, tag=True):
 
 
 class MetricsChanged(msgspec.Struct, eq=False, tag=True):
-    """Counters and gauges of the backend's own have changed.
+    """The backend's own counters or gauges have changed.
 
     Attributes:
-        counters: what each has gained since the last report.
+        counters: increase of each since the last report.
         gauges: new values.
     """
 
@@ -191,10 +191,10 @@ class MetricsChanged(msgspec.Struct, eq=False, tag=True):
 
 
 class UsageChanged(msgspec.Struct, tag=True):
-    """The tier has said how full it is.
+    """The tier's usage has changed.
 
     Attributes:
-        usage: its answer; ``None`` if it cannot be asked.
+        usage: the tier's answer; ``None`` if there is none.
     """
 
     usage: Usage | None = None
@@ -202,12 +202,12 @@ class UsageChanged(msgspec.Struct, tag=True):
 
 @dataclass(eq=False, slots=True)
 class RunnerStopped:
-    """The tier's loop has ended: it takes no job, and has reported all that it concluded.
+    """The tier's loop has ended: it accepts no more jobs, and has reported every conclusion.
 
     Attributes:
-        verdict: the verdict of jobs that have no result; their I/O never began or has ended.
+        verdict: the verdict of jobs without a result; their I/O never began or has ended.
         io_ended: true if the I/O of every other job has ended too, because its process is gone.
-        reason: the cause in words; ``None`` for an end that was asked for.
+        reason: the cause in words; ``None`` for a requested end.
     """
 
     verdict: Verdict
@@ -217,11 +217,11 @@ class RunnerStopped:
 
 @dataclass(eq=False, slots=True)
 class ProcessStarted:
-    """A process of the tier's takes jobs, after the runner had started without one.
+    """A process of the tier now accepts jobs: a restarted one, or a late first one.
 
     Attributes:
         is_open: true if the tier is open in it; otherwise an :class:`OpeningEnded` follows.
-        is_restart: true if another one has died before it.
+        is_restart: true if an earlier process accepted jobs and died.
     """
 
     is_open: bool
@@ -229,7 +229,7 @@ class ProcessStarted:
 
 
 class OpeningEnded(msgspec.Struct, eq=False, tag=True):
-    """An attempt to open the tier has ended, after the first one.
+    """An attempt to open the tier has failed, or has succeeded after the runner's start.
 
     Attributes:
         error: why it failed, in words; ``None`` if the tier is open now.
@@ -238,7 +238,7 @@ class OpeningEnded(msgspec.Struct, eq=False, tag=True):
     error: str | None = None
 
 
-#: What a tier's loop tells the engine's thread, from the tier's process too.
+#: The reports of a tier's loop to the engine's thread, also those from the tier's process.
 SentReport: TypeAlias = (
     JobResult
     | IoEnded
@@ -249,7 +249,7 @@ SentReport: TypeAlias = (
     | UsageChanged
     | OpeningEnded
 )
-#: What a runner tells it besides.
+#: All reports, including the runner's own.
 Report: TypeAlias = SentReport | RunnerStopped | ProcessStarted
 
 
@@ -261,12 +261,12 @@ def uniform_result(
 
 
 def batches_of(keys: Sequence[OffloadKey], most: int) -> list[Sequence[int]]:
-    """Split the keys of a job into those of single calls, none of which names a key twice.
+    """Split keys into batches of at most ``most`` indices, none of which has a key twice.
 
     >>> batches_of([b"a", b"b", b"a", b"c"], 2)
     [[0, 1], [3], [2]]
     """
-    # Of the keys that are new, then of those that come for the second time, and so on.
+    # Indices of each key's first occurrence, then of its second one, and so on.
     rounds: list[Sequence[int]] = [range(len(keys))]
     if len(set(keys)) < len(keys):
         rounds = []

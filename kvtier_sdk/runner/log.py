@@ -14,13 +14,13 @@ from kvtier_sdk.aio.clock import Clock, TimerHandle
 from kvtier_sdk.options.place import one_line
 from kvtier_sdk.options.secrets import Secrets, make_loggable, masked_error
 
-#: How long after a message others of its kind are only counted.
+#: How long after a message further ones of its kind are counted instead of logged.
 QUIET_S = 60.0
 
 
 @dataclass(slots=True)
 class _Topic:
-    """A kind of message that may come often."""
+    """A kind of message that may repeat."""
 
     logged_s: float
     level: int
@@ -47,14 +47,15 @@ class TierLog(logging.LoggerAdapter[logging.Logger]):
     def process(
         self, msg: Any, kwargs: MutableMapping[str, Any]
     ) -> tuple[Any, MutableMapping[str, Any]]:
-        """Put the tier's name in front."""
+        """Put the tier's name in front of a message."""
         return f"{self.tier}: {msg}", kwargs
 
     def often(self, level: int, topic: str, message: str, *, ends_outage: bool = False) -> None:
         """Log a message that may repeat: the first at once, later ones once a minute.
 
         On an event loop, the last message of a minute is logged at the minute's end, with the
-        number of messages and its age. Elsewhere it is logged with the first message after that.
+        number of messages and its age. Elsewhere the first message after that minute is logged
+        instead, with the number.
         """
         now_s = self._clock.now_s()
         known = self._topics.get(topic)
@@ -73,12 +74,12 @@ class TierLog(logging.LoggerAdapter[logging.Logger]):
                 known.timer = self._clock.call_at(known.logged_s + QUIET_S, self._catch_up, known)
 
     def catch_up(self) -> None:
-        """Log what was only counted; called at the end."""
+        """Log the messages held back, and forget all topics; called at close."""
         self.say_held_back()
         self._topics.clear()
 
     def say_held_back(self) -> None:
-        """Log what was only counted up to now."""
+        """Log the last message held back for each topic, the oldest first."""
         held = [topic for topic in self._topics.values() if topic.unsaid]
         for topic in sorted(held, key=lambda topic: topic.message_s):
             if topic.timer is not None:
@@ -99,11 +100,12 @@ class TierLog(logging.LoggerAdapter[logging.Logger]):
 
 
 class _TierFilter(logging.Filter):
-    """Hides secrets in the records of a logger, and what a store's text would do to a terminal."""
+    """Masks secrets in log records, and escapes control characters in a store's text."""
 
     def __init__(self) -> None:
         super().__init__()
-        # A logger lives as long as the program, and may serve one tier after the other.
+        # A logger is never freed and may serve several tiers in turn, so it holds their secrets
+        # weakly.
         self.secrets: WeakSet[Secrets] = WeakSet()
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -114,12 +116,12 @@ class _TierFilter(logging.Filter):
             if record.exc_info and record.exc_info[1] is not None:
                 error = masked_error(record.exc_info[1], secrets)
                 record.exc_info = type(error), error, error.__traceback__
-        # A line that others have broken is indented, which tells it from a record.
+        # Indent further lines of a message, so that a store's text cannot imitate a record.
         shown = "\n  ".join(map(one_line, shown.split("\n")))
         if shown != text:
             record.msg, record.args = shown, ()
         if record.exc_info and record.exc_info[1] is not None:
-            # Handlers write this text in place of the one that they would make.
+            # Handlers write this text instead of formatting the exception themselves.
             lines = "".join(traceback.format_exception(record.exc_info[1])).rstrip().split("\n")
             record.exc_text = "\n".join(map(one_line, lines))
         return True

@@ -1,4 +1,4 @@
-"""One tier's loop: takes jobs, calls the tier, and ends each job in exactly one result."""
+"""One tier's loop: accepts jobs, calls the tier, and ends each job in exactly one result."""
 
 from __future__ import annotations
 
@@ -61,21 +61,21 @@ from kvtier_sdk.types import Capability, OffloadKey, Transfer
 
 T = TypeVar("T")
 
-#: The largest alignment that slots can offer: that of their rows.
+#: The largest alignment that slots can offer: the alignment of the pool's rows.
 _MAX_ALIGNMENT = 4096
 
-#: How long closing waits for calls that were cancelled, again for probes, and for the survey.
+#: How long closing waits for cancelled calls, then for the store watch, and then for probes.
 _CALLS_END_S = 1.0
 
-#: Shortest interval of reports on the progress of jobs that go on.
+#: Shortest interval between progress reports about loads, and about stores.
 _PROGRESS_INTERVAL_S = 0.5
 
-#: Interval of reports on counters and gauges of the tier's own.
+#: Interval between reports of the tier's own counters and gauges.
 _METRICS_INTERVAL_S = 1.0
 
 _MOVES = (Operation.LOAD, Operation.STORE)
 
-#: The breaker that refuses each operation. A touch follows reads; its outcome moves no breaker.
+#: The breaker that refuses each operation. Outcomes of touches, deletions and purges move none.
 _DIRECTIONS = {
     Operation.LOOKUP: Direction.READ,
     Operation.LOAD: Direction.READ,
@@ -96,7 +96,7 @@ class _Run:
     # Batches whose verdicts are still to come, and the tasks that may touch slots right now.
     open_batches: int = 0
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
-    # When each call of the tier began that has not returned.
+    # Start times of the calls of the tier that have not returned.
     calls_s: list[float] = field(default_factory=list)
     timer: TimerHandle | None = None
     error: str | None = None
@@ -106,7 +106,7 @@ class _Run:
 
     @property
     def is_queued(self) -> bool:
-        """True if calls of it are still to be made."""
+        """True if batches of it have not started."""
         return self.open_batches > len(self.tasks)
 
 
@@ -117,16 +117,16 @@ _Queued: TypeAlias = tuple[tuple[bool, int], _Batch, _Run]
 
 
 class TierLoop:
-    """Runs one tier on the event loop it is called on; knows nothing of threads.
+    """Runs one tier on the event loop that it is called on, whatever the thread.
 
     Loads go before stores, and stores leave a quarter of the calls to loads. At its deadline a job
-    is concluded at once; what it has running is cancelled, and ``IoEnded`` follows when that has
-    ended. While a breaker is open, jobs of its direction are concluded as ``UNAVAILABLE`` without
-    a call, and so are all jobs while the tier is not open.
+    is concluded at once; its running calls are cancelled, and ``IoEnded`` follows when they have
+    ended. While a breaker is not closed, jobs of its direction are concluded as ``UNAVAILABLE``
+    without a call, and so are all jobs while the tier is not open.
 
     Attributes:
-        options: the tier's.
-        spec: the tier.
+        options: the tier's runner options.
+        spec: the tier's configuration.
     """
 
     def __init__(
@@ -167,10 +167,10 @@ class TierLoop:
         )
         self._call_keys = spec.tier_class.max_batch_keys or sys.maxsize
         self._batch_chunks = min(self._batch_chunks, self._call_keys)
-        # A call that hangs keeps its place among the calls and with it its buffers, so no batch
-        # ever waits for buffers, and no probe.
+        # A hanging call keeps both its place among the calls and its buffers, so neither a batch
+        # nor a probe ever waits for buffers.
         under_way = self.options.concurrency * self._batch_chunks
-        # Twice: while what a call brought is verified, the next one is in its place.
+        # Twice as many: while one call's chunks are verified, the next call has taken its place.
         headers = BufferArena(header_length, 2 * under_way)
         scratch = BufferArena(payload_length, under_way) if codec else None
         probes = BufferArena(header_length + payload_length, len(Direction))
@@ -240,9 +240,9 @@ class TierLoop:
         self._queue: list[_Queued] = []
         self._arrivals = itertools.count()
         self._running: Counter[Operation] = Counter()
-        # Of these, the tasks whose call has returned.
+        # Running tasks whose call has returned; they verify its chunks.
         self._verifying: set[asyncio.Task[None]] = set()
-        # Stores that hang must leave some calls to loads.
+        # Hanging stores must leave some calls to loads.
         self._max_stores = max(1, self.options.concurrency * 3 // 4)
         self._runs: set[_Run] = set()
         self._progress = asyncio.Event()
@@ -253,7 +253,7 @@ class TierLoop:
 
     @property
     def call(self) -> TierCaller:
-        """The tier, held to the contract; for calls on this loop that are no job."""
+        """The tier, held to the contract; for calls on this loop outside of jobs."""
         return self._call
 
     @property
@@ -268,11 +268,12 @@ class TierLoop:
         raise masked
 
     async def open(self) -> bool:
-        """Open the tier.
+        """Open the tier; return false if retries go on in the background.
 
         Raises:
             ConfigError: a setting cannot work.
-            TierError: the store refuses the credentials, or cannot be reached and is required.
+            TierError: the store refuses the credentials, or cannot be reached and the tier is
+                required.
         """
         return await self._opening.begin()
 
@@ -280,7 +281,7 @@ class TierLoop:
         await self._renewal.call(self._open_once)
 
     async def _open_once(self) -> None:
-        """Make one attempt. An instance opens once: the one before is closed and replaced."""
+        """Make one attempt. An instance opens only once: a used one is closed and replaced."""
         if self._is_used:
             await close_tier(lambda: masked_call(self._tier.close, self._secrets), self._log)
             self._call.tier = self._make_tier()
@@ -305,7 +306,7 @@ class TierLoop:
             self._store_watch = self._clock.spawn(watch.run(), name=f"watch {self._context.name}")
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Take jobs. Call it on the loop's thread. After :meth:`close` all are cancelled."""
+        """Start or queue jobs, on the loop's thread. After :meth:`close` all are cancelled."""
         now_s = self._clock.now_s()
         for job in jobs:
             run = _Run(job, now_s, [None] * len(job.keys))
@@ -322,7 +323,7 @@ class TierLoop:
         self._log.often(logging.WARNING, topic, message, ends_outage=True)
 
     async def drain(self, timeout_s: float) -> bool:
-        """Conclude what is queued as cancelled, and wait for what runs."""
+        """Cancel queued batches and wait for running ones; return true if all have ended."""
         self._drop_queued(Verdict.CANCELLED, list(Direction))
         if not await self._idle_within(timeout_s):
             self._conclude_all()
@@ -330,9 +331,9 @@ class TierLoop:
         return True
 
     async def close(self) -> None:
-        """Close the tier; drain first. Jobs under way are cancelled, and later ones too."""
+        """Close the tier; call :meth:`drain` first. Jobs under way and later ones are cancelled."""
         self.abandon()
-        # Close the tier under a call only if that call hangs.
+        # Close the tier during a call only if that call hangs.
         await self._idle_within(_CALLS_END_S)
         # An opening that does not end in time must not go on while the tier is closed.
         await self._opening.stop()
@@ -345,7 +346,7 @@ class TierLoop:
         self._log.catch_up()
 
     def abandon(self) -> None:
-        """Conclude every job as cancelled, and every later one."""
+        """Conclude every job, and every later one, as cancelled."""
         self._closed = True
         self._conclude_all()
         self._queue.clear()
@@ -401,12 +402,12 @@ class TierLoop:
                 self._spawn(run, batch)
 
     def _has_room(self) -> bool:
-        """Return true if another batch may be moved: there is a place, and buffers."""
+        """Return true if another batch may start: a call and buffers are free."""
         batches, most = self._running.total(), self.options.concurrency
         return batches - len(self._verifying) < most and batches < 2 * most
 
     def _drop_queued(self, verdict: Verdict, directions: Container[Direction]) -> None:
-        """Take the batches of some directions out of the queue, all with the same verdict."""
+        """Remove the batches of some directions from the queue, and end each with the verdict."""
         kept: list[_Queued] = []
         dropped: list[_Queued] = []
         for item in self._queue:
@@ -430,7 +431,7 @@ class TierLoop:
         task.add_done_callback(lambda task: self._ended(run, batch, task))
 
     def _ended(self, run: _Run, batch: _Batch, task: asyncio.Task[None]) -> None:
-        """Take the end of a batch's task, whatever it was: no task dies unseen."""
+        """Handle the end of a batch's task, so that no failure stays unseen."""
         run.tasks.discard(task)
         if run.job.operation in _MOVES:
             self._running[run.job.operation] -= 1
@@ -455,7 +456,7 @@ class TierLoop:
             self._report(Progressed(operation))
 
     def _end_batch(self, run: _Run, batch: _Batch, verdict: Verdict) -> None:
-        """Give this verdict to the chunks of a batch that have none; no other will come."""
+        """End a batch, with this verdict for each chunk that has none."""
         run.open_batches -= 1
         if run.concluded:
             return
@@ -485,18 +486,18 @@ class TierLoop:
         direction = _DIRECTIONS[run.job.operation]
         halfway_s = (run.started_s + run.job.deadline_s) / 2
         for started_s in run.calls_s:
-            # A call that began late was late because of the queue, not of the tier.
+            # A call that began late is late because of the queue, not the tier.
             if started_s <= halfway_s and self._health.note_overdue(direction, outcome):
                 self._drop_queued(Verdict.UNAVAILABLE, [direction])
         if run.is_queued:
             self._queue = [item for item in self._queue if item[2] is not run]
             heapq.heapify(self._queue)
-            # Calls that were cancelled just now may end at once; these had half of its time to.
+            # Calls cancelled just now may end at once, so count only jobs concluded by halfway.
             if self._is_blocked(direction, halfway_s) and self._health.note_blocked(direction):
                 self._drop_queued(Verdict.UNAVAILABLE, [direction])
 
     def _is_blocked(self, direction: Direction, since_s: float) -> bool:
-        """Return true if calls that hang, of jobs over by then, leave no room for another."""
+        """Return true if hanging calls of jobs concluded by then leave no room for another."""
         hung: Counter[Operation] = Counter()
         for run in self._runs:
             if run.concluded_s <= since_s and run.job.operation in _MOVES:
@@ -511,13 +512,13 @@ class TierLoop:
         errors: Sequence[TierError | None],
         objects: Sequence[OffloadKey] = (),
     ) -> None:
-        """Tell the breaker a call's verdicts, unless the job's end has told it already."""
+        """Tell the breaker a call's errors, unless the job was concluded meanwhile."""
         direction = _DIRECTIONS[run.job.operation]
         if not run.concluded and self._health.note(direction, errors, objects):
             self._drop_queued(Verdict.UNAVAILABLE, [direction])
 
     async def _timed(self, run: _Run, call: Awaitable[T]) -> T:
-        """Await a call of the tier; the deadline knows of it while it runs."""
+        """Await a call of the tier; until it returns, ``calls_s`` has its start time."""
         started_s = self._clock.now_s()
         run.calls_s.append(started_s)
         try:
@@ -526,7 +527,7 @@ class TierLoop:
             run.calls_s.remove(started_s)
 
     def _conclude(self, run: _Run, verdict: Verdict = Verdict.CANCELLED) -> None:
-        """Report the job's one result, with a verdict for every chunk that has none."""
+        """Report the job's single result, with this verdict for each chunk that has none."""
         if run.concluded:
             return
         run.concluded, run.concluded_s = True, self._clock.now_s()
@@ -558,7 +559,7 @@ class TierLoop:
         self._progress.set()
 
     def _settle(self, run: _Run, index: int, error: TierError | None) -> None:
-        """Note one chunk's verdict, unless the job was concluded meanwhile."""
+        """Record one chunk's verdict, unless the job was concluded meanwhile."""
         if run.concluded:
             return
         run.verdicts[index] = verdict_of(error)
@@ -576,7 +577,7 @@ class TierLoop:
         )
 
     async def _look_up(self, run: _Run, batch: _Batch) -> None:
-        """Look up the keys of one call, trying again what may succeed."""
+        """Look up the keys of one call, and retry after a retryable error."""
         keys = [run.job.keys[index] for index in batch]
         attempt = 0
         while True:
@@ -610,7 +611,7 @@ class TierLoop:
             await self._settle_all(run, part, method([run.job.keys[index] for index in part]))
 
     async def _purge(self, run: _Run, batch: _Batch) -> None:
-        """Delete every chunk, also those whose stores are under way."""
+        """Delete every chunk, including those being stored."""
         self._drop_queued(Verdict.CANCELLED, [Direction.WRITE])
         while self._running[Operation.STORE]:
             self._progress.clear()
@@ -618,7 +619,7 @@ class TierLoop:
         await self._settle_all(run, batch, self._call.delete_all())
 
     async def _settle_all(self, run: _Run, batch: _Batch, call: Awaitable[None]) -> None:
-        """Await a call that has one outcome for all of its chunks."""
+        """Await a call, and record its outcome for all of its chunks."""
         error: TierError | None = None
         try:
             await call
@@ -628,7 +629,7 @@ class TierLoop:
             self._settle(run, index, error)
 
     async def _transfer(self, run: _Run, batch: _Batch) -> None:
-        """Move a batch, trying again what may succeed, and note each chunk's verdict."""
+        """Move a batch, retry chunks with retryable errors, and record each chunk's verdict."""
         operation = run.job.operation
         with self._mover.transfers(run.job, batch) as pending:
             attempt = 0
@@ -649,12 +650,12 @@ class TierLoop:
     async def _move(
         self, operation: Operation, transfers: dict[int, Transfer]
     ) -> dict[int, TierError | None]:
-        """Call the tier once, and verify what it brought."""
+        """Call the tier once, and verify the loaded chunks."""
         errors = await self._mover.call(operation, transfers)
         if operation is Operation.STORE:
             return errors
         if not any(error is not None and error.retryable for error in errors.values()):
-            # The tier is not idle meanwhile: the next call begins before the digests.
+            # Start the next call before the digests, so that the tier is not idle meanwhile.
             task = asyncio.current_task()
             assert task is not None
             self._verifying.add(task)
@@ -665,7 +666,7 @@ class TierLoop:
         return errors
 
     async def _pause(self, run: _Run, attempt: int) -> bool:
-        """Wait before a retry; return false if there is none: too many, too late, or refused."""
+        """Wait before a retry; return false if it would be one too many, too late, or refused."""
         direction = _DIRECTIONS[run.job.operation]
         if attempt >= self.options.retries or run.concluded or not self._health.admits(direction):
             return False
@@ -697,15 +698,15 @@ class TierLoop:
                     await asyncio.wait([self._store_watch])
 
     def _report_removed(self, keys: Iterable[OffloadKey], *, evicted: bool = False) -> None:
-        """Report removed chunks, in any thread. A probe's chunk belongs to no engine."""
+        """Report removed chunks, except a probe's; any thread may call it."""
         removed = []
         for key in keys:
-            # Raised here, where the author sees it; other jobs' results follow the report.
+            # Raised here, where the author sees it: later it would spoil other jobs' results.
             if not isinstance(key, bytes):
                 raise TierContractError(
                     f"report_removed was given a {type(key).__name__} where a key, bytes, belongs"
                 )
-            # Of a subclass of bytes, the bytes alone.
+            # Reports can carry plain bytes only, not a subclass.
             plain = key if type(key) is bytes else b"".join((key,))
             if plain != CANARY_KEY:
                 removed.append(plain)

@@ -17,16 +17,16 @@ from kvtier_sdk.runner.log import TierLog
 T = TypeVar("T")
 Call: TypeAlias = Callable[[], Coroutine[Any, Any, T]]
 
-#: When the log first says that an opening goes on; it does so again after twice as long.
+#: When the log first says that an opening goes on; the time doubles for each further line.
 _PROGRESS_S = 5.0
 
 
 class LoopThread:
-    """Opens and closes something asynchronous in a thread, which runs its loop in between.
+    """Runs an event loop in a thread, from an asynchronous opening to an asynchronous closing.
 
     The thread is a daemon: a tier that is stuck in a system call cannot keep the interpreter from
-    exiting. A forked copy of the process does not have it: there it counts as ended, and nothing
-    touches the loop, whose descriptors are the parent's too.
+    exiting. A forked copy of the process lacks the thread: there it counts as ended, and nothing
+    touches the loop, because its descriptors are also the parent's.
     """
 
     def __init__(self, name: str, clock: Clock, log: TierLog, on_end: Callable[[], None]) -> None:
@@ -36,7 +36,7 @@ class LoopThread:
         self._on_end = on_end
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        # The process that has the thread.
+        # Id of the process that has the thread.
         self._pid = -1
         self._opened: concurrent.futures.Future[bool] = concurrent.futures.Future()
         self._opening: asyncio.Task[None] | None = None
@@ -90,10 +90,10 @@ class LoopThread:
         self._thread.start()
 
     def wait_opened(self, timeout_s: float | None = None) -> bool | None:
-        """Wait for the opening, and log at growing intervals that it goes on.
+        """Return the opening's result, or ``None`` after ``timeout_s``; log that it goes on.
 
         Raises:
-            Exception: what the opening raised.
+            Exception: the error of the opening.
         """
         next_s = _PROGRESS_S
         while True:
@@ -104,7 +104,7 @@ class LoopThread:
             try:
                 return self._opened.result(max(0.0, end_s - waited_s))
             except TimeoutError:
-                # An opening may raise one, too.
+                # The opening itself may have raised the error.
                 if self._opened.done():
                     return self._opened.result()
             if end_s == timeout_s:
@@ -113,7 +113,7 @@ class LoopThread:
             next_s *= 2
 
     def call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float, default: T) -> T:
-        """Run a coroutine in the thread and wait for it."""
+        """Run a coroutine in the thread; return its result, or ``default`` if there is none."""
         if self._event_loop is None or not self.is_here:
             coroutine.close()
             return default
@@ -140,7 +140,7 @@ class LoopThread:
     def close(self, closing: Call[None], timeout_s: float, *, join_s: float) -> bool:
         """Cancel an opening that goes on, run ``closing`` in the thread, and end the thread.
 
-        A thread whose opening or closing takes longer is left behind, and goes on to its end.
+        A thread that takes longer is left behind and ends later by itself; this returns false.
         """
         if self._thread is None or self._closing or not self.is_here:
             return True
@@ -149,7 +149,7 @@ class LoopThread:
         closed = self._closed.wait(timeout_s)
         if closed:
             self._thread.join(join_s)
-        # A thread that is left behind counts as ended; when it can, it closes what was opened.
+        # A thread that is left behind counts as ended, though it still closes the tier when it can.
         self._stopped.set()
         return closed
 
@@ -161,7 +161,7 @@ class LoopThread:
         except BaseException:
             self._log.exception("the tier's loop has ended; the tier is not used any longer")
         finally:
-            # First of all: a job that is handed over from now on is refused.
+            # Set first, so that jobs submitted from now on are refused.
             self._stopped.set()
             self._closed.set()
             self._on_end()
@@ -172,7 +172,7 @@ class LoopThread:
     def _log_unhandled(
         self, event_loop: asyncio.AbstractEventLoop, context: dict[str, Any]
     ) -> None:
-        """Log in the tier's name, where its secrets are hidden, what no task of it has handled."""
+        """Log an error that no task handled, in the tier's log, which masks its secrets."""
         self._log.error("%s", context["message"], exc_info=context.get("exception"))
 
     def _stop(self) -> None:
@@ -180,7 +180,7 @@ class LoopThread:
         asyncio.get_running_loop().stop()
 
     def _start_opening(self, opening: Call[bool]) -> None:
-        # Kept, since a loop holds its tasks weakly.
+        # Kept here, because a loop holds its tasks only weakly.
         self._opening = self._clock.spawn(self._open(opening), name=f"open {self._name}")
 
     async def _open(self, opening: Call[bool]) -> None:
@@ -189,7 +189,7 @@ class LoopThread:
         except Exception as error:
             self._opened.set_exception(error)
         except asyncio.CancelledError:
-            # It was closed, and is waited for no longer.
+            # The thread is being closed, so nobody waits for the opening any longer.
             self._opened.set_exception(TierError("it was closed while it was opened"))
 
     def _start_closing(self, closing: Call[None]) -> None:
@@ -210,20 +210,20 @@ class LoopThread:
 def run_until(
     event_loop: asyncio.AbstractEventLoop, ends: Callable[[], bool], log: TierLog
 ) -> None:
-    """Run a loop until its end is due, whatever a tier does to end it early."""
+    """Run a loop until ``ends`` says so, even if a tier ends it early."""
     while not ends():
         try:
             event_loop.run_forever()
         except SystemExit:
-            # Raised in a task of the tier's own. It would end the thread, not the process.
+            # A task of the tier's own raised it. It would end the thread, not the process.
             log.exception("a task raised SystemExit, and was ended by it")
 
 
 async def close_tier(close: Call[None], log: TierLog) -> None:
-    """Close a tier, and log what it raises."""
+    """Close a tier, and log its error."""
     try:
         await close()
-    except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):  # not the tier's
+    except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):  # not the tier's errors
         raise
     except BaseException:
         log.exception("closing the tier failed")

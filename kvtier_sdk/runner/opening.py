@@ -1,4 +1,4 @@
-"""Opens a tier within a deadline, and tries again in the background where the engine can wait."""
+"""Opens a tier within a deadline, and retries in the background while the engine runs on."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from kvtier_sdk.runner.log import TierLog
 
 
 class TierOpening:
-    """Opens a tier, and says whether it is open.
+    """Opens a tier, and tells whether it is open.
 
-    Each attempt has ``open_deadline``. One that goes on beyond it, although it is cancelled, counts
-    as failed, and no other is made beside it; if it succeeds after all, the tier is open.
+    Each attempt may take ``open_deadline``. One that goes on after that, despite its cancellation,
+    counts as failed, but no other runs beside it; if it succeeds after all, the tier is open.
 
     Attributes:
         is_open: true once an attempt has succeeded.
@@ -54,12 +54,12 @@ class TierOpening:
         self._retrying: asyncio.Task[None] | None = None
 
     async def begin(self) -> bool:
-        """Make the first attempt.
+        """Make the first attempt; return true if the tier is open.
 
         Raises:
-            Exception: the tier is required, or what is wrong does not pass by itself.
+            Exception: the tier is required, or the engine waits and the error is permanent.
         """
-        # An attempt that has blocked its loop ends late: the engine is running by then.
+        # If the attempt blocks the loop past this time, the engine is running without the tier.
         end_s = self._clock.now_s() + self._options.open_deadline_s
         error = await self._try()
         if error is None:
@@ -72,7 +72,7 @@ class TierOpening:
         return False
 
     async def stop(self) -> None:
-        """Make no further attempt, and wait until one under way has ended."""
+        """Cancel further attempts and one under way, and wait for its end."""
         tasks = [task for task in (self._retrying, self._attempt) if task is not None]
         for task in tasks:
             task.cancel()
@@ -94,7 +94,7 @@ class TierOpening:
         self._report(OpeningEnded())
 
     async def _try(self) -> Exception | None:
-        """Make an attempt, or wait for the last one; return why the tier is not open, if so."""
+        """Make an attempt, or wait for one still under way; return its error, or ``None``."""
         attempt = self._attempt
         if attempt is None or _has_failed(attempt):
             attempt = self._clock.spawn(self._call(), name=f"open {self._log.tier}")
@@ -104,7 +104,7 @@ class TierOpening:
             async with self._clock.timeout(deadline_s):
                 await asyncio.wait([attempt])
         except TimeoutError:
-            # It may have blocked the loop, and succeeded.
+            # An attempt that blocked the loop may have succeeded in the meantime.
             if not attempt.done():
                 attempt.cancel()
         if not attempt.done() or attempt.cancelled():
@@ -121,7 +121,7 @@ class TierOpening:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise
-            # A SystemExit or CancelledError of the tier's would end the engine.
+            # A SystemExit or CancelledError raised by the tier would end the engine.
             told = TierContractError(f"raised {error!r}")
             told.tier, told.operation = self._log.tier, "open"
             told.__cause__ = error
@@ -137,7 +137,7 @@ class TierOpening:
 
 
 def may_pass(error: Exception) -> bool:
-    """Return true if the store is out of reach: it may be reached later."""
+    """Return true if the store could not be reached, which may pass."""
     return isinstance(error, TierUnavailableError | TierTimeoutError)
 
 

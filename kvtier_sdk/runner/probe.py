@@ -22,7 +22,7 @@ _PROBER = RequestContext("kvtier probe")
 
 
 class Canary:
-    """Makes a tier do what requests ask of it, with a key and buffers of its own."""
+    """Calls a tier as requests do, with a key and buffers of its own."""
 
     def __init__(
         self,
@@ -61,8 +61,8 @@ class Canary:
     async def _look(self, clock: Clock) -> None:
         asked_s = clock.now_s()
         await self._call.lookup([CANARY_KEY], _PROBER)
-        # The first call may have had to connect again, which must not be cut short. The next one
-        # does not, and has to be as quick as those of requests.
+        # The first call may have had to reconnect, which must not be cut short. The second one need
+        # not, and must be as quick as a request's lookup.
         if clock.now_s() - asked_s > self._lookup_deadline_s:
             async with clock.timeout(self._lookup_deadline_s):
                 await self._call.lookup([CANARY_KEY], _PROBER)
@@ -83,7 +83,7 @@ class Canary:
         split = self._context.header_bytes
         (memory,) = lent = self._memory.take(1)
         try:
-            # An earlier canary says nothing of the tier as it is now.
+            # A canary stored by an earlier probe says nothing about the tier now.
             yield Transfer(CANARY_KEY, _PROBER, memory[:split], memory[split:], replace=True)
         finally:
             self._memory.give_back(lent)

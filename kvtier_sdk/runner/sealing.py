@@ -17,7 +17,7 @@ from kvtier_sdk.types import Transfer
 
 
 class ChunkSealer:
-    """Stands before a tier, which reads and writes sealed payloads in scratch memory.
+    """Wraps a tier, which then reads and writes sealed payloads in scratch memory.
 
     The codec runs in blocking threads, so the tier's loop goes on meanwhile.
     """
@@ -42,8 +42,8 @@ class ChunkSealer:
     ) -> list[TierError | None]:
         """Call ``load`` or ``store`` with sealed chunks.
 
-        A loaded chunk is checked. Its slot is written only by :meth:`ChunkCodec.open`; where that
-        fails, the slot holds anything, and the verdict says so.
+        A loaded chunk is checked. Only :meth:`ChunkCodec.open` writes its slot; if that fails, the
+        slot's content is undefined, and the chunk gets an error.
         """
         scratch = self._scratch.take(len(batch))
         try:
@@ -106,7 +106,7 @@ class ChunkSealer:
 
     def _damage(self, sealed: Transfer, into: Transfer) -> CorruptChunkError | None:
         try:
-            # First of all: of garbage nobody can say which key it was sealed with.
+            # Check first: in a damaged chunk the name of its sealing key means nothing.
             self._header.check(sealed.key, sealed.header, sealed.payload)
             self._codec.open(
                 self._header.associated_data(sealed.key, sealed.header),
@@ -116,7 +116,7 @@ class ChunkSealer:
             )
         except CorruptChunkError as damage:
             damage.tier, damage.operation = self._name, Operation.LOAD.value
-            # The traceback leads to frames that hold the buffers.
+            # The traceback's frames would hold the buffers.
             return damage.with_traceback(None)
         return None
 

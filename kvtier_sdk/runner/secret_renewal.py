@@ -1,4 +1,4 @@
-"""Reads a tier's secrets again when its store refuses them: they can be changed in place."""
+"""Reads a tier's secrets again when its store refuses them: their files may have changed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class SecretRenewal:
-    """Renews the secrets of a tier that lie in files.
+    """Renews a tier's secrets from their files.
 
     Attributes:
         version: a number that grows with each change of a secret.
@@ -27,7 +27,7 @@ class SecretRenewal:
         self.version = 0
 
     async def call(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Await a call; if it was refused with a secret that is out of date, once more."""
+        """Await a call; repeat it once if it was refused with an outdated secret."""
         version = self.version
         try:
             return await call()
@@ -37,7 +37,7 @@ class SecretRenewal:
         return await call()
 
     async def has_changed(self, version: int) -> bool:
-        """Return true if a secret is not what it was at a version; read the files if need be."""
+        """Return true if a secret has changed since a version; read the files if needed."""
         if self._secrets.files and version == self.version:
             await run_blocking(self._read)
         return version != self.version

@@ -15,13 +15,13 @@ from kvtier_sdk.runner.jobs import UsageChanged
 from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.types import Capability, Usage
 
-#: How long the store may take to answer, and again to list what it holds.
+#: How long the store may take to tell its usage, and again to list its namespaces.
 _ANSWER_S = 5.0
-#: Interval at which it is asked how full it is.
+#: Interval between queries of the usage.
 _INTERVAL_S = 5.0
-#: Two namespaces that differ in more facts are those of two models, or of two machines.
+#: Namespaces that differ in more facts belong to different models or machines.
 _MOST_FACTS = 2
-#: What to do about a difference, where the name of the fact does not say it.
+#: Advice on a difference, where the name of the fact is not enough.
 _ADVICE = {
     "hash_seed": "set PYTHONHASHSEED to one value for all engines",
     "model_revision": "if both are the same model, set option 'model_revision' to one value",
@@ -29,7 +29,7 @@ _ADVICE = {
 
 
 class StoreWatch:
-    """Says what a tier's store holds: in the log once it is open, and in reports from then on."""
+    """Logs the contents of a tier's store once it is open, and reports its usage from then on."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class StoreWatch:
         self._told = UsageChanged()
 
     async def run(self) -> None:
-        """Ask now, and at intervals where the tier can say how full it is, without an end."""
+        """Log the contents once, then report the usage at intervals, if the tier can tell it."""
         can_say = Capability.USAGE in self._call.tier.capabilities
         usage = await self._ask() if can_say else None
         await self._log_contents(usage)
@@ -89,7 +89,7 @@ class StoreWatch:
 
 
 def contents_in_words(usage: Usage) -> str:
-    """Write usage for people: ``"40 chunks, 3.1 GiB of 64 GiB, disk has 12 GiB free"``."""
+    """Describe usage in words: ``"40 chunks, 3.1 GiB of 64 GiB, disk has 12 GiB free"``."""
     free = usage.free_bytes
     disk = "" if free is None else f", disk has {format_bytes(free)} free"
     if not (usage.chunks or usage.used_bytes):
@@ -101,7 +101,7 @@ def contents_in_words(usage: Usage) -> str:
 
 
 async def _nearest_namespace(call: TierCaller) -> StoredNamespace | None:
-    """Find the namespace most like the tier's own in a store that has no chunk of the latter."""
+    """Find the namespace most like the tier's own, if its own has no chunks."""
     if Capability.SCAN | Capability.NAMESPACES not in call.tier.capabilities:
         return None
     async for _ in call.entries():

@@ -31,10 +31,10 @@ _SILENCE: Any = object()
 class ThreadRunner:
     """Runs a tier on an event loop in a daemon thread.
 
-    The engine's thread hands over and polls without a lock. A deque is safe for one end each, and
-    so is a flag that one side sets after it has appended and the other clears before it looks: the
-    look that follows finds whatever was appended while the flag was up. Thus a burst of jobs wakes
-    the loop once, and a burst of reports the engine.
+    The engine's thread submits and polls without a lock. A deque is safe with one thread at each
+    end, and so is a flag that the writer sets after it appends and the reader clears before it
+    looks: the reader then finds everything that was appended while the flag was set. So a burst of
+    jobs wakes the loop once, and a burst of reports notifies the engine once.
     """
 
     def __init__(
@@ -49,11 +49,11 @@ class ThreadRunner:
         self._log = TierLog(name, clock)
         self._inbox: deque[Sequence[Job]] = deque()
         self._reports: deque[Report] = deque()
-        # True while the loop is about to look into the inbox, or the engine to be notified.
+        # True while the loop is due to read the inbox, or the engine to be notified.
         self._waking = False
         self._notifying = False
         self._closing = False
-        # True while the tier is opened and the engine does not wait for it, or no longer.
+        # True while the tier is opening and the engine does not wait for it, or no longer does.
         self._opens_late = False
         self._tier_loop = make_loop(self._take_report)
         self._thread = LoopThread(name, clock, self._log, self._ended)
@@ -63,12 +63,14 @@ class ThreadRunner:
         self._thread.start(self._tier_loop.open)
 
     def start(self) -> bool:
-        """Begin, if that was not done, and wait until the tier is open.
+        """Begin if needed, and wait for the tier to open, or for its deadline.
+
+        An error closes the runner.
 
         Raises:
-            ConfigError: a setting cannot work; nothing runs any more.
-            TierError: the store refuses the credentials, or cannot be reached and is required;
-                nothing runs any more.
+            ConfigError: a setting cannot work.
+            TierError: the store refuses the credentials, or cannot be reached and the tier is
+                required.
         """
         options = self._tier_loop.options
         self.begin()
@@ -90,7 +92,7 @@ class ThreadRunner:
         """Hand over jobs in one hop; before ``start`` and after ``close`` they are cancelled."""
         if not self._thread.is_running:
             return [uniform_result(job, Verdict.CANCELLED) for job in jobs]
-        # If the loop ends right now, RunnerStopped concludes what it has not taken.
+        # If the loop ends right now, RunnerStopped concludes the jobs left in the inbox.
         self._inbox.append(jobs)
         if not self._waking:
             self._waking = True
@@ -115,7 +117,7 @@ class ThreadRunner:
         """Call the tier beside its jobs, and wait for the answer; for tools, not for an engine.
 
         Raises:
-            TierError: the tier has raised it, or there is no answer in time.
+            TierError: the tier raised it, or did not answer in time.
         """
         answer = self._thread.call(question(self._tier_loop.call), timeout_s, _SILENCE)
         if answer is _SILENCE:
@@ -136,10 +138,10 @@ class ThreadRunner:
     def close(self, timeout_s: float) -> None:
         """Drain, close the tier and end the thread. A second call does nothing.
 
-        A tier that does not return from ``close`` in time keeps its daemon thread; the
-        interpreter can exit all the same.
+        A tier that does not return from ``close`` in time keeps its daemon thread; the interpreter
+        can still exit.
         """
-        # Set first: an interrupted caller may call again while this one still drains.
+        # Set first: after an interrupt the caller may call again while the first call still drains.
         if self._closing:
             return
         self._closing = True
@@ -154,7 +156,7 @@ class ThreadRunner:
         await close_tier(self._tier_loop.close, self._log)
 
     def _ended(self) -> None:
-        """Report the end, in the thread. Blocking calls that hang may go on in threads."""
+        """Report the end, in the thread. Hanging blocking calls may go on in other threads."""
         self._tier_loop.abandon()
         self._reports.append(RunnerStopped(Verdict.CANCELLED, io_ended=False))
         self._notify_engine()
@@ -177,7 +179,7 @@ class ThreadRunner:
             self._tier_loop.submit(self._inbox.popleft())
 
     def _take_report(self, report: Report) -> None:
-        """Take a report, in the tier's thread or, for removed chunks, any other."""
+        """Queue a report, in the tier's thread or, for removed chunks, in any thread."""
         self._reports.append(report)
         if self._notify is not None and not self._notifying:
             self._notifying = True

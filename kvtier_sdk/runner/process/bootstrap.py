@@ -1,9 +1,9 @@
 """The message from which a tier's process builds the tier, and the errors that it sends back.
 
-It is plain data. It goes through the socket between the two processes because it holds secrets: a
-command line can be read by everybody on the machine, an environment by every child of the tier. So
-the variables of the environment that are secrets go with it, too. A file with a secret is named
-only: the process reads it itself, and again when the store refuses.
+The message is plain data. It goes through the socket between the two processes because it holds
+secrets: everybody on the machine can read a command line, and every child of the tier can read the
+environment. So it also carries the environment variables that hold secrets. A file with a secret is
+only named: the process reads it itself, and again when the store refuses.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _OTHER_OPTIONS = (
 
 
 def fault_of(spec: TierSpec) -> str | None:
-    """A sentence on why a process of its own cannot build a tier, or ``None``.
+    """Return in a sentence why a process of its own cannot build a tier, or ``None``.
 
-    Options that have a plain form are read by the process, which checks that they say the same
-    there (:func:`read_bootstrap`).
+    Options with a plain form pass; the process checks that they mean the same there
+    (:func:`read_bootstrap`).
     """
     tier_class = spec.tier_class
     if tier_class.__module__ == "__main__" or "<locals>" in tier_class.__qualname__:
@@ -57,7 +57,7 @@ def fault_of(spec: TierSpec) -> str | None:
 def write_bootstrap(
     spec: TierSpec, *, namespace: Namespace, layout: PoolLayout, pool_fd: int, verify: bool
 ) -> dict[str, Any]:
-    """Write down what the process needs of a tier without a fault, secrets included.
+    """Return the data from which the process builds a tier without a fault, secrets included.
 
     ``pool_fd`` is the pool's descriptor in the process.
     """
@@ -82,10 +82,10 @@ def write_bootstrap(
 
 
 def read_bootstrap(bootstrap: Mapping[str, Any]) -> tuple[TierSpec, Namespace, PoolLayout]:
-    """Read in the process what :func:`write_bootstrap` wrote in the engine.
+    """Read, in the process, the data that :func:`write_bootstrap` returned in the engine.
 
     Raises:
-        ConfigError: it is another release's, or does not say the same here.
+        ConfigError: the data is from another release, or does not mean the same here.
         BackendLoadError: the backend cannot be imported here.
     """
     name = bootstrap["name"]
@@ -116,10 +116,10 @@ def _options_of(spec: TierSpec) -> dict[str, Any]:
 
 
 def write_error(error: BaseException) -> dict[str, Any]:
-    """Write an exception down as plain data: its class and its bases, text and plain attributes."""
+    """Return an exception as plain data: its classes, text, plain arguments and attributes."""
     return {
         "name": type(error).__name__,
-        # Exception alone would say less than the name does.
+        # Without Exception itself, which would say less than the name of the class.
         "classes": [
             _path_of(base)
             for base in type(error).__mro__
@@ -132,10 +132,10 @@ def write_error(error: BaseException) -> dict[str, Any]:
 
 
 def read_error(told: Mapping[str, Any]) -> BaseException:
-    """Make the exception that :func:`write_error` wrote down again.
+    """Make an exception again from the data of :func:`write_error`.
 
-    Its class is the first one that this process has imported already and can make, from the plain
-    arguments or from the text, so that it has the same text; else it is a :class:`TierError` with
+    Its class is the first one that this process has already imported and that gives the same text
+    when made from the plain arguments or from the text; otherwise it is a :class:`TierError` with
     the class's name.
     """
     for path in told["classes"]:
@@ -143,7 +143,7 @@ def read_error(told: Mapping[str, Any]) -> BaseException:
         if found is None:
             continue
         for args in (told["args"], [told["text"]]):
-            # A foreign class may raise anything when it is made or written out.
+            # A foreign class may raise anything when it is made or turned into text.
             with contextlib.suppress(Exception):
                 error = found.__new__(found, *args)
                 error.args = tuple(args)

@@ -9,12 +9,12 @@ import socket
 from kvtier_sdk.runner.process.codec import Kind, MessageSplitter
 
 _READ_BYTES = 1 << 16
-#: With so much unsent the peer is taken to be stuck.
+#: With more than this unsent, the peer is assumed to be stuck.
 _MAX_UNSENT_BYTES = 8 << 20
 
 
 class Channel:
-    """Writes and reads messages without a wait and without an event loop. For one thread.
+    """Writes and reads messages without waiting and without an event loop. For one thread.
 
     Attributes:
         at_end: true once the peer has closed its end, or the connection is broken.
@@ -45,7 +45,7 @@ class Channel:
         return len(self._unsent) > _MAX_UNSENT_BYTES
 
     def write(self, data: bytes) -> None:
-        """Write messages, behind those that are unsent. For a broken peer they are lost."""
+        """Write messages after earlier unsent ones. If the peer is broken, they are lost."""
         if self._unsent:
             self._unsent += data
             self.flush()
@@ -53,7 +53,7 @@ class Channel:
             self._unsent += data[count:]
 
     def flush(self) -> None:
-        """Send what was left unsent, as far as the socket accepts it."""
+        """Send as much of the unsent data as the socket accepts."""
         if self._unsent:
             del self._unsent[: self._send(self._unsent)]
 
@@ -61,10 +61,10 @@ class Channel:
         """Read everything that has arrived.
 
         Raises:
-            MessageError: something else has arrived.
+            MessageError: the data is not a valid message.
         """
         messages: list[tuple[Kind, bytes]] = []
-        # A read in vain ends in an exception, which takes the engine several times as long.
+        # Poll first: a read without data raises an exception, which costs several times as much.
         while not self.at_end and self._readable.poll(0):
             try:
                 count = self._socket.recv_into(self._arrived)
@@ -76,7 +76,7 @@ class Channel:
                 self.at_end = True
             messages += self._splitter.split(self._arrived[:count])
             if count < _READ_BYTES:
-                break  # no more was there; asking again would cost the engine a system call
+                break  # nothing more was there; another read would cost a system call
         return messages
 
     def finish(self, timeout_s: float) -> None:
@@ -92,7 +92,7 @@ class Channel:
         self._socket.close()
 
     def _send(self, data: bytes | bytearray) -> int:
-        """Send what the socket accepts and return the count; a broken peer counts as all sent."""
+        """Send as much as the socket accepts; return the count, or everything for a broken peer."""
         try:
             return self._socket.send(data)
         except (BlockingIOError, InterruptedError):

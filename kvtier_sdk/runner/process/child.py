@@ -42,14 +42,14 @@ from kvtier_sdk.runner.process.title import set_process_title
 
 _STDERR = 2
 _READ_BYTES = 1 << 16
-#: Where processors are short the engine goes first.
+#: Where processors are scarce, the engine goes first.
 _NICENESS = 5
-#: How long the tier may take to end in good order when the engine is gone, and the process.
+#: How long, after the engine is gone, the tier may take to close, and the process to end.
 _ORPHAN_CLOSE_S = 0.5
 _ORPHAN_END_S = 5.0
 #: How long a tier that did not open may take to close.
 _REFUSED_CLOSE_S = 5.0
-#: How long the last reports may take to leave.
+#: How long sending the last reports may take.
 _LAST_REPORTS_S = 1.0
 
 
@@ -66,18 +66,18 @@ class Child:
         self._thread_id = threading.get_ident()
         self._log = TierLog(name, clock)
         self._splitter = MessageSplitter()
-        # Lines of the log are written in any thread, the rest in the loop's.
+        # Any thread may write log lines; only the loop's thread writes the rest.
         self._writing = threading.Lock()
         self._reports: deque[Report] = deque()
         self._sending = False
         self._tier_loop: TierLoop | None = None
         self._opening: asyncio.Task[None] | None = None
-        # Kept, since a loop holds its tasks weakly.
+        # Kept here, because a loop holds its tasks only weakly.
         self._tasks: set[asyncio.Task[None]] = set()
         self._ending = False
 
     def serve(self) -> NoReturn:
-        """Do what the engine asks until it says so, or is gone; then end the process."""
+        """Serve the engine until it asks for the end or is gone; then end the process."""
         asyncio.set_event_loop(self._event_loop)
         self._event_loop.add_reader(self._control, self._read_control)
         run_until(self._event_loop, lambda: False, self._log)
@@ -107,7 +107,7 @@ class Child:
             self._send(message(Kind.PING, b""))
 
     def _send(self, data: bytes) -> None:
-        """Write to the control socket, in any thread; an engine that is gone is no error."""
+        """Write to the control socket, in any thread, even if the engine is gone."""
         with self._writing, contextlib.suppress(OSError):
             self._control.sendall(data)
 
@@ -122,7 +122,7 @@ class Child:
     def _begin(self, bootstrap: Mapping[str, Any]) -> None:
         try:
             self._tier_loop = self._build(bootstrap)
-        except BaseException as error:  # a client in Rust that panics raises no Exception
+        except BaseException as error:  # a panic in a Rust client is not an Exception
             self._refuse(error)
         else:
             self._opening = self._spawn(self._open(self._tier_loop), "open")
@@ -135,9 +135,9 @@ class Child:
         logging.getLogger().addHandler(sender)
         self._log.logger.setLevel(bootstrap["log_level"])
         spec, namespace, layout = read_bootstrap(bootstrap)
-        # Other loggers' lines may show them too: a client's, asyncio's.
+        # The lines of other loggers, such as a client's or asyncio's, may show secrets too.
         sender.hide(secrets_of(spec.config))
-        # Its pages are there already; mapping them takes long for a large pool.
+        # The pages exist already, and touching all of them takes long for a large pool.
         pool = HostPool.attach(bootstrap["pool_fd"], layout, prefault=False)
         os.close(bootstrap["pool_fd"])
         return TierLoop(
@@ -160,7 +160,7 @@ class Child:
             self._send(plain_message(Kind.OPENED, is_open))
 
     async def _refuse_opened(self, error: Exception) -> None:
-        """Close a tier that did not open, then refuse. One that is being closed is no refusal."""
+        """Close a tier that did not open, then refuse, unless the process is ending already."""
         if not self._ending and self._tier_loop is not None:
             self._ending = True
             with contextlib.suppress(TimeoutError):
@@ -172,11 +172,11 @@ class Child:
         try:
             self._send(plain_message(Kind.REFUSED, write_error(error)))
         finally:
-            # The engine waits for a word or an end.
+            # Exit even if nothing was sent: the engine waits for a message or the process's end.
             _exit()
 
     def _give_up(self) -> None:
-        """Ask for the end of this process: the engine knows what to tell of the jobs."""
+        """Ask the engine to kill this process, and so to conclude its jobs."""
         self._send(message(Kind.HUNG, b""))
 
     async def _drain(self, timeout_s: float) -> None:
@@ -219,12 +219,12 @@ class Child:
             self._end(_ORPHAN_CLOSE_S)
 
     def _take_report(self, report: Report) -> None:
-        """Take a report, in the loop's thread or, for removed chunks, any other."""
+        """Queue a report, in the loop's thread or, for removed chunks, in any thread."""
         self._reports.append(report)
         if self._sending:
             return
         self._sending = True
-        # Sent at the end of this turn of the loop, with all that it reports.
+        # Sent at the end of this turn of the loop, together with its other reports.
         if threading.get_ident() == self._thread_id:
             self._event_loop.call_soon(self._send_reports)
         else:
@@ -247,7 +247,7 @@ class Child:
 
 
 class _LogSender(logging.Handler):
-    """Hands lines to the engine's log."""
+    """Sends log lines to the engine's log."""
 
     def __init__(self, own: str, send: Callable[[bytes], None]) -> None:
         super().__init__()
@@ -270,17 +270,17 @@ class _LogSender(logging.Handler):
 
 
 def _watch_parent(control: socket.socket) -> None:
-    """End the process with the engine, even if its loop is stuck.
+    """End this process when the engine ends, even if the loop is stuck.
 
-    A copy that the engine forked may hold its end of the socket open; then only the engine's own
-    end tells.
+    A forked copy of the engine may keep the engine's socket open; then only the engine's process
+    descriptor shows its end.
     """
     watched = select.poll()
     watched.register(control, 0)
     with contextlib.suppress(OSError):
         watched.register(os.pidfd_open(os.getppid()), select.POLLIN)
     watched.poll()
-    # The loop reads the end of the file now, if it is not stuck.
+    # Now the loop reads the end of the stream and closes the tier, unless it is stuck.
     with contextlib.suppress(OSError):
         control.shutdown(socket.SHUT_RD)
     threading.Event().wait(_ORPHAN_END_S)
@@ -288,9 +288,9 @@ def _watch_parent(control: socket.socket) -> None:
 
 
 def _open_standard_streams() -> None:
-    """Take the descriptors of standard streams that the engine does not have.
+    """Open the null device on the standard streams that the engine does not have.
 
-    Text that a library writes there must not end up in a socket or the pool.
+    Otherwise later descriptors get these numbers, and a library's output goes to a socket or file.
     """
     while (taken := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
         pass
@@ -306,8 +306,8 @@ def _exit() -> NoReturn:
 
 
 def main(name: str, control_fd: int, data_fd: int) -> None:
-    """Be a tier's process."""
-    # The engine decides when this ends: it closes the tier first.
+    """Run a tier's process."""
+    # The engine decides when this process ends, and closes the tier first.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     _open_standard_streams()

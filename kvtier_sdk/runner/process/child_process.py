@@ -1,4 +1,4 @@
-"""One process of a tier, seen from the engine: from its start until it is really gone."""
+"""One process of a tier, seen from the engine: from its start until it is gone."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ from kvtier_sdk.runner.process.channel import Channel
 from kvtier_sdk.runner.process.codec import Kind, MessageError, message, plain_message, read_plain
 from kvtier_sdk.runner.process.stderr import StderrLog
 
-# The same modules as here, wherever they were found; no secret is in their paths.
+# The process gets the engine's ``sys.path``, which holds no secrets, to find the same modules.
 _PROGRAM = (
     "import sys; name, control, data, *sys.path = sys.argv[1:]; "
     "from kvtier_sdk.runner.process.child import main; main(name, int(control), int(data))"
 )
 #: How long a process may live on after it has closed its end of a socket.
 _PARTING_S = 1.0
-#: What a message that this release does not write can raise when it is read.
+#: The errors that reading an invalid message can raise.
 _NONSENSE = (MessageError, LookupError, TypeError, ValueError)
-#: How often a suspected process is pinged, and how many pings in a row may go unanswered. Pings,
-#: not seconds: when the whole machine was suspended, the process is not stuck.
+#: Interval between pings of a suspected process, and how many in a row may go unanswered. Counted
+#: in pings, not seconds, because a process is not stuck if the whole machine was suspended.
 _PING_S = 1.0
 _MAX_UNANSWERED = 10
 
 
 class ChildProcess:
-    """Starts a process, has it open the tier, and sees to its end.
+    """Starts a process, has it open the tier, and ends it.
 
     Two sockets lead to it. Jobs and reports go through ``data``, which belongs to the engine's
-    thread. Everything else goes through a control socket, which belongs to the loop that made this
-    object.
+    thread. Everything else goes through a control socket, which belongs to the loop on which this
+    object was made.
 
     Attributes:
         data: the channel of jobs and reports.
-        is_open: true if the tier was open when the process said that it takes jobs.
-        started_s: when it said so.
-        ended: done when the process is gone; the result is what it died of.
+        is_open: true if the tier was open when the process became ready for jobs.
+        started_s: time at which it became ready.
+        ended: done when the process is gone; the result says why.
     """
 
     def __init__(self, name: str, clock: Clock, log: TierLog, secrets: Secrets) -> None:
@@ -80,7 +80,7 @@ class ChildProcess:
     async def start(self, bootstrap: Callable[[], Mapping[str, Any]], pool_fd: int) -> None:
         """Start the process, have it open the tier, and wait until it takes jobs.
 
-        If this raises or is cancelled, :meth:`end` it.
+        If this raises or is cancelled, call :meth:`end`.
 
         Raises:
             ConfigError: a setting cannot work.
@@ -90,7 +90,7 @@ class ChildProcess:
         with self._their_control, self._their_data:
             try:
                 self._spawn(pool_fd)
-            except Exception as error:  # no process, no thread that waits for it, a bad argument
+            except Exception as error:  # no process, no reaper, or a bad argument
                 if self._process is not None:
                     self._process.kill()
                     self._process.communicate()
@@ -105,16 +105,16 @@ class ChildProcess:
         await self._opened
 
     async def drain(self, timeout_s: float) -> bool:
-        """Drain the tier; a process that is gone has nothing left to end."""
+        """Drain the tier; return true if all jobs have ended, or the process is gone."""
         self._drained = self._event_loop.create_future()
         self._control.write(plain_message(Kind.DRAIN, timeout_s))
         await self._within(2 * timeout_s + 0.5, self._drained, self.ended)
         return self.ended.done() or (self._drained.done() and self._drained.result())
 
     async def end(self, timeout_s: float) -> None:
-        """Have the tier closed and the process ended; kill it where it does not end.
+        """Have the tier closed and the process ended; kill the process if it does not end in time.
 
-        Cancelled, it is killed at once. Either way it is gone when this has returned.
+        On cancellation the process is killed at once. Either way it is gone when this returns.
         """
         self._control.write(plain_message(Kind.CLOSE, timeout_s / 2))
         try:
@@ -134,13 +134,13 @@ class ChildProcess:
             self._process.kill()
 
     def kill_and_wait(self) -> None:
-        """Kill the process and block until it is gone; for a loop that runs no more."""
+        """Kill the process and block until it is gone; for a loop that has stopped."""
         self.kill()
         if self._reaper is not None:
             self._reaper.join()
 
     def distrust(self, error: object) -> None:
-        """Kill a process that has sent something that this release does not write."""
+        """Kill a process that has sent an invalid message."""
         self._log.error("the tier's process is killed: it sent %s", error)
         self.kill()
 
@@ -166,7 +166,7 @@ class ChildProcess:
         self._clock.call_at(self._clock.now_s() + _PING_S, self._ping)
 
     async def _within(self, timeout_s: float, *futures: asyncio.Future[Any]) -> bool:
-        """Wait until one of the futures is done; return false if the time was over first."""
+        """Wait until one of the futures is done; return false if the time runs out first."""
         try:
             async with self._clock.timeout(timeout_s):
                 await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
@@ -231,7 +231,7 @@ class ChildProcess:
             env=environment_without_secrets(),
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            # A terminal's Ctrl-C is the engine's.
+            # A terminal's Ctrl-C must reach only the engine.
             process_group=0,
         )
         assert self._process.stderr is not None
@@ -248,7 +248,7 @@ class ChildProcess:
             self._event_loop.call_soon_threadsafe(self._reaped, code)
 
     def _reaped(self, code: int) -> None:
-        # Everything that it wrote is there.
+        # The process is gone, so everything that it wrote has arrived.
         if self._control.fileno() >= 0:
             self._read_control()
         reason = self._killed_for or _end_in_words(code)
@@ -258,7 +258,7 @@ class ChildProcess:
                 reason = f"{reason}; it printed {printed!r}"
         if not self._opened.done():
             self._opened.set_exception(self._unavailable(f"the tier's process died: {reason}"))
-            # An opening that was cancelled is awaited by no task.
+            # Retrieved here, because no task awaits an opening that was cancelled.
             self._opened.exception()
         self.ended.set_result(reason)
 
@@ -276,15 +276,15 @@ def _socket_pair() -> tuple[Channel, socket.socket]:
 
 
 def copy_fd(fd: int) -> int:
-    """Copy a descriptor for a process, in which 0 to 2 are the standard streams.
+    """Copy a descriptor to a number above 2 for a process, whose standard streams are 0 to 2.
 
-    In an engine that was started without these, any descriptor may have their numbers.
+    In an engine that was started without standard streams, any descriptor may have these numbers.
     """
     return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
 
 
 def _end_in_words(code: int) -> str:
-    """Return what a process's exit code says of its end."""
+    """Describe a process's end from its exit code."""
     if code == -signal.SIGKILL:
         return f"signal {-code} (killed, perhaps for want of memory)"
     return f"signal {-code}" if code < 0 else f"exit status {code}"

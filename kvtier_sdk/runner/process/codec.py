@@ -2,7 +2,7 @@
 
 A message is its length, its kind and its body: MessagePack for jobs and reports, JSON for plain
 data. Keys, slot indices and verdicts cross; payloads do not. Nothing received is executed or
-unpickled. Both ends are the same release; :data:`PROTOCOL_VERSION` makes sure of it.
+unpickled. Both ends are the same release; :data:`PROTOCOL_VERSION` ensures it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ PROTOCOL_VERSION = 6
 
 _HEAD = struct.Struct("<IB")
 _LENGTH = struct.Struct("<I")
-#: Seven million keys. A longer message is garbage; the receiver does not wait for its end.
+#: Room for seven million keys. A longer message is invalid; the receiver does not wait for its end.
 _MAX_BODY_BYTES = 1 << 28
-#: Most JSON of a request's params.
+#: The longest JSON of a request's params.
 _MAX_PARAMS_BYTES = 1 << 14
 _params_encoder = json.JSONEncoder(default=str, skipkeys=True)
 _log = logging.getLogger("kvtier.runner")
@@ -37,14 +37,14 @@ _JobFields = tuple[int, Operation, list[OffloadKey], tuple[_Slot, ...], bytes, b
 
 
 def _plain(value: Any) -> Any:
-    """Turn what callers pass in place of lists and numbers into those: ranges, numpy's own."""
+    """Turn ranges and numpy's types, which msgspec cannot encode, into lists and numbers."""
     return value.tolist() if hasattr(value, "tolist") else list(value)
 
 
 _encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
 _job_decoder = msgspec.msgpack.Decoder(_JobFields)
 _reports_decoder = msgspec.msgpack.Decoder(list[SentReport])
-#: What malformed bytes raise.
+#: The errors that malformed bytes raise.
 _MALFORMED = (msgspec.DecodeError, ValueError, RecursionError, struct.error)
 
 
@@ -59,7 +59,7 @@ class Kind(IntEnum):
     DRAIN = 3
     #: To the child: drain, close and exit within so many seconds.
     CLOSE = 4
-    #: From the child: it takes jobs, and whether the tier is open.
+    #: From the child: it accepts jobs, and whether the tier is open.
     OPENED = 5
     #: From the child: the tier cannot be opened, and why; the child exits.
     REFUSED = 6
@@ -69,7 +69,7 @@ class Kind(IntEnum):
     LOG = 8
     #: From the child: hung calls block the tier, and the process must be killed.
     HUNG = 9
-    #: To the child: a loop that runs answers with the same.
+    #: To the child: a running loop answers with the same message.
     PING = 10
 
 
@@ -109,7 +109,7 @@ class MessageSplitter:
         self._unsplit = bytearray()
 
     def split(self, data: bytes | memoryview) -> list[tuple[Kind, bytes]]:
-        """Add the next bytes of the stream.
+        """Add the next bytes of the stream; return the messages that they complete.
 
         Raises:
             MessageError: a message is of an unknown kind, or too long.
@@ -131,10 +131,10 @@ class MessageSplitter:
 
 
 def write_job(job: Job) -> bytes:
-    """Encode a job; the encoded jobs of a message are joined.
+    """Encode a job; a message joins encoded jobs.
 
-    What JSON cannot express in the request's ``params`` arrives as text. Params that are too large,
-    nested too deeply or contain themselves do not arrive.
+    Values in the request's ``params`` that JSON cannot express arrive as text. Params that are too
+    large, nested too deeply or contain themselves do not arrive.
     """
     request = job.request
     request_id = request.request_id.encode(errors="surrogatepass")
@@ -146,11 +146,12 @@ def write_job(job: Job) -> bytes:
 
 
 def _params_json(request: RequestContext) -> bytes:
-    """Encode a request's params, the first time that it is asked for."""
+    """Return a request's params as JSON, encoded by the first call."""
     if request._params_json is None:
         text = ""
         try:
-            # Part by part: a client may send any amount, and this is the engine's thread.
+            # Part by part: a client may send any amount, and encoding it all would block the
+            # engine.
             for part in _params_encoder.iterencode(dict(request.params)):
                 text += part
                 if len(text) > _MAX_PARAMS_BYTES:
@@ -197,10 +198,10 @@ def _read_job(encoded: memoryview) -> Job:
 
 
 def write_reports(reports: Sequence[Report]) -> bytes:
-    """Encode reports that a child makes: those of ``SentReport``."""
+    """Encode a child's reports, which are of the types in ``SentReport``."""
     for report in reports:
         if isinstance(report, JobResult | OpeningEnded) and report.error is not None:
-            # A file name in it may hold bytes that are not text.
+            # A file name in the error may hold bytes that are not text.
             report.error = report.error.encode(errors="backslashreplace").decode()
     return _encode(reports)
 

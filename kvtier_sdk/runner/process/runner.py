@@ -44,15 +44,15 @@ class ProcessRunner:
     """Runs a tier in a process of its own, which maps the pool; only keys and verdicts cross.
 
     The engine's own thread writes jobs into the process's socket and reads reports out of it,
-    inside :meth:`submit` and :meth:`poll`: a thread that did it for the engine would take the
-    interpreter lock from it each time. A mostly idle supervisor thread starts the process and
-    restarts it when it dies.
+    inside :meth:`submit` and :meth:`poll`: a separate thread for this would take the interpreter
+    lock from the engine each time. A mostly idle supervisor thread starts the process and restarts
+    it when it dies.
 
-    An engine that wants to be notified has the supervisor thread watch the socket: it is woken up
-    for each burst of reports.
+    For an engine that wants to be notified, the supervisor thread watches the socket and wakes up
+    once for each burst of reports.
 
     Raises:
-        ConfigError: the pool is of one process, or the tier cannot be built in another one.
+        ConfigError: the pool cannot be shared, or another process cannot build the tier.
     """
 
     def __init__(
@@ -74,13 +74,13 @@ class ProcessRunner:
         self._name = spec.name
         self._notify = notify
         self._log = TierLog(spec.name, clock)
-        # Belongs to the engine's thread, as long as the process that it leads to is known to live.
+        # The channel to the process, or ``None``. Only the engine's thread changes it.
         self._data: Channel | None = None
-        # Processes that have died or been started; the engine's thread has not taken them.
+        # Starts and deaths of processes that the engine's thread has not polled yet.
         self._changes: deque[tuple[ChildProcess, RunnerStopped | ProcessStarted]] = deque()
-        # Processes that could not be started, likewise.
+        # Failed starts that it has not polled yet.
         self._failures: deque[OpeningEnded] = deque()
-        # What was read and not polled: by a thread that peeked, or when the runner was closed.
+        # Reports that :meth:`peek` or :meth:`close` read before a poll.
         self._unpolled: list[Report] = []
         self._reading = threading.Lock()
         self._watched = False
@@ -100,7 +100,7 @@ class ProcessRunner:
 
     @property
     def pid(self) -> int | None:
-        """Id of the process that has the tier, while there is one."""
+        """Id of the tier's process, while there is one."""
         child = self._supervisor.child
         return None if child is None else child.pid
 
@@ -109,13 +109,15 @@ class ProcessRunner:
         self._thread.start(self._supervisor.open)
 
     def start(self) -> bool:
-        """Begin, if that was not done, and wait until the tier is open in the process.
+        """Begin if needed, and wait for the tier to open in the process.
+
+        An error closes the runner.
 
         Raises:
-            ConfigError: a setting cannot work; nothing runs any more.
-            BackendError: the backend cannot be imported in the process; likewise.
-            TierError: the store refuses the credentials, or cannot be reached and is required;
-                likewise.
+            ConfigError: a setting cannot work.
+            BackendError: the backend cannot be imported in the process.
+            TierError: the store refuses the credentials, or cannot be reached and the tier is
+                required.
         """
         self.begin()
         try:
@@ -130,7 +132,7 @@ class ProcessRunner:
         return bool(is_open)
 
     def submit(self, jobs: Sequence[Job]) -> Sequence[JobResult]:
-        """Write jobs into the process's socket."""
+        """Write jobs into the process's socket; return the results of refused ones."""
         if self._closing or not self._thread.is_running:
             return [self._refusal(job, Verdict.CANCELLED) for job in jobs]
         if self._data is None:
@@ -167,7 +169,7 @@ class ProcessRunner:
                     reports.append(change)
                     self._read(self._data, reports)
                     continue
-                # Everything that it wrote is there now.
+                # The process is gone, so everything that it wrote has arrived.
                 self._read(child.data, reports)
                 child.data.close()
                 self._data = None
@@ -186,7 +188,8 @@ class ProcessRunner:
             if self._data is not None:
                 self._read(self._data, self._unpolled)
             if len(self._unpolled) > known:
-                # The socket does not wake the engine for what was read here.
+                # The socket no longer wakes the engine for reports that were read here, so notify
+                # it.
                 self._thread.call_soon(self._readable)
             changes = [change for _, change in self._changes.copy()]
             return [*self._unpolled, *changes, *self._failures.copy()]
@@ -216,7 +219,7 @@ class ProcessRunner:
         self._thread.close(
             lambda: self._supervisor.close(timeout_s), timeout_s + _KILL_S, join_s=timeout_s
         )
-        # The process is gone: nothing of it stays open, even if no poll follows.
+        # Poll once more to close the dead process's channel, because no other poll may follow.
         self._unpolled = list(self.poll())
 
     # --- on the engine's thread, or one that peeks ----------------------------------------------
@@ -288,7 +291,7 @@ class ProcessRunner:
         self._watched = False
 
     def _readable(self) -> None:
-        """Notify the engine, once: its next poll reads, and has the socket watched again."""
+        """Notify the engine once; its next poll reads and has the socket watched again."""
         child = self._supervisor.child
         if child is not None:
             self._remove_reader(child.data)
@@ -304,7 +307,7 @@ class ProcessRunner:
 
 
 def fault_of_process(spec: TierSpec, pool: PoolMemory) -> str | None:
-    """Return why a tier cannot run in a process of its own, if so."""
+    """Return why a tier cannot run in a process of its own, or ``None``."""
     fault = fault_of(spec)
     if not pool.is_shared:
         fault = (

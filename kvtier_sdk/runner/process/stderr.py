@@ -12,7 +12,7 @@ from kvtier_sdk.options.secrets import Secrets
 from kvtier_sdk.runner.log import TierLog
 
 _READ_BYTES = 1 << 16
-#: A line is cut here: a library may write without ever ending one.
+#: A line is cut at this length, because a library may write without ever ending one.
 _MAX_LINE_BYTES = 4096
 #: How many of the last lines are repeated when the process dies.
 _LAST_LINES = 4
@@ -22,7 +22,7 @@ _STACK_STARTS = ("Current thread 0x", "Thread 0x")
 
 
 class StderrLog:
-    """Puts the lines into the tier's log, and keeps the last ones. Reading never waits."""
+    """Writes the lines to the tier's log, and keeps the last ones. Reading never waits."""
 
     def __init__(self, pipe: IO[bytes], log: TierLog, secrets: Secrets) -> None:
         os.set_blocking(pipe.fileno(), False)
@@ -53,7 +53,7 @@ class StderrLog:
                 return False
 
     def close(self) -> str:
-        """Read what is left and close the pipe."""
+        """Read the rest and close the pipe; return the last lines."""
         if self.read() and self._rest:
             self._take([self._rest])
         self._pipe.close()
@@ -62,7 +62,7 @@ class StderrLog:
     def _take(self, lines: list[bytes]) -> None:
         texts = [line[:_MAX_LINE_BYTES].decode(errors="replace").rstrip() for line in lines]
         for file in self._secrets.files if any(texts) else ():
-            # The process may have read it again, and this one not.
+            # The process may have read a newer secret than the engine, and printed it.
             with contextlib.suppress(OSError, ValueError):
                 file.read_again()
         texts = [self._secrets.mask(text) for text in texts if text]

@@ -20,23 +20,23 @@ from kvtier_sdk.runner.opening import may_pass, not_in_time
 from kvtier_sdk.runner.process.bootstrap import write_bootstrap
 from kvtier_sdk.runner.process.child_process import ChildProcess, copy_fd
 
-#: The pause before a process is restarted; it doubles up to the longest. After a life as long as
-#: that, pauses are short again.
+#: The pause before a process is restarted doubles from the first up to the longest. A process that
+#: lives at least as long as the longest pause resets it.
 _FIRST_PAUSE_S = 1.0
 _MAX_PAUSE_S = 30.0
-#: How much longer than the tier's deadline to open a process may take to say a word. One that is
-#: silent blocks its loop, and is killed.
+#: How much longer than ``open_deadline`` a process may take to answer. A silent one is blocking its
+#: loop, and is killed.
 _START_S = 30.0
-#: How long an opening that is cancelled may take to end.
+#: How long a cancelled opening may take to end.
 _CANCEL_S = 5.0
 
 
 class Supervisor:
-    """Has one process at a time. All of it runs on one event loop.
+    """Runs one process at a time, all on one event loop.
 
     Attributes:
-        child: the process that takes jobs, if there is one.
-        first: the one with which :meth:`open` has returned, if so.
+        child: the process that accepts jobs, if there is one.
+        first: the process that was ready when :meth:`open` returned, if there was one.
     """
 
     def __init__(
@@ -72,8 +72,8 @@ class Supervisor:
         Raises:
             ConfigError: a setting cannot work.
             BackendError: the backend cannot be imported in the process.
-            TierError: the store refuses the credentials; or it cannot be reached, or the process
-                died, and the tier is required.
+            TierError: the store refuses the credentials; or the tier is required, and the store
+                cannot be reached or the process died.
         """
         options = self._spec.runner
         starting: asyncio.Task[ChildProcess] | None
@@ -103,11 +103,11 @@ class Supervisor:
         return self.child is not None and self.child.is_open
 
     async def drain(self, timeout_s: float) -> bool:
-        """Drain the tier; return true if everything has ended."""
+        """Drain the tier; return true if all jobs have ended."""
         return self.child is None or await self.child.drain(timeout_s)
 
     async def close(self, timeout_s: float) -> None:
-        """Close the tier and end its process; kill it where it does not end."""
+        """Close the tier and end its process; kill the process if it does not end in time."""
         self._closing = True
         if self._task is None:
             return
@@ -118,7 +118,7 @@ class Supervisor:
         await asyncio.wait([self._task])
 
     def abandon(self) -> None:
-        """Kill the process and wait until it is gone; for a loop that runs no more."""
+        """Kill the process and block until it is gone; for a loop that has stopped."""
         self._closing = True
         if self.child is not None:
             self.child.kill_and_wait()
@@ -126,7 +126,7 @@ class Supervisor:
             self.child = None
 
     async def _start(self) -> ChildProcess:
-        """Start a process, and wait until it takes jobs; it bounds the opening itself."""
+        """Start a process, and wait until it accepts jobs; it bounds the opening by itself."""
         limit_s = self._spec.runner.open_deadline_s + _START_S
         pool_fd = copy_fd(self._pool.fd)
         try:
@@ -134,7 +134,7 @@ class Supervisor:
                 return await self._start_with(pool_fd)
         except TimeoutError:
             if not limit.expired():
-                raise  # what the tier raised
+                raise  # raised by the tier
             raise not_in_time(self._spec.name, self._spec.runner.open_deadline_s) from None
         finally:
             os.close(pool_fd)
@@ -144,7 +144,7 @@ class Supervisor:
         starting.cancel()
         await wait_out([starting])
         if not starting.cancelled() and starting.exception() is None:
-            # It had just succeeded.
+            # The start succeeded before the cancellation reached it.
             child = starting.result()
             await child.end(_CANCEL_S)
             child.data.close()
@@ -169,7 +169,7 @@ class Supervisor:
         return child
 
     async def _supervise(self, starting: asyncio.Task[ChildProcess] | None) -> None:
-        """Wait for the process's end, again and again, and start the next one."""
+        """Start another process whenever one ends, until the tier is closed."""
         backoff = Backoff(_FIRST_PAUSE_S, _MAX_PAUSE_S)
         if starting is not None:
             try:
@@ -181,7 +181,7 @@ class Supervisor:
                 self._log.info("the tier's process was started")
         if self.child is None:
             await self._restart(backoff, is_restart=False)
-            # As loud as the failures before it.
+            # A warning, because the failures before it were warnings too.
             self._log.warning("the tier's process was started")
         while self.child is not None:
             reason = f"the tier's process died: {await self.child.ended}"
