@@ -1,7 +1,7 @@
-"""kvtier for those who connect an engine: the manager, a tier alone, an engine's own memory.
+"""kvtier for authors of engine adapters: the manager, a single tier, an engine's own memory.
 
-Everything is here, flat; values, errors and options are in :mod:`kvtier_sdk`. Nothing here imports
-torch before one of the worker's names is used, which need the extra ``torch``.
+All names are here, flat; values, errors and options are in :mod:`kvtier_sdk`. Only the worker's
+names import torch, when one is first used; they need the extra ``torch``.
 """
 
 from importlib import import_module

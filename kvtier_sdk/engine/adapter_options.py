@@ -1,4 +1,4 @@
-"""The entry of a tier that an engine uses by itself: a backend's options, and a few more."""
+"""The entry of a tier under an engine's own manager: a backend's options, and a few more."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from kvtier_sdk.options.units import Count, Seconds
 
 
 class AdapterOptions(StrictModel):
-    """Options of a tier that an engine uses by itself, beside its backend's and every tier's.
+    """Options of a tier under an engine's own manager, besides its backend's and every tier's.
 
     Attributes:
         namespace: further facts that must match for stored bytes to be reusable, name to plain
             value: ``{"revision": "v2"}``.
-        metrics_port: port of the metrics endpoint; none is served where it is absent.
+        metrics_port: port of the metrics endpoint; without it none is served.
         metrics_host: address of the metrics endpoint.
-        shutdown_timeout_s: time to drain each model's tier, and again to close it.
+        shutdown_timeout_s: seconds to drain each model's tier, and again to close it.
     """
 
     namespace: Mapping[str, Any] = Field(default_factory=dict)
@@ -35,10 +35,10 @@ class AdapterOptions(StrictModel):
 
         Args:
             entry: a URL, or a table with the tier's options and these.
-            place: where it stands; each complaint begins with it.
+            place: the entry's place; each error message begins with it.
 
         Returns:
-            The tier, and the options.
+            The tier's specification, and these options.
 
         Raises:
             ConfigError: an option is wrong or missing.

@@ -16,14 +16,14 @@ from kvtier_sdk.types import Region
 
 
 class EngineMemory:
-    """The memory in which an engine's objects lie: one stretch, which the engine owns.
+    """One stretch of memory that holds an engine's objects, and belongs to the engine.
 
     Attributes:
-        region: all of it.
+        region: the whole memory.
 
     Args:
-        engine: the engine's name.
-        region: where the memory is; begins at a multiple of 4,096 bytes.
+        engine: the engine's name, for messages.
+        region: the whole memory; begins at a multiple of 4,096 bytes.
     """
 
     def __init__(self, engine: str, region: Region) -> None:
@@ -41,10 +41,10 @@ class EngineMemory:
 
     @property
     def fd(self) -> int:
-        """A descriptor of the memory's file, closed with it.
+        """A descriptor of the memory's file, which :meth:`close` closes.
 
         Raises:
-            KVTierError: the memory is of this process, or was released.
+            KVTierError: the memory is not shared, or was released.
         """
         if self._fd is None:
             raise KVTierError(f"the memory of {self._engine} is of one process, or was released")
@@ -52,10 +52,10 @@ class EngineMemory:
 
     @property
     def bytes(self) -> memoryview:
-        """All of it, writable.
+        """The whole memory, writable.
 
         Raises:
-            KVTierError: it was released.
+            KVTierError: the memory was released.
         """
         if self._bytes is None:
             raise KVTierError(f"the memory of {self._engine} was released")
@@ -76,7 +76,7 @@ class EngineMemory:
         return None if offset or not self.region.covers(whole) else slot
 
     def close(self) -> None:
-        """Let go of the memory; the engine frees it after that."""
+        """Release the memory; the engine may free it after that."""
         self._bytes = None
         fd, self._fd = self._fd, None
         if fd is not None:
@@ -86,7 +86,7 @@ class EngineMemory:
 class OverlappingSlots:
     """The places in an engine's memory at which an object of one size may begin.
 
-    They overlap. The engine places its objects, so that no two that are in use do.
+    They overlap, but the engine places its objects so that no two in use do.
 
     Attributes:
         chunk_bytes: payload of a slot: one object.
@@ -94,7 +94,7 @@ class OverlappingSlots:
         layout: the same geometry, for a process that maps it.
 
     Args:
-        memory: the engine's.
+        memory: the engine's memory.
         chunk_bytes: length of an object.
 
     Raises:
@@ -126,7 +126,7 @@ class OverlappingSlots:
         return self._memory.fd
 
     def padded_view(self, slot: int, alignment: int, holder: str = UNNAMED_HOLDER) -> memoryview:
-        """Return the object at a slot; the engine keeps the bytes up to the next 4,096 free for it.
+        """Return the object at a slot; the engine keeps the rest of its last 4,096 bytes free.
 
         Args:
             slot: index of the slot, from 0.
@@ -158,7 +158,7 @@ def _open_shared(memory: Region) -> int | None:
     with contextlib.suppress(OSError):
         fd = os.open(mapped.path, os.O_RDWR | os.O_CLOEXEC)
         status = os.fstat(fd)
-        # A device has no size, and no other process maps it here.
+        # A device has no size, and opening it again would give other memory.
         if (status.st_dev, status.st_ino) == mapped.file and status.st_size >= memory.size_bytes:
             return fd
         os.close(fd)

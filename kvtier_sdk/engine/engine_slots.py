@@ -17,7 +17,7 @@ from kvtier_sdk.types import Region
 
 
 class EngineSlots:
-    """Slots in a mapping that belongs to an engine: one row a slot.
+    """Slots in a mapping that belongs to an engine: one row per slot.
 
     A tier in a process of its own can map it too, if this process has the mapping's file open.
 
@@ -29,7 +29,7 @@ class EngineSlots:
 
     Args:
         engine: the engine's name, for messages.
-        view: its memory, of shape (slots, row bytes), contiguous.
+        view: the engine's memory, of shape (slots, row bytes), contiguous.
         on_close: called by :meth:`close`, for a mapping that the engine does not release itself.
 
     Raises:
@@ -49,7 +49,7 @@ class EngineSlots:
         self.slots, self.chunk_bytes = shape
         self.layout = PoolLayout(self.slots, self.chunk_bytes)
         self._fd = descriptor_of(view)
-        # Not an array: an engine may release its view, which an array would prevent.
+        # Not a numpy array, which would prevent the engine from releasing its view.
         self._on_close = on_close
         self._bytes: memoryview | None = view.cast("B")
         self.region = Region.of(self._bytes)
@@ -61,7 +61,7 @@ class EngineSlots:
 
     @property
     def fd(self) -> int:
-        """A descriptor of the mapping's file, closed with it.
+        """A descriptor of the mapping's file, which :meth:`close` closes.
 
         Raises:
             KVTierError: no descriptor was found, or the mapping was released.
@@ -103,7 +103,7 @@ class EngineSlots:
 
 
 def descriptor_of(view: memoryview) -> int | None:
-    """Find the open file of this process that a view maps, from the file's beginning on.
+    """Return a new descriptor of the file whose start a view maps, if this process has it open.
 
     An engine may have no public name for the file behind its host memory, but the kernel knows it.
     """
@@ -116,7 +116,7 @@ def descriptor_of(view: memoryview) -> int | None:
 
 def _open_descriptor(file: tuple[int, int]) -> int | None:
     for name in os.listdir("/proc/self/fd"):
-        # Other threads open and close files meanwhile. A duplicate keeps its file.
+        # Other threads may close the file or reuse its number, but a duplicate stays as it is.
         with contextlib.suppress(OSError):
             copy = os.dup(int(name))
             status = os.fstat(copy)

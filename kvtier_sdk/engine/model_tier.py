@@ -1,4 +1,4 @@
-"""The tier of one model's chunks, and the thread that speaks with it."""
+"""The tier of one model's chunks, and the thread that owns its client."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from kvtier_sdk.tiering.tier_client import TierClient
 from kvtier_sdk.tiering.tier_listener import TierListener
 from kvtier_sdk.types import OffloadKey, RequestContext
 
-#: How often the client looks for jobs whose deadline has passed.
+#: Longest pause between polls while jobs run: a poll concludes jobs that are overdue.
 _OVERDUE_LOOK_S = 0.25
-#: The engine looks up ahead of its steps, so an answer is worth more than a step.
+#: The engine looks chunks up ahead of its steps, so an answer may take longer than a step.
 _LOOKUP_DEADLINE_S = 1.0
-#: How long a model's first tasks wait for the tier to open, at most.
+#: The longest time for which a model's first tasks wait for the tier to open.
 _OPENING_S = 5.0
 
 _log = logging.getLogger("kvtier.engine")
@@ -33,15 +33,15 @@ _log = logging.getLogger("kvtier.engine")
 
 @dataclass(eq=False, slots=True)
 class Work:
-    """The part of one of an engine's tasks that is one model's.
+    """One model's part of an engine's task.
 
     Attributes:
         operation: a lookup, a load, a store or a deletion.
-        request: on whose behalf.
-        done: called once, in the model's thread: the keys' verdicts, and the bytes that were
-            moved. Nothing touches the slots any more.
+        request: the request that it serves.
+        done: called once, with the keys' verdicts and the number of bytes moved, in the model's
+            thread unless that has ended. Nothing touches the slots any more.
         keys: the chunks.
-        slots: where they lie; empty for a lookup and a deletion.
+        slots: the chunks' slots; empty for a lookup and a deletion.
     """
 
     operation: Operation
@@ -52,22 +52,22 @@ class Work:
 
 
 class ModelTier(TierListener):
-    """A tier of one model's chunks of one layout, with a thread that owns its client.
+    """A tier for the chunks of one model and layout, with a thread that owns its client.
 
     All methods can be called from any thread.
 
     Args:
-        spec: the tier, with a name of its own.
+        spec: the tier's specification, with a name of its own.
         memory: the slots, each of the length of a chunk.
-        namespace: of the chunks.
-        engine: the name of the engine that has the memory.
-        clock: time.
-        shutdown_timeout_s: time to drain the tier, and again to close it.
-        changed: called in the model's thread with chunks that the tier has stored, or with true
-            and chunks that have left it; before the work of which that came is done.
+        namespace: the chunks' namespace.
+        engine: the name of the engine that owns the memory.
+        clock: the source of time.
+        shutdown_timeout_s: seconds to drain the tier, and again to close it.
+        changed: called in the model's thread with chunks, and false if the tier has stored them
+            or true if they have left it; before the work that caused it is done.
 
     Raises:
-        ConfigError: the tier cannot work with chunks of this length, or cannot run as it is to.
+        ConfigError: the tier cannot work with chunks of this length, or cannot run as configured.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class ModelTier(TierListener):
             self._refuse_inbox()
 
     def purge(self) -> None:
-        """Have every chunk of the model deleted; until that is done, each is a miss."""
+        """Delete every chunk of the model; until that is done, each chunk is a miss."""
         self._is_stale = True
         self._wake.set()
 
@@ -128,11 +128,11 @@ class ModelTier(TierListener):
 
     @property
     def is_running(self) -> bool:
-        """False if the thread has ended, by a bug or since it was closed."""
+        """False if the thread has ended, through a bug or :meth:`close`."""
         return self._thread.is_alive()
 
     def close(self) -> None:
-        """Have stores finish, close the tier and end the thread; :meth:`join` waits for it."""
+        """Let stores finish, close the tier and end the thread; :meth:`join` waits for that."""
         self._closing = True
         self._wake.set()
 
@@ -152,7 +152,7 @@ class ModelTier(TierListener):
                     self._wake.clear()
                 self._step()
         except Exception:
-            # The engine's requests would wait for ever for a thread that is gone.
+            # Caught, because the engine's requests would wait for ever for a thread that is gone.
             _log.exception("tier %s: its thread has ended; all that follows is a miss", self.name)
         finally:
             self._has_ended = True
@@ -161,13 +161,13 @@ class ModelTier(TierListener):
                 self._finish(work, [], 0)
 
     def _refuse_inbox(self) -> None:
-        """End what the thread takes no more; two threads may do it at once."""
+        """Finish the work that the thread no longer handles; two threads may do so at once."""
         with contextlib.suppress(IndexError):
             while True:
                 self._finish(self._inbox.popleft(), [], 0)
 
     def _await_opening(self) -> None:
-        """Wait for the first attempt to open the tier: what comes meanwhile is not missed."""
+        """Wait for the first attempt to open the tier, so that the first lookups do not miss."""
         stats, options = self._client.stats, self._client.spec.runner
         end_s = self._clock.now_s() + min(options.open_deadline_s, _OPENING_S)
         while not (stats.is_open or stats.open_failures or self._closing):
@@ -185,7 +185,7 @@ class ModelTier(TierListener):
         while self._inbox:
             self._collect(self._inbox.popleft())
         if self._found:
-            # What is hot in the engine's memory stays in the tier.
+            # Chunks that the engine looks up are hot, and should stay in the tier.
             client.touch(self._found)
             self._found = []
         client.flush()
@@ -215,7 +215,7 @@ class ModelTier(TierListener):
             self._finish(work, [], 0)
 
     def _finish(self, work: Work, verdicts: Sequence[Verdict], moved_bytes: int) -> None:
-        """End work; keys without a verdict were dropped."""
+        """Finish work; keys without a verdict were dropped."""
         self._under_way.discard(work)
         dropped = [Verdict.UNAVAILABLE] * (len(work.keys) - len(verdicts))
         work.done([*verdicts, *dropped], moved_bytes)
@@ -245,10 +245,10 @@ class ModelTier(TierListener):
 
 
 def _fitted(spec: TierSpec, memory: PoolMemory) -> TierSpec:
-    """Return the tier with what is better here, where its entry does not say otherwise."""
+    """Return the tier with defaults that suit the engine; options in its entry take precedence."""
     better = {
         "lookup_deadline_s": _LOOKUP_DEADLINE_S,
-        # What the engine hands over lies in its memory already, and is bounded by that.
+        # Queued chunks lie in the engine's memory already, whose size bounds them.
         "max_queue_bytes": memory.region.size_bytes,
     }
     given = spec.runner.model_fields_set

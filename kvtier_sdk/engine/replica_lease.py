@@ -14,8 +14,8 @@ from kvtier_sdk.pool.pool_file import PoolFile, enter_named
 class ReplicaLease:
     """One process's membership in the replica that shares a file.
 
-    The last member that enters removes the file's name. From then on no process needs the name,
-    and the kernel frees the memory with the last process, however that ends.
+    The last member that enters removes the file's name, which no process needs any more. Then the
+    kernel frees the memory when the last process ends, in whatever way.
 
     The lease lasts until it is closed and the caller's own descriptor is closed too. Made by
     :meth:`enter`.
@@ -33,7 +33,7 @@ class ReplicaLease:
             fd: a descriptor of the file, which stays the caller's.
             path: the file's name. The engine must not remove it itself from now on.
             workers: number of workers of the replica.
-            worker: the member that this process is, from 0; ``None`` is the scheduler.
+            worker: index of this process among the workers, from 0; ``None`` for the scheduler.
 
         Raises:
             ConfigError: another process is this member, or all members have entered before.
@@ -45,9 +45,9 @@ class ReplicaLease:
         return cls(file, worker)
 
     def absent(self) -> list[str]:
-        """Name the members that have not entered; this one counts as there."""
+        """Return the names of the members that have not entered; this one counts as entered."""
         return self._file.absent(self._worker)
 
     def close(self) -> None:
-        """Let go of the file; a second call does nothing."""
+        """Close this lease's descriptor of the file; a second call does nothing."""
         self._file.close()

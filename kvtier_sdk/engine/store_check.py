@@ -1,4 +1,4 @@
-"""A look at a tier's store before an engine starts."""
+"""A check of a tier's store before an engine starts."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.opening.maintenance import open_for_maintenance
 from kvtier_sdk.types import Capability, Locality
 
-#: How long a store may take that the engine can start without.
+#: The longest time to wait for a store that the engine can start without.
 _PATIENCE_S = 5.0
 
 
 def check_store(spec: TierSpec) -> None:
-    """Contact a tier's store over the network, and raise what would end an engine's start.
+    """Contact a tier's store over the network, and raise errors that would end an engine's start.
 
-    Nothing in the store is changed. A store on this machine is not looked at, nor is one whose
-    backend cannot open without a change.
+    Nothing in the store is changed. A store on this machine is not checked, and neither is a store
+    whose backend cannot open it without a change.
 
     Args:
-        spec: the tier.
+        spec: the tier's specification.
 
     Raises:
         ConfigError: an option is wrong, or the tier cannot work with it.
         TierError: the store refuses the credentials, or cannot be reached and is required.
     """
     tier_class = spec.tier_class
-    # The rules for tools came with NAMESPACES. Without them a tier would write.
+    # A backend without NAMESPACES does not know the rules for maintenance, and might write.
     keeps_rules = Capability.NAMESPACES in tier_class.capabilities
     if not keeps_rules or tier_class.locality is not Locality.REMOTE:
         return
@@ -36,6 +36,6 @@ def check_store(spec: TierSpec) -> None:
         with open_for_maintenance(spec, Namespace({}), timeout_s=timeout_s):
             pass
     except (TierUnavailableError, TierTimeoutError):
-        # The engine starts without it, and says so.
+        # The engine starts without a store that is not required, and logs that.
         if required:
             raise

@@ -19,8 +19,8 @@ class EngineTools(ABC):
 
     Attributes:
         commands: further commands of ``kvtier``, by name: functions for typer.
-        pool_directory: where the engine's processes share the host pool; ``None`` where they
-            share none.
+        pool_directory: the directory in which the engine's processes share the host pool; ``None``
+            if they share none.
     """
 
     commands: ClassVar[Mapping[str, Callable[..., None]]] = {}
@@ -28,15 +28,15 @@ class EngineTools(ABC):
 
     @abstractmethod
     def reads(self, options: Mapping[str, Any]) -> bool:
-        """Return true if ``options`` are a configuration of this engine, and not kvtier's own."""
+        """Return true if ``options`` are this engine's configuration, and not kvtier's own."""
 
     @abstractmethod
     def read(self, options: Mapping[str, Any], *, where: str) -> TieringConfig:
         """Read the engine's configuration.
 
         Args:
-            options: all of it.
-            where: its source; each complaint begins with it.
+            options: the whole configuration.
+            where: its source; each error message begins with it.
 
         Returns:
             The host pool and the tiers, validated.
@@ -51,19 +51,19 @@ class EngineTools(ABC):
 
         Args:
             tokens: the prompt's token ids.
-            facts: of the namespace.
+            facts: the namespace's facts.
 
         Returns:
             The keys of each KV-cache group, in the order of the prompt.
 
         Raises:
-            ConfigError: keys do not follow from these facts.
+            ConfigError: the facts do not determine the keys.
         """
 
     def in_its_words(self, message: str) -> str:
-        """Return a complaint about the host pool with the engine's names of options.
+        """Return an error message about the host pool with the engine's names of options.
 
         Args:
-            message: the complaint, with the names of a :class:`TieringConfig`.
+            message: the message, with the names of options in a :class:`TieringConfig`.
         """
         return message

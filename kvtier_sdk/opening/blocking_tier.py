@@ -17,7 +17,7 @@ from kvtier_sdk.runner.jobs import Job, JobResult
 from kvtier_sdk.tiering.tier_client import TierClient
 from kvtier_sdk.tiering.tier_listener import TierListener
 
-#: A client concludes an overdue job when it is polled.
+#: Longest pause between polls: a client concludes an overdue job only when it is polled.
 _LOOK_S = 1.0
 
 
@@ -37,7 +37,7 @@ class BlockingTier:
     def make(
         cls, spec: TierSpec, pool: PoolMemory, namespace: Namespace, *, clock: Clock
     ) -> BlockingTier:
-        """Make one with the runner that the tier's options ask for; nothing runs yet."""
+        """Make a tier with the runner that its options ask for; nothing runs yet."""
         reported = threading.Event()
         client = make_client(
             spec, pool, namespace, TierListener(), clock=clock, notify=reported.set
@@ -45,7 +45,7 @@ class BlockingTier:
         return cls(client, reported, clock)
 
     def result_of(self, job: Job | None) -> JobResult:
-        """Hand a job over and wait for its end, which comes soon after its deadline at the latest.
+        """Hand a job over and return its result, soon after its deadline at the latest.
 
         Raises:
             TierUnavailableError: the client did not take the job.
@@ -58,7 +58,7 @@ class BlockingTier:
         return cast(JobResult, job.result)
 
     def wait(self, is_over: Callable[[], bool], within_s: float = math.inf) -> None:
-        """Take reports until a condition holds, or the time is over."""
+        """Poll for reports until a condition holds, or the time is up."""
         end_s = self._clock.now_s() + within_s
         self.client.poll()
         while not is_over() and (left_s := end_s - self._clock.now_s()) > 0:

@@ -25,15 +25,15 @@ from kvtier_sdk.types import Capability, Entry, OffloadKey, Usage
 
 T = TypeVar("T")
 
-#: Chunks that are listed, deleted or asked for at once.
+#: Chunks that are listed, deleted or looked up at once.
 _PAGE = 1000
 #: Memory for chunks that are examined at once.
 _EXAMINED_BYTES = 64 * 2**20
-#: Stands where the length of a namespace's chunks is not known: they are not loaded.
+#: Used if the length of a namespace's chunks is not known: such chunks are not loaded.
 _UNKNOWN_BYTES = 4096
-#: A manifest that claims more is not believed: as much memory would be taken.
+#: A manifest that claims more is not believed, because as much memory would be allocated.
 _MOST_CHUNK_BYTES = 2**30
-#: What a tier may say of one chunk; all else says something of the tier.
+#: Verdicts that concern one chunk; all others concern the tier.
 _OF_A_CHUNK = (
     Verdict.OK,
     Verdict.NOT_FOUND,
@@ -56,8 +56,8 @@ def open_for_maintenance(
 ) -> Iterator[MaintainedTier]:
     """Open a tier beside the engines that use it, and close it at the end.
 
-    It runs in a thread. It changes nothing by itself: it makes no namespace, evicts nothing,
-    records no use, and deletes what it is told to (:attr:`TierContext.maintenance`).
+    It runs in a thread. Unless ``stores`` is true, it makes no namespace, evicts nothing, records
+    no use, and deletes only on request (:attr:`TierContext.maintenance`).
 
     Raises:
         ConfigError: an option is wrong, or the tier cannot work with it.
@@ -94,7 +94,7 @@ def open_for_maintenance(
 
 
 def chunk_bytes_of(namespace: Namespace) -> int | None:
-    """Return the length of a namespace's chunks; ``None`` if its facts do not tell."""
+    """Return the length of a namespace's chunks; ``None`` if its facts do not include it."""
     known = namespace.facts.get("chunk_bytes")
     return known if isinstance(known, int) and 0 < known <= _MOST_CHUNK_BYTES else None
 
@@ -106,7 +106,7 @@ class MaintainedTier:
 
     Attributes:
         spec: the tier.
-        namespace: of the chunks that are listed, examined and deleted.
+        namespace: the namespace of the chunks that are listed, examined and deleted.
     """
 
     def __init__(
@@ -149,15 +149,15 @@ class MaintainedTier:
         """Return how full the tier is. Needs ``Capability.USAGE``.
 
         Raises:
-            TierError: the tier cannot tell.
+            TierError: the tier cannot be read.
         """
         return self._runner.ask(TierCaller.usage, self._timeout_s)
 
     def lookup(self, keys: Sequence[OffloadKey]) -> list[Verdict]:
-        """Ask for chunks.
+        """Look up chunks.
 
         Raises:
-            TierError: the tier cannot say.
+            TierError: the lookup failed.
         """
         return [
             verdict
@@ -169,7 +169,7 @@ class MaintainedTier:
 
     @property
     def examined_at_once(self) -> int:
-        """The most chunks that :meth:`examine` has memory for."""
+        """Number of chunks that :meth:`examine` has memory for."""
         return self._pool.slots
 
     def examine(self, keys: Sequence[OffloadKey]) -> list[Verdict]:
@@ -186,7 +186,7 @@ class MaintainedTier:
         return self._answer(job, _OF_A_CHUNK)
 
     def begin_store(self, keys: Sequence[OffloadKey], slots: Sequence[int]) -> Callable[[], None]:
-        """Begin to store chunks, and return at once."""
+        """Begin to store chunks; return a function that waits for the store."""
         job = self._client.store(list(keys), list(slots), NO_REQUEST, whole=True)
         self._client.flush()
         return lambda: self._wait_for_store(job)
@@ -204,7 +204,7 @@ class MaintainedTier:
         self._answer(job, (Verdict.OK,))
 
     def _answer(self, job: Job | None, expected: tuple[Verdict, ...]) -> list[Verdict]:
-        """Hand a job over, wait for its end, and raise if it comes to another verdict."""
+        """Hand a job over, wait for its verdicts, and raise if one is not expected."""
         result = self._tier.result_of(job)
         for verdict in result.verdicts:
             if verdict not in expected:

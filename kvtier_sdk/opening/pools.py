@@ -20,15 +20,15 @@ def open_pool(config: TieringConfig, *, chunk_bytes: int | None = None) -> Itera
     It can be shared with other processes if a tier is to run in one.
 
     Args:
-        config: says how big it is.
-        chunk_bytes: payload of a chunk, where the engine knows it.
+        config: the configuration, which gives its size.
+        chunk_bytes: payload of a chunk, if the engine knows it.
 
     Yields:
         The pool.
 
     Raises:
         ConfigError: the size of a chunk is missing, the engine and the configuration contradict
-            each other, not one chunk fits, or the memory is not there.
+            each other, not one chunk fits, or there is not enough memory.
     """
     size_bytes = config.chunk_bytes if chunk_bytes is None else chunk_bytes
     if size_bytes is None:
@@ -51,7 +51,7 @@ def check_pool(
     """Check that there is room for the configured host pool, without making it.
 
     Raises:
-        ConfigError: not one chunk fits, or the memory is not there.
+        ConfigError: not one chunk fits, or there is not enough memory.
     """
     layout = PoolLayout(pool_slots(config, chunk_bytes), chunk_bytes)
     HostPool.check(layout, directory=directory)
@@ -59,7 +59,7 @@ def check_pool(
 
 
 def check_chunk(config: TieringConfig, chunk_bytes: int) -> None:
-    """Raise a :class:`ConfigError` if the configuration says another length of a chunk."""
+    """Raise a :class:`ConfigError` if the configuration gives another length of a chunk."""
     if config.chunk_bytes not in (None, chunk_bytes):
         raise ConfigError(
             f"option 'chunk_bytes' is {config.chunk_bytes}, but the engine's chunks have "
@@ -68,9 +68,9 @@ def check_chunk(config: TieringConfig, chunk_bytes: int) -> None:
 
 
 def pool_size_bytes(config: TieringConfig) -> int:
-    """Return the size of the host pool that ``config`` asks for, a share in bytes of this machine.
+    """Return the host pool's size in bytes; ``config`` may give it as a share of the memory.
 
-    0 where it counts slots.
+    0 if it gives a number of slots.
     """
     size: int | float = config.pool_bytes or 0
     return size if isinstance(size, int) else int(size * total_memory_bytes())

@@ -37,26 +37,26 @@ def open_manager(
 
     Args:
         pool: memory of the primary tier; the caller closes it afterwards.
-        tiers: the configuration, of which the pool was made; or only the secondary tiers in the
-            order in which they are asked, as specs or URLs, and defaults for the rest.
-        namespace: of the chunks, as far as the caller knows it; facts that are configured are
+        tiers: the configuration from which the pool was made; or only the secondary tiers, as
+            specs or URLs in the order in which they are asked, with defaults for the rest.
+        namespace: the chunks' namespace, as far as the caller knows it; configured facts are
             added.
-        clock: time and tasks; the system's where absent.
-        events: whether to collect events.
-        one_copy: whether requests that want one chunk share one copy to the device.
-        notify: called on a tier's thread whenever it has reported; must not block.
+        clock: the source of time and tasks; the system's by default.
+        events: true to collect events.
+        one_copy: true if requests that want the same chunk share one copy to the device.
+        notify: called on a tier's thread whenever the tier has reported; must not block.
         engine_waits: false for an engine that serves already. Its tiers are opened in the
             background, and none of them is required.
-        services: what the engine does for its operator, where it outlives the manager; the
-            configuration's own where absent.
+        services: the engine's services for its operator, if they outlive the manager; by default
+            they are made from the configuration, and closed with the manager.
 
     Yields:
         The manager, ready.
 
     Raises:
         ConfigError: an option is wrong, or a tier cannot work with it, or the trace, the admin
-            socket or the port for metrics cannot be had; nothing runs any more.
-        BackendError: a store policy or the policy cannot be found or loaded.
+            socket or the port for metrics cannot be opened; nothing runs any more.
+        BackendError: a backend or a policy cannot be found or loaded.
         TierError: a tier cannot be reached.
     """
     if not isinstance(tiers, TieringConfig):
@@ -98,11 +98,11 @@ def open_manager(
         tiers_and_runners = list(zip(specs, runners, strict=True))
         log_start(pool, config.policy, tiers_and_runners, bound)
         for runner in runners:
-            # Those that the manager does not get are closed too, after it.
+            # Runners that the manager does not get are closed too, after it.
             stack.callback(runner.close, config.shutdown_timeout_s)
         stack.callback(manager.shutdown, config.shutdown_timeout_s)
         if is_owner:
-            # Before it: a manager that is closing is not asked.
+            # Closed before the manager, so that no service asks a manager that is closing.
             stack.callback(services.close)
         for runner in runners:
             runner.begin()
@@ -131,21 +131,21 @@ def open_tier(
     """Open one tier for an engine that keeps its own manager, and close it at the end.
 
     Args:
-        tier: its specification, or its URL; :meth:`TierSpec.in_background` for an engine that
-            serves already.
+        tier: the tier's specification, from :meth:`TierSpec.in_background` for an engine that
+            serves already; or its URL.
         pool: memory of the slots; the caller closes it afterwards. Make it with
             ``HostPool.create`` if the tier is to run in a process of its own.
         namespace: everything that decides whether stored bytes can be reused.
-        listener: learns what becomes of the jobs.
-        clock: time and tasks; the system's where absent.
+        listener: is told the outcome of the jobs.
+        clock: the source of time and tasks; the system's by default.
         events: true to collect events.
-        notify: called in a thread of the tier's whenever it has reported; must not block.
-        shutdown_timeout_s: time to drain the tier, and again to close it.
+        notify: called on a thread of the tier whenever it has reported; must not block.
+        shutdown_timeout_s: seconds to drain the tier, and again to close it.
         engine: the engine's name, for the log.
         verify: false switches digests off; for measurements and tests only.
 
     Yields:
-        The client, open.
+        The open client.
 
     Raises:
         ConfigError: an option is wrong, or the tier cannot work with it; nothing runs any more.
@@ -186,7 +186,7 @@ def make_client(
     """Make the client of a tier, with the runner that its options ask for; the caller opens it.
 
     Raises:
-        ConfigError: the tier cannot run as it is to, or cannot hold one chunk in its queue.
+        ConfigError: the tier cannot run as configured, or its queue cannot hold one chunk.
     """
     runner = make_runner(
         spec,

@@ -1,1 +1,1 @@
-"""What an engine does for its operator: a start in the log, a trace, a socket, metrics."""
+"""An engine's services for its operator: log lines at its start, a trace, a socket, metrics."""

@@ -22,14 +22,14 @@ _COMMANDS = ("status", "purge", "drain", "resume")
 
 
 class ManagerControl:
-    """Status of a manager, and tiers taken out and put back, from another thread than the engine's.
+    """Answers an operator's requests about a manager, on another thread than the engine's.
 
     It reads counters that the engine's thread writes, sets ``is_drained`` of a tier's client, and
     asks for a purge: it never waits for the engine, which may be idle.
 
     Attributes:
         manager: the manager.
-        fingerprints: of its tiers' namespaces.
+        fingerprints: the fingerprints of its tiers' namespaces.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class ManagerControl:
         return {
             "pid": os.getpid(),
             "uptime_s": now_s - self._started_s,
-            # The counts of jobs are as old as that: the tiers' results are taken in steps.
+            # The counts of jobs are this old, because results are applied in steps.
             "idle_s": max(0.0, now_s - manager.last_step_s),
             "pool": asdict(manager.usage()),
             "trace": trace,
@@ -116,12 +116,12 @@ def _progress(purge: Purge) -> dict[str, Any]:
 
 
 def _counters(stats: TierStats) -> dict[str, Any]:
-    """The counters: numbers, texts, and tables and lists of them."""
+    """Return the counters: numbers, texts, lists, and tables of numbers."""
     found: dict[str, Any] = {}
     for field in fields(stats):
         value = getattr(stats, field.name)
         if isinstance(value, dict):
-            # Copied in one go: the engine's thread may add to it.
+            # Copied in one call, because the engine's thread may add to it.
             table = dict(value)
             if all(isinstance(number, int | float) for number in table.values()):
                 found[field.name] = table

@@ -21,15 +21,15 @@ class OperatorServices:
     They belong to an engine, which may open its manager more than once.
 
     Attributes:
-        recorder: takes the requests that finish; ``None`` if none is asked for.
+        recorder: records finished requests; ``None`` if no trace is configured.
 
     Args:
-        config: says which there are.
-        clock: time.
+        config: the configuration of the services.
+        clock: the source of time.
         chunk_bytes: length of a chunk, for the trace.
 
     Raises:
-        ConfigError: no trace can be written.
+        ConfigError: the trace cannot be written.
     """
 
     def __init__(self, config: TieringConfig, clock: Clock, chunk_bytes: int) -> None:
@@ -49,14 +49,14 @@ class OperatorServices:
             self._stack.callback(self.recorder.close)
 
     def attend(self, manager: TieringManager, fingerprints: Set[str]) -> None:
-        """Serve a manager from now on, in the place of an earlier one.
+        """Serve a manager from now on, in place of any earlier one.
 
         Args:
-            manager: the manager, open.
-            fingerprints: of its tiers' namespaces.
+            manager: an open manager.
+            fingerprints: the fingerprints of its tiers' namespaces.
 
         Raises:
-            ConfigError: the port or the socket cannot be had.
+            ConfigError: the port or the socket cannot be opened.
         """
         if self._control is not None:
             self._control.manager, self._control.fingerprints = manager, fingerprints
@@ -76,5 +76,5 @@ class OperatorServices:
             self._stack.enter_context(AdminSocket(Path(config.admin_socket), control.answer))
 
     def close(self) -> None:
-        """End all of them; a second call does nothing."""
+        """End all services; a second call does nothing."""
         self._stack.close()

@@ -1,4 +1,4 @@
-"""The lines of the log that say, at an engine's start, what it offloads to."""
+"""The log lines at an engine's start: its host pool, its tiers and their namespace."""
 
 from __future__ import annotations
 

@@ -14,34 +14,34 @@ from kvtier_sdk.tiering.records import Slot
 from kvtier_sdk.types import OffloadKey
 
 _HASHES = 2**32
-# Chunks of the tier that are followed; of a larger tier a share, chosen by a hash of the key.
+# The most chunks of a tier that are followed; of a larger tier a sample, by a hash of the key.
 _MOST_FOLLOWED = 1024
-# A key is remembered until so many times the tier's chunks were seen after it.
+# Keys that are remembered, as a multiple of the tier's chunks.
 _MEMORY = 8
 _MIN_PERIOD = 64
-# Of a large tier no more keys are remembered than twice as many.
+# The most keys in each of the two generations, which bounds the memory for a large tier.
 _MOST_SEEN = 2**17
-# The gain is shown when the two models differ by more than so many standard deviations of chance.
+# A lead of the second model within so many standard deviations may be chance.
 _DEVIATIONS = 2
-# With more single hits than this, older ones count less.
+# Beyond this many single hits older ones lose weight, so that a change of the load is noticed.
 _MUCH_EVIDENCE = 64
-# A tier is clearly below a limit if this share of what it uses is still free.
+# A tier is clearly below a limit if the used bytes, divided by this, are still free.
 _ROOM_SHARE = 16
 
 
 class Admission:
     """Decides whether a tier is given chunks that were never seen before.
 
-    Once the tier evicts, two small models of it compete on a sample of the keys: a cache that is
-    given every chunk, and one that is given a chunk when it is seen for the second time. Each is as
-    large as the tier, scaled to the sample, and evicts the least recently used. Only while the
-    second is shown to have more hits, and the tier is full, does the tier get only chunks that were
-    seen before. A chunk that is refused may be offered again when it is used.
+    Once the tier evicts, two small models of it compete on a sample of the keys: a cache that gets
+    every chunk, and a cache that gets a chunk when it is seen for the second time. Each is as large
+    as the tier, scaled to the sample, and evicts the least recently used chunk. The tier is limited
+    to chunks that were seen before only while it is full and the second model clearly has more
+    hits. A chunk that is refused may be offered again when it is used.
 
-    An eviction is the only sign that the tier is full, and the sign lasts until there is room: the
-    tier has reported another removal, or counts clearly less than its limit, which is its capacity,
-    or its disk if it evicted below that. A tier that reports no evictions, or not how full it is,
-    is given every chunk. Nothing here grows with the tier.
+    Only an eviction shows that the tier is full. It counts as full until it reports a removal of
+    another kind, or uses clearly less than its limit: its capacity, or its disk if it evicted below
+    the capacity. A tier that does not report evictions or its usage gets every chunk. The memory
+    that this takes is bounded.
     """
 
     def __init__(self, stats: TierStats, log: TierLog, *, enabled: bool) -> None:
@@ -52,12 +52,12 @@ class Admission:
         self._limit = _HASHES
         # Followed chunks that the tier has; true once read.
         self._was_read: dict[OffloadKey, bool] = {}
-        # How many followed chunks the tier had after it last evicted; 0 if that is not known.
+        # Number of followed chunks in the tier after its last eviction; 0 if unknown.
         self._capacity = 0
-        # Its used and its disk's free bytes when it was last known to be full.
+        # The tier's used bytes and its disk's free bytes when it was last known to be full.
         self._full: tuple[int | None, int | None] | None = None
         self._forget()
-        # Hashes of the keys seen lately, in two generations: the elder is dropped as a whole, so
+        # Hashes of the keys seen lately, in two generations: the older is dropped as a whole, so
         # that the chunks of a prefix are forgotten together.
         self._seen: set[int] = set()
         self._seen_earlier: set[int] = set()
@@ -68,7 +68,7 @@ class Admission:
         return bool(self._stats.is_selective)
 
     def choose(self, slots: Sequence[Slot]) -> Sequence[Slot]:
-        """Take computed chunks, and choose those that the tier gets."""
+        """Return the computed chunks that the tier gets, and count the others."""
         if not self._capacity:
             return slots
         self._decide()
@@ -77,7 +77,7 @@ class Admission:
         return chosen
 
     def sent(self, keys: Iterable[OffloadKey]) -> None:
-        """Take chunks that the tier is given."""
+        """Follow chunks that were handed to the tier."""
         for key in keys:
             if crc32(key) < self._limit:
                 self._was_read.setdefault(key, False)
@@ -85,22 +85,22 @@ class Admission:
             self._follow_fewer()
 
     def failed(self, key: OffloadKey) -> None:
-        """Take a chunk whose store failed."""
+        """Stop following a chunk whose store failed."""
         self._was_read.pop(key, None)
 
     def read(self, key: OffloadKey) -> None:
-        """Take a chunk that was read from the tier."""
+        """Record that a chunk was read from the tier."""
         if key in self._was_read:
             self._was_read[key] = True
 
     def used(self, slots: Iterable[Slot], is_hit: Iterable[bool]) -> None:
-        """Take chunks that a request uses."""
+        """Record a request's use of chunks; ``is_hit`` is true for chunks from this tier."""
         if self._capacity:
             for slot, hit in zip(slots, is_hit, strict=True):
                 self._note(slot.key, is_hit=hit)
 
     def removed(self, keys: Sequence[OffloadKey], *, evicted: bool) -> None:
-        """Take chunks that the tier no longer has, and whether it ``evicted`` them to make room."""
+        """Stop following removed chunks; the tier is full if it ``evicted`` them to make room."""
         followed = len(self._was_read)
         unread = [self._was_read.pop(key, None) for key in keys].count(False)
         capacity = len(self._was_read)
@@ -108,19 +108,19 @@ class Admission:
         if evicted:
             self._stats.evicted_unread_chunks += unread * (_HASHES // self._limit)
             if self._enabled and (capacity < followed or self._capacity):
-                # What was shown at another size is not shown at this one.
+                # A gain at a very different size says nothing about this one.
                 if not self._capacity / 2 <= capacity <= self._capacity * 2:
                     self._forget()
                 self._capacity = capacity
         self._decide()
 
     def _forget(self) -> None:
-        """Forget the tier's size, and what was shown at that size."""
+        """Forget the tier's size, and the models, which hold for that size only."""
         self._capacity = 0
         self._all = _Cache()
         self._reused = _Cache()
         self._seen_once = _Cache()
-        # Hits of either model alone, and by how many the second has more of them.
+        # Single hits, in one of the two models only, and the lead of the second model in them.
         self._single_hits = self._lead = 0.0
         self._has_gain = False
         self._period = 0
@@ -139,11 +139,11 @@ class Admission:
             self._log.often(logging.INFO, "admission", message)
 
     def _is_full(self) -> bool:
-        """Return true if the tier is not known to have room since its last eviction."""
+        """Return true if the tier has evicted, and is not known to have had room since."""
         used, free = self._stats.used_bytes, self._stats.free_bytes
         if self._full is None or used is None:
             return False
-        # A count from before the eviction tells of no room after it.
+        # Unchanged counts may be older than the eviction, so they do not show that there is room.
         if (used, free) == self._full:
             return True
         least_room = used // _ROOM_SHARE
@@ -160,7 +160,7 @@ class Admission:
         return True
 
     def _note(self, key: OffloadKey, *, is_hit: bool = True) -> bool:
-        """Note a use; returns true if the key was seen before."""
+        """Record a use; return true if the key was seen before."""
         hashed = crc32(key)
         if hashed < self._limit:
             self._compete(key, is_hit)
@@ -209,7 +209,7 @@ class _Cache:
         self.keys: OrderedDict[OffloadKey, None] = OrderedDict()
 
     def use(self, key: OffloadKey) -> bool:
-        """Note a use; returns true if the key is there."""
+        """Record a use; return true if the key is in the cache."""
         if key not in self.keys:
             return False
         self.keys.move_to_end(key)

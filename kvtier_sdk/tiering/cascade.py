@@ -1,4 +1,4 @@
-"""The way down: which readable chunk goes to which tier, and when."""
+"""The cascade: which readable chunk goes to which tier, and when."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _READY: Final = SlotState.READY
 class Cascade:
     """Hands readable chunks to the tiers, each by its store policy.
 
-    Every chunk that a tier is given holds a pin until the tier has done with it. A chunk that goes
-    to a tier when it leaves the primary tier is *owed* to it: it cannot be evicted earlier. So that
-    a store finds room, the end of each step keeps some slots free.
+    Every chunk that is sent to a tier is pinned until the tier is done with it. A chunk that a tier
+    gets before its eviction is *owed* to the tier, and is not evicted earlier. So that a store
+    finds room, each step ends by making some slots free.
 
-    A chunk that a tier was sent is not sent to it again while it stays in the primary tier, unless
-    the store failed or the tier reports the chunk removed.
+    A chunk is not sent to the same tier again while it stays in the primary tier, unless the store
+    failed or the tier reports the chunk removed.
 
     Attributes:
-        headroom_slots: number of slots that are kept free where a tier is owed evicted chunks.
+        headroom_slots: number of slots to keep free, if a tier gets chunks before their eviction.
         tracks: true if offers are tracked; plain write-through needs no tracking.
     """
 
@@ -42,14 +42,14 @@ class Cascade:
         self._tiers: list[ManagedTier] = []
         self._owed_mask = 0
         self._stored_mask = 0
-        # True once a tier did not get a chunk when it was stored.
+        # True once a write-through tier has missed a chunk: a later hit offers it again.
         self._has_failed = False
-        # Slots that were wanted and not there since the last step ended.
+        # The most slots that a store lacked since the last step ended.
         self._missing = 0
         self.tracks = False
 
     def add(self, tier: ManagedTier) -> None:
-        """Take a tier in."""
+        """Add a tier."""
         by_moment = {
             StoreMoment.STORED: self._on_store,
             StoreMoment.HIT: self._on_hit,
@@ -68,7 +68,7 @@ class Cascade:
 
     @property
     def behind(self) -> bool:
-        """True if chunks should leave to make room, and are not on their way yet."""
+        """True if stores lacked slots, and no step has made room for them since."""
         return bool(self._on_evict) and self._missing > 0
 
     def stored(self, slots: Sequence[Slot], request: RequestContext) -> None:
@@ -87,7 +87,7 @@ class Cascade:
             self._serve_followers(slots)
 
     def landed(self, slots: Sequence[Slot]) -> None:
-        """Take chunks that were promoted; they go to no tier that has them."""
+        """Track chunks that were promoted; they are sent only to tiers that lack them."""
         for slot in slots:
             assert slot.promotion is not None
             self._tiers[slot.promotion.tier].admission.read(slot.key)
@@ -100,7 +100,7 @@ class Cascade:
             self._serve_followers(slots)
 
     def used(self, slots: Sequence[Slot], sources: Sequence[int], request: RequestContext) -> None:
-        """Take another copy of chunks to the device."""
+        """Record a copy of chunks to the device, and offer them to tiers that want them now."""
         for tier in self._tiers:
             tier.admission.used(slots, (source == tier.index for source in sources))
         if self._has_failed:
@@ -119,9 +119,9 @@ class Cascade:
         self.include(slots, request)
 
     def include(self, slots: Sequence[Slot], request: RequestContext) -> None:
-        """Take chunks that a request names and that are in the primary tier or on their way to it.
+        """Send a request's chunks to the tiers that want whole requests.
 
-        Tiers that want whole requests get them too: at once, or as soon as they are readable.
+        The chunks are in the primary tier, or on their way to it and sent once they are readable.
         """
         for tier in self._whole:
             unsent = self._unsent(tier, slots)
@@ -131,7 +131,7 @@ class Cascade:
                     self._offers(slot).followers[tier.index] = request
 
     def note_missing(self, slot_count: int) -> None:
-        """Note that so many slots were wanted and not there."""
+        """Record that a store lacked slots."""
         self._missing = max(self._missing, slot_count)
 
     def keep_headroom(self) -> None:
@@ -139,7 +139,7 @@ class Cascade:
         if not self._on_evict:
             return
         shortage = max(self.headroom_slots, self._missing)
-        # A chunk that such a tier is being given can be evicted once the tier has it.
+        # Chunks on their way to a tier can be evicted once the tier has them: they count as room.
         chunk_bytes = self._primary.chunk_bytes
         under_way = max(tier.client.store_bytes for tier in self._on_evict) // chunk_bytes
         shortage -= self._primary.free_slots + under_way
@@ -151,7 +151,7 @@ class Cascade:
         for tier in self._on_evict:
             owed = [slot for slot in victims if self._offers(slot).owed & tier.bit]
             if not tier.client.takes_stores:
-                # A tier that is down must not fill the pool: its chunks are let go.
+                # A tier that is down must not fill the pool: nothing is owed to it any more.
                 tier.client.drop_stores(len(owed))
                 for slot in owed:
                     self._offers(slot).owed &= ~tier.bit
@@ -162,7 +162,7 @@ class Cascade:
         )
 
     def settled(self, bit: int, job: Job, verdicts: Sequence[Verdict]) -> None:
-        """Take the end of a store: its chunks are no longer owed to the tier."""
+        """Apply the verdicts of a store: its chunks are no longer owed to the tier."""
         if not self.tracks and verdicts.count(_OK) == len(verdicts):
             return
         for key, index, verdict in zip(job.keys, job.slots, verdicts, strict=True):
@@ -178,7 +178,7 @@ class Cascade:
                 slot.offers.owed &= ~bit
 
     def removed(self, bit: int, keys: Sequence[OffloadKey], *, evicted: bool) -> None:
-        """Take chunks that a tier no longer has: it may be sent them again."""
+        """Record that chunks have left a tier, which may be sent them again."""
         self._tier_of(bit).admission.removed(keys, evicted=evicted)
         if self.tracks:
             for key in keys:
@@ -187,11 +187,11 @@ class Cascade:
                     slot.offers.sent &= ~bit
 
     def forget(self) -> None:
-        """Take it that the primary tier has been emptied."""
+        """Forget the shortage of slots: the primary tier has been emptied."""
         self._missing = 0
 
     def _offer(self, tier: ManagedTier, slots: Sequence[Slot], request: RequestContext) -> None:
-        """Send those chunks that the tier's policy wants."""
+        """Send the chunks that the tier's policy wants."""
         policy = tier.store_policy
         if policy.filters:
             wanted = []
@@ -234,7 +234,7 @@ class Cascade:
             slot.offers.sent &= ~bit
 
     def _take_failed(self, tier: ManagedTier, slots: Sequence[Slot]) -> list[Slot]:
-        """Take those slots that the tier should have had, as many as it takes now."""
+        """Unmark and return slots whose chunks the tier missed, as many as it has room for."""
         if not tier.client.takes_stores:
             return []
         failed = [
@@ -259,7 +259,7 @@ class Cascade:
 
 
 def _others(slots: Sequence[Slot], chosen: Sequence[Slot]) -> Sequence[Slot]:
-    """The slots that were not chosen."""
+    """Return the slots that were not chosen."""
     if len(chosen) == len(slots):
         return ()
     kept = set(chosen)

@@ -1,29 +1,29 @@
-"""The time in which the engine computes a chunk, learnt while it does."""
+"""The time that the engine takes to compute a chunk, measured while it serves."""
 
 from __future__ import annotations
 
 from collections import deque
 
-#: Bursts that are remembered, and how many must be known before they tell anything: the first
-#: ones of an engine that warms up are slow.
+#: Bursts that are remembered, and the fewest that an estimate needs: the first ones of an engine
+#: that warms up are slow.
 _BURSTS = 31
 _FEWEST = 3
-#: A burst that goes on is cut after this long.
+#: A burst is cut off after this long.
 _LONGEST_S = 1.0
-#: In less no model computes a prompt: nothing was computed.
+#: No model computes a prompt in less: nothing was computed in a shorter burst.
 _SHORTEST_S = 0.002
 
 
 class ComputeRate:
-    """Median time a chunk over the last bursts of prompts, weighted by their chunks.
+    """Median time per chunk over the last bursts of prompts, weighted by their chunks.
 
-    A burst is a row of steps in each of which some request computes several chunks. It ends with
-    the next step: an engine that schedules ahead begins the step behind a prompt before that is
-    computed. Answers complete one chunk of a request at a time, between many steps, and would
-    tell nothing of the time in which a prompt is computed again.
+    A burst is a series of steps in each of which some request computes several chunks. It ends
+    with the step after them, because an engine that schedules ahead begins that step before the
+    prompt is computed. Decoding completes one chunk of a request at a time, over many steps, and
+    says nothing about the time to recompute a prompt.
 
     Attributes:
-        chunk_s: seconds a chunk; ``None`` until enough bursts are known.
+        chunk_s: seconds per chunk; ``None`` until enough bursts are known.
     """
 
     def __init__(self) -> None:
@@ -34,11 +34,11 @@ class ComputeRate:
         self._has_ended_step = False
 
     def named(self, chunks: int, now_s: float) -> None:
-        """Take the number of chunks that a request computes in this step.
+        """Record the number of chunks that a request computes in this step.
 
         Args:
-            chunks: the number.
-            now_s: the time, before they are computed.
+            chunks: the number of chunks.
+            now_s: the current time, before they are computed.
         """
         if chunks > 1:
             if not self._chunks:
@@ -49,7 +49,7 @@ class ComputeRate:
         self._chunks += chunks
 
     def step_ended(self, now_s: float) -> None:
-        """Take the end of the engine's decisions for a step, at the time ``now_s``."""
+        """Record that the engine has scheduled a step, at the time ``now_s``."""
         if self._chunks:
             if self._has_ended_step or now_s - self._since_s > _LONGEST_S:
                 self.burst_ended(now_s)
@@ -61,7 +61,7 @@ class ComputeRate:
         self.note(chunks, now_s - self._since_s)
 
     def note(self, chunks: int, duration_s: float) -> None:
-        """Take the time ``duration_s`` in which a number of ``chunks`` was computed."""
+        """Record that computing a number of ``chunks`` took ``duration_s`` seconds."""
         if chunks < 2 or duration_s < _SHORTEST_S:
             return
         self._bursts.append((duration_s / chunks, chunks))

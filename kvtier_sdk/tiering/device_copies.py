@@ -10,7 +10,7 @@ from kvtier_sdk.types import OffloadKey
 
 
 class DeviceCopies:
-    """Pins slots for copies, each on behalf of a request."""
+    """Pins slots for the copies of requests."""
 
     def __init__(self, primary: PrimaryTier) -> None:
         self._primary = primary
@@ -18,7 +18,7 @@ class DeviceCopies:
         self._stale: list[Slot] = []
 
     def begin(self, keys: Sequence[OffloadKey], slots: Sequence[Slot], state: RequestState) -> None:
-        """Pin a slot for each chunk that is copied to the device."""
+        """Pin the slot of each chunk that is copied to the device."""
         copies = state.copies
         for key, slot in zip(keys, slots, strict=True):
             slot.pins += 1
@@ -29,7 +29,7 @@ class DeviceCopies:
                 copies[key] = [slot]
 
     def end(self, keys: Collection[OffloadKey], state: RequestState) -> int:
-        """Give the pins of copies back; return the number of chunks that were being copied."""
+        """Release the pins of ended copies; return the number of copies."""
         copies = state.copies
         ended = 0
         for key in keys:
@@ -45,7 +45,7 @@ class DeviceCopies:
         return ended
 
     def disown(self, state: RequestState) -> None:
-        """Take the slots that a request's copies still touch; it starts over without them."""
+        """Have a request start over; keep the slots of its copies until :meth:`flushed`."""
         self._stale += state.start_over()
 
     def flushed(self) -> None:

@@ -39,7 +39,7 @@ class JobTable:
         return next(reversed(self._running))
 
     def oldest(self, operations: Container[Operation]) -> int | None:
-        """Return the id of the oldest such job that awaits its conclusion, or ``None``."""
+        """Return the id of the oldest running job with such an operation, or ``None``."""
         running = self._running.items()
         return next((job_id for job_id, job in running if job.operation in operations), None)
 

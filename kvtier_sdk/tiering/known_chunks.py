@@ -8,15 +8,15 @@ from collections.abc import Iterable, Sequence
 from kvtier_sdk.runner.jobs import Job, Verdict
 from kvtier_sdk.types import OffloadKey
 
-#: The most chunks that are remembered, of 8 bytes each: 1 MiB a tier.
+#: The most chunks that are remembered, in 8 bytes each: 1 MiB per tier.
 _PLACES = 2**17
 
 
 class KnownChunks:
-    """Remembers hashes of keys, each in the one place that it determines; the newest stays.
+    """Remembers hashes of keys. A hash determines its place, where a newer one replaces it.
 
-    Two keys of one hash are taken for one chunk: then, as with a chunk that has left the tier in
-    silence, a load finds nothing.
+    Two keys with the same hash count as the same chunk. Then a load may find nothing, as it does
+    when the tier has lost a chunk without a report.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class KnownChunks:
             self._hashes[hashed % _PLACES] = hashed
 
     def discard(self, keys: Iterable[OffloadKey]) -> None:
-        """Forget chunks, those that are known."""
+        """Forget chunks; unknown ones are ignored."""
         if self._hashes is not None:
             for key in keys:
                 hashed = hash(key)
@@ -50,19 +50,19 @@ class KnownChunks:
         self._hashes = None
 
     def purge(self, newest_job: int) -> None:
-        """Forget all chunks, and those too that jobs up to this one have yet to find."""
+        """Forget all chunks, and ignore the results of jobs up to ``newest_job``."""
         self._newest_purged = newest_job
         self.clear()
 
     def found(self, job: Job, keys: Iterable[OffloadKey]) -> None:
-        """Remember chunks that a job has stored or brought, unless they were purged since."""
+        """Remember chunks that a job has stored or loaded, unless it is older than a purge."""
         if job.job_id > self._newest_purged:
             self.add(keys)
 
     def loaded(self, job: Job, verdicts: Sequence[Verdict], present: Iterable[OffloadKey]) -> None:
         """Learn from the verdicts of a load; ``present`` are the chunks not removed meanwhile."""
         if Verdict.NOT_FOUND in verdicts or Verdict.TIMEOUT in verdicts:
-            # A tier that has lost a chunk in silence has lost others. One that hangs is asked.
+            # One lost chunk suggests others; and lookups detect a hanging tier sooner than loads.
             self.clear()
         elif verdicts.count(Verdict.OK) == len(verdicts):
             self.found(job, present)

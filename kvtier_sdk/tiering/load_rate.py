@@ -1,10 +1,10 @@
-"""The rate at which a tier brings chunks back, measured while it does."""
+"""The rate at which a tier loads chunks, measured while it loads."""
 
 from __future__ import annotations
 
 #: Weight of the newest sample in the running mean.
 _NEWEST_WEIGHT = 0.2
-#: A tier that was judged too slow brings nothing, so no sample would correct the judgement. After
+#: A tier that was judged too slow gets no loads, so no sample would correct the judgement. After
 #: this long without a sample it is tried again.
 _LIFE_S = 10.0
 
@@ -23,7 +23,7 @@ class LoadRate:
         self._since_s = now_s
 
     def note(self, loaded_bytes: int, now_s: float) -> None:
-        """Take the end of a load."""
+        """Record the end of a load."""
         self._pending_bytes += loaded_bytes
         # Loads that end in the same step count as one sample.
         if now_s <= self._since_s or not self._pending_bytes:
@@ -35,7 +35,7 @@ class LoadRate:
         self._since_s = self._sampled_s = now_s
 
     def expected_s(self, size_bytes: int, now_s: float) -> float:
-        """Estimate how long so many bytes will take; 0.0 where no recent sample tells."""
+        """Estimate the seconds to load ``size_bytes``; 0.0 without a recent sample."""
         if not self._bytes_per_s or now_s - self._sampled_s > _LIFE_S:
             return 0.0
         return size_bytes / self._bytes_per_s

@@ -1,4 +1,4 @@
-"""Lookups that tiers are still to answer, and what they have answered so far."""
+"""Lookups that await the tiers' answers, and the answers so far."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from kvtier_sdk.runner.jobs import Verdict
 from kvtier_sdk.tiering.outputs import MissReason
 from kvtier_sdk.types import OffloadKey, RequestContext
 
-#: Chunks that are looked up at once: some 15 ms of the engine's thread in a step. The requests of
-#: a longer queue would wait for device blocks anyway, and answers for them would be old by then.
+#: The most chunks that are looked up at once, in some 15 ms of a step. Requests further back in the
+#: queue would wait for device blocks anyway, and their answers would be stale by then.
 MOST_CHUNKS: Final = 16_384
 
 _OK: Final = Verdict.OK
 _NOT_FOUND: Final = Verdict.NOT_FOUND
-#: Why a tier that gave no answer may have the chunk; any other verdict is a failed lookup.
+#: Miss reasons by verdict, if a tier gave no answer; other verdicts count as failed lookups.
 _DOUBTS = {
     Verdict.TIMEOUT: MissReason.TIMEOUT.value,
     Verdict.UNAVAILABLE: MissReason.UNAVAILABLE.value,
@@ -32,21 +32,21 @@ class PendingLookup:
 
     Attributes:
         keys: the chunks.
-        request: on whose behalf.
+        request: the request that needs them.
         waiting: tiers that have not answered.
         step: the step in which it began.
-        hits: tiers that have a chunk and have not failed to bring it; 0 where all of them have
-            failed, absent where no tier has it.
-        deadline_s: when tiers that have not answered count as not having the chunks; infinite
-            until they are asked.
-        doubt: why an answer may be wrong: a tier could not be asked or did not answer. A miss is
+        hits: by chunk, the tiers that have it and have not failed to load it: 0 if all of them
+            have failed, no entry if no tier has it.
+        deadline_s: clock time from which the missing answers of tiers count as misses; infinite
+            until the tiers are asked.
+        doubt: why a miss may be wrong: a tier could not be asked, or did not answer. The miss is
             counted under this reason.
         skipped: tiers that may have the chunks and could not be asked.
-        sealed: true once it was handed over: no key is added.
-        shared: true if all tiers may be asked for the request, so that others may use the answers.
-        worth_loading: true if loading is faster than recomputing; ``None`` until it was weighed.
-        is_known: true if no tier is asked: those of ``hits`` are known to have the chunks. If they
-            fail to bring one, the tiers are asked for it.
+        sealed: true once it was handed over: no more keys are added.
+        shared: true if the request may ask all tiers, so that other requests may use the answers.
+        worth_loading: true if loading is faster than recomputing; ``None`` until decided.
+        is_known: true if no tier is asked, because the tiers in ``hits`` are known to have the
+            chunks. If they fail to load a chunk, the tiers are asked for it.
     """
 
     __slots__ = (
@@ -84,7 +84,7 @@ class PendingLookup:
         return (mask & -mask).bit_length() - 1
 
     def run_from(self, key: OffloadKey, tier: int, limit: int) -> list[OffloadKey]:
-        """Return the run of chunks from one on for which a tier is the first that has them."""
+        """Return the consecutive chunks from ``key`` on that ``tier`` is the first to have."""
         hits, bit = self.hits, 1 << tier
         before = bit - 1
         start = self.keys.index(key)
@@ -97,30 +97,30 @@ class PendingLookup:
         return run
 
     def strike(self, key: OffloadKey, tier: int) -> None:
-        """Stop asking a tier for a chunk that it said it had and failed to bring."""
+        """Remove a tier from the hits of a chunk that it cannot load after all."""
         self.hits[key] &= ~(1 << tier)
 
 
 class LookupTable:
-    """The pending lookups, and how many chunks may be looked up at once.
+    """The pending lookups, and the limit on chunks that are looked up at once.
 
     Attributes:
         open: the pending lookup of each chunk, for others to share.
-        waiting_chunks: number of chunks that tiers are asked for and have not answered.
-        limit: number of chunks after which no further request's lookups begin.
+        waiting_chunks: number of chunks for which an answer is missing.
+        limit: number of chunks after which no further request begins its lookups.
     """
 
     def __init__(self) -> None:
         self.open: dict[OffloadKey, PendingLookup] = {}
         self.waiting_chunks = 0
         self.limit = MOST_CHUNKS
-        # Chunks of this step that cost time and no question to a tier.
+        # Chunks that this step looked up without asking a tier, which takes time too.
         self._joined = 0
         self._new: list[PendingLookup] = []
 
     @property
     def is_full(self) -> bool:
-        """True if no further request's lookups may begin in this step."""
+        """True if no further request may begin its lookups in this step."""
         return self.waiting_chunks + self._joined >= self.limit
 
     def begin(
@@ -132,7 +132,7 @@ class LookupTable:
         return pending
 
     def add(self, pending: PendingLookup, key: OffloadKey) -> None:
-        """Add a chunk to a lookup that is not handed over."""
+        """Add a chunk to a lookup that is not yet handed over."""
         pending.keys.append(key)
         if not pending.waiting:
             self._joined += 1
@@ -149,13 +149,13 @@ class LookupTable:
         return pending
 
     def step_ended(self) -> None:
-        """Take the end of a step."""
+        """Reset the count of joined chunks for the next step."""
         self._joined = 0
 
     def take_new(self) -> list[PendingLookup]:
-        """Take the lookups that no tier has been asked yet, and seal them.
+        """Return the lookups that began since the last call, and seal them.
 
-        Among them are chunks that no tier is asked for, since they are known to be there.
+        In some of them no tier is asked, because the chunks are known to be in a tier.
         """
         taken, self._new = self._new, []
         for pending in taken:
@@ -163,7 +163,7 @@ class LookupTable:
         return taken
 
     def answered(self, pending: PendingLookup, bit: int, verdicts: Sequence[Verdict]) -> None:
-        """Take a tier's answers; one that comes after the lookup was given up is ignored."""
+        """Apply a tier's answers, unless the lookup was given up before."""
         if not pending.waiting & bit:
             return
         hits = pending.hits
@@ -183,7 +183,7 @@ class LookupTable:
         self._close(pending)
 
     def forget(self) -> None:
-        """Drop every lookup: answers that are under way belong to no request."""
+        """Drop every lookup: answers under way no longer concern any request."""
         self.open.clear()
         for pending in self._new:
             if pending.waiting:
@@ -193,6 +193,6 @@ class LookupTable:
     def _close(self, pending: PendingLookup) -> None:
         self.waiting_chunks -= len(pending.keys)
         for key in pending.keys:
-            # The lookup of a request that may not ask all tiers is never open to others.
+            # A lookup that is not shared is not in the table, but another lookup may be.
             if self.open.get(key) is pending:
                 del self.open[key]

@@ -1,4 +1,4 @@
-"""One of the manager's tiers: its client, its place in the order, and what it is given."""
+"""One of the manager's tiers: its client, its place in the order, and the choice of its chunks."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class ManagedTier:
     """A secondary tier in the manager's order.
 
     Attributes:
-        client: the tier.
+        client: the tier's client.
         index: its place in the order in which tiers are asked.
-        store_policy: decides which chunks it is given.
-        whole_requests: true if it is given all chunks of a request.
-        admission: keeps chunks from it that it would evict before they are read.
+        store_policy: decides which chunks it gets.
+        whole_requests: true if it gets all chunks of a request.
+        admission: withholds chunks that the tier would evict before they are read.
         bit: ``1 << index``, its place in masks of tiers.
     """
 
@@ -32,7 +32,7 @@ class ManagedTier:
     def __post_init__(self) -> None:
         client, options = self.client, self.client.spec.runner
         self.whole_requests = options.offload_policy == "request"
-        # The other kinds of tiers have said which chunks they want.
+        # Other tiers are configured to get certain chunks, which admission must not withhold.
         is_open = self.store_policy.moment is not StoreMoment.HIT and not self.whole_requests
         enabled = is_open and options.admission == "auto"
         self.admission = Admission(client.stats, client.log, enabled=enabled)

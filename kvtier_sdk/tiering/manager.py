@@ -30,7 +30,7 @@ from kvtier_sdk.tiering.tier_reports import TierReports
 from kvtier_sdk.trace import TraceRecorder
 from kvtier_sdk.types import LookupResult, OffloadKey, RequestContext
 
-# Looked up once: this is the engine's thread. Compiled code reads a final name without a look-up.
+# Bound once, because this is the engine's thread; compiled code reads a final name directly.
 _HIT: Final = LookupResult.HIT
 _MISS: Final = LookupResult.MISS
 _HIT_PENDING: Final = LookupResult.HIT_PENDING
@@ -41,27 +41,27 @@ _LOADING: Final = SlotState.LOADING
 
 
 class TieringManager:
-    """Decides where each chunk lies. It never blocks and never raises a storage error.
+    """Decides where each chunk lies. A step never blocks and never raises a storage error.
 
-    All methods belong to one thread, the engine's scheduler. A request goes through
-    ``on_new_request``; ``lookup`` of its chunks from the first to the first ``MISS``, repeated each
-    step until none is pending; ``prepare_load``, ``complete_load``, ``prepare_store``,
-    ``complete_store``; and ``on_request_finished``, after which completions may still arrive. Each
-    step ends with ``on_schedule_end``.
+    All methods belong to one thread, the engine's scheduler, unless they say otherwise. A request
+    goes through ``on_new_request``; ``lookup`` of its chunks from the first to the first ``MISS``,
+    repeated each step until none is pending; ``prepare_load``, ``complete_load``,
+    ``prepare_store``, ``complete_store``; and ``on_request_finished``, after which completions may
+    still arrive. Each step ends with ``on_schedule_end``.
 
     Args:
         pool: the slots' memory; the caller closes it after :meth:`shutdown`.
-        policy: chooses what leaves the primary tier.
-        clock: time.
+        policy: chooses the chunks that leave the primary tier.
+        clock: the source of time.
         store_reserve: share of the slots that promotions leave to stores, 0.0 to 1.0; the same
-            share is kept free where a tier is given what is evicted.
+            share is kept free if a tier gets chunks before their eviction.
         events: true to collect events for :meth:`take_events`; the engine must take them.
-        one_copy: true to tell a request to wait if another one is copying the same chunk to the
-            device, so that one copy serves both. Leave it off for an engine that does this itself.
-        recompute_s: time that the engine takes to compute a chunk; learnt where it is ``None``.
-            Chunks that a tier brings more slowly are a ``MISS``, and the tiers may take as long to
-            answer.
-        recorder: takes each request that finishes, with its chunks; the caller closes it.
+        one_copy: true to tell a request to wait if another request is copying the same chunk to
+            the device, so that one copy serves both. Leave it off if the engine does this itself.
+        recompute_s: seconds that the engine takes to compute a chunk; measured if ``None``. Chunks
+            that a tier would load more slowly are a ``MISS``, and a lookup may wait that long for
+            each chunk.
+        recorder: records each finished request with its chunks; the caller closes it.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class TieringManager:
         self._recompute_s = recompute_s
         self._events = events
         self._primary = PrimaryTier(pool.slots, pool.chunk_bytes, policy, events=events)
-        # Looked up once: this is the engine's thread.
+        # Bound once, because this is the engine's thread.
         self._by_key = self._primary.by_key
         self._primary.stats.recompute_s = recompute_s
         self._compute_rate = ComputeRate()
@@ -102,16 +102,16 @@ class TieringManager:
         self._now_s = self._primary.now_s = clock.now_s()
 
     def add_tier(self, spec: TierSpec, runner: TierRunner) -> None:
-        """Open a secondary tier and put it behind those that are there. Waits for it.
+        """Open a secondary tier, wait until it is open, and add it as the last one.
 
         Args:
-            spec: the tier.
-            runner: will run it; from now on it is the manager's.
+            spec: the tier's specification.
+            runner: runs the tier; it belongs to the manager from now on.
 
         Raises:
-            ConfigError: a tier of that name is there, or a setting cannot work.
+            ConfigError: there is a tier with that name already, or a setting cannot work.
             BackendError: the tier's store policy cannot be found or loaded.
-            TierError: the store cannot be reached.
+            TierError: the store refuses the credentials, or cannot be reached and is required.
         """
         if any(tier.client.spec.name == spec.name for tier in self._tiers):
             raise ConfigError(f"two tiers are named {spec.name!r}; give one of them another name")
@@ -123,7 +123,7 @@ class TieringManager:
             TierReports(1 << index, self._primary, lookups, self._promotions, self._cascade),
             clock=self._clock,
             chunk_bytes=self._pool.chunk_bytes,
-            # What waits for a tier is pinned: a slow one leaves half of a small pool to the others.
+            # Queued chunks are pinned: a slow tier has to leave half of a small pool to the others.
             max_store_bytes=(self._pool.slots + 1) // 2 * self._pool.chunk_bytes,
             events=self._events,
         )
@@ -134,7 +134,7 @@ class TieringManager:
 
     @property
     def headroom_slots(self) -> int:
-        """Number of slots that are kept free where a tier is given what is evicted."""
+        """Number of slots that are kept free if a tier gets chunks before their eviction."""
         return self._cascade.headroom_slots
 
     @property
@@ -145,16 +145,16 @@ class TieringManager:
 
     @property
     def clients(self) -> list[TierClient]:
-        """The secondary tiers in order; ``is_drained`` of one takes it out."""
+        """The clients of the secondary tiers, in order; set ``is_drained`` to take a tier out."""
         return [tier.client for tier in self._tiers]
 
     @property
     def last_step_s(self) -> float:
-        """Time on the clock at which the tiers' reports were last taken."""
+        """Clock time at which the tiers' reports were last polled."""
         return self._now_s
 
     def samples(self) -> list[Sample]:
-        """Return the value of each metric right now, also if the engine is idle.
+        """Return the current value of each metric, even if the engine is idle.
 
         Any thread may call it; with :func:`kvtier_sdk.serve_metrics` it feeds an endpoint.
         """
@@ -163,15 +163,15 @@ class TieringManager:
         return list(metric_samples(stats, self.usage()))
 
     def usage(self) -> PoolUsage:
-        """Return how the host pool is used. Walks over what is pinned: not for every step."""
+        """Return how the host pool is used. It visits all held slots: too slow for each step."""
         held = set(itertools.chain.from_iterable(tier.client.held_slots() for tier in self._tiers))
-        # A copy: a thread that reads metrics walks while the engine's goes on.
+        # A copy, because a thread that reads metrics iterates while the engine's thread goes on.
         for state in list(self._requests.values()):
             held.update(state.held_slots())
         return self._primary.usage(held)
 
     def left_over(self) -> dict[str, int]:
-        """Count what is held right now; with no request alive and no work pending, all are 0.
+        """Count what is held now; with no live request and no pending work, all counts are 0.
 
         Returns:
             Number of pins, of slots that are neither free nor readable, of requests, and of jobs.
@@ -187,15 +187,15 @@ class TieringManager:
     # --- a request ----------------------------------------------------------------------------
 
     def on_new_request(self, request: RequestContext, tiers: Collection[str] | None = None) -> None:
-        """Take a new request.
+        """Register a new request.
 
         Args:
-            request: its context; its id must not be that of a request that is alive.
-            tiers: names of the tiers that may be asked for it, if not all. Chunks in the primary
-                tier, or on their way there, are found all the same.
+            request: its context, with an id that no live request has.
+            tiers: names of the tiers that may be asked for it; all if ``None``. Chunks in the
+                primary tier, or on their way there, are found in any case.
 
         Raises:
-            KVTierError: a request of that id is alive.
+            KVTierError: a request with that id is alive.
         """
         if request.request_id in self._requests:
             raise KVTierError(f"request {request.request_id!r} is alive already")
@@ -214,11 +214,11 @@ class TieringManager:
         self._alive += 1
 
     def lookup(self, key: OffloadKey, request: RequestContext) -> LookupResult:
-        """Look a chunk up.
+        """Look up a chunk.
 
         Args:
             key: the chunk.
-            request: on whose behalf; :meth:`on_new_request` has been called for it.
+            request: the request that needs it, registered by :meth:`on_new_request`.
 
         Returns:
             ``HIT``: readable now; ``prepare_load`` of it in this step succeeds. ``HIT_PENDING``:
@@ -243,11 +243,11 @@ class TieringManager:
         return self._search.find(key, state)
 
     def is_waiting(self, request: RequestContext) -> bool:
-        """Return true if what a request's earlier lookups found pending has not changed since.
+        """Return true if nothing has changed since a request's lookups found chunks pending.
 
-        An engine with many waiting requests leaves the lookups of such a request out in this step:
-        they would not end its wait. Chunks that are there already are not protected from eviction
-        meanwhile, and need not be there any more when it is over.
+        An engine with many waiting requests can skip the lookups of such a request in this step:
+        they would not end its wait. Chunks that are readable already are not protected from
+        eviction meanwhile, and may be gone when the wait is over.
 
         Args:
             request: the request.
@@ -263,9 +263,9 @@ class TieringManager:
     def is_put_off(self, request: RequestContext) -> bool:
         """Return true if the latest ``RETRY`` of a request means that it waits for its turn.
 
-        Tiers are asked for some 16,000 chunks at once. A request that comes later is looked up when
-        they have answered for earlier ones: a step with thousands of new requests takes no longer
-        than others. All its further chunks in this step would be put off too.
+        Tiers are asked for at most some 16,000 chunks at once. Later requests are looked up when
+        the tiers have answered for earlier ones, so that a step with thousands of new requests
+        takes no longer than others. The request's other chunks would be put off too in this step.
 
         Args:
             request: the request.
@@ -283,12 +283,12 @@ class TieringManager:
 
         Args:
             keys: chunks of one prefix, in order.
-            request: on whose behalf.
+            request: the request that needs them.
 
         Returns:
             The number of chunks from the start that are there or on their way; and true if an
-            answer or a chunk is still awaited: then ask again next step. While nothing has changed
-            that costs no lookup, and the number is that of the earlier call.
+            answer or a chunk is still awaited: then ask again next step. While nothing has changed,
+            a call looks nothing up and returns the earlier number.
 
         ::
 
@@ -312,8 +312,8 @@ class TieringManager:
                 break
             if result is not _HIT:
                 pending = True
-            # Behind a chunk that a tier is still asked for, no chunk is known to be in the prefix.
-            # The scan goes on so that the whole prefix is asked for in one step.
+            # Until all earlier chunks are answered for, a chunk is not known to extend the prefix.
+            # The scan goes on, so that the tiers are asked for the whole prefix in one step.
             if result is not _RETRY:
                 hits += 1
             elif state.turn != self._primary.step and self.is_put_off(request):
@@ -326,11 +326,11 @@ class TieringManager:
         """Pin chunks for a copy to the device.
 
         Args:
-            keys: chunks that :meth:`lookup` called ``HIT`` in this step.
-            request: for whom; holds the pins until :meth:`complete_load`.
+            keys: chunks for which :meth:`lookup` returned ``HIT`` in this step.
+            request: holds the pins until :meth:`complete_load`.
 
         Returns:
-            Their slots.
+            The chunks' slots and sources.
 
         Raises:
             KVTierError: a chunk is not readable, or the request is unknown; nothing is pinned.
@@ -346,7 +346,7 @@ class TieringManager:
         self._copies.begin(keys, slots, state)
         sources = []
         for key in keys:
-            # A chunk promoted for this request came from its tier, even if it waited since.
+            # A chunk promoted for this request is a hit of its tier, even if it has waited since.
             if key in state.claims:
                 tier = self._promotions.let_go(key, state)
                 sources.append(tier)
@@ -359,11 +359,11 @@ class TieringManager:
         return LoadSpec([slot.index for slot in slots], sources)
 
     def complete_load(self, keys: Collection[OffloadKey], request: RequestContext) -> None:
-        """Take the end of copies to the device, well or not.
+        """End copies to the device, successful or not.
 
         Args:
             keys: chunks that were prepared for this request; others are ignored.
-            request: for whom.
+            request: the request; an unknown one is ignored.
         """
         state = self._requests.get(request.request_id)
         if state is None:
@@ -374,11 +374,11 @@ class TieringManager:
         self._end_if_over(state)
 
     def touch(self, keys: Collection[OffloadKey], request: RequestContext) -> None:
-        """Count chunks as used. Not needed for those of ``prepare_load``, which are.
+        """Count chunks as used. :meth:`prepare_load` does it for its own chunks.
 
         Args:
             keys: chunks, in prefix order.
-            request: on whose behalf.
+            request: the request that uses them.
 
         Raises:
             KVTierError: a key is not ``bytes``.
@@ -389,14 +389,14 @@ class TieringManager:
     def prepare_store(
         self, keys: Collection[OffloadKey], request: RequestContext
     ) -> PrepareStoreOutput:
-        """Take slots for chunks that the device will write.
+        """Assign slots to chunks that the device will write.
 
         Args:
-            keys: chunks, in prefix order; those that are there already are left out.
-            request: for whom; holds the slots until :meth:`complete_store`.
+            keys: chunks, in prefix order; chunks in the primary tier already are left out.
+            request: holds the slots until :meth:`complete_store`.
 
         Returns:
-            The chunks to store and their slots. When room runs out, the first keys get it.
+            The chunks to store and their slots. If there is too little room, the first keys get it.
 
         Raises:
             KVTierError: the request is unknown, or a key is not ``bytes``; no slot is taken.
@@ -432,11 +432,11 @@ class TieringManager:
     def complete_store(
         self, keys: Collection[OffloadKey], request: RequestContext, success: bool = True
     ) -> None:
-        """Make chunks readable that the device has written, and offer them to the tiers.
+        """Make the chunks that the device has written readable, and offer them to the tiers.
 
         Args:
             keys: chunks that were prepared for this request; others are ignored.
-            request: for whom.
+            request: the request; an unknown one is ignored.
             success: false if the copies failed: the chunks are forgotten.
         """
         state = self._requests.get(request.request_id)
@@ -461,17 +461,17 @@ class TieringManager:
     def on_request_finished(
         self, request: RequestContext, end_tokens: Mapping[OffloadKey, int] | None = None
     ) -> None:
-        """Take the end of a request, done or aborted: no lookup or prepare for it follows.
+        """End a request, done or aborted: no lookup or prepare for it may follow.
 
-        Its pins go, except those of copies that have not completed. What was stored for it is
-        handed to the tiers at once, since no step may follow.
+        Its pins are released, except for copies that have not completed. Its stores are handed to
+        the tiers at once, since no step may follow.
 
         Args:
             request: the request; an unknown one is ignored.
-            end_tokens: for a trace, all chunks of the request in prefix order, those included that
-                were on the device already, each with the number of tokens up to its end; not to
-                be changed any more. Without it a trace has the chunks that were looked up and
-                stored, and no lengths.
+            end_tokens: for a trace, all chunks of the request in prefix order, including chunks
+                that were on the device already, each with the number of tokens up to its end; do
+                not change it afterwards. Without it a trace has only the chunks that were looked
+                up and stored, and no lengths.
         """
         state = self._requests.get(request.request_id)
         if state is None:
@@ -482,7 +482,7 @@ class TieringManager:
             state.finished = True
             self._alive -= 1
             if not self._alive:
-                # The engine may be idle from here on.
+                # The engine may be idle from here on, so that no step would end the burst.
                 self._compute_rate.burst_ended(self._clock.now_s())
         self._promotions.abandon(state)
         self._end_if_over(state)
@@ -491,11 +491,11 @@ class TieringManager:
     # --- a step -------------------------------------------------------------------------------
 
     def on_schedule_end(self, preempted_request_ids: Collection[str] = ()) -> None:
-        """End a step: take results, note uses, hand over what was collected.
+        """End a step: apply results, record uses, and hand over the collected jobs.
 
         Args:
             preempted_request_ids: requests that lost their device blocks and will be looked up
-                again: the tiers' earlier answers to them are forgotten.
+                again: the tiers' earlier answers for them are forgotten.
         """
         if not self._collected:
             self._collect()
@@ -506,7 +506,7 @@ class TieringManager:
             touched = list(self._touched)
             self._touched = {}
             self._primary.access(touched)
-            # Reversed, so that the start of a prefix is the most recent here too.
+            # Reversed, so that the start of a prefix is the most recent in the tiers too.
             touched.reverse()
             for tier in self._tiers:
                 tier.client.touch(touched)
@@ -527,7 +527,7 @@ class TieringManager:
         return self._cascade.behind or any(tier.client.has_work for tier in self._tiers)
 
     def take_events(self) -> list[OffloadingEvent]:
-        """Take the events since the last call: tier by tier, the oldest of each first."""
+        """Return the events since the last call: tier by tier, the oldest of each first."""
         events = self._primary.events.take()
         for tier in self._tiers:
             events += tier.client.take_events()
@@ -536,19 +536,19 @@ class TieringManager:
     # --- everything ---------------------------------------------------------------------------
 
     def reset_cache(self, scope: ResetScope = ResetScope.PRIMARY) -> None:
-        """Forget what is cached; the cache is cold when this returns.
+        """Forget all cached chunks; the cache is cold when this returns.
 
-        Requests that are alive stay so and start over: nothing is stored, loaded or answered for
-        them. No completion may follow for copies that were prepared before; their slots are in
-        quarantine until :meth:`on_reset_flushed`. A tier's running work goes on without effect.
+        Live requests stay alive and start over: nothing is stored, loaded or answered for them any
+        more. No completion may follow for copies that were prepared before; their slots are in
+        quarantine until :meth:`on_reset_flushed`. A tier's running jobs go on without effect.
 
         With :attr:`ResetScope.ALL` the secondary tiers are emptied too, in the background: a tier
-        is neither asked nor given anything until all chunks of this namespace are deleted there;
-        what fails is tried again. Chunks that other engines store meanwhile in a shared tier may
-        stay.
+        gets no lookups, loads or stores until all chunks of this namespace are deleted there; a
+        failed deletion is tried again. Chunks that other engines store meanwhile in a shared tier
+        may stay.
 
         Args:
-            scope: how far the reset goes.
+            scope: the extent of the reset.
         """
         self._search.lookups.forget()
         removed = self._promotions.forget_all()
@@ -566,13 +566,13 @@ class TieringManager:
             self._flush()
 
     def purge_pool(self) -> Purge:
-        """Have the chunks of the host pool forgotten at the next step; any thread may call it.
+        """Forget the chunks of the host pool at the next step; any thread may call it.
 
-        Until then no chunk is looked up. Chunks in use, also by a store into a tier, are forgotten
-        when they no longer are; requests that are alive go on.
+        The step begins with the purge. Chunks in use, also by a store into a tier, are forgotten in
+        a later step, once they are not in use; live requests go on.
 
         Returns:
-            The purge, which goes on by itself.
+            The purge, which later steps continue and update.
         """
         return self._primary.purge()
 
@@ -581,14 +581,14 @@ class TieringManager:
         self._copies.flushed()
 
     def shutdown(self, timeout_s: float = 10.0) -> None:
-        """Let stores that run finish, close the tiers, and forget everything.
+        """Let running stores finish, close the tiers, and forget all requests.
 
         Args:
-            timeout_s: for each tier, for draining and for closing.
+            timeout_s: seconds for each tier to drain, and again to close.
         """
         self._flush()
         with contextlib.ExitStack() as closing:
-            # An interrupt that ends one of them leaves none of the others open.
+            # An interrupt while one tier is closed must not leave the others open.
             for tier in reversed(self._tiers):
                 closing.callback(tier.client.close, timeout_s)
         self._requests.clear()
@@ -627,7 +627,7 @@ class TieringManager:
         return _HIT_PENDING
 
     def _collect(self) -> None:
-        """Apply what the tiers have reported since the last time."""
+        """Apply the tiers' reports since the last call."""
         self._collected = True
         self._now_s = self._primary.now_s = self._clock.now_s()
         for tier in self._tiers:
@@ -635,14 +635,14 @@ class TieringManager:
         self._primary.serve_purges()
 
     def _flush(self) -> None:
-        """Hand over what was collected, to each tier in one hop."""
+        """Hand over the collected jobs, to each tier in one hop."""
         self._search.hand_over()
         for tier in self._tiers:
             tier.client.flush()
 
 
 def _check_keys(keys: Collection[OffloadKey]) -> None:
-    """Refuse keys that are not bytes here, where nothing is pinned yet."""
+    """Refuse keys that are not bytes, before anything is pinned."""
     for kind in set(map(type, keys)):
         if kind is not bytes:
             raise KVTierError(f"a chunk's key is a {kind.__name__}; it should be bytes")

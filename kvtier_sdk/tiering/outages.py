@@ -1,4 +1,4 @@
-"""What an engine went without while a tier was out, told in the tier's log when it is back."""
+"""The number of chunks that a tier's outage affected, logged when the outage ends."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _WHAT = {
 
 
 class Outages:
-    """Counts, for each direction, what a tier missed during its outage."""
+    """Counts, per direction, the chunks that were not looked up or stored during an outage."""
 
     def __init__(self, stats: TierStats, log_end: Callable[[str, str], None]) -> None:
         self._stats = stats
         self._log_end = log_end
-        # What each direction had missed when its last outage began.
+        # The count of each direction when its last outage began.
         self._missed_before = dict.fromkeys(Direction, 0)
 
     @contextmanager
     def followed(self) -> Iterator[None]:
-        """Notice whether an outage begins or ends in the block, which changes the counters."""
+        """Detect an outage that begins or ends in the block, which changes the counters."""
         before = self._under_way()
         yield
         for direction, is_out in self._under_way().items():

@@ -10,12 +10,12 @@ from kvtier_sdk.types import OffloadKey
 
 @dataclass(frozen=True, slots=True)
 class LoadSpec:
-    """The slots of the chunks of a load.
+    """The slots of a load's chunks.
 
     Attributes:
-        slots: a slot index a key, in the order of the keys.
+        slots: one slot index per key, in the order of the keys.
         sources: the origin of each chunk for this request: the index of the tier that it was
-            promoted from, -1 for one that was in the primary tier.
+            promoted from, or -1 if it was in the primary tier.
     """
 
     slots: list[int]
@@ -28,7 +28,7 @@ class PrepareStoreOutput:
 
     Attributes:
         keys_to_store: the keys that are new and got a slot, in the order given.
-        slots: a slot index for each of them.
+        slots: one slot index for each of them.
         evicted_keys: chunks that left the primary tier to make room.
         rejected_keys: new keys for which there was no room.
     """
@@ -49,7 +49,7 @@ class ResetScope(Enum):
 
 
 class MissReason(Enum):
-    """The reason of a ``MISS``; the values are the reasons that are counted."""
+    """The reason for a ``MISS``; the values are the labels under which misses are counted."""
 
     #: No tier has the chunk.
     ABSENT = "absent"
@@ -57,13 +57,13 @@ class MissReason(Enum):
     TIMEOUT = "timeout"
     #: A tier that may have the chunk cannot be asked.
     UNAVAILABLE = "unavailable"
-    #: A tier that may have the chunk failed to say so.
+    #: A tier that may have the chunk failed to look it up.
     LOOKUP_FAILED = "lookup_failed"
-    #: A tier has it and failed to bring it.
+    #: A tier has it, but failed to load it.
     LOAD_FAILED = "load_failed"
-    #: A tier has it, and the primary tier has no room.
+    #: A tier has it, but the primary tier has no room.
     PRIMARY_FULL = "primary_full"
-    #: A tier has it, and its queue of loads is full.
+    #: A tier has it, but its queue of loads is full.
     QUEUE_FULL = "queue_full"
-    #: A tier has it, and recomputing is faster than bringing it.
+    #: A tier has it, but recomputing is faster than loading it.
     SLOWER_THAN_RECOMPUTE = "slower_than_recompute"

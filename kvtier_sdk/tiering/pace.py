@@ -1,4 +1,4 @@
-"""The pace at which a tier moves chunks, and whether it has stopped."""
+"""The pace at which a tier moves chunks, and the detection of a slow tier."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Final
 from kvtier_sdk.runner.jobs import Job, JobResult, Operation, Verdict
 from kvtier_sdk.tiering.load_rate import LoadRate
 
-#: A tier whose loads or stores make no progress for that long is slow. Stores that wait for a tier
-#: are bounded by what it moves in that time.
+#: A tier whose loads or stores make no progress for this long is slow. The queue of stores is
+#: bounded by the bytes that the tier moves in this time.
 SLOW_S: Final = 2.0
 
 _LOAD: Final = Operation.LOAD
@@ -20,8 +20,8 @@ class Pace:
     """Follows the loads and stores that a tier has under way.
 
     Attributes:
-        store_bytes: what the tier stores in :data:`SLOW_S`, as far as it has been seen.
-        loads: its rate.
+        store_bytes: bytes that the tier has been seen to store in :data:`SLOW_S`.
+        loads: the rate of its loads.
     """
 
     def __init__(self, call_bytes: int, concurrency: int) -> None:
@@ -35,7 +35,7 @@ class Pace:
         self._heard_s = 0.0
 
     def begin(self, job: Job, now_s: float) -> None:
-        """Take a job that is handed over."""
+        """Record the hand-over of a job."""
         operation = job.operation
         if operation not in self._progress_s:
             return
@@ -47,11 +47,11 @@ class Pace:
         self._under_way[operation] += 1
 
     def progress(self, operation: Operation, now_s: float) -> None:
-        """Take the end of a part of a job."""
+        """Record the end of a part of a job."""
         self._heard_s = self._progress_s[operation] = now_s
 
     def end(self, job: Job, result: JobResult, now_s: float) -> None:
-        """Take the result of a job."""
+        """Record the result of a job."""
         is_late = Verdict.TIMEOUT in result.verdicts
         if not is_late:
             self._heard_s = now_s
@@ -67,19 +67,19 @@ class Pace:
             self._learn(job, result)
 
     def is_slow(self, now_s: float) -> bool:
-        """Return true if loads or stores are under way and none of them makes progress."""
+        """Return true if loads, or stores, have made no progress for :data:`SLOW_S`."""
         return any(
             self._under_way[operation] and now_s - at_s > SLOW_S
             for operation, at_s in self._progress_s.items()
         )
 
     def answers(self, now_s: float, within_s: float) -> bool:
-        """Return true if no load is under way, or the tier has answered something lately."""
+        """Return true if no load is under way, or the tier has answered within ``within_s``."""
         return not self._under_way[_LOAD] or now_s - self._heard_s <= within_s
 
     def _learn(self, store: Job, result: JobResult) -> None:
-        # What waited before the store was moved too. A store that took less than SLOW_S tells only
-        # that the tier moves at least as much.
+        # The stores in front of this one were moved too. A store that took less than SLOW_S shows
+        # only that the tier moves at least as much.
         moved_bytes = store.queue_bytes * SLOW_S / max(result.duration_s, 1e-3)
         is_faster = result.moved_bytes and moved_bytes > self.store_bytes
         if is_faster or result.duration_s > SLOW_S:

@@ -28,7 +28,7 @@ class PrefixOrder:
         return self._known.keys()
 
     def note(self, key: OffloadKey) -> tuple[OffloadKey | None, int]:
-        """Take the next chunk that was named."""
+        """Record the next chunk that was named; return its parent and its position."""
         group = key[-GROUP_BYTES:]
         place = self._known.get(key)
         if place is None:
@@ -40,10 +40,10 @@ class PrefixOrder:
 
 
 class NameOrder:
-    """The chunks of one request in the order in which they were first named, and no more.
+    """The chunks of one request, only in the order in which they were first named.
 
-    It stands in for a :class:`PrefixOrder` where no policy asks for parents and positions, at less
-    than half of its cost.
+    It replaces a :class:`PrefixOrder` if the policy does not use parents and positions, at less
+    than half of the cost.
 
     Attributes:
         keys: the chunks.
@@ -55,6 +55,6 @@ class NameOrder:
         self.keys: dict[OffloadKey, None] = {}
 
     def note(self, key: OffloadKey) -> tuple[None, int]:
-        """Take the next chunk (``key``) that was named; return that its place is not known."""
+        """Record the next chunk that was named; return an unknown parent and position."""
         self.keys[key] = None
         return _UNKNOWN

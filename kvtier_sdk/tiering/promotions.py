@@ -13,7 +13,7 @@ from kvtier_sdk.tiering.records import Promotion, RequestState, Slot, SlotState
 from kvtier_sdk.tiering.slots import PrimaryTier
 from kvtier_sdk.types import OffloadKey
 
-#: Failed loads that are remembered, for requests that were answered before they failed.
+#: Failed loads that are remembered, for requests whose lookups were answered before.
 _MOST_FAILED = 4096
 
 _OK: Final = Verdict.OK
@@ -25,7 +25,7 @@ class Promotions:
 
     A request *claims* a chunk that is promoted for it: it holds a pin on the slot from then on.
     A slot that is loading, claimed, or in quarantine after a failed load has a
-    :class:`~kvtier_sdk.tiering.slots.Promotion`. Their number is limited, so that the loads of a
+    :class:`~kvtier_sdk.tiering.records.Promotion`. Their number is limited, so that the loads of a
     deep waiting queue leave room for the stores of running requests.
     """
 
@@ -33,8 +33,8 @@ class Promotions:
         self._primary = primary
         self._limit = limit
         self._occupied = 0
-        # By chunk: the latest step in which a load of it failed, and the tiers that failed to
-        # bring it up to then; the latest to fail comes last.
+        # By chunk: the latest step in which a load of it failed, and all tiers that have failed to
+        # load it. The latest failure comes last.
         self._failed: OrderedDict[OffloadKey, tuple[int, int]] = OrderedDict()
 
     def start(
@@ -44,7 +44,7 @@ class Promotions:
         tier: ManagedTier,
         state: RequestState,
     ) -> int:
-        """Take slots for chunks at once, and collect their loads."""
+        """Assign slots to chunks at once, and collect their loads; return their number."""
         slots, _ = self._primary.take(min(len(keys), self._limit - self._occupied))
         taken = keys[: len(slots)]
         if not taken:
@@ -65,8 +65,8 @@ class Promotions:
     def join(self, slot: Slot, state: RequestState) -> None:
         """Have a request wait for a load that is under way.
 
-        If the load fails, the request falls through to the other tiers that have the chunk: by the
-        answers that the load rests on, or by its own where those were not for everyone.
+        If the load fails, the request tries the other tiers that have the chunk: according to the
+        load's lookup if that is shared, or else to the request's own.
         """
         promotion = slot.promotion
         assert promotion is not None
@@ -78,7 +78,7 @@ class Promotions:
             state.asked[slot.key] = promotion.pending
 
     def concluded(self, job: Job, verdicts: Sequence[Verdict]) -> list[Slot]:
-        """Take the verdicts of a load, and forget the chunks that failed."""
+        """Apply the verdicts of a load; return the slots whose chunks have arrived."""
         slots = self._primary.slots
         landed = []
         for index, verdict in zip(job.slots, verdicts, strict=True):
@@ -94,14 +94,14 @@ class Promotions:
         return landed
 
     def removed(self, tier: int, keys: Sequence[OffloadKey]) -> None:
-        """Take chunks that a tier no longer has: a load that fails does not fall through to it."""
+        """Record chunks that left a tier, so that failed loads do not fall through to it."""
         for key in keys:
             slot = self._primary.by_key.get(key)
             if slot is not None and slot.state is _LOADING and slot.promotion is not None:
                 slot.promotion.pending.strike(key, tier)
 
     def released(self, job: Job) -> None:
-        """Free the slots of a load whose chunk did not arrive: its I/O has ended."""
+        """Release the pins of a load whose I/O has ended; slots without a chunk become free."""
         slots = self._primary.slots
         for index in job.slots:
             slot = slots[index]
@@ -111,12 +111,12 @@ class Promotions:
             self._primary.unpin(slot)
 
     def has_failed_since(self, key: OffloadKey, tier: int, step: int) -> bool:
-        """Return true if a tier has failed to bring a chunk after a step."""
+        """Return true if a load failed after ``step``, and ``tier`` is among the failed tiers."""
         failed_step, tiers = self._failed.get(key, (-1, 0))
         return failed_step > step and bool(tiers >> tier & 1)
 
     def let_go(self, key: OffloadKey, state: RequestState) -> int:
-        """Drop the pin that a request holds on a chunk that was promoted for it."""
+        """Release a request's pin on a chunk promoted for it; return the index of its tier."""
         slot = state.claims.pop(key)
         promotion = slot.promotion
         assert promotion is not None
@@ -129,12 +129,12 @@ class Promotions:
         return promotion.tier
 
     def abandon(self, state: RequestState) -> None:
-        """Drop everything that a request holds or waits for."""
+        """Release all promoted chunks that a request holds or waits for."""
         for key in list(state.claims):
             self.let_go(key, state)
 
     def forget(self, slot: Slot) -> None:
-        """Take the chunk out of its slot despite its claims; loading goes on in quarantine."""
+        """Remove the chunk from its slot despite its claims; a load goes on in quarantine."""
         promotion = slot.promotion
         if promotion is not None:
             claims, promotion.claims = promotion.claims, 0
@@ -144,7 +144,7 @@ class Promotions:
         self._primary.forget(slot)
 
     def forget_all(self) -> list[OffloadKey]:
-        """Take every chunk out of its slot; return those that were readable."""
+        """Remove every chunk from its slot; return the readable ones."""
         known = list(self._primary.by_key.values())
         readable = [slot.key for slot in known if slot.state is SlotState.READY]
         for slot in known:
@@ -152,8 +152,8 @@ class Promotions:
         return readable
 
     def _fail(self, slot: Slot) -> None:
-        # The next tier that has the chunk is tried; with none left, the answer is a miss. The tiers
-        # are asked where none was.
+        # The next tier that has the chunk is tried; with none left, the answer is a miss. After a
+        # load without a lookup the tiers are asked first.
         promotion = slot.promotion
         assert promotion is not None
         pending = promotion.pending

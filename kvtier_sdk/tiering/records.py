@@ -24,12 +24,12 @@ class SlotState(Enum):
 
 
 class Promotion:
-    """One chunk's way up.
+    """The promotion of one chunk.
 
     Attributes:
-        pending: the answers that the load rests on.
-        tier: index of the tier that brings it.
-        waiters: while it is loading, the requests that want it.
+        pending: the lookup that found the chunk.
+        tier: index of the tier that loads it.
+        waiters: while it is loading, the requests that wait for it.
         claims: number of requests that hold a pin on it and have not used it yet.
     """
 
@@ -47,9 +47,9 @@ class Offers:
 
     Attributes:
         hits: copies of it to the device since it came into the primary tier.
-        sent: tiers that are known to have it or to have been handed it.
-        owed: tiers that get it before it may be evicted.
-        failed: tiers that were to get it when it was stored, and did not.
+        sent: tiers that are known to have it, or that it was sent to.
+        owed: tiers that must get it before it is evicted.
+        failed: tiers that should have got it when it was stored, but did not.
         followers: by a tier's index, the request for which it gets the chunk once it is readable.
     """
 
@@ -69,16 +69,16 @@ class Slot:
     Attributes:
         index: its place in the pool.
         key: the chunk in it, meaningless when free or quarantined.
-        state: what it is doing.
+        state: its current state.
         pins: references that forbid eviction and reuse: one for its writer, one for each copy to
             the device and each store into a tier, one for each claim.
         hit_step: the step in which a lookup last answered ``HIT`` for it; until that step ends
             it is not evicted, so that ``prepare_load`` finds it.
         used_s: time of the chunk's last store or use.
         copies: copies to the device that are under way.
-        promotion: the chunk's promotion, as long as it counts as one.
-        offers: the tiers that the chunk was and will be offered to, where that is tracked.
-        parent: the chunk before it in its prefix, where the policy wants to know it.
+        promotion: the chunk's promotion, while it is loading or claimed.
+        offers: the tiers that the chunk was and will be offered to, if that is tracked.
+        parent: the chunk before it in its prefix, if the policy uses that.
         position: its index in the prefix, likewise.
     """
 
@@ -111,14 +111,14 @@ class Slot:
 
 
 class Wait:
-    """The pending answers that a request got in one step, and what has to change for others.
+    """The pending answers that a request got in one step, and the changes that end its wait.
 
     Attributes:
         step: the step.
-        latest: the lookup that was noted last.
+        latest: the lookup that was added last.
         prefix: the first and the last chunk of the prefix that was looked up as a whole.
         hits: the number of its chunks from the start that were there or on their way.
-        put_off: a chunk that is looked up when fewer others are.
+        put_off: a chunk whose lookup begins once fewer others are pending.
     """
 
     __slots__ = (
@@ -145,17 +145,17 @@ class Wait:
         self._state = SlotState.FREE
 
     def note_lookup(self, pending: PendingLookup) -> None:
-        """Note a lookup that tiers are still to answer."""
+        """Add a lookup that awaits answers."""
         self.latest = pending
         self._lookups.append((pending, pending.waiting))
 
     def note_slot(self, slot: Slot) -> None:
-        """Note a chunk on its way. The first one has to arrive before the request can go on."""
+        """Add a chunk on its way. The request cannot go on before the first one has arrived."""
         if self._slot is None:
             self._slot, self._key, self._state = slot, slot.key, slot.state
 
     def is_over(self, now_s: float) -> bool:
-        """Return true if a tier has answered, a deadline is over, or the first chunk is there."""
+        """Return true if a tier has answered, a deadline has passed, or the first slot changed."""
         slot = self._slot
         if slot is not None and (slot.state is not self._state or slot.key != self._key):
             return True
@@ -166,23 +166,23 @@ class Wait:
 
 
 class RequestState:
-    """One request. A plain record: everything in it goes when the request goes.
+    """One request. A plain record, which is dropped as a whole when the request is over.
 
     Attributes:
-        context: as the engine gave it.
+        context: the context that the engine gave.
         asked: the pending lookup of each chunk. Its answers never outlive the request.
         asking: the pending lookup that this step's new chunks are added to.
         known: the chunks of this step that are loaded without a lookup.
-        asks_first: true if no more chunks are: there was no room for one.
+        asks_first: true if no more chunks are, because the load of one could not begin.
         claims: slots of chunks that are promoted for the request, pinned until it uses them or
             ends.
-        copies: slots that are being copied to the device, by key; twice where there are two.
+        copies: slots that are being copied to the device, by key; one entry for each copy.
         writes: slots that the device is writing, by key, in prefix order.
-        prefix_order: the order of the request's chunks, where the policy or a trace needs it.
-        arrived_s: when it arrived, where a trace is recorded.
+        prefix_order: the order of the request's chunks, if the policy or a trace needs it.
+        arrived_s: clock time of its arrival, if a trace is recorded.
         tiers: mask of the tiers that may be asked for it; -1 for all.
         turn: the step in which its lookups may begin.
-        wait: what its lookups were last found to wait for.
+        wait: its latest wait; ``None`` if that is over.
         missed: the chunks whose miss was counted, so that each is counted once.
         finished: true once the engine is done with it; completions may still arrive.
     """
@@ -231,17 +231,17 @@ class RequestState:
 
     @property
     def over(self) -> bool:
-        """True if nothing of the request is left to wait for."""
+        """True if the request has finished and all its copies have ended."""
         return self.finished and not self.copies and not self.writes
 
     def wait_in(self, step: int) -> Wait:
-        """Return the wait for what this step's lookups find pending."""
+        """Return the wait of this step's lookups, a new one if there is none."""
         if self.wait is None or self.wait.step != step:
             self.wait = Wait(step)
         return self.wait
 
     def held_slots(self) -> list[int]:
-        """Return the slots of chunks that it holds for copies to the device."""
+        """Return the slots that the request holds for copies to the device."""
         # Copies of the tables: another thread may call this while they change.
         held = [slot.index for slot in list(self.claims.values())] if self.claims else []
         if self.copies:
@@ -259,7 +259,7 @@ class RequestState:
         return touched
 
     def forget_answers(self) -> None:
-        """Forget what the tiers have said so far."""
+        """Forget the tiers' answers so far."""
         self.asked.clear()
         self.asking = None
         self.wait = None

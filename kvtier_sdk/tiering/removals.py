@@ -15,18 +15,18 @@ _MOVES = (Operation.STORE, Operation.LOAD)
 class RecentRemovals:
     """Removals, remembered for the stores and loads that were under way when they were reported.
 
-    If a chunk left before its job was concluded, either may have come first, so the tier is not
-    taken to have the chunk. A job that was handed over later came later: ids of jobs grow, so the
-    id tells.
+    If a chunk was removed before its job was concluded, either may have come first, so the chunk
+    counts as removed. Job ids grow, so a higher id shows that a job was handed over after the
+    removal.
     """
 
     def __init__(self, jobs: JobTable) -> None:
         self._jobs = jobs
-        # By chunk: the newest job that was under way when it left; the latest to leave comes last.
+        # By chunk: the newest job that was under way at its removal. The latest removal is last.
         self._newest: OrderedDict[OffloadKey, int] = OrderedDict()
 
     def __len__(self) -> int:
-        """Number of chunks that are remembered."""
+        """Return the number of remembered chunks."""
         return len(self._newest)
 
     def note(self, keys: Iterable[OffloadKey]) -> None:
@@ -39,7 +39,7 @@ class RecentRemovals:
             self._newest.move_to_end(key)
 
     def without(self, job: Job, keys: list[OffloadKey]) -> list[OffloadKey]:
-        """Drop the chunks of a concluded job that have left since its hand-over."""
+        """Return ``keys`` without the chunks that have left since the job's hand-over."""
         newest = self._newest
         if not newest:
             return keys

@@ -15,7 +15,7 @@ from kvtier_sdk.tiering.slots import PrimaryTier
 from kvtier_sdk.tiering.tier_client import TierClient
 from kvtier_sdk.types import LookupResult, OffloadKey
 
-# Looked up once: this is the engine's thread. Compiled code reads a final name without a look-up.
+# Bound once, because this is the engine's thread; compiled code reads a final name directly.
 _MISS: Final = LookupResult.MISS
 _HIT_PENDING: Final = LookupResult.HIT_PENDING
 _RETRY: Final = LookupResult.RETRY
@@ -23,10 +23,10 @@ _ABSENT: Final = MissReason.ABSENT.value
 
 
 class TierSearch:
-    """Asks the tiers for chunks, and begins the loads of those that are worth it.
+    """Looks chunks up in the tiers, and begins the loads that are worth it.
 
     Attributes:
-        lookups: what the tiers are asked for, and their answers.
+        lookups: the pending lookups.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class TierSearch:
             if pending is None:
                 return _MISS
         having = pending.hits.get(key)
-        # A load that it joined may rest on answers of tiers that it may not ask.
+        # The request may have joined a load whose lookup was answered by tiers it may not ask.
         if having and having & state.tiers:
             return self._promote(key, pending, state) if pending.sealed else _RETRY
         if pending.waiting:
@@ -80,13 +80,13 @@ class TierSearch:
         return state.wait
 
     def hand_over(self) -> None:
-        """Ask the tiers for what was collected, and load the chunks that they are known to have."""
+        """Hand over the new lookups, and load the chunks that the tiers are known to have."""
         for pending in self.lookups.take_new():
             if not pending.waiting:
                 self._load_known(pending)
                 continue
             recompute_s = self._primary.stats.recompute_s
-            # As long as nothing is known, waiting in vain costs less than recomputing in vain.
+            # Without a known rate, a needless wait costs less than a needless recomputation.
             worth_s = inf if recompute_s is None else len(pending.keys) * recompute_s
             pending.deadline_s = 0.0
             for tier in self._tiers:
@@ -99,7 +99,7 @@ class TierSearch:
                 self._drop_lookups(pending.skipped, len(pending.keys))
 
     def _begin_turn(self, key: OffloadKey, state: RequestState) -> bool:
-        """Let the lookups of a request begin in this step; false where it is put off."""
+        """Let a request begin its lookups in this step; return false if it is put off."""
         if self.lookups.is_full:
             state.wait_in(self._primary.step).put_off = key
             return False
@@ -107,16 +107,16 @@ class TierSearch:
         return True
 
     def _ask(self, key: OffloadKey, state: RequestState) -> PendingLookup | None:
-        """Ask the tiers for a chunk, or join a lookup that is open; ``None`` is a miss."""
+        """Ask the tiers for a chunk, or join an open lookup; return ``None`` for a miss."""
         if not self._tiers:
             self._count_miss(key, state, _ABSENT)
             return None
-        # A request that may not ask all tiers has its answers for itself.
+        # A request that may not ask all tiers cannot use answers of the others.
         pending = self.lookups.join(key) if state.tiers == -1 else None
         if pending is None:
             pending = state.asking
             if pending is None or pending.sealed:
-                # Behind a chunk that tiers are asked for, a load may be in vain.
+                # After a chunk that is looked up, the prefix may end, and a load would be wasted.
                 known = 0 if state.asks_first else self._known_tiers(key, state)
                 if known:
                     return self._take_known(key, known, state)
@@ -132,7 +132,7 @@ class TierSearch:
         return pending
 
     def _tiers_of(self, state: RequestState) -> int:
-        """Mask of the tiers that may have chunks of a request; a drained one counts as absent."""
+        """Return the mask of the tiers that a request may ask; drained tiers are left out."""
         tiers = 0
         for tier in self._tiers:
             if not tier.client.is_drained:
@@ -140,7 +140,7 @@ class TierSearch:
         return tiers & state.tiers
 
     def _begin_lookup(self, state: RequestState) -> PendingLookup | None:
-        """Begin a lookup in the tiers that can be asked; ``None`` where none can."""
+        """Begin a lookup in the tiers that can be asked; return ``None`` if none can."""
         may_ask = self._tiers_of(state)
         tiers = 0
         for tier in self._tiers:
@@ -162,7 +162,7 @@ class TierSearch:
         return self.lookups.begin(state.context, tiers, step, shared=shared)
 
     def _known_tiers(self, key: OffloadKey, state: RequestState) -> int:
-        """Mask of the tiers that are known to have a chunk, if the first to be asked is."""
+        """Return the mask of tiers known to have a chunk; 0 unless the first to ask is one."""
         known = 0
         for tier in self._tiers:
             if tier.bit & state.tiers and tier.client.takes_reads:
@@ -173,7 +173,7 @@ class TierSearch:
         return known
 
     def _take_known(self, key: OffloadKey, known: int, state: RequestState) -> PendingLookup:
-        """Have a chunk loaded at the end of the step, with the others that are known."""
+        """Add a known chunk to the loads that begin at the end of the step."""
         pending = state.known
         if pending is None or pending.sealed:
             pending = self.lookups.begin(
@@ -194,7 +194,7 @@ class TierSearch:
             if state.asked.get(key) is not pending:
                 continue
             if key not in self._primary.by_key and not state.asks_first:
-                # Where it cannot begin, the tiers are asked, and the miss is counted then.
+                # If the load cannot begin, the tiers are asked, and a miss is counted then.
                 state.asks_first = self._begin_load(key, pending, state) is not None
             if key not in state.claims:
                 del state.asked[key]
@@ -211,12 +211,12 @@ class TierSearch:
     def _begin_load(
         self, key: OffloadKey, pending: PendingLookup, state: RequestState
     ) -> MissReason | None:
-        """Load a chunk from the first tier that has it, and those behind it; say why not."""
+        """Begin to load a chunk and its successors from one tier; return why not, if it fails."""
         tier = self._tiers[pending.first_hit(key, state.tiers)]
         while not tier.client.takes_reads or self._promotions.has_failed_since(
             key, tier.index, pending.step
         ):
-            # It had the chunk when it answered, and would refuse now or has lost it since.
+            # The tier had the chunk when it answered, but refuses reads now or has lost it.
             pending.strike(key, tier.index)
             if not pending.hits[key] & state.tiers:
                 return MissReason.UNAVAILABLE
@@ -229,7 +229,7 @@ class TierSearch:
             return MissReason.SLOWER_THAN_RECOMPUTE
         keys = [key]
         if pending.request is state.context:
-            # The scan will come to the chunks found behind this one too: load them in one go.
+            # The engine will ask for the chunks found after this one too: load them in one job.
             keys = pending.run_from(key, tier.index, room)
             by_key = self._primary.by_key
             if len(keys) > 1:
@@ -240,7 +240,7 @@ class TierSearch:
         return MissReason.PRIMARY_FULL
 
     def _is_worth_loading(self, pending: PendingLookup, tier: TierClient) -> bool:
-        """Weigh, once a lookup, loading all that was found against recomputing it."""
+        """Decide, once per lookup, if loading all found chunks is faster than recomputing them."""
         recompute_s = self._primary.stats.recompute_s
         if recompute_s is None:
             return True

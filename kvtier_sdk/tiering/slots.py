@@ -1,4 +1,4 @@
-"""The primary tier's slot table: where each chunk lies, in what state, with how many pins."""
+"""The primary tier's slot table: the slot of each chunk, its state and its pins."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvtier_sdk.registry import build_facts
 from kvtier_sdk.tiering.records import Slot, SlotState
 from kvtier_sdk.types import Locality, Medium, OffloadKey, RequestContext
 
-# Looked up once: this is the engine's thread.
+# Bound once, because this is the engine's thread.
 _FREE: Final = SlotState.FREE
 _WRITING: Final = SlotState.WRITING
 _LOADING: Final = SlotState.LOADING
@@ -21,12 +21,12 @@ _QUARANTINED: Final = SlotState.QUARANTINED
 
 
 class Purge:
-    """A purge of the primary tier on request of an operator.
+    """A purge of the primary tier at an operator's request.
 
     Attributes:
-        left: chunks that were there when it began, and still are: something uses them. ``None``
+        left: chunks that were there when it began, and still are because they are in use. ``None``
             until it begins, with the engine's next step.
-        forgotten: number of chunks that it has taken out.
+        forgotten: number of chunks that it has removed.
     """
 
     __slots__ = ("forgotten", "left")
@@ -37,9 +37,9 @@ class Purge:
 
 
 class PrimaryTier:
-    """Slots, the chunks in them, and which of them go when room is needed. One thread.
+    """Slots, the chunks in them, and their eviction. Belongs to one thread.
 
-    A slot is free when it holds no chunk and has no pin, and never earlier.
+    A slot is free only when it holds no chunk and has no pin.
 
     Attributes:
         slots: every slot, by index.
@@ -50,7 +50,7 @@ class PrimaryTier:
         writing: number of slots that the device is writing.
         loading: number of slots that a tier is writing.
         stats: counters of the primary tier.
-        events: the chunks that became readable here, or are no longer.
+        events: the chunks that became readable here, or were removed.
     """
 
     def __init__(
@@ -76,17 +76,17 @@ class PrimaryTier:
         return len(self._free)
 
     def note_use(self) -> None:
-        """Bring the gauges of the counters up to date."""
+        """Update the gauges of used chunks and bytes."""
         self.stats.used_chunks = len(self.slots) - len(self._free)
         self.stats.used_bytes = self.stats.used_chunks * self.chunk_bytes
 
     @property
     def pins(self) -> int:
-        """Pins on all slots together."""
+        """Total number of pins on all slots."""
         return sum(slot.pins for slot in self.slots)
 
     def take(self, count: int) -> tuple[list[Slot], Sequence[OffloadKey]]:
-        """Take slots out of the free ones, evicting where these are too few."""
+        """Take free slots, evicting chunks if there are too few; return the evicted ones too."""
         free = self._free
         evicted: Sequence[OffloadKey] = ()
         if count > len(free):
@@ -99,7 +99,7 @@ class PrimaryTier:
         return taken, evicted
 
     def assign(self, keys: Sequence[OffloadKey], slots: Sequence[Slot], state: SlotState) -> None:
-        """Give taken slots to chunks that are about to be written; the writer has a pin on each."""
+        """Assign taken slots to chunks about to be written; the writer has a pin on each."""
         self.by_key.update(zip(keys, slots, strict=True))
         self._count(state, len(slots))
         for key, slot in zip(keys, slots, strict=True):
@@ -110,14 +110,14 @@ class PrimaryTier:
     def publish(self, slots: Sequence[Slot], request: RequestContext) -> None:
         """Make written chunks readable, and evictable once they are unpinned.
 
-        The writer's pins stay until they are given back.
+        The writer's pins stay until they are released.
         """
         if not slots:
             return
         self._count(slots[0].state, -len(slots))
         insert, now_s = self._policy.on_insert, self.now_s
-        # The last first: a chunk without those before it is worth nothing, so the start of the
-        # prefix has to be the last to go.
+        # The last chunk first: a chunk is useless without its predecessors, so the start of the
+        # prefix has to be evicted last.
         for slot in reversed(slots):
             slot.state = _READY
             slot.used_s = now_s
@@ -126,13 +126,13 @@ class PrimaryTier:
             self.events.add([slot.key for slot in slots], removed=False)
 
     def unpin(self, slot: Slot, count: int = 1) -> None:
-        """Give pins back; a slot without a chunk and without pins becomes free."""
+        """Release pins; a slot without a chunk and without pins becomes free."""
         slot.pins -= count
         if not slot.pins and slot.state is _QUARANTINED:
             self._set_free(slot)
 
     def forget(self, slot: Slot) -> None:
-        """Take the chunk out of the slot, which is free as soon as it has no pin."""
+        """Remove the chunk from its slot, which becomes free once it has no pin."""
         self._count(slot.state, -1)
         del self.by_key[slot.key]
         if slot.state is _READY:
@@ -145,7 +145,7 @@ class PrimaryTier:
             self._set_free(slot)
 
     def access(self, keys: Sequence[OffloadKey]) -> None:
-        """Note uses of chunks; those that are not readable are ignored."""
+        """Record uses of chunks; chunks that are not readable are ignored."""
         by_key, note, now_s = self.by_key, self._policy.on_access, self.now_s
         for key in reversed(keys):
             slot = by_key.get(key)
@@ -154,14 +154,14 @@ class PrimaryTier:
                 note(key)
 
     def victims(self, count: int, *, owed: bool) -> Sequence[OffloadKey]:
-        """Choose chunks to evict, without evicting them."""
+        """Choose chunks to evict, with ``owed`` also chunks that are owed to a tier."""
         return self._policy.choose_victims(count, self._is_idle if owed else self._is_evictable)
 
     def evict(self, keys: Sequence[OffloadKey]) -> None:
         """Evict chunks that :meth:`victims` has just chosen."""
         if not keys:
             return
-        # What leaves together is about as old: the first one stands for the others.
+        # Chunks that are evicted together are about equally old: the first stands for all.
         age_s = self.now_s - self.by_key[keys[0]].used_s
         self.stats.evicted_age_s.observe_several(age_s, len(keys))
         pop, remove, free = self.by_key.pop, self._policy.on_remove, self._free
@@ -175,13 +175,13 @@ class PrimaryTier:
         self.events.add(keys, removed=True)
 
     def purge(self) -> Purge:
-        """Have all chunks that are here now forgotten; any thread may call it."""
+        """Forget all chunks that are here at the next step; any thread may call it."""
         purge = Purge()
         self._purges.append(purge)
         return purge
 
     def serve_purges(self) -> None:
-        """Forget what is to be purged and not in use; the rest follows in later steps."""
+        """Forget the chunks to purge that are not in use; the others follow in later steps."""
         for purge in list(self._purges):
             keys = list(self.by_key) if purge.left is None else purge.left
             there = [key for key in keys if key in self.by_key]
@@ -195,7 +195,7 @@ class PrimaryTier:
                 self._purges.remove(purge)
 
     def usage(self, held: Iterable[int]) -> PoolUsage:
-        """Return how the slots are used; ``held`` are those that a request or a tier holds."""
+        """Return how the slots are used; ``held`` are the slots of requests and of tiers."""
         count, free, known = len(self.slots), self.free_slots, len(self.by_key)
         writing, loading = self.writing, self.loading
         return PoolUsage(

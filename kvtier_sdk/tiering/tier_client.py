@@ -42,7 +42,7 @@ from kvtier_sdk.types import Capability, OffloadKey, RequestContext
 #: The request of jobs that serve no request in particular.
 NO_REQUEST = RequestContext("kvtier")
 
-#: How long emptying a tier may take in one go; the rest is tried again.
+#: Time limit of one attempt to empty a tier; the next attempt deletes the rest.
 _PURGE_DEADLINE_S = 600.0
 #: How long after its deadline a job's conclusion may arrive before the client concludes the job
 #: itself, and how often it looks for such jobs and for a slow tier.
@@ -65,8 +65,9 @@ class TierClient:
     """One secondary tier for an engine that keeps its own manager.
 
     Collect lookups, loads and stores during a step, hand them over with :meth:`flush` in one hop,
-    and take the outcome with :meth:`poll`, which calls the listener. No method but :meth:`open` and
-    :meth:`close` waits, and no storage error is raised. All methods belong to one thread.
+    and apply the outcome with :meth:`poll`, which calls the listener. Only :meth:`open`,
+    :meth:`drain` and :meth:`close` wait, and only :meth:`open` raises storage errors. All methods
+    belong to one thread, unless they say otherwise.
 
     The client owns the tier's queue limits, its job table and deadlines, its counters, the state
     of its breakers, its events, and the order of *stored* and *removed*: a chunk that left the
@@ -84,23 +85,23 @@ class TierClient:
             tier.poll()  # once a step
 
     Attributes:
-        spec: the tier.
+        spec: the tier's specification.
         stats: counters, live; the caller counts ``hit_chunks``.
         jobs: jobs that were handed over and are not yet released.
         load_bytes: payload of loads that are collected or under way.
         store_bytes: payload of stores that are collected or under way.
         log: the tier's log.
         is_drained: true while the tier is taken out: :attr:`takes_reads` and :attr:`takes_stores`
-            are false, and what is under way ends. May be set from any thread.
+            are false, and jobs under way end. May be set from any thread.
 
     Args:
-        spec: the tier.
+        spec: the tier's specification.
         runner: runs the tier; it belongs to the client from now on.
-        listener: learns what becomes of the jobs.
-        clock: time.
+        listener: is told the outcome of the jobs.
+        clock: the source of time.
         chunk_bytes: payload of a chunk.
-        max_store_bytes: bound of the store queue, where it is less than ``max_queue`` of the tier.
-        events: true to collect events for :meth:`take_events`; somebody must take them.
+        max_store_bytes: limit of the store queue, if lower than the tier's ``max_queue``.
+        events: true to collect events for :meth:`take_events`; the caller must take them.
     """
 
     def __init__(
@@ -146,29 +147,29 @@ class TierClient:
         )
         self._removals = RecentRemovals(self.jobs)
         self._job_ids = itertools.count(1)
-        # What is collected, in order; the loads in it that chunks of their request still join.
+        # The collected jobs, in order; and by request, the load that further chunks of it join.
         self._collected: list[Job] = []
         self._open_loads: dict[str, Job] = {}
         self._touched: Sequence[OffloadKey] = ()
-        # Results of jobs that the runner did not take.
+        # Results of jobs that the runner refused.
         self._refused: list[JobResult] = []
-        # Chunks that the tier has stored or brought, and has not reported removed.
+        # Chunks that the tier has stored or loaded, and has not reported removed.
         self._known = KnownChunks()
         self._next_look_s = -math.inf
         capabilities = tier_class.capabilities
         self._touches = Capability.TOUCH in capabilities
         self._erasable = Capability.SCAN | Capability.DELETE in capabilities
-        # True while the tier may hold chunks that a purge was meant to delete; true while a purge
-        # is under way; the time of the next attempt.
+        # True while the tier may hold chunks that a purge should delete; true while a purge is
+        # under way; the time of the next attempt.
         self._stale = False
         self._purging = False
         self._purge_at_s = -math.inf
 
     def open(self) -> None:
-        """Start the runner and open the tier. Waits for it, but no longer than ``open_deadline``.
+        """Start the runner and open the tier, waiting at most ``open_deadline``.
 
-        A tier that is not ``required`` may still be closed to reads and stores after that: it is
-        opened when its store can be reached, and :meth:`poll` learns of it.
+        A tier that is not ``required`` may still be closed to reads and stores after that: the
+        runner opens it when its store can be reached, and :meth:`poll` then updates the counters.
 
         Raises:
             ConfigError: a setting cannot work; nothing runs any more.
@@ -179,13 +180,13 @@ class TierClient:
         self.stats.note_open(self._runner.start())
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Hand over what is collected, let stores finish, close the tier, and end its runner.
+        """Hand over the collected jobs, let stores finish, close the tier, and end its runner.
 
         When this has returned, every job is concluded. A job that is not released has I/O that
         hangs in a thread; its slots must not be reused. A second call does nothing.
 
         Args:
-            timeout_s: time to drain, and again to close.
+            timeout_s: seconds to drain, and again to close.
         """
         self.flush()
         self._runner.close(timeout_s)
@@ -201,7 +202,7 @@ class TierClient:
         """Cancel queued jobs and wait for running ones; then apply their results.
 
         Args:
-            timeout_s: how long to wait before running calls are cancelled, and again after that.
+            timeout_s: seconds to wait before running calls are cancelled, and again after that.
 
         Returns:
             True if no I/O touches a slot any longer.
@@ -213,18 +214,18 @@ class TierClient:
     # --- state ----------------------------------------------------------------------------------
 
     def stats_now(self) -> TierStats:
-        """Return a copy of the counters with the state of the tier right now.
+        """Return a copy of the counters with the current state of the tier.
 
-        An engine that is idle does not poll: what the tier has reported of its state since then is
-        in the copy all the same. Any thread may call it.
+        An engine that is idle does not poll, so the copy includes the state that the tier has
+        reported since the last poll. Any thread may call it.
         """
         now_s = self._clock.now_s()
-        # In this order: what a poll takes meanwhile is missing once, and never counted twice.
+        # In this order, a report that a poll applies meanwhile is missed, and not counted twice.
         stats = self.stats.copy()
         reports = self._runner.peek()
         for report in reports:
             note_state(stats, report, now_s)
-        # What has ended since the last poll has made progress since.
+        # Work that has ended since the last poll is progress that the pace does not know of yet.
         is_stuck = not any(isinstance(report, JobResult | Progressed) for report in reports)
         stats.is_slow = int(is_stuck and self._pace.is_slow(now_s))
         return stats
@@ -264,7 +265,7 @@ class TierClient:
     def store_room(self) -> int:
         """Number of chunks for which the queue of stores has room.
 
-        It is bounded by what the tier has been seen to move in 2 s, too.
+        It is also bounded by the bytes that the tier has been seen to move in 2 s.
         """
         limit_bytes = min(self._max_store_bytes, self._pace.store_bytes)
         return int(max(0, (limit_bytes - self.store_bytes) // self._chunk_bytes))
@@ -281,18 +282,18 @@ class TierClient:
             chunks: number of chunks to load besides those under way.
 
         Returns:
-            Seconds, by the measured rate; 0.0 where nothing was measured lately.
+            Seconds, by the measured rate; 0.0 if nothing was measured lately.
         """
         size_bytes = self.load_bytes + chunks * self._chunk_bytes
         return self._pace.loads.expected_s(size_bytes, self._clock.now_s())
 
     def knows(self, key: OffloadKey) -> bool:
-        """Return true if a chunk (``key``) can be loaded without a lookup before.
+        """Return true if a chunk (``key``) can be loaded without a prior lookup.
 
-        The tier has stored it or brought it, and has not reported it removed. It may have lost it
-        in silence: then the load fails, and no chunk is known any more. While loads are under way
-        and the tier has answered nothing for longer than ``lookup_deadline``, none is known
-        either: a tier that hangs is found out by lookups, which do not wait as long.
+        The tier has stored or loaded it, and has not reported it removed. If the tier has lost it
+        without a report, the load fails, and no chunk is known any more. Nor is one known while
+        loads are under way and the tier has answered nothing for longer than ``lookup_deadline``:
+        lookups detect a tier that hangs sooner than loads.
         """
         within_s = self.spec.runner.lookup_deadline_s
         return key in self._known and self._pace.answers(self._clock.now_s(), within_s)
@@ -315,10 +316,10 @@ class TierClient:
 
         Args:
             keys: the chunks; the sequence belongs to the client from now on.
-            request: on whose behalf.
+            request: the request that needs the chunks.
             tag: handed back in ``job.tag``.
-            worth_s: time in which the engine would compute the chunks. The lookup has as long,
-                within the tier's ``lookup_deadline`` and ``max_lookup_deadline``.
+            worth_s: seconds in which the engine would compute the chunks. The lookup may take as
+                long, but at least ``lookup_deadline`` and at most ``max_lookup_deadline``.
 
         Returns:
             The job.
@@ -338,19 +339,19 @@ class TierClient:
         whole: bool = False,
         tag: Any = None,
     ) -> Job | None:
-        """Collect a load, as many chunks from the front as the queue has room for.
+        """Collect a load of as many chunks, from the front, as the queue has room for.
 
         Loads of one request in one step become one job, unless they have a tag.
 
         Args:
             keys: the chunks.
             slots: a slot index for each, which the tier writes until the job is released.
-            request: on whose behalf.
-            whole: take all chunks or none; an empty queue takes any number.
+            request: the request that needs the chunks.
+            whole: true to take all chunks or none; an empty queue takes any number.
             tag: handed back in ``job.tag``.
 
         Returns:
-            The job that has the chunks, or ``None`` if none was taken. Dropped chunks are counted.
+            The job with the chunks, or ``None`` if none was taken. Dropped chunks are counted.
         """
         taken = self._admit(_LOAD, len(keys), whole=whole)
         if not taken:
@@ -376,13 +377,13 @@ class TierClient:
         whole: bool = False,
         tag: Any = None,
     ) -> Job | None:
-        """Collect a store, as many chunks from the front as the queue has room for.
+        """Collect a store of as many chunks, from the front, as the queue has room for.
 
         Args:
             keys: the chunks.
             slots: a slot index for each, which the tier reads until the job is released.
-            request: on whose behalf.
-            whole: take all chunks or none; an empty queue takes any number.
+            request: the request that the chunks were computed for.
+            whole: true to take all chunks or none; an empty queue takes any number.
             tag: handed back in ``job.tag``.
 
         Returns:
@@ -407,7 +408,7 @@ class TierClient:
 
         Args:
             keys: the chunks.
-            request: on whose behalf.
+            request: the request that the job serves.
             tag: handed back in ``job.tag``.
 
         Returns:
@@ -418,20 +419,20 @@ class TierClient:
         return job
 
     def touch(self, keys: Sequence[OffloadKey]) -> None:
-        """Pass on which chunks were used in this step, if the tier wants to know.
+        """Tell the tier which chunks were used in this step, if it has ``Capability.TOUCH``.
 
         Args:
-            keys: the chunks, the most recent use last; they replace those of an earlier call in
-                the step.
+            keys: the chunks, the most recent use last; they replace the chunks of an earlier call
+                in the step.
         """
         if self._touches and self.takes_reads:
             self._touched = keys
 
     def purge(self) -> None:
-        """Have every chunk of the namespace deleted, from the next hand-over on.
+        """Delete every chunk of the namespace, beginning with the next :meth:`flush`.
 
-        Until that has succeeded, the tier is neither asked nor given anything; what fails is tried
-        again. A tier that cannot list and delete its chunks is not used any more.
+        Until the purge has succeeded, the tier gets no lookups, loads or stores; a failed purge is
+        tried again. A tier that cannot list and delete its chunks is not used any more.
         """
         if not self._stale and not self._erasable:
             _log.warning(
@@ -443,17 +444,17 @@ class TierClient:
         self._known.purge(next(self._job_ids))
 
     def drop_stores(self, count: int) -> None:
-        """Add ``count`` chunks that are not offered, since stores are refused."""
+        """Count ``count`` more chunks that are not offered, because stores are refused."""
         if count:
             self.stats.dropped[f"store.{self._refusal}"] += count
 
     def drop_lookups(self, count: int) -> None:
-        """Add ``count`` chunks that are not looked up, since reads are refused."""
+        """Count ``count`` more chunks that are not looked up, because reads are refused."""
         self.stats.lookup_chunks += count
         self.stats.dropped["lookup.unavailable"] += count
 
     def withdraw(self) -> None:
-        """Take back the jobs that are not handed over: they are released without a conclusion."""
+        """Take back the jobs not yet handed over: they are released without a conclusion."""
         withdrawn = self._collected
         self._collected, self._open_loads, self._touched = [], {}, ()
         for job in withdrawn:
@@ -463,7 +464,7 @@ class TierClient:
     # --- a step ---------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Hand over what is collected, in one hop."""
+        """Hand over the collected jobs in one hop."""
         if self._touched:
             within_s = self.spec.runner.store_deadline_s
             self._collected.append(self._new_job(_TOUCH, self._touched, (), NO_REQUEST, within_s))
@@ -483,7 +484,7 @@ class TierClient:
         self._refused += self._runner.submit(jobs)
 
     def poll(self) -> None:
-        """Apply what the tier has reported since the last call, and call the listener."""
+        """Apply the tier's reports since the last call, and call the listener."""
         reports = self._runner.poll()
         if not (reports or self.jobs):
             return
@@ -500,7 +501,7 @@ class TierClient:
             self._look_for_slowness(now_s)
 
     def take_events(self) -> list[OffloadingEvent]:
-        """Take the events since the last call, oldest first."""
+        """Return the events since the last call, oldest first."""
         return self._events.take()
 
     # --- inside ---------------------------------------------------------------------------------
@@ -527,7 +528,7 @@ class TierClient:
             )
 
     def _admit(self, operation: Operation, count: int, *, whole: bool) -> int:
-        """Return how many of so many chunks may join a queue; count the others as dropped."""
+        """Return how many of ``count`` chunks may join a queue; count the others as dropped."""
         is_load = operation is _LOAD
         # A load that was decided on a moment before the tier was taken out still begins.
         if (self.stats.reads_open or self._stale) if is_load else not self.takes_stores:
@@ -609,7 +610,7 @@ class TierClient:
             self._known.discard(job.keys)
             self._listener.deleted(self, job, verdicts)
         elif operation is _PURGE:
-            # Nothing was stored since the purge was asked for, so another one changes nothing.
+            # No stores were taken since the first request for a purge, so one purge serves all.
             self._purging = False
             self._stale = verdicts[0] is not _OK
 
@@ -627,7 +628,7 @@ class TierClient:
                 self._log_end("no longer slow", f"{name}: no longer slow")
 
     def _log_end(self, topic: str, message: str) -> None:
-        """Log the end of an outage, after what was held back of it here and in the tier's loop."""
+        """Log the end of an outage, after its messages held back here and in the tier's loop."""
         self.log.say_held_back()
         if not self._runner.log_end(topic, message):
             self.log.often(logging.WARNING, topic, message)
@@ -638,8 +639,8 @@ class TierClient:
             self._listener.released(self, job)
 
     def _stopped(self, report: RunnerStopped, now_s: float) -> None:
-        """Conclude the jobs that have no result, and release what can be released."""
-        # A tier in the memory of its process has lost everything.
+        """Conclude the jobs that have no result, and release them if their I/O has ended."""
+        # A tier in the memory of its process has lost all chunks.
         self._known.clear()
         for job in self.jobs.running:
             error = None
@@ -651,7 +652,7 @@ class TierClient:
                 self._release(job.job_id)
 
     def _conclude_overdue(self, now_s: float) -> None:
-        """Conclude jobs in the place of a runner that does not: the tier must block its loop."""
+        """Conclude overdue jobs in place of the runner, whose loop the tier must be blocking."""
         for job in self.jobs.running:
             if now_s > job.deadline_s + _CONCLUSION_GRACE_S:
                 name, operation = self.spec.name, job.operation.value

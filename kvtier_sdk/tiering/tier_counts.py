@@ -1,4 +1,4 @@
-"""What a tier's reports change in its counters."""
+"""The effect of a tier's reports on its counters."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def count_result(stats: TierStats, job: Job, result: JobResult, now_s: float) ->
 
 
 def note_state(stats: TierStats, report: Report, now_s: float) -> None:
-    """Note what a report says of the state of a tier."""
+    """Update the state of a tier from a report."""
     if isinstance(report, BreakerMoved):
         is_open = int(report.state is not BreakerState.CLOSED)
         if report.direction is Direction.READ:

@@ -1,4 +1,4 @@
-"""The side of a tier's client that calls the engine back."""
+"""The callbacks from a tier's client to the engine."""
 
 from __future__ import annotations
 
@@ -13,53 +13,53 @@ if TYPE_CHECKING:
 
 
 class TierListener:
-    """Learns what becomes of a tier's jobs. Override what you need; the rest does nothing.
+    """Callbacks for the outcome of a tier's jobs. Override those you need; the rest do nothing.
 
     Every method is called on the engine's thread, inside :meth:`TierClient.poll` or
     :meth:`TierClient.close`. A method may hand the client new jobs, and must not raise.
     """
 
     def answered(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
-        """A lookup is concluded.
+        """Handle the conclusion of a lookup.
 
         Args:
             tier: the client.
             job: the lookup.
-            verdicts: one a key. ``OK`` is present, ``NOT_FOUND`` absent; anything else means that
-                the tier could not say.
+            verdicts: one per key: ``OK`` if present, ``NOT_FOUND`` if absent; any other means that
+                the lookup failed.
         """
 
     def loaded(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
-        """A load is concluded. Slots whose verdict is ``OK`` hold their chunk, verified.
+        """Handle the conclusion of a load. Slots with the verdict ``OK`` hold verified chunks.
 
         The other slots may still be written until :meth:`released`.
 
         Args:
             tier: the client.
             job: the load.
-            verdicts: one a key.
+            verdicts: one per key.
         """
 
     def stored(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
-        """A store is concluded. Its slots may still be read until :meth:`released`.
+        """Handle the conclusion of a store. Its slots may be read until :meth:`released`.
 
         Args:
             tier: the client.
             job: the store.
-            verdicts: one a key.
+            verdicts: one per key.
         """
 
     def deleted(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
-        """A deletion is concluded.
+        """Handle the conclusion of a deletion.
 
         Args:
             tier: the client.
             job: the deletion.
-            verdicts: one a key.
+            verdicts: one per key.
         """
 
     def removed(self, tier: TierClient, keys: Sequence[OffloadKey], *, evicted: bool) -> None:
-        """Chunks left the tier, and it reported it.
+        """Handle the tier's report that chunks have left it.
 
         Args:
             tier: the client.
@@ -68,7 +68,7 @@ class TierListener:
         """
 
     def released(self, tier: TierClient, job: Job) -> None:
-        """A job's I/O has ended, after its conclusion: the tier no longer touches its slots.
+        """Handle the end of a job's I/O, after its conclusion: its slots are no longer touched.
 
         Jobs that :meth:`TierClient.withdraw` takes back are released too, without a conclusion.
 

@@ -15,7 +15,7 @@ from kvtier_sdk.types import OffloadKey
 
 
 class TierReports(TierListener):
-    """Applies verdicts, and gives the pins of a job back when it is released."""
+    """Applies verdicts, and releases the pins of a job whose I/O has ended."""
 
     def __init__(
         self,
