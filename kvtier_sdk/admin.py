@@ -155,7 +155,7 @@ def _is_served(path: Path) -> bool:
 
 
 def _receive_line(connection: socket.socket, most_bytes: int, timeout_s: float) -> bytes:
-    """Receive until a line ends, the connection ends or the limit is reached, all in time."""
+    """Receive until a line end, the connection's end or ``most_bytes``, within ``timeout_s``."""
     clock = SystemClock()
     deadline_s = clock.now_s() + timeout_s
     line = bytearray()

@@ -116,7 +116,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore it: a broken connection is not the engine's error and not for its stderr."""
+        """Ignore a broken connection; the base class would write to the engine's stderr."""
 
     def _cut_off(self, connection: Any) -> None:
         # Its thread sees the end of the connection and returns.

@@ -4,7 +4,7 @@
 exporter (Prometheus, an engine's own statistics) lives elsewhere and needs only these two.
 """
 
-# ruff: noqa: RUF009 - what is called in the defaults below makes dataclass fields
+# ruff: noqa: RUF009 - the calls in the defaults below make dataclass fields
 from __future__ import annotations
 
 from bisect import bisect_left
@@ -354,7 +354,7 @@ class TierStats:
         return self.job_s["store"].total
 
     def note_open(self, is_open: bool) -> None:
-        """Record whether the tier accepts jobs (``is_open``), and reset its breakers' gauges."""
+        """Record whether the tier accepts jobs (``is_open``); set its breakers' gauges alike."""
         self.is_open = int(is_open)
         self.reads_open = self.stores_open = int(not is_open)
         if not is_open:

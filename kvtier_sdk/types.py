@@ -214,7 +214,7 @@ class Usage:
 
     Attributes:
         chunks: number of stored chunks; ``None`` if the store does not count them.
-        used_bytes: bytes that they take, headers included.
+        used_bytes: bytes that the chunks use, headers included.
         capacity_bytes: the tier's limit; ``None`` if it has none.
         free_bytes: the free bytes of the disk under the tier, which other programs may use too;
             ``None``, the default, if there is no disk or the tier does not know.

@@ -35,13 +35,13 @@ class Connection:
         await connection.send([b"GET\\n"])
         await connection.receive(transfer.buffers)
 
-    The rules of a tier rest on these:
+    Its rules, on which a tier can rely:
 
     - *Cancellation.* A call that is cancelled while it waits closes the connection. Once it has
       raised, nothing touches its buffers.
     - *End of file, reset.* A call that needs more than the server sent raises
-      :class:`TierUnavailableError` and closes the connection. What the server sent before the end
-      can be received, even if the end cut a :meth:`send` short.
+      :class:`TierUnavailableError` and closes the connection. The bytes sent before the end can
+      be received, even if the end cut a :meth:`send` short.
     - *Silence.* With ``stall_timeout_s``, a call during which no byte moves for that long raises
       :class:`TierTimeoutError` and closes the connection.
     - *One call at a time.* A second call while one waits raises :class:`RuntimeError` and leaves
@@ -158,7 +158,7 @@ class Connection:
     async def send(self, buffers: Sequence[bytes | memoryview]) -> Sequence[bytes | memoryview]:
         """Send buffers, one after the other.
 
-        Ends early if the server replies or hangs up before it has taken everything: receive the
+        Ends early if the server replies or hangs up before everything is sent: receive the
         reply, which says why. Until the rest is sent the connection is not usable for another
         request.
 

@@ -69,7 +69,7 @@ class TierSpec:
 
         Args:
             entry: the options. ``type`` is the backend's name, or ``"kvtier"`` beside a
-                ``backend`` that names it; ``url`` replaces them or adds to them.
+                ``backend`` that names it; a ``url`` replaces or completes these options.
             where: the source of the entry; each complaint begins with it.
             path: the entry's place in that source, ``tiers[1]``; empty if it is the whole source.
 
@@ -177,7 +177,7 @@ def _backend_given(entry: Mapping[str, Any], url: TierURL | None, place: Place) 
     elif url is not None:
         option, name = "url", url.scheme
     else:
-        # A misspelt 'type' is told as an unknown option, not as a missing one.
+        # A misspelt 'type' is reported as an unknown option, not as a missing one.
         unknown = entry.keys() - set(_COMMON)
         misspelt = {key: None for key in unknown if closest(key, _COMMON) in _ENTRY_OPTIONS}
         validate_options(RunnerOptions, misspelt, place, _ENTRY_OPTIONS)

@@ -40,7 +40,7 @@ class ReportRemoved(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TierContext:
-    """The surroundings of a tier: what the SDK gives it besides its options.
+    """The surroundings of a tier: all that the SDK gives it besides its options.
 
     ::
 
@@ -138,9 +138,9 @@ class SecondaryTierManager(ABC):
     - *No reader ever sees a partly written object*, even if a store fails midway.
     - *Storing a key twice is harmless*: the first or the last complete object stays. The last one
       stays if its transfer's ``replace`` is true.
-    - *An error of one object is that object's*: a :class:`ChunkError` for that key, and no end of a
-      batch. ``lookup`` answers ``False`` for an object that it cannot examine, and raises the error
-      only if that is so for every key of the call.
+    - *An error of one object fails that object only*: it is a :class:`ChunkError` for that key, and
+      the batch goes on. ``lookup`` answers ``False`` for an object that it cannot examine, and
+      raises the error only if it can examine none of the call's keys.
     - *An outage is a* :class:`TierUnavailableError`, never ``False`` from :meth:`lookup`.
     - Only :class:`TierError` and its subclasses are raised (:func:`kvtier_sdk.map_exceptions`).
     - *A key may hold any bytes*; a chunk is found under its own key in its own namespace, and
@@ -189,7 +189,7 @@ class SecondaryTierManager(ABC):
         alignment: alignment of each buffer's address and length, in bytes; a power of two up to
             4,096.
         needs_process: true for a tier that runs in a process of its own or not at all, for example
-            because its client takes the interpreter lock for long, or can crash.
+            because its client holds the interpreter lock for long, or can crash.
         max_batch_keys: the most keys of one call of ``lookup``, ``load``, ``store``, ``touch`` and
             ``delete``; the SDK splits longer ones. ``None`` for no limit.
         runner_defaults: the tier's own defaults for the options that every tier has, as they are

@@ -56,7 +56,7 @@ class Place:
         return dict(value)
 
     def entries(self, value: object) -> dict[Place, object]:
-        """Return the entries of the list at this place by their places; else raise too."""
+        """Return the entries of the list at this place, by their places; another value raises."""
         if not isinstance(value, list | tuple):
             raise ConfigError(f"{self} should be a list, not {kind_of(value)}")
         return {self.at(index): entry for index, entry in enumerate(value)}

@@ -23,7 +23,7 @@ class TierConfig(StrictModel):
     def options_from_url(cls, url: TierURL) -> dict[str, Any]:
         """Turn a URL's parts into options of this model.
 
-        The default takes the query and refuses a host or a path. Override it where these mean
+        By default it accepts the query and refuses a host or a path. Override it if these mean
         something.
 
         Args:

@@ -17,7 +17,7 @@ _Order = OrderedDict[OffloadKey, None]
 
 
 class ARCPolicy(EvictionPolicy):
-    """Evicts from the chunks used once or from those used again, whichever list is over its share.
+    """Evicts from the chunks used once or the chunks used again, whichever list is over its share.
 
     It keeps the paper's four lists, least recent first. T1 holds chunks not used since they were
     inserted, T2 chunks that were used again. B1 and B2 hold the keys of chunks evicted from each.

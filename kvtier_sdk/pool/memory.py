@@ -24,7 +24,7 @@ from kvtier_sdk.pool.limits import (
     memory_limits,
 )
 
-#: Since Linux 5.14. Python's mmap module does not define it, and its madvise holds the GIL.
+#: Since Linux 5.14. Python's mmap module lacks it, and its madvise holds the interpreter lock.
 _MADV_POPULATE_WRITE = 23
 #: The bytes that one thread faults in at a time.
 _STRETCH_BYTES = 64 << 20
@@ -69,7 +69,7 @@ def check_room(size_bytes: int, directory: Path | None = None) -> None:
 
 
 def prefault(mapping: mmap.mmap, fd: int | None) -> None:
-    """Back every page of a mapping with memory, in parallel and without holding the GIL.
+    """Back every page of a mapping with memory, in parallel and without the interpreter lock.
 
     Existing bytes keep their values, even while other processes write.
 

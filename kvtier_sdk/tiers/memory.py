@@ -121,7 +121,7 @@ class MemoryTier(SecondaryTierManager):
             await self.context.clock.sleep(arrival_s - now_s)
 
     def _put(self, transfer: Transfer) -> None:
-        # numpy copies without holding the GIL; a bytearray does not.
+        # numpy copies without the interpreter lock; a bytearray holds it.
         stored = np.empty(transfer.object_bytes, np.uint8)
         stored[: len(transfer.header)] = transfer.header
         stored[len(transfer.header) :] = transfer.payload
