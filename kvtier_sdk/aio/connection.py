@@ -15,7 +15,7 @@ from kvtier_sdk.errors import TierError, TierTimeoutError, TierUnavailableError
 
 # The size of a read of text, and so the most that is ever copied of a payload behind it.
 _TEXT_BYTES = 2048
-# OpenSSL encrypts the bytes of a call into its own memory, so each call gets few.
+# OpenSSL encrypts the bytes of a call into its own memory, so each call gets a small piece.
 _TLS_PIECE_BYTES = 128 * 1024
 # The maximum number of buffers of one vector call (IOV_MAX).
 _MOST_BUFFERS = 1024
@@ -261,7 +261,7 @@ class Connection:
         """Close the connection at once; harmless if it is closed.
 
         Args:
-            reason: the reason that the call under way and later ones raise.
+            reason: the reason, for the errors of the call under way and of later ones.
         """
         self._close(TierUnavailableError(f"connection to {self.peer} lost: {reason}"))
 
@@ -507,7 +507,7 @@ async def _open_socket(address: tuple[str, int] | str, tls: ssl.SSLContext | Non
             failure = error
             continue
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # Without it, a server that vanishes silently would never be noticed.
+        # So a server that vanishes silently is noticed at last, even without a stall timeout.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         return sock if tls is None else await _encrypted(sock, tls, host)
     raise failure

@@ -46,7 +46,7 @@ class PrefixPolicy(EvictionPolicy):
 
     The right weight depends on the workload: 0 evicts the least recently used chunk, and where
     conversations pause for longer than the pool lasts, 4 and 8 hit twice as often. Each candidate
-    is simulated with a sample of the chunks, and the candidate with the most recent hits is used.
+    is simulated with a sample of the chunks, and the candidate with the most hits of late is used.
 
     A chunk is used together with the chunks before it in its prefix, and the last chunk's use is
     recorded first. So a chunk has no more uses than its predecessors, is older, and leaves first.

@@ -36,7 +36,7 @@ class PoolFile:
         self.close = weakref.finalize(self, _release, fd, path, os.getpid())
 
     def claim(self, worker: int | None) -> None:
-        """Become a member, which no other process can be then.
+        """Become a member, unless another process already is this member.
 
         Raises:
             ConfigError: there is no such worker, or another process is this member.
