@@ -378,7 +378,7 @@ class TierStats:
         self.error_s = now_s
 
     def copy(self) -> Self:
-        """Return a copy, which shares the histograms and the labelled counters of jobs."""
+        """Return a copy, which shares the histograms and the labelled counters with this object."""
         return replace(
             self,
             backend_counters=dict(self.backend_counters),

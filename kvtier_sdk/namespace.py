@@ -103,7 +103,7 @@ class StoredNamespace(Namespace):
     """A namespace as a tier holds it: its chunks' fingerprint, and the facts of its manifest.
 
     Whoever can write to a store can plant a manifest. So facts are accepted only if they match the
-    fingerprint; the facts of a manifest that hides a secret do not.
+    fingerprint; the facts of a manifest that hides a secret never match.
 
     >>> ours = Namespace({"model": "llama"})
     >>> found = StoredNamespace.read(ours.fingerprint, ours.manifest_json().encode())
