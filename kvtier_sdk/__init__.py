@@ -1,7 +1,8 @@
 """kvtier: offloading the KV cache of large language models through tiers of memory and storage.
 
-Values, errors, options, and all that backends, policies and codecs are written with are here, flat.
-:mod:`kvtier_sdk.engine` is for engines. The modules behind them are not part of the interface.
+This package offers, flat, everything needed to write backends, policies and codecs, such as values,
+errors and options. :mod:`kvtier_sdk.engine` is for engines. The modules behind these two are
+private.
 """
 
 from kvtier_sdk.aio.blocking import run_blocking

@@ -1,6 +1,6 @@
 """The admin socket of an engine: one JSON request, one JSON answer, over a Unix socket.
 
-The socket knows no manager. What is asked and answered is in ``operator.control``.
+The socket does not know the manager: requests and answers are defined in ``operator.control``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Self
 from kvtier_sdk.aio.clock import SystemClock
 from kvtier_sdk.errors import ConfigError
 
-#: How long one client may take, since the others wait for it.
+#: The time limit of one client, because the others wait for it.
 _CLIENT_TIMEOUT_S = 2.0
 _MOST_REQUEST_BYTES = 64 * 1024
 _MOST_ANSWER_BYTES = 16 * 1024 * 1024
@@ -35,7 +35,7 @@ class AdminSocket:
     process has left is replaced.
 
     Attributes:
-        path: of the socket.
+        path: the socket's path.
 
     Raises:
         ConfigError: the socket cannot be made, or a living process serves it.
@@ -91,8 +91,8 @@ class AdminSocket:
                     "engines have the same setting, name a directory"
                 )
             self.path.unlink()
-        # Linux gives the file that bind makes the mode of the socket. Whoever can write to the
-        # directory may replace the file at any time, so nothing is changed by its path.
+        # bind gives its file the mode of the socket, on Linux. The mode is not set through the
+        # path, because whoever can write to the directory may replace the file at any time.
         os.fchmod(self._socket.fileno(), 0o600)
         self._socket.bind(str(self.path))
         self._inode = os.lstat(self.path).st_ino
@@ -103,7 +103,7 @@ class AdminSocket:
             try:
                 client, _ = self._socket.accept()
             except OSError:
-                # It was closed, or the engine has no descriptor left for the moment.
+                # The socket was closed, or the engine has run out of descriptors for the moment.
                 self._closed.wait(_PAUSE_S)
                 continue
             with client, contextlib.suppress(OSError):
@@ -155,7 +155,7 @@ def _is_served(path: Path) -> bool:
 
 
 def _receive_line(connection: socket.socket, most_bytes: int, timeout_s: float) -> bytes:
-    """Receive up to a line's end, the connection's, or the limit; all of it within the time."""
+    """Receive until a line end, the connection's end or ``most_bytes``, within ``timeout_s``."""
     clock = SystemClock()
     deadline_s = clock.now_s() + timeout_s
     line = bytearray()

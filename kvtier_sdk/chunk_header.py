@@ -15,7 +15,7 @@ Layout, little-endian, 64 bytes::
 
 The binding detects a chunk that was stored under another key or by another model; the digest
 detects a damaged one. xxh3 is not cryptographic: the header guards against faults, not against an
-adversary who can write to the store. A codec does (:class:`kvtier_sdk.ChunkCodec`).
+adversary who can write to the store. A codec guards against both (:class:`kvtier_sdk.ChunkCodec`).
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class ChunkHeader:
         Raises:
             CorruptChunkError: key, header and payload do not belong together; the message names
                 the mismatch.
-            ChunkAuthError: the payload should be sealed, and is not.
+            ChunkAuthError: the payload should be sealed but is not.
         """
         if not self._verify:
             return
@@ -107,8 +107,8 @@ class ChunkHeader:
             raise CorruptChunkError("the payload does not match its digest")
 
     def associated_data(self, key: OffloadKey, header: memoryview) -> bytes:
-        """Return all that a sealed payload belongs to: header fields, namespace and key."""
-        # All but the key have fixed lengths, so no two of them join to the same bytes.
+        """Return a sealed payload's associated data: header fields, namespace and key."""
+        # All parts but the key have fixed lengths, so different parts never join to the same bytes.
         return bytes(header[:_HEADER_BYTES]) + self._fingerprint + key
 
     def envelope(self, header: memoryview, envelope_bytes: int) -> memoryview:

@@ -40,7 +40,7 @@ class TierError(KVTierError):
 
     Args:
         message: a description of the failure for an operator.
-        retryable: whether the same call may succeed in a moment; ``None`` takes the class's
+        retryable: whether the same call may succeed in a moment; ``None`` for the class's
             :attr:`default_retryable`.
 
     Attributes:
@@ -49,7 +49,7 @@ class TierError(KVTierError):
     """
 
     default_retryable: ClassVar[bool] = False
-    # Values of the class also serve a subclass that does not call this constructor.
+    # Class attributes, for a subclass that does not call this constructor.
     retryable: bool = False
     tier: str | None = None
     operation: str | None = None
@@ -84,7 +84,7 @@ class ChunkError(TierError):
 
     Examples are a file with a bad sector and a file that belongs to another user. A server that
     cannot be reached fails every chunk: that is a :class:`TierUnavailableError`. One chunk's fault
-    opens no circuit breaker; faults of several chunks do, with no success between them.
+    never opens a circuit breaker; faults of several chunks do, if no success comes between them.
     """
 
 
@@ -138,7 +138,7 @@ class TierContractError(TierError):
 
 
 def check_any_answered(outcomes: Iterable[object]) -> None:
-    """Tell an outage of some servers, or of some chunks, from an outage of the whole tier.
+    """Raise the first error if no request has an answer: then the whole tier is out.
 
     ::
 
@@ -148,10 +148,10 @@ def check_any_answered(outcomes: Iterable[object]) -> None:
             return [outcome is True for outcome in outcomes]
 
     Args:
-        outcomes: one for each request; a :class:`TierError` for one without an answer.
+        outcomes: one for each request; a :class:`TierError` means that it has no answer.
 
     Raises:
-        TierError: there are requests, and none has an answer; the first reason.
+        TierError: there are requests, and none has an answer.
     """
     first: TierError | None = None
     for outcome in outcomes:

@@ -28,7 +28,7 @@ class OffloadingEvent:
 
 
 class EventLog:
-    """The events of one tier that nobody has taken yet."""
+    """The events of one tier since they were last collected."""
 
     def __init__(self, tier: str, medium: Medium, locality: Locality, *, is_enabled: bool) -> None:
         self.is_enabled = is_enabled
@@ -36,7 +36,7 @@ class EventLog:
         self._events: list[OffloadingEvent] = []
 
     def add(self, keys: Sequence[OffloadKey], *, removed: bool) -> None:
-        """Add an event, where events are collected and there is a chunk to tell."""
+        """Add an event, if events are enabled and there are keys."""
         if keys and self.is_enabled:
             self._events.append(
                 OffloadingEvent(keys, self._tier, self._medium, self._locality, removed)

@@ -1,7 +1,7 @@
 """Metrics over HTTP in Prometheus's format, for engines without an endpoint of their own.
 
-An engine's endpoint shows what the engine was told in its last step. This one asks when it is
-scraped, so that its gauges are true while the engine is idle.
+An engine's endpoint shows the values of the engine's last step. This one collects them at each
+scrape, so that its gauges are right even while the engine is idle.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def serve_metrics(
             print(url)  # http://127.0.0.1:43211/metrics
 
     Args:
-        collect: returns the values; called in a thread of the server's at each scrape.
-        port: the port; 0 for one that is free.
+        collect: returns the values; called in one of the server's threads at each scrape.
+        port: the port; 0 for any free one.
         host: the address to listen on. There is no authentication: leave it on this machine, or
             choose a network that only the monitoring reaches.
 
@@ -51,7 +51,7 @@ def serve_metrics(
         The URL.
 
     Raises:
-        ConfigError: the extra ``metrics`` is not installed, or the port cannot be had.
+        ConfigError: the extra ``metrics`` is not installed, or the port is not available.
     """
     try:
         from prometheus_client import CollectorRegistry, make_wsgi_app
@@ -80,7 +80,7 @@ def serve_metrics(
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """Serves a few connections at once, each for a limited time: its threads are the engine's.
+    """Serves a few connections at once, each for a limited time, to cost the engine little.
 
     A new connection takes the place of the oldest, so that unfinished requests keep nobody out.
     """
@@ -116,7 +116,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A connection that breaks is no error of the engine, whose stderr this would go to."""
+        """Ignore a broken connection; the base class would write to the engine's stderr."""
 
     def _cut_off(self, connection: Any) -> None:
         # Its thread sees the end of the connection and returns.
@@ -131,7 +131,7 @@ class _Handler(WSGIRequestHandler):
 
 
 class _Collector:
-    """The values in the classes of prometheus_client."""
+    """Converts the values to the classes of prometheus_client."""
 
     def __init__(self, collect: Callable[[], Iterable[Sample]]) -> None:
         self._collect = collect

@@ -4,7 +4,7 @@
 exporter (Prometheus, an engine's own statistics) lives elsewhere and needs only these two.
 """
 
-# ruff: noqa: RUF009 - what is called in the defaults below makes dataclass fields
+# ruff: noqa: RUF009 - the calls in the defaults below make dataclass fields
 from __future__ import annotations
 
 from bisect import bisect_left
@@ -41,7 +41,7 @@ class Metric:
         unit: ``chunks``, ``bytes``, ``seconds``, ``slots``; empty for a plain number.
         help: one sentence for an operator.
         labels: the names of its labels.
-        bounds: of a histogram, the upper bounds of its buckets; a last one without a bound follows.
+        bounds: upper bounds of a histogram's buckets; one more bucket has no bound.
     """
 
     name: str
@@ -56,8 +56,8 @@ class HistogramValue(NamedTuple):
     """The observations of a histogram at one moment.
 
     Attributes:
-        counts: the number of observations in each bucket, that without a bound included.
-        total: all observations added up.
+        counts: the number of observations in each bucket; the last one has no bound.
+        total: the sum of all observations.
     """
 
     counts: tuple[int, ...]
@@ -70,7 +70,7 @@ class Sample(NamedTuple):
     Attributes:
         metric: the metric.
         labels: a value for each of the metric's labels.
-        value: the value, in the metric's unit; of a histogram, its observations.
+        value: the value, in the metric's unit; for a histogram, its observations.
     """
 
     metric: Metric
@@ -83,10 +83,10 @@ class Histogram:
 
     Attributes:
         counts: the number of observations in each bucket; the last one has no bound.
-        total: all observations added up.
+        total: the sum of all observations.
 
     Args:
-        bounds: upper bounds of the buckets, growing.
+        bounds: upper bounds of the buckets, in ascending order.
     """
 
     __slots__ = ("_bounds", "counts", "total")
@@ -102,7 +102,7 @@ class Histogram:
         self.total += value
 
     def observe_several(self, value: float, count: int) -> None:
-        """Count so many observations (``count``) of one size (``value``)."""
+        """Count several observations (``count``) of one size (``value``)."""
         self.counts[bisect_left(self._bounds, value)] += count
         self.total += value * count
 
@@ -163,7 +163,7 @@ def _declare(
     keys: Iterable[str] = (),
 ) -> Any:
     stem = name.removesuffix("_total")
-    # Misses are counted in chunks, and so are all that have a reason.
+    # Misses, like all metrics with a reason, count chunks.
     unit = next((unit for unit in _UNITS if stem.endswith(unit)), "chunks" * ("reason" in labels))
     metric = Metric(f"kvtier_{name}", kind, unit, text, labels, bounds)
     return field(default_factory=make, metadata={_DECLARED: _Declared(metric, of, tuple(keys))})
@@ -210,13 +210,13 @@ def _job_histograms(name: str, text: str, bounds: tuple[float, ...]) -> Any:
 
 @dataclass(slots=True)
 class TierStats:
-    """Counts of one tier, the primary tier included, since its manager was made.
+    """Counts of one tier, perhaps the primary tier, since its manager was made.
 
     Attributes:
         name: the tier's name.
         backend: the backend's name; ``"primary"`` for the host pool.
         errors: the last few error texts, the newest last.
-        error_s: time of the newest on the tier's clock.
+        error_s: time of the newest error on the tier's clock.
     """
 
     name: str
@@ -278,7 +278,7 @@ class TierStats:
         "Chunks of jobs that did not succeed for them.",
         "operation",
         "reason",
-        # A lookup that does not find has its answer.
+        # A lookup that finds nothing has not failed.
         keys=sorted({*map(".".join, product(_OPERATIONS, _FAULTS))} - {"lookup.not_found"}),
     )
     dropped: Counter[str] = _counters(
@@ -325,7 +325,7 @@ class TierStats:
         "tier_free_bytes",
         "Free bytes of the disk under the tier; absent if it has none or is down.",
     )
-    #: By the names that the backend gives them.
+    #: By the backend's own names.
     backend_counters: dict[str, float] = _declare(
         MetricKind.COUNTER,
         "backend_counter_total",
@@ -345,40 +345,40 @@ class TierStats:
 
     @property
     def load_s(self) -> float:
-        """Duration of load jobs, added up even if they overlap."""
+        """Sum of the durations of load jobs, even if they overlap."""
         return self.job_s["load"].total
 
     @property
     def store_s(self) -> float:
-        """Duration of store jobs, added up even if they overlap."""
+        """Sum of the durations of store jobs, even if they overlap."""
         return self.job_s["store"].total
 
     def note_open(self, is_open: bool) -> None:
-        """Note that the tier takes jobs again (``is_open``) or none; its breakers begin again."""
+        """Record whether the tier accepts jobs (``is_open``); set its breakers' gauges alike."""
         self.is_open = int(is_open)
         self.reads_open = self.stores_open = int(not is_open)
         if not is_open:
             self.note_usage(None)
 
     def note_usage(self, usage: Usage | None) -> None:
-        """Note how full the tier is: its ``usage``, or ``None`` while it cannot say."""
+        """Record the tier's ``usage``; ``None`` while it is unknown."""
         self.used_chunks, self.used_bytes, self.capacity_bytes, self.free_bytes = (
             (None,) * 4 if usage is None else astuple(usage)
         )
 
     def note_backend(self, counters: Mapping[str, float], gauges: Mapping[str, float]) -> None:
-        """Take what the backend's own counters have gained, and new values of its gauges."""
+        """Add the gains of the backend's own ``counters``, and set its changed ``gauges``."""
         for name, gained in counters.items():
             self.backend_counters[name] = self.backend_counters.get(name, 0.0) + gained
         self.backend_gauges.update(gauges)
 
     def note_error(self, text: str, now_s: float) -> None:
-        """Keep the text of an error at ``now_s``, and the texts of a few others before it."""
+        """Keep the ``text`` of an error at ``now_s``, and up to four other texts before it."""
         self.errors = [*[other for other in self.errors if other != text][-4:], text]
         self.error_s = now_s
 
     def copy(self) -> Self:
-        """Return a copy; what a job adds to is shared, the state is not."""
+        """Return a copy, which shares the histograms and the labelled counters with this object."""
         return replace(
             self,
             backend_counters=dict(self.backend_counters),
@@ -420,7 +420,7 @@ METRICS: tuple[Metric, ...] = tuple(
 def metric_samples(
     stats: Sequence[TierStats], usage: PoolUsage | None = None, *, zeros: bool = True
 ) -> Iterator[Sample]:
-    """Yield the values of all metrics. Any thread may call it while the counts go on.
+    """Yield the values of all metrics. Any thread may call it while others count.
 
     >>> stats = TierStats("disk", "file", stored_chunks=3)
     >>> [(s.metric.name, s.labels) for s in metric_samples([stats]) if s.value == 3]
@@ -441,7 +441,7 @@ def metric_samples(
             if type(value) is int:
                 yield Sample(metric, own, value)
             elif isinstance(value, dict):
-                # Copied: the thread that counts may add a key meanwhile.
+                # Copied, because the counting thread may add a key meanwhile.
                 items = list(value.items())
                 if zeros:
                     items += [(key, 0) for key in declared.keys if key not in value]

@@ -16,7 +16,7 @@ from kvtier_sdk.options.secrets import masked
 
 _FINGERPRINT_HEX = 32
 _FINGERPRINT = re.compile(rf"[0-9a-f]{{{_FINGERPRINT_HEX}}}")
-#: Tables and lists inside of each other in a manifest: what reads facts is recursive.
+#: The deepest nesting of tables and lists in a manifest, because facts are read recursively.
 _MOST_LEVELS = 32
 
 
@@ -34,8 +34,8 @@ class Namespace:
     Attributes:
         facts: name to value: engine, model and revision, dtype, KV layout, parallelism, tokens
             per block and per chunk, groups, hash algorithm and seed. Plain JSON values. The
-            manifest adds the format version of the chunk header. A secret, by its name, decides
-            too, but every manifest has ``"***"`` in its place.
+            manifest adds the format version of the chunk header. A fact whose name means a secret
+            counts too, but every manifest shows ``"***"`` in its place.
     """
 
     facts: Mapping[str, object]
@@ -59,7 +59,7 @@ class Namespace:
         return {**self.facts, "frame_version": HEADER_VERSION}
 
     def for_chunks(self, chunk_bytes: int) -> Namespace:
-        """Add the length of a chunk's payload (``chunk_bytes``), which a tier's chunks share."""
+        """Return the namespace with one more fact: ``chunk_bytes``, a payload's length."""
         return Namespace({**self.facts, "chunk_bytes": chunk_bytes})
 
     def __eq__(self, other: object) -> bool:
@@ -75,7 +75,7 @@ class Namespace:
         return Namespace({**self.facts, "codec": codec})
 
     def manifest_json(self) -> str:
-        """Return the text of a ``manifest.json``: the fingerprint and the facts, one a line."""
+        """Return the text of a ``manifest.json``: the fingerprint and the facts, one per line."""
         document = {"fingerprint": self.fingerprint, "facts": self.manifest}
         return json.dumps(document, indent=2, sort_keys=True) + "\n"
 
@@ -87,7 +87,7 @@ class Namespace:
 
         Returns:
             Name to (ours, theirs), only for facts that differ; a missing value is ``None``. Secrets
-            cannot be compared.
+            are never compared.
         """
         ours = json.loads(json.dumps(self.manifest))
         return {
@@ -102,8 +102,8 @@ class Namespace:
 class StoredNamespace(Namespace):
     """A namespace as a tier holds it: its chunks' fingerprint, and the facts of its manifest.
 
-    Whoever can write to a store can plant a manifest. So it has facts only if they give the
-    fingerprint; those of a manifest that hides a secret do not.
+    Whoever can write to a store can plant a manifest. So facts are accepted only if they match the
+    fingerprint; the facts of a manifest that hides a secret never match.
 
     >>> ours = Namespace({"model": "llama"})
     >>> found = StoredNamespace.read(ours.fingerprint, ours.manifest_json().encode())
@@ -111,10 +111,10 @@ class StoredNamespace(Namespace):
     (True, 'llama')
 
     Attributes:
-        stored_under: the fingerprint under which its chunks are stored. What is added to the facts
-            does not change it.
+        stored_under: the fingerprint under which its chunks are stored. :meth:`for_chunks` and
+            :meth:`sealed_by` do not change it.
         fault: why it has no facts: ``"no manifest"``, ``"unreadable manifest"`` or ``"unverified
-            manifest"``; empty if it has.
+            manifest"``; empty if it has facts.
     """
 
     stored_under: str
@@ -125,12 +125,12 @@ class StoredNamespace(Namespace):
         """Read the manifest that a tier keeps beside its chunks.
 
         Args:
-            fingerprint: the one that the tier has written on the chunks.
-            manifest: what :meth:`Namespace.manifest_json` wrote, as it was read back; ``None`` if
+            fingerprint: the fingerprint that the tier keeps with the chunks.
+            manifest: the text of :meth:`Namespace.manifest_json`, as it was read back; ``None`` if
                 there is none.
 
         Returns:
-            The namespace; without facts if the manifest does not give its fingerprint.
+            The namespace; without facts if they are missing, unreadable or of another fingerprint.
         """
         if manifest is None:
             return cls({}, fingerprint, "no manifest")

@@ -55,7 +55,7 @@ _PUBLISHED = {
 
 T = TypeVar("T")
 
-# Capability to the method that a backend with it must implement.
+# Capability to the method that a backend with this capability must implement.
 _OPTIONAL = {
     Capability.DELETE: "delete",
     Capability.TOUCH: "touch",
@@ -65,7 +65,7 @@ _OPTIONAL = {
 }
 
 
-# Coroutine functions, where a class has them.
+# Methods that must be coroutine functions, if a class has them.
 _METHODS = (
     *("open", "lookup", "store", "load", "close", "delete", "touch", "usage"),
     *("contains_chunk", "store_chunk", "load_chunk"),
@@ -80,7 +80,7 @@ class BackendInfo:
         name: the name by which a configuration chooses it.
         distribution: the package that provides it.
         version: that package's version.
-        target: ``module:class``.
+        target: the tier's class, as ``module:class``.
     """
 
     name: str
@@ -122,7 +122,7 @@ def load_backend(name: str) -> type[SecondaryTierManager]:
             names both.
         BackendLoadError: it cannot be imported, is not a :class:`SecondaryTierManager`, was
             written for another version of the contract, or lacks a method that the contract
-            requires, or has one that is no coroutine function; the message names package and
+            requires, or has one that is not a coroutine function; the message names package and
             version.
     """
     found = _find_backend(name)
@@ -134,14 +134,14 @@ def load_backend(name: str) -> type[SecondaryTierManager]:
 
 
 def check_backend(backend: object, info: BackendInfo) -> None:
-    """Check what a class shows without being called; raise :class:`BackendLoadError`."""
+    """Check a class as far as possible without a call; raise :class:`BackendLoadError`."""
     fault = _fault_of(backend, info)
     if fault is not None:
         raise BackendLoadError(f"{_title('backend', info)}: {fault}")
 
 
 def unknown_backend(name: str) -> UnknownBackendError:
-    """Make the error for a name that no installed backend has: it says what to install."""
+    """Make the error for a name that no installed backend has; it says what to install."""
     names = {info.name for info in available_backends()}
     advice = ""
     if name in _PUBLISHED:
@@ -154,7 +154,7 @@ def unknown_backend(name: str) -> UnknownBackendError:
 
 @cache
 def build_facts(backend: str, contract_version: int = CONTRACT_VERSION) -> tuple[str, ...]:
-    """Return what a tier is built of, as the metric ``kvtier_build_info`` shows it."""
+    """Return the label values of ``kvtier_build_info`` after the tier's name."""
     found = _find_backend(backend)
     sdk = ""
     with suppress(PackageNotFoundError):
@@ -164,7 +164,7 @@ def build_facts(backend: str, contract_version: int = CONTRACT_VERSION) -> tuple
 
 
 def backend_name(name: str) -> str:
-    """Return the name of the backend for a name or URL scheme, as it is if there is none."""
+    """Return the backend's name for a name or URL scheme; an unknown one is returned as it is."""
     found = _find_backend(name)
     if not found:
         return name
@@ -175,7 +175,7 @@ def backend_name(name: str) -> str:
 
 
 def url_schemes(info: BackendInfo) -> list[str]:
-    """Return a backend's URL schemes: its name in the form of one, then the others."""
+    """Return a backend's URL schemes: its name, with ``-`` for ``_``, then the others."""
     schemes = [one.info for one in _entry_points(URL_SCHEMES_GROUP)]
     further = [scheme.name for scheme in schemes if scheme.target == info.target]
     return [info.name.replace("_", "-"), *sorted(further)]
@@ -237,7 +237,7 @@ def load_codec(text: str) -> ChunkCodec:
 
 
 def load_all(group: str, kind: str, base: type[T]) -> dict[str, T]:
-    """Import each class of a group, and make one of each, by name.
+    """Import each class of a group; return an instance of each, by name.
 
     Raises:
         DuplicateBackendError: two packages offer one name.
@@ -255,7 +255,7 @@ class _Found(NamedTuple):
 
 
 class _Installed(NamedTuple):
-    """The entry points of this project's groups, by their group; and what cannot be read."""
+    """The entry points of this project's groups, by group, and the unreadable packages."""
 
     by_group: Mapping[str, list[_Found]]
     faults: Sequence[str]
@@ -270,7 +270,7 @@ def _installed() -> _Installed:
     return _scan(tuple(places), tuple(map(os.path.getmtime, places)))
 
 
-# To read all packages takes longer than to read a configuration, which asks several times.
+# Cached, because reading all packages is slow, and a configuration asks several times.
 @lru_cache(maxsize=1)
 def _scan(places: tuple[str, ...], times: tuple[float, ...]) -> _Installed:
     found: dict[str, list[_Found]] = {}
@@ -279,13 +279,13 @@ def _scan(places: tuple[str, ...], times: tuple[float, ...]) -> _Installed:
     for package in distributions(path=list(places)):
         try:
             points = [point for point in package.entry_points if point.group.startswith("kvtier.")]
-        except Exception as error:  # the file is free text of anybody's
+        except Exception as error:  # anybody may write any text into the file
             faults.append(
                 f"the entry points of {package.name} {package.version} cannot be read: "
                 f"{type(error).__name__}: {one_line(str(error))}; install it again"
             )
             continue
-        # A later place of the path is hidden by an earlier one, as for an import.
+        # A package in an earlier place of the path hides later ones, as for an import.
         name = package.name.replace("_", "-")
         if points and name not in seen:
             seen.add(name)
@@ -301,7 +301,7 @@ def _find_backend(name: str) -> list[_Found]:
     owners: dict[tuple[str, str], _Found] = {}
     for found in _entry_points(BACKENDS_GROUP) + _entry_points(URL_SCHEMES_GROUP):
         if found.info.name.replace("_", "-") == form:
-            # A package may list its backend's name among the URL schemes too.
+            # Listed once: a package may repeat its backend's name among the URL schemes.
             owners.setdefault((found.info.distribution, found.info.target), found)
     return list(owners.values())
 

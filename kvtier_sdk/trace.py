@@ -19,11 +19,11 @@ from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.types import OffloadKey
 
-#: How often the thread writes what was recorded: a kill loses no more.
+#: Seconds between writes; a kill loses no more than that.
 _INTERVAL_S = 0.5
-#: Chunks of the requests that wait to be written; beyond that, requests are dropped.
+#: The most chunks in requests that wait to be written; further requests are dropped.
 _MOST_WAITING = 2**18
-#: TIME, of two parts, PID and NUMBER: another file that somebody keeps there is not removed.
+#: Matches TIME (of two parts), PID and NUMBER, so that files of other programs are not removed.
 _OUR_FILES = "trace-{0}-{0}-{0}-{0}.jsonl".format("[0-9]*")
 _SALT_BYTES = 16
 _ID_BYTES = 8
@@ -40,15 +40,14 @@ class _Request(NamedTuple):
 class TraceRecorder:
     """Writes a line for each request, on a thread of its own.
 
-    The lines are in the format published with Mooncake (FAST '25), with ``chunk_bytes`` added. In
-    place of a chunk's key
-    stands a number that is drawn from it with a salt, which is made for each recording and never
-    written: within a recording equal numbers mean equal chunks, and nothing links them to tokens
-    or to another recording.
+    The lines are in the format published with Mooncake (FAST '25), with ``chunk_bytes`` added. A
+    chunk's key is replaced by a number derived from it with a salt, which is new for each recording
+    and never written: within a recording equal numbers mean equal chunks, and nothing links them to
+    tokens or to another recording.
 
-    A file is named ``trace-TIME-PID-NUMBER.jsonl`` and has mode 0600. One that has grown to
-    ``file_bytes`` is followed by the next. Of the files in the directory that no process writes
-    any more, only the newest ``files - 1`` are kept.
+    A file is named ``trace-TIME-PID-NUMBER.jsonl`` and has mode 0600. When it is full, at
+    ``file_bytes``, the next one begins. Of the files in the directory that no process writes any
+    more, only the newest ``files - 1`` are kept.
 
     Attributes:
         written: number of requests that were written.
@@ -70,7 +69,7 @@ class TraceRecorder:
         started = datetime.fromtimestamp(clock.wall_s(), UTC)
         self._prefix = f"trace-{started:%Y%m%d-%H%M%S}-{os.getpid()}"
         self.written: int = 0
-        # The engine's thread counts up the first two, and the recorder's thread the others.
+        # Only the engine's thread changes the first two, and only the recorder's thread the others.
         self._taken_chunks = self._refused = 0
         self._done_chunks = self._lost = 0
         self._waiting: deque[_Request] = deque()
@@ -98,7 +97,7 @@ class TraceRecorder:
 
     @property
     def path(self) -> Path:
-        """The file that is written now."""
+        """The file that is being written."""
         return self._directory / f"{self._prefix}-{self._number:06}.jsonl"
 
     def record(
@@ -107,7 +106,7 @@ class TraceRecorder:
         named: Collection[OffloadKey],
         end_tokens: Mapping[OffloadKey, int],
     ) -> None:
-        """Take a request that has finished. Never waits; for one thread, the engine's."""
+        """Add a finished request. Never waits; call it on the engine's thread only."""
         if not named:
             return
         request = _Request(arrived_s, named, end_tokens)
@@ -119,7 +118,7 @@ class TraceRecorder:
         self._waiting.append(request)
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Write what waits, and end the thread; a second call does nothing."""
+        """Write the waiting requests, and end the thread; a second call does nothing."""
         self._closed.set()
         self._thread.join(timeout_s)
 
@@ -158,7 +157,7 @@ class TraceRecorder:
             self._is_failing = False
         except OSError as error:
             with contextlib.suppress(OSError):
-                # The next line begins where the last whole one ended.
+                # Cut off a partly written line, so that the next one begins a new line.
                 os.ftruncate(self._fd, self._size_bytes)
             self._lost += 1
             if not self._is_failing:
@@ -182,11 +181,11 @@ class TraceRecorder:
 
     def _id(self, key: OffloadKey) -> int:
         digest = blake2b(key, digest_size=_ID_BYTES, key=self._salt).digest()
-        # A signed integer of 64 bits holds it.
+        # Shifted, so that a signed integer of 64 bits holds it.
         return int.from_bytes(digest, "big") >> 1
 
     def _open_next(self) -> None:
-        """Open the next file, and remove those that are too old."""
+        """Open the next file, and remove the oldest finished ones."""
         number = self._number
         while True:
             number += 1
@@ -195,9 +194,9 @@ class TraceRecorder:
                 fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
                 break
             except FileExistsError:
-                # Of a recording that this process began in the same second.
+                # It belongs to a recording that this process began in the same second.
                 continue
-        # Shows that it is being written, for as long as the process lives.
+        # The lock shows that the file is being written; the kernel releases it at a kill too.
         fcntl.flock(fd, fcntl.LOCK_EX)
         if self._fd >= 0:
             os.close(self._fd)

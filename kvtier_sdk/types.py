@@ -103,7 +103,7 @@ class RequestContext:
 
     request_id: str
     params: Mapping[str, Any] = field(default_factory=dict)
-    #: The params' JSON, once a tier's process has needed it: a request has many jobs.
+    #: The params' JSON, kept for the next job of the request once a tier's process has needed it.
     _params_json: bytes | None = field(default=None, init=False, repr=False, compare=False)
 
 
@@ -126,10 +126,10 @@ class Region(NamedTuple):
 
     @classmethod
     def of(cls, buffer: Any) -> Region:
-        """Return the place of a buffer.
+        """Return the region that a buffer occupies.
 
         Args:
-            buffer: contiguous; may be read-only.
+            buffer: a contiguous buffer; may be read-only.
         """
         array = np.frombuffer(buffer, np.uint8)
         return cls(array.ctypes.data, array.nbytes)
@@ -166,8 +166,8 @@ class Transfer:
             address and length are multiples of the tier's ``alignment``.
         payload: the slot itself, ``context.chunk_bytes`` long, rounded up to the tier's
             ``alignment``. Contiguous, format ``B``.
-        replace: for a store, true if the last load of the chunk failed. The object that the tier
-            has is not to be relied on then: write over it, without asking if it is there.
+        replace: for a store, true if the last load of the chunk failed. The tier's object cannot
+            be relied on then: overwrite it, without asking whether it exists.
     """
 
     key: OffloadKey
@@ -214,9 +214,9 @@ class Usage:
 
     Attributes:
         chunks: number of stored chunks; ``None`` if the store does not count them.
-        used_bytes: bytes that they take, headers included.
+        used_bytes: bytes that the chunks use, headers included.
         capacity_bytes: the tier's limit; ``None`` if it has none.
-        free_bytes: what the disk under the tier has free, which other programs may take too;
+        free_bytes: the free bytes of the disk under the tier, which other programs may use too;
             ``None``, the default, if there is no disk or the tier does not know.
     """
 

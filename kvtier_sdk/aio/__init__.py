@@ -1,1 +1,1 @@
-"""Asyncio building blocks: the clock, blocking calls, connections, objects in pieces."""
+"""Asyncio building blocks: the clock, blocking calls, connections, calls by shard."""

@@ -88,7 +88,7 @@ def _threads_of(loop: asyncio.AbstractEventLoop) -> _Threads:
         threads = _threads_by_loop.get(loop)
         if threads is None:
             threads = _threads_by_loop[loop] = _Threads(THREAD_LIMIT)
-            # For a loop that nobody closes in the SDK's name, such as that of asyncio.run.
+            # The SDK does not close every loop: asyncio.run, for one, closes its own.
             finalize(loop, threads.close).atexit = False
         return threads
 
@@ -104,10 +104,11 @@ def close_blocking_threads(loop: asyncio.AbstractEventLoop) -> None:
 async def run_blocking(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     """Run a blocking function in a thread and wait for it, even if cancelled.
 
-    A cancellation is held back until the function has returned, and then raised. So after it
-    nothing touches the buffers that the function was given (``asyncio.to_thread`` returns at once
-    and leaves the thread writing). A call that has not started never runs. A call that never
-    returns keeps its thread and the coroutine, but does not keep the interpreter from exiting.
+    A cancellation is held back until the function has returned, and then raised. So after a
+    cancellation nothing touches the function's buffers (``asyncio.to_thread`` returns at once and
+    leaves the thread writing). A call that is cancelled before it starts never runs. A call that
+    never returns keeps its thread and the coroutine, but does not keep the interpreter from
+    exiting.
 
     ::
 
@@ -124,8 +125,8 @@ async def run_blocking(function: Callable[P, T], /, *args: P.args, **kwargs: P.k
     """
     loop = asyncio.get_running_loop()
     returned: asyncio.Future[None] = loop.create_future()
-    # Not in the future: an exception there would form a cycle with its traceback, which leads to
-    # the frames here and keeps the buffers.
+    # Not kept in the future: an exception there would form a cycle with its traceback, whose
+    # frames keep the buffers.
     outcome: list[tuple[T, None] | tuple[None, BaseException]] = []
 
     def call() -> Callable[[], None]:

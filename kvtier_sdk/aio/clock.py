@@ -74,8 +74,8 @@ class Clock(ABC):
         """Run calls concurrently, at most ``limit`` at a time, and wait for all of them.
 
         If one raises, the others are cancelled and waited for, and the first exception is
-        raised. If the caller is cancelled, all are cancelled and waited for. When this has
-        returned, none of them runs.
+        raised. If the caller is cancelled, all are cancelled and waited for. Once this has
+        returned or raised, no call runs any more.
 
         ::
 
@@ -84,7 +84,7 @@ class Clock(ABC):
 
         Args:
             calls: functions that return one awaitable each.
-            limit: the most that may run at once, at least 1.
+            limit: the maximum number of calls at once, at least 1.
 
         Returns:
             The results, in the order of ``calls``.
@@ -95,7 +95,7 @@ class Clock(ABC):
         async def work() -> None:
             for index, call in pending:
                 results[index] = await call()
-                # A call may swallow its cancellation; start no other after it.
+                # A call may swallow its cancellation; start no further call then.
                 task = asyncio.current_task()
                 if task is not None and task.cancelling():
                     return

@@ -13,11 +13,11 @@ from typing import Any, Self
 from kvtier_sdk.aio.clock import Clock, TimerHandle
 from kvtier_sdk.errors import TierError, TierTimeoutError, TierUnavailableError
 
-# Text is received in pieces of so many bytes; of a payload no more than that is copied.
+# The size of a read of text, and so the most that is ever copied of a payload behind it.
 _TEXT_BYTES = 2048
-# OpenSSL encrypts what one call is given into memory of its own.
+# OpenSSL encrypts the bytes of a call into its own memory, so each call gets a small piece.
 _TLS_PIECE_BYTES = 128 * 1024
-# What one vector call of the system takes (IOV_MAX).
+# The maximum number of buffers of one vector call (IOV_MAX).
 _MOST_BUFFERS = 1024
 _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
@@ -35,14 +35,14 @@ class Connection:
         await connection.send([b"GET\\n"])
         await connection.receive(transfer.buffers)
 
-    The rules, on which the rules of a tier rest:
+    Its rules, on which a tier can rely:
 
     - *Cancellation.* A call that is cancelled while it waits closes the connection. Once it has
       raised, nothing touches its buffers.
     - *End of file, reset.* A call that needs more than the server sent raises
-      :class:`TierUnavailableError` and closes the connection. What the server sent before the end
-      can be received, even if the end cut a :meth:`send` short.
-    - *Silence.* With ``stall_timeout_s``, a call during which no byte moves for so long raises
+      :class:`TierUnavailableError` and closes the connection. The bytes sent before the end can
+      be received, even if the end cut a :meth:`send` short.
+    - *Silence.* With ``stall_timeout_s``, a call during which no byte moves for that long raises
       :class:`TierTimeoutError` and closes the connection.
     - *One call at a time.* A second call while one waits raises :class:`RuntimeError` and leaves
       the first alone, so that requests never mix.
@@ -56,8 +56,8 @@ class Connection:
             handshake. The connection owns it.
         peer: the server's name, for messages.
         clock: for timers.
-        stall_timeout_s: the longest that a call waits without moving a byte; ``None`` for no
-            limit.
+        stall_timeout_s: the longest time that a call waits without moving a byte; ``None`` for
+            no limit.
 
     Attributes:
         peer: the server's name, for messages.
@@ -79,19 +79,19 @@ class Connection:
         self._loop = asyncio.get_running_loop()
         self._stream = _TLSStream(sock) if isinstance(sock, ssl.SSLSocket) else _Stream(sock)
         self._error: TierError | None = None
-        # Received before a call asked for it.
+        # Bytes received before a call asked for them.
         self._unread = b""
         self._text = memoryview(bytearray(_TEXT_BYTES))
-        # The call under way. Its result is what is left to send or to fill; None if it failed.
+        # The call under way. Its result is the buffers left to send or fill; None if it failed.
         self._waiter: asyncio.Future[Sequence[Any] | None] | None = None
         self._rooms: Sequence[Any] = ()
         self._takes_some = False
         self._unsent: Sequence[Any] = ()
-        # Of the last send: whether it ended early, and whether the socket refused it.
+        # Whether the last send ended early, and whether the socket has ever refused one.
         self._is_cut_short = False
         self._is_refused = False
-        # Whether the loop reports what comes next. If not, the socket is read before the loop is
-        # waited for.
+        # Whether the loop will report the next bytes: if not, a call reads the socket before it
+        # waits. And whether the loop watches the socket at all.
         self._is_drained = True
         self._is_watched = True
         self._loop.add_reader(self._stream.descriptor, self._on_readable)
@@ -112,8 +112,8 @@ class Connection:
             address: host and port, or the path of a Unix socket.
             clock: for timers.
             timeout_s: the limit for connecting, the TLS handshake included.
-            tls: how to speak TLS over TCP; ``None`` for plain text. A context that checks
-                certificates checks them against the host.
+            tls: the context for TLS over TCP; ``None`` for plain text. If it checks certificates,
+                they must match the host.
             stall_timeout_s: as for the class.
 
         Returns:
@@ -122,8 +122,8 @@ class Connection:
         Raises:
             TierTimeoutError: the limit has passed.
             TierUnavailableError: the server cannot be reached.
-            ssl.SSLError: the TLS handshake failed. It is for the tier to say which of its options
-                would help.
+            ssl.SSLError: the TLS handshake failed. The tier should say which of its options would
+                help.
 
         After a cancellation no socket is left open.
         """
@@ -158,15 +158,15 @@ class Connection:
     async def send(self, buffers: Sequence[bytes | memoryview]) -> Sequence[bytes | memoryview]:
         """Send buffers, one after the other.
 
-        Ends early if the server replies or hangs up before it has taken everything: receive the
+        Ends early if the server replies or hangs up before everything is sent: receive the
         reply, which says why. Until the rest is sent the connection is not usable for another
         request.
 
         Args:
-            buffers: the bytes.
+            buffers: the bytes to send.
 
         Returns:
-            What was not sent; empty as a rule.
+            The buffers that were not sent; usually none.
 
         Raises:
             TierError: the connection is closed.
@@ -182,7 +182,7 @@ class Connection:
             raise self._lost()
         self._is_cut_short = bool(rest)
         if not rest:
-            # The loop reports the reply. A reset would have failed the send.
+            # The loop will report the reply: a reset that came first would have failed the send.
             self._is_drained = not self._stream.has_pending()
         return rest
 
@@ -202,16 +202,16 @@ class Connection:
             await self._fill(rooms)
 
     async def receive_some(self, buffers: Sequence[memoryview]) -> Sequence[memoryview]:
-        """Fill buffers, one after the other, with what comes first: at least one byte.
+        """Fill buffers, one after the other, with the next bytes available: at least one.
 
-        One call of the system fills several buffers: if the length of a reply is foreseen, its
+        One system call fills several buffers: if the length of a reply is known in advance, its
         head and its payload are received together, each in its place.
 
         Args:
             buffers: writable and contiguous, not all of them empty.
 
         Returns:
-            What is not filled.
+            The parts of the buffers that are not filled.
 
         Raises:
             TierError: the connection is closed; the buffers may hold anything.
@@ -223,17 +223,17 @@ class Connection:
         return await self._fill([buffer for buffer in buffers if len(buffer)], some=True)
 
     async def receive_until(self, end: bytes, *, most_bytes: int) -> bytes:
-        """Receive text up to a mark, for example a line.
+        """Receive text up to and including a mark, such as a line end.
 
         Args:
             end: the mark.
-            most_bytes: the longest that the text may be.
+            most_bytes: the maximum length of the text.
 
         Returns:
-            The text, mark included. What follows it is received next.
+            The text, mark included. The bytes after it are received next.
 
         Raises:
-            TierError: the connection is closed, or the text is too long, which closes it.
+            TierError: the connection is closed, or the text is too long; this closes it.
             RuntimeError: another call is under way.
         """
         self._check()
@@ -250,7 +250,7 @@ class Connection:
         return text
 
     def unread(self, text: bytes) -> None:
-        """Put back what was received last, to be received again.
+        """Put back the bytes that were received last, to be received again.
 
         Args:
             text: the bytes.
@@ -261,7 +261,7 @@ class Connection:
         """Close the connection at once; harmless if it is closed.
 
         Args:
-            reason: what the call under way and later ones raise.
+            reason: the reason, for the errors of the call under way and of later ones.
         """
         self._close(TierUnavailableError(f"connection to {self.peer} lost: {reason}"))
 
@@ -289,7 +289,7 @@ class Connection:
             raise RuntimeError(f"another call waits on the connection to {self.peer}")
 
     def _take_unread(self, buffers: Sequence[memoryview]) -> Sequence[memoryview]:
-        """Fill buffers with what came before; return what is not filled."""
+        """Fill buffers with unread bytes; return the parts that are not filled."""
         rooms: Sequence[memoryview] = [buffer for buffer in buffers if len(buffer)]
         while rooms and self._unread:
             count_bytes = min(len(rooms[0]), len(self._unread))
@@ -299,7 +299,7 @@ class Connection:
         return rooms
 
     async def _fill(self, rooms: Sequence[Any], *, some: bool = False) -> Sequence[Any]:
-        """Fill buffers from the socket; return what is not filled."""
+        """Fill buffers from the socket; return the parts that are not filled."""
         if self._error is not None:
             raise self._lost()
         self._rooms = rooms
@@ -317,7 +317,7 @@ class Connection:
             self._rooms = ()
 
     async def _wait_writable(self) -> Sequence[Any]:
-        """Send as the socket takes it; return what is not sent."""
+        """Send as fast as the socket accepts bytes; return the buffers that are not sent."""
         descriptor = self._stream.descriptor
         self._loop.add_writer(descriptor, self._on_writable)
         try:
@@ -327,7 +327,7 @@ class Connection:
                 self._loop.remove_writer(descriptor)
 
     async def _wait(self) -> Sequence[Any]:
-        """Wait until callbacks have done what the call under way needs."""
+        """Wait until callbacks have finished the call under way."""
         self._waiter = self._loop.create_future()
         if self._stall_timeout_s is not None:
             self._watch_for_stall(self._stall_timeout_s)
@@ -357,21 +357,21 @@ class Connection:
             what = f"connection to {self.peer} lost: nothing moved for {timeout_s:g} s"
             self._close(TierTimeoutError(what))
 
-    # Callbacks of the loop, and what they share with the calls. None of them raises: the call
-    # under way would never end.
+    # Callbacks of the loop, and the methods that they share with the calls. None of them raises,
+    # because the call under way would then never end.
 
     def _on_readable(self) -> None:
         if self._rooms:
             if self._read():
                 self._finish(self._rooms)
             return
-        # No call asked for it. Keep a first piece, and leave the rest until it is asked for.
+        # No call waits for these bytes. Keep a first piece, and leave the rest to a later call.
         if not self._unread:
             count_bytes = self._read_into([self._text])
             self._is_drained = False
             self._unread = bytes(self._text[:count_bytes])
             if count_bytes:
-                # A send under way may have been refused: it is up to the reply.
+                # End a send under way: the reply may say that the server refuses it.
                 self._finish(self._unsent)
         elif self._is_watched:
             self._is_watched = False
@@ -382,13 +382,13 @@ class Connection:
             self._finish(self._unsent)
 
     def _finish(self, rest: Sequence[Any]) -> None:
-        """End the call under way, so that callbacks that follow do nothing for it."""
+        """End the call under way, so that later callbacks do nothing for it."""
         self._rooms = self._unsent = ()
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(rest)
 
     def _read(self) -> bool:
-        """Fill the rooms with what is there; return whether the call is done, or cannot be."""
+        """Fill the rooms with the bytes available; return whether the call is done or failed."""
         while self._rooms:
             count_bytes = self._read_into(self._rooms)
             if not count_bytes:
@@ -402,7 +402,7 @@ class Connection:
         return True
 
     def _read_into(self, rooms: Sequence[Any]) -> int:
-        """Read once; return 0 if nothing is there, or nothing will come, which closes."""
+        """Read once; return 0 if nothing is there, or if the end or an error closed it."""
         try:
             count_bytes = self._stream.read(rooms)
         except _NOT_NOW:
@@ -418,7 +418,7 @@ class Connection:
         return count_bytes
 
     def _write(self) -> bool:
-        """Send what the socket takes; return whether the call is done, or cannot be."""
+        """Send what the socket takes; return whether the call is done, refused or answered."""
         while self._unsent:
             try:
                 count_bytes = self._stream.write(self._unsent)
@@ -427,7 +427,7 @@ class Connection:
             except OSError as error:
                 if self._is_refused:
                     self.close(error.strerror or str(error))
-                # What the server said before is still to be received.
+                # The bytes that the server sent before can still be received, and may say why.
                 self._is_refused = True
                 self._is_drained = False
                 return True
@@ -437,10 +437,10 @@ class Connection:
 
 
 class _Stream:
-    """The bytes of a socket, read and written in vectors of buffers.
+    """A socket, read and written with vectors of buffers.
 
     Attributes:
-        descriptor: what the event loop watches.
+        descriptor: the socket's descriptor, for the event loop to watch.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -448,20 +448,20 @@ class _Stream:
         self.descriptor = sock.fileno()
 
     def has_pending(self) -> bool:
-        """Tell if bytes were taken from the system and not read yet."""
+        """Return whether bytes were taken from the system and not read yet."""
         return False
 
     def is_drained(self) -> bool:
-        """Tell, after a read that left room, if the loop will report the next bytes."""
-        # uvloop reports a reset once, together with the bytes before it, and reading takes those.
+        """Return whether the loop will report the next bytes, after a read that left room."""
+        # uvloop reports a reset only once, with the bytes before it, which are read by now.
         return self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
 
     def read(self, rooms: Sequence[Any]) -> int:
-        """Fill what can be filled now; return 0 at the end of the file."""
+        """Fill the buffers as far as possible now; return 0 at the end of the file."""
         return os.readv(self.descriptor, rooms[:_MOST_BUFFERS])
 
     def write(self, views: Sequence[Any]) -> int:
-        """Send what can be sent now."""
+        """Send as much as possible now."""
         return os.writev(self.descriptor, views[:_MOST_BUFFERS])
 
     def close(self) -> None:
@@ -485,7 +485,7 @@ class _TLSStream(_Stream):
 
 
 def _rest_of(views: Sequence[Any], count_bytes: int) -> Sequence[Any]:
-    """The part of a vector of buffers that is left after so many bytes."""
+    """Return the part of a vector of buffers after its first ``count_bytes``."""
     for index, view in enumerate(views):
         if count_bytes < len(view):
             return [view[count_bytes:], *views[index + 1 :]]
@@ -494,7 +494,7 @@ def _rest_of(views: Sequence[Any], count_bytes: int) -> Sequence[Any]:
 
 
 async def _open_socket(address: tuple[str, int] | str, tls: ssl.SSLContext | None) -> socket.socket:
-    """A connected socket, after the TLS handshake if there is one."""
+    """Return a connected socket, after the TLS handshake if there is one."""
     if isinstance(address, str):
         return await _connected(socket.AF_UNIX, address)
     host, port = address
@@ -507,7 +507,7 @@ async def _open_socket(address: tuple[str, int] | str, tls: ssl.SSLContext | Non
             failure = error
             continue
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # A server that vanishes without a word is noticed, if late.
+        # So a server that vanishes silently is noticed at last, even without a stall timeout.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         return sock if tls is None else await _encrypted(sock, tls, host)
     raise failure
@@ -531,7 +531,7 @@ async def _connected(family: int, place: Any) -> socket.socket:
 
 
 async def _encrypted(plain: socket.socket, tls: ssl.SSLContext, host: str) -> ssl.SSLSocket:
-    """Shake hands; the socket that speaks TLS takes the plain one's place."""
+    """Shake hands over TLS; the returned socket replaces the plain one."""
     loop = asyncio.get_running_loop()
     sock = tls.wrap_socket(plain, server_hostname=host, do_handshake_on_connect=False)
     try:
@@ -552,7 +552,7 @@ async def _encrypted(plain: socket.socket, tls: ssl.SSLContext, host: str) -> ss
 async def _until(
     watch: Callable[..., object], unwatch: Callable[[int], object], descriptor: int
 ) -> None:
-    """Wait until the loop reports a descriptor, which it does not watch afterwards."""
+    """Wait until the loop reports a descriptor, then stop watching it."""
     called = asyncio.Event()
     watch(descriptor, called.set)
     try:

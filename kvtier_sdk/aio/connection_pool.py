@@ -1,4 +1,4 @@
-"""A few connections to a server, made when needed, kept while they are sound."""
+"""A pool of connections to one server, opened when needed and reused while usable."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ class _Poolable(Protocol):
 
     @property
     def is_usable(self) -> bool:
-        """True if it can be lent."""
+        """True if the connection can be lent."""
 
     def close(self, reason: str, /) -> None:
-        """Close it, at once; harmless if it is closed."""
+        """Close the connection at once; harmless if it is already closed."""
 
 
 C = TypeVar("C", bound=_Poolable)
 
 
 class ConnectionPool(Generic[C]):
-    """Up to so many connections to one server, each lent to one borrower at a time.
+    """Up to ``limit`` connections to one server, each lent to one borrower at a time.
 
-    Of more than one, stores have half at most: requests wait for lookups and loads, but not for
-    stores. All of it on one loop::
+    If there are several, stores get at most half of them: requests wait for lookups and loads, but
+    not for stores. All calls are made on one event loop::
 
         pool = ConnectionPool(
             lambda: Connection.connect(("kv-1", 7000), clock=clock, timeout_s=2.0), limit=4
@@ -38,17 +38,17 @@ class ConnectionPool(Generic[C]):
             await connection.receive(transfer.buffers)
 
     Args:
-        dial: makes a connection; called only while fewer than ``limit`` are lent. What it makes is
-            a :class:`Connection`, or any object with ``is_usable`` and ``close(reason)``.
-        limit: the most connections at once.
+        dial: opens a connection: a :class:`Connection`, or any object with ``is_usable`` and
+            ``close(reason)``. Called only while fewer than ``limit`` are lent.
+        limit: the maximum number of connections.
     """
 
     def __init__(self, dial: Callable[[], Awaitable[C]], limit: int) -> None:
         self._dial = dial
         self._free = asyncio.Semaphore(limit)
-        # A store takes its place in the line when it is its turn to store: behind reads that wait.
+        # A store waits here first, so it queues for a connection behind the reads already waiting.
         self._stores = asyncio.Semaphore(max(1, limit // 2))
-        # The one that was used last goes first: it is the one least likely to be stale.
+        # The connection used last is lent first: it is the least likely to be stale.
         self._idle: list[C] = []
         self._is_closed = False
 
@@ -57,17 +57,17 @@ class ConnectionPool(Generic[C]):
         """Borrow a connection, waiting for one while all are lent.
 
         Args:
-            for_store: whether it is for a store, so that half of them are left to others.
+            for_store: true for a store; stores leave half of the connections to other calls.
 
         Yields:
-            A usable connection. It is kept for others afterwards if it is still usable.
+            A usable connection. It is kept for the next borrower if it is still usable.
 
         Raises:
-            BaseException: what ``dial`` raised, or the block.
+            BaseException: the error of ``dial`` or of the block.
 
         A block that raises, or is cancelled, closes the connection: it may have stopped in the
-        middle of a conversation, and the next borrower would receive the rest. Raise an error that
-        leaves the connection sound after the block. After a cancellation the place is free.
+        middle of a conversation, and the next borrower would receive the rest. An error that leaves
+        the connection sound should be raised after the block. A cancelled borrower frees its place.
         """
         async with self._stores if for_store else nullcontext(), self._free:
             connection = self._take() or await self._dial()
@@ -84,7 +84,7 @@ class ConnectionPool(Generic[C]):
                 connection.close("it was left in the middle of a conversation")
 
     def close(self) -> None:
-        """Close the connections, those that are lent when they come back. Twice is harmless."""
+        """Close idle connections now, and lent ones on return. A second call is harmless."""
         self._is_closed = True
         while self._idle:
             self._idle.pop().close(_CLOSED)

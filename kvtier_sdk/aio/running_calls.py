@@ -9,10 +9,10 @@ from kvtier_sdk.errors import TierUnavailableError
 
 
 class RunningCalls:
-    """A count of the calls in flight; :meth:`close` refuses new ones and waits for these.
+    """Counts the calls in flight; :meth:`close` refuses new ones and waits for the others.
 
-    A tier's ``close`` may come while its calls run. Some client libraries crash the interpreter if
-    they are closed during a call, and most raise an exception that explains nothing::
+    A tier may be closed while its calls run. Some client libraries crash the interpreter if they
+    are closed during a call, and most raise an exception that explains nothing::
 
         class MyTier(ChunkTierManager):
             async def open(self):
@@ -27,8 +27,8 @@ class RunningCalls:
                 await self._calls.close()
                 await self._client.close()
 
-    Enter it in the outermost coroutine only: a nested one is refused if the tier is being closed.
-    All of it happens on one event loop.
+    Enter it in the outermost coroutine only: a nested entry is refused while the tier closes. All
+    calls are made on one event loop.
     """
 
     def __init__(self) -> None:
@@ -59,9 +59,9 @@ class RunningCalls:
             self._idle.set()
 
     async def close(self) -> None:
-        """Refuse new calls, and wait for those that run. Twice is harmless.
+        """Refuse new calls, and wait for the running ones. A second call is harmless.
 
-        It waits as long as they do, so give each call of the client library a limit. After a
+        The wait has no time limit, so give each call of the client library one. After a
         cancellation new calls are still refused.
         """
         self._is_closed = True

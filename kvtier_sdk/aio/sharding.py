@@ -42,9 +42,9 @@ async def call_by_shard(
         the result of each of its items.
 
     Raises:
-        ValueError: ``call`` returned another number of results than it got items.
+        ValueError: ``call`` returned more or fewer results than it got items.
 
-    When this has returned, or was cancelled, none of the calls runs.
+    Once this has returned or raised, also by a cancellation, no call runs any more.
     """
     places: dict[ShardT, list[int]] = {}
     for place, item in enumerate(items):

@@ -8,8 +8,8 @@ The envelope, 48 bytes::
     32      16      GCM's tag
 
 Each chunk is encrypted with a key of its own: HKDF-Expand (RFC 5869, SHA-256) of the file's key and
-the salt. So the nonce can be constant, and no number of chunks wears a key out: with random nonces
-of 96 bits under one key it would be 2^32 chunks of all engines together.
+the salt. So the nonce can be constant, and a key serves any number of chunks: with random 96-bit
+nonces under one key, the limit would be 2^32 chunks of all engines together.
 """
 
 from __future__ import annotations
@@ -92,5 +92,5 @@ def _key_id(key: bytes) -> bytes:
 
 
 def _expand(key: bytes, info: bytes) -> bytes:
-    """HKDF-Expand, for one block of 32 bytes."""
+    """Compute HKDF-Expand for one block of 32 bytes."""
     return hmac.digest(key, info + b"\x01", "sha256")

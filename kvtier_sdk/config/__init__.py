@@ -1,1 +1,1 @@
-"""A configuration: one tier's entry, conflicts between entries, the whole."""
+"""Configurations: a tier's entry, and the whole, with conflicts between its tiers."""

@@ -29,8 +29,8 @@ class TierSpec:
     Attributes:
         name: unique in its manager.
         backend: the backend's name.
-        tier_class: the backend.
-        config: its options.
+        tier_class: the backend's class.
+        config: the backend's options.
         runner: the options that every tier has.
         engine_waits: false for an engine that serves already: the tier is opened in the background,
             and no error ends the attempts.
@@ -69,9 +69,9 @@ class TierSpec:
 
         Args:
             entry: the options. ``type`` is the backend's name, or ``"kvtier"`` beside a
-                ``backend`` that names it; ``url`` replaces them or adds to them.
+                ``backend`` that names it; a ``url`` replaces or completes these options.
             where: the source of the entry; each complaint begins with it.
-            path: the entry's place in that source, ``tiers[1]``; empty if it is all of it.
+            path: the entry's place in that source, ``tiers[1]``; empty if it is the whole source.
 
         Returns:
             The validated entry.
@@ -128,26 +128,26 @@ class TierSpec:
         return cls(name, backend, tier_class, config, runner)
 
     def namespace_of(self, namespace: Namespace, chunk_bytes: int) -> Namespace:
-        """Return the namespace of this tier's chunks: an engine's facts, their length, the codec.
+        """Return the namespace of this tier's chunks: an engine's facts, with length and codec.
 
         Args:
-            namespace: the engine's.
-            chunk_bytes: payload of a chunk.
+            namespace: the engine's namespace.
+            chunk_bytes: length of a chunk's payload.
         """
         namespace = namespace.for_chunks(chunk_bytes)
         codec = self.runner.codec
         return namespace if codec is None else namespace.sealed_by(codec.partition(":")[0])
 
     def needed(self, required: bool = True) -> Self:
-        """Return the same entry, ``required`` or not, for a caller who knows better."""
+        """Return the same entry with its option ``required`` replaced."""
         return replace(self, runner=self.runner.model_copy(update={"required": required}))
 
     def in_background(self) -> Self:
-        """Return the same entry for an engine that serves already, and waits for no tier."""
+        """Return the same entry for an engine that already serves and waits for no tier."""
         return replace(self.needed(False), engine_waits=False)
 
     def to_dict(self, *, secrets: bool = False, defaults: bool = False) -> dict[str, Any]:
-        """Write the entry down as plain data that :meth:`from_options` reads.
+        """Return the entry as plain data that :meth:`from_options` reads.
 
         Args:
             secrets: write secrets in the clear instead of as ``"***"``.
@@ -169,7 +169,7 @@ def _parse_url(url: str, place: Place) -> TierURL:
 
 
 def _backend_given(entry: Mapping[str, Any], url: TierURL | None, place: Place) -> tuple[str, str]:
-    """The option that names the backend, and the name, or a scheme that stands for it."""
+    """Return the option that names the backend, and the backend's name or URL scheme."""
     if entry.get("type", "kvtier") != "kvtier":
         option, name = "type", entry["type"]
     elif entry.get("backend", "kvtier") != "kvtier":
@@ -177,7 +177,7 @@ def _backend_given(entry: Mapping[str, Any], url: TierURL | None, place: Place) 
     elif url is not None:
         option, name = "url", url.scheme
     else:
-        # A misspelt 'type' is an unknown option, not a missing one.
+        # A misspelt 'type' is reported as an unknown option, not as a missing one.
         unknown = entry.keys() - set(_COMMON)
         misspelt = {key: None for key in unknown if closest(key, _COMMON) in _ENTRY_OPTIONS}
         validate_options(RunnerOptions, misspelt, place, _ENTRY_OPTIONS)
@@ -191,7 +191,7 @@ def _backend_given(entry: Mapping[str, Any], url: TierURL | None, place: Place) 
 
 
 def _url_options(url: TierURL, model: type[TierConfig], place: Place) -> dict[str, Any]:
-    """All options of a URL: the backend's, the runner's, and ``name``."""
+    """Return all options of a URL: the backend's, the runner's, and ``name``."""
     own = dict(url.options)
     common = RunnerOptions.take_from(own)
     if "name" in own:

@@ -38,7 +38,7 @@ class TieringConfig(StrictModel):
         store_reserve: share of the slots that promotions leave to stores; the same share is kept
             free where a tier is given evicted chunks.
         recompute_s: time in which the engine recomputes a chunk; a tier that is slower is a miss.
-            Loads are not judged where absent.
+            If absent, it is learnt while the engine computes.
         verify: whether digests are checked; off for measurements and tests only.
         shutdown_timeout_s: time that each tier has to drain, and again to close.
         metrics_port: port of the metrics endpoint; none is served where it is absent.
@@ -80,10 +80,10 @@ class TieringConfig(StrictModel):
             where: the source of the options; each complaint begins with it.
 
         Returns:
-            The validated configuration. Every backend and policy that it names was imported.
+            The validated configuration. All backends and policies that it names are imported.
 
         Raises:
-            ConfigError: one line a mistake, with the path of its option: an unknown name, a
+            ConfigError: one line per mistake, with the path of its option: an unknown name, a
                 missing option, a wrong value, two tiers of one name, a backend or a policy that
                 is not installed or cannot be imported.
         """
@@ -117,7 +117,7 @@ class TieringConfig(StrictModel):
         return cls.from_dict(read_options(Path(path)), where=str(path))
 
     def to_dict(self, *, secrets: bool = False, defaults: bool = False) -> dict[str, Any]:
-        """Write the options down as plain data that :meth:`from_dict` reads.
+        """Return the options as plain data that :meth:`from_dict` reads.
 
         Args:
             secrets: write secrets in the clear instead of as ``"***"``.
@@ -132,16 +132,16 @@ class TieringConfig(StrictModel):
         return given | ({"tiers": tiers} if tiers else {})
 
     def bind(self, namespace: Namespace) -> Namespace:
-        """Add the configured facts to those that an engine knows.
+        """Add the configured facts to an engine's namespace.
 
         Args:
-            namespace: the engine's.
+            namespace: the engine's namespace.
 
         Returns:
-            The facts of both.
+            A namespace with the facts of both.
 
         Raises:
-            ConfigError: they contradict each other.
+            ConfigError: a fact differs between them.
         """
         for name in sorted(self.namespace.keys() & namespace.facts.keys()):
             ours, theirs = self.namespace[name], namespace.facts[name]
@@ -188,7 +188,7 @@ def read_tiers(entries: Mapping[Place, object]) -> dict[Place, TierSpec]:
     """Read tier entries by their places, each a URL, a table or a spec.
 
     Raises:
-        ConfigError: one line a mistake: as for :meth:`TierSpec.from_options`, two tiers of one
+        ConfigError: one line per mistake: as for :meth:`TierSpec.from_options`, two tiers of one
             name, or a conflict of their locations.
     """
     mistakes: list[str] = []
@@ -223,7 +223,7 @@ def _read_tier(entry: object, place: Place) -> TierSpec:
 
 @contextmanager
 def _noting(mistakes: list[str]) -> Iterator[None]:
-    """Note a mistake and go on, so that all are told at once."""
+    """Collect a mistake and go on, so that all are reported at once."""
     try:
         yield
     except (BackendError, ConfigError) as error:
@@ -236,10 +236,10 @@ def _tell(mistakes: list[str]) -> None:
 
 
 def _location_conflicts(specs: Mapping[Place, TierSpec]) -> Iterator[str]:
-    """Complain about tiers that keep their chunks where another tier does.
+    """Complain about tiers whose locations overlap.
 
-    A tier inside another's location would have its chunks counted or swept away by the other. The
-    same tier twice is no conflict.
+    The outer tier would count the inner tier's chunks, or sweep them away. Two tiers with the same
+    location and the same options do not conflict.
     """
     for (one_place, one), (place, tier) in combinations(specs.items(), 2):
         first, location = one.config.location(), tier.config.location()

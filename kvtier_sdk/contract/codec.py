@@ -9,17 +9,17 @@ from typing import ClassVar
 class ChunkCodec(ABC):
     """A cipher that seals chunks on their way to a tier and opens them on their way back.
 
-    Installed under the entry point ``kvtier.codecs`` as ``my_cipher``, one is chosen by a tier's
-    option ``codec = "my_cipher:argument"``. The tier sees sealed chunks only, and knows nothing of
-    it.
+    A codec that is installed under the entry point ``kvtier.codecs`` as ``my_cipher`` is chosen by
+    a tier's option ``codec = "my_cipher:argument"``. The tier sees only sealed chunks, and does not
+    know that they are sealed.
 
     Rules for every codec:
 
-    - *A sealed payload is as long as the payload.* What a reader needs besides the key, such as a
-      salt and a tag, goes into the envelope, a part of the chunk's header.
+    - *A sealed payload is as long as the payload.* Everything else that a reader needs besides the
+      key, such as a salt and a tag, goes into the envelope, a part of the chunk's header.
     - *A payload is authenticated*, together with the associated data: the key of the chunk, its
-      namespace and its header. :meth:`open` returns only if not one bit of them differs from what
-      :meth:`seal` was given. The SDK computes no digest of a sealed chunk.
+      namespace and its header. :meth:`open` returns only if every bit of them is the same as at
+      :meth:`seal`. The SDK computes no digest of a sealed chunk.
     - *It is pure*: both methods are called in several threads at once, keep no buffer when they
       return, and do no I/O.
     - *It shows no secret* in its ``repr`` or its errors.
@@ -63,7 +63,7 @@ class ChunkCodec(ABC):
         """Open a sealed payload.
 
         Args:
-            associated: the associated data, as :meth:`seal` should have been given it.
+            associated: the associated data that :meth:`seal` should have got.
             envelope: the envelope as read.
             sealed: the sealed payload as read.
             payload: the memory for the content. If this raises, anything may be left in it.

@@ -24,8 +24,8 @@ class StoreMoment(Enum):
 class StorePolicy(ABC):
     """The choice of the chunks that a tier gets, and when. Pure state, on the engine's thread.
 
-    Installed under the entry point ``kvtier.store_policies`` as ``of_tenant``, this one is chosen
-    by ``store_policy = "of_tenant:acme"``::
+    Installed under the entry point ``kvtier.store_policies`` as ``of_tenant``, this policy is
+    chosen by ``store_policy = "of_tenant:acme"``::
 
         class OfTenant(StorePolicy):
             moment = StoreMoment.STORED
@@ -76,7 +76,7 @@ class EvictionPolicy(ABC):
     """The choice of the chunk that leaves a full primary tier.
 
     A policy is pure state: no I/O, no clock, one thread. It learns of a chunk when the chunk
-    becomes readable, not while it is being written. This one evicts the oldest::
+    becomes readable, not while it is being written. This policy evicts the oldest chunk::
 
         class Oldest(EvictionPolicy):
             uses_prefix = False
@@ -104,10 +104,10 @@ class EvictionPolicy(ABC):
     uses_prefix: ClassVar[bool] = True
 
     def open(self, slots: int) -> None:
-        """Note the size of the primary tier. Called once, before everything else.
+        """Learn the size of the primary tier. Called once, before all other methods.
 
         Args:
-            slots: the most chunks that it holds.
+            slots: the number of chunks that fit into it.
         """
         return
 
@@ -115,19 +115,19 @@ class EvictionPolicy(ABC):
     def on_insert(
         self, key: OffloadKey, parent: OffloadKey | None, position: int, request: RequestContext
     ) -> None:
-        """Note a chunk that has become readable.
+        """Record a chunk that has become readable.
 
         Args:
             key: the chunk.
             parent: the chunk before it in its prefix; ``None`` if it is the first, or if the
                 order is not known.
-            position: its index in the prefix, counted from where the order is known.
-            request: the request that brought it.
+            position: its index in the prefix, counted from the first chunk whose order is known.
+            request: the request that stored it, or for which it was loaded.
         """
 
     @abstractmethod
     def on_access(self, key: OffloadKey) -> None:
-        """Note that a chunk was used.
+        """Record that a chunk was used.
 
         Args:
             key: a chunk that the policy knows.

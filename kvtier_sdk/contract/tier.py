@@ -40,7 +40,7 @@ class ReportRemoved(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TierContext:
-    """The surroundings of a tier: what the SDK gives it besides its options.
+    """The surroundings of a tier: all that the SDK gives it besides its options.
 
     ::
 
@@ -55,14 +55,14 @@ class TierContext:
         chunk_bytes: length of a chunk's payload, before rounding up to the tier's alignment.
         header_bytes: length of a transfer's header.
         payload_bytes: length of a transfer's payload view: ``chunk_bytes``, rounded up.
-        clock: time, sleeping and tasks; a tier uses no other.
+        clock: time, sleeping and tasks; a tier uses no other clock.
         logger: this tier's own logger.
         report_removed: tells the SDK that chunks are gone from the tier. ``evicted=True`` says that
             they made room for others: the tier is full. Leave it out for chunks that expired, were
             deleted or found damaged. Callable from any thread; never blocks.
         regions: all memory that a transfer's buffers ever lie in, in this process: the slots, and
-            the SDK's own buffers. They are there before ``open`` and until ``close`` has returned,
-            so that a client can register them once (RDMA, GPUDirect).
+            the SDK's own buffers. They exist from before ``open`` until ``close`` has returned, so
+            that a client can register them once (RDMA, GPUDirect).
         metrics: the counters and gauges that the tier has made, for the SDK.
         maintenance: true if a tool opens the tier beside the engines that use it. The tier then
             changes nothing by itself: ``open`` makes no namespace and evicts nothing, ``lookup``
@@ -88,14 +88,14 @@ class TierContext:
         return self.header_bytes + self.payload_bytes
 
     def counter(self, name: str) -> TierCounter:
-        """Make a counter of the tier's own, exported as ``kvtier_backend_counter_total``.
+        """Make a counter for this tier, exported as ``kvtier_backend_counter_total``.
 
         Args:
-            name: its name among this tier's, with the unit: ``resends``, ``read_bytes``. The same
-                name gives the same counter.
+            name: its name in this tier, unit included: ``resends``, ``read_bytes``. The same name
+                gives the same counter.
 
         Returns:
-            The counter. What it gains is reported once a second.
+            The counter. Its gains are reported once a second.
 
         Raises:
             TierContractError: the name is malformed or a gauge's, there are 32 already, or the tier
@@ -104,11 +104,11 @@ class TierContext:
         return self.metrics.counter(name)
 
     def gauge(self, name: str) -> TierGauge:
-        """Make a gauge of the tier's own, exported as ``kvtier_backend_gauge``.
+        """Make a gauge for this tier, exported as ``kvtier_backend_gauge``.
 
         Args:
-            name: its name among this tier's, with the unit: ``idle_connections``. The same name
-                gives the same gauge.
+            name: its name in this tier, unit included: ``idle_connections``. The same name gives
+                the same gauge.
 
         Returns:
             The gauge. Its value is reported once a second, if it has changed.
@@ -138,9 +138,9 @@ class SecondaryTierManager(ABC):
     - *No reader ever sees a partly written object*, even if a store fails midway.
     - *Storing a key twice is harmless*: the first or the last complete object stays. The last one
       stays if its transfer's ``replace`` is true.
-    - *An error of one object is that object's*: a :class:`ChunkError` for that key, and no end of a
-      batch. ``lookup`` answers ``False`` for an object that it cannot examine, and raises the error
-      only if that is so for every key of the call.
+    - *An error of one object fails that object only*: it is a :class:`ChunkError` for that key, and
+      the batch goes on. ``lookup`` answers ``False`` for an object that it cannot examine, and
+      raises the error only if it can examine none of the call's keys.
     - *An outage is a* :class:`TierUnavailableError`, never ``False`` from :meth:`lookup`.
     - Only :class:`TierError` and its subclasses are raised (:func:`kvtier_sdk.map_exceptions`).
     - *A key may hold any bytes*; a chunk is found under its own key in its own namespace, and
@@ -186,13 +186,14 @@ class SecondaryTierManager(ABC):
         medium: the medium on which chunks are kept.
         locality: this machine or another one.
         capabilities: the optional coroutines that are implemented.
-        alignment: of each buffer's address and length, in bytes; a power of two up to 4,096.
+        alignment: alignment of each buffer's address and length, in bytes; a power of two up to
+            4,096.
         needs_process: true for a tier that runs in a process of its own or not at all, for example
-            because its client takes the interpreter lock for long, or can crash.
+            because its client holds the interpreter lock for long, or can crash.
         max_batch_keys: the most keys of one call of ``lookup``, ``load``, ``store``, ``touch`` and
-            ``delete``; the SDK splits longer ones. ``None``: as many as there are.
-        runner_defaults: defaults of the tier's own for the options that every tier has, as they
-            are written in a configuration; the operator's setting wins. For a store behind a slow
+            ``delete``; the SDK splits longer ones. ``None`` for no limit.
+        runner_defaults: the tier's own defaults for the options that every tier has, as they are
+            written in a configuration; the operator's setting wins. For a store behind a slow
             link: ``{"lookup_deadline": "200ms", "concurrency": 4}``.
         contract_version: the :data:`CONTRACT_VERSION` that the tier was written for.
         config: the validated options.
@@ -226,8 +227,8 @@ class SecondaryTierManager(ABC):
     async def open(self) -> None:
         """Connect, and check every setting that can be checked.
 
-        Called once an instance. After the deadline ``open_deadline`` it is cancelled. If the store
-        cannot be reached, the instance is closed, and another one may be opened in its place.
+        Called once per instance, and cancelled after ``open_deadline``. If the store cannot be
+        reached, the instance is closed, and another one may be opened in its place.
 
         Raises:
             ConfigError: a setting cannot work.
@@ -328,8 +329,8 @@ class SecondaryTierManager(ABC):
     async def usage(self) -> Usage:
         """Return how full the tier is. (:attr:`Capability.USAGE`)
 
-        It is asked every 5 seconds, for ``kvtier_tier_used_bytes``, and to refuse no chunk while
-        there is room: count as you go, or ask the store for a sum, and list nothing.
+        The SDK asks every 5 seconds, for ``kvtier_tier_used_bytes`` and to know whether there is
+        room for more chunks: keep a count, or ask the store for a sum, but do not list the chunks.
 
         Returns:
             The usage of all namespaces that share the tier's capacity.
@@ -342,8 +343,8 @@ class SecondaryTierManager(ABC):
     def namespaces(self) -> AsyncIterator[StoredNamespace]:
         """Iterate over the namespaces in the tier. (:attr:`Capability.NAMESPACES`)
 
-        For tools, which open the tier with ``context.maintenance``. A tier that declares it, keeps
-        to the rules of that.
+        For tools, which open the tier with ``context.maintenance``. A tier with this capability
+        obeys the rules of that attribute.
 
         Returns:
             The namespaces that have a chunk, and those that have only a manifest, in any order and

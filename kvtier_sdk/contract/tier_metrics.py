@@ -1,4 +1,4 @@
-"""Counters and gauges of a backend's own."""
+"""A backend's own counters and gauges."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TierCounter:
             amount: 0 or more.
 
         Raises:
-            TierContractError: it is negative, infinite or not a number.
+            TierContractError: the amount is negative, infinite or not a number.
         """
         with self._lock:
             self._value += _finite(self._name, amount, least=0.0)
@@ -62,7 +62,7 @@ class TierGauge:
 
     @property
     def value(self) -> float:
-        """The value that was set last, 0 at first."""
+        """The value that was set last; 0 at first."""
         return self._value
 
     def set(self, value: float) -> None:
@@ -72,7 +72,7 @@ class TierGauge:
             value: any finite number.
 
         Raises:
-            TierContractError: it is infinite or not a number.
+            TierContractError: the value is infinite or not a number.
         """
         self._value = _finite(self._name, value)
 
@@ -106,7 +106,7 @@ class TierMetrics:
         return bool(self._counters or self._gauges)
 
     def take_changes(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Return what counters have gained since the last call, and changed gauges; first all."""
+        """Return counters' gains and changed gauges since the last call, new names included."""
         gained = {name: counter.take() for name, counter in self._counters.items()}
         values = {name: gauge.value for name, gauge in self._gauges.items()}
         counters = {n: gain for n, gain in gained.items() if gain or n not in self._told}
@@ -131,7 +131,7 @@ class TierMetrics:
 
 
 def _finite(name: str, number: float, least: float = -math.inf) -> float:
-    """Return a number as a plain float."""
+    """Return a number as a finite float of at least ``least``, or raise."""
     try:
         plain = float(number)
     except (TypeError, ValueError, OverflowError):

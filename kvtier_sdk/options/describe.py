@@ -1,4 +1,4 @@
-"""Options described for people: the kind of value of each, its unit, default and meaning."""
+"""Options described for people: each one's kind of value, unit, default and meaning."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvtier_sdk.options import units
 from kvtier_sdk.options.model import StrictModel
 from kvtier_sdk.options.secrets import MASK
 
-#: An option's parser to the name of such values, and their unit.
+#: Parser of an option to the name of its kind of value, and the unit.
 _PARSERS: Mapping[Callable[[object], Any], tuple[str, str | None]] = {
     units.parse_bytes: ("size", "bytes"),
     units.parse_bytes_or_share: ("size or share", "bytes, or a share from 0 to 1"),
@@ -42,12 +42,12 @@ class OptionInfo:
     """One option.
 
     Attributes:
-        name: as it is written.
+        name: its name in a configuration.
         kind: ``"size"``, ``"duration"``, ``"text"``, ``"choice"``, ...
-        unit: of its default, or ``None``.
-        choices: the values of a choice.
+        unit: the unit of its default, or ``None``.
+        choices: the allowed values of a choice.
         required: true if there is no default.
-        default: as plain data; a secret's is ``"***"``.
+        default: its default as plain data; a secret's is ``"***"``.
         secret: true if its value is never shown.
         meaning: one sentence; empty where the author wrote none.
     """
@@ -80,7 +80,7 @@ def describe_options(model: type[StrictModel]) -> list[OptionInfo]:
 
 
 def _kind_of(annotation: Any, metadata: Sequence[Any]) -> tuple[str, str | None, Sequence[str]]:
-    """The name of such values, their unit, and the choices."""
+    """Return the kind of value, its unit, and the choices."""
     for part in [*metadata, *getattr(annotation, "__metadata__", ())]:
         if isinstance(part, BeforeValidator) and part.func in _PARSERS:
             return (*_PARSERS[part.func], ())  # type: ignore[index]
@@ -106,7 +106,7 @@ def _default_of(field: FieldInfo, secret: bool) -> Any:
 
 
 def _meanings(model: type[StrictModel]) -> dict[str, str]:
-    """Attribute to the prose about it; a derived class's wins over its base's."""
+    """Map each attribute to the prose about it; a derived class's wins over its base's."""
     found: dict[str, str] = {}
     for owner in reversed(model.__mro__):
         section = _ATTRIBUTES.search(inspect.cleandoc(vars(owner).get("__doc__") or ""))

@@ -1,4 +1,4 @@
-"""Reading a configuration file: TOML, JSON or YAML, by its suffix."""
+"""Configuration files in TOML, JSON or YAML, told apart by their suffix."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _json(text: str) -> Any:
 
 
 def _table(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Make a table of which no name is given twice, as TOML does."""
+    """Make a table; a name that is given twice is an error, as it is in TOML."""
     options: dict[str, Any] = {}
     for name, value in pairs:
         if name in options:

@@ -37,27 +37,27 @@ _SECRETS = frozenset({SecretStr, SecretBytes})
 try:
     create_model("Probe")
 except Exception:
-    # To find plugins of its own, pydantic reads the entry points of all packages, and gives up if
-    # one is broken. The registry names that package, and the others work.
+    # pydantic looks for plugins in the entry points of all packages, and fails if one is broken.
+    # Without plugins the sound packages work, and the registry names the broken one.
     os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"
 
 
 class StrictModel(BaseModel):
-    """Options of which a misspelt name is an error. Build one with :func:`validate_options`.
+    """Options among which a misspelt name is an error. Build one with :func:`validate_options`.
 
-    An option of a quantity is written with its unit (``capacity: "4GiB"``), and its attribute's
-    name ends in the unit: declare ``capacity_bytes: Bytes = Field(alias="capacity")``.
+    A quantity is written with its unit (``capacity: "4GiB"``), and its attribute's name ends in the
+    unit: declare ``capacity_bytes: Bytes = Field(alias="capacity")``.
 
     Secrets appear neither in messages nor in a ``repr``. A secret is an option of type
     ``SecretStr``, or one with a word such as ``password``, ``secret`` or ``token`` in its name.
-    An operator writes it down as it is, as ``${NAME}`` of the environment, or in a file that the
-    option ``password_file`` names. Of a ``SecretStr`` the file is read again when the store
-    refuses: call ``get_secret_value()`` for each connection.
+    An operator writes it in the clear, as ``${NAME}`` of the environment, or in a file that the
+    option ``password_file`` names. The file of a ``SecretStr`` is read again when the store refuses
+    the secret: call ``get_secret_value()`` for each connection.
 
     Attributes:
         needs: pairs of attributes; the first can only be given together with the second.
         excludes: pairs of attributes that cannot be given together.
-        refuses: options of other tiers that this one cannot have; each with what to write instead.
+        refuses: options of other tiers that this one cannot have, each with the advice to give.
     """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
@@ -80,24 +80,24 @@ class StrictModel(BaseModel):
 
     @classmethod
     def _option(cls, attribute: str) -> str:
-        """The name under which an attribute's option is written."""
+        """Return the name under which an attribute's option is written."""
         return cls.model_fields[attribute].alias or attribute
 
     @classmethod
     @cache
     def fields_by_option(cls) -> Mapping[str, FieldInfo]:
-        """The fields by the names of their options, in the order of their declaration."""
+        """Return the fields by their options' names, in the order of declaration."""
         return {field.alias or name: field for name, field in cls.model_fields.items()}
 
     @classmethod
     def option_names(cls) -> Sequence[str]:
-        """The names of all options, in the order of their declaration."""
+        """Return the names of all options, in the order of declaration."""
         return list(cls.fields_by_option())
 
     @classmethod
     @cache
     def secret_names(cls) -> frozenset[str]:
-        """The names of the options whose values are never shown."""
+        """Return the names of the options whose values are never shown."""
         return frozenset(
             name
             for name, field in cls.fields_by_option().items()
@@ -107,7 +107,7 @@ class StrictModel(BaseModel):
     @classmethod
     @cache
     def secret_files(cls) -> Mapping[str, str]:
-        """The options that name a secret's file, by the secret's name: ``password_file``."""
+        """Return the options that name a secret's file (``password_file``), by secret."""
         fields = cls.fields_by_option()
         return {
             name: file
@@ -123,9 +123,9 @@ class StrictModel(BaseModel):
         return {name: options.pop(name) for name in cls.fields_by_option() if name in options}
 
     def to_dict(self, *, secrets: bool = False, defaults: bool = False) -> dict[str, Any]:
-        """Write down the options that were given, as plain data that can be read again.
+        """Return the options that were given, as plain data that can be read again.
 
-        A secret in a file or in the environment is written as it was given, by its source.
+        A secret from a file or from the environment is written as a reference to its source.
 
         Args:
             secrets: write other secrets in the clear instead of as ``"***"``.
@@ -142,7 +142,7 @@ class StrictModel(BaseModel):
             if isinstance(value, SecretStr | SecretBytes):
                 return value.get_secret_value() if secrets else MASK
             if isinstance(value, set | frozenset):
-                # Two processes iterate in different orders.
+                # Sorted, because two processes iterate over a set in different orders.
                 return sorted(value, key=str)
             return to_jsonable_python(value)
 
@@ -164,7 +164,7 @@ class StrictModel(BaseModel):
 
 
 def _types_in(annotation: Any) -> set[Any]:
-    """An option's type, and the types that it is made of."""
+    """Return an option's type, and the types that it is made of."""
     found, waiting = set(), [annotation]
     while waiting:
         one = waiting.pop()
@@ -174,7 +174,7 @@ def _types_in(annotation: Any) -> set[Any]:
 
 
 def secrets_of(options: StrictModel) -> Secrets:
-    """The secrets among a model's options, those in tables and in URLs included."""
+    """Return the secrets among a model's options, including those in tables and URLs."""
     return _secrets_in(options, options.model_dump(by_alias=True))
 
 
@@ -190,7 +190,7 @@ def _secrets_in(model: StrictModel | type[StrictModel], options: Mapping[str, An
 
 Model = TypeVar("Model", bound=StrictModel)
 
-#: Faults that pydantic words for Python programmers.
+#: The right value in plain words, where pydantic's words are for Python programmers.
 _PLAIN = {"string_type": "text", "mapping_type": "a table", "dict_type": "a table"}
 
 
@@ -202,16 +202,16 @@ def validate_options(
     ``also_known`` are further names to suggest in place of an unknown one.
 
     Raises:
-        ConfigError: one line a fault, which begins with the place: an unknown name with the
+        ConfigError: one line per fault, beginning with the place: an unknown name with the
             closest known one, a missing option, a wrong value, a secret that cannot be read. It
-            holds no secret.
+            shows no secret.
     """
     given = _with_secrets(model, options, place)
     try:
         return model.model_validate(given)
     except ValidationError as error:
         faults = error.errors()
-    # Raised out here: as its context, pydantic's error would keep the options in the clear.
+    # Raised outside the handler: pydantic's error, as its context, would show the secrets.
     known = [*model.option_names(), *model.secret_files().values(), *also_known]
     mask = _secrets_in(model, given).mask
     raise ConfigError("\n".join(_complaint(fault, place, known, model, mask) for fault in faults))
@@ -220,7 +220,7 @@ def validate_options(
 def _with_secrets(
     model: type[StrictModel], options: Mapping[str, Any], place: Place
 ) -> dict[str, Any]:
-    """Put secrets in the place of the variables and files that hold them."""
+    """Replace the variables and files that hold secrets by the secrets."""
     read = dict(options)
     for name, file_option in model.secret_files().items():
         path, value = read.pop(file_option, None), read.get(name)
@@ -257,14 +257,14 @@ def _complaint(
         return f"{option} is missing"
     if loc and (loc[0] in model.secret_names() or any(is_secret(str(part)) for part in loc)):
         return f"{option} has a value that is not allowed; it is a secret and not shown"
-    # Masked before it is cut off: half a secret is not recognised.
+    # Masked before it is cut off, because half a secret would not be recognised.
     value = mask(repr(fault["input"])) if loc else ""
     message = mask(fault["msg"].removeprefix("Value error, ").removeprefix("Input should be "))
     if fault["type"] != "value_error":
         return f"{option} is {brief(value)} but should be {_PLAIN.get(fault['type'], message)}"
     if loc:
         return f"{option}: {message.replace(value, brief(value))}"
-    # A rule about several options names them itself, without their path.
+    # The message of a rule about several options names them without their path.
     if place.path:
         message = message.replace("option '", f"option '{place.path}.")
     return f"{place.where}: {message}"

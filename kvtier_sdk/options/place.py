@@ -1,4 +1,4 @@
-"""What is told to people: the place of an option, the word that was meant, others' text."""
+"""Parts of messages for people: an option's place, the closest word, text of others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _KINDS: tuple[tuple[type, str], ...] = (
 )
 
 
-#: Characters of a value in a complaint.
+#: The most characters of a value in a complaint.
 _BRIEF = 200
 
 
@@ -29,8 +29,8 @@ class Place:
     """The place of options in a configuration. As text, it begins a complaint about them.
 
     Attributes:
-        where: the configuration, ``kv.toml``.
-        path: of the options in it, ``tiers[1]``; empty at its root.
+        where: the name of the configuration, such as ``kv.toml``.
+        path: the path of the options in it, such as ``tiers[1]``; empty at its root.
     """
 
     where: str
@@ -47,7 +47,7 @@ class Place:
         return Place(self.where, path)
 
     def table(self, value: object) -> dict[str, Any]:
-        """Copy the table of options that stands here; another value is a :class:`ConfigError`."""
+        """Copy the table of options at this place; any other value is a :class:`ConfigError`."""
         if not isinstance(value, Mapping):
             raise ConfigError(f"{self} should be a table of options, not {kind_of(value)}")
         for name in value:
@@ -56,25 +56,25 @@ class Place:
         return dict(value)
 
     def entries(self, value: object) -> dict[Place, object]:
-        """Place the entries of the list that stands here; another value is an error too."""
+        """Return the entries of the list at this place, by their places; another value raises."""
         if not isinstance(value, list | tuple):
             raise ConfigError(f"{self} should be a list, not {kind_of(value)}")
         return {self.at(index): entry for index, entry in enumerate(value)}
 
 
 def kind_of(value: object) -> str:
-    """The kind of a value in a file, for people: ``a list``."""
+    """Return the kind of a value in a file, for people: ``a list``."""
     kinds = (name for kind, name in _KINDS if isinstance(value, kind))
     return next(kinds, f"a {type(value).__name__}")
 
 
 def brief(text: str) -> str:
-    """A value in a complaint, cut off where it is long."""
+    """Cut off a long value for a complaint."""
     return text if len(text) <= _BRIEF else f"{text[:_BRIEF]}..."
 
 
 def one_line(text: str) -> str:
-    """Escape what is not printable: text of others moves no cursor and begins no line of its own.
+    """Escape unprintable characters, so that text of others moves no cursor and begins no line.
 
     >>> print(one_line("llama\\x1b[2K\\rDelete them?"))
     llama\\x1b[2K\\rDelete them?
@@ -96,5 +96,5 @@ def nearest(word: str, known: Iterable[str], label: str) -> str:
 
 
 def closest(word: str, known: Iterable[str]) -> str | None:
-    """The known word most like an unknown one, or ``None`` where none is like it."""
+    """Return the known word most like an unknown one, or ``None`` if none is similar."""
     return next(iter(difflib.get_close_matches(word, sorted(known), n=1)), None)

@@ -1,4 +1,4 @@
-"""Secrets that a configuration names and does not hold: in a file, or in the environment."""
+"""Secrets that a configuration only refers to: in a file, or in the environment."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pydantic import SecretStr
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.options.place import Place
 
-#: Ends the name of the option that has a file in the place of a secret.
+#: The suffix of an option that names a secret's file.
 FILE_SUFFIX = "_file"
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _MAX_FILE_BYTES = 1 << 16
-#: The variables that this process has read secrets from.
+#: The environment variables from which this process has read secrets.
 _named: set[str] = set()
 
 
 class SourcedSecret(SecretStr):
-    """A secret that can be written down by its source."""
+    """A secret that can be written as a reference to its source."""
 
     def written(self, name: str) -> tuple[str, str]:
         """Return the option and the value that stand for the secret called ``name``."""
@@ -28,7 +28,7 @@ class SourcedSecret(SecretStr):
 
 
 class VariableSecret(SourcedSecret):
-    """A secret of the environment, which no tier's process inherits from now on."""
+    """A secret in an environment variable, which tiers' processes then no longer inherit."""
 
     def __init__(self, variable: str, value: str) -> None:
         super().__init__(value)
@@ -40,14 +40,14 @@ class VariableSecret(SourcedSecret):
 
 
 class FileSecret(SourcedSecret):
-    """A secret in a file. Its value is what the file held when it was last read.
+    """A secret in a file, with the value that was read last.
 
     Attributes:
-        path: of the file.
-        values: all that it has held; the last is the current one.
+        path: the file's path.
+        values: all values read so far; the last is the current one.
 
     Raises:
-        OSError, ValueError: it cannot be read, or holds no secret.
+        OSError, ValueError: the file cannot be read, or holds no secret.
     """
 
     def __init__(self, path: str) -> None:
@@ -59,18 +59,18 @@ class FileSecret(SourcedSecret):
         return f"{name}{FILE_SUFFIX}", self.path
 
     def read_again(self) -> bool:
-        """Read the file; return true if it holds another secret now. Raises as the class does."""
+        """Read the file again; return true if the secret is new. Raises as the class does."""
         value = _read(self.path)
         if value == self._secret_value:
             return False
-        # Hidden before it is used.
+        # Added to the values first, so that the secret is masked before it is used.
         self.values.append(value)
         self._secret_value = value
         return True
 
 
 def secret_in_variable(written: str, place: Place) -> VariableSecret | None:
-    """Read the secret of an option that names a variable; ``None`` for one that names none."""
+    """Read the secret if an option names a variable; return ``None`` if it names none."""
     found = _VARIABLE.search(written)
     if found is None:
         return None
@@ -87,8 +87,8 @@ def secret_in_variable(written: str, place: Place) -> VariableSecret | None:
 
 
 def secret_in_file(path: object, place: Place) -> FileSecret:
-    """Read the secret in a file, which the option at ``place`` names."""
-    # What is no path may be the secret itself, by mistake.
+    """Read the secret in a file that the option at ``place`` names."""
+    # A value that is not a path may be the secret itself, so the message does not quote it.
     if not isinstance(path, str) or not path.startswith("/"):
         raise ConfigError(f"{place} should be the absolute path of a file")
     try:
@@ -106,7 +106,7 @@ def environment_without_secrets() -> dict[str, str]:
 
 
 def read_small_file(path: str, max_bytes: int) -> tuple[bytes, os.stat_result]:
-    """Return a file's content, its owner and its mode; a longer one is a ValueError."""
+    """Return a file's content and status; more than ``max_bytes`` is a ValueError."""
     with open(path, "rb") as file:
         content = file.read(max_bytes + 1)
         status = os.fstat(file.fileno())
@@ -118,7 +118,7 @@ def read_small_file(path: str, max_bytes: int) -> tuple[bytes, os.stat_result]:
 def _read(path: str) -> str:
     """Read a secret, without the line break at its end."""
     content, _ = read_small_file(path, _MAX_FILE_BYTES)
-    # Undecodable bytes are told without the content, which the error would quote.
+    # A strict decoder's error would quote the content.
     text = content.decode(errors="replace").removesuffix("\n").removesuffix("\r")
     if "\ufffd" in text:
         raise ValueError("is not UTF-8 text")

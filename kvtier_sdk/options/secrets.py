@@ -1,4 +1,4 @@
-"""Hiding the secrets of a configuration, in messages and in logs."""
+"""Masks the secrets of a configuration, in messages and in logs."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ from pydantic import BaseModel, SecretBytes, SecretStr
 from kvtier_sdk.errors import KVTierError, chain_of
 from kvtier_sdk.options.secret_sources import FILE_SUFFIX, FileSecret
 
-#: Stands in the place of a secret.
+#: Replaces a secret.
 MASK = "***"
 
-#: A secret below this many characters is hidden only where it stands as a word: it may be part of
-#: any other.
+#: A secret shorter than this is hidden only as a whole word, because other words may contain it.
 _SHORT = 4
 _WORD = r"(?<![a-z0-9])(?:credentials|passphrase|passwd|password|secret|token)(?![a-z0-9])"
 _SECRET_NAME = re.compile(_WORD, re.IGNORECASE)
 
 
-# A password may hold any character, so it ends at the last '@', and the options behind a secret may
-# be the rest of it. In prose a blank or a quote ends a URL; a URL by itself is masked by position
-# only, with '//' or without. A URL that was taken for a path has one slash.
+# A password may contain any character: mask up to the last '@', and everything after a secret
+# option's '='. In prose a URL ends at a blank or a quote. A URL on its own is masked by position
+# alone, with or without '//'. A URL that was read as a path has a single slash.
 _OPTION = rf"([?&][^=&?\s]*{_WORD}[^=&?\s]*(?<!{FILE_SUFFIX})=)"
 _IN_PROSE = (
     re.compile(r"((?:[a-z]:/|//)[^:\s'\"]*:)[^\s'\"]*(?=@)"),
@@ -39,26 +38,26 @@ _IN_URL = (
 
 
 def is_secret(name: str) -> bool:
-    """Tell a secret by its option's name: ``auth_token``, ``password``, not ``password_file``."""
+    """Return whether an option's name means a secret: ``auth_token``, not ``password_file``."""
     return not name.endswith(FILE_SUFFIX) and _SECRET_NAME.search(name) is not None
 
 
 def without_password(text: str) -> str:
-    """Mask passwords and secret options of the URLs in a text, and the options behind these."""
+    """Mask passwords and secret options of URLs in a text, and the options after these."""
     for pattern in _IN_PROSE:
         text = pattern.sub(rf"\1{MASK}", text)
     return text
 
 
 def url_without_password(url: str) -> str:
-    """Mask the password and the secret options of ``url``, with any characters in them."""
+    """Mask the password and the secret options of ``url``, whatever their characters."""
     for pattern in _IN_URL:
         url = pattern.sub(rf"\1{MASK}", url)
     return url
 
 
 class Secrets:
-    """The secret values of some options; of ``files`` all former and future ones too."""
+    """The secret values of some options, with all former and future secrets in ``files``."""
 
     def __init__(self, values: Iterable[str] = (), files: Sequence[FileSecret] = ()) -> None:
         self.files = files
@@ -68,7 +67,7 @@ class Secrets:
 
     @property
     def version(self) -> int:
-        """A number that grows when a file is found to hold another secret."""
+        """A number that grows when a new secret is read from a file."""
         return sum([len(file.values) for file in self.files])
 
     def mask(self, text: str) -> str:
@@ -76,7 +75,7 @@ class Secrets:
         if self._version != (version := self.version):
             values = self._values.union(*(file.values for file in self.files))
             forms = {form for value in values if value for form in _forms(value)}
-            # One secret may be the beginning of another.
+            # The longest first, because one secret may be the beginning of another.
             patterns = map(_pattern_of, sorted(forms, key=len, reverse=True))
             self._pattern = re.compile("|".join(patterns)) if forms else None
             self._version = version
@@ -86,7 +85,7 @@ class Secrets:
 
 
 def _forms(value: str) -> tuple[str, str, str]:
-    """A secret as it is, as Python quotes it, and as a URL holds it."""
+    """Return a secret as it is, as Python quotes it, and as a URL encodes it."""
     return value, repr(value)[1:-1], quote(value, safe="", errors="surrogateescape")
 
 
@@ -108,9 +107,9 @@ class MaskingFormatter(logging.Formatter):
 
 
 def make_loggable(record: logging.LogRecord) -> None:
-    """Turn a call whose arguments do not fit its message into a line that says so.
+    """Replace a record whose arguments do not fit its message by one that says so.
 
-    :mod:`logging` would print the arguments as they are.
+    :mod:`logging` would print the arguments unmasked.
     """
     try:
         record.getMessage()
@@ -120,7 +119,7 @@ def make_loggable(record: logging.LogRecord) -> None:
 
 
 def masked(name: str, value: Any) -> Any:
-    """Replace each secret in an option's value, which is plain data, by ``***``."""
+    """Replace each secret in an option's value, given as plain data, by ``***``."""
     if is_secret(name):
         return MASK
     if isinstance(value, str):
@@ -133,7 +132,7 @@ def masked(name: str, value: Any) -> Any:
 
 
 def secrets_in(name: str, value: Any) -> Iterator[str]:
-    """Find every text that :func:`masked` hides, also inside of URLs, and every declared secret."""
+    """Find every text that :func:`masked` hides, inside URLs too, and every declared secret."""
     if isinstance(value, SecretStr):
         yield value.get_secret_value()
     elif isinstance(value, SecretBytes):
@@ -154,9 +153,10 @@ def secrets_in(name: str, value: Any) -> Iterator[str]:
 
 
 def masked_error(error: BaseException, secrets: Secrets) -> BaseException:
-    """Return an exception that shows no secret: itself, or where it or a cause would, another.
+    """Return an exception that shows no secret: the error itself, or else a replacement.
 
-    The other is of the nearest of the SDK's own classes, or of a class of the same name.
+    The causes count too. The replacement's class is the nearest of the SDK's own, or else a new one
+    of the same name.
     """
     shown = "".join(
         line for one in chain_of(error) for line in traceback.format_exception_only(one)
@@ -174,13 +174,13 @@ def masked_error(error: BaseException, secrets: Secrets) -> BaseException:
         masked.add_note(secrets.mask("\n".join(notes)))
     if (cause := error.__cause__ or error.__context__) is not None:
         masked.__cause__ = masked_error(cause, secrets)
-    # A client may keep the original, and its frames hold the buffers of the call.
+    # A client may keep the original, whose frames would hold the buffers of the call.
     masked.__traceback__, error.__traceback__ = error.__traceback__, None
     return masked  # type: ignore[no-any-return]
 
 
 def text_of_all(error: BaseException) -> str:
-    """The text of an exception, and for a group those of its members."""
+    """Return the text of an exception, and for a group the texts of its members."""
     if not isinstance(error, BaseExceptionGroup):
         return str(error)
     members = (f"{type(one).__name__}: {text_of_all(one)}" for one in error.exceptions)

@@ -1,4 +1,4 @@
-"""The options of a tier: the base of a backend's own, and those that every tier has."""
+"""The options of a tier: the base of a backend's own, and the options of every tier."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ class TierConfig(StrictModel):
     """The base of every backend's options.
 
     A tier in a process of its own is built there from its options as plain data. So an option's
-    type reads back what it is written down as: ``Bytes`` reads the ``4096`` that it made.
+    type must accept its own value, written as plain data: ``Bytes`` accepts ``4096``.
     """
 
     @classmethod
     def options_from_url(cls, url: TierURL) -> dict[str, Any]:
         """Turn a URL's parts into options of this model.
 
-        The default takes the query and refuses a host or a path. Override it where these mean
+        By default it accepts the query and refuses a host or a path. Override it if these mean
         something.
 
         Args:
-            url: the parts.
+            url: the parts of the URL.
 
         Returns:
             Options, not yet validated.
@@ -42,14 +42,14 @@ class TierConfig(StrictModel):
         return dict(url.options)
 
     def location(self) -> str | None:
-        """The place of the chunks, as a URL whose path leads there: ``file:///data/kv``.
+        """Return the place of the chunks, as a URL whose path leads there: ``file:///data/kv``.
 
         Two tiers of one manager may share a place only with the same options, and neither may lie
         inside the other's.
 
         Returns:
-            The place, written alike by all tiers that share it. ``None``, the default, for a tier
-            that shares its place with no other.
+            The place, in the same spelling for all tiers that share it. ``None``, the default, for
+            a tier that shares its place with no other.
         """
         return None
 
@@ -58,8 +58,8 @@ class ExpiringTierConfig(TierConfig):
     """The base of the options of a tier whose chunks can expire.
 
     Attributes:
-        ttl_s: the time after which a chunk expires that was neither stored nor used. Default:
-            chunks do not expire.
+        ttl_s: the time after its last store or use at which a chunk expires. Default: chunks do not
+            expire.
         max_age_s: the time after its store at which a chunk expires, used or not. Default: a chunk
             that is used stays.
     """
@@ -114,7 +114,7 @@ class BoundedTierConfig(ExpiringTierConfig):
             object_bytes: length of a stored chunk, header included.
 
         Raises:
-            ConfigError: the capacity is below that.
+            ConfigError: the capacity is smaller.
         """
         if self.capacity_bytes is not None and self.capacity_bytes < object_bytes:
             raise ConfigError(
@@ -140,11 +140,11 @@ class RunnerOptions(StrictModel):
             another package's.
         required: true if an engine does not start without the tier. Otherwise it starts, and the
             tier is opened when its store can be reached.
-        open_deadline_s: an attempt to open the tier that takes longer has failed; an engine waits
-            no longer for it.
-        lookup_deadline_s: time that a lookup has at least; one that takes longer is a miss.
-        max_lookup_deadline_s: time that a lookup has at most, if recomputing what it asks for
-            would take as long, or that is not known yet.
+        open_deadline_s: an attempt to open the tier fails after this time; an engine waits no
+            longer for it.
+        lookup_deadline_s: least time that a lookup has; a lookup that takes longer is a miss.
+        max_lookup_deadline_s: most time that a lookup has, where recomputing its chunks would
+            take as long, or where that time is not known yet.
         load_deadline_s: a load that takes longer, queueing included, has failed.
         store_deadline_s: a store that takes longer, queueing included, has failed.
         retries: how often a retryable failure is tried again, inside the deadline.
@@ -155,8 +155,8 @@ class RunnerOptions(StrictModel):
             store, and a miss if it is a load.
         breaker_failures: calls in a row that fail before the tier is no longer asked; reads
             (lookups and loads) and writes count apart.
-        breaker_window: number of last calls of which half fail before the tier is no longer asked
-            either.
+        breaker_window: the tier is no longer asked either once half of this many last calls have
+            failed.
         probe_interval_s: pause before a tier that is no longer asked is probed; it doubles with
             each probe that fails.
         max_probe_interval_s: the longest such pause.

@@ -1,6 +1,6 @@
 """Quantities as people write them: ``"4GiB"``, ``"250ms"``, ``"5%"``.
 
-Each parser takes an option's value, as text or as what it returns itself, and raises a
+Each parser reads an option's value, as text or in the form that it returns, and raises a
 :class:`ValueError` that says what to write.
 """
 
@@ -44,7 +44,7 @@ def parse_bytes(value: object) -> int:
     KiB, MiB, GiB, TiB, PiB, EiB are powers of 1,024; KB, MB, GB, TB, PB, EB are powers of 1,000.
 
     Raises:
-        ValueError: ``value`` is no whole number of bytes, or negative.
+        ValueError: ``value`` is not a whole number of bytes, or is negative.
     """
     if isinstance(value, int) and not isinstance(value, bool):
         if value < 0:

@@ -17,11 +17,11 @@ class TierURL:
 
     Attributes:
         scheme: names the backend.
-        host: or ``None``.
-        port: or ``None``.
-        username: percent-decoded, or ``None``.
-        password: percent-decoded, or ``None``.
-        path: percent-decoded; begins with ``/`` where there is a host.
+        host: the host, or ``None``.
+        port: the port, or ``None``.
+        username: the user's name, percent-decoded, or ``None``.
+        password: the password, percent-decoded, or ``None``.
+        path: the path, percent-decoded; begins with ``/`` if there is a host.
         options: the query; every value is text.
     """
 
@@ -41,7 +41,7 @@ class TierURL:
 
     @classmethod
     def parse(cls, url: str) -> Self:
-        """Take a URL apart.
+        """Split a URL into its parts.
 
         Args:
             url: for example ``file:///data/kv?capacity=1GiB``.
@@ -50,19 +50,19 @@ class TierURL:
             Its parts.
 
         Raises:
-            ConfigError: there is no scheme, the port is no number, there is a fragment, or an
-                option has no '=' or is given twice.
+            ConfigError: there is no scheme, the port is not a number, there is a fragment, or
+                an option has no '=' or is given twice.
         """
 
         def fault(message: str) -> ConfigError:
             return ConfigError(f"tier URL {url_without_password(url)!r}{message}")
 
-        # urllib's own messages quote parts of the URL, perhaps of a password.
+        # urllib's own messages quote parts of the URL, perhaps the password.
         try:
             parts = urlsplit(url)
         except ValueError:
             raise fault(": the host cannot be read") from None
-        # First of all: a fragment hides the rest of the host, the port or the query.
+        # Checked first, because a fragment cuts off the rest of the host, the port or the query.
         if parts.fragment:
             raise fault(": write '#' as %23, also in a password")
         try:
@@ -80,11 +80,11 @@ class TierURL:
             raise fault(f": a URL's scheme cannot hold '_'; write '{scheme.replace('_', '-')}:'")
         if not scheme or not parts.scheme:
             raise fault(" names no backend; write for example 'file:///data/kv' or 'memory:'")
-        # The option is not named: it may be the rest of a password.
+        # The message does not name the option, which may be the rest of a password.
         if parts.query and not all("=" in option for option in parts.query.split("&")):
             raise fault(": an option has no '='; write '&' as %26, also in a password")
         options: dict[str, str] = {}
-        # A browser's form sends a blank as '+'; here it stands in base64 keys.
+        # parse_qsl reads '+' as a blank, as in a browser's form; base64 keys contain it.
         for name, value in parse_qsl(parts.query.replace("+", "%2B"), keep_blank_values=True):
             if name in options:
                 raise fault(f": option {name!r} is given twice")

@@ -17,7 +17,7 @@ _Order = OrderedDict[OffloadKey, None]
 
 
 class ARCPolicy(EvictionPolicy):
-    """Evicts from the chunks used once or from those used again, whichever list is over its share.
+    """Evicts from the chunks used once or the chunks used again, whichever list is over its share.
 
     It keeps the paper's four lists, least recent first. T1 holds chunks not used since they were
     inserted, T2 chunks that were used again. B1 and B2 hold the keys of chunks evicted from each.
@@ -88,7 +88,7 @@ class ARCPolicy(EvictionPolicy):
             over = left_once > self._target
             victim = next(once if over else again, None)
             if victim is None:
-                # That list is all pinned or chosen: take the rest from the other.
+                # All chunks of that list are pinned or chosen: take the rest from the other.
                 victims += islice(again if over else once, count - len(victims))
                 break
             left_once -= over
@@ -98,7 +98,7 @@ class ARCPolicy(EvictionPolicy):
     def _forget_ghosts(self) -> None:
         """Keep T1 and B1 within the slots, and all four lists within twice as many.
 
-        Called for a chunk that was in no list, which alone makes them longer.
+        Called for a chunk that was in no list, because only such a chunk makes the four longer.
         """
         known_once = len(self._once) + len(self._once_ghosts)
         if known_once > self._slots:

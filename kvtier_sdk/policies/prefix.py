@@ -1,4 +1,4 @@
-"""Recency and uses of a prefix's chunks, weighed against each other by simulations in miniature.
+"""Eviction by recency and uses of chunks, weighed against each other by miniature simulations.
 
 The weight is found as in C. Waldspurger et al., "Cache Modeling and Optimization using Miniature
 Simulations", USENIX ATC 2017: each candidate is simulated on a sample of the chunks.
@@ -16,19 +16,19 @@ from kvtier_sdk.contract import EvictionPolicy
 from kvtier_sdk.errors import KVTierError
 from kvtier_sdk.types import OffloadKey, RequestContext
 
-# The least uses of each class of chunks; uses beyond the last are not counted.
+# The fewest uses of each class of chunks; uses beyond the last number are not counted.
 _CLASSES = (1, 2, 3, 4, 6, 8, 12, 16)
 _MOST_USES = _CLASSES[-1]
 _CLASS_OF = tuple(sum(uses >= least for least in _CLASSES) - 1 for uses in range(_MOST_USES + 1))
-# Candidates. Of those that hit equally often, the first is used.
+# Candidate weights. If several hit equally often, the first of them is used.
 _WEIGHTS = (0.25, 0.5, 0.0, 1.0, 2.0, 4.0, 8.0)
-# Bounds of memory, as multiples of the slots, each twice.
+# Bounds of memory, as multiples of the slots; two dictionaries share each.
 _GHOSTS = 3
 _SAMPLED_HISTORY = 8
-# One chunk in so many is sampled, fewer in a small pool, so that a simulation has some slots.
+# One chunk in 16 is sampled; in a small pool more are, so that each simulation has some slots.
 _MOST_SPARSE = 16
 _LEAST_SAMPLED_SLOTS = 128
-# References, as a multiple of the slots, after which the simulations' hits count half.
+# References, as a multiple of the slots, after which earlier hits count half.
 _HALF_LIFE = 6
 _BUCKETS = 64
 _CLASS_BITS = 3
@@ -42,14 +42,14 @@ class PrefixPolicy(EvictionPolicy):
 
     Time is the number of references: each insert and each use is one. A doubling of a chunk's uses
     is worth as much as ``weight`` turns of the pool, that is ``weight * slots`` references. Uses
-    are remembered beyond eviction, for at least three evicted chunks a slot.
+    are remembered beyond eviction, for at least three evicted chunks per slot.
 
-    Which weight is right depends on the workload: 0 is the least recently used chunk, and where
+    The right weight depends on the workload: 0 evicts the least recently used chunk, and where
     conversations pause for longer than the pool lasts, 4 and 8 hit twice as often. Each candidate
-    is simulated with a sample of the chunks, and the one with the most hits lately decides.
+    is simulated with a sample of the chunks, and the candidate with the most hits of late is used.
 
-    A chunk is used together with those before it in its prefix, and the last of them is noted
-    first. So it has no more uses than they have, it is older, and it leaves before them.
+    A chunk is used together with the chunks before it in its prefix, and the last chunk's use is
+    recorded first. So a chunk has no more uses than its predecessors, is older, and leaves first.
     """
 
     # The order of the calls says as much as parents and positions would.
@@ -62,9 +62,9 @@ class PrefixPolicy(EvictionPolicy):
         # By class, the time of each chunk's last use, oldest first.
         self._queues: list[_Queue] = [OrderedDict() for _ in _CLASSES]
         self._queue_of = [self._queues[of] for of in _CLASS_OF]
-        # By a hash of the key, the uses of a chunk when it was evicted last: the later evictions,
-        # and those before them. Two dictionaries that only grow need no order, whose upkeep stops
-        # the thread for longer than a call may take.
+        # A chunk's uses at its last eviction, by a hash of its key: recent evictions, and older
+        # ones. Two dictionaries that only grow need no order. Keeping an order would sometimes
+        # stop the thread for longer than a call may take.
         self._ghosts: dict[int, int] = {}
         self._older_ghosts: dict[int, int] = {}
         self._most_ghosts = 0
@@ -117,7 +117,7 @@ class PrefixPolicy(EvictionPolicy):
         del self._queue_of[uses][key]
         self._ghosts[hash(key)] = uses
         if len(self._ghosts) >= self._most_ghosts:
-            # A chunk leaves before the start of its prefix, and is forgotten no later.
+            # A chunk is evicted before the start of its prefix, so it is forgotten no later.
             self._older_ghosts, self._ghosts = self._ghosts, {}
 
     def choose_victims(
@@ -155,11 +155,11 @@ class _Simulations:
     """Pools in miniature, one for each weight, and the choice between the weights.
 
     Attributes:
-        bonuses: by class, what the earlier uses are worth with the chosen weight, in references.
+        bonuses: by class, the worth of earlier uses with the chosen weight, in references.
     """
 
     def __init__(self, slots: int, one_in: int) -> None:
-        # References whose worth counts as the same.
+        # The number of references that count as one time.
         self._bucket = max(1, slots // _BUCKETS)
         turn = slots / self._bucket
         self._bonuses = [
@@ -170,8 +170,8 @@ class _Simulations:
             for weight in _WEIGHTS
         ]
         self.bonuses = self._bonuses[0]
-        # Of sampled chunks, resident or not: bucket and class of the last use, as one number; of
-        # the later uses, and of those before them.
+        # Bucket and class of each sampled chunk's last use, as one number, whether or not the chunk
+        # is resident: recent uses, and older ones.
         self._last: dict[OffloadKey, int] = {}
         self._older: dict[OffloadKey, int] = {}
         self._most_last = max(1, _SAMPLED_HISTORY * slots // one_in)
@@ -179,7 +179,7 @@ class _Simulations:
         self._halving_at = self._half_life
 
     def use(self, key: OffloadKey, now: int, of: int) -> tuple[int, ...]:
-        """Take a use of a sampled chunk."""
+        """Record a use of a sampled chunk; return the bonuses to use from now on."""
         last = self._last.get(key, -1)
         if last < 0:
             last = self._older.get(key, -1)
@@ -206,7 +206,7 @@ class _Simulation:
     the chunks whose worth is above a floor, and the floor never falls.
 
     Attributes:
-        hits: uses of chunks that it held, the older ones for less.
+        hits: uses of chunks that it held; older uses count less.
     """
 
     __slots__ = ("_bonuses", "_chunks", "_counts", "_floor", "_slots", "hits")
@@ -220,7 +220,7 @@ class _Simulation:
         self._floor = 0
 
     def use(self, last: int, last_of: int, now: int, of: int) -> None:
-        """Take a use of a chunk."""
+        """Record a use of a chunk."""
         counts = self._counts
         if last >= 0:
             worth = last + self._bonuses[last_of]

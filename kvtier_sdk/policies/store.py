@@ -1,4 +1,4 @@
-"""The SDK's store policies: they choose which chunks a tier is given, and when."""
+"""The SDK's store policies: they choose which chunks a tier gets, and when."""
 
 from __future__ import annotations
 

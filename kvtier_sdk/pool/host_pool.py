@@ -42,11 +42,11 @@ class HostPool:
     >>> pool.close()
 
     Attributes:
-        layout: the geometry of the pool, from which the next three are taken.
+        layout: the geometry of the pool, which defines the next three attributes.
         slots: number of slots.
         chunk_bytes: payload of a slot.
         row_bytes: distance between slots: ``chunk_bytes`` rounded up to 4,096.
-        worker: index of the worker that this process is; None for the scheduler and for others.
+        worker: index of this process as a worker; None for the scheduler and for others.
         huge_page_bytes: how much of the pool lay in transparent huge pages when it was mapped.
 
     Args:
@@ -109,11 +109,11 @@ class HostPool:
         first.
 
         Args:
-            replica: an id that all processes of the replica know, that no other replica has, and
-                that is new at each start. A process that comes after all others have joined starts
-                a second pool (see :meth:`absent`).
+            replica: an id that all processes of the replica share, unlike any other replica's, and
+                new at each start. A process that comes after all others have joined starts a
+                second pool (see :meth:`absent`).
             layout: the geometry of the pool, the same in all processes.
-            worker: index of the worker that this process is; None if it is the scheduler.
+            worker: index of this process as a worker; None if it is the scheduler.
             prefault: as for :meth:`create`.
             huge_pages: as for :class:`HostPool`.
             directory: a directory on a tmpfs.
@@ -150,7 +150,7 @@ class HostPool:
             handle: an inherited descriptor, which the caller keeps open and owns, or the path
                 ``/proc/<pid>/fd/<n>`` of a process of this user.
             layout: the expected geometry; required for a file that kvtier did not make.
-            worker: index of the worker that this process is; None if it is no worker.
+            worker: index of this process as a worker; None if it is not one.
             prefault: as for :class:`HostPool`.
             huge_pages: as for :class:`HostPool`.
 
@@ -158,8 +158,8 @@ class HostPool:
             The pool.
 
         Raises:
-            ConfigError: the handle leads to no such pool, or another process has joined as this
-                worker.
+            ConfigError: the handle does not lead to such a pool, or another process has joined as
+                this worker.
         """
         file = open_handle(handle, layout)
         pool = cls.__new__(cls)
@@ -295,8 +295,8 @@ class HostPool:
 
         Args:
             slot: index of the slot, from 0.
-            holder: name of the component that gets the view, one of few. :meth:`close` logs it if
-                the view is still in use.
+            holder: name of the component that gets the view; use few different names. :meth:`close`
+                logs the name if the view is still in use.
 
         Returns:
             A writable view of ``chunk_bytes`` bytes, contiguous, format ``B``. The view, and
@@ -347,7 +347,7 @@ class HostPool:
             return sorted(holder for holder, array in arrays.items() if array() is not None)
 
         if holders():
-            # Garbage does not count: an exception's traceback leads to frames that had the views.
+            # Drop garbage first: an exception's traceback may keep frames that had the views.
             gc.collect()
         if holders():
             _log.warning(

@@ -1,4 +1,4 @@
-"""The layout of a host pool, and the header that tells it to a process that maps the pool."""
+"""The layout of a host pool, and the header from which another process reads the layout."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class PoolLayout:
         replicated: all workers hold the same bytes, which are stored once: a row has one part,
             worker 0 writes it, and all workers read it.
         stride_bytes: distance between slots in the memory of an engine that places chunks itself,
-            a multiple of 4,096; a slot is a place where a chunk may begin. Slots may overlap, and
-            the engine uses no two that do at the same time. None: one row after the other.
+            a multiple of 4,096; a slot is a place where a chunk may begin. Slots may overlap, but
+            the engine never uses overlapping slots at the same time. None: one row after the other.
 
     Raises:
         ConfigError: a number is out of range.

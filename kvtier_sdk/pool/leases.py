@@ -16,7 +16,7 @@ from contextlib import contextmanager
 
 #: ``struct flock``: type, whence, start, length, process (always 0 here).
 _FLOCK = struct.Struct("hhqqi0q")
-#: Held for a moment by each process that joins or sweeps, so that one at a time sees the members.
+#: Held briefly by a process that joins or sweeps, so that one at a time checks the members.
 _JOINING = 0
 #: Shared by processes that are not members, such as a child that does the I/O.
 _GUESTS = 1
@@ -46,12 +46,12 @@ def claim_as_guest(fd: int) -> None:
 
 
 def claim_whole(fd: int) -> bool:
-    """Take every lease of a file, so that no process can join it."""
+    """Claim every lease of a file, so that no process can join it."""
     return _try_lock(fd, 0, 0)
 
 
 def is_claimed(fd: int, worker: int | None) -> bool:
-    """Return whether another process, or another opening of the file here, is this member."""
+    """Return whether this member's lease is held through another opening of the file."""
     held = _lock(fd, fcntl.F_OFD_GETLK, fcntl.F_WRLCK, number_of(worker), 1)
     return held != fcntl.F_UNLCK
 

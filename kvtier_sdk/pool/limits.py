@@ -46,7 +46,7 @@ def total_memory_bytes(proc: Path = PROC, cgroup_root: Path = CGROUP_ROOT) -> in
     """Return the memory of the machine, or the limit of a control group if that is less.
 
     Raises:
-        ConfigError: the system does not say.
+        ConfigError: the kernel does not report the machine's memory.
     """
     limits = (limit.limit_bytes for limit in memory_limits(proc, cgroup_root))
     return min([meminfo_bytes("MemTotal", proc), *limits])
@@ -56,7 +56,7 @@ def meminfo_bytes(name: str, proc: Path = PROC) -> int:
     """Return a value of ``/proc/meminfo``.
 
     Raises:
-        ConfigError: the system does not say.
+        ConfigError: there is no such value.
     """
     for line in (proc / "meminfo").read_text(encoding="ascii").splitlines():
         found, _, value = line.partition(":")
@@ -66,7 +66,7 @@ def meminfo_bytes(name: str, proc: Path = PROC) -> int:
 
 
 def memory_limits(proc: Path = PROC, cgroup_root: Path = CGROUP_ROOT) -> Iterator[MemoryLimit]:
-    """Yield the limits of this process's control groups, versions 1 and 2, that can be read."""
+    """Yield the readable limits of this process's control groups, versions 1 and 2."""
     try:
         lines = (proc / "self" / "cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -14,8 +14,8 @@ class MappedRegion(NamedTuple):
         start: the address of its first byte.
         end: the address after its last byte.
         is_shared: true if writes reach other processes that map the file.
-        offset: where in the file it begins, in bytes.
-        file: device and inode.
+        offset: the file offset of its first byte.
+        file: the file's device and inode.
         path: the file's name; empty if it has none.
     """
 

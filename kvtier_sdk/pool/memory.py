@@ -1,4 +1,4 @@
-"""Room for a host pool, and its pages, which are there before an engine touches them."""
+"""Room for a host pool, and its pages, which are mapped before an engine touches them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from kvtier_sdk.pool.limits import (
     memory_limits,
 )
 
-#: Linux 5.14. Python's mmap module does not have it, and its madvise holds the interpreter lock.
+#: Since Linux 5.14. Python's mmap module lacks it, and its madvise holds the interpreter lock.
 _MADV_POPULATE_WRITE = 23
 #: The bytes that one thread faults in at a time.
 _STRETCH_BYTES = 64 << 20
@@ -40,8 +40,8 @@ class Room(NamedTuple):
     """The memory that one limit leaves.
 
     Attributes:
-        where: the place of the limit.
-        free_bytes: the bytes free below it.
+        where: the limited memory, in words.
+        free_bytes: the bytes still free under the limit.
         remedy: what to do if that is too little.
     """
 
@@ -69,9 +69,9 @@ def check_room(size_bytes: int, directory: Path | None = None) -> None:
 
 
 def prefault(mapping: mmap.mmap, fd: int | None) -> None:
-    """Back every page of a mapping with memory, in parallel and outside the interpreter lock.
+    """Back every page of a mapping with memory, in parallel and without the interpreter lock.
 
-    Bytes that are there stay as they are, even while other processes write.
+    Existing bytes keep their values, even while other processes write.
 
     Raises:
         ConfigError: there is not enough memory. No SIGBUS has been raised.
@@ -107,7 +107,7 @@ def reserve(fd: int, size_bytes: int) -> None:
 
 
 def ask_for_huge_pages(mapping: mmap.mmap) -> None:
-    """Request transparent huge pages, before the pages are there."""
+    """Request transparent huge pages; call this before any page is touched."""
     with contextlib.suppress(OSError):
         mapping.madvise(mmap.MADV_HUGEPAGE)
 
@@ -141,7 +141,7 @@ def _touch(mapping: mmap.mmap, fd: int | None) -> None:
     if fd is None:
         pages[:] = 0
     else:
-        # A write could undo what another process writes there. A read maps reserved pages too.
+        # A write could undo another process's write. A read maps reserved pages too.
         reserve(fd, len(mapping))
         pages.max()
 
@@ -179,7 +179,7 @@ def _room_of_directory(directory: Path) -> Room:
 
 
 def rooms_of_cgroups(proc: Path = PROC, cgroup_root: Path = CGROUP_ROOT) -> Iterator[Room]:
-    """Yield what the memory limits above this process leave, if they can be read."""
+    """Yield the room that each readable memory limit above this process leaves."""
     for limit in memory_limits(proc, cgroup_root):
         with contextlib.suppress(OSError):
             free_bytes = limit.limit_bytes - limit.used_bytes + cached_bytes(limit.directory)

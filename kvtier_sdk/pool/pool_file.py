@@ -36,7 +36,7 @@ class PoolFile:
         self.close = weakref.finalize(self, _release, fd, path, os.getpid())
 
     def claim(self, worker: int | None) -> None:
-        """Become a member; no two processes can be the same one.
+        """Become a member, unless another process already is this member.
 
         Raises:
             ConfigError: there is no such worker, or another process is this member.
@@ -50,7 +50,7 @@ class PoolFile:
             )
 
     def absent(self, worker: int | None) -> list[str]:
-        """Name the members that are not there."""
+        """Name the other members that have not joined."""
         members = [None, *range(self.layout.workers)]
         return [
             _member_name(member)
@@ -138,7 +138,7 @@ def sweep(directory: Path) -> None:
             with leases.joining(fd):
                 # If this file has lost its name, the path may be another process's new file.
                 if leases.claim_whole(fd) and os.fstat(fd).st_nlink:
-                    # The bytes first: a process that finds the name gone must find the room free.
+                    # Free the bytes first: once the name is gone, the room must be free too.
                     os.ftruncate(fd, 0)
                     path.unlink()
                     _log.info("removed %s, a host pool that no process holds", path)
@@ -147,10 +147,10 @@ def sweep(directory: Path) -> None:
 
 
 def _open_own(path: Path) -> int | None:
-    """Open a regular file of this user.
+    """Open a regular file of this user; return None if there is none.
 
     Raises:
-        ConfigError: something else has it.
+        ConfigError: the path is something else, or another user's.
     """
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -257,7 +257,7 @@ def _member_name(worker: int | None) -> str:
 
 
 def _release(fd: int, path: Path | None, pid: int) -> None:
-    """Close the file; the last member removes the name if not all members ever came."""
+    """Close the file; the last member removes the name if not all members ever joined."""
     try:
         # A forked child shares the parent's locks, so a file that looks free may be the parent's.
         own = path is not None and os.getpid() == pid and leases.claim_whole(fd)

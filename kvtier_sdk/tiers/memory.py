@@ -62,7 +62,7 @@ class MemoryTier(SecondaryTierManager):
     def __init__(self, config: MemoryTierConfig, context: TierContext) -> None:
         super().__init__(config, context)
         self._objects: OrderedDict[OffloadKey, npt.NDArray[np.uint8]] = OrderedDict()
-        # The times of each chunk's last use and of its store; the latter, oldest first.
+        # The times of each chunk's last use, and of its store; the latter with the oldest first.
         self._used_s: dict[OffloadKey, float] = {}
         self._stored_s: OrderedDict[OffloadKey, float] = OrderedDict()
         self._used_bytes = 0
@@ -108,7 +108,7 @@ class MemoryTier(SecondaryTierManager):
         return Usage(len(self._objects), self._used_bytes, self.config.capacity_bytes)
 
     async def _travel(self, chunks: int) -> None:
-        """Wait as long as a real tier would take, with one transfer at a time on its wire."""
+        """Wait as long as a slower store would take, with one batch at a time on its wire."""
         now_s = self.context.clock.now_s()
         arrival_s = now_s + self.config.latency_s
         if self.config.bandwidth_bytes is not None:
@@ -121,7 +121,7 @@ class MemoryTier(SecondaryTierManager):
             await self.context.clock.sleep(arrival_s - now_s)
 
     def _put(self, transfer: Transfer) -> None:
-        # numpy copies outside the interpreter lock; a bytearray does not.
+        # numpy copies without the interpreter lock; a bytearray holds it.
         stored = np.empty(transfer.object_bytes, np.uint8)
         stored[: len(transfer.header)] = transfer.header
         stored[len(transfer.header) :] = transfer.payload
@@ -178,5 +178,5 @@ class MemoryTier(SecondaryTierManager):
 def _until(
     last_s: float, keys: Iterable[OffloadKey], times_s: Mapping[OffloadKey, float]
 ) -> list[OffloadKey]:
-    """The first of the keys, which are in the order of their times, up to a time."""
+    """Return the first keys, up to a time; ``keys`` are in the order of their times."""
     return list(itertools.takewhile(lambda key: times_s[key] <= last_s, keys))
