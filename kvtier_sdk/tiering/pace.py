@@ -25,7 +25,7 @@ class Pace:
     """
 
     def __init__(self, call_bytes: int, concurrency: int) -> None:
-        self.store_bytes: float = call_bytes * concurrency
+        self.store_bytes = float(call_bytes * concurrency)
         self.loads = LoadRate()
         self._call_bytes = call_bytes
         # Jobs under way, and when each kind last made progress or began.

@@ -33,9 +33,8 @@ class Promotions:
         self._primary = primary
         self._limit = limit
         self._occupied = 0
-        # By chunk: the latest step in which a load of it failed, and all tiers that have failed to
-        # load it. The latest failure comes last.
-        self._failed: OrderedDict[OffloadKey, tuple[int, int]] = OrderedDict()
+        # The step in which a load of a chunk from a tier last failed; the newest comes last.
+        self._failed: OrderedDict[tuple[OffloadKey, int], int] = OrderedDict()
 
     def start(
         self,
@@ -111,9 +110,8 @@ class Promotions:
             self._primary.unpin(slot)
 
     def has_failed_since(self, key: OffloadKey, tier: int, step: int) -> bool:
-        """Return true if a load failed after ``step``, and ``tier`` is among the failed tiers."""
-        failed_step, tiers = self._failed.get(key, (-1, 0))
-        return failed_step > step and bool(tiers >> tier & 1)
+        """Return true if a load of a chunk from a tier has failed after ``step``."""
+        return self._failed.get((key, tier), -1) > step
 
     def let_go(self, key: OffloadKey, state: RequestState) -> int:
         """Release a request's pin on a chunk promoted for it; return the index of its tier."""
@@ -166,8 +164,8 @@ class Promotions:
         self.forget(slot)
 
     def _note_failure(self, key: OffloadKey, tier: int) -> None:
-        _, tiers = self._failed.pop(key, (0, 0))
-        self._failed[key] = self._primary.step, tiers | 1 << tier
+        self._failed[key, tier] = self._primary.step
+        self._failed.move_to_end((key, tier))
         if len(self._failed) > _MOST_FAILED:
             self._failed.popitem(last=False)
 

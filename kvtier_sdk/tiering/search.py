@@ -148,9 +148,7 @@ class TierSearch:
                 tiers |= tier.bit & may_ask
         if not tiers:
             return None
-        pending = self.lookups.begin(
-            state.context, tiers, self._primary.step, shared=state.tiers == -1
-        )
+        pending = self._begin(state, tiers)
         if tiers != may_ask:
             pending.doubt = MissReason.UNAVAILABLE.value
             pending.skipped = may_ask & ~tiers
@@ -176,9 +174,7 @@ class TierSearch:
         """Add a known chunk to the loads that begin at the end of the step."""
         pending = state.known
         if pending is None or pending.sealed:
-            pending = self.lookups.begin(
-                state.context, 0, self._primary.step, shared=state.tiers == -1
-            )
+            pending = self._begin(state, 0)
             pending.is_known = True
             state.known = pending
         self.lookups.add(pending, key)
