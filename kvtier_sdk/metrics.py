@@ -420,7 +420,7 @@ METRICS: tuple[Metric, ...] = tuple(
 def metric_samples(
     stats: Sequence[TierStats], usage: PoolUsage | None = None, *, zeros: bool = True
 ) -> Iterator[Sample]:
-    """Yield the values of all metrics. Any thread may call it while others count.
+    """Yield the values of all metrics. Thread-safe, even while counters change.
 
     >>> stats = TierStats("disk", "file", stored_chunks=3)
     >>> [(s.metric.name, s.labels) for s in metric_samples([stats]) if s.value == 3]
@@ -432,7 +432,7 @@ def metric_samples(
         zeros: false to leave out combinations of labels that have not occurred.
 
     Yields:
-        One sample for each metric and combination of labels. A gauge that is unknown has none.
+        One sample for each metric and combination of labels. Unknown gauges are left out.
     """
     for tier in stats:
         own = (tier.name,)

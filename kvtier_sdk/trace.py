@@ -23,7 +23,7 @@ from kvtier_sdk.types import OffloadKey
 _INTERVAL_S = 0.5
 #: The most chunks in requests that wait to be written; further requests are dropped.
 _MOST_WAITING = 2**18
-#: Matches TIME (of two parts), PID and NUMBER, so that files of other programs are not removed.
+#: Matches TIME (two numbers), PID and NUMBER, so that no other program's file is removed.
 _OUR_FILES = "trace-{0}-{0}-{0}-{0}.jsonl".format("[0-9]*")
 _SALT_BYTES = 16
 _ID_BYTES = 8

@@ -96,9 +96,9 @@ class RequestContext:
 
     Attributes:
         request_id: its id, unique among the requests that are alive.
-        params: parameters that the client sent along (vLLM's ``kv_transfer_params``); tiers may
-            read them. They are the client's, so their size is not bounded; a tier in a process
-            of its own gets none where their JSON is longer than 16 KiB.
+        params: the client's parameters (vLLM's ``kv_transfer_params``), which tiers may read.
+            Their size is unbounded; a tier in a process of its own gets none if their JSON
+            exceeds 16 KiB.
     """
 
     request_id: str

@@ -125,7 +125,7 @@ async def run_blocking(function: Callable[P, T], /, *args: P.args, **kwargs: P.k
     """
     loop = asyncio.get_running_loop()
     returned: asyncio.Future[None] = loop.create_future()
-    # Not kept in the future: an exception there would form a cycle with its traceback, whose
+    # Not the future's result: an exception in it would form a cycle with its traceback, whose
     # frames keep the buffers.
     outcome: list[tuple[T, None] | tuple[None, BaseException]] = []
 

@@ -87,12 +87,12 @@ class Connection:
         self._rooms: Sequence[Any] = ()
         self._takes_some = False
         self._unsent: Sequence[Any] = ()
-        # Whether the last send ended early, and whether the socket has ever refused one.
+        # True if the last send ended early; true once the socket has refused one.
         self._is_cut_short = False
         self._is_refused = False
-        # Whether the loop will report the next bytes: if not, a call reads the socket before it
-        # waits. And whether the loop watches the socket at all.
+        # False if unread bytes may be left, so that a call reads before it waits.
         self._is_drained = True
+        # True while the loop watches the socket.
         self._is_watched = True
         self._loop.add_reader(self._stream.descriptor, self._on_readable)
 

@@ -1,4 +1,4 @@
-"""The values of flags."""
+"""Reads the values of flags."""
 
 from __future__ import annotations
 

@@ -260,7 +260,7 @@ def _chunk_bytes(played: Sequence[ReplayRequest]) -> int | None:
 def _configuration(
     file: Path | None, flags: Mapping[str, Any], defaults: dict[str, Any]
 ) -> TieringConfig:
-    """Read the flags, and the options of the file that no flag overrides."""
+    """Read the flags and the file's options; the flags win."""
     given = TieringConfig.from_dict({**defaults, **flags}, where="command line")
     if file is None:
         return given

@@ -10,7 +10,7 @@ from kvtier_sdk.options.secrets import MaskingFormatter
 
 
 def say(*lines: str, to_stderr: bool = False) -> None:
-    """Print lines, escaped so that others' text in them cannot move the cursor or begin a line."""
+    """Print lines, escaped so that foreign text cannot move the cursor or start a line."""
     for line in lines:
         # Flush into pipes too, because the next line may have to wait for a tier.
         print(one_line(line), file=sys.stderr if to_stderr else sys.stdout, flush=True)

@@ -243,7 +243,7 @@ class _Check:
             raise failure
 
     def _expect(self, job: Job | None, expected: Verdict = Verdict.OK) -> None:
-        """Hand over a job, wait for its end, and raise if its verdict is not the expected one."""
+        """Hand over a job, wait for its verdict, and raise if it is not the expected one."""
         result = self._tier.result_of(job)
         operation = cast(Job, job).operation
         (verdict,) = result.verdicts

@@ -185,11 +185,11 @@ class TieringConfig(StrictModel):
 
 
 def read_tiers(entries: Mapping[Place, object]) -> dict[Place, TierSpec]:
-    """Read tier entries by their places, each a URL, a table or a spec.
+    """Read tier entries, keyed by place: URLs, tables or specs.
 
     Raises:
-        ConfigError: one line per mistake: as for :meth:`TierSpec.from_options`, two tiers of one
-            name, or a conflict of their locations.
+        ConfigError: one line per mistake: an invalid entry (:meth:`TierSpec.from_options`), a
+            repeated name, or conflicting locations.
     """
     mistakes: list[str] = []
     owners = {PRIMARY: "the host pool"}

@@ -1,7 +1,7 @@
 """kvtier for authors of engine adapters: the manager, a single tier, an engine's own memory.
 
-All names are here, flat; values, errors and options are in :mod:`kvtier_sdk`. Only the worker's
-names import torch, when one is first used; they need the extra ``torch``.
+Import every name from here; values, errors and options are in :mod:`kvtier_sdk`. Only the worker's
+names import torch, on first use; they need the extra ``torch``.
 """
 
 from importlib import import_module

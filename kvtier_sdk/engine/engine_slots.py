@@ -103,9 +103,9 @@ class EngineSlots:
 
 
 def descriptor_of(view: memoryview) -> int | None:
-    """Return a new descriptor of the file whose start a view maps, if this process has it open.
+    """Return a new descriptor of the open file that a view maps from its start, or ``None``.
 
-    An engine may have no public name for the file behind its host memory, but the kernel knows it.
+    An engine may not expose the file behind its host memory, but the kernel knows it.
     """
     address = int(np.asarray(view).ctypes.data)
     region = MappedRegion.at(address)

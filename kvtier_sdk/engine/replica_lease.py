@@ -31,12 +31,12 @@ class ReplicaLease:
 
         Args:
             fd: a descriptor of the file, which stays the caller's.
-            path: the file's name. The engine must not remove it itself from now on.
+            path: the file's name, which the engine must no longer remove.
             workers: number of workers of the replica.
             worker: index of this process among the workers, from 0; ``None`` for the scheduler.
 
         Raises:
-            ConfigError: another process is this member, or all members have entered before.
+            ConfigError: another process is already this member, or every member has entered.
         """
         # The layout of the bytes is the engine's; only the number of workers matters here.
         file = enter_named(os.dup(fd), Path(path), PoolLayout(1, 1, workers), worker)

@@ -1,4 +1,4 @@
-"""The part of an engine's package that the command ``kvtier`` uses."""
+"""The interface of an engine's package to the command ``kvtier``."""
 
 from __future__ import annotations
 

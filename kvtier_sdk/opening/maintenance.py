@@ -1,4 +1,4 @@
-"""A tier that a tool opens beside the engines that use it."""
+"""A tier opened by a tool while engines use it."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def _json(text: str) -> Any:
 
 
 def _table(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Make a table; a name that is given twice is an error, as it is in TOML."""
+    """Make a table; as in TOML, a repeated name is an error."""
     options: dict[str, Any] = {}
     for name, value in pairs:
         if name in options:

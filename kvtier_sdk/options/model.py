@@ -43,21 +43,21 @@ except Exception:
 
 
 class StrictModel(BaseModel):
-    """Options among which a misspelt name is an error. Build one with :func:`validate_options`.
+    """Options that reject misspelt names. Build them with :func:`validate_options`.
 
     A quantity is written with its unit (``capacity: "4GiB"``), and its attribute's name ends in the
     unit: declare ``capacity_bytes: Bytes = Field(alias="capacity")``.
 
     Secrets appear neither in messages nor in a ``repr``. A secret is an option of type
     ``SecretStr``, or one with a word such as ``password``, ``secret`` or ``token`` in its name.
-    An operator writes it in the clear, as ``${NAME}`` of the environment, or in a file that the
-    option ``password_file`` names. The file of a ``SecretStr`` is read again when the store refuses
-    the secret: call ``get_secret_value()`` for each connection.
+    An operator writes it in the clear, as the environment variable ``${NAME}``, or in a file named
+    by an option such as ``password_file``. A ``SecretStr``'s file is read again after the store
+    refuses the secret: call ``get_secret_value()`` for each connection.
 
     Attributes:
         needs: pairs of attributes; the first can only be given together with the second.
         excludes: pairs of attributes that cannot be given together.
-        refuses: options of other tiers that this one cannot have, each with the advice to give.
+        refuses: other tiers' options that this one rejects, each with the advice to give.
     """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)

@@ -69,7 +69,7 @@ def kind_of(value: object) -> str:
 
 
 def brief(text: str) -> str:
-    """Cut off a long value for a complaint."""
+    """Shorten a long value for an error message."""
     return text if len(text) <= _BRIEF else f"{text[:_BRIEF]}..."
 
 

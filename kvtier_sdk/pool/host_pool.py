@@ -368,7 +368,7 @@ class HostPool:
         if whole is None:
             if self._mapping is None:
                 raise KVTierError("the host pool is closed")
-            # Two threads may come at once; both must use the same array.
+            # Two threads may race here; both must use the same array.
             whole = self._views.setdefault(holder, np.frombuffer(self._mapping, np.uint8).data)
         return whole
 

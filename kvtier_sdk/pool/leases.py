@@ -25,7 +25,7 @@ _FIRST_WORKER = 3
 
 
 def number_of(worker: int | None) -> int:
-    """Return the offset of a member's lock: a worker's, or the scheduler's for None."""
+    """Return the offset of a worker's lock, or of the scheduler's for ``None``."""
     return _SCHEDULER if worker is None else _FIRST_WORKER + worker
 
 
@@ -51,7 +51,7 @@ def claim_whole(fd: int) -> bool:
 
 
 def is_claimed(fd: int, worker: int | None) -> bool:
-    """Return whether this member's lease is held through another opening of the file."""
+    """Return true if another open file description holds this member's lease."""
     held = _lock(fd, fcntl.F_OFD_GETLK, fcntl.F_WRLCK, number_of(worker), 1)
     return held != fcntl.F_UNLCK
 

@@ -187,7 +187,7 @@ class _Driver:
         """
         while reported.wait(_STEP_S) and self._closed:
             reported.clear()
-            # This call polls the tiers' reports, at a cost that an engine has too.
+            # Metered, because an engine pays for this poll of the tiers too.
             with self._step_meter:
                 busy = self._manager.has_pending_work()
             if not busy:

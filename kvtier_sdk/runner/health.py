@@ -92,7 +92,7 @@ class TierHealth:
         return self._note(direction, outcome, "no answer by the deadline")
 
     def note_blocked(self, direction: Direction) -> bool:
-        """Record that hanging calls leave no room for another; return as :meth:`note`."""
+        """Record that hanging calls block new ones; return true if it opened the breaker."""
         return self._note(direction, Outcome.BLOCKED, _NO_ROOM)
 
     async def stop(self, timeout_s: float) -> None:

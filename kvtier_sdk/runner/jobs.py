@@ -238,7 +238,7 @@ class OpeningEnded(msgspec.Struct, eq=False, tag=True):
     error: str | None = None
 
 
-#: The reports of a tier's loop to the engine's thread, also those from the tier's process.
+#: Reports from a tier's loop to the engine's thread, in one process or two.
 SentReport: TypeAlias = (
     JobResult
     | IoEnded

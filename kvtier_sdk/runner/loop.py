@@ -75,7 +75,7 @@ _METRICS_INTERVAL_S = 1.0
 
 _MOVES = (Operation.LOAD, Operation.STORE)
 
-#: The breaker that refuses each operation. Outcomes of touches, deletions and purges move none.
+#: The breaker that guards each operation. Touches, deletions and purges never move a breaker.
 _DIRECTIONS = {
     Operation.LOOKUP: Direction.READ,
     Operation.LOAD: Direction.READ,
@@ -117,10 +117,10 @@ _Queued: TypeAlias = tuple[tuple[bool, int], _Batch, _Run]
 
 
 class TierLoop:
-    """Runs one tier on the event loop that it is called on, whatever the thread.
+    """Runs one tier on the caller's event loop, in any thread.
 
-    Loads go before stores, and stores leave a quarter of the calls to loads. At its deadline a job
-    is concluded at once; its running calls are cancelled, and ``IoEnded`` follows when they have
+    Loads go first, and stores use at most three quarters of the calls. At its deadline a job is
+    concluded at once; its running calls are cancelled, and ``IoEnded`` follows when they have
     ended. While a breaker is not closed, jobs of its direction are concluded as ``UNAVAILABLE``
     without a call, and so are all jobs while the tier is not open.
 
@@ -242,7 +242,7 @@ class TierLoop:
         self._running: Counter[Operation] = Counter()
         # Running tasks whose call has returned; they verify its chunks.
         self._verifying: set[asyncio.Task[None]] = set()
-        # Hanging stores must leave some calls to loads.
+        # Keep some calls for loads even if stores hang.
         self._max_stores = max(1, self.options.concurrency * 3 // 4)
         self._runs: set[_Run] = set()
         self._progress = asyncio.Event()

@@ -90,7 +90,7 @@ class LoopThread:
         self._thread.start()
 
     def wait_opened(self, timeout_s: float | None = None) -> bool | None:
-        """Return the opening's result, or ``None`` after ``timeout_s``; log that it goes on.
+        """Return the opening's result, or ``None`` after ``timeout_s``; log while waiting.
 
         Raises:
             Exception: the error of the opening.

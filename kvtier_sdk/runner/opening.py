@@ -57,7 +57,8 @@ class TierOpening:
         """Make the first attempt; return true if the tier is open.
 
         Raises:
-            Exception: the tier is required, or the engine waits and the error is permanent.
+            Exception: the attempt's error, if the tier is required, or if the engine waits and the
+                error is permanent.
         """
         # If the attempt blocks the loop past this time, the engine is running without the tier.
         end_s = self._clock.now_s() + self._options.open_deadline_s

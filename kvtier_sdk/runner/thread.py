@@ -63,9 +63,9 @@ class ThreadRunner:
         self._thread.start(self._tier_loop.open)
 
     def start(self) -> bool:
-        """Begin if needed, and wait for the tier to open, or for its deadline.
+        """Begin if needed; if the engine waits, wait for the opening or its deadline.
 
-        An error closes the runner.
+        Returns true if the tier is open. An error closes the runner.
 
         Raises:
             ConfigError: a setting cannot work.
@@ -114,7 +114,7 @@ class ThreadRunner:
         return self._reports.copy()
 
     def ask(self, question: Callable[[TierCaller], Coroutine[Any, Any, T]], timeout_s: float) -> T:
-        """Call the tier beside its jobs, and wait for the answer; for tools, not for an engine.
+        """Call the tier outside of any job and wait for the answer; for tools, not engines.
 
         Raises:
             TierError: the tier raised it, or did not answer in time.
@@ -156,7 +156,7 @@ class ThreadRunner:
         await close_tier(self._tier_loop.close, self._log)
 
     def _ended(self) -> None:
-        """Report the end, in the thread. Hanging blocking calls may go on in other threads."""
+        """Report that the runner stopped; hanging calls may still run in other threads."""
         self._tier_loop.abandon()
         self._reports.append(RunnerStopped(Verdict.CANCELLED, io_ended=False))
         self._notify_engine()

@@ -16,7 +16,7 @@ from kvtier_sdk.types import OffloadKey
 _HASHES = 2**32
 # The most chunks of a tier that are followed; of a larger tier a sample, by a hash of the key.
 _MOST_FOLLOWED = 1024
-# Keys that are remembered, as a multiple of the tier's chunks.
+# Keys to remember per chunk of the tier.
 _MEMORY = 8
 _MIN_PERIOD = 64
 # The most keys in each of the two generations, which bounds the memory for a large tier.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 
-#: Bursts that are remembered, and the fewest that an estimate needs: the first ones of an engine
-#: that warms up are slow.
+#: Bursts to remember.
 _BURSTS = 31
+#: Bursts that an estimate needs, because an engine's first ones are slow.
 _FEWEST = 3
 #: A burst is cut off after this long.
 _LONGEST_S = 1.0

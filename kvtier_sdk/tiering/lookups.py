@@ -193,6 +193,6 @@ class LookupTable:
     def _close(self, pending: PendingLookup) -> None:
         self.waiting_chunks -= len(pending.keys)
         for key in pending.keys:
-            # A lookup that is not shared is not in the table, but another lookup may be.
+            # The table may hold another lookup of the key, if this one is not shared.
             if self.open.get(key) is pending:
                 del self.open[key]

@@ -123,7 +123,7 @@ class TieringManager:
             TierReports(1 << index, self._primary, lookups, self._promotions, self._cascade),
             clock=self._clock,
             chunk_bytes=self._pool.chunk_bytes,
-            # Queued chunks are pinned: a slow tier has to leave half of a small pool to the others.
+            # Queued chunks are pinned; without a limit a slow tier could pin all of a small pool.
             max_store_bytes=(self._pool.slots + 1) // 2 * self._pool.chunk_bytes,
             events=self._events,
         )

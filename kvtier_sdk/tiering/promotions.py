@@ -132,7 +132,7 @@ class Promotions:
             self.let_go(key, state)
 
     def forget(self, slot: Slot) -> None:
-        """Remove the chunk from its slot despite its claims; a load goes on in quarantine."""
+        """Empty a slot, even if it is claimed; a running load continues in quarantine."""
         promotion = slot.promotion
         if promotion is not None:
             claims, promotion.claims = promotion.claims, 0

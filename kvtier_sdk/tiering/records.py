@@ -150,7 +150,7 @@ class Wait:
         self._lookups.append((pending, pending.waiting))
 
     def note_slot(self, slot: Slot) -> None:
-        """Add a chunk on its way. The request cannot go on before the first one has arrived."""
+        """Watch the first chunk on its way: the request cannot go on before it has arrived."""
         if self._slot is None:
             self._slot, self._key, self._state = slot, slot.key, slot.state
 

@@ -24,7 +24,7 @@ ABSENT = FOREIGN | {errno.ENOENT, errno.ENAMETOOLONG}
 #: There is no room.
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
-#: At a chunk's file, these concern that chunk alone: permissions, bad sectors, a foreign file.
+#: At a chunk's file, these affect only that chunk: permissions, bad sectors, a foreign file.
 FAULTS = FOREIGN | {
     errno.ENAMETOOLONG,
     errno.EACCES,

@@ -75,5 +75,5 @@ class Leases:
 
 
 def new_lease() -> str:
-    """Return a name that no lease has had."""
+    """Return a new, unique lease name."""
     return os.urandom(8).hex()

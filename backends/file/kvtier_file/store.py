@@ -178,7 +178,7 @@ class ChunkStore:
         return [verdicts.get(transfer.key) for transfer in batch]
 
     def load(self, batch: Sequence[Transfer]) -> list[TierError | None]:
-        """Read a batch with a verdict per transfer, ``None`` for success.
+        """Read a batch; return an error or ``None`` for each transfer.
 
         Raises:
             TierError: the namespace's directory cannot be opened.

@@ -52,7 +52,7 @@ class UsageReplica:
         """Replace the content with the chunks found on disk."""
         self._clear()
         self.apply(chunks)
-        # So the next publication starts a new generation, which other processes read in full.
+        # The next publication must start a new generation, which other processes read in full.
         self.detach()
 
     def apply(self, changes: Iterable[Change]) -> None:

@@ -46,7 +46,7 @@ def make_client(config: MooncakeTierConfig) -> tuple[Any, Any]:
 
 
 def reach_master(config: MooncakeTierConfig) -> str:
-    """Connect to the master and return our address; the client itself would retry for seconds.
+    """Probe the master and return our address; the client itself would retry for seconds.
 
     Raises:
         TierUnavailableError: the master cannot be reached.

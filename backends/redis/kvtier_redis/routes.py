@@ -79,10 +79,10 @@ class Route(ABC):
         await self._client.aclose()
 
     async def names(self, pattern: bytes) -> AsyncIterator[bytes]:
-        """Iterate over the matching keys of strings on all servers; a key may come repeatedly.
+        """Iterate over the matching string keys on all servers; a key may be repeated.
 
         Raises:
-            TierError: a server did not answer, during the iteration.
+            TierError: raised by the iteration, if a server does not answer.
         """
         # Only strings are chunks: other applications may have lists and hashes below our prefix.
         rest = ("MATCH", pattern, "COUNT", _SCAN_COUNT, "TYPE", "string")

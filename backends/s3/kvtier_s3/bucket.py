@@ -152,7 +152,7 @@ class Bucket:
 
     @property
     def unused_proxy(self) -> str | None:
-        """The environment variable whose proxy other tools would use for the bucket, if any."""
+        """The proxy variable that is set for the bucket but ignored here, or ``None``."""
         scheme = "https" if self.place.is_tls else "http"
         proxies = get_environ_proxies(f"{scheme}://{self.place.authority}")
         return f"{scheme.upper()}_PROXY" if scheme in proxies else None
@@ -179,7 +179,7 @@ class Bucket:
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
-        """Translate the exceptions of a request; the credentials may be at fault."""
+        """Translate a request's exceptions; a refusal may make the credentials suspect."""
         try:
             with self.faults.translated():
                 yield

@@ -1,4 +1,4 @@
-"""The current credentials: from the options, or from where all AWS tools find them."""
+"""The current credentials, from the options or from the usual AWS sources."""
 
 from __future__ import annotations
 

@@ -56,8 +56,8 @@ async def request(
 ) -> Response:
     """Send a request and receive its response.
 
-    Only the body of a 200 that is exactly as long as the buffers goes into them. The body of
-    another response is kept if it is short; a long one closes the connection.
+    A 200's body goes into the buffers if it has exactly their length. Any other body is kept if it
+    is short; a long one closes the connection.
 
     Raises:
         TierTimeoutError: no byte moved for too long.

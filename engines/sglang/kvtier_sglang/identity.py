@@ -1,4 +1,4 @@
-"""SGLang's pages as chunks of kvtier: their namespace and their keys."""
+"""The namespace and the chunk keys of SGLang's pages."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ _STAGING_BYTES = 128 << 20
 #: The most pages that SGLang moves in one call.
 _MOST_PAGES = 128
 
-#: Moves pages, given their numbers in the call and the slots of their parts, page by page. Returns
-#: true for each page that was moved whole.
+#: Moves pages, given their numbers in the call, and their parts' slots in page order. Returns true
+#: for each page moved whole.
 Move: TypeAlias = Callable[[range, Sequence[int]], list[bool]]
 
 

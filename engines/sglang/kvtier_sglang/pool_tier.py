@@ -20,17 +20,17 @@ _request_ids = itertools.count()
 
 
 class PoolTier:
-    """A tier of the pages of one of SGLang's host pools. Callable from any thread; each call waits.
+    """Moves pages between an SGLang host pool and a tier. Callable from any thread; calls wait.
 
     A call returns only when its I/O has ended, since SGLang reuses the pages afterwards.
 
     Attributes:
-        chunks: the tier of the pages' chunks.
+        chunks: the tier, which stores the pages as chunks.
 
     Args:
-        chunks: the tier of the pages' chunks.
+        chunks: the tier, which stores the pages as chunks.
         pages: the pool's pages.
-        identity: the keys of the pages' chunks.
+        identity: computes the pages' keys.
     """
 
     def __init__(self, chunks: ModelTier, pages: Pages, identity: PageIdentity) -> None:

@@ -125,7 +125,7 @@ def computation() -> Any:
     vLLM's connector submits copies on the model runner's thread, where this is the stream of the
     model's forward pass.
     """
-    # vLLM's own worker finds it in this way too; the platform's class gets it from torch.
+    # vLLM's own worker finds the stream in the same way.
     return None if current_platform.is_cpu() else current_platform.current_stream()
 
 

@@ -66,14 +66,14 @@ def make_transfer_config(
     Args:
         tiers: URLs, in the order in which the tiers are searched.
         pool: size of the host pool, such as ``"32GiB"``.
-        our_manager: true for our manager, false for vLLM's own with our tiers.
-        model_revision: tells this model from others of its name.
+        our_manager: true for kvtier's manager, false for vLLM's own with our tiers.
+        model_revision: distinguishes models of the same name.
 
     Returns:
         The options, which :func:`read_transfer_config` checks.
 
     Raises:
-        ConfigError: ``pool`` is not a size.
+        ConfigError: ``pool`` is not a size (checked only for vLLM's manager).
     """
     revision = {} if model_revision is None else {"model_revision": model_revision}
     extra: dict[str, Any]

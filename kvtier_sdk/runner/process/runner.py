@@ -78,7 +78,7 @@ class ProcessRunner:
         self._data: Channel | None = None
         # Starts and deaths of processes that the engine's thread has not polled yet.
         self._changes: deque[tuple[ChildProcess, RunnerStopped | ProcessStarted]] = deque()
-        # Failed starts that it has not polled yet.
+        # Failed starts, likewise not polled yet.
         self._failures: deque[OpeningEnded] = deque()
         # Reports that :meth:`peek` or :meth:`close` read before a poll.
         self._unpolled: list[Report] = []

@@ -53,7 +53,7 @@ class LentMemory:
 
     def _gap(self, size_bytes: int) -> int:
         start = 0
-        # A copy, since the collector may free a part, and change this, at any allocation.
+        # Copied, because any allocation may run the collector, which removes parts.
         for used, end in sorted(self._used.copy().items()):
             if used - start >= size_bytes:
                 break

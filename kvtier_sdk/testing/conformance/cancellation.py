@@ -12,7 +12,7 @@ from kvtier_sdk.testing.conformance.subject import TierSubject
 from kvtier_sdk.types import OffloadKey
 
 _LENT = "Buffers belong to the SDK, which lends them until the coroutine returns."
-#: How far a call gets before it is cancelled: turns of the loop, then seconds.
+#: Delays before a call is cancelled, in turns of the loop and in seconds.
 _TURNS = (0, 1, 2, 3, 5, 8, 13)
 _DELAYS_S = (0.0005, 0.002, 0.005, 0.01)
 #: The version written into a buffer after its call has ended.
