@@ -347,8 +347,8 @@ class SecondaryTierManager(ABC):
         obeys the rules of that attribute.
 
         Returns:
-            Each namespace at the tier's location once, in any order, its own included if it exists.
-            A namespace exists if it has a chunk or a manifest.
+            The namespaces that have a chunk, and those that have only a manifest, in any order and
+            each once: this tier's own, if it is there, and all others in its place.
 
         Raises:
             TierError: raised by the iteration, if the store cannot be read.
