@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -107,6 +108,9 @@ class ModelTier(TierListener):
                 engine=engine,
             )
         )
+        # What the engine hands over lies in its memory already: a task is not cut to what the tier
+        # has been seen to store.
+        self._client.pace.store_bytes = math.inf
         self._thread = threading.Thread(target=self._run, name=f"kvtier-{spec.name}", daemon=True)
         self._thread.start()
 

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from typing import Final
 
+from kvtier_sdk.options.tier import RunnerOptions
 from kvtier_sdk.runner.jobs import Job, JobResult, Operation, Verdict
 from kvtier_sdk.tiering.load_rate import LoadRate
 
@@ -24,8 +25,9 @@ class Pace:
         loads: the rate of its loads.
     """
 
-    def __init__(self, call_bytes: int, concurrency: int) -> None:
-        self.store_bytes = float(call_bytes * concurrency)
+    def __init__(self, options: RunnerOptions, chunk_bytes: int) -> None:
+        call_bytes = max(chunk_bytes, options.max_batch_bytes)
+        self.store_bytes = float(call_bytes * options.concurrency)
         self.loads = LoadRate()
         self._call_bytes = call_bytes
         # Jobs under way, and when each kind last made progress or began.

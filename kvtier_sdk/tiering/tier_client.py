@@ -91,6 +91,7 @@ class TierClient:
         load_bytes: payload of loads that are collected or under way.
         store_bytes: payload of stores that are collected or under way.
         log: the tier's log.
+        pace: follows the tier's loads and stores.
         is_drained: true while the tier is taken out: :attr:`takes_reads` and :attr:`takes_stores`
             are false, and jobs under way end. May be set from any thread.
 
@@ -138,8 +139,7 @@ class TierClient:
         self._chunk_bytes = chunk_bytes
         self._max_load_bytes = spec.runner.max_queue_bytes
         self._max_store_bytes = min(max_store_bytes or math.inf, spec.runner.max_queue_bytes)
-        call_bytes = max(chunk_bytes, spec.runner.max_batch_bytes)
-        self._pace = Pace(call_bytes, spec.runner.concurrency)
+        self.pace: Pace = Pace(spec.runner, chunk_bytes)
         self._outages = Outages(self.stats, self._log_end)
         tier_class = spec.tier_class
         self._events = EventLog(
@@ -227,7 +227,7 @@ class TierClient:
             note_state(stats, report, now_s)
         # Work that has ended since the last poll is progress that the pace does not know of yet.
         is_stuck = not any(isinstance(report, JobResult | Progressed) for report in reports)
-        stats.is_slow = int(is_stuck and self._pace.is_slow(now_s))
+        stats.is_slow = int(is_stuck and self.pace.is_slow(now_s))
         return stats
 
     @property
@@ -267,7 +267,7 @@ class TierClient:
 
         It is also bounded by the bytes that the tier has been seen to move in 2 s.
         """
-        limit_bytes = min(self._max_store_bytes, self._pace.store_bytes)
+        limit_bytes = min(self._max_store_bytes, self.pace.store_bytes)
         return int(max(0, (limit_bytes - self.store_bytes) // self._chunk_bytes))
 
     def held_slots(self) -> Iterator[int]:
@@ -285,7 +285,7 @@ class TierClient:
             Seconds, by the measured rate; 0.0 if nothing was measured lately.
         """
         size_bytes = self.load_bytes + chunks * self._chunk_bytes
-        return self._pace.loads.expected_s(size_bytes, self._clock.now_s())
+        return self.pace.loads.expected_s(size_bytes, self._clock.now_s())
 
     def knows(self, key: OffloadKey) -> bool:
         """Return true if a chunk (``key``) can be loaded without a prior lookup.
@@ -296,7 +296,7 @@ class TierClient:
         lookups detect a tier that hangs sooner than loads.
         """
         within_s = self.spec.runner.lookup_deadline_s
-        return key in self._known and self._pace.answers(self._clock.now_s(), within_s)
+        return key in self._known and self.pace.answers(self._clock.now_s(), within_s)
 
     def forget_chunks(self) -> None:
         """Forget which chunks the tier has, as after a restart of the engine."""
@@ -478,7 +478,7 @@ class TierClient:
         now_s = self._clock.now_s()
         for job in jobs:
             self.jobs.add(job)
-            self._pace.begin(job, now_s)
+            self.pace.begin(job, now_s)
             if job.operation is _LOOKUP:
                 self.stats.lookup_chunks += len(job.keys)
         self._refused += self._runner.submit(jobs)
@@ -565,7 +565,7 @@ class TierClient:
         elif isinstance(report, IoEnded):
             self._release(report.job_id)
         elif isinstance(report, Progressed):
-            self._pace.progress(report.operation, now_s)
+            self.pace.progress(report.operation, now_s)
         elif isinstance(report, ChunksRemoved):
             if report.evicted:
                 self.stats.evicted_chunks += len(report.keys)
@@ -588,7 +588,7 @@ class TierClient:
             job.result = result
             self._return_bytes(job)
             count_result(self.stats, job, result, now_s)
-            self._pace.end(job, result, now_s)
+            self.pace.end(job, result, now_s)
             self._tell(job, result)
         if result.released:
             self._release(result.job_id)
@@ -615,7 +615,7 @@ class TierClient:
             self._stale = verdicts[0] is not _OK
 
     def _look_for_slowness(self, now_s: float) -> None:
-        is_slow = self._pace.is_slow(now_s)
+        is_slow = self.pace.is_slow(now_s)
         if is_slow == self.stats.is_slow:
             return
         name = self.spec.name
