@@ -1,4 +1,4 @@
-"""What a check measures."""
+"""The figures of a check."""
 
 from __future__ import annotations
 
