@@ -200,10 +200,11 @@ def _machines(figures: Mapping[str, Figures]) -> str:
         for run_name, run in of.runs.items()
         if run.series
     }
-    lines = [["run", "day", "commit", "duration", "disk", "other programs"], ["---"] * 6]
+    lines = [["run", "day", "commit", "duration", "disk", "CPU used by others"], ["---"] * 6]
     for name, run in runs.items():
         measured = [name, run.date, run.commit, f"{run.seconds:,.0f} s"]
-        lines.append([*measured, run.machine["disk"], run.machine["other programs"]])
+        others = re.sub(r"used (\S+) of the CPU after it", r"\1", run.machine["other programs"])
+        lines.append([*measured, run.machine["disk"], others])
     facts = {"Machine": ("CPU", "memory", "kernel"), "Software": ("software",)}
     said = []
     for title, keys in facts.items():

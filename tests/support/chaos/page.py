@@ -12,7 +12,7 @@ from pathlib import Path
 
 from kvtier_sdk import TierSpec
 from support.chaos.play import CHUNK_BYTES, LOOKUP_DEADLINE_S, PER_SECOND, SLOTS, Outcome, Pace
-from support.chaos.scenarios import FAULTS, Scenario
+from support.chaos.scenarios import FAULTS, Fault, Scenario
 
 #: What stands below it is written by hand, and stays.
 MARKER = "<!-- written by hand from here on -->\n"
@@ -56,25 +56,27 @@ def write_page(path: Path, outcomes: Sequence[Outcome], pace: Pace) -> None:
         failed=_failures(outcomes),
         quick=_quick(outcomes, pace),
         rows=_table(_row(scenario, tries) for scenario, tries in by_scenario.items()),
-        stalls=_table(_stall(scenario, tries) for scenario, tries in by_scenario.items()),
-        faults="\n".join(f"- **{fault.title}**: {fault.made_by}." for fault in FAULTS),
+        faults="\n".join(map(_described, FAULTS)),
     )
     path.write_text(page + by_hand)
 
 
 def _row(scenario: Scenario, tries: Sequence[Outcome]) -> list[object]:
-    lost = str(sum(outcome.lost for outcome in tries))
-    if scenario.fault.destroys:
-        lost += " (medium destroyed)"
+    longest = max(tries, key=lambda outcome: outcome.stall_us)
     return [
-        *_names(scenario),
-        len(tries),
-        sum(outcome.wrong_bytes for outcome in tries),
-        lost,
+        scenario.fault.title,
+        f"{scenario.backend}, {scenario.runner}",
         _shown(tries),
         _spread(outcome.closed_s for outcome in tries),
         _spread(outcome.loaded_s for outcome in tries),
+        f"{longest.stall_us / 1e3:.1f} (`{longest.stall_in}`)",
+        f"{max(outcome.stall_cpu_us for outcome in tries) / 1e3:.2f}",
     ]
+
+
+def _described(fault: Fault) -> str:
+    destroys = " (destroys the medium)" if fault.destroys else ""
+    return f"- **{fault.title}**{destroys}: {fault.made_by}."
 
 
 def _shown(tries: Sequence[Outcome]) -> str:
@@ -87,23 +89,10 @@ def _shown(tries: Sequence[Outcome]) -> str:
     return ", ".join(f"{state} {after_s:.1f}" for state, after_s in in_order) or "ok"
 
 
-def _stall(scenario: Scenario, tries: Sequence[Outcome]) -> list[object]:
-    longest = max(tries, key=lambda outcome: outcome.stall_us)
-    return [
-        *_names(scenario),
-        f"{statistics.median(outcome.median_us for outcome in tries):.1f}",
-        f"{longest.stall_us / 1e3:.1f} (`{longest.stall_in}`)",
-        f"{max(outcome.stall_cpu_us for outcome in tries) / 1e3:.2f}",
-    ]
-
-
-def _names(scenario: Scenario) -> list[str]:
-    return [scenario.fault.title, scenario.backend, scenario.runner]
-
-
 def _spread(values: Iterable[float | None]) -> str:
     known = [float("inf") if value is None else value for value in values]
-    return f"{statistics.median(known):.2f}, {max(known):.2f}"
+    shown = [f"{statistics.median(known):.2f}", f"{max(known):.2f}"]
+    return ", ".join(dict.fromkeys(shown))
 
 
 def _table(rows: Iterable[Sequence[object]]) -> str:

@@ -8,7 +8,6 @@ import json
 import math
 import os
 import re
-import statistics
 import threading
 import time
 from collections import Counter
@@ -80,7 +79,6 @@ class Outcome:
         left_over: what was held when all requests were over, and should not have been.
         stall_us: wall time of the longest call on the engine's thread, and which it was.
         stall_cpu_us: the longest time that a call was on the processor.
-        median_us: wall time of a call.
         wait_s: how long a request waited for the tier, at most.
     """
 
@@ -104,7 +102,6 @@ class Outcome:
     stall_us: float = 0.0
     stall_in: str = ""
     stall_cpu_us: float = 0.0
-    median_us: float = 0.0
     wait_s: float = 0.0
 
     def breaches(self) -> list[str]:
@@ -324,7 +321,6 @@ def _note(outcome: Outcome, engine: Engine) -> None:
     outcome.wait_s = engine.longest_wait_s
     outcome.stall_in, outcome.stall_us, _ = engine.times.longest
     outcome.stall_cpu_us = engine.times.longest_cpu_us
-    outcome.median_us = statistics.median(engine.times.wall_us)
 
 
 def _count_lost(place: Place, keys: list[OffloadKey]) -> int:
