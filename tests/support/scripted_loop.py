@@ -36,6 +36,7 @@ from kvtier_sdk import (
 )
 from kvtier_sdk.runner import TierLoop
 from kvtier_sdk.runner.breaker import BreakerState, Direction
+from kvtier_sdk.runner.health import CANARY_KEY
 from kvtier_sdk.runner.jobs import (
     BreakerMoved,
     ChunksRemoved,
@@ -48,7 +49,6 @@ from kvtier_sdk.runner.jobs import (
     Report,
     Verdict,
 )
-from kvtier_sdk.runner.probe import CANARY_KEY
 from kvtier_sdk.testing import VirtualClock
 from support.promises import fault_of_batch, fault_of_keys
 
@@ -335,8 +335,8 @@ class Rig:
             report=self.account.take,
             give_up=lambda: self.given_up_s.append(self.clock.now_s()),
         )
-        assert isinstance(self.loop._tier, ScriptedTier)
-        self.tier = self.loop._tier
+        assert isinstance(self.loop.call.tier, ScriptedTier)
+        self.tier = self.loop.call.tier
         self.tier.account = self.account
         self.tier.script = iter(script)
         self.tier.always = {}

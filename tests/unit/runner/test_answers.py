@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -63,9 +64,19 @@ def test_nonsense_quarantines_its_author(
     rig = make()
     answering(rig, operation.value, NONSENSE[name])
     assert verdicts(rig, rig.job(operation, 3)) == ["contract"] * 3
-    assert "returned" in str(rig.loop._call.quarantine)
+    assert "returned" in str(rig.loop.call.quarantine)
     assert "inside the SDK" not in caplog.text
     assert verdicts(rig, rig.job(LOOKUP)) == ["contract"], "it is not asked again"
+
+
+def test_calls_in_quarantine_leave_no_trace_behind(make: Make) -> None:
+    rig = make()
+    answering(rig, "lookup", NONSENSE["nothing"])
+    for _ in range(50):
+        verdicts(rig, rig.job(LOOKUP))
+    assert rig.loop.call.quarantine is not None
+    frames = list(traceback.walk_tb(rig.loop.call.quarantine.__traceback__))
+    assert len(frames) < 20
 
 
 def test_an_author_is_told_what_he_returned(make: Make) -> None:
@@ -78,7 +89,7 @@ def test_an_author_is_told_what_he_returned(make: Make) -> None:
         rig = make()
         answering(rig, "lookup", NONSENSE[name])
         verdicts(rig, rig.job(LOOKUP, 2))
-        assert told in str(rig.loop._call.quarantine)
+        assert told in str(rig.loop.call.quarantine)
 
 
 @pytest.mark.parametrize("operation", [LOAD, STORE])
@@ -100,7 +111,7 @@ def test_an_entry_that_is_none_quarantines_its_author(make: Make, entry: Any) ->
 
     rig.tier.scan = scan  # type: ignore[method-assign]
     assert verdicts(rig, rig.job(Operation.PURGE)) == ["contract"]
-    assert "where an Entry with its key belongs" in str(rig.loop._call.quarantine)
+    assert "where an Entry with its key belongs" in str(rig.loop.call.quarantine)
 
 
 # --- over each runner, up to the engine's thread -------------------------------------------------

@@ -42,7 +42,7 @@ def test_whatever_a_tier_raises_counts_for_the_breaker(make: Make, kind: str) ->
 def test_an_interruption_is_not_the_tiers(make: Make) -> None:
     """If the loop is on the main thread, Ctrl-C is raised in the running call."""
     rig = make(Act("interrupted"))
-    lookup = rig.loop._call.lookup([make_offload_key(b"k")], RequestContext("r"))
+    lookup = rig.loop.call.lookup([make_offload_key(b"k")], RequestContext("r"))
     with pytest.raises(KeyboardInterrupt):
         lookup.send(None)
 

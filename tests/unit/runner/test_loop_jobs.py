@@ -14,19 +14,6 @@ from kvtier_sdk.runner.jobs import Operation
 Make = Callable[..., Rig]
 
 
-def test_a_job_that_cannot_be_started_does_not_take_the_others_with_it(make: Make) -> None:
-    rig = make()
-    jobs = [rig.job(LOAD) for _ in range(3)]
-    jobs[1].operation = "urgent"  # type: ignore[assignment]
-    rig.submit(*jobs)
-    rig.run_for(1.0)
-    assert [rig.account.verdicts(job.job_id) for job in jobs] == [
-        ["not_found"],
-        ["failed"],
-        ["not_found"],
-    ]
-
-
 def test_a_slot_that_is_not_there_fails_its_job(make: Make) -> None:
     rig = make()
     job = rig.job(STORE, 2)

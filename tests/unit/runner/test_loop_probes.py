@@ -11,8 +11,8 @@ from support.scripted_loop import CHUNK_BYTES, LOAD, LOOKUP, STORE, Act, Rig, fa
 
 from kvtier_sdk import Transfer
 from kvtier_sdk.runner.breaker import BreakerState, Direction
+from kvtier_sdk.runner.health import CANARY_KEY
 from kvtier_sdk.runner.jobs import Operation
-from kvtier_sdk.runner.probe import CANARY_KEY
 
 Make = Callable[..., Rig]
 

@@ -119,8 +119,8 @@ class Engine:
             clock=self.clock,
             report=self.reports.append,
         )
-        assert isinstance(loop._tier, SharedStore)
-        self.tier, self.loop = loop._tier, loop
+        assert isinstance(loop.call.tier, SharedStore)
+        self.tier, self.loop = loop.call.tier, loop
         self.tier.objects, self.tier.deleted = self._objects, []
         await loop.open()
         return loop

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.runners import RUNNERS, Rig
 
+from kvtier_sdk import Entry, SystemClock, TierAuthError, make_offload_key
 from kvtier_sdk.options.secret_sources import FileSecret
+from kvtier_sdk.options.secrets import Secrets
+from kvtier_sdk.runner.calls import TierCaller
 from kvtier_sdk.runner.jobs import Operation
+from kvtier_sdk.runner.log import TierLog
 
 MakeRig = Callable[..., Rig]
 
@@ -90,3 +95,17 @@ def test_without_another_secret_a_refusal_stays_one(
     secret.unlink()
     assert rig.do(Operation.LOOKUP, 0) == ["auth"]
     assert f"held: {secret} cannot be read again: No such file or directory" in log.text
+
+
+async def test_a_listing_that_is_refused_midway_does_not_look_complete(secret: Path) -> None:
+    async def scan() -> AsyncIterator[Entry]:
+        yield Entry(make_offload_key(b"first"), 1)
+        secret.write_text("hunter3")
+        raise TierAuthError("denied")
+
+    tier: Any = SimpleNamespace(scan=scan)
+    secrets = Secrets(files=[FileSecret(str(secret))])
+    entries = TierCaller(lambda: tier, secrets, TierLog("held", SystemClock())).entries()
+    assert (await anext(entries)).object_bytes == 1
+    with pytest.raises(TierAuthError):
+        await anext(entries)
