@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from support.odd_answers import NONSENSE, HalfMadeError
-from support.runners import RUNNERS
 from support.runners import Rig as RunnerRig
 from support.scripted_loop import LOAD, LOOKUP, STORE, Rig
 
@@ -117,23 +115,10 @@ def test_an_entry_that_is_none_quarantines_its_author(make: Make, entry: Any) ->
 # --- over each runner, up to the engine's thread -------------------------------------------------
 
 
-@pytest.fixture(params=RUNNERS)
-def make_rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., RunnerRig]]:
-    rigs: list[RunnerRig] = []
-
-    def make(**options: Any) -> RunnerRig:
-        rigs.append(RunnerRig(request.param, tmp_path, **options))
-        rigs[-1].client.open()
-        return rigs[-1]
-
-    yield make
-    for rig in rigs:
-        rig.close()
-
-
 @pytest.mark.parametrize("name", ["coroutines", "a mapping", "one too few"])
 def test_nonsense_reaches_no_engine(make_rig: Callable[..., RunnerRig], name: str) -> None:
     rig = make_rig(answer=name)
+    rig.client.open()
     assert rig.do(Operation.LOOKUP, 0, 1) == ["contract"] * 2
     assert rig.do(Operation.LOAD, 0, 1) == ["contract"] * 2
     assert all("held" in error for error in rig.client.stats.errors)

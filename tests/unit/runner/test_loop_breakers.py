@@ -30,15 +30,6 @@ def test_an_open_breaker_refuses_at_once_and_without_a_call(make: Make) -> None:
     assert rig.account.verdicts(rig.ask(STORE, run_s=0.1).job_id) == ["ok"]
 
 
-@pytest.mark.parametrize("kind", ["bug", "exit", "panic"])
-def test_whatever_a_tier_raises_counts_for_the_breaker(make: Make, kind: str) -> None:
-    rig = make()
-    rig.tier.always[""] = Act(kind)
-    for _ in range(5):
-        rig.ask(LOOKUP, run_s=0.01)
-    assert rig.account.breakers[Direction.READ] is BreakerState.OPEN
-
-
 def test_an_interruption_is_not_the_tiers(make: Make) -> None:
     """If the loop is on the main thread, Ctrl-C is raised in the running call."""
     rig = make(Act("interrupted"))
@@ -173,13 +164,3 @@ def test_what_expires_in_the_queue_leaves_it(make: Make) -> None:
     rig.run_for(1.1)
     assert rig.loop._queue == []
     assert rig.account.moves == [], "the first call is in time: the tier is well, and busy"
-
-
-def test_a_mixed_batch_is_no_failure(make: Make) -> None:
-    rig = make(retries=0, breaker_failures=1)
-    rig.tier.always["store"] = Act("mixed")
-    job = rig.job(STORE, 8)
-    rig.submit(job)
-    rig.run_for(0.1)
-    assert {"ok", "unavailable", "capacity"} <= set(rig.account.verdicts(job.job_id))
-    assert rig.account.moves == []

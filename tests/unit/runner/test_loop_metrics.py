@@ -50,13 +50,6 @@ def test_changes_are_reported_once_a_second_and_at_the_end(make: Make) -> None:
     assert told(rig)[2:] == [({"lookups": 1.0}, {"open": 0.0})]
 
 
-def test_a_tier_that_makes_none_costs_nothing(make: Make) -> None:
-    rig = make()
-    rig.run_for(10.0)
-    assert rig.account.metrics == []
-    assert rig.loop._metrics_timer is None
-
-
 @pytest.mark.parametrize("name", ["late", "Late"])
 def test_a_counter_that_is_made_too_late_fails_its_call_alone(make: Make, name: str) -> None:
     async def lookup(

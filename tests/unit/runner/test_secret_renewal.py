@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.runners import RUNNERS, Rig
+from support.runners import Rig
 
 from kvtier_sdk import Entry, SystemClock, TierAuthError, make_offload_key
 from kvtier_sdk.options.secret_sources import FileSecret
@@ -37,20 +38,10 @@ def accepted(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture(params=RUNNERS)
-def make_rig(
-    request: pytest.FixtureRequest, tmp_path: Path, secret: Path, accepted: Path
-) -> Iterator[MakeRig]:
+@pytest.fixture
+def make_rig(make_rig: MakeRig, secret: Path, accepted: Path) -> MakeRig:
     """Make a runner around a tier whose secret is in a file."""
-    rigs: list[Rig] = []
-
-    def make(**script: Any) -> Rig:
-        rigs.append(Rig(request.param, tmp_path, secret_key=FileSecret(str(secret)), **script))
-        return rigs[-1]
-
-    yield make
-    for rig in rigs:
-        rig.close()
+    return partial(make_rig, secret_key=FileSecret(str(secret)))
 
 
 @pytest.fixture(autouse=True)

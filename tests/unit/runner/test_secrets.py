@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from functools import partial
 
 import pytest
-from support.runners import RUNNERS, Rig
+from support.runners import Rig
 
 from kvtier_sdk import TierAuthError
 from kvtier_sdk.runner.jobs import Operation
@@ -19,18 +18,10 @@ TROUBLES = ["quote_secret", "wrap_secret", "log_secret", "lose_task"]
 MakeRig = Callable[..., Rig]
 
 
-@pytest.fixture(params=RUNNERS)
-def make_rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeRig]:
-    """Make a runner around a scripted tier with a secret; it is at an end with the test."""
-    rigs: list[Rig] = []
-
-    def make(**options: Any) -> Rig:
-        rigs.append(Rig(request.param, tmp_path, secret_key=SECRET, **options))
-        return rigs[-1]
-
-    yield make
-    for rig in rigs:
-        rig.close()
+@pytest.fixture
+def make_rig(make_rig: MakeRig) -> MakeRig:
+    """Make a runner around a scripted tier with a secret."""
+    return partial(make_rig, secret_key=SECRET)
 
 
 @pytest.fixture(autouse=True)
