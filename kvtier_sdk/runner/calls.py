@@ -183,20 +183,6 @@ class TierCaller:
                 raise
         return await call()
 
-    async def _masked(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Await a call; mask secrets in the error that it raises."""
-        try:
-            return await call()
-        except BaseException as error:
-            if is_not_tiers(error):
-                raise
-            masked = masked_error(error, self._secrets)
-        # Raised outside of the handler, where the unmasked original would become its context.
-        try:
-            raise masked
-        finally:
-            del masked  # the frame and the error would keep each other alive
-
     async def _guarded(self, operation: str, call: Callable[[], Awaitable[T]]) -> T:
         return await self._renewing(lambda: self._once(operation, call))
 
@@ -205,12 +191,23 @@ class TierCaller:
         if self.quarantine is not None:
             # Each raise of the one error adds frames to its traceback, which would never be freed.
             raise self.quarantine.with_traceback(None)
+        return await self._called(call, lambda error: self._fault(error, operation))
+
+    async def _masked(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Await a call; raise its error without secrets."""
+        return await self._called(call, lambda error: masked_error(error, self._secrets))
+
+    @staticmethod
+    async def _called(
+        call: Callable[[], Awaitable[T]], translate: Callable[[BaseException], BaseException]
+    ) -> T:
         try:
             return await call()
         except BaseException as error:
             if is_not_tiers(error):
                 raise
-            fault = self._fault(error, operation)
+            fault = translate(error)
+        # Raised outside of the handler, where the unmasked original would become its context.
         try:
             raise fault
         finally:

@@ -175,29 +175,23 @@ class UsageChanged(msgspec.Struct, tag=True):
 
 @dataclass(eq=False, slots=True)
 class RunnerStopped:
-    """The tier's loop has ended: it accepts no more jobs, and has reported every conclusion.
+    """The tier's loop has ended: it accepts no more jobs, and has reported every conclusion."""
 
-    Attributes:
-        verdict: the verdict of jobs without a result; their I/O never began or has ended.
-        io_ended: true if the I/O of every other job has ended too, because its process is gone.
-        reason: the cause in words; ``None`` for a requested end.
-    """
-
+    #: The verdict of jobs without a result; their I/O never began or has ended.
     verdict: Verdict
+    #: True if the I/O of every other job has ended too, because its process is gone.
     io_ended: bool
+    #: The cause in words; ``None`` for a requested end.
     reason: str | None = None
 
 
 @dataclass(eq=False, slots=True)
 class ProcessStarted:
-    """A process of the tier now accepts jobs: a restarted one, or a late first one.
+    """A process of the tier now accepts jobs: a restarted one, or a late first one."""
 
-    Attributes:
-        is_open: true if the tier is open in it; otherwise an :class:`OpeningEnded` follows.
-        is_restart: true if an earlier process accepted jobs and died.
-    """
-
+    #: True if the tier is open in it; otherwise an :class:`OpeningEnded` follows.
     is_open: bool
+    #: True if an earlier process accepted jobs and died.
     is_restart: bool
 
 

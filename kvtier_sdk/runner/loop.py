@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import heapq
 import itertools
 import logging
 import math
 import random
 import sys
-from collections import Counter
-from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias, TypeVar
@@ -68,6 +67,7 @@ _PROGRESS_INTERVAL_S = 0.5
 #: Interval between reports of the tier's own counters and gauges.
 _METRICS_INTERVAL_S = 1.0
 
+#: In the order in which queued batches start.
 _MOVES = (Operation.LOAD, Operation.STORE)
 
 #: The breaker that guards each operation. Touches, deletions and purges never move a breaker.
@@ -111,8 +111,6 @@ class _Run:
 
 #: Indices of a run's keys.
 _Batch: TypeAlias = Sequence[int]
-#: (loads first, arrival), the batch, its run.
-_Queued: TypeAlias = tuple[tuple[bool, int], _Batch, _Run]
 
 
 class TierLoop:
@@ -209,8 +207,9 @@ class TierLoop:
         self._opening = TierOpening(
             self._open_tier, spec, clock=clock, rng=self._rng, report=report, log=self._log
         )
-        self._queue: list[_Queued] = []
-        self._arrivals = itertools.count()
+        self._queues: dict[Operation, deque[tuple[_Run, _Batch]]] = {
+            operation: deque() for operation in _MOVES
+        }
         self._running: Counter[Operation] = Counter()
         # Running tasks whose call has returned; they verify its chunks.
         self._verifying: set[asyncio.Task[None]] = set()
@@ -256,7 +255,7 @@ class TierLoop:
 
     async def drain(self, timeout_s: float) -> bool:
         """Cancel queued batches and wait for running ones; return true if all have ended."""
-        self._drop_queued(Verdict.CANCELLED, list(Direction))
+        self._drop_queued(Verdict.CANCELLED, *_MOVES)
         if await self._idle_within(timeout_s):
             return True
         self._conclude_all()
@@ -280,7 +279,8 @@ class TierLoop:
         """Conclude every job, and every later one, as cancelled."""
         self._closed = True
         self._conclude_all()
-        self._queue.clear()
+        for queue in self._queues.values():
+            queue.clear()
 
     async def _end_background(self) -> None:
         """Cancel probes and the store watch, and wait for their end."""
@@ -320,52 +320,44 @@ class TierLoop:
         if not self._opening.is_open or not self._health[run.direction].admits:
             self._conclude(run, Verdict.UNAVAILABLE)
             return
-        moves = job.operation in _MOVES
-        every: _Batch = range(len(job.keys))
-        batches = batches_of(job.keys, self._batch_chunks) if moves else [every] if every else []
-        if not batches:
+        if not job.keys:
             self._conclude(run)
             return
-        run.open_batches = len(batches)
         run.timer = self._clock.call_at(job.deadline_s, self._expire, run)
-        is_store = job.operation is Operation.STORE
-        for batch in batches:
-            if moves:
-                heapq.heappush(self._queue, ((is_store, next(self._arrivals)), batch, run))
-            else:
-                self._spawn(run, batch)
+        if job.operation in _MOVES:
+            batches = batches_of(job.keys, self._batch_chunks)
+            run.open_batches = len(batches)
+            self._queues[job.operation].extend((run, batch) for batch in batches)
+        else:
+            run.open_batches = 1
+            self._spawn(run, range(len(job.keys)))
 
     def _fill(self) -> None:
         """Start queued batches while there is room for them."""
-        while self._queue and self._has_room():
-            _, batch, run = self._queue[0]
-            # Loads come first in the queue: behind a store that must wait there is no load.
-            stores = run.job.operation is Operation.STORE
-            if stores and self._running[Operation.STORE] >= self._max_stores:
-                return
-            heapq.heappop(self._queue)
-            if not run.concluded:
-                self._running[run.job.operation] += 1
-                self._spawn(run, batch)
+        for operation, queue in self._queues.items():
+            while queue and self._has_room(operation):
+                run, batch = queue.popleft()
+                if not run.concluded:
+                    self._running[operation] += 1
+                    self._spawn(run, batch)
 
-    def _has_room(self) -> bool:
+    def _has_room(self, operation: Operation) -> bool:
         """Return true if another batch may start: a call and buffers are free."""
+        if operation is Operation.STORE and self._running[operation] >= self._max_stores:
+            return False
         batches, most = self._running.total(), self.options.concurrency
         return batches - len(self._verifying) < most and batches < 2 * most
 
-    def _drop_queued(self, verdict: Verdict, directions: Container[Direction]) -> None:
-        """Remove the batches of some directions from the queue, and end each with the verdict."""
-        kept: list[_Queued] = []
-        dropped: list[_Queued] = []
-        for item in self._queue:
-            (dropped if item[2].direction in directions else kept).append(item)
-        self._queue = kept
-        heapq.heapify(kept)
-        for _, batch, run in dropped:
-            self._end_batch(run, batch, verdict)
+    def _drop_queued(self, verdict: Verdict, *operations: Operation) -> None:
+        """End all queued batches of some operations with a verdict."""
+        for operation in operations:
+            dropped, self._queues[operation] = self._queues[operation], deque()
+            for run, batch in dropped:
+                self._end_batch(run, batch, verdict)
 
     def _refuse_queued(self, direction: Direction) -> None:
-        self._drop_queued(Verdict.UNAVAILABLE, [direction])
+        is_read = direction is Direction.READ
+        self._drop_queued(Verdict.UNAVAILABLE, Operation.LOAD if is_read else Operation.STORE)
 
     def _spawn(self, run: _Run, batch: _Batch) -> None:
         work = {
@@ -440,8 +432,8 @@ class TierLoop:
             if started_s <= halfway_s:
                 health.note(outcome, "no answer by the deadline")
         if run.is_queued:
-            self._queue = [item for item in self._queue if item[2] is not run]
-            heapq.heapify(self._queue)
+            queue = self._queues[run.job.operation]
+            self._queues[run.job.operation] = deque(item for item in queue if item[0] is not run)
             # Calls cancelled just now may end at once, so count only jobs concluded by halfway.
             if self._is_blocked(run.direction, halfway_s):
                 health.note(Outcome.BLOCKED, NO_ROOM)
@@ -555,7 +547,7 @@ class TierLoop:
 
     async def _purge(self, run: _Run, batch: _Batch) -> None:
         """Delete every chunk, including those being stored."""
-        self._drop_queued(Verdict.CANCELLED, [Direction.WRITE])
+        self._drop_queued(Verdict.CANCELLED, Operation.STORE)
         while self._running[Operation.STORE]:
             self._progress.clear()
             await self._progress.wait()

@@ -91,7 +91,7 @@ class ChunkSealer:
         if not arrived:
             return results
         opened = await run_blocking(
-            self._open, [(sealed[index], batch[index]) for index in arrived]
+            lambda: [self._open(sealed[index], batch[index]) for index in arrived]
         )
         for index, error in zip(arrived, opened, strict=True):
             results[index] = error
@@ -114,10 +114,7 @@ class ChunkSealer:
                 self._header.envelope(transfer.header, self._codec.envelope_bytes),
             )
 
-    def _open(self, pairs: Sequence[tuple[Transfer, Transfer]]) -> list[CorruptChunkError | None]:
-        return [self._damage(sealed, into) for sealed, into in pairs]
-
-    def _damage(self, sealed: Transfer, into: Transfer) -> CorruptChunkError | None:
+    def _open(self, sealed: Transfer, into: Transfer) -> CorruptChunkError | None:
         try:
             # Check first: in a damaged chunk the name of its sealing key means nothing.
             self._header.check(sealed.key, sealed.header, sealed.payload)
