@@ -380,6 +380,15 @@ class Rig:
         self.run_for(run_s)
         return job
 
+    def do(
+        self, operation: Operation, *names: OffloadKey, keys: int = 1, run_s: float = 1.0
+    ) -> list[str]:
+        """Submit a job, let the loop run, and return the job's verdicts."""
+        job = self.job(operation, keys, names=names)
+        self.submit(job)
+        self.run_for(run_s)
+        return self.account.verdicts(job.job_id)
+
     def close(self) -> None:
         self.tier.let_go.set()
         self.run(self.loop.close())

@@ -14,7 +14,7 @@ from support.runners import Rig as RunnerRig
 from support.scripted_loop import LOAD, LOOKUP, STORE, Rig
 
 from kvtier_sdk import ChunkNotFoundError, Entry, make_offload_key
-from kvtier_sdk.runner.jobs import Job, Operation, Verdict
+from kvtier_sdk.runner.jobs import Operation
 
 Make = Callable[..., Rig]
 
@@ -26,15 +26,6 @@ def answering(rig: Rig, method: str, answer: Callable[[int], Any]) -> None:
         return answer(len(batch))
 
     setattr(rig.tier, method, call)
-
-
-def verdicts(rig: Rig, job: Job) -> list[str]:
-    rig.submit(job)
-    rig.run_for(1.0)
-    result = rig.account.results[job.job_id]
-    assert {type(verdict) for verdict in result.verdicts} == {Verdict}
-    assert type(result.error) in (str, type(None))
-    return rig.account.verdicts(job.job_id)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +42,7 @@ def verdicts(rig: Rig, job: Job) -> list[str]:
 def test_answers_of_a_lookup(make: Make, answer: Any) -> None:
     rig = make()
     answering(rig, "lookup", lambda _: answer)
-    assert verdicts(rig, rig.job(LOOKUP, 3)) == ["ok", "not_found", "ok"]
+    assert rig.do(LOOKUP, keys=3) == ["ok", "not_found", "ok"]
 
 
 @pytest.mark.parametrize("operation", [LOOKUP, LOAD, STORE])
@@ -61,17 +52,17 @@ def test_nonsense_quarantines_its_author(
 ) -> None:
     rig = make()
     answering(rig, operation.value, NONSENSE[name])
-    assert verdicts(rig, rig.job(operation, 3)) == ["contract"] * 3
+    assert rig.do(operation, keys=3) == ["contract"] * 3
     assert "returned" in str(rig.loop.call.quarantine)
     assert "inside the SDK" not in caplog.text
-    assert verdicts(rig, rig.job(LOOKUP)) == ["contract"], "it is not asked again"
+    assert rig.do(LOOKUP) == ["contract"], "it is not asked again"
 
 
 def test_calls_in_quarantine_leave_no_trace_behind(make: Make) -> None:
     rig = make()
     answering(rig, "lookup", NONSENSE["nothing"])
     for _ in range(50):
-        verdicts(rig, rig.job(LOOKUP))
+        rig.do(LOOKUP)
     assert rig.loop.call.quarantine is not None
     frames = list(traceback.walk_tb(rig.loop.call.quarantine.__traceback__))
     assert len(frames) < 20
@@ -86,7 +77,7 @@ def test_an_author_is_told_what_he_returned(make: Make) -> None:
     }.items():
         rig = make()
         answering(rig, "lookup", NONSENSE[name])
-        verdicts(rig, rig.job(LOOKUP, 2))
+        rig.do(LOOKUP, keys=2)
         assert told in str(rig.loop.call.quarantine)
 
 
@@ -97,7 +88,7 @@ def test_an_error_whose_author_forgot_the_base_class_is_an_error(
     rig = make()
     gone = ChunkNotFoundError("gone")
     answering(rig, operation.value, lambda _: (gone, HalfMadeError(3), gone))
-    assert verdicts(rig, rig.job(operation, 3)) == ["not_found", "failed", "not_found"]
+    assert rig.do(operation, keys=3) == ["not_found", "failed", "not_found"]
 
 
 @pytest.mark.parametrize("entry", [None, make_offload_key(b"x"), Entry("text", 1)])
@@ -108,7 +99,7 @@ def test_an_entry_that_is_none_quarantines_its_author(make: Make, entry: Any) ->
         yield entry
 
     rig.tier.scan = scan  # type: ignore[method-assign]
-    assert verdicts(rig, rig.job(Operation.PURGE)) == ["contract"]
+    assert rig.do(Operation.PURGE) == ["contract"]
     assert "where an Entry with its key belongs" in str(rig.loop.call.quarantine)
 
 

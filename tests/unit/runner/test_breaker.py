@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtier_sdk import (
+    ChunkAuthError,
     ChunkError,
     ChunkNotFoundError,
     CorruptChunkError,
@@ -44,6 +45,7 @@ def outcomes(breaker: Breaker, *given: Outcome) -> list[bool]:
         ([None], ANSWERED),
         ([GONE], ANSWERED),
         ([CorruptChunkError("flipped")], ANSWERED),
+        ([ChunkAuthError("sealed with another key")], ANSWERED),
         ([FAULT, FAULT], FAULTY),
         ([DOWN, DOWN], FAILED),
         ([TierTimeoutError("slow")], FAILED),

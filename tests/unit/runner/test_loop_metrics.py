@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import pytest
 from support.scripted_loop import LOOKUP, Rig, ScriptedTier
 
 from kvtier_sdk import OffloadKey, RequestContext
@@ -48,16 +47,3 @@ def test_changes_are_reported_once_a_second_and_at_the_end(make: Make) -> None:
     rig.ask(LOOKUP, run_s=0.01)
     rig.run(rig.loop.close())
     assert told(rig)[2:] == [({"lookups": 1.0}, {"open": 0.0})]
-
-
-@pytest.mark.parametrize("name", ["late", "Late"])
-def test_a_counter_that_is_made_too_late_fails_its_call_alone(make: Make, name: str) -> None:
-    async def lookup(
-        tier: ScriptedTier, keys: Sequence[OffloadKey], request: RequestContext
-    ) -> Sequence[bool]:
-        tier.context.counter(name)
-        return []
-
-    rig = make(declares={"lookup": lookup})
-    job = rig.ask(LOOKUP, run_s=0.1)
-    assert rig.account.verdicts(job.job_id) == ["contract"]

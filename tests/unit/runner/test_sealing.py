@@ -227,19 +227,6 @@ async def test_a_planted_plain_chunk_is_refused(make: Make) -> None:
     assert engine.tier.deleted == [A]
 
 
-async def test_what_cannot_be_opened_moves_no_breaker(make: Make) -> None:
-    engine = make(OURS)
-    await stored(engine)
-    engine.objects[A][-1] ^= 1
-    damaged = bytes(engine.objects[A])
-    for _ in range(40):
-        engine.objects[A] = bytearray(damaged)
-        assert await engine.do(LOAD, A) == "auth"
-    engine.pool.view(0)[:] = CONTENT
-    assert await engine.do(STORE, B) == "ok"
-    assert await engine.do(LOAD, B) == "ok"
-
-
 async def test_engines_with_different_keys_do_not_fight(make: Make) -> None:
     """Each replaces the other's chunk once; then the one that comes last leaves it alone."""
     ours, theirs = make(OURS), make(THEIRS)
