@@ -132,16 +132,13 @@ class Slots:
 
 @dataclass
 class Act:
-    """The course of a tier's next call.
+    """The course of a tier's next call."""
 
-    Attributes:
-        kind: its outcome.
-        after_s: its duration.
-        stubborn: true if it goes on after it is cancelled.
-    """
-
+    #: Its outcome.
     kind: str = "fine"
+    #: Its duration.
     after_s: float = 0.0
+    #: True if it goes on after it is cancelled.
     stubborn: bool = False
 
 
@@ -160,6 +157,16 @@ ERRORS: dict[str, Callable[[], TierError]] = {
 
 class PanicError(BaseException):
     """A panic of a client in Rust, which is not an Exception."""
+
+
+RAISED: dict[str, Callable[[], BaseException]] = {
+    **ERRORS,
+    "bug": lambda: KeyError("bug"),
+    "exit": lambda: SystemExit(3),
+    "interrupted": KeyboardInterrupt,
+    "panic": lambda: PanicError("unwrapped an Err"),
+    "raises cancelled": asyncio.CancelledError,
+}
 
 
 class ScriptedTier(SecondaryTierManager):
@@ -272,22 +279,12 @@ class ScriptedTier(SecondaryTierManager):
         return act
 
     def _finish(self, act: Act, results: list[Any], batch: Sequence[Transfer]) -> list[Any]:
-        if act.kind in ERRORS:
-            raise ERRORS[act.kind]()
-        if act.kind == "bug":
-            raise KeyError("bug")
-        if act.kind == "exit":
-            raise SystemExit(3)
-        if act.kind == "interrupted":
-            raise KeyboardInterrupt
-        if act.kind == "panic":
-            raise PanicError("unwrapped an Err")
+        if act.kind in RAISED:
+            raise RAISED[act.kind]()
         if act.kind == "cancels itself":
             task = asyncio.current_task()
             assert task is not None
             task.cancel()
-        elif act.kind == "raises cancelled":
-            raise asyncio.CancelledError
         elif act.kind == "too few":
             return results[1:]
         elif act.kind == "nonsense":
@@ -301,13 +298,7 @@ class ScriptedTier(SecondaryTierManager):
 
 
 class Rig:
-    """A loop over a scripted tier, on its own clock.
-
-    Args:
-        script: the tier's script.
-        declares: attributes of the tier's class.
-        options: the runner's options.
-    """
+    """A loop over a scripted tier, on its own clock; ``declares`` are attributes of its class."""
 
     def __init__(
         self, *script: Act, declares: Mapping[str, Any] = MappingProxyType({}), **options: Any

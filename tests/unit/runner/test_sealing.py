@@ -43,8 +43,6 @@ class SharedStore(MemoryTier):
     alignment = 16
     objects: dict[str, dict[OffloadKey, bytearray]]
     deleted: list[OffloadKey]
-    # What the tier does before a load returns.
-    on_load: Callable[[Sequence[Transfer]], None] = staticmethod(lambda batch: None)
     capabilities = Capability.DELETE
 
     async def store(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
@@ -61,7 +59,6 @@ class SharedStore(MemoryTier):
             split = len(transfer.header)
             stored = self._own()[transfer.key]
             transfer.header[:], transfer.payload[:] = stored[:split], stored[split:]
-        self.on_load(batch)
         return [None] * len(batch)
 
     async def delete(self, keys: Sequence[OffloadKey]) -> None:
@@ -161,14 +158,6 @@ async def test_the_tier_sees_a_sealed_chunk_of_the_announced_length(make: Make) 
     await engine.loop.close()
 
 
-async def test_an_engine_with_the_same_keys_is_served(make: Make) -> None:
-    await stored(make(OURS))
-    other = make(THEIRS, OURS)
-    await other.open()
-    assert await other.do(LOAD, A) == "ok"
-    assert other.pool.view(0) == CONTENT
-
-
 async def test_every_byte_of_a_stored_chunk_is_guarded(make: Make) -> None:
     """All but the zeros that pad a header are either read and compared, or authenticated."""
     engine = make(OURS)
@@ -204,15 +193,12 @@ async def test_a_chunk_moved_to_another_model_is_refused(make: Make) -> None:
     await stored(engine)
     await other.open("another model")
     moved = bytearray(engine.objects[A])
-    for rebinds in (False, True):
-        if rebinds:
-            header = memoryview(moved)[:112]
-            ChunkHeader(other.tier.context.namespace.fingerprint, CHUNK_BYTES, sealed=True).seal(
-                A, memoryview(kept := bytearray(112)), memoryview(b"")
-            )
-            header[:64] = kept[:64]
-        other.tier._own()[A] = bytearray(moved)
-        assert await other.do(LOAD, A) == ("auth" if rebinds else "corrupt")
+    # As one who has read this module's source would.
+    header = ChunkHeader(other.tier.context.namespace.fingerprint, CHUNK_BYTES, sealed=True)
+    header.seal(A, memoryview(rebound := bytearray(112)), memoryview(b""))
+    moved[:64] = rebound[:64]
+    other.tier._own()[A] = moved
+    assert await other.do(LOAD, A) == "auth"
 
 
 async def test_a_planted_plain_chunk_is_refused(make: Make) -> None:
