@@ -1,13 +1,13 @@
-"""A job's verdicts, retries, deadline and end, one rule at a time."""
+"""A job's verdicts, retries, deadline and end, and the tier's own counters and gauges."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
-from support.scripted_loop import ERRORS, LOAD, LOOKUP, STORE, Act, Rig
+from support.scripted_loop import ERRORS, LOAD, LOOKUP, STORE, Act, Rig, ScriptedTier
 
-from kvtier_sdk import OffloadKey
+from kvtier_sdk import OffloadKey, RequestContext
 from kvtier_sdk.runner.jobs import Operation
 
 Make = Callable[..., Rig]
@@ -225,3 +225,38 @@ def test_lookups_that_time_out_are_told_once_a_minute_with_their_number(
     counts = [line.removeprefix(f"{late} (").partition(" of this kind")[0] for line in later]
     assert len(counts) == 2
     assert sum(map(int, counts)) == 99
+
+
+async def open_with_metrics(tier: ScriptedTier) -> None:
+    await ScriptedTier.open(tier)
+    tier.context.counter("lookups")
+    tier.context.gauge("open").set(1)
+
+
+async def count_lookup(
+    tier: ScriptedTier, keys: Sequence[OffloadKey], request: RequestContext
+) -> Sequence[bool]:
+    tier.context.counter("lookups").add()
+    return await ScriptedTier.lookup(tier, keys, request)
+
+
+async def close_with_metrics(tier: ScriptedTier) -> None:
+    tier.context.gauge("open").set(0)
+    await ScriptedTier.close(tier)
+
+
+def test_changes_are_reported_once_a_second_and_at_the_end(make: Make) -> None:
+    def told() -> list[tuple[dict[str, float], dict[str, float]]]:
+        return [(dict(report.counters), dict(report.gauges)) for report in rig.account.metrics]
+
+    methods = {"open": open_with_metrics, "lookup": count_lookup, "close": close_with_metrics}
+    rig = make(declares=methods)
+    assert told() == [({"lookups": 0.0}, {"open": 1.0})]
+    for _ in range(3):
+        rig.ask(LOOKUP, run_s=0.2)
+    assert len(told()) == 1
+    rig.run_for(10.0)
+    assert told()[1:] == [({"lookups": 3.0}, {})]
+    rig.ask(LOOKUP, run_s=0.01)
+    rig.run(rig.loop.close())
+    assert told()[2:] == [({"lookups": 1.0}, {"open": 0.0})]

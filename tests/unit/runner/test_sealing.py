@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from support.keys import OURS, THEIRS, write_keys
 from support.promises import fault_of_regions
+from support.tiers.sealed import SealedTier, SealedTierConfig
 
 from kvtier_sdk import (
     Capability,
@@ -22,6 +23,7 @@ from kvtier_sdk import (
     OffloadKey,
     Operation,
     RequestContext,
+    RunnerOptions,
     SystemClock,
     TierError,
     TierSpec,
@@ -30,6 +32,8 @@ from kvtier_sdk import (
 from kvtier_sdk.chunk_header import ChunkHeader
 from kvtier_sdk.runner import TierLoop, sealing
 from kvtier_sdk.runner.jobs import IoEnded, Report
+from kvtier_sdk.testing import TierConformance
+from kvtier_sdk.testing.conformance.subject import TierLike
 
 CHUNK_BYTES = 200
 ENVELOPE_BYTES = 48
@@ -287,3 +291,13 @@ async def test_only_so_many_foreign_chunks_are_remembered(
         assert await theirs.do(LOAD, key) == "auth"
     assert theirs.loop._mover._sealer is not None
     assert list(theirs.loop._mover._sealer._foreign) == [B]
+
+
+class TestSealedTier(TierConformance):
+    """The kit's rules hold for a tier whose chunks are sealed on the way."""
+
+    @pytest.fixture(params=[0, 0.002], ids=["at once", "slow"])
+    def tier(self, request: pytest.FixtureRequest, tmp_path: Path) -> TierLike:
+        cipher = write_keys(tmp_path / "chunk.keys", OURS)
+        config = SealedTierConfig.model_validate({"cipher": cipher, "latency": request.param})
+        return TierSpec("sealed", "sealed", SealedTier, config, RunnerOptions())
