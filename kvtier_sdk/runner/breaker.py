@@ -1,6 +1,6 @@
 """Circuit breakers, which say when not to call a tier, and the pauses between attempts.
 
-Pure state: their owners sleep and make the probes. A tier has one breaker for each direction.
+Pure state: the owner sleeps and probes. A tier has one breaker for each direction.
 
 ::
 
@@ -37,7 +37,7 @@ class Backoff:
     """Pauses that double up to the longest one.
 
     Attributes:
-        pause_s: the last pause, or the first one to come, before jitter.
+        pause_s: the current or next pause, before jitter.
     """
 
     def __init__(self, first_s: float, longest_s: float, rng: random.Random | None = None) -> None:
@@ -114,11 +114,10 @@ class Breaker:
     """The breaker of one tier and direction.
 
     A faulty object counts once, however often it is met. But a dead disk fails object by object
-    too, so ``failures`` *distinct* objects open the breaker unless a transfer succeeds in between.
-    A successful lookup does not count: it does not show that objects can be read.
+    too, so several *distinct* objects open the breaker unless a transfer succeeds in between. A
+    successful lookup does not count: it does not show that objects can be read.
 
     Attributes:
-        state: the state.
         wait_s: while open, the pause before the next probe.
     """
 

@@ -248,8 +248,4 @@ def batches_of(keys: Sequence[OffloadKey], most: int) -> list[Sequence[int]]:
 
 def failure_counts(verdicts: Iterable[Verdict]) -> dict[str, int]:
     """Count verdicts other than ``OK`` by reason."""
-    counts: dict[str, int] = {}
-    for verdict in verdicts:
-        if verdict is not Verdict.OK:
-            counts[verdict.value] = counts.get(verdict.value, 0) + 1
-    return counts
+    return Counter(verdict.value for verdict in verdicts if verdict is not Verdict.OK)

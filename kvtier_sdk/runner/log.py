@@ -48,9 +48,8 @@ class TierLog(logging.LoggerAdapter[logging.Logger]):
     def often(self, level: int, topic: str, message: str, *, ends_outage: bool = False) -> None:
         """Log a message that may repeat: the first at once, later ones once a minute.
 
-        On an event loop, the last message of a minute is logged at the minute's end, with the
-        number of messages and its age. Elsewhere the first message after that minute is logged
-        instead, with the number.
+        On an event loop, the last message of a minute is logged at its end, with the number of
+        messages. Elsewhere the next message after that minute is logged instead.
         """
         now_s = self._clock.now_s()
         known = self._topics.get(topic)
