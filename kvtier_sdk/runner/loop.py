@@ -295,7 +295,7 @@ class TierLoop:
                     await asyncio.wait(tasks)
             except TimeoutError:
                 self._log.warning(
-                    "a probe or a question about usage did not end within %g s", _CALLS_END_S
+                    "a probe or the store watch did not end within %g s", _CALLS_END_S
                 )
 
     def _conclude_all(self) -> None:

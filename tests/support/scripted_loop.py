@@ -301,7 +301,11 @@ class Rig:
     """A loop over a scripted tier, on its own clock; ``declares`` are attributes of its class."""
 
     def __init__(
-        self, *script: Act, declares: Mapping[str, Any] = MappingProxyType({}), **options: Any
+        self,
+        *script: Act,
+        declares: Mapping[str, Any] = MappingProxyType({}),
+        verify: bool = True,
+        **options: Any,
     ) -> None:
         self.account = Account()
         self.clock = VirtualClock()
@@ -317,6 +321,7 @@ class Rig:
             type("DeclaringTier", (ScriptedTier,), dict(declares)),
             TierConfig(),
             RunnerOptions.model_validate(options),
+            verify=verify,
         )
         self.loop = TierLoop(
             spec,
