@@ -191,7 +191,6 @@ class KVTierSide:
                 memory=self._pool,
                 clock=clock,
                 report=report,
-                verify=True,
             )
 
         self._runner = _CountingRunner(spec.name, make_loop, clock)

@@ -34,6 +34,7 @@ class TierSpec:
         runner: the options that every tier has.
         engine_waits: false for an engine that serves already: the tier is opened in the background,
             and no error ends the attempts.
+        verify: false switches digests off; for measurements and tests only.
     """
 
     name: str
@@ -42,6 +43,7 @@ class TierSpec:
     config: TierConfig
     runner: RunnerOptions
     engine_waits: bool = True
+    verify: bool = True
 
     @classmethod
     def from_url(cls, url: str, **overrides: Any) -> Self:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
 from kvtier_sdk.aio.clock import Clock, SystemClock
 from kvtier_sdk.config.tier_spec import TierSpec
@@ -83,17 +84,12 @@ def open_manager(
             recompute_s=config.recompute_s,
             recorder=services.recorder,
         )
-        specs = [spec if engine_waits else spec.in_background() for spec in config.tiers]
+        specs = [
+            replace(spec if engine_waits else spec.in_background(), verify=config.verify)
+            for spec in config.tiers
+        ]
         runners = [
-            make_runner(
-                spec,
-                pool,
-                namespace=bound,
-                clock=clock,
-                notify=notify,
-                verify=config.verify,
-            )
-            for spec in specs
+            make_runner(spec, pool, namespace=bound, clock=clock, notify=notify) for spec in specs
         ]
         tiers_and_runners = list(zip(specs, runners, strict=True))
         log_start(pool, config.policy, tiers_and_runners, bound)
@@ -154,13 +150,12 @@ def open_tier(
     """
     spec = TierSpec.from_url(tier) if isinstance(tier, str) else tier
     client = make_client(
-        spec,
+        spec if verify else replace(spec, verify=False),
         pool,
         namespace,
         listener,
         clock=clock or SystemClock(),
         notify=notify,
-        verify=verify,
         events=events,
         engine=engine,
     )
@@ -179,7 +174,6 @@ def make_client(
     *,
     clock: Clock,
     notify: Callable[[], None] | None = None,
-    verify: bool = True,
     events: bool = False,
     engine: str | None = None,
 ) -> TierClient:
@@ -188,14 +182,7 @@ def make_client(
     Raises:
         ConfigError: the tier cannot run as configured, or its queue cannot hold one chunk.
     """
-    runner = make_runner(
-        spec,
-        pool,
-        namespace=namespace,
-        clock=clock,
-        notify=notify,
-        verify=verify,
-    )
+    runner = make_runner(spec, pool, namespace=namespace, clock=clock, notify=notify)
     if engine is not None:
         log_start(pool, engine, [(spec, runner)], namespace)
     chunk_bytes = pool.chunk_bytes

@@ -1,6 +1,6 @@
-"""A tier's circuit breakers, one per direction: they say when not to call the tier.
+"""Circuit breakers, which say when not to call a tier, and the pauses between attempts.
 
-Pure state: a breaker's owner tells it the time and makes the probes.
+Pure state: the owner sleeps and probes. A tier has one breaker for each direction.
 
 ::
 
@@ -25,8 +25,37 @@ from kvtier_sdk.errors import (
     TierCapacityError,
     TierError,
 )
-from kvtier_sdk.runner.backoff import Backoff
+from kvtier_sdk.options.tier import RunnerOptions
 from kvtier_sdk.types import OffloadKey
+
+#: The largest share by which jitter shortens a pause. It never lengthens one, so that a tier is
+#: used within one probe interval of its recovery.
+_JITTER = 0.1
+
+
+class Backoff:
+    """Pauses that double up to the longest one.
+
+    Attributes:
+        pause_s: the current or next pause, before jitter.
+    """
+
+    def __init__(self, first_s: float, longest_s: float, rng: random.Random | None = None) -> None:
+        self.pause_s = first_s
+        self._first_s = first_s
+        self._longest_s = longest_s
+        self._rng = rng
+        self._next_s = first_s
+
+    def next_s(self) -> float:
+        """Begin a pause; return its length in seconds."""
+        self.pause_s = self._next_s
+        self._next_s = min(2 * self._next_s, self._longest_s)
+        return self.pause_s * (self._rng.uniform(1 - _JITTER, 1) if self._rng else 1.0)
+
+    def reset(self) -> None:
+        """Make the next pause as short as the first one."""
+        self.pause_s = self._next_s = self._first_s
 
 
 class Direction(Enum):
@@ -85,35 +114,27 @@ class Breaker:
     """The breaker of one tier and direction.
 
     A faulty object counts once, however often it is met. But a dead disk fails object by object
-    too, so ``failures`` *distinct* objects open the breaker unless a transfer succeeds in between.
-    A successful lookup does not count: it does not show that objects can be read.
+    too, so several *distinct* objects open the breaker unless a transfer succeeds in between. A
+    successful lookup does not count: it does not show that objects can be read.
 
     Attributes:
-        state: the state.
+        wait_s: while open, the pause before the next probe.
     """
 
-    def __init__(
-        self,
-        *,
-        failures: int,
-        window: int,
-        probe_interval_s: float,
-        max_probe_interval_s: float,
-        rng: random.Random,
-    ) -> None:
+    def __init__(self, options: RunnerOptions, rng: random.Random) -> None:
         self.state = BreakerState.CLOSED
-        self._probe_at_s = 0.0
-        self._failures = failures
-        self._backoff = Backoff(probe_interval_s, max_probe_interval_s, rng)
+        self.wait_s = 0.0
+        self._failures = options.breaker_failures
+        self._backoff = Backoff(options.probe_interval_s, options.max_probe_interval_s, rng)
         self._row = 0
         # One entry for each of the last calls: true if it did not succeed.
-        self._recent: deque[bool] = deque(maxlen=window)
+        self._recent: deque[bool] = deque(maxlen=options.breaker_window)
         # Faulty objects since the last successful transfer.
         self._faulty: set[OffloadKey] = set()
 
     @property
     def pause_s(self) -> float:
-        """Length of the pause before the next probe, before jitter."""
+        """The pause before the next probe, before jitter."""
         return self._backoff.pause_s
 
     @property
@@ -121,16 +142,17 @@ class Breaker:
         """True if calls are made."""
         return self.state is BreakerState.CLOSED
 
-    def note(self, outcome: Outcome, now_s: float, objects: Sequence[OffloadKey] = ()) -> bool:
+    def note(self, outcome: Outcome, objects: Sequence[OffloadKey] = ()) -> bool:
         """Record a call's outcome if the breaker is closed; return true if this opens it."""
-        if not self.is_closed:
+        if not self.is_closed or not self._is_enough(outcome, objects):
             return False
+        self._open()
+        return True
+
+    def _is_enough(self, outcome: Outcome, objects: Sequence[OffloadKey]) -> bool:
         if outcome is Outcome.FAULTY:
             self._faulty.update(objects)
-            if len(self._faulty) < self._failures:
-                return False
-            self._open(now_s)
-            return True
+            return len(self._faulty) >= self._failures
         self._recent.append(outcome is not Outcome.ANSWERED)
         if outcome is Outcome.ANSWERED:
             self._row = 0
@@ -139,30 +161,23 @@ class Breaker:
         elif outcome is Outcome.FAILED:
             self._row += 1
         half = 2 * sum(self._recent) >= (self._recent.maxlen or 0)
-        if self._row < self._failures and not half and outcome is not Outcome.BLOCKED:
-            return False
-        self._open(now_s)
-        return True
-
-    def wait_s(self, now_s: float) -> float:
-        """Return the rest of the pause before the next probe, in seconds; for ``OPEN``."""
-        return max(0.0, self._probe_at_s - now_s)
+        return self._row >= self._failures or half or outcome is Outcome.BLOCKED
 
     def begin_probe(self) -> None:
         """Go from ``OPEN`` to ``HALF_OPEN``: the pause is over."""
         self.state = BreakerState.HALF_OPEN
 
-    def end_probe(self, succeeded: bool, now_s: float) -> None:
+    def end_probe(self, succeeded: bool) -> None:
         """Go from ``HALF_OPEN`` to ``CLOSED``, or back to ``OPEN`` for twice the pause."""
-        if succeeded:
-            self.state = BreakerState.CLOSED
-            self._backoff.reset()
-            self._row = 0
-            self._recent.clear()
-            self._faulty.clear()
-        else:
-            self._open(now_s)
+        if not succeeded:
+            self._open()
+            return
+        self.state = BreakerState.CLOSED
+        self._backoff.reset()
+        self._row = 0
+        self._recent.clear()
+        self._faulty.clear()
 
-    def _open(self, now_s: float) -> None:
+    def _open(self) -> None:
         self.state = BreakerState.OPEN
-        self._probe_at_s = now_s + self._backoff.next_s()
+        self.wait_s = self._backoff.next_s()

@@ -9,13 +9,10 @@ from kvtier_sdk.types import Region
 
 
 class BufferArena:
-    """Buffers of one length in one mapping, lent and taken back.
+    """Buffers of one length in one mapping, lent and given back.
 
     The mapping never grows or moves, so that a tier can register it. Its pages get memory when they
     are first touched.
-
-    Raises:
-        ConfigError: there is not enough memory.
     """
 
     def __init__(self, buffer_bytes: int, count: int) -> None:
@@ -37,11 +34,7 @@ class BufferArena:
         return Region.of(self._memory)
 
     def take(self, count: int) -> list[memoryview]:
-        """Lend ``count`` buffers, at least one, with old content.
-
-        Raises:
-            MemoryError: too few are left; the caller must prevent this.
-        """
+        """Lend ``count`` buffers, at least one, with old content."""
         while len(self._free) < count:
             end = self._uncut + self._buffer_bytes
             if end > len(self._memory):

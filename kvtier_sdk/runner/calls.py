@@ -1,25 +1,32 @@
-"""Calls into a tier, held to the contract."""
+"""Calls of a tier, held to the contract: answers checked, errors signed, secrets masked."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import logging
+import operator
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence, Set
+from dataclasses import astuple
 from typing import Any, TypeVar
 
+import numpy as np
+
+from kvtier_sdk.aio.blocking import run_blocking
 from kvtier_sdk.contract import SecondaryTierManager
-from kvtier_sdk.errors import TierAuthError, TierContractError, TierError
+from kvtier_sdk.errors import ConfigError, TierAuthError, TierContractError, TierError
 from kvtier_sdk.namespace import StoredNamespace
 from kvtier_sdk.options.secrets import Secrets, masked_error
-from kvtier_sdk.runner.answers import (
-    NonsenseError,
-    found_in,
-    key_in,
-    usage_in,
-    verdicts_in,
-)
 from kvtier_sdk.runner.jobs import Operation
-from kvtier_sdk.runner.secret_renewal import SecretRenewal
-from kvtier_sdk.types import Entry, OffloadKey, RequestContext, Transfer, Usage
+from kvtier_sdk.runner.log import TierLog
+from kvtier_sdk.runner.loop_thread import close_tier
+from kvtier_sdk.types import (
+    Capability,
+    Entry,
+    OffloadKey,
+    RequestContext,
+    Transfer,
+    Usage,
+)
 
 T = TypeVar("T")
 
@@ -27,19 +34,8 @@ T = TypeVar("T")
 _DELETE_CHUNKS = 256
 
 
-async def masked_call(call: Callable[[], Awaitable[T]], secrets: Secrets) -> T:
-    """Await a call of a tier; mask secrets in the error that it raises."""
-    try:
-        return await call()
-    except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):  # not the tier's errors
-        raise
-    except BaseException as error:
-        masked = masked_error(error, secrets)
-    # Raised outside of the handler, where the unmasked original would become its context.
-    try:
-        raise masked
-    finally:
-        del masked  # the frame and the error would keep each other alive
+class NonsenseError(Exception):
+    """A tier returned a value that is not a valid answer; the text describes it."""
 
 
 class TierCaller:
@@ -58,164 +54,276 @@ class TierCaller:
     """
 
     def __init__(
-        self, tier: SecondaryTierManager, secrets: Secrets, renewal: SecretRenewal
+        self, make_tier: Callable[[], SecondaryTierManager], secrets: Secrets, log: TierLog
     ) -> None:
-        self.tier = tier
+        self._make_tier = make_tier
         self._secrets = secrets
-        self._renewal = renewal
-        self._name = tier.context.name
-        self._delete_chunks = min(_DELETE_CHUNKS, tier.max_batch_keys or _DELETE_CHUNKS)
+        self._log = log
+        self.tier = self._new_tier()
         self.quarantine: TierContractError | None = None
+        self._is_used = False
+        # Grows with each change of a secret.
+        self._version = 0
+
+    @property
+    def can_delete(self) -> bool:
+        """True if the SDK may delete chunks on its own."""
+        tier = self.tier
+        return Capability.DELETE in tier.capabilities and not tier.context.maintenance
+
+    async def open(self) -> None:
+        """Open the tier. An instance opens only once: a used one is closed and replaced."""
+        await self._renewing(self._open_once)
+
+    async def _open_once(self) -> None:
+        if self._is_used:
+            await close_tier(self.close, self._log)
+            self.tier = self._new_tier()
+        self._is_used = True
+        try:
+            await self._masked(self.tier.open)
+        except ConfigError as error:
+            raise ConfigError(f"tier {self._log.tier!r}: {error}") from error
+        except TierError as error:
+            self._signed(error, "open")
+            raise
+
+    def _new_tier(self) -> SecondaryTierManager:
+        try:
+            return self._make_tier()
+        except Exception as error:
+            masked = masked_error(error, self._secrets)
+        raise masked
+
+    async def close(self) -> None:
+        await self._masked(self.tier.close)
 
     async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
-        """Call the tier's ``lookup``; raise only :class:`TierError`."""
-        operation = Operation.LOOKUP.value
-        answer = await self._guarded(operation, lambda: self.tier.lookup(keys, request))
-        try:
-            return found_in(answer, len(keys))
-        except NonsenseError as nonsense:
-            raise self._end(nonsense, operation) from None
+        answer = await self._guarded("lookup", lambda: self.tier.lookup(keys, request))
+        return self._read("lookup", found_in, answer, len(keys))
 
     async def transfer(
         self, operation: Operation, batch: Sequence[Transfer]
     ) -> Sequence[TierError | None]:
         """Call ``load`` or ``store``; an error of the whole batch becomes one for each chunk."""
-        version = self._renewal.version
-        errors = await self._transfer(operation, batch)
-        if any(errors):
-            is_refused = any(isinstance(error, TierAuthError) for error in errors)
-            if is_refused and await self._renewal.has_changed(version):
-                return await self._transfer(operation, batch)
+        version = self._version
+        errors = await self._transfer(operation.value, batch)
+        is_refused = any(isinstance(error, TierAuthError) for error in errors)
+        if is_refused and await self._has_new_secret(version):
+            return await self._transfer(operation.value, batch)
         return errors
 
     async def _transfer(
-        self, operation: Operation, batch: Sequence[Transfer]
+        self, operation: str, batch: Sequence[Transfer]
     ) -> Sequence[TierError | None]:
-        method = self.tier.load if operation is Operation.LOAD else self.tier.store
+        method = self.tier.load if operation == "load" else self.tier.store
         try:
-            answer = await self._guarded(operation.value, lambda: method(batch), renews=False)
-            verdicts = verdicts_in(answer, len(batch))
+            answer = await self._once(operation, lambda: method(batch))
+            verdicts = self._read(operation, verdicts_in, answer, len(batch))
         except TierError as error:
             return [error.detached()] * len(batch)
-        except NonsenseError as nonsense:
-            return [self._end(nonsense, operation.value)] * len(batch)
         return [
             # Detached even if the author did not: a cause's frames would hold the buffers.
-            None if error is None else self._sign(self._masked(error), operation.value).detached()
+            None if error is None else self._fault(error, operation).detached()
             for error in verdicts
         ]
 
     async def touch(self, keys: Sequence[OffloadKey]) -> None:
-        """Call the tier's ``touch``; raise only :class:`TierError`."""
         await self._guarded("touch", lambda: self.tier.touch(keys))
 
     async def delete(self, keys: Sequence[OffloadKey]) -> None:
-        """Call the tier's ``delete``; raise only :class:`TierError`."""
         await self._guarded("delete", lambda: self.tier.delete(keys))
 
     async def usage(self) -> Usage:
-        """Call the tier's ``usage``; raise only :class:`TierError`."""
         answer = await self._guarded("usage", lambda: self.tier.usage())
         try:
             return usage_in(answer)
         except NonsenseError as nonsense:
-            raise self._sign(TierContractError(f"returned {nonsense}"), "usage") from None
+            raise self._signed(TierContractError(f"returned {nonsense}"), "usage") from None
 
     async def delete_all(self) -> None:
-        """Delete every chunk of the namespace that ``scan`` yields; raise only :class:`TierError`.
-
-        A cancellation leaves the chunks that were not reached.
-        """
+        """Delete every chunk that ``scan`` lists. A cancellation leaves the rest."""
 
         async def list_keys() -> list[OffloadKey]:
-            try:
-                return [key_in(entry) async for entry in self.tier.scan()]
-            except NonsenseError as nonsense:
-                raise self._end(nonsense, "scan") from None
+            return [entry.key async for entry in self.entries()]
 
         # List first: a listing may miss chunks if others are deleted meanwhile.
-        keys = list(dict.fromkeys(await self._guarded("scan", list_keys)))
-        for start in range(0, len(keys), self._delete_chunks):
-            await self.delete(keys[start : start + self._delete_chunks])
+        keys = list(dict.fromkeys(await self._renewing(list_keys)))
+        most = min(_DELETE_CHUNKS, self.tier.max_batch_keys or _DELETE_CHUNKS)
+        for start in range(0, len(keys), most):
+            await self.delete(keys[start : start + most])
 
     def entries(self) -> AsyncIterator[Entry]:
-        """Iterate over the entries of ``scan``; raise only :class:`TierError`."""
-        return self._iterated("scan", self.tier.scan, Entry)
+        """Iterate over the entries of ``scan``."""
+        return self._iterated("scan", self.tier.scan, entry_in)
 
     def namespaces(self) -> AsyncIterator[StoredNamespace]:
-        """Iterate over the store's namespaces; raise only :class:`TierError`."""
-        return self._iterated("namespaces", self.tier.namespaces, StoredNamespace)
+        """Iterate over the namespaces in the store."""
+        return self._iterated("namespaces", self.tier.namespaces, namespace_in)
 
     async def _iterated(
-        self, operation: str, iterate: Callable[[], AsyncIterator[T]], kind: type[T]
+        self, operation: str, iterate: Callable[[], AsyncIterator[T]], item_in: Callable[[Any], T]
     ) -> AsyncIterator[T]:
         items = iterate()
         ended: Any = object()
         while True:
-            item = await self._guarded(operation, lambda: anext(items, ended))
+            # Not repeated if the store refuses: an iterator that has raised has ended.
+            item = await self._once(operation, lambda: anext(items, ended))
             if item is ended:
                 return
-            if type(item) is not kind:
-                text = f"a {type(item).__name__} where one {kind.__name__} belongs"
-                raise self._end(NonsenseError(text), operation)
-            yield item
+            yield self._read(operation, item_in, item)
 
-    def _end(self, nonsense: NonsenseError, operation: str) -> TierContractError:
-        """Put the tier into quarantine for an invalid answer; return the error."""
-        error = TierContractError(f"returned {nonsense}; the tier is not used any more")
-        error.tier, error.operation = self._name, operation
-        self.quarantine = error
-        return error
+    async def _renewing(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Await a call; repeat it once if the store refused an outdated secret."""
+        version = self._version
+        try:
+            return await call()
+        except TierAuthError:
+            if not await self._has_new_secret(version):
+                raise
+        return await call()
 
-    async def _guarded(
-        self, operation: str, call: Callable[[], Awaitable[T]], renews: bool = True
+    async def _guarded(self, operation: str, call: Callable[[], Awaitable[T]]) -> T:
+        return await self._renewing(lambda: self._once(operation, call))
+
+    async def _once(self, operation: str, call: Callable[[], Awaitable[T]]) -> T:
+        """Await a call; raise only :class:`TierError`."""
+        if self.quarantine is not None:
+            # Each raise of the one error adds frames to its traceback, which would never be freed.
+            raise self.quarantine.with_traceback(None)
+        return await self._called(call, lambda error: self._fault(error, operation))
+
+    async def _masked(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Await a call; raise its error without secrets."""
+        return await self._called(call, lambda error: masked_error(error, self._secrets))
+
+    @staticmethod
+    async def _called(
+        call: Callable[[], Awaitable[T]], translate: Callable[[BaseException], BaseException]
     ) -> T:
-        """Await a call; repeat it once if it was refused with an outdated secret."""
-        version = self._renewal.version
-        while True:
-            if self.quarantine is not None:
-                raise self.quarantine
-            try:
-                return await call()
-            except BaseException as error:
-                fault = self._fault(error, operation)
-            try:
-                if not (renews and isinstance(fault, TierAuthError)):
-                    raise fault
-                if not await self._renewal.has_changed(version):
-                    raise fault
-            finally:
-                del fault  # the frame and the error would keep each other alive
-            renews = False
+        try:
+            return await call()
+        except BaseException as error:
+            if is_not_tiers(error):
+                raise
+            fault = translate(error)
+        # Raised outside of the handler, where the unmasked original would become its context.
+        try:
+            raise fault
+        finally:
+            del fault  # the frame and the error would keep each other alive
+
+    def _read(self, operation: str, read: Callable[..., T], *answer: Any) -> T:
+        """Read an answer; put a tier whose answer is invalid into quarantine."""
+        try:
+            return read(*answer)
+        except NonsenseError as nonsense:
+            error = TierContractError(f"returned {nonsense}; the tier is not used any more")
+        self._signed(error, operation)
+        self.quarantine = error
+        raise error
 
     def _fault(self, error: BaseException, operation: str) -> TierError:
-        """Turn a call's exception into a TierError; re-raise interrupts and our own cancellations.
+        """Turn an exception of the tier into a TierError without secrets."""
+        shown = masked_error(error, self._secrets)
+        if isinstance(shown, TierError):
+            return self._signed(shown, operation)
+        if isinstance(shown, asyncio.CancelledError):
+            return self._signed(
+                TierContractError("raised CancelledError without being cancelled"), operation
+            )
+        fault = TierContractError(f"raised {type(shown).__name__}: {shown}")
+        fault.__cause__ = shown
+        return self._signed(fault, operation)
 
-        A SystemExit counts as the tier's error: it would end only the tier's thread, not the
-        process. So does the BaseException of a Rust client's panic.
-        """
-        if isinstance(error, KeyboardInterrupt | GeneratorExit):
-            raise error
-        if isinstance(error, asyncio.CancelledError):
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise error
-            fault: TierError = TierContractError("raised CancelledError without being cancelled")
-        else:
-            shown = masked_error(error, self._secrets)
-            if isinstance(shown, TierError):
-                fault = shown
-            else:
-                fault = TierContractError(f"raised {type(shown).__name__}: {shown}")
-                fault.__cause__ = shown
-        return self._sign(fault, operation)
-
-    def _masked(self, error: TierError) -> TierError:
-        masked = masked_error(error, self._secrets)
-        assert isinstance(masked, TierError)
-        return masked
-
-    def _sign(self, error: TierError, operation: str) -> TierError:
-        """Name tier and operation in an error."""
-        error.tier, error.operation = self._name, operation
+    def _signed(self, error: TierError, operation: str) -> TierError:
+        error.tier, error.operation = self._log.tier, operation
         return error
+
+    async def _has_new_secret(self, version: int) -> bool:
+        """Return true if a secret has changed since a version; read the files if needed."""
+        if self._secrets.files and version == self._version:
+            await run_blocking(self._read_secrets)
+        return version != self._version
+
+    def _read_secrets(self) -> None:
+        for file in self._secrets.files:
+            try:
+                if file.read_again():
+                    self._version += 1
+                    self._log.warning("the store refused; a new secret was read from %s", file.path)
+            except (OSError, ValueError) as error:
+                fault = getattr(error, "strerror", None) or error
+                text = f"{self._log.tier}: {file.path} cannot be read again: {fault}"
+                self._log.often(logging.WARNING, f"secret in {file.path}", text)
+
+
+def is_not_tiers(error: BaseException) -> bool:
+    """Return true for an interrupt, and for a cancellation of the running task.
+
+    A SystemExit counts as the tier's error: it would end only the tier's thread, not the process.
+    So does the BaseException of a Rust client's panic.
+    """
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        return task is not None and task.cancelling() > 0
+    return isinstance(error, KeyboardInterrupt | GeneratorExit)
+
+
+def found_in(answer: Any, count: int) -> list[bool]:
+    """Read the answer to a lookup of ``count`` keys."""
+    answers = _items(answer, count)
+    if not set(map(type, answers)) <= {bool}:
+        for one in answers:
+            if not (isinstance(one, int | np.integer | np.bool_) and one in (0, 1)):
+                raise _misplaced(one, "a boolean")
+    return list(map(bool, answers))
+
+
+def verdicts_in(answer: Any, count: int) -> list[TierError | None]:
+    """Read the answer to a load or a store of ``count`` chunks."""
+    verdicts = _items(answer, count)
+    for one in verdicts:
+        if not (one is None or isinstance(one, TierError)):
+            raise _misplaced(one, "None or a TierError")
+    return verdicts
+
+
+def entry_in(item: Any) -> Entry:
+    """Read an item of ``scan``."""
+    if not (isinstance(item, Entry) and isinstance(item.key, bytes)):
+        raise _misplaced(item, "an Entry with its key")
+    return item
+
+
+def namespace_in(item: Any) -> StoredNamespace:
+    """Read an item of ``namespaces``."""
+    if not isinstance(item, StoredNamespace):
+        raise _misplaced(item, "a StoredNamespace")
+    return item
+
+
+def usage_in(answer: Any) -> Usage:
+    """Read the answer to ``usage``."""
+    try:
+        numbers: Any = [None if n is None else operator.index(n) for n in astuple(answer)]
+        return Usage(*numbers)
+    except TypeError:
+        raise _misplaced(answer, "a Usage of numbers") from None
+
+
+def _items(answer: Any, count: int) -> list[Any]:
+    try:
+        given = len(answer)
+    except TypeError:
+        given = -1
+    # The items of a mapping or a set have no order.
+    if given < 0 or isinstance(answer, Mapping | Set):
+        raise NonsenseError(f"a {type(answer).__name__} for a batch of {count}")
+    if given != count:
+        raise NonsenseError(f"{given} results for a batch of {count}")
+    return list(answer)
+
+
+def _misplaced(one: object, wanted: str) -> NonsenseError:
+    return NonsenseError(f"a {type(one).__name__} where {wanted} belongs")

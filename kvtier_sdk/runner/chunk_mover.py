@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from kvtier_sdk.chunk_header import ChunkHeader
-from kvtier_sdk.contract import TierContext
 from kvtier_sdk.errors import (
     ChunkAuthError,
     ChunkNotFoundError,
@@ -31,43 +30,32 @@ class ChunkMover:
     An object that failed to load would fail again, and a tier that still has it may skip the next
     store of its key. So the store after a failed load sets :attr:`Transfer.replace`. An object that
     is certainly damaged is also deleted at once, if the tier can delete.
-
-    The keys of chunks that failed to load are kept between batches.
     """
 
     def __init__(
         self,
         call: TierCaller,
-        context: TierContext,
         header: ChunkHeader,
         memory: SlotMemory,
         headers: BufferArena,
-        *,
-        alignment: int,
-        can_delete: bool,
-        sealer: ChunkSealer | None = None,
+        sealer: ChunkSealer | None,
     ) -> None:
         self._call = call
-        self._context = context
+        self._context = call.tier.context
+        self._alignment = call.tier.alignment
         self._header = header
         self._memory = memory
-        self._alignment = alignment
-        self._can_delete = can_delete
-        self._sealer = sealer
         self._headers = headers
+        self._sealer = sealer
         # Chunks whose last load failed or is still under way; oldest first.
         self._unloaded: dict[OffloadKey, None] = {}
-        # The names under which the pool logs views of slots that are still in use when it closes.
-        self._holders = {
-            operation: f"{context.name} {operation.value}"
-            for operation in (Operation.LOAD, Operation.STORE)
-        }
 
     @contextmanager
     def transfers(self, job: Job, batch: Sequence[int]) -> Iterator[dict[int, Transfer]]:
         """Lend the buffers of a batch; for a store, with sealed headers."""
         headers = self._headers.take(len(batch))
-        holder = self._holders[job.operation]
+        # The name under which the pool logs views of slots that are still in use when it closes.
+        holder = f"{self._context.name} {job.operation.value}"
         is_store = job.operation is Operation.STORE
         try:
             lent = {
@@ -101,10 +89,10 @@ class ChunkMover:
             self._trust(transfers[index] for index, error in errors.items() if error is None)
         return errors
 
-    def verify(
+    async def verify(
         self, transfers: dict[int, Transfer], errors: dict[int, TierError | None]
-    ) -> list[OffloadKey]:
-        """Give damaged chunks of a load their error; return the keys of useless ones."""
+    ) -> None:
+        """Give damaged chunks of a load their error, and delete those that no engine can use."""
         if self._sealer is None:  # the sealer has checked the sealed chunks
             for index, error in errors.items():
                 if error is None:
@@ -114,13 +102,10 @@ class ChunkMover:
             for index, error in errors.items()
             if error is None or isinstance(error, ChunkNotFoundError)
         )
-        return [transfers[index].key for index, error in errors.items() if _is_useless(error)]
-
-    async def delete(self, damaged: Sequence[OffloadKey]) -> None:
-        """Delete chunks that no engine can use, if the tier can delete. A failure is logged."""
-        if self._can_delete:
+        useless = [transfers[index].key for index, error in errors.items() if _is_useless(error)]
+        if useless and self._call.can_delete:
             try:
-                await self._call.delete(damaged)
+                await self._call.delete(useless)
             except TierError as error:
                 self._context.logger.warning("%s", error)
 

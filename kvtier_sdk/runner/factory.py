@@ -41,7 +41,6 @@ def make_runner(
     namespace: Namespace,
     clock: Clock,
     notify: Callable[[], None] | None = None,
-    verify: bool,
 ) -> ThreadRunner | ProcessRunner:
     """Make the runner that a tier's options ask for.
 
@@ -57,7 +56,6 @@ def make_runner(
                 pool=pool,
                 clock=clock,
                 notify=notify,
-                verify=verify,
             )
         TierLog(spec.name, clock).warning(
             "runs in a thread, which may slow the engine down: %s", fault
@@ -70,7 +68,6 @@ def make_runner(
             memory=pool,
             clock=clock,
             report=report,
-            verify=verify,
         )
 
     return ThreadRunner(spec.name, make_loop, clock, notify)

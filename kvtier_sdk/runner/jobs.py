@@ -135,105 +135,68 @@ class JobResult(msgspec.Struct, eq=False, tag=True):
 
 
 class IoEnded(msgspec.Struct, eq=False, tag=True):
-    """The I/O of a job that was concluded earlier has ended.
-
-    Attributes:
-        job_id: the job's id.
-    """
+    """The I/O of a job that was concluded earlier has ended."""
 
     job_id: int
 
 
 class Progressed(msgspec.Struct, eq=False, tag=True):
-    """A call of an unfinished job has returned. Reports are rate-limited.
-
-    Attributes:
-        operation: the job's operation.
-    """
+    """A call of an unfinished job has returned. Reports are rate-limited."""
 
     operation: Operation
 
 
 class ChunksRemoved(msgspec.Struct, eq=False, tag=True):
-    """The tier has removed chunks.
-
-    Attributes:
-        keys: the chunks.
-        evicted: true if they made room for others.
-    """
+    """The tier has removed chunks; ``evicted`` if they made room for others."""
 
     keys: Sequence[OffloadKey]
     evicted: bool = False
 
 
 class BreakerMoved(msgspec.Struct, eq=False, tag=True):
-    """A circuit breaker of the tier has changed its state.
-
-    Attributes:
-        direction: the direction of the calls that it guards; it refuses them unless it is closed.
-        state: the new state.
-    """
+    """A circuit breaker of the tier has changed its state."""
 
     direction: Direction
     state: BreakerState
 
 
 class MetricsChanged(msgspec.Struct, eq=False, tag=True):
-    """The backend's own counters or gauges have changed.
-
-    Attributes:
-        counters: increase of each since the last report.
-        gauges: new values.
-    """
+    """The increase of the backend's own counters, and new values of its gauges."""
 
     counters: Mapping[str, float]
     gauges: Mapping[str, float]
 
 
 class UsageChanged(msgspec.Struct, tag=True):
-    """The tier's usage has changed.
-
-    Attributes:
-        usage: the tier's answer; ``None`` if there is none.
-    """
+    """The tier's usage has changed; ``None`` if the tier does not tell it."""
 
     usage: Usage | None = None
 
 
 @dataclass(eq=False, slots=True)
 class RunnerStopped:
-    """The tier's loop has ended: it accepts no more jobs, and has reported every conclusion.
+    """The tier's loop has ended: it accepts no more jobs, and has reported every conclusion."""
 
-    Attributes:
-        verdict: the verdict of jobs without a result; their I/O never began or has ended.
-        io_ended: true if the I/O of every other job has ended too, because its process is gone.
-        reason: the cause in words; ``None`` for a requested end.
-    """
-
+    #: The verdict of jobs without a result; their I/O never began or has ended.
     verdict: Verdict
+    #: True if the I/O of every other job has ended too, because its process is gone.
     io_ended: bool
+    #: The cause in words; ``None`` for a requested end.
     reason: str | None = None
 
 
 @dataclass(eq=False, slots=True)
 class ProcessStarted:
-    """A process of the tier now accepts jobs: a restarted one, or a late first one.
+    """A process of the tier now accepts jobs: a restarted one, or a late first one."""
 
-    Attributes:
-        is_open: true if the tier is open in it; otherwise an :class:`OpeningEnded` follows.
-        is_restart: true if an earlier process accepted jobs and died.
-    """
-
+    #: True if the tier is open in it; otherwise an :class:`OpeningEnded` follows.
     is_open: bool
+    #: True if an earlier process accepted jobs and died.
     is_restart: bool
 
 
 class OpeningEnded(msgspec.Struct, eq=False, tag=True):
-    """An attempt to open the tier has failed, or has succeeded after the runner's start.
-
-    Attributes:
-        error: why it failed, in words; ``None`` if the tier is open now.
-    """
+    """An attempt to open the tier has failed, or has succeeded late, without an error."""
 
     error: str | None = None
 
@@ -285,8 +248,4 @@ def batches_of(keys: Sequence[OffloadKey], most: int) -> list[Sequence[int]]:
 
 def failure_counts(verdicts: Iterable[Verdict]) -> dict[str, int]:
     """Count verdicts other than ``OK`` by reason."""
-    counts: dict[str, int] = {}
-    for verdict in verdicts:
-        if verdict is not Verdict.OK:
-            counts[verdict.value] = counts.get(verdict.value, 0) + 1
-    return counts
+    return Counter(verdict.value for verdict in verdicts if verdict is not Verdict.OK)

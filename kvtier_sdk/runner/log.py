@@ -31,11 +31,7 @@ class _Topic:
 
 
 class TierLog(logging.LoggerAdapter[logging.Logger]):
-    """Puts the tier's name in front of each message, and counts repetitions.
-
-    Attributes:
-        tier: the tier's name.
-    """
+    """Puts the tier's name in front of each message, and counts repetitions."""
 
     def __init__(self, name: str, clock: Clock, secrets: Secrets | None = None) -> None:
         super().__init__(logging.getLogger(f"kvtier.tier.{name}"))
@@ -47,15 +43,13 @@ class TierLog(logging.LoggerAdapter[logging.Logger]):
     def process(
         self, msg: Any, kwargs: MutableMapping[str, Any]
     ) -> tuple[Any, MutableMapping[str, Any]]:
-        """Put the tier's name in front of a message."""
         return f"{self.tier}: {msg}", kwargs
 
     def often(self, level: int, topic: str, message: str, *, ends_outage: bool = False) -> None:
         """Log a message that may repeat: the first at once, later ones once a minute.
 
-        On an event loop, the last message of a minute is logged at the minute's end, with the
-        number of messages and its age. Elsewhere the first message after that minute is logged
-        instead, with the number.
+        On an event loop, the last message of a minute is logged at its end, with the number of
+        messages. Elsewhere the next message after that minute is logged instead.
         """
         now_s = self._clock.now_s()
         known = self._topics.get(topic)
@@ -68,10 +62,10 @@ class TierLog(logging.LoggerAdapter[logging.Logger]):
         known.level, known.message, known.message_s = level, message, now_s
         known.unsaid += 1
         if now_s - known.logged_s >= QUIET_S:
-            self._catch_up(known)
+            self._say(known)
         elif known.timer is None:
             with contextlib.suppress(RuntimeError):  # no loop runs here
-                known.timer = self._clock.call_at(known.logged_s + QUIET_S, self._catch_up, known)
+                known.timer = self._clock.call_at(known.logged_s + QUIET_S, self._say, known)
 
     def catch_up(self) -> None:
         """Log the messages held back, and forget all topics; called at close."""
@@ -84,9 +78,9 @@ class TierLog(logging.LoggerAdapter[logging.Logger]):
         for topic in sorted(held, key=lambda topic: topic.message_s):
             if topic.timer is not None:
                 topic.timer.cancel()
-            self._catch_up(topic)
+            self._say(topic)
 
-    def _catch_up(self, topic: _Topic) -> None:
+    def _say(self, topic: _Topic) -> None:
         now_s = self._clock.now_s()
         facts = []
         if topic.unsaid > 1:
@@ -111,18 +105,19 @@ class _TierFilter(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         make_loggable(record)
         text = shown = record.getMessage()
+        error = record.exc_info[1] if record.exc_info else None
         for secrets in self.secrets:
             shown = secrets.mask(shown)
-            if record.exc_info and record.exc_info[1] is not None:
-                error = masked_error(record.exc_info[1], secrets)
-                record.exc_info = type(error), error, error.__traceback__
+            if error is not None:
+                error = masked_error(error, secrets)
         # Indent further lines of a message, so that a store's text cannot imitate a record.
         shown = "\n  ".join(map(one_line, shown.split("\n")))
         if shown != text:
             record.msg, record.args = shown, ()
-        if record.exc_info and record.exc_info[1] is not None:
+        if error is not None:
+            record.exc_info = type(error), error, error.__traceback__
             # Handlers write this text instead of formatting the exception themselves.
-            lines = "".join(traceback.format_exception(record.exc_info[1])).rstrip().split("\n")
+            lines = "".join(traceback.format_exception(error)).rstrip().split("\n")
             record.exc_text = "\n".join(map(one_line, lines))
         return True
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import heapq
 import itertools
 import logging
 import math
 import random
 import sys
-from collections import Counter
-from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias, TypeVar
@@ -19,7 +17,7 @@ from typing import TypeAlias, TypeVar
 from kvtier_sdk.aio.clock import Clock, TimerHandle
 from kvtier_sdk.chunk_header import ChunkHeader, header_bytes, round_up
 from kvtier_sdk.config.tier_spec import TierSpec
-from kvtier_sdk.contract import ChunkCodec, SecondaryTierManager, TierContext
+from kvtier_sdk.contract import TierContext
 from kvtier_sdk.errors import (
     ChunkNotFoundError,
     ConfigError,
@@ -28,15 +26,14 @@ from kvtier_sdk.errors import (
 )
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.options.model import secrets_of
-from kvtier_sdk.options.secrets import masked_error
 from kvtier_sdk.options.units import format_seconds
 from kvtier_sdk.registry import load_codec
 from kvtier_sdk.runner.base import SlotMemory
-from kvtier_sdk.runner.breaker import Direction, Outcome
+from kvtier_sdk.runner.breaker import Direction, Outcome, outcome_of
 from kvtier_sdk.runner.buffers import BufferArena
-from kvtier_sdk.runner.calls import TierCaller, masked_call
+from kvtier_sdk.runner.calls import TierCaller
 from kvtier_sdk.runner.chunk_mover import ChunkMover
-from kvtier_sdk.runner.health import TierHealth
+from kvtier_sdk.runner.health import CANARY_KEY, NO_ROOM, DirectionHealth
 from kvtier_sdk.runner.jobs import (
     ChunksRemoved,
     IoEnded,
@@ -51,20 +48,17 @@ from kvtier_sdk.runner.jobs import (
     verdict_of,
 )
 from kvtier_sdk.runner.log import TierLog
-from kvtier_sdk.runner.loop_thread import close_tier
 from kvtier_sdk.runner.opening import TierOpening
-from kvtier_sdk.runner.probe import CANARY_KEY, Canary
 from kvtier_sdk.runner.sealing import ChunkSealer
-from kvtier_sdk.runner.secret_renewal import SecretRenewal
-from kvtier_sdk.runner.survey import StoreWatch
-from kvtier_sdk.types import Capability, OffloadKey, Transfer
+from kvtier_sdk.runner.survey import watch_store
+from kvtier_sdk.types import OffloadKey, Transfer
 
 T = TypeVar("T")
 
 #: The largest alignment that slots can offer: the alignment of the pool's rows.
 _MAX_ALIGNMENT = 4096
 
-#: How long closing waits for cancelled calls, then for the store watch, and then for probes.
+#: How long closing waits for cancelled calls, and then for probes and the store watch.
 _CALLS_END_S = 1.0
 
 #: Shortest interval between progress reports about loads, and about stores.
@@ -73,6 +67,7 @@ _PROGRESS_INTERVAL_S = 0.5
 #: Interval between reports of the tier's own counters and gauges.
 _METRICS_INTERVAL_S = 1.0
 
+#: In the order in which queued batches start.
 _MOVES = (Operation.LOAD, Operation.STORE)
 
 #: The breaker that guards each operation. Touches, deletions and purges never move a breaker.
@@ -105,6 +100,10 @@ class _Run:
     concluded_s: float = math.inf
 
     @property
+    def direction(self) -> Direction:
+        return _DIRECTIONS[self.job.operation]
+
+    @property
     def is_queued(self) -> bool:
         """True if batches of it have not started."""
         return self.open_batches > len(self.tasks)
@@ -112,8 +111,6 @@ class _Run:
 
 #: Indices of a run's keys.
 _Batch: TypeAlias = Sequence[int]
-#: (loads first, arrival), the batch, its run.
-_Queued: TypeAlias = tuple[tuple[bool, int], _Batch, _Run]
 
 
 class TierLoop:
@@ -125,8 +122,9 @@ class TierLoop:
     without a call, and so are all jobs while the tier is not open.
 
     Attributes:
-        options: the tier's runner options.
         spec: the tier's configuration.
+        options: its runner options.
+        call: the tier, held to the contract; for calls on this loop outside of jobs.
     """
 
     def __init__(
@@ -138,7 +136,6 @@ class TierLoop:
         clock: Clock,
         report: Callable[[Report], None],
         give_up: Callable[[], None] | None = None,
-        verify: bool = True,
         maintenance: bool = False,
         rng: random.Random | None = None,
     ) -> None:
@@ -148,102 +145,76 @@ class TierLoop:
                 f"tier {spec.name!r}: alignment {alignment} is not a power of two up to "
                 f"{_MAX_ALIGNMENT}"
             )
-        namespace = spec.namespace_of(namespace, memory.chunk_bytes)
-        self.options = spec.runner
         self.spec = spec
-        self._chunk_bytes = memory.chunk_bytes
+        self.options = options = spec.runner
+        self._chunk_bytes = chunk_bytes = memory.chunk_bytes
         self._clock = clock
         self._report = report
         self._rng = rng or random.Random()
-        self._secrets = secrets_of(spec.config)
-        self._log = TierLog(spec.name, clock, self._secrets)
-        codec: ChunkCodec | None = None
-        if spec.runner.codec is not None:
-            codec = load_codec(spec.runner.codec)
+        secrets = secrets_of(spec.config)
+        self._log = TierLog(spec.name, clock, secrets)
+        codec = None if options.codec is None else load_codec(options.codec)
         header_length = header_bytes(alignment, codec.envelope_bytes if codec else 0)
-        payload_length = round_up(memory.chunk_bytes, alignment)
-        self._batch_chunks = max(
-            1, min(self.options.max_batch_bytes, memory.region.size_bytes) // payload_length
-        )
+        payload_length = round_up(chunk_bytes, alignment)
+        batch_bytes = min(options.max_batch_bytes, memory.region.size_bytes)
         self._call_keys = spec.tier_class.max_batch_keys or sys.maxsize
-        self._batch_chunks = min(self._batch_chunks, self._call_keys)
+        self._batch_chunks = min(max(1, batch_bytes // payload_length), self._call_keys)
         # A hanging call keeps both its place among the calls and its buffers, so neither a batch
         # nor a probe ever waits for buffers.
-        under_way = self.options.concurrency * self._batch_chunks
+        under_way = options.concurrency * self._batch_chunks
         # Twice as many: while one call's chunks are verified, the next call has taken its place.
         headers = BufferArena(header_length, 2 * under_way)
         scratch = BufferArena(payload_length, under_way) if codec else None
         probes = BufferArena(header_length + payload_length, len(Direction))
-        self._context = context = TierContext(
+        arenas = [arena for arena in (headers, scratch, probes) if arena is not None]
+        namespace = spec.namespace_of(namespace, chunk_bytes)
+        context = TierContext(
             name=spec.name,
             namespace=namespace,
-            chunk_bytes=memory.chunk_bytes,
+            chunk_bytes=chunk_bytes,
             header_bytes=header_length,
             payload_bytes=payload_length,
             clock=clock,
             logger=self._log.logger,
             report_removed=self._report_removed,
-            regions=(
-                memory.region,
-                *(arena.region for arena in (headers, scratch, probes) if arena is not None),
-            ),
+            regions=(memory.region, *(arena.region for arena in arenas)),
             maintenance=maintenance,
         )
-        self._is_used = False
-        self._renewal = SecretRenewal(self._secrets, self._log)
-        self._call = TierCaller(self._make_tier(), self._secrets, self._renewal)
+        self.call = TierCaller(partial(spec.tier_class, spec.config, context), secrets, self._log)
         header = ChunkHeader(
-            namespace.fingerprint, memory.chunk_bytes, verify=verify, sealed=codec is not None
+            namespace.fingerprint, chunk_bytes, verify=spec.verify, sealed=codec is not None
         )
-        can_delete = Capability.DELETE in self._tier.capabilities and not maintenance
         sealer = None
         if codec is not None and scratch is not None:
-            sealer = ChunkSealer(self._call, codec, context, header, scratch)
-        self._mover = ChunkMover(
-            self._call,
-            context,
-            header,
-            memory,
-            headers,
-            alignment=alignment,
-            can_delete=can_delete,
-            sealer=sealer,
-        )
-        canary = Canary(
-            self._call,
-            context,
-            header,
-            probes,
-            can_delete=can_delete,
-            lookup_deadline_s=self.options.lookup_deadline_s,
-        )
-        self._health = TierHealth(
-            self._call,
-            self.options,
-            clock=clock,
-            rng=self._rng,
-            report=report,
-            try_out=canary.try_out,
-            is_blocked=self._is_blocked,
-            give_up=give_up,
-            log=self._log,
-        )
+            sealer = ChunkSealer(self.call, codec, header, scratch)
+        self._mover = ChunkMover(self.call, header, memory, headers, sealer)
+        self._health = {
+            direction: DirectionHealth(
+                direction,
+                self.call,
+                header,
+                buffer,
+                options,
+                rng=self._rng,
+                report=report,
+                refuse_queued=self._refuse_queued,
+                is_blocked=self._is_blocked,
+                give_up=give_up,
+                log=self._log,
+            )
+            for direction, buffer in zip(Direction, probes.take(len(Direction)), strict=True)
+        }
         self._opening = TierOpening(
-            self._open_tier,
-            self.options,
-            clock=clock,
-            rng=self._rng,
-            report=report,
-            log=self._log,
-            engine_waits=spec.engine_waits,
+            self._open_tier, spec, clock=clock, rng=self._rng, report=report, log=self._log
         )
-        self._queue: list[_Queued] = []
-        self._arrivals = itertools.count()
+        self._queues: dict[Operation, deque[tuple[_Run, _Batch]]] = {
+            operation: deque() for operation in _MOVES
+        }
         self._running: Counter[Operation] = Counter()
         # Running tasks whose call has returned; they verify its chunks.
         self._verifying: set[asyncio.Task[None]] = set()
         # Keep some calls for loads even if stores hang.
-        self._max_stores = max(1, self.options.concurrency * 3 // 4)
+        self._max_stores = max(1, options.concurrency * 3 // 4)
         self._runs: set[_Run] = set()
         self._progress = asyncio.Event()
         self._metrics_timer: TimerHandle | None = None
@@ -251,59 +222,23 @@ class TierLoop:
         self._closed = False
         self._progress_told_s = dict.fromkeys(_MOVES, -math.inf)
 
-    @property
-    def call(self) -> TierCaller:
-        """The tier, held to the contract; for calls on this loop outside of jobs."""
-        return self._call
-
-    @property
-    def _tier(self) -> SecondaryTierManager:
-        return self._call.tier
-
-    def _make_tier(self) -> SecondaryTierManager:
-        try:
-            return self.spec.tier_class(self.spec.config, self._context)
-        except Exception as error:
-            masked = masked_error(error, self._secrets)
-        raise masked
-
     async def open(self) -> bool:
         """Open the tier; return false if retries go on in the background.
 
-        Raises:
-            ConfigError: a setting cannot work.
-            TierError: the store refuses the credentials, or cannot be reached and the tier is
-                required.
+        The error is raised if the tier is required, or if the engine waits and the error is
+        permanent.
         """
         return await self._opening.begin()
 
     async def _open_tier(self) -> None:
-        await self._renewal.call(self._open_once)
-
-    async def _open_once(self) -> None:
-        """Make one attempt. An instance opens only once: a used one is closed and replaced."""
-        if self._is_used:
-            await close_tier(lambda: masked_call(self._tier.close, self._secrets), self._log)
-            self._call.tier = self._make_tier()
-        self._is_used = True
-        try:
-            await masked_call(self._tier.open, self._secrets)
-        except ConfigError as error:
-            raise ConfigError(f"tier {self._context.name!r}: {error}") from error
-        except TierError as error:
-            error.tier, error.operation = self._context.name, "open"
-            raise
-        if self._tier.context.metrics.complete():
+        await self.call.open()
+        context = self.call.tier.context
+        if context.metrics.complete():
             self._watch_metrics()
-        if not self._context.maintenance:
-            watch = StoreWatch(
-                self._call,
-                self._clock,
-                self._log,
-                self._report,
-                lambda: self._health.admits(Direction.READ),
-            )
-            self._store_watch = self._clock.spawn(watch.run(), name=f"watch {self._context.name}")
+        if not context.maintenance:
+            reads = self._health[Direction.READ]
+            watch = watch_store(self.call, self._log, self._report, lambda: reads.admits)
+            self._store_watch = self._clock.spawn(watch, name=f"watch {self.spec.name}")
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Start or queue jobs, on the loop's thread. After :meth:`close` all are cancelled."""
@@ -311,11 +246,7 @@ class TierLoop:
         for job in jobs:
             run = _Run(job, now_s, [None] * len(job.keys))
             self._runs.add(run)
-            try:
-                self._start(run)
-            except Exception:
-                self._log.exception("a job could not be started")
-                self._conclude(run, Verdict.FAILED)
+            self._start(run)
         self._fill()
 
     def log_end(self, topic: str, message: str) -> None:
@@ -324,11 +255,11 @@ class TierLoop:
 
     async def drain(self, timeout_s: float) -> bool:
         """Cancel queued batches and wait for running ones; return true if all have ended."""
-        self._drop_queued(Verdict.CANCELLED, list(Direction))
-        if not await self._idle_within(timeout_s):
-            self._conclude_all()
-            return await self._idle_within(timeout_s)
-        return True
+        self._drop_queued(Verdict.CANCELLED, *_MOVES)
+        if await self._idle_within(timeout_s):
+            return True
+        self._conclude_all()
+        return await self._idle_within(timeout_s)
 
     async def close(self) -> None:
         """Close the tier; call :meth:`drain` first. Jobs under way and later ones are cancelled."""
@@ -337,11 +268,10 @@ class TierLoop:
         await self._idle_within(_CALLS_END_S)
         # An opening that does not end in time must not go on while the tier is closed.
         await self._opening.stop()
-        await self._end_store_watch()
-        await self._health.stop(_CALLS_END_S)
+        await self._end_background()
         if self._metrics_timer is not None:
             self._metrics_timer.cancel()
-        await masked_call(self._tier.close, self._secrets)
+        await self.call.close()
         self._report_metrics()
         self._log.catch_up()
 
@@ -349,7 +279,24 @@ class TierLoop:
         """Conclude every job, and every later one, as cancelled."""
         self._closed = True
         self._conclude_all()
-        self._queue.clear()
+        for queue in self._queues.values():
+            queue.clear()
+
+    async def _end_background(self) -> None:
+        """Cancel probes and the store watch, and wait for their end."""
+        tasks = [task for health in self._health.values() for task in health.tasks]
+        if self._store_watch is not None:
+            tasks.append(self._store_watch)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            try:
+                async with self._clock.timeout(_CALLS_END_S):
+                    await asyncio.wait(tasks)
+            except TimeoutError:
+                self._log.warning(
+                    "a probe or the store watch did not end within %g s", _CALLS_END_S
+                )
 
     def _conclude_all(self) -> None:
         for run in list(self._runs):
@@ -370,58 +317,53 @@ class TierLoop:
         if self._closed:
             self._conclude(run, Verdict.CANCELLED)
             return
-        if not self._opening.is_open or not self._health.admits(_DIRECTIONS[job.operation]):
+        if not self._opening.is_open or not self._health[run.direction].admits:
             self._conclude(run, Verdict.UNAVAILABLE)
             return
-        moves = job.operation in _MOVES
-        every: _Batch = range(len(job.keys))
-        batches = batches_of(job.keys, self._batch_chunks) if moves else [every] if every else []
-        if not batches:
+        if not job.keys:
             self._conclude(run)
             return
-        run.open_batches = len(batches)
         run.timer = self._clock.call_at(job.deadline_s, self._expire, run)
-        is_store = job.operation is Operation.STORE
-        for batch in batches:
-            if moves:
-                heapq.heappush(self._queue, ((is_store, next(self._arrivals)), batch, run))
-            else:
-                self._spawn(run, batch)
+        if job.operation in _MOVES:
+            batches = batches_of(job.keys, self._batch_chunks)
+            run.open_batches = len(batches)
+            self._queues[job.operation].extend((run, batch) for batch in batches)
+        else:
+            run.open_batches = 1
+            self._spawn(run, range(len(job.keys)))
 
     def _fill(self) -> None:
         """Start queued batches while there is room for them."""
-        while self._queue and self._has_room():
-            _, batch, run = self._queue[0]
-            # Loads come first in the queue: behind a store that must wait there is no load.
-            stores = run.job.operation is Operation.STORE
-            if stores and self._running[Operation.STORE] >= self._max_stores:
-                return
-            heapq.heappop(self._queue)
-            if not run.concluded:
-                self._running[run.job.operation] += 1
-                self._spawn(run, batch)
+        for operation, queue in self._queues.items():
+            while queue and self._has_room(operation):
+                run, batch = queue.popleft()
+                if not run.concluded:
+                    self._running[operation] += 1
+                    self._spawn(run, batch)
 
-    def _has_room(self) -> bool:
+    def _has_room(self, operation: Operation) -> bool:
         """Return true if another batch may start: a call and buffers are free."""
+        if operation is Operation.STORE and self._running[operation] >= self._max_stores:
+            return False
         batches, most = self._running.total(), self.options.concurrency
         return batches - len(self._verifying) < most and batches < 2 * most
 
-    def _drop_queued(self, verdict: Verdict, directions: Container[Direction]) -> None:
-        """Remove the batches of some directions from the queue, and end each with the verdict."""
-        kept: list[_Queued] = []
-        dropped: list[_Queued] = []
-        for item in self._queue:
-            (dropped if _DIRECTIONS[item[2].job.operation] in directions else kept).append(item)
-        self._queue = kept
-        heapq.heapify(kept)
-        for _, batch, run in dropped:
-            self._end_batch(run, batch, verdict)
+    def _drop_queued(self, verdict: Verdict, *operations: Operation) -> None:
+        """End all queued batches of some operations with a verdict."""
+        for operation in operations:
+            dropped, self._queues[operation] = self._queues[operation], deque()
+            for run, batch in dropped:
+                self._end_batch(run, batch, verdict)
+
+    def _refuse_queued(self, direction: Direction) -> None:
+        is_read = direction is Direction.READ
+        self._drop_queued(Verdict.UNAVAILABLE, Operation.LOAD if is_read else Operation.STORE)
 
     def _spawn(self, run: _Run, batch: _Batch) -> None:
         work = {
             Operation.LOOKUP: self._lookup,
-            Operation.TOUCH: self._touch,
-            Operation.DELETE: self._delete,
+            Operation.TOUCH: self._call_in_order,
+            Operation.DELETE: self._call_in_order,
             Operation.LOAD: self._transfer,
             Operation.STORE: self._transfer,
             Operation.PURGE: self._purge,
@@ -478,23 +420,23 @@ class TierLoop:
         self._log.often(
             logging.WARNING,
             f"{operation} deadline",
-            f"{self._context.name} {operation}: {chunks} not done {when}",
+            f"{self.spec.name} {operation}: {chunks} not done {when}",
         )
         self._conclude(run, Verdict.TIMEOUT)
         # A lookup's deadline is short, and a healthy tier misses it under load.
         outcome = Outcome.LATE if run.job.operation is Operation.LOOKUP else Outcome.FAILED
-        direction = _DIRECTIONS[run.job.operation]
+        health = self._health[run.direction]
         halfway_s = (run.started_s + run.job.deadline_s) / 2
         for started_s in run.calls_s:
             # A call that began late is late because of the queue, not the tier.
-            if started_s <= halfway_s and self._health.note_overdue(direction, outcome):
-                self._drop_queued(Verdict.UNAVAILABLE, [direction])
+            if started_s <= halfway_s:
+                health.note(outcome, "no answer by the deadline")
         if run.is_queued:
-            self._queue = [item for item in self._queue if item[2] is not run]
-            heapq.heapify(self._queue)
+            queue = self._queues[run.job.operation]
+            self._queues[run.job.operation] = deque(item for item in queue if item[0] is not run)
             # Calls cancelled just now may end at once, so count only jobs concluded by halfway.
-            if self._is_blocked(direction, halfway_s) and self._health.note_blocked(direction):
-                self._drop_queued(Verdict.UNAVAILABLE, [direction])
+            if self._is_blocked(run.direction, halfway_s):
+                health.note(Outcome.BLOCKED, NO_ROOM)
 
     def _is_blocked(self, direction: Direction, since_s: float) -> bool:
         """Return true if hanging calls of jobs concluded by then leave no room for another."""
@@ -513,9 +455,10 @@ class TierLoop:
         objects: Sequence[OffloadKey] = (),
     ) -> None:
         """Tell the breaker a call's errors, unless the job was concluded meanwhile."""
-        direction = _DIRECTIONS[run.job.operation]
-        if not run.concluded and self._health.note(direction, errors, objects):
-            self._drop_queued(Verdict.UNAVAILABLE, [direction])
+        if not run.concluded:
+            reason = next((str(error) for error in errors if error is not None), "")
+            outcome = outcome_of(run.direction, errors)
+            self._health[run.direction].note(outcome, reason, objects)
 
     async def _timed(self, run: _Run, call: Awaitable[T]) -> T:
         """Await a call of the tier; until it returns, ``calls_s`` has its start time."""
@@ -558,14 +501,16 @@ class TierLoop:
         )
         self._progress.set()
 
-    def _settle(self, run: _Run, index: int, error: TierError | None) -> None:
-        """Record one chunk's verdict, unless the job was concluded meanwhile."""
+    def _settle(self, run: _Run, errors: dict[int, TierError | None]) -> None:
+        """Record verdicts of chunks, unless the job was concluded meanwhile."""
         if run.concluded:
             return
-        run.verdicts[index] = verdict_of(error)
-        # Evicted since the lookup: an expected miss, not logged.
-        if error is not None and run.error is None and not isinstance(error, ChunkNotFoundError):
-            run.error = str(error)
+        for index, error in errors.items():
+            run.verdicts[index] = verdict_of(error)
+            # Evicted since the lookup: an expected miss, not logged.
+            is_miss = error is None or isinstance(error, ChunkNotFoundError)
+            if run.error is None and not is_miss:
+                run.error = str(error)
 
     async def _lookup(self, run: _Run, batch: _Batch) -> None:
         parts = batches_of(run.job.keys, self._call_keys)
@@ -579,17 +524,14 @@ class TierLoop:
     async def _look_up(self, run: _Run, batch: _Batch) -> None:
         """Look up the keys of one call, and retry after a retryable error."""
         keys = [run.job.keys[index] for index in batch]
-        attempt = 0
-        while True:
+        for attempt in itertools.count():
             try:
-                found = await self._timed(run, self._call.lookup(keys, run.job.request))
+                found = await self._timed(run, self.call.lookup(keys, run.job.request))
             except TierError as error:
                 self._note(run, [error], keys)
                 if error.retryable and await self._pause(run, attempt):
-                    attempt += 1
                     continue
-                for index in batch:
-                    self._settle(run, index, error)
+                self._settle(run, dict.fromkeys(batch, error))
                 return
             self._note(run, [None])
             if not run.concluded:
@@ -597,26 +539,19 @@ class TierLoop:
                     run.verdicts[index] = Verdict.OK if there else Verdict.NOT_FOUND
             return
 
-    async def _touch(self, run: _Run, batch: _Batch) -> None:
-        await self._call_in_order(run, self._call.touch)
-
-    async def _delete(self, run: _Run, batch: _Batch) -> None:
-        await self._call_in_order(run, self._call.delete)
-
-    async def _call_in_order(
-        self, run: _Run, method: Callable[[Sequence[OffloadKey]], Awaitable[None]]
-    ) -> None:
+    async def _call_in_order(self, run: _Run, batch: _Batch) -> None:
         """Make the calls of a job one after the other: the last key of a touch matters most."""
+        method = self.call.touch if run.job.operation is Operation.TOUCH else self.call.delete
         for part in batches_of(run.job.keys, self._call_keys):
             await self._settle_all(run, part, method([run.job.keys[index] for index in part]))
 
     async def _purge(self, run: _Run, batch: _Batch) -> None:
         """Delete every chunk, including those being stored."""
-        self._drop_queued(Verdict.CANCELLED, [Direction.WRITE])
+        self._drop_queued(Verdict.CANCELLED, Operation.STORE)
         while self._running[Operation.STORE]:
             self._progress.clear()
             await self._progress.wait()
-        await self._settle_all(run, batch, self._call.delete_all())
+        await self._settle_all(run, batch, self.call.delete_all())
 
     async def _settle_all(self, run: _Run, batch: _Batch, call: Awaitable[None]) -> None:
         """Await a call, and record its outcome for all of its chunks."""
@@ -625,27 +560,20 @@ class TierLoop:
             await call
         except TierError as raised:
             error = raised
-        for index in batch:
-            self._settle(run, index, error)
+        self._settle(run, dict.fromkeys(batch, error))
 
     async def _transfer(self, run: _Run, batch: _Batch) -> None:
         """Move a batch, retry chunks with retryable errors, and record each chunk's verdict."""
-        operation = run.job.operation
         with self._mover.transfers(run.job, batch) as pending:
-            attempt = 0
-            while True:
-                errors = await self._timed(run, self._move(operation, pending))
-                objects = [pending[index].key for index in errors]
-                self._note(run, list(errors.values()), objects)
+            for attempt in itertools.count():
+                errors = await self._timed(run, self._move(run.job.operation, pending))
+                self._note(run, list(errors.values()), [pending[index].key for index in errors])
                 again = {index for index, error in errors.items() if error and error.retryable}
                 if not again or not await self._pause(run, attempt):
                     break
-                for index in errors.keys() - again:
-                    self._settle(run, index, errors[index])
+                self._settle(run, {index: errors[index] for index in errors.keys() - again})
                 pending = {index: pending[index] for index in sorted(again)}
-                attempt += 1
-            for index, error in errors.items():
-                self._settle(run, index, error)
+            self._settle(run, errors)
 
     async def _move(
         self, operation: Operation, transfers: dict[int, Transfer]
@@ -661,20 +589,19 @@ class TierLoop:
             self._verifying.add(task)
             self._fill()
             await self._clock.sleep(0)
-        if damaged := self._mover.verify(transfers, errors):
-            await self._mover.delete(damaged)
+        await self._mover.verify(transfers, errors)
         return errors
 
     async def _pause(self, run: _Run, attempt: int) -> bool:
         """Wait before a retry; return false if it would be one too many, too late, or refused."""
-        direction = _DIRECTIONS[run.job.operation]
-        if attempt >= self.options.retries or run.concluded or not self._health.admits(direction):
+        health = self._health[run.direction]
+        if attempt >= self.options.retries or run.concluded or not health.admits:
             return False
         delay_s = self.options.retry_delay_s * 2**attempt * self._rng.uniform(0.5, 1.5)
         if self._clock.now_s() + delay_s >= run.job.deadline_s:
             return False
         await self._clock.sleep(delay_s)
-        if not self._health.admits(direction):
+        if not health.admits:
             return False
         run.retries += 1
         return True
@@ -686,16 +613,9 @@ class TierLoop:
         self._metrics_timer = self._clock.call_at(due_s, self._watch_metrics)
 
     def _report_metrics(self) -> None:
-        counters, gauges = self._tier.context.metrics.take_changes()
+        counters, gauges = self.call.tier.context.metrics.take_changes()
         if counters or gauges:
             self._report(MetricsChanged(counters, gauges))
-
-    async def _end_store_watch(self) -> None:
-        if self._store_watch is not None:
-            self._store_watch.cancel()
-            with contextlib.suppress(TimeoutError):
-                async with self._clock.timeout(_CALLS_END_S):
-                    await asyncio.wait([self._store_watch])
 
     def _report_removed(self, keys: Iterable[OffloadKey], *, evicted: bool = False) -> None:
         """Report removed chunks, except a probe's; any thread may call it."""
@@ -706,9 +626,8 @@ class TierLoop:
                 raise TierContractError(
                     f"report_removed was given a {type(key).__name__} where a key, bytes, belongs"
                 )
-            # Reports can carry plain bytes only, not a subclass.
-            plain = key if type(key) is bytes else b"".join((key,))
-            if plain != CANARY_KEY:
-                removed.append(plain)
+            if key != CANARY_KEY:
+                # Reports can carry plain bytes only, not a subclass.
+                removed.append(bytes(key))
         if removed:
             self._report(ChunksRemoved(removed, evicted))

@@ -8,15 +8,16 @@ import random
 from collections.abc import Awaitable, Callable
 
 from kvtier_sdk.aio.clock import Clock
+from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import (
     TierContractError,
     TierError,
     TierTimeoutError,
     TierUnavailableError,
 )
-from kvtier_sdk.options.tier import RunnerOptions
 from kvtier_sdk.options.units import format_seconds
-from kvtier_sdk.runner.backoff import Backoff
+from kvtier_sdk.runner.breaker import Backoff
+from kvtier_sdk.runner.calls import is_not_tiers
 from kvtier_sdk.runner.jobs import OpeningEnded
 from kvtier_sdk.runner.log import TierLog
 
@@ -34,31 +35,29 @@ class TierOpening:
     def __init__(
         self,
         open_tier: Callable[[], Awaitable[None]],
-        options: RunnerOptions,
+        spec: TierSpec,
         *,
         clock: Clock,
         rng: random.Random,
         report: Callable[[OpeningEnded], None],
         log: TierLog,
-        engine_waits: bool = True,
     ) -> None:
         self.is_open = False
         self._open_tier = open_tier
-        self._options = options
+        self._options = options = spec.runner
+        self._engine_waits = spec.engine_waits
         self._clock = clock
-        self._rng = rng
         self._report = report
         self._log = log
-        self._engine_waits = engine_waits
+        self._backoff = Backoff(options.probe_interval_s, options.max_probe_interval_s, rng)
         self._attempt: asyncio.Task[Exception | None] | None = None
         self._retrying: asyncio.Task[None] | None = None
 
     async def begin(self) -> bool:
         """Make the first attempt; return true if the tier is open.
 
-        Raises:
-            Exception: the attempt's error, if the tier is required, or if the engine waits and the
-                error is permanent.
+        The attempt's error is raised if the tier is required, or if the engine waits and the error
+        is permanent.
         """
         # If the attempt blocks the loop past this time, the engine is running without the tier.
         end_s = self._clock.now_s() + self._options.open_deadline_s
@@ -82,22 +81,20 @@ class TierOpening:
 
     async def _retry(self) -> None:
         began_s = self._clock.now_s()
-        options = self._options
-        backoff = Backoff(options.probe_interval_s, options.max_probe_interval_s, self._rng)
         while True:
-            await self._clock.sleep(backoff.next_s())
+            await self._clock.sleep(self._backoff.next_s())
             error = await self._try()
             if error is None:
                 break
             self._note(error)
-        closed = format_seconds(self._clock.now_s() - began_s)
-        self._log.warning("the tier is open now, %s after it could not be opened", closed)
+        closed_for = format_seconds(self._clock.now_s() - began_s)
+        self._log.warning("the tier is open now, %s after it could not be opened", closed_for)
         self._report(OpeningEnded())
 
     async def _try(self) -> Exception | None:
         """Make an attempt, or wait for one still under way; return its error, or ``None``."""
         attempt = self._attempt
-        if attempt is None or _has_failed(attempt):
+        if attempt is None or (attempt.done() and not self.is_open):
             attempt = self._clock.spawn(self._call(), name=f"open {self._log.tier}")
             self._attempt = attempt
         deadline_s = self._options.open_deadline_s
@@ -110,7 +107,6 @@ class TierOpening:
                 attempt.cancel()
         if not attempt.done() or attempt.cancelled():
             return not_in_time(self._log.tier, deadline_s)
-        self.is_open = attempt.result() is None
         return attempt.result()
 
     async def _call(self) -> Exception | None:
@@ -119,14 +115,14 @@ class TierOpening:
         except Exception as error:
             return error
         except BaseException as error:
-            task = asyncio.current_task()
-            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            if is_not_tiers(error):
                 raise
             # A SystemExit or CancelledError raised by the tier would end the engine.
             told = TierContractError(f"raised {error!r}")
             told.tier, told.operation = self._log.tier, "open"
             told.__cause__ = error
             return told
+        self.is_open = True
         return None
 
     def _note(self, error: Exception) -> None:
@@ -147,7 +143,3 @@ def not_in_time(tier: str, deadline_s: float) -> TierTimeoutError:
     error = TierTimeoutError(f"it did not open within {deadline_s:g} s ('open_deadline')")
     error.tier, error.operation = tier, "open"
     return error
-
-
-def _has_failed(attempt: asyncio.Task[Exception | None]) -> bool:
-    return attempt.done() and (attempt.cancelled() or attempt.result() is not None)

@@ -4,46 +4,55 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from enum import Enum, auto
 
 from kvtier_sdk.aio.blocking import run_blocking
 from kvtier_sdk.chunk_header import ChunkHeader
-from kvtier_sdk.contract import ChunkCodec, TierContext
+from kvtier_sdk.contract import ChunkCodec
 from kvtier_sdk.errors import ChunkAuthError, CorruptChunkError, TierError
 from kvtier_sdk.runner.buffers import BufferArena
 from kvtier_sdk.runner.calls import TierCaller
-from kvtier_sdk.runner.foreign_chunks import ForeignChunks
 from kvtier_sdk.runner.jobs import Operation
-from kvtier_sdk.types import Transfer
+from kvtier_sdk.types import OffloadKey, Transfer
+
+#: How many foreign chunks are remembered; beyond that, the ones found longest ago are forgotten.
+_MAX_FOREIGN = 16_384
+
+
+class _Foreign(Enum):
+    FOUND = auto()
+    REPLACED = auto()
+    LEFT = auto()
 
 
 class ChunkSealer:
     """Wraps a tier, which then reads and writes sealed payloads in scratch memory.
 
     The codec runs in blocking threads, so the tier's loop goes on meanwhile.
+
+    A chunk is foreign if another engine sealed it with a key that this engine lacks. It is replaced
+    once by this engine's own, so that chunks of a retired key are replaced as they are needed. A
+    chunk that is foreign again afterwards comes from an engine that still has the other key: it is
+    left, so that two engines with different keys do not replace each other's chunks forever.
     """
 
     def __init__(
-        self,
-        call: TierCaller,
-        codec: ChunkCodec,
-        context: TierContext,
-        header: ChunkHeader,
-        scratch: BufferArena,
+        self, call: TierCaller, codec: ChunkCodec, header: ChunkHeader, scratch: BufferArena
     ) -> None:
         self._call = call
         self._codec = codec
-        self._name = context.name
+        self._name = call.tier.context.name
         self._header = header
         self._scratch = scratch
-        self._foreign = ForeignChunks()
+        self._foreign: dict[OffloadKey, _Foreign] = {}
 
     async def transfer(
         self, operation: Operation, batch: Sequence[Transfer]
     ) -> list[TierError | None]:
-        """Call ``load`` or ``store`` with sealed chunks.
+        """Call ``load`` or ``store`` with sealed chunks, and check loaded ones.
 
-        A loaded chunk is checked. Only :meth:`ChunkCodec.open` writes its slot; if that fails, the
-        slot's content is undefined, and the chunk gets an error.
+        Only :meth:`ChunkCodec.open` writes a chunk's slot; if it fails, the slot's content is
+        undefined.
         """
         scratch = self._scratch.take(len(batch))
         try:
@@ -60,9 +69,7 @@ class ChunkSealer:
     async def _store(
         self, batch: Sequence[Transfer], sealed: Sequence[Transfer]
     ) -> list[TierError | None]:
-        results: list[TierError | None] = [
-            self._left() if self._foreign.is_left(transfer.key) else None for transfer in batch
-        ]
+        results = [self._refusal(transfer.key) for transfer in batch]
         sent = [index for index, error in enumerate(results) if error is None]
         if not sent:
             return results
@@ -72,8 +79,8 @@ class ChunkSealer:
         for index, error in zip(sent, stored, strict=True):
             results[index] = error
             key = batch[index].key
-            if error is None and self._foreign.is_to_replace(key):
-                self._foreign.note_replaced(key)
+            if error is None and self._foreign.get(key) is _Foreign.FOUND:
+                self._foreign[key] = _Foreign.REPLACED
         return results
 
     async def _load(
@@ -84,13 +91,19 @@ class ChunkSealer:
         if not arrived:
             return results
         opened = await run_blocking(
-            self._open, [(sealed[index], batch[index]) for index in arrived]
+            lambda: [self._open(sealed[index], batch[index]) for index in arrived]
         )
         for index, error in zip(arrived, opened, strict=True):
             results[index] = error
             if isinstance(error, ChunkAuthError) and error.unknown_key:
-                self._foreign.note_found(batch[index].key)
+                self._note_foreign(batch[index].key)
         return results
+
+    def _note_foreign(self, key: OffloadKey) -> None:
+        is_new = self._foreign.pop(key, _Foreign.FOUND) is _Foreign.FOUND
+        self._foreign[key] = _Foreign.FOUND if is_new else _Foreign.LEFT
+        if len(self._foreign) > _MAX_FOREIGN:
+            del self._foreign[next(iter(self._foreign))]
 
     def _seal(self, pairs: Sequence[tuple[Transfer, Transfer]]) -> None:
         for transfer, into in pairs:
@@ -101,10 +114,7 @@ class ChunkSealer:
                 self._header.envelope(transfer.header, self._codec.envelope_bytes),
             )
 
-    def _open(self, pairs: Sequence[tuple[Transfer, Transfer]]) -> list[CorruptChunkError | None]:
-        return [self._damage(sealed, into) for sealed, into in pairs]
-
-    def _damage(self, sealed: Transfer, into: Transfer) -> CorruptChunkError | None:
+    def _open(self, sealed: Transfer, into: Transfer) -> CorruptChunkError | None:
         try:
             # Check first: in a damaged chunk the name of its sealing key means nothing.
             self._header.check(sealed.key, sealed.header, sealed.payload)
@@ -120,7 +130,10 @@ class ChunkSealer:
             return damage.with_traceback(None)
         return None
 
-    def _left(self) -> ChunkAuthError:
-        left = ChunkAuthError("another engine keeps this chunk sealed with another key")
-        left.tier, left.operation = self._name, Operation.STORE.value
-        return left
+    def _refusal(self, key: OffloadKey) -> TierError | None:
+        """Return the error of a store that must leave a foreign chunk."""
+        if self._foreign.get(key) is not _Foreign.LEFT:
+            return None
+        error = ChunkAuthError("another engine keeps this chunk sealed with another key")
+        error.tier, error.operation = self._name, Operation.STORE.value
+        return error

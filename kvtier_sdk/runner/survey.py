@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
-from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.errors import TierError
 from kvtier_sdk.namespace import Namespace, StoredNamespace
 from kvtier_sdk.options.place import brief
@@ -28,64 +27,50 @@ _ADVICE = {
 }
 
 
-class StoreWatch:
-    """Logs the contents of a tier's store once it is open, and reports its usage from then on."""
+async def watch_store(
+    call: TierCaller,
+    log: TierLog,
+    report: Callable[[UsageChanged], None],
+    may_ask: Callable[[], bool],
+) -> None:
+    """Log the contents of a tier's store, and report its usage from then on if it can be told."""
+    clock = call.tier.context.clock
 
-    def __init__(
-        self,
-        call: TierCaller,
-        clock: Clock,
-        log: TierLog,
-        report: Callable[[UsageChanged], None],
-        may_ask: Callable[[], bool],
-    ) -> None:
-        self._call = call
-        self._clock = clock
-        self._log = log
-        self._report = report
-        self._may_ask = may_ask
-        self._told = UsageChanged()
-
-    async def run(self) -> None:
-        """Log the contents once, then report the usage at intervals, if the tier can tell it."""
-        can_say = Capability.USAGE in self._call.tier.capabilities
-        usage = await self._ask() if can_say else None
-        await self._log_contents(usage)
-        while can_say:
-            self._tell(usage)
-            await self._clock.sleep(_INTERVAL_S)
-            usage = await self._ask()
-
-    async def _ask(self) -> Usage | None:
-        if self._may_ask():
+    async def ask() -> Usage | None:
+        if may_ask():
             try:
-                async with self._clock.timeout(_ANSWER_S):
-                    return await self._call.usage()
+                async with clock.timeout(_ANSWER_S):
+                    return await call.usage()
             except (TierError, TimeoutError) as error:
-                self._log.debug("its usage cannot be read: %s", error or "too slow")
+                log.debug("its usage cannot be read: %s", error or "too slow")
         return None
 
-    def _tell(self, usage: Usage | None) -> None:
-        told = UsageChanged(usage)
-        if told != self._told:
-            self._told = told
-            self._report(told)
+    can_tell = Capability.USAGE in call.tier.capabilities
+    usage = await ask() if can_tell else None
+    await _log_contents(call, log, usage)
+    told = UsageChanged()
+    while can_tell:
+        if (answer := UsageChanged(usage)) != told:
+            told = answer
+            report(told)
+        await clock.sleep(_INTERVAL_S)
+        usage = await ask()
 
-    async def _log_contents(self, usage: Usage | None) -> None:
-        if not self._log.isEnabledFor(logging.INFO):
-            return
-        self._log.info("open%s", "" if usage is None else f": {contents_in_words(usage)}")
-        if usage is not None and not usage.chunks:
-            return
-        try:
-            async with self._clock.timeout(_ANSWER_S):
-                nearest = await _nearest_namespace(self._call)
-        except (TierError, TimeoutError) as error:
-            self._log.debug("its namespaces cannot be listed: %s", error or "too slow")
-        else:
-            if nearest is not None:
-                own = self._call.tier.context.namespace
-                self._log.warning("%s", _difference_in_words(own, nearest))
+
+async def _log_contents(call: TierCaller, log: TierLog, usage: Usage | None) -> None:
+    if not log.isEnabledFor(logging.INFO):
+        return
+    log.info("open%s", "" if usage is None else f": {contents_in_words(usage)}")
+    if usage is not None and not usage.chunks:
+        return
+    try:
+        async with call.tier.context.clock.timeout(_ANSWER_S):
+            nearest = await _nearest_namespace(call)
+    except (TierError, TimeoutError) as error:
+        log.debug("its namespaces cannot be listed: %s", error or "too slow")
+    else:
+        if nearest is not None:
+            log.warning("%s", _difference_in_words(call.tier.context.namespace, nearest))
 
 
 def contents_in_words(usage: Usage) -> str:

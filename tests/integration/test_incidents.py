@@ -295,7 +295,7 @@ def test_case_15_two_processes_store_the_same_chunk(tmp_path: Path) -> None:
 
 
 def test_case_16_three_failures_and_then_the_server_recovers(make: EngineFactory) -> None:
-    """Let ``TierHealth._probe`` return at once: the tier stays off for ever.
+    """Let ``DirectionHealth._probe`` return at once: the tier stays off for ever.
 
     Let ``Breaker.end_probe`` keep its doubled pause: it stays off longer after the next outage.
     """

@@ -117,9 +117,7 @@ def test_under_vllms_manager(tier: dict[str, Any], tmp_path: Path) -> None:
     for options in entries:
         own = {name: value for name, value in options.items() if name != "type"}
         entry = SecondaryTierEntry.of_tier(spec, own)
-        runner = make_runner(
-            entry.tier, pool, namespace=NAMESPACE, clock=SystemClock(), verify=True
-        )
+        runner = make_runner(entry.tier, pool, namespace=NAMESPACE, clock=SystemClock())
         runner.start()
         runner.close(5.0)
     pool.close()

@@ -17,7 +17,7 @@ from kvtier_sdk.events import PRIMARY, EventLog
 from kvtier_sdk.metrics import TierStats
 from kvtier_sdk.policies.lru import LRUPolicy
 from kvtier_sdk.runner.calls import TierCaller
-from kvtier_sdk.runner.health import TierHealth
+from kvtier_sdk.runner.health import DirectionHealth
 from kvtier_sdk.runner.jobs import BreakerMoved, JobResult, Operation, Report, Verdict
 from kvtier_sdk.runner.loop import TierLoop
 from kvtier_sdk.tiering import tier_client
@@ -290,17 +290,17 @@ def a_reset_leaves_the_tiers_as_they_are(patch: pytest.MonkeyPatch) -> None:
 @bug("a reset of the tiers too is cold", "a load rests on an answer", seed=67)
 def a_purge_does_not_wait_for_stores(patch: pytest.MonkeyPatch) -> None:
     async def purge(self: Any, run: Any, batch: range) -> None:
-        await self._settle_all(run, batch, self._call.delete_all())
+        await self._settle_all(run, batch, self.call.delete_all())
 
     patch.setattr(TierLoop, "_purge", purge)
 
 
 @bug("a breaker closes without traffic")
 def an_open_breaker_is_not_probed(patch: pytest.MonkeyPatch) -> None:
-    async def probe(self: Any, direction: Any) -> None:
+    async def probe(self: Any) -> None:
         return
 
-    patch.setattr(TierHealth, "_probe", probe)
+    patch.setattr(DirectionHealth, "_probe", probe)
 
 
 @bug("a request asks its own tiers alone", seed=225)

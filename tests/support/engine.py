@@ -156,7 +156,7 @@ class Engine:
 
         self.runners.append(InlineRunner(make_loop, self.clock))
         self.manager.add_tier(spec, self.runners[-1])
-        tier = loops[0]._tier
+        tier = loops[0].call.tier
         assert isinstance(tier, FaultyTier)
         self.tiers.append(tier)
         self.moves.append(moves)

@@ -434,7 +434,6 @@ class Rig(TierListener):
             namespace=Namespace({"model": "m"}),
             clock=self.clock,
             notify=self.notified.set if notifies else None,
-            verify=True,
         )
         seen = SeenRunner(self.runner)
         self.others = seen.others

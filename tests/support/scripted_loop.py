@@ -36,6 +36,7 @@ from kvtier_sdk import (
 )
 from kvtier_sdk.runner import TierLoop
 from kvtier_sdk.runner.breaker import BreakerState, Direction
+from kvtier_sdk.runner.health import CANARY_KEY
 from kvtier_sdk.runner.jobs import (
     BreakerMoved,
     ChunksRemoved,
@@ -48,7 +49,6 @@ from kvtier_sdk.runner.jobs import (
     Report,
     Verdict,
 )
-from kvtier_sdk.runner.probe import CANARY_KEY
 from kvtier_sdk.testing import VirtualClock
 from support.promises import fault_of_batch, fault_of_keys
 
@@ -132,16 +132,13 @@ class Slots:
 
 @dataclass
 class Act:
-    """The course of a tier's next call.
+    """The course of a tier's next call."""
 
-    Attributes:
-        kind: its outcome.
-        after_s: its duration.
-        stubborn: true if it goes on after it is cancelled.
-    """
-
+    #: Its outcome.
     kind: str = "fine"
+    #: Its duration.
     after_s: float = 0.0
+    #: True if it goes on after it is cancelled.
     stubborn: bool = False
 
 
@@ -160,6 +157,16 @@ ERRORS: dict[str, Callable[[], TierError]] = {
 
 class PanicError(BaseException):
     """A panic of a client in Rust, which is not an Exception."""
+
+
+RAISED: dict[str, Callable[[], BaseException]] = {
+    **ERRORS,
+    "bug": lambda: KeyError("bug"),
+    "exit": lambda: SystemExit(3),
+    "interrupted": KeyboardInterrupt,
+    "panic": lambda: PanicError("unwrapped an Err"),
+    "raises cancelled": asyncio.CancelledError,
+}
 
 
 class ScriptedTier(SecondaryTierManager):
@@ -272,22 +279,12 @@ class ScriptedTier(SecondaryTierManager):
         return act
 
     def _finish(self, act: Act, results: list[Any], batch: Sequence[Transfer]) -> list[Any]:
-        if act.kind in ERRORS:
-            raise ERRORS[act.kind]()
-        if act.kind == "bug":
-            raise KeyError("bug")
-        if act.kind == "exit":
-            raise SystemExit(3)
-        if act.kind == "interrupted":
-            raise KeyboardInterrupt
-        if act.kind == "panic":
-            raise PanicError("unwrapped an Err")
+        if act.kind in RAISED:
+            raise RAISED[act.kind]()
         if act.kind == "cancels itself":
             task = asyncio.current_task()
             assert task is not None
             task.cancel()
-        elif act.kind == "raises cancelled":
-            raise asyncio.CancelledError
         elif act.kind == "too few":
             return results[1:]
         elif act.kind == "nonsense":
@@ -301,16 +298,14 @@ class ScriptedTier(SecondaryTierManager):
 
 
 class Rig:
-    """A loop over a scripted tier, on its own clock.
-
-    Args:
-        script: the tier's script.
-        declares: attributes of the tier's class.
-        options: the runner's options.
-    """
+    """A loop over a scripted tier, on its own clock; ``declares`` are attributes of its class."""
 
     def __init__(
-        self, *script: Act, declares: Mapping[str, Any] = MappingProxyType({}), **options: Any
+        self,
+        *script: Act,
+        declares: Mapping[str, Any] = MappingProxyType({}),
+        verify: bool = True,
+        **options: Any,
     ) -> None:
         self.account = Account()
         self.clock = VirtualClock()
@@ -326,6 +321,7 @@ class Rig:
             type("DeclaringTier", (ScriptedTier,), dict(declares)),
             TierConfig(),
             RunnerOptions.model_validate(options),
+            verify=verify,
         )
         self.loop = TierLoop(
             spec,
@@ -335,8 +331,8 @@ class Rig:
             report=self.account.take,
             give_up=lambda: self.given_up_s.append(self.clock.now_s()),
         )
-        assert isinstance(self.loop._tier, ScriptedTier)
-        self.tier = self.loop._tier
+        assert isinstance(self.loop.call.tier, ScriptedTier)
+        self.tier = self.loop.call.tier
         self.tier.account = self.account
         self.tier.script = iter(script)
         self.tier.always = {}
@@ -379,6 +375,15 @@ class Rig:
         self.submit(job)
         self.run_for(run_s)
         return job
+
+    def do(
+        self, operation: Operation, *names: OffloadKey, keys: int = 1, run_s: float = 1.0
+    ) -> list[str]:
+        """Submit a job, let the loop run, and return the job's verdicts."""
+        job = self.job(operation, keys, names=names)
+        self.submit(job)
+        self.run_for(run_s)
+        return self.account.verdicts(job.job_id)
 
     def close(self) -> None:
         self.tier.let_go.set()

@@ -55,7 +55,7 @@ def fault_of(spec: TierSpec) -> str | None:
 
 
 def write_bootstrap(
-    spec: TierSpec, *, namespace: Namespace, layout: PoolLayout, pool_fd: int, verify: bool
+    spec: TierSpec, *, namespace: Namespace, layout: PoolLayout, pool_fd: int
 ) -> dict[str, Any]:
     """Return the data from which the process builds a tier without a fault, secrets included.
 
@@ -76,7 +76,7 @@ def write_bootstrap(
         "fingerprint": namespace.fingerprint,
         "layout": asdict(layout),
         "pool_fd": pool_fd,
-        "verify": verify,
+        "verify": spec.verify,
         "log_level": logging.getLogger(f"kvtier.tier.{spec.name}").getEffectiveLevel(),
     }
 
@@ -102,7 +102,9 @@ def read_bootstrap(bootstrap: Mapping[str, Any]) -> tuple[TierSpec, Namespace, P
     secrets = {name: VariableSecret(*of) for name, of in bootstrap["variables"].items()}
     config = validate_options(model, bootstrap["config"] | secrets, place)
     runner = validate_options(RunnerOptions, bootstrap["runner"], place)
-    spec = TierSpec(name, bootstrap["backend"], tier_class, config, runner)
+    spec = TierSpec(
+        name, bootstrap["backend"], tier_class, config, runner, verify=bootstrap["verify"]
+    )
     if any(bootstrap[part] != options for part, options in _options_of(spec).items()):
         raise ConfigError(f"{place} {_OTHER_OPTIONS}, or use runner 'thread'")
     return spec, namespace, PoolLayout(**bootstrap["layout"])

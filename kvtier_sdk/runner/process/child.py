@@ -147,7 +147,6 @@ class Child:
             clock=self._clock,
             report=self._take_report,
             give_up=self._give_up,
-            verify=bootstrap["verify"],
         )
 
     async def _open(self, tier_loop: TierLoop) -> None:

@@ -63,7 +63,6 @@ class ProcessRunner:
         pool: PoolMemory,
         clock: Clock,
         notify: Callable[[], None] | None = None,
-        verify: bool = True,
     ) -> None:
         fault = fault_of_process(spec, pool)
         if fault is not None:
@@ -94,7 +93,6 @@ class ProcessRunner:
             on_start=self._started,
             on_failure=self._failed,
             on_death=self._died,
-            verify=verify,
         )
         self._thread = LoopThread(spec.name, clock, self._log, self._supervisor.abandon)
 

@@ -13,8 +13,8 @@ from kvtier_sdk.errors import TierError
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.options.model import secrets_of
 from kvtier_sdk.options.units import format_seconds
-from kvtier_sdk.runner.backoff import Backoff
 from kvtier_sdk.runner.base import PoolMemory
+from kvtier_sdk.runner.breaker import Backoff
 from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.runner.opening import may_pass, not_in_time
 from kvtier_sdk.runner.process.bootstrap import write_bootstrap
@@ -50,7 +50,6 @@ class Supervisor:
         on_start: Callable[[ChildProcess, bool], None],
         on_failure: Callable[[str], None],
         on_death: Callable[[ChildProcess, str], None],
-        verify: bool,
     ) -> None:
         self.child: ChildProcess | None = None
         self.first: ChildProcess | None = None
@@ -62,7 +61,6 @@ class Supervisor:
         self._on_start = on_start
         self._on_failure = on_failure
         self._on_death = on_death
-        self._verify = verify
         self._task: asyncio.Task[None] | None = None
         self._closing = False
 
@@ -156,7 +154,6 @@ class Supervisor:
             namespace=self._namespace,
             layout=self._pool.layout,
             pool_fd=pool_fd,
-            verify=self._verify,
         )
         secrets = secrets_of(self._spec.config)
         child = ChildProcess(self._spec.name, self._clock, self._log, secrets)

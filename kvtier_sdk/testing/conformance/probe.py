@@ -20,7 +20,7 @@ from kvtier_sdk.errors import (
     TierError,
 )
 from kvtier_sdk.namespace import StoredNamespace
-from kvtier_sdk.runner.answers import NonsenseError, found_in, verdicts_in
+from kvtier_sdk.runner.calls import NonsenseError, found_in, verdicts_in
 from kvtier_sdk.runner.jobs import batches_of
 from kvtier_sdk.testing.conformance.buffers import LentBuffers
 from kvtier_sdk.testing.conformance.rules import Breach

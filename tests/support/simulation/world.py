@@ -283,7 +283,7 @@ class World:
                 report=report,
                 rng=rng,
             )
-            tier = loop._tier
+            tier = loop.call.tier
             assert isinstance(tier, SimulatedTier)
             self.tiers.append(tier)
             self.loops.append(loop)
@@ -399,7 +399,7 @@ class World:
         self._play_until_idle()
         self.rules.check_rest()
         for tier, loop in zip(self.inside.tiers, self.loops, strict=True):
-            is_over = loop._call.quarantine is not None
+            is_over = loop.call.quarantine is not None
             client = tier.client
             if not (client.takes_reads and client.takes_stores) and not is_over:
                 self.breach("a breaker closes without traffic", client.spec.name)

@@ -27,7 +27,6 @@ from kvtier_sdk.runner.buffers import BufferArena
 from kvtier_sdk.runner.calls import TierCaller
 from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.runner.sealing import ChunkSealer
-from kvtier_sdk.runner.secret_renewal import SecretRenewal
 
 #: More than the kit ever has under way.
 _MAX_CHUNKS = 1024
@@ -62,10 +61,9 @@ class SealedTier(SecondaryTierManager):
         )
         self._inner = MemoryTier(config, inner)
         self._header = ChunkHeader(context.namespace.fingerprint, slot_bytes, sealed=True)
-        secrets = Secrets()
-        renewal = SecretRenewal(secrets, TierLog(context.name, context.clock))
-        caller = TierCaller(self._inner, secrets, renewal)
-        self._sealer = ChunkSealer(caller, codec, inner, self._header, scratch)
+        log = TierLog(context.name, context.clock)
+        caller = TierCaller(lambda: self._inner, Secrets(), log)
+        self._sealer = ChunkSealer(caller, codec, self._header, scratch)
 
     async def open(self) -> None:
         await self._inner.open()

@@ -1,21 +1,39 @@
-"""A tier's loop over a scripted tier, checked and closed at the end of the test."""
+"""Tiers that misbehave, over a loop on virtual time and over both runners."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from support.scripted_loop import Act, Rig
+from support import runners, scripted_loop
+from support.scripted_loop import Act
 
 
 @pytest.fixture
-def make() -> Iterator[Callable[..., Rig]]:
+def make() -> Iterator[Callable[..., scripted_loop.Rig]]:
     """Make a loop over a scripted tier; at the end no rule may have been broken."""
-    rigs: list[Rig] = []
+    rigs: list[scripted_loop.Rig] = []
 
-    def build(*script: Act, **options: Any) -> Rig:
-        rigs.append(Rig(*script, **options))
+    def build(*script: Act, **options: Any) -> scripted_loop.Rig:
+        rigs.append(scripted_loop.Rig(*script, **options))
+        return rigs[-1]
+
+    yield build
+    for rig in rigs:
+        rig.close()
+
+
+@pytest.fixture(params=runners.RUNNERS)
+def make_rig(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> Iterator[Callable[..., runners.Rig]]:
+    """Make a runner around a misbehaving tier; it is closed with the test."""
+    rigs: list[runners.Rig] = []
+
+    def build(**options: Any) -> runners.Rig:
+        rigs.append(runners.Rig(request.param, tmp_path, **options))
         return rigs[-1]
 
     yield build

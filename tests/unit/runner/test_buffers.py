@@ -34,15 +34,6 @@ def test_lent_buffers_lie_apart_in_the_region(buffer_bytes: int, steps: list[int
     assert region.size_bytes == COUNT * buffer_bytes
 
 
-def test_more_than_there_are_cannot_be_lent() -> None:
-    arena = BufferArena(64, 2)
-    lent = arena.take(2)
-    with pytest.raises(MemoryError, match="1 buffers are needed, and 0 are left"):
-        arena.take(1)
-    arena.give_back(lent)
-    assert len(arena.take(2)) == 2
-
-
 def test_too_much_memory_is_refused_with_the_options_to_lower() -> None:
     with pytest.raises(ConfigError, match="lower option 'concurrency' or 'max_batch'"):
         BufferArena(1 << 40, 1 << 20)

@@ -69,7 +69,7 @@ def test_each_job_ends_once_and_nothing_is_left(
     rig.run_for(100.0)
     assert rig.account.breaches == []
     assert rig.account.results.keys() == rig.account.jobs.keys() == rig.account.released
-    if not closed and rig.loop._call.quarantine is None:
+    if not closed and rig.loop.call.quarantine is None:
         assert set(rig.account.breakers.values()) == {BreakerState.CLOSED}
     last = rig.job(Operation.LOOKUP)
     if not closed:

@@ -27,39 +27,15 @@ def test_an_open_breaker_refuses_at_once_and_without_a_call(make: Make) -> None:
         rig.submit(job)  # the loop makes no step behind it
         assert rig.account.verdicts(job.job_id) == ["unavailable"]
     assert len(rig.tier.calls) == calls
-    assert rig.account.verdicts(rig.ask(STORE, run_s=0.1).job_id) == ["ok"]
-
-
-@pytest.mark.parametrize("kind", ["bug", "exit", "panic"])
-def test_whatever_a_tier_raises_counts_for_the_breaker(make: Make, kind: str) -> None:
-    rig = make()
-    rig.tier.always[""] = Act(kind)
-    for _ in range(5):
-        rig.ask(LOOKUP, run_s=0.01)
-    assert rig.account.breakers[Direction.READ] is BreakerState.OPEN
+    assert rig.do(STORE) == ["ok"]
 
 
 def test_an_interruption_is_not_the_tiers(make: Make) -> None:
     """If the loop is on the main thread, Ctrl-C is raised in the running call."""
     rig = make(Act("interrupted"))
-    lookup = rig.loop._call.lookup([make_offload_key(b"k")], RequestContext("r"))
+    lookup = rig.loop.call.lookup([make_offload_key(b"k")], RequestContext("r"))
     with pytest.raises(KeyboardInterrupt):
         lookup.send(None)
-
-
-def test_a_full_disk_stops_stores_and_not_loads(make: Make) -> None:
-    rig = make(retries=0)
-    kept = rig.ask(STORE, run_s=0.1)
-    failing(rig, "store", "capacity")
-    assert rig.account.breakers[Direction.WRITE] is BreakerState.OPEN
-    assert rig.account.verdicts(rig.ask(STORE).job_id) == ["unavailable"]
-    again = rig.job(LOAD)
-    again.keys = kept.keys
-    rig.account.job_of[kept.keys[0]] = again.job_id
-    rig.submit(again)
-    rig.run_for(0.1)
-    assert rig.account.verdicts(again.job_id) == ["ok"]
-    assert rig.account.breakers[Direction.READ] is BreakerState.CLOSED
 
 
 def test_opening_concludes_what_waits_in_its_direction_and_nothing_else(make: Make) -> None:
@@ -148,13 +124,13 @@ def test_calls_that_hang_in_every_place_keep_their_direction_refused(
         refused = rig.ask(operation, run_s=0.0)
         assert rig.account.verdicts(refused.job_id) == ["unavailable"]
         rig.run_for(10.0)
-    assert rig.loop._queue == []
+    assert not any(rig.loop._queues.values())
     # A call that ends frees a place.
     rig.tier.let_go.set()
     rig.run_for(35.0)
     assert rig.account.breakers[direction] is BreakerState.CLOSED
     served = "ok" if operation is STORE else "not_found"
-    assert rig.account.verdicts(rig.ask(operation, run_s=0.1).job_id) == [served]
+    assert rig.do(operation) == [served]
 
 
 def test_a_call_that_hangs_takes_its_own_place_only(make: Make) -> None:
@@ -162,7 +138,7 @@ def test_a_call_that_hangs_takes_its_own_place_only(make: Make) -> None:
     rig.ask(LOAD, within_s=2.0)
     rig.run_for(10.0)
     assert rig.account.breakers[Direction.READ] is BreakerState.CLOSED
-    assert rig.account.verdicts(rig.ask(LOAD, run_s=0.1).job_id) == ["not_found"]
+    assert rig.do(LOAD) == ["not_found"]
 
 
 def test_what_expires_in_the_queue_leaves_it(make: Make) -> None:
@@ -171,15 +147,5 @@ def test_what_expires_in_the_queue_leaves_it(make: Make) -> None:
     for _ in range(10):
         rig.ask(LOAD, within_s=1.0)
     rig.run_for(1.1)
-    assert rig.loop._queue == []
+    assert not any(rig.loop._queues.values())
     assert rig.account.moves == [], "the first call is in time: the tier is well, and busy"
-
-
-def test_a_mixed_batch_is_no_failure(make: Make) -> None:
-    rig = make(retries=0, breaker_failures=1)
-    rig.tier.always["store"] = Act("mixed")
-    job = rig.job(STORE, 8)
-    rig.submit(job)
-    rig.run_for(0.1)
-    assert {"ok", "unavailable", "capacity"} <= set(rig.account.verdicts(job.job_id))
-    assert rig.account.moves == []

@@ -1,40 +1,16 @@
-"""A job's verdicts, retries, deadline and end, one rule at a time."""
+"""A job's verdicts, retries, deadline and end, and the tier's own counters and gauges."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
-from support.scripted_loop import ERRORS, LOAD, LOOKUP, STORE, Act, Rig
+from support.scripted_loop import ERRORS, LOAD, LOOKUP, STORE, Act, Rig, ScriptedTier
 
-from kvtier_sdk import OffloadKey
+from kvtier_sdk import OffloadKey, RequestContext
 from kvtier_sdk.runner.jobs import Operation
 
 Make = Callable[..., Rig]
-
-
-def test_a_job_that_cannot_be_started_does_not_take_the_others_with_it(make: Make) -> None:
-    rig = make()
-    jobs = [rig.job(LOAD) for _ in range(3)]
-    jobs[1].operation = "urgent"  # type: ignore[assignment]
-    rig.submit(*jobs)
-    rig.run_for(1.0)
-    assert [rig.account.verdicts(job.job_id) for job in jobs] == [
-        ["not_found"],
-        ["failed"],
-        ["not_found"],
-    ]
-
-
-def test_a_slot_that_is_not_there_fails_its_job(make: Make) -> None:
-    rig = make()
-    job = rig.job(STORE, 2)
-    job.slots = [0]
-    rig.submit(job)
-    rig.run_for(0.1)
-    assert rig.account.verdicts(job.job_id) == ["failed", "failed"]
-    assert rig.account.verdicts(rig.ask(STORE, run_s=0.1).job_id) == ["ok"]
 
 
 def test_an_error_inside_the_sdk_fails_its_batch_and_no_other(
@@ -71,28 +47,7 @@ def test_an_error_inside_the_sdk_fails_its_batch_and_no_other(
 )
 def test_what_a_tier_does_has_its_verdict(make: Make, kind: str, verdict: str) -> None:
     rig = make(Act(kind), retries=0)
-    assert rig.account.verdicts(rig.ask(LOAD, run_s=0.1).job_id) == [verdict]
-
-
-def test_a_result_that_is_none_puts_the_tier_into_quarantine_with_the_reason(make: Make) -> None:
-    rig = make(Act("nonsense"))
-    first, second = rig.ask(LOAD, run_s=0.1), rig.ask(LOOKUP, run_s=0.1)
-    for job in (first, second):
-        assert rig.account.verdicts(job.job_id) == ["contract"]
-        assert rig.account.results[job.job_id].error == (
-            "tier load: returned a bool where None or a TierError belongs; the tier is not used "
-            "any more"
-        )
-    assert [operation for operation, _ in rig.tier.calls] == ["load"]
-
-
-def test_a_task_that_somebody_else_cancels_ends_its_job(make: Make) -> None:
-    rig = make(Act(after_s=4.0))
-    job = rig.ask(STORE, run_s=0.1)
-    (task,) = [task for task in asyncio.all_tasks(rig.event_loop) if task.get_name() == "store job"]
-    task.cancel()
-    rig.run_for(0.0)
-    assert rig.account.verdicts(job.job_id) == ["cancelled"]
+    assert rig.do(LOAD) == [verdict]
 
 
 def test_retries_are_counted(make: Make) -> None:
@@ -243,20 +198,15 @@ def test_closing_without_draining_cancels_everything(make: Make) -> None:
     assert 0 in rig.account.released
 
 
-def test_a_tier_is_closed_when_its_calls_have_ended(make: Make) -> None:
+@pytest.mark.parametrize(("call_s", "in_mid_call"), [(3.0, False), (30.0, True)])
+def test_a_tier_is_closed_after_its_calls_unless_one_hangs(
+    make: Make, call_s: float, in_mid_call: bool
+) -> None:
     rig = make()
-    rig.tier.always["store"] = Act(after_s=3.0)
+    rig.tier.always["store"] = Act(after_s=call_s, stubborn=in_mid_call)
     rig.ask(STORE, run_s=0.1)
     rig.run(rig.loop.close())
-    assert not rig.tier.closed_in_mid_call
-
-
-def test_a_call_that_hangs_does_not_keep_a_tier_from_being_closed(make: Make) -> None:
-    rig = make()
-    rig.tier.always["store"] = Act(after_s=30.0, stubborn=True)
-    rig.ask(STORE, run_s=0.1)
-    rig.run(rig.loop.close())
-    assert rig.tier.closed_in_mid_call
+    assert rig.tier.closed_in_mid_call == in_mid_call
     assert rig.clock.now_s() < 5.0
 
 
@@ -275,3 +225,38 @@ def test_lookups_that_time_out_are_told_once_a_minute_with_their_number(
     counts = [line.removeprefix(f"{late} (").partition(" of this kind")[0] for line in later]
     assert len(counts) == 2
     assert sum(map(int, counts)) == 99
+
+
+async def open_with_metrics(tier: ScriptedTier) -> None:
+    await ScriptedTier.open(tier)
+    tier.context.counter("lookups")
+    tier.context.gauge("open").set(1)
+
+
+async def count_lookup(
+    tier: ScriptedTier, keys: Sequence[OffloadKey], request: RequestContext
+) -> Sequence[bool]:
+    tier.context.counter("lookups").add()
+    return await ScriptedTier.lookup(tier, keys, request)
+
+
+async def close_with_metrics(tier: ScriptedTier) -> None:
+    tier.context.gauge("open").set(0)
+    await ScriptedTier.close(tier)
+
+
+def test_changes_are_reported_once_a_second_and_at_the_end(make: Make) -> None:
+    def told() -> list[tuple[dict[str, float], dict[str, float]]]:
+        return [(dict(report.counters), dict(report.gauges)) for report in rig.account.metrics]
+
+    methods = {"open": open_with_metrics, "lookup": count_lookup, "close": close_with_metrics}
+    rig = make(declares=methods)
+    assert told() == [({"lookups": 0.0}, {"open": 1.0})]
+    for _ in range(3):
+        rig.ask(LOOKUP, run_s=0.2)
+    assert len(told()) == 1
+    rig.run_for(10.0)
+    assert told()[1:] == [({"lookups": 3.0}, {})]
+    rig.ask(LOOKUP, run_s=0.01)
+    rig.run(rig.loop.close())
+    assert told()[2:] == [({"lookups": 1.0}, {"open": 0.0})]

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.runners import RUNNERS, ExpiredError, Rig
+from support.runners import ExpiredError, Rig
 from support.tier_process import children
 
-from kvtier_sdk import ConfigError, TierContractError, TierTimeoutError
+from kvtier_sdk import ConfigError, TierContractError, TierTimeoutError, TierUnavailableError
 from kvtier_sdk.metrics import metric_samples
-from kvtier_sdk.runner import loop_thread
+from kvtier_sdk.runner import ProcessRunner, loop_thread
 from kvtier_sdk.runner.jobs import Operation
 
 MakeRig = Callable[..., Rig]
 
 
-@pytest.fixture(params=RUNNERS)
-def make_rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeRig]:
+@pytest.fixture
+def make_rig(make_rig: MakeRig) -> MakeRig:
     """Make a runner around a misbehaving tier that the engine can do without."""
-    rigs: list[Rig] = []
 
     def make(*, deadline_s: float = 20.0, required: bool = False, **script: Any) -> Rig:
         options = {
@@ -31,13 +29,9 @@ def make_rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeRig
             "probe_interval": 0.01,
             "max_probe_interval": 0.02,
         }
-        rigs.append(Rig(request.param, tmp_path, runner=options, **script))
-        rigs[-1].kind = request.param  # type: ignore[attr-defined]
-        return rigs[-1]
+        return make_rig(runner=options, **script)
 
-    yield make
-    for rig in rigs:
-        rig.close()
+    return make
 
 
 def assert_refused(rig: Rig) -> None:
@@ -110,7 +104,7 @@ def test_an_open_that_succeeds_after_the_end_is_closed(make_rig: MakeRig, requir
     else:
         rig.client.open()
         rig.client.close(0.05)
-    if rig.kind == "process":  # type: ignore[attr-defined]
+    if isinstance(rig.runner, ProcessRunner):
         assert children() == [], "what it had opened went with it"
         return
     assert rig.past() == ["open", "blocking"]
@@ -154,26 +148,20 @@ def test_an_open_that_fails_is_tried_again_with_an_instance_of_its_own(
     assert "held: the tier is open now" in caplog.text
 
 
-def test_an_engine_that_needs_the_tier_does_not_start_without(make_rig: MakeRig) -> None:
-    rig = make_rig(on_open="refuse_unless_third", required=True)
-    with pytest.raises(Exception, match="held open: connection refused"):
-        rig.client.open()
-    assert rig.past() == ["open", "closed"]
-
-
 @pytest.mark.parametrize(
-    ("trouble", "error_class"),
+    ("trouble", "required", "error_class"),
     [
-        ("misconfigure", ConfigError),
-        ("expire", ExpiredError),
-        ("misbehave", ZeroDivisionError),
-        ("exit", TierContractError),
+        ("misconfigure", False, ConfigError),
+        ("expire", False, ExpiredError),
+        ("misbehave", False, ZeroDivisionError),
+        ("exit", False, TierContractError),
+        ("refuse_unless_third", True, TierUnavailableError),
     ],
 )
 def test_what_does_not_pass_by_itself_ends_the_start(
-    make_rig: MakeRig, trouble: str, error_class: type[Exception]
+    make_rig: MakeRig, trouble: str, required: bool, error_class: type[Exception]
 ) -> None:
-    rig = make_rig(on_open=trouble)
+    rig = make_rig(on_open=trouble, required=required)
     with pytest.raises(error_class):
         rig.client.open()
     assert rig.past() == ["open", "closed"]
@@ -202,14 +190,6 @@ def test_an_engine_that_serves_waits_for_no_opening(make_rig: MakeRig, trouble: 
         rig.unblock()
         rig.wait_open()
         assert_used(rig)
-
-
-def test_a_tier_that_opens_in_the_background_is_used(make_rig: MakeRig) -> None:
-    rig = make_rig(engine_waits=False)
-    rig.client.open()
-    assert_refused(rig)
-    rig.wait_open()
-    assert_used(rig)
 
 
 def test_no_error_ends_the_attempts_of_an_engine_that_serves(make_rig: MakeRig) -> None:

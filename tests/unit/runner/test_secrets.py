@@ -1,36 +1,34 @@
-"""No secret of a tier's options leaves its runner, whatever the tier does with it."""
+"""A tier's secrets: shown nowhere, and read again from their files when the store refuses."""
 
 from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.runners import RUNNERS, Rig
+from support.runners import Rig
 
-from kvtier_sdk import TierAuthError
+from kvtier_sdk import Entry, SystemClock, TierAuthError, make_offload_key
+from kvtier_sdk.options.secret_sources import FileSecret
+from kvtier_sdk.options.secrets import Secrets
+from kvtier_sdk.runner.calls import TierCaller
 from kvtier_sdk.runner.jobs import Operation
+from kvtier_sdk.runner.log import TierLog
 
 SECRET = "hunter2 & sons"
 TROUBLES = ["quote_secret", "wrap_secret", "log_secret", "lose_task"]
 MakeRig = Callable[..., Rig]
 
 
-@pytest.fixture(params=RUNNERS)
-def make_rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeRig]:
-    """Make a runner around a scripted tier with a secret; it is at an end with the test."""
-    rigs: list[Rig] = []
-
-    def make(**options: Any) -> Rig:
-        rigs.append(Rig(request.param, tmp_path, secret_key=SECRET, **options))
-        return rigs[-1]
-
-    yield make
-    for rig in rigs:
-        rig.close()
+@pytest.fixture
+def make_rig(make_rig: MakeRig) -> MakeRig:
+    """Make a runner around a scripted tier with a secret."""
+    return partial(make_rig, secret_key=SECRET)
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +36,7 @@ def log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
     """No line of a log shows a secret, by any logger."""
     caplog.set_level(logging.DEBUG)
     yield caplog
-    assert "hunter2" not in caplog.text
+    assert "hunter" not in caplog.text
 
 
 @pytest.mark.parametrize("trouble", ["quote_secret", "wrap_secret"])
@@ -78,3 +76,79 @@ def test_closing_shows_no_secret(
     rig.client.open()
     rig.client.close(5.0)
     assert "***" in log.text
+
+
+# --- secrets in files ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    path = tmp_path / "secret"
+    path.touch(0o600)
+    path.write_text("hunter2")
+    return path
+
+
+@pytest.fixture
+def accepted(tmp_path: Path) -> Path:
+    """The file with the secret that the store accepts."""
+    path = tmp_path / "diary.key"
+    path.write_text("hunter2")
+    return path
+
+
+@pytest.fixture
+def make_renewing(make_rig: MakeRig, secret: Path, accepted: Path) -> MakeRig:
+    """Make a runner around a tier whose secret is in a file."""
+    return partial(make_rig, secret_key=FileSecret(str(secret)))
+
+
+def test_a_call_that_is_refused_is_made_once_more(
+    make_renewing: MakeRig, secret: Path, accepted: Path, log: pytest.LogCaptureFixture
+) -> None:
+    rig = make_renewing(on_lookup="demand_secret", on_load="demand_secret")
+    rig.client.open()
+    assert rig.do(Operation.STORE, 0) == ["ok"]
+    for round_, operation in enumerate((Operation.LOOKUP, Operation.LOAD), 3):
+        secret.write_text(f"hunter{round_}")
+        accepted.write_text(f"hunter{round_}")
+        assert rig.do(operation, 0) == ["ok"]
+    assert rig.past().count("asked") == 4
+    assert log.text.count(f"the store refused; a new secret was read from {secret}") == 2
+
+
+def test_an_opening_that_is_refused_is_made_once_more(
+    make_renewing: MakeRig, secret: Path, accepted: Path
+) -> None:
+    rig = make_renewing(on_open="demand_secret")
+    secret.write_text("hunter3")
+    accepted.write_text("hunter3")
+    rig.client.open()
+    assert rig.client.stats.is_open
+
+
+def test_without_another_secret_a_refusal_stays_one(
+    make_renewing: MakeRig, secret: Path, accepted: Path, log: pytest.LogCaptureFixture
+) -> None:
+    accepted.write_text("hunter3")
+    rig = make_renewing(on_lookup="demand_secret")
+    rig.client.open()
+    assert rig.do(Operation.LOOKUP, 0) == ["auth"]
+    assert rig.past().count("asked") == 1
+    secret.unlink()
+    assert rig.do(Operation.LOOKUP, 0) == ["auth"]
+    assert f"held: {secret} cannot be read again: No such file or directory" in log.text
+
+
+async def test_a_listing_that_is_refused_midway_does_not_look_complete(secret: Path) -> None:
+    async def scan() -> AsyncIterator[Entry]:
+        yield Entry(make_offload_key(b"first"), 1)
+        secret.write_text("hunter3")
+        raise TierAuthError("denied")
+
+    tier: Any = SimpleNamespace(scan=scan)
+    secrets = Secrets(files=[FileSecret(str(secret))])
+    entries = TierCaller(lambda: tier, secrets, TierLog("held", SystemClock())).entries()
+    assert (await anext(entries)).object_bytes == 1
+    with pytest.raises(TierAuthError):
+        await anext(entries)

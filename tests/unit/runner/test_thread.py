@@ -109,7 +109,7 @@ class Rig:
             return loops[0]
 
         self.runner = ThreadRunner("held", make_loop, self.clock, self.notify)
-        tier = loops[0]._tier
+        tier = loops[0].call.tier
         assert isinstance(tier, HeldTier)
         self.tier = tier
 

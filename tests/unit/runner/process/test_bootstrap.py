@@ -68,11 +68,10 @@ class MegaTier(MemoryTier):
 
 def cross(config: MemoryTierConfig, tier_class: type[MemoryTier]) -> tuple[TierSpec, TierSpec]:
     """Return a tier's entry in the engine, and as its process reads it."""
-    spec = TierSpec("mine", "mine", tier_class, config, RunnerOptions(load_deadline="2s"))
+    options = RunnerOptions(load_deadline="2s")
+    spec = TierSpec("mine", "mine", tier_class, config, options, verify=False)
     assert fault_of(spec) is None
-    sent = write_bootstrap(
-        spec, namespace=Namespace({}), layout=PoolLayout(1, 64), pool_fd=0, verify=True
-    )
+    sent = write_bootstrap(spec, namespace=Namespace({}), layout=PoolLayout(1, 64), pool_fd=0)
     arrived, _, _ = read_bootstrap(json.loads(json.dumps(sent)))
     return spec, arrived
 

@@ -117,9 +117,7 @@ def make(
     spec = TierSpec(
         "mine", "memory", tier_class, config or MemoryTierConfig(), RunnerOptions(runner=option)
     )
-    return make_runner(
-        spec, pool, namespace=Namespace({}), clock=SystemClock(), notify=None, verify=True
-    )
+    return make_runner(spec, pool, namespace=Namespace({}), clock=SystemClock(), notify=None)
 
 
 class RemoteTier(MisbehavingTier):
