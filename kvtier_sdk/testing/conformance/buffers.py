@@ -84,7 +84,7 @@ class LentBuffers:
         part = memory._cut(size)
         self._part = weakref.ref(part)
         self._memory: memoryview | None = part.data[:size]
-        view = self._view
+        view = self._memory
         view[:] = (_GUARD * (size // _GUARD_BYTES + 1))[:size]
         self._transfer: Transfer | None = Transfer(
             key,
@@ -100,13 +100,7 @@ class LentBuffers:
         assert self._transfer is not None, "taken back"
         return self._transfer
 
-    @property
-    def _view(self) -> memoryview:
-        assert self._memory is not None, "taken back"
-        return self._memory
-
     def fill(self, content: bytes) -> None:
-        """Write header and payload."""
         header, payload = self.transfer.buffers
         header[:], payload[:] = content[: self._header_bytes], content[self._header_bytes :]
 
@@ -118,7 +112,8 @@ class LentBuffers:
     @property
     def is_overrun(self) -> bool:
         """True if anything was written outside header and payload."""
-        memory, payload_end = self._view, self._payload_at + self._payload_bytes
+        memory, payload_end = self._memory, self._payload_at + self._payload_bytes
+        assert memory is not None, "taken back"
         guards = (
             memory[: self._header_at],
             memory[self._header_at + self._header_bytes : self._payload_at],

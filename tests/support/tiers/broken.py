@@ -16,24 +16,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from kvtier_sdk.contract import TierContext
-from kvtier_sdk.errors import (
-    ConfigError,
-    TierCapacityError,
-    TierError,
-    TierUnavailableError,
-)
+from kvtier_sdk.errors import ConfigError, TierCapacityError, TierError, TierUnavailableError
 from kvtier_sdk.namespace import StoredNamespace
-from kvtier_sdk.options.tier import TierConfig
-from kvtier_sdk.types import (
-    Entry,
-    OffloadKey,
-    RequestContext,
-    Transfer,
-    Usage,
-    split_offload_key,
-)
-from support.tiers.shelf import Shelf, ShelfName, ShelfTier, fill
+from kvtier_sdk.types import Entry, OffloadKey, RequestContext, Transfer, Usage, split_offload_key
+from support.tiers.shelf import SHELVES, Shelf, ShelfName, ShelfTier, fill
 
 _MOMENT_S = 0.001
 _LATER_S = 0.02
@@ -213,10 +199,7 @@ class HangsOnAnotherLength(BrokenTier):
     """Reads the expected length, then takes the rest of the object for the next reply."""
 
     fails = "check_another_length_is_corrupt"
-
-    def __init__(self, config: TierConfig, context: TierContext) -> None:
-        super().__init__(config, context)
-        self._lost = False
+    _lost = False
 
     async def load_chunk(self, transfer: Transfer) -> None:
         await self.reach()
@@ -536,22 +519,19 @@ class CloseHangs(BrokenTier):
 
     fails = "check_close_ends"
 
-    def __init__(self, config: TierConfig, context: TierContext) -> None:
-        super().__init__(config, context)
-        self._opened = False
-        self._used = asyncio.Event()
+    _used: asyncio.Event | None = None
 
     async def open(self) -> None:
         await super().open()
-        self._opened = True
+        self._used = asyncio.Event()
 
     async def reach(self) -> None:
-        if self._opened:
+        if self._used is not None:
             self._used.set()
         await super().reach()
 
     async def close(self) -> None:
-        if self._opened:
+        if self._used is not None:
             await self._used.wait()
 
 
@@ -559,10 +539,7 @@ class CloseForgetsCalls(BrokenTier):
     """Discards outstanding replies when it closes, so their callers wait forever."""
 
     fails = "check_close_ends_what_runs"
-
-    def __init__(self, config: TierConfig, context: TierContext) -> None:
-        super().__init__(config, context)
-        self._closed = False
+    _closed = False
 
     async def load_chunk(self, transfer: Transfer) -> None:
         await super().load_chunk(transfer)
@@ -577,10 +554,7 @@ class ClosesOnlyOnce(BrokenTier):
     """Closes its connection without checking that it has one."""
 
     fails = "check_closing_twice_is_harmless"
-
-    def __init__(self, config: TierConfig, context: TierContext) -> None:
-        super().__init__(config, context)
-        self._connection: Any = object()
+    _connection: Any = object()
 
     async def close(self) -> None:
         if self._connection is None:
@@ -644,10 +618,7 @@ class HangsWithItsStore(BrokenTier):
     """Keeps a connection on which a call was cancelled, with the reply of that call to come."""
 
     fails = "check_a_tier_comes_back_after_a_hang"
-
-    def __init__(self, config: TierConfig, context: TierContext) -> None:
-        super().__init__(config, context)
-        self._waits_for_a_reply = False
+    _waits_for_a_reply = False
 
     async def reach(self) -> None:
         if self._waits_for_a_reply:
@@ -700,10 +671,7 @@ class StaysAway(BrokenTier):
     """Gives up its store for good at the first outage."""
 
     fails = "check_a_tier_comes_back_after_an_outage"
-
-    def __init__(self, config: TierConfig, context: TierContext) -> None:
-        super().__init__(config, context)
-        self._given_up = False
+    _given_up = False
 
     async def reach(self) -> None:
         if self._given_up:
@@ -792,16 +760,14 @@ class CountsItsOwn(BrokenTier):
 
     fails = "check_usage_counts_what_is_stored"
 
-    def __init__(self, config: TierConfig, context: TierContext) -> None:
-        super().__init__(config, context)
-        self._lengths: list[int] = []
+    _used_bytes = 0
 
     def put(self, key: OffloadKey, stored: bytes) -> None:
         super().put(key, stored)
-        self._lengths.append(len(stored))
+        self._used_bytes += len(stored)
 
     async def usage(self) -> Usage:
-        return Usage(len(self._lengths), sum(self._lengths), None)
+        return Usage(None, self._used_bytes, None)
 
 
 class ReportsWhatItKeeps(BrokenTier):
@@ -858,7 +824,7 @@ class NeedsItsParent(BrokenTier):
     fails = "check_it_runs_in_a_process"
 
     async def open(self) -> None:
-        if not Shelf.exists(self.config.shelf):
+        if self.config.shelf not in SHELVES:
             raise ConfigError("the store is not registered")
         await super().open()
 
