@@ -41,7 +41,8 @@ from kvtier_sdk.runner.process.codec import (
     write_job,
     write_reports,
 )
-from support.fuzz.conversation import Slot, converse
+from support.guarded import GuardedBuffers
+from support.peer import converse
 
 _KEY = make_offload_key(b"k" * 32)
 _FINGERPRINT = "ab" * 16
@@ -65,41 +66,46 @@ def chunk_header(data: bytes) -> None:
 
 def redis_reader(data: bytes) -> None:
     """A reply fills a chunk's buffers with the value that was sent, or nothing counts as filled."""
-    piece_bytes, text = data[0] if data else 0, data[1:]
-    slots = [Slot(), Slot()]
+    text = data[1:]
+    slots = [GuardedBuffers(3, 40), GuardedBuffers(3, 40)]
     exchanges = [Exchange(b"k", [b"load"], slot.buffers) for slot in slots]
     exchanges += [Exchange(b"k", [b"store"]), Exchange(b"k", [b"store"])]
 
     async def talk(connection: Connection) -> None:
         await run_some(connection, deque(exchanges), len(exchanges))
 
-    converse(talk, text, piece_bytes)
+    converse(talk, text, _pieces(data))
     for slot in slots:
         assert slot.is_guarded()
     for exchange, slot in zip(exchanges, slots, strict=False):
         if isinstance(exchange.outcome, Reply) and exchange.outcome.kind is Kind.FILLED:
-            assert b"$43\r\n" + slot.value + b"\r\n" in text
+            assert b"$43\r\n" + slot.content + b"\r\n" in text
     for exchange in exchanges:
         assert isinstance(exchange.outcome, Reply | TierError | None)
 
 
 def s3_reader(data: bytes) -> None:
     """A response fills a chunk's buffers with the body that was sent, or is not filled."""
-    piece_bytes, text = data[0] if data else 0, data[1:]
-    slot = Slot()
+    text = data[1:]
+    slot = GuardedBuffers(3, 40)
 
     async def talk(connection: Connection) -> kvtier_s3.http.Response:
         return await kvtier_s3.http.request(connection, [b"GET"], slot.buffers)
 
     response = None
     with suppress(TierError):
-        response = converse(talk, text, piece_bytes)
+        response = converse(talk, text, _pieces(data))
     assert slot.is_guarded()
     if response is not None:
         assert len(response.body) <= 256 * 1024
         if response.is_filled:
             assert response.status == 200
-            assert b"\r\n\r\n" + slot.value in text
+            assert b"\r\n\r\n" + slot.content in text
+
+
+def _pieces(data: bytes) -> list[int]:
+    """Lengths of pieces, which the first byte chooses, for the bytes after it."""
+    return [data[0]] * (len(data) // data[0]) if data and data[0] else []
 
 
 def manifest(data: bytes) -> None:
