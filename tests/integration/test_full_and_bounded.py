@@ -18,7 +18,6 @@ from pathlib import Path
 
 import pytest
 from support.live import CHUNK_BYTES, Live, live
-from support.runners import RUNNERS
 from typer.testing import CliRunner
 
 from kvtier_sdk import TieringConfig, make_offload_key
@@ -187,7 +186,6 @@ def test_a_replay_goes_on_when_the_disk_runs_full(disk: Disk) -> None:
     assert file.hit_chunks > 0
 
 
-@pytest.mark.parametrize("runner", RUNNERS)
 @pytest.mark.parametrize("lacks", ["bytes", "inodes"])
 def test_a_disk_that_others_fill_keeps_what_was_stored_last(
     mount: Callable[..., Path], lacks: str, runner: str
@@ -288,7 +286,6 @@ def remove_files(root: Path) -> None:
         file.unlink()
 
 
-@pytest.mark.parametrize("runner", RUNNERS)
 @pytest.mark.parametrize("remove", [remove_by_command, remove_files])
 def test_nothing_is_refused_while_a_full_root_has_room_again(
     tmp_path: Path, runner: str, remove: Callable[[Path], None]
@@ -303,7 +300,6 @@ def test_nothing_is_refused_while_a_full_root_has_room_again(
         assert scanned.refused(48) == 0
 
 
-@pytest.mark.parametrize("runner", RUNNERS)
 def test_nothing_is_refused_while_a_full_disk_has_room_again(
     mount: Callable[..., Path], runner: str
 ) -> None:

@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -426,30 +426,33 @@ def test_chunks_of_another_length_are_in_another_namespace(tmp_path: Path, runne
                 engine.store(request, KEYS[0])
 
 
-def test_a_frozen_redis_is_slow_long_before_its_deadline(tmp_path: Path, runner: str) -> None:
-    server = Server(tmp_path, "--save", "").start()
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    started = Server(tmp_path, "--save", "").start()
+    yield started
+    started.kill()
+
+
+def test_a_frozen_redis_is_slow_long_before_its_deadline(server: Server, runner: str) -> None:
     spec = TierSpec.from_url(server.url, runner=runner)
-    try:
-        with live([spec], slots=64) as engine:
-            (client,) = engine.manager.clients
-            request = engine.begin("a")
-            engine.store(request, KEYS[0])
-            server.pause()
-            output = engine.manager.prepare_store(KEYS[1:3], request)
-            engine.manager.complete_store(output.keys_to_store, request)
-            engine.manager.on_schedule_end()
-            # No step, as in an idle engine: a scrape finds out.
-            server.wait_until(lambda: client.stats_now().is_slow, "the tier is slow")
-            engine.step()
-            assert client.stats.is_slow
-            output = engine.manager.prepare_store(KEYS[3:5], request)
-            engine.manager.complete_store(output.keys_to_store, request)
-            assert client.stats.dropped["store.slow"] == 2
-            server.resume()
-            engine.rest()
-            assert (client.stats.is_slow, client.stats.stored_chunks) == (0, 3)
-    finally:
-        server.kill()
+    with live([spec], slots=64) as engine:
+        (client,) = engine.manager.clients
+        request = engine.begin("a")
+        engine.store(request, KEYS[0])
+        server.pause()
+        output = engine.manager.prepare_store(KEYS[1:3], request)
+        engine.manager.complete_store(output.keys_to_store, request)
+        engine.manager.on_schedule_end()
+        # No step, as in an idle engine: a scrape finds out.
+        server.wait_until(lambda: client.stats_now().is_slow, "the tier is slow")
+        engine.step()
+        assert client.stats.is_slow
+        output = engine.manager.prepare_store(KEYS[3:5], request)
+        engine.manager.complete_store(output.keys_to_store, request)
+        assert client.stats.dropped["store.slow"] == 2
+        server.resume()
+        engine.rest()
+        assert (client.stats.is_slow, client.stats.stored_chunks) == (0, 3)
 
 
 @pytest.mark.parametrize("kind", ["redis", "s3"])
@@ -480,57 +483,49 @@ def test_a_frozen_store_that_was_given_nothing_before_pins_what_it_is_given_at_o
 
 
 def test_whole_stores_are_bounded_too_and_a_slow_tier_gets_none(
-    tmp_path: Path, runner: str
+    server: Server, runner: str
 ) -> None:
     """Leave ``whole`` out of either rule: an engine with a manager of its own loses its pool."""
-    server = Server(tmp_path).start()
     spec = TierSpec.from_url(server.url, runner=runner, max_batch="1MiB")
     request = RequestContext("a")
-    try:
-        with (
-            closing(HostPool.create(PoolLayout(40, MIB))) as pool,
-            open_tier(spec, pool, Namespace({}), TierListener()) as client,
-        ):
-            server.pause()
-            # An empty queue takes any number: a job is never too large for good.
-            assert client.store(KEYS[:12], range(12), request, whole=True) is not None
-            assert client.store(KEYS[12:13], [12], request, whole=True) is None
-            client.flush()
-            server.wait_until(lambda: client.stats_now().is_slow, "the tier is slow")
+    with (
+        closing(HostPool.create(PoolLayout(40, MIB))) as pool,
+        open_tier(spec, pool, Namespace({}), TierListener()) as client,
+    ):
+        server.pause()
+        # An empty queue takes any number: a job is never too large for good.
+        assert client.store(KEYS[:12], range(12), request, whole=True) is not None
+        assert client.store(KEYS[12:13], [12], request, whole=True) is None
+        client.flush()
+        server.wait_until(lambda: client.stats_now().is_slow, "the tier is slow")
+        client.poll()
+        assert client.store(KEYS[12:13], [12], request, whole=True) is None
+        assert client.stats.dropped == {"store.queue_full": 1, "store.slow": 1}
+        server.resume()
+        while client.has_work:
             client.poll()
-            assert client.store(KEYS[12:13], [12], request, whole=True) is None
-            assert client.stats.dropped == {"store.queue_full": 1, "store.slow": 1}
-            server.resume()
-            while client.has_work:
-                client.poll()
-            assert client.store(KEYS[12:14], range(2), request, whole=True) is not None
-    finally:
-        server.kill()
+        assert client.store(KEYS[12:14], range(2), request, whole=True) is not None
 
 
 def test_what_was_held_back_of_an_outage_comes_before_its_end(
-    tmp_path: Path, runner: str, caplog: pytest.LogCaptureFixture
+    server: Server, runner: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Let the client log the end itself: what its tier's loop holds back comes a minute later."""
-    server = Server(tmp_path, "--save", "").start()
     spec = TierSpec.from_url(server.url, runner=runner, max_lookup_deadline="50ms")
-    try:
-        with live([spec], slots=64) as engine:
-            request = engine.begin("a")
-            engine.store(request, KEYS[0])
-            server.pause()
-            for key in KEYS[10:13]:
-                assert engine.settle(request, key) == ["MISS"]
-            output = engine.manager.prepare_store(KEYS[1:2], request)
-            engine.manager.complete_store(output.keys_to_store, request)
-            while not engine.manager.stats[1].is_slow:
-                engine.step()
-            server.resume()
-            while "no longer slow" not in caplog.text:
-                engine.step()
-            told = [line for line in caplog.messages if "redis lookup" in line or "slow" in line]
-    finally:
-        server.kill()
+    with live([spec], slots=64) as engine:
+        request = engine.begin("a")
+        engine.store(request, KEYS[0])
+        server.pause()
+        for key in KEYS[10:13]:
+            assert engine.settle(request, key) == ["MISS"]
+        output = engine.manager.prepare_store(KEYS[1:2], request)
+        engine.manager.complete_store(output.keys_to_store, request)
+        while not engine.manager.stats[1].is_slow:
+            engine.step()
+        server.resume()
+        while "no longer slow" not in caplog.text:
+            engine.step()
+        told = [line for line in caplog.messages if "redis lookup" in line or "slow" in line]
     late = "redis lookup: 1 chunk was not done within 50 ms ('lookup_deadline')"
     assert [line.partition(" (2 of this kind")[0] for line in told] == [
         late,

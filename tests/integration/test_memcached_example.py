@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support import memcached_store
 from support.author import ROOT, environment_of, run, stranger
 from support.code_lines import code_lines
 
 pytestmark = pytest.mark.reader
 
 EXAMPLE = ROOT / "examples" / "kvtier-memcached"
-
-
-def _server_class() -> Any:
-    path = EXAMPLE / "tests" / "memcached_server.py"
-    spec = importlib.util.spec_from_file_location("memcached_server", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.MemcachedServer
-
-
-MemcachedServer = _server_class()
 
 
 @pytest.fixture(scope="session")
@@ -43,7 +30,7 @@ def make_server() -> Iterator[Callable[..., Any]]:
     made: list[Any] = []
 
     def make() -> Any:
-        made.append(MemcachedServer("-m", "256"))
+        made.append(memcached_store.make_server("-m", "256"))
         return made[-1].start()
 
     yield make

@@ -17,14 +17,6 @@ _NO_CODE = {
 
 
 def code_lines(source: str) -> int:
-    """Count the lines of code.
-
-    Args:
-        source: the text of a module.
-
-    Returns:
-        Their number.
-    """
     lines: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type not in _NO_CODE:

@@ -107,16 +107,9 @@ def live(
     specs = [
         TierSpec.from_url(tier, **patience) if isinstance(tier, str) else tier for tier in tiers
     ]
-    config = TieringConfig.from_dict(
-        {
-            "slots": slots,
-            "chunk_bytes": chunk_bytes,
-            "tiers": specs,
-            "metrics_port": metrics_port,
-            "policy": policy,
-        },
-        where="test",
-    )
+    options = {"slots": slots, "chunk_bytes": chunk_bytes, "tiers": specs, "policy": policy}
+    options["metrics_port"] = metrics_port
+    config = TieringConfig.from_dict(options, where="test")
     # Nothing is computed, so there is nothing to compare a load with.
     config = config.model_copy(update={"recompute_s": math.inf})
     reported = threading.Event()

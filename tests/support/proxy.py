@@ -13,12 +13,7 @@ _NO_LINGER = struct.pack("ii", 1, 0)
 
 
 class Proxy:
-    """A proxy to a server of the loopback, in both directions, with limits.
-
-    Args:
-        port: port of the server.
-        scheme: scheme of the proxy's URL.
-    """
+    """A proxy to a server of the loopback, in both directions, with limits."""
 
     def __init__(self, port: int, scheme: str) -> None:
         self._to_port = port

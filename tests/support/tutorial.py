@@ -14,13 +14,7 @@ _MARK = "--- block {} ---"
 
 @dataclass(frozen=True)
 class Block:
-    """One block of a page.
-
-    Attributes:
-        kind: the word after its fence.
-        text: its content.
-        file: the path for its content, if it is a file.
-    """
+    """One block of a page; ``kind`` is the word after its fence, ``file`` the path of a file."""
 
     kind: str
     text: str

@@ -10,15 +10,12 @@ _PIECE_BYTES = 16 * 1024
 
 
 class Link:
-    """Carries connections to a port, on a loop in a thread of its own.
+    """Carries connections to a server's port, on a loop in a thread of its own.
 
     Attributes:
         port: where it listens.
         most_bytes: what a connection may carry to the client before it is cut; ``None`` for any.
         bytes_per_s: what it carries in both directions together; ``None`` for any.
-
-    Args:
-        to_port: the server's.
     """
 
     def __init__(self, to_port: int) -> None:

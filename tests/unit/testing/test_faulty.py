@@ -93,14 +93,6 @@ def make_bench(request: pytest.FixtureRequest):
     return make
 
 
-def test_without_a_fault_it_is_the_tier_inside(make_bench) -> None:
-    bench = make_bench()
-    assert bench.do(Operation.STORE) == ["ok"] * 4
-    assert bench.do(Operation.LOOKUP) == ["ok"] * 4
-    assert bench.do(Operation.LOAD) == ["ok"] * 4
-    assert bench.plan.happened == []
-
-
 def test_an_error_is_of_the_class_that_is_asked_for(make_bench) -> None:
     bench = make_bench(Fault(FaultKind.ERROR, "load", error=TierAuthError))
     assert bench.do(Operation.STORE) == ["ok"] * 4
