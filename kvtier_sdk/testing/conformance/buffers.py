@@ -33,11 +33,7 @@ class LentMemory:
         self._used: dict[int, int] = {}
 
     def _cut(self, size_bytes: int) -> npt.NDArray[np.uint8]:
-        """Return an unused part that begins a page; it is in use until its last view is freed.
-
-        Raises:
-            MemoryError: no unused part is long enough.
-        """
+        """Return an unused part that begins a page; it is in use until its last view is freed."""
         size_bytes = round_up(size_bytes, mmap.PAGESIZE)
         start = self._gap(size_bytes)
         if start + size_bytes > self.region.size_bytes:

@@ -166,9 +166,8 @@ async def check_chunks_of_any_length(subject: TierSubject) -> None:
     """A chunk may have any length, rounded up to the declared alignment and to nothing else."""
     for chunk_bytes in _ODD_LENGTHS:
         # Chunks of another length belong to another namespace.
-        facts = {**subject.namespace.facts, "chunk_bytes": chunk_bytes}
-        opened = subject.opened(chunk_bytes=chunk_bytes, namespace=Namespace(facts))
-        async with opened as probe:
+        namespace = subject.namespace.for_chunks(chunk_bytes)
+        async with subject.opened(chunk_bytes=chunk_bytes, namespace=namespace) as probe:
             key = await probe.put_one()
             if key is None:
                 continue

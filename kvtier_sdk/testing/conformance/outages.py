@@ -9,7 +9,6 @@ from typing import Any
 
 from kvtier_sdk.aio.clock import Clock, wait_out
 from kvtier_sdk.errors import TierError, TierTimeoutError, TierUnavailableError
-from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.testing.conformance.probe import Probe, describe
 from kvtier_sdk.testing.conformance.rules import Breach, Hook, check
 from kvtier_sdk.testing.conformance.subject import TierSubject
@@ -147,11 +146,7 @@ async def _check_recovery(probe: Probe, disturbance: str) -> None:
 
 
 async def _answers_of_a_hung_store(probe: Probe, keys: Sequence[OffloadKey]) -> Mapping[str, Any]:
-    """Make each call while the store hangs; return the answers, and cancel the waiting calls.
-
-    Raises:
-        Breach: a load succeeded with wrong bytes, or a cancelled call did not end.
-    """
+    """Make each call while the store hangs; return the answers, and cancel the waiting calls."""
     subject = probe.subject
     (absent,) = subject.new_keys(1)
     tasks: dict[str, asyncio.Task[Any]] = {}
@@ -181,8 +176,8 @@ async def _answers_of_a_hung_store(probe: Probe, keys: Sequence[OffloadKey]) -> 
 
 def _opened_for_large_chunks(subject: TierSubject) -> AbstractAsyncContextManager[Probe]:
     """Open the tier with chunks so large that an outage interrupts their transfers."""
-    facts = {**subject.namespace.facts, "chunk_bytes": _CHUNK_BYTES}
-    return subject.opened(chunk_bytes=_CHUNK_BYTES, namespace=Namespace(facts))
+    namespace = subject.namespace.for_chunks(_CHUNK_BYTES)
+    return subject.opened(chunk_bytes=_CHUNK_BYTES, namespace=namespace)
 
 
 async def _moved_through_an_outage(probe: Probe) -> list[_Mover]:

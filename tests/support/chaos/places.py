@@ -34,10 +34,10 @@ from support.tier_process import tier_processes
 MODEL = "chaos"
 _HOUR_S = 3600.0
 _TMPFS_BYTES = 64 * 2**20
-# What a namespace takes with all its directories, and some hundred chunks.
+# Enough for the directories of a namespace, and some hundred chunks.
 _TMPFS_INODES = 700
 _NOBODY = 65534
-# Chunks of the second model by which its first request has been stored.
+# Once the second model has this many chunks, its first request has been stored.
 _REQUEST_CHUNKS = 40
 _DISK_BYTES = 256 * 2**20
 _LINK_BYTES_PER_S = 1e6
@@ -214,16 +214,16 @@ class ServedPlace(Place):
     @contextmanager
     def body_cut(self) -> Iterator[None]:
         assert self._link is not None
-        self._link.most_bytes = _CUT_AFTER_BYTES
+        self._link.proxy.each_bytes = _CUT_AFTER_BYTES
         yield
-        self._link.most_bytes = None
+        self._link.proxy.each_bytes = None
 
     @contextmanager
     def slow_link(self) -> Iterator[None]:
         assert self._link is not None
-        self._link.bytes_per_s = _LINK_BYTES_PER_S
+        self._link.proxy.bytes_per_s = _LINK_BYTES_PER_S
         yield
-        self._link.bytes_per_s = None
+        self._link.proxy.bytes_per_s = None
 
 
 class RedisPlace(ServedPlace):
@@ -296,7 +296,7 @@ class FilePlace(Place):
     @contextmanager
     def root_planted(self) -> Iterator[None]:
         planted = self._at / "planted"
-        with suppress(shutil.Error):  # what is being stored may be renamed meanwhile
+        with suppress(shutil.Error):  # a store may rename its file meanwhile
             shutil.copytree(self._root, planted)
         for path in (planted, *planted.rglob("*")):
             if path.suffix == ".kv":

@@ -1,4 +1,4 @@
-"""Plays one scenario: a workload runs, a fault begins and ends, and what was stored is compared."""
+"""Plays one scenario: a workload runs, a fault begins and ends, and stored chunks are compared."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ SLOTS = 96
 PER_SECOND = 15.0
 LOOKUP_DEADLINE_S = 0.1
 _NAMESPACE = Namespace({"engine": "chaos", "model": MODEL})
-#: A tier that is not back by then does not come back.
+#: After this time, a tier counts as one that never comes back.
 _PATIENCE_S = 60.0
-#: Stores reported so soon after a medium was destroyed may have come before.
+#: A store that is reported this soon after a destruction may have preceded it.
 _REPORT_DELAY_S = 0.5
 #: More requests than any scenario plays.
 _REQUESTS = 10_000
@@ -112,7 +112,7 @@ def _play(scenario: Scenario, place: Place, pace: Pace, seed: int) -> Outcome:
 
 
 class _Watch:
-    """Begins and ends the fault, in a thread, and notes on the engine's thread what it causes."""
+    """Begins and ends the fault in a thread, and notes its effects on the engine's thread."""
 
     def __init__(
         self,
@@ -219,7 +219,7 @@ def _counters(stats: list[TierStats]) -> dict[str, int]:
 
 
 def _count_lost(place: Place, keys: list[OffloadKey]) -> int:
-    """Load chunks in a new engine; how many do not come back as they were stored."""
+    """Load chunks in a new engine, and count those that do not come back as they were stored."""
     patience = {"lookup_deadline": "30s", "load_deadline": "30s", "runner": "thread"}
     spec = TierSpec.from_url(place.clean_url, **patience)
     content = ChunkContent(CHUNK_BYTES)

@@ -1,7 +1,7 @@
-"""Targets of the fuzzers. A target takes bytes, and raises where a rule does not hold.
+"""Targets of the fuzzers: functions of bytes, which raise where a rule does not hold.
 
-The rule of all: what was written by others is read, or refused with an error that is declared. It
-is never half believed, and no length in it decides how much memory is taken.
+All have one rule: bytes from others are read, or refused with a declared error. They are never half
+believed, and no length in them decides how much memory is allocated.
 """
 
 from __future__ import annotations
@@ -160,12 +160,10 @@ def config_toml(data: bytes) -> None:
 
 
 def config_json(data: bytes) -> None:
-    """The same of JSON."""
     _configuration(data, ".json")
 
 
 def config_yaml(data: bytes) -> None:
-    """The same of YAML."""
     _configuration(data, ".yaml")
 
 

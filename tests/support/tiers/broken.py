@@ -131,7 +131,7 @@ class MixesABatchUp(BrokenTier):
 
 
 class GuessesLookups(BrokenTier):
-    """Looks up whether any chunk of a batch is there, and answers so for all of them."""
+    """Looks for any chunk of a batch, and gives that answer for all of them."""
 
     fails = "check_lookup_tells_stored_from_absent"
 
@@ -141,7 +141,7 @@ class GuessesLookups(BrokenTier):
 
 
 class AbsentIsSuccess(BrokenTier):
-    """Takes a reply without any chunk for a reply without any error."""
+    """Mistakes a reply without any chunk for a reply without any error."""
 
     fails = "check_absent_is_not_found"
 
@@ -153,7 +153,7 @@ class AbsentIsSuccess(BrokenTier):
 
 
 class NeverReplaces(BrokenTier):
-    """Takes a chunk that is there for stored, even if it failed to load."""
+    """Skips the store of a chunk that exists, even if it failed to load."""
 
     fails = "check_a_store_replaces_on_demand"
 
@@ -196,7 +196,7 @@ class TakesShortForWhole(BrokenTier):
 
 
 class HangsOnAnotherLength(BrokenTier):
-    """Reads the expected length, then takes the rest of the object for the next reply."""
+    """Reads the expected length, then mistakes the rest of the object for the next reply."""
 
     fails = "check_another_length_is_corrupt"
     _lost = False
@@ -572,7 +572,7 @@ class FillsTheGap(BrokenTier):
 
 
 class LooksAtTheFirstPart(BrokenTier):
-    """Looks up whether the first part of a chunk is there, and takes the others for granted."""
+    """Looks for the first part of a chunk only."""
 
     fails = "check_a_lost_part_is_a_miss"
 
@@ -583,7 +583,7 @@ class LooksAtTheFirstPart(BrokenTier):
 
 
 class TakesALostPartForAnOutage(BrokenTier):
-    """Takes a part that is lost for a server that is down."""
+    """Mistakes a lost part for a server that is down."""
 
     fails = "check_a_lost_part_is_a_miss"
 
@@ -592,7 +592,7 @@ class TakesALostPartForAnOutage(BrokenTier):
 
 
 class NeverHealsAPart(BrokenTier):
-    """Stores only chunks whose first part is not there, even over one that failed to load."""
+    """Skips the store of a chunk whose first part exists, even if it failed to load."""
 
     fails = "check_a_lost_part_is_a_miss"
 
@@ -602,7 +602,7 @@ class NeverHealsAPart(BrokenTier):
 
 
 class TakesAHangForAMiss(BrokenTier):
-    """Gives a lookup a limit, and takes one that passes it for a miss."""
+    """Gives a lookup a time limit, and reports a miss when it has passed."""
 
     fails = "check_a_hang_is_no_miss"
 
@@ -615,7 +615,7 @@ class TakesAHangForAMiss(BrokenTier):
 
 
 class HangsWithItsStore(BrokenTier):
-    """Keeps a connection on which a call was cancelled, with the reply of that call to come."""
+    """Reuses a connection whose reply to a cancelled call is still to come."""
 
     fails = "check_a_tier_comes_back_after_a_hang"
     _waits_for_a_reply = False
@@ -653,7 +653,7 @@ class ForgetsToDelete(BrokenTier):
 
 
 class TakesACutForTheEnd(BrokenTier):
-    """Reads until the connection ends, and takes a cut connection for the end of the object."""
+    """Reads until the connection ends, and mistakes a cut connection for the end of the object."""
 
     fails = "check_an_outage_in_mid_transfer_damages_nothing"
 
@@ -727,7 +727,7 @@ class ListsItsOwnNamespace(BrokenTier):
 
 
 class MakesWhatItLooksInto(BrokenTier):
-    """Writes its manifest whoever opens it."""
+    """Writes its manifest even when a tool opens it."""
 
     fails = "check_maintenance_makes_no_namespace"
 
@@ -737,7 +737,7 @@ class MakesWhatItLooksInto(BrokenTier):
 
 
 class UsesWhatItExamines(BrokenTier):
-    """Takes a tool's load for an engine's."""
+    """Counts a tool's load as an engine's."""
 
     fails = "check_maintenance_records_no_use"
 
@@ -797,7 +797,7 @@ class LoadsWhatHasExpired(BrokenTier):
 
 
 class RenewsTheAge(BrokenTier):
-    """Takes a use for a store."""
+    """Renews a chunk's age with each use, as a store does."""
 
     fails = "check_no_use_extends_the_maximum_age"
 

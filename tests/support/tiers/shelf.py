@@ -70,9 +70,9 @@ class Shelf:
         keys: the key under which each was stored.
         connected: False while the shelf is unreachable.
         hangs: True while the shelf answers nothing.
-        torn: the objects of which a part is lost, each kept in two parts.
-        marks: what instances of a tier tell each other.
-        manifests: of each namespace, by its fingerprint.
+        torn: the objects that have lost a part.
+        marks: messages between the instances of a tier.
+        manifests: the manifest of each namespace, by its fingerprint.
         used_s: the time of each object's last use.
         stored_s: the time of each object's store.
     """
