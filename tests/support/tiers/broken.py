@@ -300,7 +300,7 @@ class ShowsPartlyWritten(BrokenTier):
         await self.reach()
         name, whole = self.name_of(transfer.key), b"".join(transfer.buffers)
         before = self.shelf.objects.get(name)
-        self.put(transfer.key, whole[: len(whole) // 2] + bytes(len(whole) - len(whole) // 2))
+        self.put(transfer.key, half_of(whole))
         try:
             await self.context.clock.sleep(_MOMENT_S)
         except BaseException:
@@ -390,7 +390,7 @@ class LeavesAPart(BrokenTier):
         try:
             await self.reach()
         except asyncio.CancelledError:
-            self.put(transfer.key, whole[: len(whole) // 2] + bytes(len(whole) - len(whole) // 2))
+            self.put(transfer.key, half_of(whole))
             raise
         self.put(transfer.key, whole)
 
@@ -568,7 +568,7 @@ class FillsTheGap(BrokenTier):
     fails = "check_a_lost_part_is_a_miss"
 
     def mend(self, stored: bytes) -> bytes:
-        return stored[: len(stored) // 2] + bytes(len(stored) - len(stored) // 2)
+        return half_of(stored)
 
 
 class LooksAtTheFirstPart(BrokenTier):
@@ -827,6 +827,11 @@ class NeedsItsParent(BrokenTier):
         if self.config.shelf not in SHELVES:
             raise ConfigError("the store is not registered")
         await super().open()
+
+
+def half_of(whole: bytes) -> bytes:
+    """Return an object whose second half is zeros."""
+    return whole[: len(whole) // 2].ljust(len(whole), b"\x00")
 
 
 def _leaves(of: type[BrokenTier]) -> list[type[BrokenTier]]:
