@@ -343,7 +343,7 @@ def test_case_22_a_verdict_does_not_outlive_its_request(make: EngineFactory) -> 
 def test_case_23_a_stored_value_is_smaller_or_larger_than_the_slot(
     make: EngineFactory, change: int
 ) -> None:
-    """Copy what is stored without comparing lengths: the slot is overrun, or half old."""
+    """Copy the stored bytes without comparing lengths: the slot is overrun, or half old."""
     engine = make()
     stored_below(engine, *KEYS[:2])
     stored = engine.tiers[0]._objects[KEYS[0]]
@@ -356,7 +356,7 @@ def test_case_23_a_stored_value_is_smaller_or_larger_than_the_slot(
 
 
 def test_chunks_of_another_length_are_in_another_namespace(tmp_path: Path, runner: str) -> None:
-    """Leave the length out of the fingerprint: each engine deletes what the other has stored."""
+    """Leave the length out of the fingerprint: each engine deletes the chunks of the other."""
     for chunk_bytes, expected in ((4096, "MISS"), (8192, "MISS"), (4096, "HIT"), (8192, "HIT")):
         with live(
             [f"file://{tmp_path}?runner={runner}"],

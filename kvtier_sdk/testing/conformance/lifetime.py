@@ -273,8 +273,8 @@ async def _wait_until_gone(subject: TierSubject, left: Callable[[], list[str]]) 
 class _LoopWatch:
     """A thread that wakes at intervals and checks that the loop has turned since.
 
-    On a busy machine the watch wakes late too, so that it never takes a slow machine for a
-    blocked loop.
+    On a busy machine the watch wakes late too, so it never mistakes a slow machine for a blocked
+    loop.
 
     Attributes:
         blocked_at: the loop's stack when it was first found blocked, innermost frame last;

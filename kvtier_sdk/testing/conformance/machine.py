@@ -1,7 +1,6 @@
 """A tier compared with a dictionary, over any sequence of calls.
 
-A miss is always legal, a wrong byte never. Hypothesis makes the sequences, and shortens one that
-fails.
+A miss is always legal, a wrong byte never. Hypothesis makes sequences, and shortens failing ones.
 """
 
 from __future__ import annotations

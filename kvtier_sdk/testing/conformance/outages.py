@@ -99,7 +99,7 @@ async def _load(probe: Probe, key: OffloadKey) -> TierError | None:
     lent = probe.empty(key)
     (verdict,) = await probe.load([lent])
     if verdict is None:
-        # A tier may have the chunk in a cache, but then whole.
+        # A cache of the tier may have the chunk, but it must be whole.
         probe.check_content(key, lent.content, [0])
     return verdict
 

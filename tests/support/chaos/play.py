@@ -11,9 +11,9 @@ import statistics
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 from kvtier_sdk import HostPool, Namespace, OffloadKey, TieringConfig, TierSpec, TierStats
 from kvtier_sdk.engine import TieringManager, open_manager, open_pool
@@ -29,7 +29,7 @@ SLOTS = 96
 PER_SECOND = 15.0
 LOOKUP_DEADLINE_S = 0.1
 _NAMESPACE = Namespace({"engine": "chaos", "model": MODEL})
-#: After this time, a tier counts as one that never comes back.
+#: After this time, a tier counts as lost.
 _PATIENCE_S = 60.0
 #: A store that is reported this soon after a destruction may have preceded it.
 _REPORT_DELAY_S = 0.5
@@ -64,11 +64,8 @@ def play(scenario: Scenario, directory: Path, pace: Pace, seed: int = 0) -> Outc
         CannotHappenError: the fault cannot be made on this machine.
     """
     place = PLACES[scenario.backend](directory, scenario.fault.name)
-    try:
-        with _environment(place.environment):
-            return _play(scenario, place, pace, seed)
-    finally:
-        place.close()
+    with contextlib.closing(place), patch.dict(os.environ, place.environment):
+        return _play(scenario, place, pace, seed)
 
 
 def _play(scenario: Scenario, place: Place, pace: Pace, seed: int) -> Outcome:
@@ -219,7 +216,7 @@ def _counters(stats: list[TierStats]) -> dict[str, int]:
 
 
 def _count_lost(place: Place, keys: list[OffloadKey]) -> int:
-    """Load chunks in a new engine, and count those that do not come back as they were stored."""
+    """Load chunks in a new engine, and count the missing and the changed ones."""
     patience = {"lookup_deadline": "30s", "load_deadline": "30s", "runner": "thread"}
     spec = TierSpec.from_url(place.clean_url, **patience)
     content = ChunkContent(CHUNK_BYTES)
@@ -242,18 +239,3 @@ def _count_lost(place: Place, keys: list[OffloadKey]) -> int:
                 manager.complete_load([key], request)
             manager.on_request_finished(request)
     return lost
-
-
-@contextlib.contextmanager
-def _environment(variables: dict[str, str]) -> Iterator[None]:
-    """Set variables of the environment, which processes of tiers inherit."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

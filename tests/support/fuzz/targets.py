@@ -10,8 +10,8 @@ import json
 import os
 import zlib
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -133,7 +133,7 @@ def file_header(data: bytes) -> None:
         leases = int.from_bytes(content[56:60], "little")
         checksum = zlib.crc32(memoryview(content)[16 : 60 + 32 * leases])
         content[12:16] = checksum.to_bytes(4, "little")
-    with _MemoryFile(bytes(content)) as fd:
+    with _memory_file(bytes(content)) as fd:
         header = HeaderFile(fd).read()
         assert len(header.reservations) <= len(content) // 32
         HeaderFile(fd).write(header)
@@ -145,7 +145,7 @@ def ledger(data: bytes) -> None:
     told_bytes = int.from_bytes(data[:8].ljust(8, b"\0"), "little")
     records = data[8:]
     for ledger_bytes in (told_bytes, len(records)):
-        with _MemoryFile(records) as fd:
+        with _memory_file(records) as fd:
             with suppress(LedgerDamagedError):
                 list(Ledger(fd).read(0, ledger_bytes))
             header = SharedHeader(clean=True, generation=1, ledger_bytes=ledger_bytes)
@@ -219,21 +219,17 @@ def _directory() -> Path:
     return Path(mkdtemp(prefix="kvtier-fuzz-"))
 
 
-class _MemoryFile:
-    """A file in memory with this content, open for a block."""
-
-    def __init__(self, content: bytes) -> None:
-        self._fd = os.memfd_create("kvtier-fuzz")
-        os.write(self._fd, content)
-
-    def __enter__(self) -> int:
-        return self._fd
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._fd)
+@contextmanager
+def _memory_file(content: bytes) -> Iterator[int]:
+    fd = os.memfd_create("kvtier-fuzz")
+    try:
+        os.write(fd, content)
+        yield fd
+    finally:
+        os.close(fd)
 
 
-#: By name.
+#: The targets by name.
 TARGETS: dict[str, Callable[[bytes], None]] = {
     target.__name__: target
     for target in (

@@ -695,7 +695,7 @@ class DeletesOnlyWhatIsThere(BrokenTier):
 
 
 class TouchStores(BrokenTier):
-    """Records the use of a chunk, even of one that it does not have."""
+    """Records the use of any chunk, even a missing one."""
 
     fails = "check_touch_changes_nothing"
 
