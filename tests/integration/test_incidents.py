@@ -195,22 +195,6 @@ def test_case_11_a_deep_waiting_queue_and_a_small_pool(make: EngineFactory) -> N
     engine.at_rest()
 
 
-def test_case_12_two_tiers_and_one_is_stalled(make: EngineFactory) -> None:
-    """Remove the timer in ``TierLoop._start``: the slot is pinned until the stall ends."""
-    engine = make(tiers=2, store_deadline="30s")
-    engine.tiers[0].gate = asyncio.Event()
-    engine.store(A, KEYS[0])
-    engine.step()
-    engine.step()
-    assert list(engine.tiers[1]._objects) == [KEYS[0]]
-    assert engine.manager.usage().pinned == 1
-    engine.step(31.0)
-    engine.step()
-    assert engine.manager.usage().pinned == 0
-    assert engine.manager.stats[1].failures == {"store.timeout": 1}
-    assert engine.manager.stats[2].stored_chunks == 1
-
-
 _STOPS_IN_A_STORE = """
     import os
     from support.live import live
