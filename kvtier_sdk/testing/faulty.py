@@ -17,6 +17,12 @@ from kvtier_sdk.namespace import StoredNamespace
 from kvtier_sdk.options.tier import TierConfig
 from kvtier_sdk.types import Entry, OffloadKey, RequestContext, Transfer, Usage
 
+#: Class attributes that a faulty tier declares as the tier inside does.
+_DECLARED = (
+    *("config_model", "medium", "locality", "capabilities", "alignment", "max_batch_keys"),
+    *("runner_defaults", "contract_version"),
+)
+
 
 class FaultKind(Enum):
     """The kinds of fault that a call can have."""
@@ -43,9 +49,8 @@ class Fault:
 
     Attributes:
         kind: the kind of fault.
-        operation: the call that gets it: ``"lookup"``, ``"store"``, ``"load"``, ``"delete"``,
-            ``"touch"``, ``"scan"``, ``"usage"`` or ``"namespaces"``; ``None`` is any call but
-            ``usage``, which the runner makes on its own schedule.
+        operation: the name of the call that gets it, such as ``"lookup"``; ``None`` is any call
+            but ``usage``, which the runner makes on its own schedule.
         delay_s: how long a delay or an outage lasts, on the tier's clock.
         error: class of the errors.
     """
@@ -85,14 +90,7 @@ class FaultPlan:
         self._drawn = [Fault(kind) for kind in FaultKind] if drawn is None else list(drawn)
 
     def next_fault(self, operation: str) -> Fault | None:
-        """Return the fault of the next call, and record it.
-
-        Args:
-            operation: the operation that is called.
-
-        Returns:
-            The fault; ``None`` if the call has none.
-        """
+        """Return the fault of the next call of ``operation``, or ``None``, and record it."""
         fault = self._from_script(operation) if self._script else self._from_seed(operation)
         if fault is not None:
             self.happened.append((operation, fault.kind))
@@ -120,8 +118,7 @@ def _fits(fault: Fault | None, operation: str) -> bool:
 class FaultyTier(SecondaryTierManager):
     """A tier that passes every call on to another tier, with the faults of a plan.
 
-    :func:`faulty` makes such classes. A fault that does not fit its call (``PARTIAL`` of a
-    lookup) has no effect.
+    A fault that does not fit its call (``PARTIAL`` of a lookup) has no effect.
 
     Attributes:
         inner_class: the class of the tier inside.
@@ -196,18 +193,17 @@ class FaultyTier(SecondaryTierManager):
         """Apply a fault of the call itself; return a fault of its chunks."""
         clock = self.context.clock
         fault = self.plan.next_fault(operation)
-        kind = fault.kind if fault is not None else None
-        if fault is not None and kind is FaultKind.DISCONNECT:
+        if fault is not None and fault.kind is FaultKind.DISCONNECT:
             self._unreachable_until_s = clock.now_s() + fault.delay_s
         if clock.now_s() < self._unreachable_until_s:
             raise TierUnavailableError("disconnected by a fault")
         if fault is None:
             return None
-        if kind is FaultKind.ERROR:
+        if fault.kind is FaultKind.ERROR:
             raise fault.error("failed by a fault")
-        if kind is FaultKind.HANG:
+        if fault.kind is FaultKind.HANG:
             await asyncio.Event().wait()
-        if kind is FaultKind.DELAY:
+        if fault.kind is FaultKind.DELAY:
             await clock.sleep(fault.delay_s)
             return None
         return fault
@@ -242,26 +238,12 @@ def faulty(tier_class: type[SecondaryTierManager], plan: FaultPlan) -> type[Faul
         plan: the faults.
 
     Returns:
-        A tier class with the same options and capabilities. It runs in a thread only: the plan is
-        not among the options, so a child process would not know it.
+        A tier class with the same options and capabilities, for a thread: a child process would
+        not know the plan.
     """
-    return type(
-        f"Faulty{tier_class.__name__}",
-        (FaultyTier,),
-        {
-            "inner_class": tier_class,
-            "plan": plan,
-            "config_model": tier_class.config_model,
-            "medium": tier_class.medium,
-            "locality": tier_class.locality,
-            "capabilities": tier_class.capabilities,
-            "alignment": tier_class.alignment,
-            "max_batch_keys": tier_class.max_batch_keys,
-            "runner_defaults": tier_class.runner_defaults,
-            "contract_version": tier_class.contract_version,
-            "__module__": __name__,
-        },
-    )
+    declared = {name: getattr(tier_class, name) for name in _DECLARED}
+    own = {"inner_class": tier_class, "plan": plan, "__module__": __name__}
+    return type(f"Faulty{tier_class.__name__}", (FaultyTier,), declared | own)
 
 
 def _flip(payload: memoryview) -> None:

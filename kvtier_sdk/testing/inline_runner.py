@@ -55,30 +55,15 @@ class InlineRunner:
         return True
 
     def run_for(self, duration_s: float) -> None:
-        """Let the tier's loop run.
-
-        Args:
-            duration_s: seconds on the clock; 0 runs only what is ready now.
-        """
+        """Let the tier's loop run for ``duration_s``; 0 runs only what is ready now."""
         self._event_loop.run_until_complete(self._clock.sleep(duration_s))
 
     def drain(self, timeout_s: float) -> bool:
-        """Cancel queued jobs and wait for running ones.
-
-        Args:
-            timeout_s: how long to wait, on the clock.
-
-        Returns:
-            True if all of them ended in time.
-        """
+        """Cancel queued jobs; return true if the running ones ended within ``timeout_s``."""
         return self._event_loop.run_until_complete(self._tier_loop.drain(timeout_s))
 
     def close(self, timeout_s: float) -> None:
-        """Drain, close the tier, and close the event loop.
-
-        Args:
-            timeout_s: how long the drain may take.
-        """
+        """Drain for ``timeout_s`` at most, close the tier, and close the event loop."""
         self.drain(timeout_s)
         self._event_loop.run_until_complete(self._tier_loop.close())
         end_event_loop(self._event_loop, self._clock)

@@ -31,11 +31,7 @@ class VirtualClock(Clock):
         return _VirtualLoop(self)
 
     def advance(self, delay_s: float) -> None:
-        """Move time forward while no loop runs.
-
-        Args:
-            delay_s: seconds, not negative.
-        """
+        """Move time forward by ``delay_s``, which is not negative, while no loop runs."""
         self._now_s += delay_s
 
 

@@ -50,7 +50,7 @@ class MineTier(ChunkTierManager):
         transfer.payload[:] = stored[split:]
 '''
 
-#: Warns, and raises an error that is no tier's and quotes a password.
+#: Warns, and raises a foreign error that quotes a password.
 CLUMSY = """
     async def open(self):
         self.context.logger.warning("mind //ada:hunter2@host")

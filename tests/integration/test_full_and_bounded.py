@@ -11,14 +11,12 @@ import itertools
 import os
 import subprocess
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 from support.live import CHUNK_BYTES, Live, live
-from support.runners import RUNNERS
 from typer.testing import CliRunner
 
 from kvtier_sdk import TieringConfig, make_offload_key
@@ -101,76 +99,36 @@ def test_a_capacity_is_kept_while_sixteen_times_as_much_is_written(
     assert 63 * MIB < most[0] < 64 * MIB + MIB + 2**16
 
 
-class Disk(ABC):
-    """A disk that can be filled up and freed again, and the runner of the tier on it."""
+class FullDisk:
+    """A disk on which writes of this process fail while it is full, whatever is evicted."""
 
-    root: Path
-    runner = "thread"
-
-    @property
-    def url(self) -> str:
-        return f"file://{self.root}/kv?min_free=0&runner={self.runner}"
-
-    @abstractmethod
-    def fill(self) -> None: ...
-
-    @abstractmethod
-    def free(self) -> None: ...
-
-
-class MountedDisk(Disk):
-    """A mounted file system; a file of zeros takes the rest of it."""
-
-    def __init__(self, mount: Callable[..., Path], runner: str, *, most_inodes: int = 0) -> None:
-        self.root = mount(4 * MIB, most_inodes)
-        self.runner = runner
-
-    def fill(self) -> None:
-        with suppress(OSError), (self.root / "filler").open("wb", buffering=0) as filler:
-            while True:
-                filler.write(bytes(4096))
-
-    def free(self) -> None:
-        (self.root / "filler").unlink()
-
-
-class PatchedDisk(Disk):
-    """A disk on which this process's writes fail with ENOSPC while it counts as full."""
-
-    def __init__(self, tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
-        self.root = tmp_path
-        self._is_full = False
+    def __init__(self, root: Path, patch: pytest.MonkeyPatch) -> None:
+        self.url = f"file://{root}/kv?min_free=0&runner=thread"
+        self.is_full = False
         for name in ("pwritev", "pwrite"):
             patch.setattr(os, name, self._failing(getattr(os, name)))
 
     def _failing(self, write: Callable[..., int]) -> Callable[..., int]:
         def wrapped(*args: object) -> int:
-            if self._is_full:
+            if self.is_full:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return write(*args)
 
         return wrapped
 
-    def fill(self) -> None:
-        self._is_full = True
-
-    def free(self) -> None:
-        self._is_full = False
-
 
 @pytest.fixture
-def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disk:
-    """A disk that is full whatever is evicted."""
-    return PatchedDisk(tmp_path, monkeypatch)
+def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FullDisk:
+    return FullDisk(tmp_path, monkeypatch)
 
 
-def test_a_replay_goes_on_when_the_disk_runs_full(disk: Disk) -> None:
+def test_a_replay_goes_on_when_the_disk_runs_full(disk: FullDisk) -> None:
     """Count ``TierCapacityError`` as an answer of a healthy tier: each store is tried and fails."""
     workload = chat_workload(300, 0)
 
     def progressed(done: int) -> None:
         if done == 60:
-            disk.fill()
+            disk.is_full = True
 
     config = TieringConfig.from_dict({"slots": 60, "chunk_bytes": 8192, "tiers": [disk.url]})
     report = replay(workload, config, on_progress=progressed)
@@ -187,21 +145,22 @@ def test_a_replay_goes_on_when_the_disk_runs_full(disk: Disk) -> None:
     assert file.hit_chunks > 0
 
 
-@pytest.mark.parametrize("runner", RUNNERS)
 @pytest.mark.parametrize("lacks", ["bytes", "inodes"])
 def test_a_disk_that_others_fill_keeps_what_was_stored_last(
     mount: Callable[..., Path], lacks: str, runner: str
 ) -> None:
     """Run out of bytes, or of inodes, of which the counters of bytes say nothing."""
-    disk = MountedDisk(mount, runner, most_inodes=400 if lacks == "inodes" else 0)
+    root = mount(4 * MIB, 400 if lacks == "inodes" else 0)
     keys = [b"%036d" % n for n in range(320)]
-    with live([disk.url], slots=32) as engine:
+    with live([f"file://{root}/kv?min_free=0&runner={runner}"], slots=32) as engine:
         stats = engine.manager.stats[1]
         before = engine.begin("before")
         for start in range(0, len(keys), 10):
             engine.store(before, *keys[start : start + 10])
             if lacks == "bytes" and start == 100:
-                disk.fill()
+                with suppress(OSError), (root / "filler").open("wb", buffering=0) as filler:
+                    while True:
+                        filler.write(bytes(4096))
         after = engine.begin("after")
         assert engine.settle(after, *keys[-40:-35]) == ["HIT"] * 5
         engine.load(after, *keys[-40:-35])
@@ -211,7 +170,7 @@ def test_a_disk_that_others_fill_keeps_what_was_stored_last(
         assert stats.stores_open == 0
 
 
-def test_a_full_disk_stops_stores_and_not_loads_until_there_is_room(disk: Disk) -> None:
+def test_a_full_disk_stops_stores_and_not_loads_until_there_is_room(disk: FullDisk) -> None:
     """Let a full disk open both directions' breakers: the loads below are misses."""
     keys = [b"%036d" % n for n in range(128)]
     with live([disk.url], slots=16) as engine:
@@ -220,7 +179,7 @@ def test_a_full_disk_stops_stores_and_not_loads_until_there_is_room(disk: Disk) 
         for key in keys[:32]:
             engine.store(before, key)
         assert stats.stored_chunks == 32
-        disk.fill()
+        disk.is_full = True
         for key in keys[32:]:
             engine.store(before, key)
         assert stats.stores_open == 1
@@ -231,7 +190,7 @@ def test_a_full_disk_stops_stores_and_not_loads_until_there_is_room(disk: Disk) 
             engine.load(after, key)
         assert (stats.stores_open, stats.reads_open) == (1, 0)
         assert stats.loaded_bytes == 32 * CHUNK_BYTES
-        disk.free()
+        disk.is_full = False
         for _ in range(_STEPS):
             if not stats.stores_open:
                 break
@@ -288,7 +247,6 @@ def remove_files(root: Path) -> None:
         file.unlink()
 
 
-@pytest.mark.parametrize("runner", RUNNERS)
 @pytest.mark.parametrize("remove", [remove_by_command, remove_files])
 def test_nothing_is_refused_while_a_full_root_has_room_again(
     tmp_path: Path, runner: str, remove: Callable[[Path], None]
@@ -303,7 +261,6 @@ def test_nothing_is_refused_while_a_full_root_has_room_again(
         assert scanned.refused(48) == 0
 
 
-@pytest.mark.parametrize("runner", RUNNERS)
 def test_nothing_is_refused_while_a_full_disk_has_room_again(
     mount: Callable[..., Path], runner: str
 ) -> None:

@@ -6,9 +6,8 @@ import fcntl
 from pathlib import Path
 from typing import Any
 
-import pytest
 from support.live import Live, live
-from support.runners import KEYS, RUNNERS, misbehaving
+from support.runners import KEYS, misbehaving
 
 from kvtier_sdk import RequestContext, TierSpec
 from kvtier_sdk.metrics import metric_samples
@@ -19,12 +18,8 @@ LONG, SHORT = "60s", "200ms"
 
 def hard(kind: str, folder: Path, *, deadline: str = LONG, **script: Any) -> TierSpec:
     """Make a tier without which the engine starts."""
-    options = {
-        "required": False,
-        "open_deadline": deadline,
-        "probe_interval": 0.01,
-        "max_probe_interval": 0.02,
-    }
+    options = {"required": False, "open_deadline": deadline}
+    options |= {"probe_interval": 0.01, "max_probe_interval": 0.02}
     return misbehaving(kind, folder / "diary", runner=options, **script)
 
 
@@ -77,7 +72,6 @@ def assert_serves_with(engine: Live) -> None:
     assert metrics["kvtier_stored_chunks_total"] == metrics["kvtier_hit_chunks_total"] == 4
 
 
-@pytest.mark.parametrize("runner", RUNNERS)
 def test_tiers_open_side_by_side(tmp_path: Path, runner: str) -> None:
     specs = [
         misbehaving(runner, tmp_path / "diary", name=name, on_open="meet") for name in ("a", "b")
@@ -86,7 +80,6 @@ def test_tiers_open_side_by_side(tmp_path: Path, runner: str) -> None:
         assert [tier.is_open for tier in engine.manager.stats[1:]] == [1, 1]
 
 
-@pytest.mark.parametrize("runner", RUNNERS)
 def test_an_open_that_sleeps_for_an_hour(tmp_path: Path, runner: str) -> None:
     with live([hard(runner, tmp_path, deadline=SHORT, on_open="hang"), "memory:"]) as engine:
         assert_serves_without(engine)
@@ -95,7 +88,6 @@ def test_an_open_that_sleeps_for_an_hour(tmp_path: Path, runner: str) -> None:
         assert "it did not open within 0.2 s" in engine.manager.stats[1].errors[0]
 
 
-@pytest.mark.parametrize("runner", RUNNERS)
 def test_an_open_that_blocks_its_thread_for_long(tmp_path: Path, runner: str) -> None:
     with live([hard(runner, tmp_path, deadline=SHORT, on_open="block"), "memory:"]) as engine:
         assert_serves_without(engine)
@@ -124,7 +116,6 @@ def test_an_open_that_holds_the_interpreter_of_the_engine_holds_up_its_start(
         assert_serves_with(engine)
 
 
-@pytest.mark.parametrize("runner", RUNNERS)
 def test_an_open_that_raises_every_third_time(tmp_path: Path, runner: str) -> None:
     for start in (1, 2, 3):
         spec = hard(runner, tmp_path, on_open="refuse_every_third")

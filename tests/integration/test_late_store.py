@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.live import live
 from support.redis_server import Server
-from support.runners import KEYS, RUNNERS
+from support.runners import KEYS
 
 from kvtier_sdk import TierUnavailableError
 
@@ -27,7 +27,6 @@ def url(server: Server, runner: str, **options: str) -> str:
     return f"{server.url}?{'&'.join(f'{name}={value}' for name, value in options.items())}"
 
 
-@pytest.mark.parametrize("runner", RUNNERS)
 def test_an_engine_starts_without_its_store_and_uses_it_when_it_is_back(
     server: Server, runner: str
 ) -> None:
@@ -53,7 +52,6 @@ def test_an_engine_starts_without_its_store_and_uses_it_when_it_is_back(
         assert tier.stored_chunks == len(more)
 
 
-@pytest.mark.parametrize("runner", RUNNERS)
 def test_an_engine_that_needs_its_store_does_not_start(server: Server, runner: str) -> None:
     with (
         pytest.raises(TierUnavailableError, match="Connection refused"),
@@ -62,7 +60,6 @@ def test_an_engine_that_needs_its_store_does_not_start(server: Server, runner: s
         raise AssertionError("there is no such engine")
 
 
-@pytest.mark.parametrize("runner", RUNNERS)
 def test_an_engine_ends_while_its_store_is_down(server: Server, runner: str) -> None:
     with live([url(server, runner)]) as engine:
         engine.rest()

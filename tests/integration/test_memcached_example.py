@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support import memcached_store
 from support.author import ROOT, environment_of, run, stranger
-from support.code_lines import code_lines
 
 pytestmark = pytest.mark.reader
 
 EXAMPLE = ROOT / "examples" / "kvtier-memcached"
-
-
-def _server_class() -> Any:
-    path = EXAMPLE / "tests" / "memcached_server.py"
-    spec = importlib.util.spec_from_file_location("memcached_server", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.MemcachedServer
-
-
-MemcachedServer = _server_class()
 
 
 @pytest.fixture(scope="session")
@@ -43,7 +29,7 @@ def make_server() -> Iterator[Callable[..., Any]]:
     made: list[Any] = []
 
     def make() -> Any:
-        made.append(MemcachedServer("-m", "256"))
+        made.append(memcached_store.make_server("-m", "256"))
         return made[-1].start()
 
     yield make
@@ -61,9 +47,9 @@ def replay(environment: Path, *words: str) -> list[str]:
     return command(environment, "kvtier_sdk.cli", "replay", "--json", *sizes, *words)
 
 
-def test_the_tier_is_under_110_lines_of_code() -> None:
+def test_the_tier_is_under_150_lines() -> None:
     tier = EXAMPLE / "kvtier_memcached" / "__init__.py"
-    assert code_lines(tier.read_text()) < 110
+    assert len(tier.read_text().splitlines()) < 150
 
 
 def test_it_keeps_the_contract(environment: Path, wheels: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support.keys import NEXT, OURS, THEIRS, write_keys
 from support.live import CHUNK_BYTES, Live, live
-from support.runners import KEYS, RUNNERS
+from support.runners import KEYS
 from support.stores import Folder, RedisStore, S3Store, Store
 
 CHUNKS = KEYS[1:5]
@@ -23,11 +23,6 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     made = request.param(tmp_path / "store", CHUNK_BYTES)
     yield made
     made.kill()
-
-
-@pytest.fixture(params=RUNNERS)
-def runner(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 def url(store: Store, runner: str, codec: str | None) -> str:

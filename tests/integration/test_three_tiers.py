@@ -11,7 +11,7 @@ import logging
 import os
 import subprocess
 import sys
-import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -97,34 +97,21 @@ def test_tiers_hit_what_an_unlimited_cache_hits_and_a_new_client_everything(
         assert not any(report["left_over"].values()), report["left_over"]
 
 
-class Reopened(logging.Handler):
-    """A log handler that sees that a tier takes stores again."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen = threading.Event()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if "writes are taken again" in record.getMessage():
-            self.seen.set()
-
-
-@pytest.fixture
-def reopened(request: pytest.FixtureRequest) -> Iterator[Reopened]:
-    """The handler for the tier that the parameter ``killed`` names."""
-    logger = logging.getLogger(f"kvtier.tier.{request.node.callspec.params['killed']}")
-    handler, level = Reopened(), logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    yield handler
-    logger.removeHandler(handler)
-    logger.setLevel(level)
+def wait_until_reopened(caplog: pytest.LogCaptureFixture) -> None:
+    end_s = time.monotonic() + _PATIENCE_S
+    while "writes are taken again" not in caplog.text:
+        assert time.monotonic() < end_s, "the tier is not used again"
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("killed", ["redis", "s3"])
 def test_a_server_that_dies_and_comes_back_costs_its_share_and_nothing_else(
-    workload: list[ReplayRequest], stores: dict[str, Any], reopened: Reopened, killed: str
+    workload: list[ReplayRequest],
+    stores: dict[str, Any],
+    caplog: pytest.LogCaptureFixture,
+    killed: str,
 ) -> None:
+    caplog.set_level(logging.INFO, f"kvtier.tier.{killed}")
     # Half of the trace is enough; the victim is asked first, so that much depends on it.
     workload = workload[: len(workload) // 2]
     victim, others = stores[killed], [stores[name] for name in stores if name != killed]
@@ -141,7 +128,7 @@ def test_a_server_that_dies_and_comes_back_costs_its_share_and_nothing_else(
         elif done == 2 * len(workload) // 3:
             victim.start()
             survived.append(victim.chunks())
-            assert reopened.seen.wait(_PATIENCE_S), "the tier is not used again"
+            wait_until_reopened(caplog)
 
     report = replay(workload, config, on_progress=disturb)
     assert report.hit_chunks == unlimited_hits(workload)

@@ -3,17 +3,80 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from support.author import ROOT, stranger
-from support.tutorial import blocks_of, missing_lines, outputs_of, script_of
 
 pytestmark = pytest.mark.reader
 
 PAGE = ROOT / "docs" / "backend-authors" / "README.md"
+_BLOCK = re.compile(
+    r"(?:^<!-- file: (\S+) -->\n\n)?^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL
+)
+_MARK = "--- block {} ---"
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block of a page; ``kind`` is the word after its fence, ``file`` the path of a file."""
+
+    kind: str
+    text: str
+    file: str | None
+
+
+def blocks_of(page: str) -> list[Block]:
+    """Return the fenced blocks of a page, in order."""
+    return [Block(kind, text, file or None) for file, kind, text in _BLOCK.findall(page)]
+
+
+def script_of(blocks: list[Block]) -> str:
+    """Return a bash script that runs the blocks, and marks the start of each."""
+    lines = ["set -eu", "exec 2>&1"]
+    for index, block in enumerate(blocks):
+        lines += [f"echo {shlex.quote(_MARK.format(index))}", _step(block)]
+    return "\n".join(lines) + "\n"
+
+
+def outputs_of(printed: str, blocks: list[Block]) -> list[str]:
+    """Return the output of each block; blocks that were not reached are missing."""
+    parts = re.split(rf"^{_MARK.format('[0-9]+')}\n", printed, flags=re.MULTILINE)
+    return parts[1 : len(blocks) + 1]
+
+
+def missing_lines(expected: str, printed: str) -> list[str]:
+    """Return the lines of a page that are missing from the output, or out of order.
+
+    ``...`` matches anything, and a run of blanks any other.
+    """
+    lines = iter(_plain(line) for line in printed.splitlines())
+    missing = []
+    for line in expected.splitlines():
+        pattern = re.compile(".*".join(map(re.escape, _plain(line).split("..."))))
+        if not any(pattern.fullmatch(found) for found in lines):
+            missing.append(line)
+    return missing
+
+
+def _plain(line: str) -> str:
+    return " ".join(line.split())
+
+
+def _step(block: Block) -> str:
+    if block.file is not None:
+        return f"cat > {shlex.quote(block.file)} <<'END OF FILE'\n{block.text}END OF FILE"
+    if block.kind == "diff":
+        return f"git apply -p0 --recount --unidiff-zero - <<'END OF DIFF'\n{block.text}END OF DIFF"
+    if block.kind == "sh":
+        return block.text
+    assert block.kind == "text", f"a block of {block.kind} without a file"
+    return ":"
 
 
 def test_every_block_does_what_the_page_says(wheels: Path, tmp_path: Path) -> None:

@@ -36,15 +36,9 @@ def stranger(wheels: Path) -> dict[str, str]:
 
 
 def environment_of(example: Path, wheels: Path, directory: Path) -> str:
-    """Make an environment with an example's wheel and the SDK's, but neither source tree.
+    """Make an environment with an example's wheel and the SDK's, and return its Python.
 
-    Args:
-        example: the example's package.
-        wheels: the directory of the SDK's wheels.
-        directory: gets the environment, the example's tests and its pyproject.toml.
-
-    Returns:
-        The environment's Python.
+    The directory also gets the example's tests and its pyproject.toml, but neither source tree.
     """
     wheel = build_wheel(example, wheels)
     venv.create(directory / "env")

@@ -46,7 +46,6 @@ _FAULT_S = 0.2
 
 
 def main() -> int:
-    """Run the replay, and print the findings."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--requests", type=int, default=100_000, help="default: 100000")
     parser.add_argument("--concurrency", type=int, default=64, help="default: 64")

@@ -6,14 +6,7 @@ _GUARD = b"g" * 1000
 
 
 class GuardedBuffers:
-    """Buffers side by side in one piece of memory, with a guard on each side.
-
-    Args:
-        lengths_bytes: length of each buffer.
-
-    Attributes:
-        buffers: views of the memory between the guards, filled with zeros.
-    """
+    """Buffers of zeros side by side in one piece of memory, with a guard on each side."""
 
     def __init__(self, *lengths_bytes: int) -> None:
         self._memory = bytearray(_GUARD + bytes(sum(lengths_bytes)) + _GUARD)

@@ -6,6 +6,7 @@ import math
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from kvtier_sdk import (
     Clock,
@@ -93,30 +94,18 @@ def content(key: OffloadKey, chunk_bytes: int = CHUNK_BYTES) -> bytes:
 def live(
     tiers: Sequence[str | TierSpec],
     *,
-    slots: int = 64,
     namespace: dict[str, object] | None = None,
-    chunk_bytes: int = CHUNK_BYTES,
     events: bool = False,
     clock: Clock | None = None,
-    engine_waits: bool = True,
-    metrics_port: int | None = None,
-    policy: str = "prefix",
+    **options: Any,
 ) -> Iterator[Live]:
     """Open tiers and a manager over them, with long deadlines, since the machine may be busy."""
     patience = {"lookup_deadline": "20s", "load_deadline": "20s"}
     specs = [
         TierSpec.from_url(tier, **patience) if isinstance(tier, str) else tier for tier in tiers
     ]
-    config = TieringConfig.from_dict(
-        {
-            "slots": slots,
-            "chunk_bytes": chunk_bytes,
-            "tiers": specs,
-            "metrics_port": metrics_port,
-            "policy": policy,
-        },
-        where="test",
-    )
+    options = {"slots": 64, "chunk_bytes": CHUNK_BYTES, **options, "tiers": specs}
+    config = TieringConfig.from_dict(options, where="test")
     # Nothing is computed, so there is nothing to compare a load with.
     config = config.model_copy(update={"recompute_s": math.inf})
     reported = threading.Event()
@@ -129,7 +118,6 @@ def live(
             clock=clock,
             events=events,
             notify=reported.set,
-            engine_waits=engine_waits,
         ) as manager,
     ):
         yield Live(manager, pool, reported)

@@ -11,23 +11,18 @@ from support.stores import DAMAGED_BYTE, ServedStore
 _SERVER = Path(__file__).parents[2] / "examples/kvtier-memcached/tests/memcached_server.py"
 
 
-def make_server() -> Any:
+def make_server(*options: str) -> Any:
     """Make the server of the example's own tests."""
     spec = importlib.util.spec_from_file_location("memcached_server", _SERVER)
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.MemcachedServer()
+    return module.MemcachedServer(*options)
 
 
 class MemcachedStore(ServedStore):
-    """A dedicated memcached, which forgets everything when it is killed.
-
-    Args:
-        folder: not used.
-        chunk_bytes: payload of a chunk.
-    """
+    """A dedicated memcached, which forgets everything when it is killed."""
 
     name = "memcached"
     # The default runner of an author's own backend.

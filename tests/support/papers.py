@@ -13,14 +13,7 @@ def openssl(*arguments: str) -> None:
 
 
 def make_papers(at: Path) -> SimpleNamespace:
-    """Make a private CA, with certificates for a server and a client.
-
-    Args:
-        at: the directory for them.
-
-    Returns:
-        ``ca``, a file; ``server`` and ``client``, each a certificate and its key.
-    """
+    """Make a private CA in a directory, and a certificate with its key for server and client."""
     new_key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
 
     def paper(name: str, *rest: str) -> None:
@@ -30,14 +23,7 @@ def make_papers(at: Path) -> SimpleNamespace:
         )
 
     paper("ca", "-addext", "keyUsage=critical,keyCertSign")
-    signed = [
-        "-CA",
-        f"{at}/ca.crt",
-        "-CAkey",
-        f"{at}/ca.key",
-        "-addext",
-        "basicConstraints=CA:FALSE",
-    ]
+    signed = f"-CA {at}/ca.crt -CAkey {at}/ca.key -addext basicConstraints=CA:FALSE".split()
     paper("server", *signed, "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost")
     paper("client", *signed)
     return SimpleNamespace(

@@ -18,11 +18,7 @@ _NO_LINGER = struct.pack("ii", 1, 0)
 
 
 class Peer:
-    """A server's end of a TCP connection, which does only what the test tells it to.
-
-    Attributes:
-        connection: the client's end.
-    """
+    """A server's end of a TCP connection; ``connection`` is the client's end."""
 
     def __init__(self, stall_timeout_s: float | None = None) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -78,15 +74,9 @@ async def settle() -> None:
 def converse(
     talk: Callable[[Connection], Awaitable[T]], text: bytes, pieces: Iterable[int] = ()
 ) -> T:
-    """Run the client's side of a conversation while the server sends a text and hangs up.
+    """Return the result of a client while the server sends a text, whatever it says, and hangs up.
 
-    Args:
-        talk: the client.
-        text: the bytes that the server sends, whatever the client does.
-        pieces: lengths of the first pieces; the rest comes in one.
-
-    Returns:
-        The result of ``talk``.
+    ``pieces`` are the lengths of the text's first pieces; the rest comes in one.
     """
 
     async def run() -> T:

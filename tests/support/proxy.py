@@ -1,4 +1,4 @@
-"""A proxy between a client and a server, which can hold or cut their traffic."""
+"""A proxy between a client and a server, which can slow, hold or cut their traffic."""
 
 from __future__ import annotations
 
@@ -13,12 +13,7 @@ _NO_LINGER = struct.pack("ii", 1, 0)
 
 
 class Proxy:
-    """A proxy to a server of the loopback, in both directions, with limits.
-
-    Args:
-        port: port of the server.
-        scheme: scheme of the proxy's URL.
-    """
+    """A proxy to a server of the loopback, in both directions, with limits."""
 
     def __init__(self, port: int, scheme: str) -> None:
         self._to_port = port
@@ -35,6 +30,11 @@ class Proxy:
         #: connections.
         self.then = "hold"
         self.spent = asyncio.Event()
+        #: Bytes that each connection may pass to its client before it is cut; ``None`` is any.
+        self.each_bytes: int | None = None
+        #: Speed of all connections together, in both directions; ``None`` is any.
+        self.bytes_per_s: float | None = None
+        self._next_s = 0.0
 
     async def start(self) -> str:
         """Listen, and return the URL to connect to."""
@@ -86,8 +86,15 @@ class Proxy:
         sink: asyncio.StreamWriter,
         pair: list[asyncio.StreamWriter],
     ) -> None:
+        carried_bytes = 0
         with contextlib.suppress(OSError):
             while piece := await source.read(_PIECE_BYTES):
+                carried_bytes += len(piece)
+                each_bytes = self.each_bytes if side == "client" else None
+                if each_bytes is not None and carried_bytes > each_bytes:
+                    sink.write(piece[: each_bytes - carried_bytes])
+                    break
+                await self._wait_for_turn(len(piece))
                 left_bytes = self.left_bytes[side]
                 if left_bytes is not None:
                     sink.write(piece[:left_bytes])
@@ -106,6 +113,12 @@ class Proxy:
                 await sink.drain()
         for writer in pair:
             writer.close()
+
+    async def _wait_for_turn(self, count_bytes: int) -> None:
+        if self.bytes_per_s is not None:
+            now_s = asyncio.get_running_loop().time()
+            self._next_s = max(now_s, self._next_s) + count_bytes / self.bytes_per_s
+            await asyncio.sleep(self._next_s - now_s)
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:

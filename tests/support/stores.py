@@ -20,15 +20,12 @@ DAMAGED_BYTE = 4003
 
 
 class Store(ABC):
-    """A store that outlives engines. Each kind has its backend's name, and a tier's URL.
+    """A store that outlives engines.
 
     Attributes:
         name: the backend's name.
         runners: the kinds of runner that its tiers can have.
-
-    Args:
         url: URL of a tier in it.
-        chunk_bytes: payload of a chunk.
     """
 
     name: str
@@ -56,12 +53,7 @@ class Store(ABC):
 
 
 class ServedStore(Store):
-    """A store in a server, which can come back.
-
-    Args:
-        server: the server, which is started here.
-        chunk_bytes: payload of a chunk.
-    """
+    """A store in a server, which can come back."""
 
     def __init__(self, server: Server | S3Server | MooncakeStore, chunk_bytes: int) -> None:
         super().__init__(server.url, chunk_bytes)
@@ -77,12 +69,7 @@ class ServedStore(Store):
 
 
 class Folder(Store):
-    """The store of a file tier.
-
-    Args:
-        folder: its directory, which need not exist yet.
-        chunk_bytes: payload of a chunk.
-    """
+    """The store of a file tier."""
 
     name = "file"
 
@@ -111,12 +98,7 @@ class Folder(Store):
 
 
 class RedisStore(ServedStore):
-    """A dedicated redis-server, which forgets everything when it is killed.
-
-    Args:
-        folder: the server's directory.
-        chunk_bytes: payload of a chunk.
-    """
+    """A dedicated redis-server, which forgets everything when it is killed."""
 
     name = "redis"
 
@@ -148,12 +130,7 @@ class RedisStore(ServedStore):
 
 
 class S3Store(ServedStore):
-    """A dedicated S3 server, which keeps everything when it is killed.
-
-    Args:
-        folder: the server's directory.
-        chunk_bytes: payload of a chunk.
-    """
+    """A dedicated S3 server, which keeps everything when it is killed."""
 
     name = "s3"
 
@@ -179,12 +156,7 @@ class S3Store(ServedStore):
 
 
 class Mooncake(ServedStore):
-    """A dedicated Mooncake Store of one node, which forgets everything when it is killed.
-
-    Args:
-        folder: the store's directory.
-        chunk_bytes: payload of a chunk.
-    """
+    """A dedicated Mooncake Store of one node, which forgets everything when it is killed."""
 
     name = "mooncake"
     runners = ("process",)

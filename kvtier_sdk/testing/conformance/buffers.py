@@ -33,11 +33,7 @@ class LentMemory:
         self._used: dict[int, int] = {}
 
     def _cut(self, size_bytes: int) -> npt.NDArray[np.uint8]:
-        """Return an unused part that begins a page; it is in use until its last view is freed.
-
-        Raises:
-            MemoryError: no unused part is long enough.
-        """
+        """Return an unused part that begins a page; it is in use until its last view is freed."""
         size_bytes = round_up(size_bytes, mmap.PAGESIZE)
         start = self._gap(size_bytes)
         if start + size_bytes > self.region.size_bytes:
@@ -84,7 +80,7 @@ class LentBuffers:
         part = memory._cut(size)
         self._part = weakref.ref(part)
         self._memory: memoryview | None = part.data[:size]
-        view = self._view
+        view = self._memory
         view[:] = (_GUARD * (size // _GUARD_BYTES + 1))[:size]
         self._transfer: Transfer | None = Transfer(
             key,
@@ -100,13 +96,7 @@ class LentBuffers:
         assert self._transfer is not None, "taken back"
         return self._transfer
 
-    @property
-    def _view(self) -> memoryview:
-        assert self._memory is not None, "taken back"
-        return self._memory
-
     def fill(self, content: bytes) -> None:
-        """Write header and payload."""
         header, payload = self.transfer.buffers
         header[:], payload[:] = content[: self._header_bytes], content[self._header_bytes :]
 
@@ -118,7 +108,8 @@ class LentBuffers:
     @property
     def is_overrun(self) -> bool:
         """True if anything was written outside header and payload."""
-        memory, payload_end = self._view, self._payload_at + self._payload_bytes
+        memory, payload_end = self._memory, self._payload_at + self._payload_bytes
+        assert memory is not None, "taken back"
         guards = (
             memory[: self._header_at],
             memory[self._header_at + self._header_bytes : self._payload_at],

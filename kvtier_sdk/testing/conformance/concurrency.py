@@ -1,16 +1,32 @@
-"""Checks of concurrent calls: readers see whole objects, and writers leave one."""
+"""Checks of concurrent and cancelled calls."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
 from kvtier_sdk.errors import TierError
-from kvtier_sdk.testing.conformance.probe import Probe, describe, is_miss
+from kvtier_sdk.testing.conformance.buffers import LentBuffers
+from kvtier_sdk.testing.conformance.probe import (
+    PIECE_BYTES,
+    Probe,
+    describe,
+    is_miss,
+    pieces_of,
+    start_and_cancel,
+)
 from kvtier_sdk.testing.conformance.rules import Breach, check
 from kvtier_sdk.testing.conformance.subject import TierSubject
 from kvtier_sdk.types import Medium, OffloadKey
 
+_LENT = "Buffers belong to the SDK, which lends them until the coroutine returns."
+#: Delays before a call is cancelled, in turns of the loop and in seconds. A task that is cancelled
+#: before its first turn never calls the tier.
+_TURNS = (1, 2, 3, 4, 6, 9, 14)
+_DELAYS_S = (0.0005, 0.002, 0.005, 0.01)
+#: The version written into a buffer after its call has ended.
+_FOREIGN = 255
 _WRITERS = 4
 _ROUNDS = 8
 _VERSIONS = range(1, 13)
@@ -67,3 +83,82 @@ async def _read(probe: Probe, key: OffloadKey) -> None:
         probe.check_content(key, found, _VERSIONS)
     elif not is_miss(found):
         raise Breach(f"loading a chunk while it is being stored gave {describe(found)}")
+
+
+@check(says="let it through only once nothing touches the buffers.")
+async def check_a_cancelled_call_ends(subject: TierSubject) -> None:
+    """A cancelled call ends soon."""
+    async with subject.opened() as probe:
+        for operation in ("store", "load"):
+            for stored in (True, False):
+                async for _, ended in _cancelled(probe, operation, stored=stored):
+                    if not ended:
+                        raise Breach(
+                            f"a {operation} had not ended {subject.timeout_s:g} s after it was "
+                            "cancelled"
+                        )
+
+
+@check(says=_LENT)
+async def check_a_cancelled_load_writes_nothing_more(subject: TierSubject) -> None:
+    """Once a cancelled load has ended, nothing writes into its buffers."""
+    async with subject.opened() as probe:
+        watched = []
+        async for lent, ended in _cancelled(probe, "load", stored=True):
+            if not ended:
+                return
+            lent.fill(probe.content(lent.key, _FOREIGN))
+            watched.append(lent)
+        await subject.clock.sleep(subject.settle_s)
+        if any(lent.content != probe.content(lent.key, _FOREIGN) for lent in watched):
+            raise Breach("a buffer was written to after its cancelled load had ended")
+
+
+@check(says=_LENT)
+async def check_a_cancelled_store_reads_nothing_more(subject: TierSubject) -> None:
+    """A change to a buffer after its cancelled store has ended is never stored."""
+    async with subject.opened() as probe:
+        watched = []
+        for stored in (True, False):
+            async for lent, ended in _cancelled(probe, "store", stored=stored):
+                if not ended:
+                    return
+                lent.fill(probe.content(lent.key, _FOREIGN))
+                watched.append(lent.key)
+        await subject.clock.sleep(subject.settle_s)
+        for key in watched:
+            found = await probe.get(key)
+            if isinstance(found, bytes) and _holds_some(found, probe.content(key, _FOREIGN)):
+                raise Breach(
+                    "bytes written to a buffer after its cancelled store had ended are stored"
+                )
+
+
+@check(says="No reader ever sees a partly written object, even if a store fails midway.")
+async def check_a_cancelled_store_leaves_no_part(subject: TierSubject) -> None:
+    """A cancelled store leaves a whole object under its key, or none."""
+    async with subject.opened() as probe:
+        for stored in (True, False):
+            async for lent, ended in _cancelled(probe, "store", stored=stored):
+                if not ended:
+                    return
+                versions = (0, 1) if stored else (1,)
+                await probe.expect(lent.key, *versions, may_miss=True)
+
+
+async def _cancelled(
+    probe: Probe, operation: str, *, stored: bool
+) -> AsyncIterator[tuple[LentBuffers, bool]]:
+    """Start and cancel a call many times, a little later each time, on new or stored chunks."""
+    for turns, delay_s in [*((turns, 0.0) for turns in _TURNS), *((1, s) for s in _DELAYS_S)]:
+        (key,) = probe.subject.new_keys(1)
+        if stored:
+            await probe.put([key])
+        lent = probe.full(key, version=1)
+        yield lent, await start_and_cancel(probe, operation, lent, turns, delay_s)
+
+
+def _holds_some(found: bytes, content: bytes) -> bool:
+    pieces = zip(pieces_of(found), pieces_of(content), strict=True)
+    # A shorter piece at the end may be equal by chance.
+    return any(one == other and len(one) == PIECE_BYTES for one, other in pieces)

@@ -1,22 +1,21 @@
 """A tier compared with a dictionary, over any sequence of calls.
 
-A miss is always legal, a wrong byte never. Hypothesis makes the sequences, and shortens one that
-fails.
+A miss is always legal, a wrong byte never. Hypothesis makes sequences, and shortens failing ones.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, ClassVar, NoReturn, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from kvtier_sdk.errors import KVTierError, TierCapacityError
+from kvtier_sdk.errors import TierCapacityError
 from kvtier_sdk.runner.loop_thread import end_event_loop
-from kvtier_sdk.testing.conformance.probe import Probe, describe, is_miss
-from kvtier_sdk.testing.conformance.rules import Breach, ConformanceError, unexpected
+from kvtier_sdk.testing.conformance.probe import Probe, describe, is_miss, start_and_cancel
+from kvtier_sdk.testing.conformance.rules import Breach, judged
 from kvtier_sdk.testing.conformance.subject import TierSubject
 from kvtier_sdk.types import Capability
 
@@ -51,21 +50,15 @@ class TierMachine(RuleBasedStateMachine):
 
     @rule(chunks=_BATCHES)
     def store(self, chunks: Sequence[int]) -> None:
-        """Store a batch."""
         self._run(self._store(chunks))
 
     @rule(chunks=_BATCHES)
     def load(self, chunks: Sequence[int]) -> None:
-        """Load a batch."""
         self._run(self._load(chunks))
 
     @rule(chunks=_BATCHES)
     def lookup(self, chunks: Sequence[int]) -> None:
-        """Look up a batch; a chunk that was never stored must not be found."""
-        answers = self._run(self._probe.lookup([self._keys[chunk] for chunk in chunks]))
-        for chunk, answer in zip(chunks, answers, strict=True):
-            if answer and not self._may_hold[chunk]:
-                self._fail("lookup returned True for a chunk that is not stored")
+        self._run(self._lookup(chunks))
 
     @rule(stored=_BATCHES, loaded=_BATCHES)
     def store_and_load_at_once(self, stored: Sequence[int], loaded: Sequence[int]) -> None:
@@ -76,15 +69,10 @@ class TierMachine(RuleBasedStateMachine):
 
         self._run(both())
 
-    @rule(chunk=_CHUNKS, turns=_TURNS)
-    def cancel_a_store(self, chunk: int, turns: int) -> None:
-        """Cancel a store after some turns of the loop."""
-        self._run(self._cancel("store", chunk, turns))
-
-    @rule(chunk=_CHUNKS, turns=_TURNS)
-    def cancel_a_load(self, chunk: int, turns: int) -> None:
-        """Cancel a load after some turns of the loop."""
-        self._run(self._cancel("load", chunk, turns))
+    @rule(operation=st.sampled_from(["store", "load"]), chunk=_CHUNKS, turns=_TURNS)
+    def cancel(self, operation: str, chunk: int, turns: int) -> None:
+        """Cancel a call after some turns of the loop."""
+        self._run(self._cancel(operation, chunk, turns))
 
     @rule()
     def reopen(self) -> None:
@@ -96,8 +84,7 @@ class TierMachine(RuleBasedStateMachine):
     @rule(chunks=_BATCHES)
     def delete(self, chunks: Sequence[int]) -> None:
         """Delete a batch; later loads must miss."""
-        keys = [self._keys[chunk] for chunk in chunks]
-        self._run(self._probe.delete(keys))
+        self._run(self._probe.delete([self._keys[chunk] for chunk in chunks]))
         for chunk in chunks:
             self._may_hold[chunk].clear()
 
@@ -105,17 +92,12 @@ class TierMachine(RuleBasedStateMachine):
     @rule(chunks=_BATCHES)
     def touch(self, chunks: Sequence[int]) -> None:
         """Touch a batch, which must change nothing."""
-        keys = [self._keys[chunk] for chunk in chunks]
-        self._run(self._probe.touch(keys))
+        self._run(self._probe.touch([self._keys[chunk] for chunk in chunks]))
 
     @precondition(lambda self: self._can(Capability.SCAN))
     @rule()
     def scan(self) -> None:
-        """List the stored chunks; no other may be listed."""
-        listed = {entry.key for entry in self._run(self._probe.scan())}
-        for key, versions in zip(self._keys, self._may_hold, strict=True):
-            if key in listed and not versions:
-                self._fail("scan lists a chunk that is not stored")
+        self._run(self._scan())
 
     def teardown(self) -> None:
         """Close the tier and its loop."""
@@ -143,19 +125,24 @@ class TierMachine(RuleBasedStateMachine):
             elif not is_miss(verdict):
                 raise Breach(f"the store is in order, but loading gave {describe(verdict)}")
 
+    async def _lookup(self, chunks: Sequence[int]) -> None:
+        answers = await self._probe.lookup([self._keys[chunk] for chunk in chunks])
+        for chunk, answer in zip(chunks, answers, strict=True):
+            if answer and not self._may_hold[chunk]:
+                raise Breach("lookup returned True for a chunk that is not stored")
+
+    async def _scan(self) -> None:
+        listed = {entry.key for entry in await self._probe.scan()}
+        for key, versions in zip(self._keys, self._may_hold, strict=True):
+            if key in listed and not versions:
+                raise Breach("scan lists a chunk that is not stored")
+
     async def _cancel(self, operation: str, chunk: int, turns: int) -> None:
         key = self._keys[chunk]
-        is_store = operation == "store"
-        lent = self._probe.full(key, self._new_version(chunk) if is_store else 0)
-        call = getattr(self._probe.tier, operation)([lent.transfer])
-        task = self._probe.start(call, f"{operation} to be cancelled")
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        task.cancel()
-        if not await self._probe.ends(task):
+        version = self._new_version(chunk) if operation == "store" else 0
+        lent = self._probe.full(key, version)
+        if not await start_and_cancel(self._probe, operation, lent, turns):
             raise Breach(f"a cancelled {operation} did not end")
-        if not task.cancelled():
-            task.exception()
         # Nothing may read these buffers now. If something does, a later load shows it.
         lent.fill(bytes(self._probe.object_bytes))
 
@@ -168,17 +155,8 @@ class TierMachine(RuleBasedStateMachine):
         return capability in self._subject.tier_class.capabilities
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        try:
+        with judged("tier_state_machine", _RULE, _SAYS):
             return self._loop.run_until_complete(coroutine)
-        except Breach as breach:
-            self._fail(str(breach), breach.__cause__)
-        except KVTierError as error:
-            self._fail(f"the store is in order, but the tier raised {describe(error)}", error)
-        except Exception as error:
-            self._fail(unexpected(error), error)
-
-    def _fail(self, what: str, cause: BaseException | None = None) -> NoReturn:
-        raise ConformanceError("tier_state_machine", _RULE, what, _SAYS) from cause
 
 
 def tier_state_machine(make_subject: Callable[[], TierSubject]) -> type[TierMachine]:

@@ -1,16 +1,19 @@
-"""Checks of the optional capabilities, and of a full tier."""
+"""Checks of the optional capabilities, of a full tier, and of a tier opened by a tool."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvtier_sdk.errors import ChunkNotFoundError, TierCapacityError, TierError
+from kvtier_sdk.errors import ChunkNotFoundError, TierCapacityError
+from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.testing.conformance.probe import Probe, describe, is_miss
 from kvtier_sdk.testing.conformance.rules import Breach, Hook, check
 from kvtier_sdk.testing.conformance.subject import TierSubject, tier_spec
 from kvtier_sdk.types import Capability, Medium, OffloadKey
 
 _MORE_THAN_FIT = 100
+#: Between one and two steps of a store whose times are in whole seconds.
+_RESOLUTION_S = 1.5
 
 
 @check(Capability.DELETE, says="Delete chunks; missing ones are ignored.")
@@ -27,8 +30,7 @@ async def check_delete_forgets(subject: TierSubject) -> None:
         for key in (first, last):
             found = await probe.get(key)
             if not isinstance(found, ChunkNotFoundError):
-                what = describe(found) if isinstance(found, TierError) else "success"
-                raise Breach(f"loading a chunk that was deleted gave {what}")
+                raise Breach(f"loading a chunk that was deleted gave {describe(found)}")
         await probe.expect(middle, 0)
         if await probe.put([first], version=1):
             await probe.expect(first, 1)
@@ -79,8 +81,8 @@ async def check_usage_counts_what_is_stored(subject: TierSubject) -> None:
 async def _check_usage(probe: Probe, stored: int, whose: str) -> None:
     usage = await probe.bounded(probe.tier.usage(), "usage")
     least = stored * probe.object_bytes
-    chunks = stored if usage.chunks is None else usage.chunks
-    if chunks < stored or usage.used_bytes < least:
+    is_short = usage.chunks is not None and usage.chunks < stored
+    if is_short or usage.used_bytes < least:
         raise Breach(
             f"{stored} chunks of {least} bytes together are stored; usage{whose} returned "
             f"{usage.chunks} chunks of {usage.used_bytes} bytes"
@@ -90,8 +92,7 @@ async def _check_usage(probe: Probe, stored: int, whose: str) -> None:
 @check(Hook.SMALL_TIER, says="The tier is full and could not make room.")
 async def check_a_full_tier_refuses_or_makes_room(subject: TierSubject) -> None:
     """A store into a full tier succeeds or gives a TierCapacityError, and damages nothing."""
-    assert subject.small_tier is not None
-    small = tier_spec(subject.small_tier(subject.context().object_bytes))
+    small = tier_spec(await subject.call(Hook.SMALL_TIER, subject.context().object_bytes))
     async with subject.opened(small) as probe:
         kept = []
         for key in subject.new_keys(_MORE_THAN_FIT):
@@ -117,8 +118,7 @@ async def check_a_full_tier_refuses_or_makes_room(subject: TierSubject) -> None:
 @check(Hook.SMALL_TIER, says="tells the SDK that chunks are gone from the tier")
 async def check_a_reported_removal_is_true(subject: TierSubject) -> None:
     """A chunk that a full tier reports as removed is gone, and was there."""
-    assert subject.small_tier is not None
-    small = tier_spec(subject.small_tier(subject.context().object_bytes))
+    small = tier_spec(await subject.call(Hook.SMALL_TIER, subject.context().object_bytes))
     removed: list[OffloadKey] = []
 
     def report(keys: Iterable[OffloadKey], /, *, evicted: bool = False) -> None:
@@ -138,20 +138,14 @@ async def check_a_reported_removal_is_true(subject: TierSubject) -> None:
 @check(Hook.SHORT_LIVED_TIER, says="A missing object is a ChunkNotFoundError.")
 async def check_an_expired_chunk_is_absent(subject: TierSubject) -> None:
     """An expired chunk is absent for lookup and load alike, and can be stored again."""
-    assert subject.short_lived_tier is not None
-    clock = subject.clock
-    async with subject.opened(tier_spec(subject.short_lived_tier())) as probe:
+    async with subject.opened(tier_spec(await subject.call(Hook.SHORT_LIVED_TIER))) as probe:
         key = await probe.put_one()
         if key is None:
             return
-        end_s = clock.now_s() + subject.timeout_s
-        while await probe.lookup([key]) == [True]:
-            if clock.now_s() > end_s:
-                raise Breach(f"lookup still finds a chunk {subject.timeout_s:g} s after its store")
-            await clock.sleep(subject.settle_s)
+        await _wait_for_expiry(probe, key)
         found = await probe.get(key)
         if not isinstance(found, ChunkNotFoundError):
-            what = describe(found) if isinstance(found, TierError) else "success"
+            what = describe(found)
             raise Breach(f"lookup returned False for an expired chunk, and a load gave {what}")
         if await probe.put([key], version=1):
             await probe.expect(key, 1)
@@ -160,19 +154,94 @@ async def check_an_expired_chunk_is_absent(subject: TierSubject) -> None:
 @check(Hook.AGING_TIER, says="A missing object is a ChunkNotFoundError.")
 async def check_no_use_extends_the_maximum_age(subject: TierSubject) -> None:
     """A chunk that is used all the time is absent once it has its maximum age."""
-    assert subject.aging_tier is not None
-    clock, aging = subject.clock, tier_spec(subject.aging_tier())
-    async with subject.opened(aging) as probe:
+    async with subject.opened(tier_spec(await subject.call(Hook.AGING_TIER))) as probe:
         key = await probe.put_one()
         if key is None:
             return
-        end_s = clock.now_s() + subject.timeout_s
-        while await probe.lookup([key]) == [True]:
-            if clock.now_s() > end_s:
-                raise Breach(f"a chunk that is used is still there {subject.timeout_s:g} s later")
-            await probe.get(key)
-            if Capability.TOUCH in aging.tier_class.capabilities:
-                await probe.touch([key])
-            await clock.sleep(subject.settle_s)
+        await _wait_for_expiry(probe, key, in_use=True)
         if await probe.put([key], version=1):
             await probe.expect(key, 1)
+
+
+async def _wait_for_expiry(probe: Probe, key: OffloadKey, *, in_use: bool = False) -> None:
+    clock, timeout_s = probe.subject.clock, probe.subject.timeout_s
+    end_s = clock.now_s() + timeout_s
+    while await probe.lookup([key]) == [True]:
+        if clock.now_s() > end_s:
+            raise Breach(f"lookup still finds a chunk {timeout_s:g} s after its store")
+        if in_use:
+            await probe.get(key)
+            if Capability.TOUCH in probe.tier.capabilities:
+                await probe.touch([key])
+        await clock.sleep(probe.subject.settle_s)
+
+
+@check(
+    Capability.NAMESPACES,
+    Medium.STORAGE,
+    says="this tier's own, if it is there, and all others in its place.",
+)
+async def check_namespaces_are_listed(subject: TierSubject) -> None:
+    """Every namespace with a chunk is listed once, with the facts of its manifest."""
+    theirs = Namespace({**subject.namespace.facts, "dtype": "another"})
+    stored = []
+    for namespace in (subject.namespace, theirs):
+        async with subject.opened(namespace=namespace) as probe:
+            if await probe.put(subject.new_keys(1)):
+                stored.append(namespace)
+    async with subject.opened(namespace=_unused(subject), maintenance=True) as probe:
+        found = await probe.namespaces()
+    for namespace in stored:
+        listed = [one for one in found if one.fingerprint == namespace.fingerprint]
+        if len(listed) != 1:
+            raise Breach(
+                f"a chunk was stored in the namespace {namespace.fingerprint}; namespaces lists it "
+                f"{len(listed)} times"
+            )
+        for name, (ours, listed_as) in namespace.differences(listed[0].facts).items():
+            raise Breach(f"the fact {name!r} of a namespace is {ours!r}, listed as {listed_as!r}")
+
+
+@check(Capability.NAMESPACES, Medium.STORAGE, says="``open`` makes no namespace and evicts nothing")
+async def check_maintenance_makes_no_namespace(subject: TierSubject) -> None:
+    """A tier that is opened for maintenance leaves no trace of a namespace without chunks."""
+    unused = _unused(subject)
+    async with subject.opened() as probe:
+        await probe.put(subject.new_keys(1))
+    async with subject.opened(namespace=unused, maintenance=True) as probe:
+        keys = subject.new_keys(2)
+        if any(await probe.lookup(keys)):
+            raise Breach("lookup finds a chunk in a namespace that nothing was stored in")
+        await probe.get(keys[0])
+        found = await probe.namespaces()
+    if any(one.fingerprint == unused.fingerprint for one in found):
+        raise Breach("a namespace that was opened for maintenance, and never stored in, is listed")
+
+
+@check(
+    Capability.NAMESPACES,
+    Capability.SCAN,
+    Medium.STORAGE,
+    says="``lookup`` and ``load`` record no use and remove nothing.",
+)
+async def check_maintenance_records_no_use(subject: TierSubject) -> None:
+    """A tier that is opened for maintenance leaves chunks as recently used as they were."""
+    async with subject.opened() as engine, subject.opened(maintenance=True) as probe:
+        stored = await engine.put(subject.new_keys(2))
+        before = {entry.key: entry.used_s for entry in await probe.scan()}
+        # A store may give times in whole seconds.
+        await subject.clock.sleep(_RESOLUTION_S)
+        await probe.lookup(stored)
+        for key in stored:
+            await probe.expect(key, 0)
+        after = {entry.key: entry.used_s for entry in await probe.scan()}
+    for key in stored:
+        if key not in after:
+            raise Breach("a chunk that was read for maintenance is gone")
+        used_s, then_s = after[key], before.get(key)
+        if used_s is not None and then_s is not None and used_s >= then_s + _RESOLUTION_S:
+            raise Breach("a chunk that was read for maintenance counts as used just now")
+
+
+def _unused(subject: TierSubject) -> Namespace:
+    return Namespace({**subject.namespace.facts, "dtype": "of no engine"})

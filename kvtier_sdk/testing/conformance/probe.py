@@ -46,7 +46,7 @@ class Probe:
     """One tier instance: each call has a timeout, and a malformed answer is a breach.
 
     As in the SDK, an error raised for a whole batch becomes the verdict on each chunk, and a call
-    is retried after a retryable error.
+    is retried after a retryable error. Calls without verdicts raise the tier's errors.
 
     Args:
         subject: the tier under test.
@@ -75,18 +75,7 @@ class Probe:
                 await self.close()
 
     async def lookup(self, keys: Sequence[OffloadKey]) -> list[bool]:
-        """Call the tier's ``lookup``.
-
-        Args:
-            keys: the chunks to look for.
-
-        Returns:
-            One boolean per key.
-
-        Raises:
-            Breach: the answer is malformed, or did not come in time.
-            TierError: the tier raised it.
-        """
+        """Call the tier's ``lookup``, and return one boolean for each of ``keys``."""
         found: dict[int, bool] = {}
         for part in self._calls(keys):
             asked = [keys[index] for index in part]
@@ -95,66 +84,25 @@ class Probe:
         return [found[index] for index in range(len(keys))]
 
     async def store(self, batch: Sequence[LentBuffers]) -> list[TierError | None]:
-        """Call the tier's ``store``.
-
-        Args:
-            batch: buffers from :meth:`full`.
-
-        Returns:
-            One verdict per chunk.
-
-        Raises:
-            Breach: the answer is malformed, or did not come in time.
-        """
+        """Store a ``batch`` of buffers from :meth:`full`, and return one verdict per chunk."""
         return await self._move("store", batch)
 
     async def load(self, batch: Sequence[LentBuffers]) -> list[TierError | None]:
-        """Call the tier's ``load``.
-
-        Args:
-            batch: buffers from :meth:`empty`.
-
-        Returns:
-            One verdict per chunk.
-
-        Raises:
-            Breach: the answer is malformed, or did not come in time.
-        """
+        """Load a ``batch`` of buffers from :meth:`empty`, and return one verdict per chunk."""
         return await self._move("load", batch)
 
     async def delete(self, keys: Sequence[OffloadKey]) -> None:
-        """Call the tier's ``delete``.
-
-        Args:
-            keys: the chunks.
-
-        Raises:
-            Breach: the call did not end in time.
-            TierError: the tier raised it.
-        """
+        """Call the tier's ``delete`` with ``keys``."""
         for part in self._calls(keys):
             await self.bounded(self.tier.delete([keys[index] for index in part]), "delete")
 
     async def touch(self, keys: Sequence[OffloadKey]) -> None:
-        """Call the tier's ``touch``.
-
-        Args:
-            keys: the chunks, the most recent use last.
-
-        Raises:
-            Breach: the call did not end in time.
-            TierError: the tier raised it.
-        """
+        """Call the tier's ``touch`` with ``keys``, the most recent use last."""
         for part in self._calls(keys):
             await self.bounded(self.tier.touch([keys[index] for index in part]), "touch")
 
     async def scan(self) -> list[Entry]:
-        """Call the tier's ``scan`` and return all entries.
-
-        Raises:
-            Breach: the call did not end in time.
-            TierError: the tier raised it.
-        """
+        """Call the tier's ``scan`` and return all entries."""
 
         async def listed() -> list[Entry]:
             return [entry async for entry in self.tier.scan()]
@@ -162,12 +110,7 @@ class Probe:
         return await self.bounded(listed(), "scan")
 
     async def namespaces(self) -> list[StoredNamespace]:
-        """Call the tier's ``namespaces`` and return all of them.
-
-        Raises:
-            Breach: the call did not end in time.
-            TierError: the tier raised it.
-        """
+        """Call the tier's ``namespaces`` and return all of them."""
 
         async def listed() -> list[StoredNamespace]:
             return [namespace async for namespace in self.tier.namespaces()]
@@ -175,15 +118,12 @@ class Probe:
         return await self.bounded(listed(), "namespaces")
 
     def empty(self, key: OffloadKey, *, shift_bytes: int = 0, replace: bool = False) -> LentBuffers:
-        """Make buffers to load into.
+        """Make buffers to load a chunk into; their ``transfer`` is for the tier.
 
         Args:
             key: the chunk.
             shift_bytes: offset of header and payload from the start of a page.
             replace: the transfer's ``replace``.
-
-        Returns:
-            The buffers; their ``transfer`` is for the tier.
         """
         context = self.tier.context
         return LentBuffers(
@@ -197,38 +137,27 @@ class Probe:
         )
 
     def full(self, key: OffloadKey, version: int = 0, **lent_as: Any) -> LentBuffers:
-        """Make buffers that hold a version of a chunk.
+        """Make buffers that hold a chunk.
 
         Args:
             key: the chunk.
             version: the version of its content.
             lent_as: further arguments of :meth:`empty`.
-
-        Returns:
-            The buffers.
         """
         lent = self.empty(key, **lent_as)
         lent.fill(self.content(key, version))
         return lent
 
     def content(self, key: OffloadKey, version: int = 0) -> bytes:
-        """Return the content of a version of a chunk.
-
-        Args:
-            key: the chunk.
-            version: the version.
-        """
+        """Return the content of a ``version`` of the chunk ``key``."""
         return content_of(key, version, self.object_bytes)
 
     async def put(self, keys: Iterable[OffloadKey], version: int = 0) -> list[OffloadKey]:
-        """Store chunks in one call.
+        """Store chunks in one call, and return the keys that the tier accepted.
 
         Args:
             keys: the chunks.
             version: the version of their content.
-
-        Returns:
-            The keys that the tier accepted.
 
         Raises:
             Breach: a store failed for a reason other than lack of room, or all of them failed.
@@ -244,20 +173,12 @@ class Probe:
         return kept
 
     async def put_one(self, version: int = 0) -> OffloadKey | None:
-        """Store a chunk under a new key and return the key; ``None`` if the tier has no room.
-
-        Args:
-            version: the version of its content.
-        """
+        """Store a ``version`` under a new key, and return the key; ``None`` if there is no room."""
         kept = await self.put(self.subject.new_keys(1), version)
         return kept[0] if kept else None
 
     async def get(self, key: OffloadKey) -> bytes | TierError:
-        """Load a chunk and return its content, or the error.
-
-        Args:
-            key: the chunk.
-        """
+        """Load the chunk ``key``, and return its content or the error."""
         lent = self.empty(key)
         (verdict,) = await self.load([lent])
         return lent.content if verdict is None else verdict
@@ -281,28 +202,16 @@ class Probe:
         self.check_content(key, found, versions)
 
     def check_content(self, key: OffloadKey, found: bytes, versions: Iterable[int]) -> None:
-        """Require that loaded bytes are one of the given versions of a chunk.
-
-        Args:
-            key: the chunk.
-            found: the bytes.
-            versions: the allowed versions.
-
-        Raises:
-            Breach: the bytes equal none of the versions.
-        """
+        """Require that the bytes ``found`` are one of the ``versions`` of the chunk ``key``."""
         if not any(found == self.content(key, version) for version in versions):
             raise Breach(f"a load succeeded, but {self._mismatch(found, key, versions)}")
 
     async def bounded(self, awaitable: Awaitable[T], operation: str) -> T:
-        """Wait for a call of the tier, with the subject's timeout.
+        """Wait for a call of the tier with the subject's timeout, and return its result.
 
         Args:
             awaitable: the call.
             operation: its name, for messages.
-
-        Returns:
-            Its result.
 
         Raises:
             Breach: it did not end, or raised neither a TierError nor, in ``open``, a ConfigError.
@@ -327,11 +236,7 @@ class Probe:
             ) from error
 
     async def ends(self, task: asyncio.Future[Any]) -> bool:
-        """Wait for a task, with the subject's timeout; return true if it ended.
-
-        Args:
-            task: the task.
-        """
+        """Wait for a ``task`` with the subject's timeout; return true if it ended."""
         try:
             await asyncio.wait([task], timeout=self.subject.timeout_s)
         except asyncio.CancelledError:
@@ -341,15 +246,7 @@ class Probe:
         return task.done()
 
     def start(self, coroutine: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        """Start a call of the tier in a new task.
-
-        Args:
-            coroutine: the call.
-            name: the task's name.
-
-        Returns:
-            The task.
-        """
+        """Start a call of the tier, a ``coroutine``, in a new task with a ``name``."""
         return self.subject.clock.spawn(coroutine, name=name)
 
     async def _move(self, operation: str, batch: Sequence[LentBuffers]) -> list[TierError | None]:
@@ -415,15 +312,35 @@ class Probe:
 
 
 def is_miss(error: TierError) -> bool:
-    """Return whether an error means that the chunk is absent or damaged."""
+    """Return true if an error means that the chunk is absent or damaged."""
     return isinstance(error, ChunkNotFoundError | CorruptChunkError)
 
 
-def describe(error: KVTierError | None) -> str:
-    """Describe a verdict for a message."""
-    return "success" if error is None else f"{type(error).__name__}: {error}"
+def describe(outcome: KVTierError | bytes | None) -> str:
+    """Describe a verdict or what was loaded for a message."""
+    if isinstance(outcome, KVTierError):
+        return f"{type(outcome).__name__}: {outcome}"
+    return "success"
 
 
 def pieces_of(content: bytes) -> list[bytes]:
     """Cut content into pieces, each of which identifies its chunk and place."""
     return [content[at : at + PIECE_BYTES] for at in range(0, len(content), PIECE_BYTES)]
+
+
+async def start_and_cancel(
+    probe: Probe, operation: str, lent: LentBuffers, turns: int = 1, delay_s: float = 0.0
+) -> bool:
+    """Start a call, and cancel it after some turns of the loop; return true if it ended."""
+    call = getattr(probe.tier, operation)([lent.transfer])
+    task = probe.start(call, f"{operation} to be cancelled")
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    if delay_s:
+        await probe.subject.clock.sleep(delay_s)
+    task.cancel()
+    ended = await probe.ends(task)
+    if ended and not task.cancelled():
+        # Retrieve the error, or asyncio logs it; other checks judge it.
+        task.exception()
+    return ended

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import traceback
 import unittest
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kvtier_sdk.errors import KVTierError
 from kvtier_sdk.types import Capability, Medium
@@ -63,7 +64,7 @@ class Hook(Enum):
 Need: TypeAlias = Capability | Hook | Medium
 
 #: The type of a check function.
-CheckFunction: TypeAlias = Callable[["TierSubject"], Awaitable[None]]
+CheckFunction: TypeAlias = Callable[["TierSubject"], Coroutine[Any, Any, None]]
 
 
 @dataclass(frozen=True)
@@ -104,18 +105,8 @@ def check(*needs: Need, says: str) -> Callable[[CheckFunction], CheckFunction]:
         async def run(subject: TierSubject) -> None:
             for reason in _missing(subject, needs):
                 raise CheckSkipped(reason)
-            try:
+            with judged(name, rule, says):
                 await body(subject)
-            except Breach as breach:
-                raise ConformanceError(name, rule, str(breach), says) from breach.__cause__
-            except CheckSkipped:
-                raise
-            except KVTierError as error:
-                what = f"the store is in order, but the tier raised {type(error).__name__}: {error}"
-                raise ConformanceError(name, rule, what, says) from error
-            except Exception as error:
-                # A hook raised it, or a tier's call that was not expected to fail.
-                raise ConformanceError(name, rule, unexpected(error), says) from error
 
         run.__name__ = run.__qualname__ = name
         run.__module__ = body.__module__
@@ -126,7 +117,24 @@ def check(*needs: Need, says: str) -> Callable[[CheckFunction], CheckFunction]:
     return decorate
 
 
-def unexpected(error: Exception) -> str:
+@contextmanager
+def judged(name: str, rule: str, says: str) -> Iterator[None]:
+    """Turn a breach or any other error into a :class:`ConformanceError` of a check."""
+    try:
+        yield
+    except Breach as breach:
+        raise ConformanceError(name, rule, str(breach), says) from breach.__cause__
+    except CheckSkipped:
+        raise
+    except KVTierError as error:
+        what = f"the store is in order, but the tier raised {type(error).__name__}: {error}"
+        raise ConformanceError(name, rule, what, says) from error
+    except Exception as error:
+        # A hook raised it, or a tier's call that was not expected to fail.
+        raise ConformanceError(name, rule, _unexpected(error), says) from error
+
+
+def _unexpected(error: Exception) -> str:
     """Describe an unexpected exception by the innermost line outside the kit."""
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [frame for frame in frames if not Path(frame.filename).is_relative_to(_KIT)]

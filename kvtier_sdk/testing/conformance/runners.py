@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from dataclasses import replace
 
 from kvtier_sdk.aio.blocking import run_blocking
@@ -53,26 +54,22 @@ async def _share_chunks(subject: TierSubject, pool: HostPool, tier: BlockingTier
 
 
 async def _with_runner(subject: TierSubject, kind: str, use: _Use) -> None:
-    options = dict.fromkeys(_DEADLINES, subject.timeout_s)
-    spec = replace(
-        subject.spec, runner=subject.spec.runner.model_copy(update={"runner": kind, **options})
-    ).needed()
-    pool = HostPool.create(PoolLayout(_SLOTS, subject.chunk_bytes))
-    try:
+    options = {"runner": kind, **dict.fromkeys(_DEADLINES, subject.timeout_s)}
+    runner = subject.spec.runner.model_copy(update=options)
+    spec = replace(subject.spec, runner=runner).needed()
+    with closing(HostPool.create(PoolLayout(_SLOTS, subject.chunk_bytes))) as pool:
         tier = BlockingTier.make(spec, pool, subject.namespace, clock=subject.clock)
-        await run_blocking(tier.client.open)
         try:
-            await use(subject, pool, tier)
-        finally:
-            await run_blocking(tier.client.close, subject.timeout_s)
-    except KVTierError as error:
-        raise Breach(f"with runner {kind!r}: {type(error).__name__}: {error}") from error
-    finally:
-        pool.close()
+            await run_blocking(tier.client.open)
+            try:
+                await use(subject, pool, tier)
+            finally:
+                await run_blocking(tier.client.close, subject.timeout_s)
+        except KVTierError as error:
+            raise Breach(f"with runner {kind!r}: {type(error).__name__}: {error}") from error
 
 
 async def _end_of(tier: BlockingTier, job: Job | None) -> list[Verdict]:
-    """Hand over a job, wait for its end, and return its verdicts."""
     return (await run_blocking(tier.result_of, job)).verdicts
 
 

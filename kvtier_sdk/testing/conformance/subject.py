@@ -36,12 +36,6 @@ _MIN_LENT_BYTES = 64 << 20
 
 
 def tier_spec(tier: TierLike) -> TierSpec:
-    """Validate a tier.
-
-    Raises:
-        ConfigError: an option is wrong.
-        BackendError: the backend cannot be found or loaded.
-    """
     if isinstance(tier, TierSpec):
         return tier
     if isinstance(tier, str):
@@ -61,28 +55,23 @@ class TierSubject:
 
     Attributes:
         tier: a URL, a dictionary of options, a spec, or a class whose options have defaults.
-        read_raw: reads the object of a key in the subject's namespace, directly from the store;
-            returns ``None`` if there is none.
-        write_raw: replaces the object of a stored key directly in the store; returns ``False`` if
-            the store cannot hold such an object.
-        break_connection: makes the store unreachable, as an outage would.
+        read_raw: as :meth:`TierConformance.read_raw`; each hook below is as the method there.
+        write_raw: replaces an object directly in the store.
+        break_connection: makes the store unreachable.
         restore_connection: ends the outage.
-        freeze: makes the store hang: it can be reached, but answers nothing.
+        freeze: makes the store hang.
         unfreeze: ends the hang.
         lose_part: removes part of a stored object directly in the store.
-        bad_settings: tiers whose :meth:`~kvtier_sdk.SecondaryTierManager.open` must fail, by a
-            description of the bad setting.
-        small_tier: makes a tier with room for few chunks; its argument is the length of an object
-            in bytes.
+        bad_settings: tiers whose ``open`` must fail, by a description of the bad setting.
+        small_tier: makes a tier with room for few objects of a length.
         short_lived_tier: makes a tier whose chunks expire a second after their store.
-        aging_tier: makes a tier whose chunks expire two seconds after their store, used or not, and
-            a second after their last use.
-        keeps_chunks: ``False`` for a tier that may refuse every store for lack of room.
+        aging_tier: makes a tier whose chunks expire two seconds after their store, used or not.
+        keeps_chunks: this and the next five are the settings of :class:`TierConformance`.
         chunk_bytes: length of a payload.
-        timeout_s: the time after which a call counts as one that never ends.
-        blocking_s: the time without a turn after which the event loop counts as blocked.
-        settle_s: how long to wait for an effect that must not come, such as a late write.
-        hang_s: how long the store hangs: longer than the tier's own limits.
+        timeout_s: when a call counts as endless.
+        blocking_s: when the event loop counts as blocked.
+        settle_s: how long to wait for a late effect.
+        hang_s: how long the store hangs.
         namespace: the namespace of the chunks; a new one for each subject.
         clock: time and tasks.
     """
@@ -131,23 +120,11 @@ class TierSubject:
         return self.spec.tier_class
 
     def has(self, hook: Hook) -> bool:
-        """Return true if the author provides a hook.
-
-        Args:
-            hook: the hook.
-        """
+        """Return true if the author provides the ``hook``."""
         return getattr(self, hook.value) is not None
 
     async def call(self, hook: Hook, *args: Any) -> Any:
-        """Call a hook that the author provides.
-
-        Args:
-            hook: the hook.
-            args: its arguments.
-
-        Returns:
-            The hook's result.
-        """
+        """Call a ``hook`` that the author provides with ``args``, and return its result."""
         result = getattr(self, hook.value)(*args)
         return await result if inspect.isawaitable(result) else result
 
@@ -160,17 +137,14 @@ class TierSubject:
         report_removed: ReportRemoved | None = None,
         maintenance: bool = False,
     ) -> TierContext:
-        """Make the context of a tier.
+        """Make the context of a tier; the subject's tier, namespace and length by default.
 
         Args:
-            spec: the tier; the subject's by default.
-            namespace: the namespace of its chunks; the subject's by default.
-            chunk_bytes: length of a payload; the subject's by default.
+            spec: the tier.
+            namespace: the namespace of its chunks.
+            chunk_bytes: length of a payload.
             report_removed: receives the keys that the tier reports as removed.
             maintenance: true to open the tier as a tool does.
-
-        Returns:
-            The context.
         """
         spec = spec or self.spec
         alignment = spec.tier_class.alignment
@@ -190,28 +164,17 @@ class TierSubject:
         )
 
     def make(self, spec: TierSpec | None = None, **context: Any) -> SecondaryTierManager:
-        """Make an instance without opening it.
-
-        Args:
-            spec: the tier; the subject's by default.
-            context: further arguments of :meth:`context`.
-
-        Returns:
-            The instance.
-        """
+        """Make an instance of ``spec``, without opening it; ``context`` goes to :meth:`context`."""
         spec = spec or self.spec
         return spec.tier_class(spec.config, self.context(spec, **context))
 
     @asynccontextmanager
     async def opened(self, spec: TierSpec | None = None, **context: Any) -> AsyncIterator[Probe]:
-        """Open an instance, and close it at the end of the block.
+        """Open an instance, yield a probe that calls it, and close it at the end of the block.
 
         Args:
             spec: the tier; the subject's by default.
             context: further arguments of :meth:`context`.
-
-        Yields:
-            A probe that calls the instance.
         """
         probe = Probe(self, self.make(spec, **context))
         try:
@@ -221,14 +184,7 @@ class TierSubject:
             await probe.clean_up()
 
     def new_keys(self, count: int) -> list[OffloadKey]:
-        """Make keys that no check has used.
-
-        Args:
-            count: number of keys.
-
-        Returns:
-            Keys of 36 bytes.
-        """
+        """Make ``count`` keys of 36 bytes that no check has used."""
         return [make_offload_key(self.new_hash()) for _ in range(count)]
 
     def new_hash(self) -> bytes:

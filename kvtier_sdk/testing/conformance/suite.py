@@ -19,6 +19,9 @@ from kvtier_sdk.testing.conformance.rules import CHECKS, Check, CheckSkipped, Co
 from kvtier_sdk.testing.conformance.subject import TierLike, TierSubject
 from kvtier_sdk.types import OffloadKey
 
+#: Attributes that the test class and the subject share.
+_SETTINGS = ("chunk_bytes", "keeps_chunks", "timeout_s", "blocking_s", "settle_s", "hang_s")
+
 
 class TierConformance:
     """The tests of a tier against the contract: one for each rule.
@@ -40,8 +43,8 @@ class TierConformance:
     Attributes:
         chunk_bytes: length of a payload.
         keeps_chunks: ``False`` for a tier that may refuse every store for lack of room.
-        timeout_s: the time after which a call counts as one that never ends.
-        blocking_s: the time without a turn after which the event loop counts as blocked.
+        timeout_s: after this time, a call counts as one that never ends.
+        blocking_s: after this time without a turn, the event loop counts as blocked.
         settle_s: how long to wait for an effect that must not come, such as a late write.
         hang_s: how long the store hangs: longer than the tier's own limits.
         sequences: number of sequences of calls that are compared with a dictionary.
@@ -115,33 +118,19 @@ class TierConformance:
         raise NotImplementedError
 
     def lose_part(self, key: OffloadKey) -> Awaitable[None] | None:
-        """Remove part of a stored object directly in the store, as an eviction would.
+        """Remove part of the stored object ``key`` directly in the store, as an eviction would.
 
         For a tier that keeps a chunk as several values, files or shards. Set :attr:`chunk_bytes` so
         that a chunk has several.
-
-        Args:
-            key: a chunk that was stored before.
         """
         raise NotImplementedError
 
     def bad_settings(self) -> Mapping[str, TierLike]:
-        """Return tiers whose ``open`` must fail.
-
-        Returns:
-            The tiers, each under a description of its bad setting.
-        """
+        """Return tiers whose ``open`` must fail, each under a description of its bad setting."""
         raise NotImplementedError
 
     def small_tier(self, object_bytes: int) -> TierLike:
-        """Return a tier that is soon full.
-
-        Args:
-            object_bytes: length of each object.
-
-        Returns:
-            A tier with room for fewer than a hundred objects.
-        """
+        """Return a tier with room for fewer than a hundred objects of ``object_bytes``."""
         raise NotImplementedError
 
     def short_lived_tier(self) -> TierLike:
@@ -157,7 +146,6 @@ class TierConformance:
 
     @pytest.fixture
     def subject(self, tier: TierLike) -> TierSubject:
-        """Return the tier with every hook that is overridden."""
         given: dict[str, Any] = {
             hook.value: getattr(self, hook.value)
             for hook in Hook
@@ -165,35 +153,17 @@ class TierConformance:
         }
         if Hook.BAD_SETTINGS.value in given:
             given[Hook.BAD_SETTINGS.value] = self.bad_settings()
-        return TierSubject(
-            tier,
-            chunk_bytes=self.chunk_bytes,
-            keeps_chunks=self.keeps_chunks,
-            timeout_s=self.timeout_s,
-            blocking_s=self.blocking_s,
-            settle_s=self.settle_s,
-            hang_s=self.hang_s,
-            namespace=self.namespace,
-            **given,
-        )
+        given |= {name: getattr(self, name) for name in _SETTINGS}
+        return TierSubject(tier, namespace=self.namespace, **given)
 
 
 def run_check(check: Check, subject: TierSubject) -> None:
-    """Run a check on a new event loop, and close the loop.
-
-    Raises:
-        ConformanceError: the tier breaks the rule.
-        CheckSkipped: the check does not apply.
-    """
+    """Run a check on a new event loop, and close the loop."""
     loop = subject.clock.new_event_loop()
     try:
-        loop.run_until_complete(_awaited(check, subject))
+        loop.run_until_complete(check.run(subject))
     finally:
         end_event_loop(loop, subject.clock)
-
-
-async def _awaited(check: Check, subject: TierSubject) -> None:
-    await check.run(subject)
 
 
 def _test_of(check: Check) -> Callable[[TierConformance, TierSubject], None]:

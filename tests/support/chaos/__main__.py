@@ -9,8 +9,8 @@ from pathlib import Path
 
 from support.chaos.page import write_page
 from support.chaos.places import CannotHappenError
-from support.chaos.play import Outcome, Pace, play
-from support.chaos.scenarios import Scenario, scenarios
+from support.chaos.play import Pace, play
+from support.chaos.scenarios import Outcome, Scenario, scenarios
 
 
 def main() -> int:

@@ -13,6 +13,7 @@ from kvtier_sdk import HostPool, LookupResult, OffloadKey, RequestContext
 from kvtier_sdk.engine import TieringManager
 from kvtier_sdk.replay import ReplayRequest
 from kvtier_sdk.replay.content import ChunkContent
+from support.chaos.scenarios import Outcome
 
 T = TypeVar("T")
 
@@ -22,53 +23,17 @@ _MOST_ACTIVE = 16
 _PATIENCE_S = 20.0
 
 
-class CallTimes:
-    """The time for which each call of the manager has kept the engine's thread.
-
-    Attributes:
-        wall_us: of each call, in microseconds of wall time.
-        longest: name, microseconds of wall time and microseconds on the processor of the longest.
-    """
-
-    def __init__(self) -> None:
-        self.wall_us = array("d")
-        self.longest = ("none", 0.0, 0.0)
-        self.longest_cpu_us = 0.0
-
-    def call(self, method: Callable[..., T], *arguments: object) -> T:
-        """Make a call and note its time."""
-        wall_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
-        result = method(*arguments)
-        cpu_us = (time.thread_time_ns() - cpu_ns) / 1e3
-        wall_us = (time.perf_counter_ns() - wall_ns) / 1e3
-        self.wall_us.append(wall_us)
-        self.longest_cpu_us = max(self.longest_cpu_us, cpu_us)
-        if wall_us > self.longest[1]:
-            self.longest = (method.__name__, wall_us, cpu_us)
-        return result
-
-
 class Engine:
-    """Plays requests as they arrive. All methods belong to one thread.
+    """Plays requests as they arrive, and notes in an outcome how the manager served them.
+
+    All methods belong to one thread.
 
     Attributes:
-        times: of the manager's calls.
+        wall_us: wall time of each call of the manager.
         announced: chunks that the tier was announced to store and not to have removed, with the
             time of the announcement.
-        wrong_bytes: bytes that were loaded and were not those that were stored.
-        compared_bytes: bytes that were compared.
-        late_retries: lookups that were still pending after their deadline.
-        began_s: time at which the fault began, which may take a while to destroy what is there.
-        is_destroyed: true when it has.
-        revived: chunks that were written before the fault and served after the destruction.
-        restored: chunks that the tier has stored before the fault and again.
-        longest_wait_s: how long a request waited for the tier before it went on.
-
-    Args:
-        manager: with one tier.
-        pool: its memory.
-        reported: set when the tier has reported.
-        lookup_deadline_s: the tier's.
+        began_s: when the fault began, which may take a while to destroy the chunks.
+        is_destroyed: true when the chunks are destroyed.
     """
 
     def __init__(
@@ -77,22 +42,17 @@ class Engine:
         pool: HostPool,
         reported: threading.Event,
         lookup_deadline_s: float,
+        outcome: Outcome,
     ) -> None:
-        self.times = CallTimes()
+        self.wall_us = array("d")
         self.announced: dict[OffloadKey, float] = {}
-        self.requests = 0
-        self.wrong_bytes = 0
-        self.compared_bytes = 0
-        self.late_retries = 0
         self.began_s = -math.inf
         self.is_destroyed = False
-        self.revived = 0
-        self.restored = 0
-        self.longest_wait_s = 0.0
         self._manager = manager
         self._pool = pool
         self._reported = reported
         self._lookup_deadline_s = lookup_deadline_s
+        self._outcome = outcome
         self._content = ChunkContent(pool.chunk_bytes)
         self._active: list[Iterator[None]] = []
         # When chunks were last written, and first stored.
@@ -106,13 +66,7 @@ class Engine:
         per_second: float,
         watch: Callable[[], bool],
     ) -> None:
-        """Play requests at a steady rate.
-
-        Args:
-            workload: the requests.
-            per_second: how many arrive.
-            watch: called at each step's end; false ends the arrivals.
-        """
+        """Play requests at a steady rate, until ``watch`` returns false at the end of a step."""
         arrivals = iter(workload)
         next_s = time.monotonic()
         while watch():
@@ -131,10 +85,23 @@ class Engine:
                 break
         self._take_events()
 
+    def _call(self, method: Callable[..., T], *arguments: object) -> T:
+        """Make a call and note its time."""
+        wall_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
+        result = method(*arguments)
+        cpu_us = (time.thread_time_ns() - cpu_ns) / 1e3
+        wall_us = (time.perf_counter_ns() - wall_ns) / 1e3
+        self.wall_us.append(wall_us)
+        outcome = self._outcome
+        outcome.stall_cpu_us = max(outcome.stall_cpu_us, cpu_us)
+        if wall_us > outcome.stall_us:
+            outcome.stall_us, outcome.stall_in = wall_us, method.__name__
+        return result
+
     def _step(self) -> None:
         self._reported.clear()
         self._active = [serving for serving in self._active if next(serving, self) is not self]
-        self.times.call(self._manager.on_schedule_end)
+        self._call(self._manager.on_schedule_end)
         self._handed_over_s = time.monotonic()
         self._take_events()
         self._reported.wait(STEP_S)
@@ -150,11 +117,11 @@ class Engine:
                     continue
                 self.announced.update(dict.fromkeys(event.keys, now_s))
                 for key in event.keys:
-                    self.restored += self._stored_s.setdefault(key, now_s) < self.began_s
+                    self._outcome.restored += self._stored_s.setdefault(key, now_s) < self.began_s
 
     def _serve(self, request: ReplayRequest) -> Iterator[None]:
-        """One request. Yields at the end of each of its steps."""
-        manager, call = self._manager, self.times.call
+        """Serve one request; yield at the end of each of its steps."""
+        manager, call, outcome = self._manager, self._call, self._outcome
         context = RequestContext(request.request_id)
         call(manager.on_new_request, context)
         began_s = time.monotonic()
@@ -163,13 +130,13 @@ class Engine:
             yield None
             for ends_s in pending.values():
                 ends_s.append(self._handed_over_s)
-        self.longest_wait_s = max(self.longest_wait_s, time.monotonic() - began_s)
+        outcome.wait_s = max(outcome.wait_s, time.monotonic() - began_s)
         found, rest = request.keys[:hits], request.keys[hits:]
         loads = call(manager.prepare_load, found, context)
         for key, slot in zip(found, loads.slots, strict=True):
-            self.wrong_bytes += self._content.wrong_bytes(key, self._pool.view(slot))
-            self.revived += self.is_destroyed and self._written_s[key] < self.began_s
-            self.compared_bytes += self._pool.chunk_bytes
+            outcome.wrong_bytes += self._content.wrong_bytes(key, self._pool.view(slot))
+            outcome.revived += self.is_destroyed and self._written_s[key] < self.began_s
+            outcome.compared_bytes += self._pool.chunk_bytes
         # The device copies while the model runs.
         yield None
         call(manager.complete_load, found, context)
@@ -180,7 +147,7 @@ class Engine:
         yield None
         call(manager.complete_store, stores.keys_to_store, context)
         call(manager.on_request_finished, context)
-        self.requests += 1
+        outcome.requests += 1
 
     def _scan(
         self,
@@ -190,18 +157,18 @@ class Engine:
     ) -> int | None:
         """Look chunks up as vLLM's connector does; the hits, or ``None`` while some are pending.
 
-        Those have the ends of the steps that they were pending in.
+        ``pending`` lists the ends of the steps in which each chunk was pending.
         """
         hits, is_pending = 0, False
         for key in keys:
-            result = self.times.call(self._manager.lookup, key, context)
+            result = self._call(self._manager.lookup, key, context)
             if result is LookupResult.RETRY:
                 # The tier is asked at the end of the first step, or of the second if the chunk is
                 # known to be there and its load finds no room. A step begins before the manager
                 # looks at its clock, so this is never early.
                 ends_s = pending.setdefault(key, [])
                 until_s = self._step_began_s - self._lookup_deadline_s
-                self.late_retries += len(ends_s) > 1 and ends_s[1] < until_s
+                self._outcome.late_retries += len(ends_s) > 1 and ends_s[1] < until_s
             else:
                 pending.pop(key, None)
             if result is LookupResult.MISS:

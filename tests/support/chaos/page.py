@@ -1,4 +1,4 @@
-"""The page that says what the scenarios have shown."""
+"""The page with the results of the scenarios."""
 
 from __future__ import annotations
 
@@ -11,23 +11,17 @@ from operator import itemgetter
 from pathlib import Path
 
 from kvtier_sdk import TierSpec
-from support.chaos.play import CHUNK_BYTES, LOOKUP_DEADLINE_S, PER_SECOND, SLOTS, Outcome, Pace
-from support.chaos.scenarios import FAULTS, Fault, Scenario
+from support.chaos.play import CHUNK_BYTES, LOOKUP_DEADLINE_S, PER_SECOND, SLOTS, Pace
+from support.chaos.scenarios import FAULTS, Fault, Outcome, Scenario
 
-#: What stands below it is written by hand, and stays.
+#: Text below it is written by hand, and stays.
 MARKER = "<!-- written by hand from here on -->\n"
 
 _TEMPLATE = Path(__file__).with_name("reliability.md.in")
 
 
 def write_page(path: Path, outcomes: Sequence[Outcome], pace: Pace) -> None:
-    """Write the page, and keep what was written by hand below.
-
-    Args:
-        path: the page.
-        outcomes: of all tries.
-        pace: theirs.
-    """
+    """Write the page, and keep what was written by hand below."""
     by_hand = ""
     if path.exists() and MARKER in (before := path.read_text()):
         by_hand = "\n" + MARKER + before.partition(MARKER)[2]

@@ -30,14 +30,14 @@ from support.redis_server import Server
 from support.s3_server import S3Server
 from support.tier_process import tier_processes
 
-#: Of the engine.
+#: The engine's model.
 MODEL = "chaos"
 _HOUR_S = 3600.0
 _TMPFS_BYTES = 64 * 2**20
-# What a namespace takes with all its directories, and some hundred chunks.
+# Enough for the directories of a namespace, and some hundred chunks.
 _TMPFS_INODES = 700
 _NOBODY = 65534
-# Chunks of the second model by which its first request has been stored.
+# Once the second model has this many chunks, its first request has been stored.
 _REQUEST_CHUNKS = 40
 _DISK_BYTES = 256 * 2**20
 _LINK_BYTES_PER_S = 1e6
@@ -54,8 +54,6 @@ def behind(real=time.time, flag={flag!r}):
 
 time.time = behind
 """
-
-
 _KVTIER = (sys.executable, "-m", "kvtier_sdk.cli")
 
 
@@ -74,20 +72,16 @@ class FlaggedClock(SystemClock):
 
 
 class Place(ABC):
-    """A tier's place of its own, ready when it is made.
+    """A tier's place in an empty directory, made for one fault.
 
     Attributes:
         config: the engine's configuration, for the engine to write.
         broken: rules that did not hold for another engine or a command.
-        clock: of the engine's process.
-        environment: for processes of the tier, and for commands.
-
-    Args:
-        directory: of its own, empty.
-        fault: the fault that it is made for.
+        clock: the clock of the engine's process.
+        environment: variables for processes of the tier, and for commands.
 
     Raises:
-        CannotHappenError: that fault cannot be made here.
+        CannotHappenError: the fault cannot be made here.
     """
 
     def __init__(self, directory: Path, fault: str) -> None:
@@ -112,11 +106,11 @@ class Place(ABC):
     @property
     @abstractmethod
     def url(self) -> str:
-        """Of a tier in it, by the way that may be faulty."""
+        """The URL of a tier in it, by the way that may be faulty."""
 
     @property
     def clean_url(self) -> str:
-        """Of a tier in it, by a way without faults."""
+        """The URL of a tier in it, by a way without faults."""
         return self.url
 
     def close(self) -> None:
@@ -181,6 +175,10 @@ class ServedPlace(Place):
     _server: Server | S3Server
     _link: Link | None = None
 
+    @property
+    def clean_url(self) -> str:
+        return self._server.url
+
     def _serve(self, server: Server | S3Server, fault: str) -> None:
         self._server = server.start()
         self._ended.callback(server.kill)
@@ -189,11 +187,8 @@ class ServedPlace(Place):
             self._ended.callback(self._link.close)
 
     @abstractmethod
-    def _signal(self, number: int) -> None: ...
-
-    @abstractmethod
     def _empty(self) -> None:
-        """Remove what it has stored, while it does not run."""
+        """Remove the stored chunks while the server does not run."""
 
     @contextmanager
     def server_killed(self) -> Iterator[None]:
@@ -210,25 +205,25 @@ class ServedPlace(Place):
 
     @contextmanager
     def server_frozen(self) -> Iterator[None]:
-        self._signal(signal.SIGSTOP)
+        self._server.pause()
         try:
             yield
         finally:
-            self._signal(signal.SIGCONT)
+            self._server.resume()
 
     @contextmanager
     def body_cut(self) -> Iterator[None]:
         assert self._link is not None
-        self._link.most_bytes = _CUT_AFTER_BYTES
+        self._link.proxy.each_bytes = _CUT_AFTER_BYTES
         yield
-        self._link.most_bytes = None
+        self._link.proxy.each_bytes = None
 
     @contextmanager
     def slow_link(self) -> Iterator[None]:
         assert self._link is not None
-        self._link.bytes_per_s = _LINK_BYTES_PER_S
+        self._link.proxy.bytes_per_s = _LINK_BYTES_PER_S
         yield
-        self._link.bytes_per_s = None
+        self._link.proxy.bytes_per_s = None
 
 
 class RedisPlace(ServedPlace):
@@ -244,13 +239,6 @@ class RedisPlace(ServedPlace):
     @property
     def url(self) -> str:
         return f"redis://127.0.0.1:{self._link.port}" if self._link else self._server.url
-
-    @property
-    def clean_url(self) -> str:
-        return self._server.url
-
-    def _signal(self, number: int) -> None:
-        self._server.pause() if number == signal.SIGSTOP else self._server.resume()
 
     def _empty(self) -> None:
         shutil.rmtree(self._log)
@@ -269,14 +257,6 @@ class S3Place(ServedPlace):
         if self._link is None:
             return self._server.url
         return self._server.tier_url(endpoint=f"http://127.0.0.1:{self._link.port}")
-
-    @property
-    def clean_url(self) -> str:
-        return self._server.url
-
-    def _signal(self, number: int) -> None:
-        assert self._server.pid is not None
-        os.kill(self._server.pid, number)
 
     def _empty(self) -> None:
         bucket = self._server.buckets / "kv"
@@ -316,7 +296,7 @@ class FilePlace(Place):
     @contextmanager
     def root_planted(self) -> Iterator[None]:
         planted = self._at / "planted"
-        with suppress(shutil.Error):  # what is being stored may be renamed meanwhile
+        with suppress(shutil.Error):  # a store may rename its file meanwhile
             shutil.copytree(self._root, planted)
         for path in (planted, *planted.rglob("*")):
             if path.suffix == ".kv":

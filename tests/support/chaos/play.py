@@ -1,4 +1,4 @@
-"""Plays one scenario: a workload runs, a fault begins and ends, and what was stored is compared."""
+"""Plays one scenario: a workload runs, a fault begins and ends, and stored chunks are compared."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ import itertools
 import json
 import math
 import os
-import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 from kvtier_sdk import HostPool, Namespace, OffloadKey, TieringConfig, TierSpec, TierStats
 from kvtier_sdk.engine import TieringManager, open_manager, open_pool
@@ -21,7 +20,7 @@ from kvtier_sdk.replay import chat_workload
 from kvtier_sdk.replay.content import ChunkContent
 from support.chaos.engine import Engine
 from support.chaos.places import MODEL, PLACES, Place
-from support.chaos.scenarios import Scenario
+from support.chaos.scenarios import Outcome, Scenario
 from support.live import Live
 
 CHUNK_BYTES = 32 * 1024
@@ -29,9 +28,9 @@ SLOTS = 96
 PER_SECOND = 15.0
 LOOKUP_DEADLINE_S = 0.1
 _NAMESPACE = Namespace({"engine": "chaos", "model": MODEL})
-#: A tier that is not back by then does not come back.
+#: After this time, a tier counts as lost.
 _PATIENCE_S = 60.0
-#: Stores reported so soon after a medium was destroyed may have come before.
+#: A store that is reported this soon after a destruction may have preceded it.
 _REPORT_DELAY_S = 0.5
 #: More requests than any scenario plays.
 _REQUESTS = 10_000
@@ -57,107 +56,15 @@ class Pace:
 BRIEF = Pace(before_s=0.3, fault_s=3.0, after_s=0.2, probe_interval_s=0.25)
 
 
-@dataclass
-class Outcome:
-    """The outcome of a scenario.
-
-    Attributes:
-        wrong_bytes: bytes that came back and were not those that were stored.
-        lost: chunks that the tier was announced to have stored and does not bring back; of a
-            destroyed medium only those that were stored afterwards.
-        late_retries: lookups that were pending after their deadline.
-        revived: chunks that were served after they had been deleted everywhere.
-        restored: chunks that a destroyed medium has got again.
-        refused: chunks that were kept from the tier to spare what is in it.
-        broken: rules that did not hold for another engine or a command.
-        shown: the states that the fault led to, each with the seconds from the fault's beginning
-            until it was seen.
-        closed_s: from the fault's end until the tier was in none of them; ``None`` for never.
-        loaded_s: from the fault's end until the tier served a chunk; ``None`` for never.
-        stored_s: from the fault's end until the tier stored a chunk; ``None`` for never.
-        grown: counters that grew during the fault, by how much.
-        left_over: what was held when all requests were over, and should not have been.
-        stall_us: wall time of the longest call on the engine's thread, and which it was.
-        stall_cpu_us: the longest time that a call was on the processor.
-        wait_s: how long a request waited for the tier, at most.
-    """
-
-    scenario: Scenario
-    requests: int = 0
-    compared_bytes: int = 0
-    stored: int = 0
-    wrong_bytes: int = 0
-    lost: int = 0
-    late_retries: int = 0
-    revived: int = 0
-    restored: int = 0
-    refused: int = 0
-    broken: list[str] = field(default_factory=list)
-    shown: dict[str, float] = field(default_factory=dict)
-    closed_s: float | None = None
-    loaded_s: float | None = None
-    stored_s: float | None = None
-    grown: dict[str, int] = field(default_factory=dict)
-    left_over: dict[str, int] = field(default_factory=dict)
-    stall_us: float = 0.0
-    stall_in: str = ""
-    stall_cpu_us: float = 0.0
-    wait_s: float = 0.0
-
-    def breaches(self) -> list[str]:
-        """Name the rules that did not hold."""
-        fault = self.scenario.fault
-        found = [*self.broken]
-        if self.wrong_bytes:
-            found.append(f"{self.wrong_bytes} wrong bytes")
-        if self.lost:
-            found.append(f"{self.lost} of {self.stored} stored chunks lost")
-        if self.late_retries:
-            found.append(f"{self.late_retries} lookups pending after their deadline")
-        if fault.purges and self.revived:
-            found.append(f"{self.revived} deleted chunks served")
-        if fault.destroys and not self.restored:
-            found.append("nothing stored a second time")
-        if self.refused and not fault.fills:
-            found.append(f"{self.refused} chunks refused by a tier with room")
-        if not fault.shows <= self.shown.keys():
-            found.append(f"shown {sorted(self.shown)}, not {sorted(fault.shows)}")
-        found += [
-            f"never {what} again"
-            for what, after_s in (
-                ("asked", self.closed_s),
-                ("served", self.loaded_s),
-                ("stored", self.stored_s),
-            )
-            if after_s is None
-        ]
-        if not re.search(fault.counted, " ".join(self.grown)):
-            found.append(f"not counted: {self.grown}")
-        found += [f"{count} {what} left over" for what, count in self.left_over.items() if count]
-        return found
-
-
 def play(scenario: Scenario, directory: Path, pace: Pace, seed: int = 0) -> Outcome:
-    """Play a scenario.
-
-    Args:
-        scenario: the scenario.
-        directory: an empty one, for what servers and tiers keep.
-        pace: how long it takes.
-        seed: of the workload.
-
-    Returns:
-        The outcome.
+    """Play a scenario in an empty directory.
 
     Raises:
         CannotHappenError: the fault cannot be made on this machine.
     """
     place = PLACES[scenario.backend](directory, scenario.fault.name)
-    try:
-        with _environment(place.environment):
-            return _play(scenario, place, pace, seed)
-    finally:
-        place.close()
+    with contextlib.closing(place), patch.dict(os.environ, place.environment):
+        return _play(scenario, place, pace, seed)
 
 
 def _play(scenario: Scenario, place: Place, pace: Pace, seed: int) -> Outcome:
@@ -185,14 +92,13 @@ def _play(scenario: Scenario, place: Place, pace: Pace, seed: int) -> Outcome:
             pool, config, _NAMESPACE, clock=place.clock, events=True, notify=reported.set
         ) as manager,
     ):
-        engine = Engine(manager, pool, reported, LOOKUP_DEADLINE_S)
+        engine = Engine(manager, pool, reported, LOOKUP_DEADLINE_S, outcome)
         watch = _Watch(manager, engine, outcome, place, pace)
         with watch:
             engine.play(chat_workload(_REQUESTS, seed), PER_SECOND, watch.goes_on)
         outcome.left_over = manager.left_over()
         outcome.refused = manager.stats[1].not_admitted_chunks
     outcome.broken = place.broken
-    _note(outcome, engine)
     since_s = watch.ended_s + _REPORT_DELAY_S if scenario.fault.destroys else 0.0
     kept = [key for key, stored_s in engine.announced.items() if stored_s >= since_s]
     outcome.stored = len(kept)
@@ -201,7 +107,7 @@ def _play(scenario: Scenario, place: Place, pace: Pace, seed: int) -> Outcome:
 
 
 class _Watch:
-    """Begins and ends the fault, in a thread, and notes on the engine's thread what it causes."""
+    """Begins and ends the fault in a thread, and notes its effects on the engine's thread."""
 
     def __init__(
         self,
@@ -272,11 +178,7 @@ class _Watch:
             outcome.loaded_s = after_s
         if outcome.stored_s is None and stats.stored_chunks > stored:
             outcome.stored_s = after_s
-        if self._back_s is None and None not in (
-            outcome.closed_s,
-            outcome.loaded_s,
-            outcome.stored_s,
-        ):
+        if self._back_s is None and None not in outcome.recovery.values():
             self._back_s = time.monotonic()
 
     def _disturb(self) -> None:
@@ -311,20 +213,8 @@ def _counters(stats: list[TierStats]) -> dict[str, int]:
     }
 
 
-def _note(outcome: Outcome, engine: Engine) -> None:
-    outcome.requests = engine.requests
-    outcome.compared_bytes = engine.compared_bytes
-    outcome.wrong_bytes = engine.wrong_bytes
-    outcome.late_retries = engine.late_retries
-    outcome.revived = engine.revived
-    outcome.restored = engine.restored
-    outcome.wait_s = engine.longest_wait_s
-    outcome.stall_in, outcome.stall_us, _ = engine.times.longest
-    outcome.stall_cpu_us = engine.times.longest_cpu_us
-
-
 def _count_lost(place: Place, keys: list[OffloadKey]) -> int:
-    """Load chunks in a new engine; how many do not come back as they were stored."""
+    """Load chunks in a new engine, and count the missing and the changed ones."""
     patience = {"lookup_deadline": "30s", "load_deadline": "30s", "runner": "thread"}
     spec = TierSpec.from_url(place.clean_url, **patience)
     content = ChunkContent(CHUNK_BYTES)
@@ -347,18 +237,3 @@ def _count_lost(place: Place, keys: list[OffloadKey]) -> int:
                 manager.complete_load([key], request)
             manager.on_request_finished(request)
     return lost
-
-
-@contextlib.contextmanager
-def _environment(variables: dict[str, str]) -> Iterator[None]:
-    """Set variables of the environment, which processes of tiers inherit."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

@@ -1,9 +1,10 @@
-"""The table of scenarios: each fault, with each backend and runner that it can happen to."""
+"""Each fault with each backend and runner that it can happen to, and the outcome of playing it."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 NETWORK = ("redis", "s3")
 EVERY = ("file", *NETWORK)
@@ -15,17 +16,16 @@ class Fault:
     """One kind of fault.
 
     Attributes:
-        name: of the context manager of :mod:`support.chaos.places` that makes it.
-        title: for people.
+        name: the context manager of :mod:`support.chaos.places` that makes it.
+        title: its name for people.
         made_by: how it is made, in a sentence.
-        backends: those that it can happen to.
-        shows: the states of the tier that it must lead to, as ``kvtier top`` names them; others
-            may come too.
-        counted: a regular expression; one of the counters that grow during the fault fits.
+        backends: the backends that it can happen to.
+        shows: states of the tier, as ``kvtier top`` names them, that it must lead to.
+        counted: a regular expression that fits one of the counters that grow during the fault.
         destroys: true if the medium loses what was stored.
         purges: true if the host pool loses it too.
         fills: true if the medium has no room, so that a chunk may be refused.
-        runners: those that it can happen to.
+        runners: the runners that it can happen to.
     """
 
     name: str
@@ -216,3 +216,79 @@ def scenarios() -> Iterator[Scenario]:
         for backend in fault.backends:
             for runner in fault.runners:
                 yield Scenario(fault, backend, runner)
+
+
+@dataclass
+class Outcome:
+    """The outcome of a scenario.
+
+    Attributes:
+        wrong_bytes: loaded bytes that differ from the stored ones.
+        lost: announced chunks that the tier does not bring back; of a destroyed medium, only those
+            stored afterwards count.
+        late_retries: lookups that were pending after their deadline.
+        revived: chunks that were served after they had been deleted everywhere.
+        restored: chunks that the tier has stored before the fault and again.
+        refused: chunks that were kept from the tier to spare its contents.
+        broken: broken rules of another engine or a command.
+        shown: the states that the fault led to, each with the seconds until it was seen.
+        closed_s: from the fault's end until the tier was in none of them; ``None`` for never.
+        loaded_s: from the fault's end until the tier served a chunk.
+        stored_s: from the fault's end until the tier stored a chunk.
+        grown: counters that grew during the fault, by how much.
+        left_over: pins, slots, requests and jobs still held at the end.
+        stall_us: wall time of the longest call on the engine's thread; ``stall_in`` is its name.
+        stall_cpu_us: the longest time that a call was on the processor.
+        wait_s: how long a request waited for the tier, at most.
+    """
+
+    scenario: Scenario
+    requests: int = 0
+    compared_bytes: int = 0
+    stored: int = 0
+    wrong_bytes: int = 0
+    lost: int = 0
+    late_retries: int = 0
+    revived: int = 0
+    restored: int = 0
+    refused: int = 0
+    broken: list[str] = field(default_factory=list)
+    shown: dict[str, float] = field(default_factory=dict)
+    closed_s: float | None = None
+    loaded_s: float | None = None
+    stored_s: float | None = None
+    grown: dict[str, int] = field(default_factory=dict)
+    left_over: dict[str, int] = field(default_factory=dict)
+    stall_us: float = 0.0
+    stall_in: str = ""
+    stall_cpu_us: float = 0.0
+    wait_s: float = 0.0
+
+    @property
+    def recovery(self) -> dict[str, float | None]:
+        return {"asked": self.closed_s, "served": self.loaded_s, "stored": self.stored_s}
+
+    def breaches(self) -> list[str]:
+        """Name the rules that did not hold."""
+        fault = self.scenario.fault
+        found = [*self.broken]
+        if self.wrong_bytes:
+            found.append(f"{self.wrong_bytes} wrong bytes")
+        if self.lost:
+            found.append(f"{self.lost} of {self.stored} stored chunks lost")
+        if self.late_retries:
+            found.append(f"{self.late_retries} lookups pending after their deadline")
+        if fault.purges and self.revived:
+            found.append(f"{self.revived} deleted chunks served")
+        if fault.destroys and not self.restored:
+            found.append("nothing stored a second time")
+        if self.refused and not fault.fills:
+            found.append(f"{self.refused} chunks refused by a tier with room")
+        if not fault.shows <= self.shown.keys():
+            found.append(f"shown {sorted(self.shown)}, not {sorted(fault.shows)}")
+        never = [what for what, after_s in self.recovery.items() if after_s is None]
+        found += [f"never {what} again" for what in never]
+        if not re.search(fault.counted, " ".join(self.grown)):
+            found.append(f"not counted: {self.grown}")
+        found += [f"{count} {what} left over" for what, count in self.left_over.items() if count]
+        return found

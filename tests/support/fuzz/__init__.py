@@ -1,1 +1,1 @@
-"""Everything that reads what others wrote, as functions of bytes that a fuzzer calls."""
+"""Readers of bytes that others wrote, as functions that a fuzzer calls."""

@@ -1,4 +1,4 @@
-"""``python -m support.fuzz``: fuzz all targets in turn, and keep what reaches new code.
+"""``python -m support.fuzz``: fuzz all targets in turn, and keep inputs that reach new code.
 
 It needs atheris, and runs one process. An input that breaks a rule is saved in the corpus, where
 each run of the tests finds it again.
@@ -16,7 +16,7 @@ from pathlib import Path
 from support.fuzz.corpus import read_corpus, write_corpus
 
 _MAX_BYTES = 4096
-# A longer input is not kept, and so many are.
+# Only short inputs are kept, and at most this many.
 _KEPT_BYTES = 600
 _KEPT = 60
 _INPUT_S = 10

@@ -1,7 +1,7 @@
-"""Targets of the fuzzers. A target takes bytes, and raises where a rule does not hold.
+"""Targets of the fuzzers: functions of bytes, which raise where a rule does not hold.
 
-The rule of all: what was written by others is read, or refused with an error that is declared. It
-is never half believed, and no length in it decides how much memory is taken.
+All have one rule: bytes from others are read, or refused with a declared error. They are never half
+believed, and no length in them decides how much memory is allocated.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import json
 import os
 import zlib
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -41,7 +41,8 @@ from kvtier_sdk.runner.process.codec import (
     write_job,
     write_reports,
 )
-from support.fuzz.conversation import Slot, converse
+from support.guarded import GuardedBuffers
+from support.peer import converse
 
 _KEY = make_offload_key(b"k" * 32)
 _FINGERPRINT = "ab" * 16
@@ -65,41 +66,46 @@ def chunk_header(data: bytes) -> None:
 
 def redis_reader(data: bytes) -> None:
     """A reply fills a chunk's buffers with the value that was sent, or nothing counts as filled."""
-    piece_bytes, text = data[0] if data else 0, data[1:]
-    slots = [Slot(), Slot()]
+    text = data[1:]
+    slots = [GuardedBuffers(3, 40), GuardedBuffers(3, 40)]
     exchanges = [Exchange(b"k", [b"load"], slot.buffers) for slot in slots]
     exchanges += [Exchange(b"k", [b"store"]), Exchange(b"k", [b"store"])]
 
     async def talk(connection: Connection) -> None:
         await run_some(connection, deque(exchanges), len(exchanges))
 
-    converse(talk, text, piece_bytes)
+    converse(talk, text, _pieces(data))
     for slot in slots:
         assert slot.is_guarded()
     for exchange, slot in zip(exchanges, slots, strict=False):
         if isinstance(exchange.outcome, Reply) and exchange.outcome.kind is Kind.FILLED:
-            assert b"$43\r\n" + slot.value + b"\r\n" in text
+            assert b"$43\r\n" + slot.content + b"\r\n" in text
     for exchange in exchanges:
         assert isinstance(exchange.outcome, Reply | TierError | None)
 
 
 def s3_reader(data: bytes) -> None:
     """A response fills a chunk's buffers with the body that was sent, or is not filled."""
-    piece_bytes, text = data[0] if data else 0, data[1:]
-    slot = Slot()
+    text = data[1:]
+    slot = GuardedBuffers(3, 40)
 
     async def talk(connection: Connection) -> kvtier_s3.http.Response:
         return await kvtier_s3.http.request(connection, [b"GET"], slot.buffers)
 
     response = None
     with suppress(TierError):
-        response = converse(talk, text, piece_bytes)
+        response = converse(talk, text, _pieces(data))
     assert slot.is_guarded()
     if response is not None:
         assert len(response.body) <= 256 * 1024
         if response.is_filled:
             assert response.status == 200
-            assert b"\r\n\r\n" + slot.value in text
+            assert b"\r\n\r\n" + slot.content in text
+
+
+def _pieces(data: bytes) -> list[int]:
+    """Lengths of pieces, which the first byte chooses, for the bytes after it."""
+    return [data[0]] * (len(data) // data[0]) if data and data[0] else []
 
 
 def manifest(data: bytes) -> None:
@@ -127,7 +133,7 @@ def file_header(data: bytes) -> None:
         leases = int.from_bytes(content[56:60], "little")
         checksum = zlib.crc32(memoryview(content)[16 : 60 + 32 * leases])
         content[12:16] = checksum.to_bytes(4, "little")
-    with _MemoryFile(bytes(content)) as fd:
+    with _memory_file(bytes(content)) as fd:
         header = HeaderFile(fd).read()
         assert len(header.reservations) <= len(content) // 32
         HeaderFile(fd).write(header)
@@ -139,7 +145,7 @@ def ledger(data: bytes) -> None:
     told_bytes = int.from_bytes(data[:8].ljust(8, b"\0"), "little")
     records = data[8:]
     for ledger_bytes in (told_bytes, len(records)):
-        with _MemoryFile(records) as fd:
+        with _memory_file(records) as fd:
             with suppress(LedgerDamagedError):
                 list(Ledger(fd).read(0, ledger_bytes))
             header = SharedHeader(clean=True, generation=1, ledger_bytes=ledger_bytes)
@@ -154,12 +160,10 @@ def config_toml(data: bytes) -> None:
 
 
 def config_json(data: bytes) -> None:
-    """The same of JSON."""
     _configuration(data, ".json")
 
 
 def config_yaml(data: bytes) -> None:
-    """The same of YAML."""
     _configuration(data, ".yaml")
 
 
@@ -215,21 +219,17 @@ def _directory() -> Path:
     return Path(mkdtemp(prefix="kvtier-fuzz-"))
 
 
-class _MemoryFile:
-    """A file in memory with this content, open for a block."""
-
-    def __init__(self, content: bytes) -> None:
-        self._fd = os.memfd_create("kvtier-fuzz")
-        os.write(self._fd, content)
-
-    def __enter__(self) -> int:
-        return self._fd
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._fd)
+@contextmanager
+def _memory_file(content: bytes) -> Iterator[int]:
+    fd = os.memfd_create("kvtier-fuzz")
+    try:
+        os.write(fd, content)
+        yield fd
+    finally:
+        os.close(fd)
 
 
-#: By name.
+#: The targets by name.
 TARGETS: dict[str, Callable[[bytes], None]] = {
     target.__name__: target
     for target in (

@@ -16,24 +16,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from kvtier_sdk.contract import TierContext
-from kvtier_sdk.errors import (
-    ConfigError,
-    TierCapacityError,
-    TierError,
-    TierUnavailableError,
-)
+from kvtier_sdk.errors import ConfigError, TierCapacityError, TierError, TierUnavailableError
 from kvtier_sdk.namespace import StoredNamespace
-from kvtier_sdk.options.tier import TierConfig
-from kvtier_sdk.types import (
-    Entry,
-    OffloadKey,
-    RequestContext,
-    Transfer,
-    Usage,
-    split_offload_key,
-)
-from support.tiers.shelf import Shelf, ShelfName, ShelfTier, fill
+from kvtier_sdk.types import Entry, OffloadKey, RequestContext, Transfer, Usage, split_offload_key
+from support.tiers.shelf import SHELVES, Shelf, ShelfName, ShelfTier, fill
 
 _MOMENT_S = 0.001
 _LATER_S = 0.02
@@ -145,7 +131,7 @@ class MixesABatchUp(BrokenTier):
 
 
 class GuessesLookups(BrokenTier):
-    """Looks up whether any chunk of a batch is there, and answers so for all of them."""
+    """Looks for any chunk of a batch, and gives that answer for all of them."""
 
     fails = "check_lookup_tells_stored_from_absent"
 
@@ -155,7 +141,7 @@ class GuessesLookups(BrokenTier):
 
 
 class AbsentIsSuccess(BrokenTier):
-    """Takes a reply without any chunk for a reply without any error."""
+    """Mistakes a reply without any chunk for a reply without any error."""
 
     fails = "check_absent_is_not_found"
 
@@ -167,7 +153,7 @@ class AbsentIsSuccess(BrokenTier):
 
 
 class NeverReplaces(BrokenTier):
-    """Takes a chunk that is there for stored, even if it failed to load."""
+    """Skips the store of a chunk that exists, even if it failed to load."""
 
     fails = "check_a_store_replaces_on_demand"
 
@@ -210,13 +196,10 @@ class TakesShortForWhole(BrokenTier):
 
 
 class HangsOnAnotherLength(BrokenTier):
-    """Reads the expected length, then takes the rest of the object for the next reply."""
+    """Reads the expected length, then mistakes the rest of the object for the next reply."""
 
     fails = "check_another_length_is_corrupt"
-
-    def __init__(self, config: TierConfig, context: TierContext) -> None:
-        super().__init__(config, context)
-        self._lost = False
+    _lost = False
 
     async def load_chunk(self, transfer: Transfer) -> None:
         await self.reach()
@@ -317,7 +300,7 @@ class ShowsPartlyWritten(BrokenTier):
         await self.reach()
         name, whole = self.name_of(transfer.key), b"".join(transfer.buffers)
         before = self.shelf.objects.get(name)
-        self.put(transfer.key, whole[: len(whole) // 2] + bytes(len(whole) - len(whole) // 2))
+        self.put(transfer.key, half_of(whole))
         try:
             await self.context.clock.sleep(_MOMENT_S)
         except BaseException:
@@ -407,7 +390,7 @@ class LeavesAPart(BrokenTier):
         try:
             await self.reach()
         except asyncio.CancelledError:
-            self.put(transfer.key, whole[: len(whole) // 2] + bytes(len(whole) - len(whole) // 2))
+            self.put(transfer.key, half_of(whole))
             raise
         self.put(transfer.key, whole)
 
@@ -536,22 +519,19 @@ class CloseHangs(BrokenTier):
 
     fails = "check_close_ends"
 
-    def __init__(self, config: TierConfig, context: TierContext) -> None:
-        super().__init__(config, context)
-        self._opened = False
-        self._used = asyncio.Event()
+    _used: asyncio.Event | None = None
 
     async def open(self) -> None:
         await super().open()
-        self._opened = True
+        self._used = asyncio.Event()
 
     async def reach(self) -> None:
-        if self._opened:
+        if self._used is not None:
             self._used.set()
         await super().reach()
 
     async def close(self) -> None:
-        if self._opened:
+        if self._used is not None:
             await self._used.wait()
 
 
@@ -559,10 +539,7 @@ class CloseForgetsCalls(BrokenTier):
     """Discards outstanding replies when it closes, so their callers wait forever."""
 
     fails = "check_close_ends_what_runs"
-
-    def __init__(self, config: TierConfig, context: TierContext) -> None:
-        super().__init__(config, context)
-        self._closed = False
+    _closed = False
 
     async def load_chunk(self, transfer: Transfer) -> None:
         await super().load_chunk(transfer)
@@ -577,10 +554,7 @@ class ClosesOnlyOnce(BrokenTier):
     """Closes its connection without checking that it has one."""
 
     fails = "check_closing_twice_is_harmless"
-
-    def __init__(self, config: TierConfig, context: TierContext) -> None:
-        super().__init__(config, context)
-        self._connection: Any = object()
+    _connection: Any = object()
 
     async def close(self) -> None:
         if self._connection is None:
@@ -594,11 +568,11 @@ class FillsTheGap(BrokenTier):
     fails = "check_a_lost_part_is_a_miss"
 
     def mend(self, stored: bytes) -> bytes:
-        return stored[: len(stored) // 2] + bytes(len(stored) - len(stored) // 2)
+        return half_of(stored)
 
 
 class LooksAtTheFirstPart(BrokenTier):
-    """Looks up whether the first part of a chunk is there, and takes the others for granted."""
+    """Looks for the first part of a chunk only."""
 
     fails = "check_a_lost_part_is_a_miss"
 
@@ -609,7 +583,7 @@ class LooksAtTheFirstPart(BrokenTier):
 
 
 class TakesALostPartForAnOutage(BrokenTier):
-    """Takes a part that is lost for a server that is down."""
+    """Mistakes a lost part for a server that is down."""
 
     fails = "check_a_lost_part_is_a_miss"
 
@@ -618,7 +592,7 @@ class TakesALostPartForAnOutage(BrokenTier):
 
 
 class NeverHealsAPart(BrokenTier):
-    """Stores only chunks whose first part is not there, even over one that failed to load."""
+    """Skips the store of a chunk whose first part exists, even if it failed to load."""
 
     fails = "check_a_lost_part_is_a_miss"
 
@@ -628,7 +602,7 @@ class NeverHealsAPart(BrokenTier):
 
 
 class TakesAHangForAMiss(BrokenTier):
-    """Gives a lookup a limit, and takes one that passes it for a miss."""
+    """Gives a lookup a time limit, and reports a miss when it has passed."""
 
     fails = "check_a_hang_is_no_miss"
 
@@ -641,13 +615,10 @@ class TakesAHangForAMiss(BrokenTier):
 
 
 class HangsWithItsStore(BrokenTier):
-    """Keeps a connection on which a call was cancelled, with the reply of that call to come."""
+    """Reuses a connection whose reply to a cancelled call is still to come."""
 
     fails = "check_a_tier_comes_back_after_a_hang"
-
-    def __init__(self, config: TierConfig, context: TierContext) -> None:
-        super().__init__(config, context)
-        self._waits_for_a_reply = False
+    _waits_for_a_reply = False
 
     async def reach(self) -> None:
         if self._waits_for_a_reply:
@@ -682,7 +653,7 @@ class ForgetsToDelete(BrokenTier):
 
 
 class TakesACutForTheEnd(BrokenTier):
-    """Reads until the connection ends, and takes a cut connection for the end of the object."""
+    """Reads until the connection ends, and mistakes a cut connection for the end of the object."""
 
     fails = "check_an_outage_in_mid_transfer_damages_nothing"
 
@@ -700,10 +671,7 @@ class StaysAway(BrokenTier):
     """Gives up its store for good at the first outage."""
 
     fails = "check_a_tier_comes_back_after_an_outage"
-
-    def __init__(self, config: TierConfig, context: TierContext) -> None:
-        super().__init__(config, context)
-        self._given_up = False
+    _given_up = False
 
     async def reach(self) -> None:
         if self._given_up:
@@ -727,7 +695,7 @@ class DeletesOnlyWhatIsThere(BrokenTier):
 
 
 class TouchStores(BrokenTier):
-    """Records the use of a chunk, even of one that it does not have."""
+    """Records the use of any chunk, even a missing one."""
 
     fails = "check_touch_changes_nothing"
 
@@ -759,7 +727,7 @@ class ListsItsOwnNamespace(BrokenTier):
 
 
 class MakesWhatItLooksInto(BrokenTier):
-    """Writes its manifest whoever opens it."""
+    """Writes its manifest even when a tool opens it."""
 
     fails = "check_maintenance_makes_no_namespace"
 
@@ -769,7 +737,7 @@ class MakesWhatItLooksInto(BrokenTier):
 
 
 class UsesWhatItExamines(BrokenTier):
-    """Takes a tool's load for an engine's."""
+    """Counts a tool's load as an engine's."""
 
     fails = "check_maintenance_records_no_use"
 
@@ -792,16 +760,14 @@ class CountsItsOwn(BrokenTier):
 
     fails = "check_usage_counts_what_is_stored"
 
-    def __init__(self, config: TierConfig, context: TierContext) -> None:
-        super().__init__(config, context)
-        self._lengths: list[int] = []
+    _used_bytes = 0
 
     def put(self, key: OffloadKey, stored: bytes) -> None:
         super().put(key, stored)
-        self._lengths.append(len(stored))
+        self._used_bytes += len(stored)
 
     async def usage(self) -> Usage:
-        return Usage(len(self._lengths), sum(self._lengths), None)
+        return Usage(None, self._used_bytes, None)
 
 
 class ReportsWhatItKeeps(BrokenTier):
@@ -831,7 +797,7 @@ class LoadsWhatHasExpired(BrokenTier):
 
 
 class RenewsTheAge(BrokenTier):
-    """Takes a use for a store."""
+    """Renews a chunk's age with each use, as a store does."""
 
     fails = "check_no_use_extends_the_maximum_age"
 
@@ -858,9 +824,14 @@ class NeedsItsParent(BrokenTier):
     fails = "check_it_runs_in_a_process"
 
     async def open(self) -> None:
-        if not Shelf.exists(self.config.shelf):
+        if self.config.shelf not in SHELVES:
             raise ConfigError("the store is not registered")
         await super().open()
+
+
+def half_of(whole: bytes) -> bytes:
+    """Return an object whose second half is zeros."""
+    return whole[: len(whole) // 2].ljust(len(whole), b"\x00")
 
 
 def _leaves(of: type[BrokenTier]) -> list[type[BrokenTier]]:

@@ -216,9 +216,7 @@ class KeepsItsLastError(OddTier):
 class Shaky(OddTier):
     """Fails every fifth call, and would do the same call a moment later."""
 
-    def __init__(self, config: TierConfig, context: TierContext) -> None:
-        super().__init__(config, context)
-        self._calls = 0
+    _calls = 0
 
     def _shake(self) -> None:
         self._calls += 1

@@ -22,10 +22,7 @@ from kvtier_sdk.errors import (
     TierUnavailableError,
 )
 from kvtier_sdk.namespace import StoredNamespace
-from kvtier_sdk.options.tier import (
-    RunnerOptions,
-    TierConfig,
-)
+from kvtier_sdk.options.tier import RunnerOptions, TierConfig
 from kvtier_sdk.options.units import Seconds
 from kvtier_sdk.testing.conformance.subject import TierSubject
 from kvtier_sdk.types import Capability, Entry, OffloadKey, Transfer, Usage
@@ -73,9 +70,9 @@ class Shelf:
         keys: the key under which each was stored.
         connected: False while the shelf is unreachable.
         hangs: True while the shelf answers nothing.
-        torn: the objects of which a part is lost, each kept in two parts.
-        marks: what instances of a tier tell each other.
-        manifests: of each namespace, by its fingerprint.
+        torn: the objects that have lost a part.
+        marks: messages between the instances of a tier.
+        manifests: the manifest of each namespace, by its fingerprint.
         used_s: the time of each object's last use.
         stored_s: the time of each object's store.
     """
@@ -92,29 +89,14 @@ class Shelf:
 
     @classmethod
     def named(cls, name: str) -> Shelf:
-        """Return the shelf of a name, and make it if it does not exist.
-
-        Args:
-            name: name of the shelf; a directory, for one that several processes share.
-
-        Returns:
-            The same shelf for the same name.
-        """
-        if name not in _shelves:
-            _shelves[name] = cls(Files(Path(name)) if "/" in name else {})
-        return _shelves[name]
-
-    @classmethod
-    def exists(cls, name: str) -> bool:
-        """Return whether a shelf of that name was made in this process.
-
-        Args:
-            name: name of the shelf.
-        """
-        return name in _shelves
+        """Return the shelf of a name, and make it if it does not exist; a directory is shared."""
+        if name not in SHELVES:
+            SHELVES[name] = cls(Files(Path(name)) if "/" in name else {})
+        return SHELVES[name]
 
 
-_shelves: dict[str, Shelf] = {}
+#: The shelves of this process, by name.
+SHELVES: dict[str, Shelf] = {}
 _LOOK_S = 0.01
 
 
@@ -142,13 +124,7 @@ class ShelfTier(ChunkTierManager):
     """Chunks on a :class:`Shelf`. The tier keeps the whole contract."""
 
     config_model = ShelfTierConfig
-    capabilities = (
-        Capability.DELETE
-        | Capability.TOUCH
-        | Capability.SCAN
-        | Capability.USAGE
-        | Capability.NAMESPACES
-    )
+    capabilities = ~Capability.NONE
     contract_version: ClassVar[int] = 1
     config: ShelfTierConfig
 
@@ -201,41 +177,21 @@ class ShelfTier(ChunkTierManager):
         return Usage(len(objects), sum(map(len, objects.values())), None)
 
     def write_manifest(self) -> None:
-        """Put the namespace's manifest on the shelf."""
         namespace = self.context.namespace
         self.shelf.manifests[namespace.fingerprint] = namespace.manifest_json().encode()
 
     def use(self, key: OffloadKey) -> None:
-        """Record that a chunk is used now.
-
-        Args:
-            key: the chunk.
-        """
+        """Record that a chunk is used now."""
         self.shelf.used_s[self.name_of(key)] = self.context.clock.wall_s()
 
     @property
     def shelf(self) -> Shelf:
-        """The shelf that holds the chunks."""
         return Shelf.named(self.config.shelf)
 
     def name_of(self, key: OffloadKey) -> ShelfName:
-        """Return the name of a chunk on the shelf.
-
-        Args:
-            key: the chunk.
-        """
         return self.context.namespace.fingerprint, key
 
     def put(self, key: OffloadKey, stored: bytes) -> None:
-        """Put an object on the shelf.
-
-        Args:
-            key: the chunk.
-            stored: the object.
-
-        Raises:
-            TierCapacityError: there is no room.
-        """
         objects, name = self.shelf.objects, self.name_of(key)
         room = self.config.chunks
         if room is not None and name not in objects and len(objects) >= room:
@@ -247,17 +203,6 @@ class ShelfTier(ChunkTierManager):
         self.use(key)
 
     def take(self, key: OffloadKey) -> bytes:
-        """Return an object on the shelf.
-
-        Args:
-            key: the chunk.
-
-        Returns:
-            The object.
-
-        Raises:
-            ChunkNotFoundError: there is none.
-        """
         self.expire(self.name_of(key))
         stored = self.shelf.objects.get(self.name_of(key))
         if stored is None:
@@ -267,47 +212,25 @@ class ShelfTier(ChunkTierManager):
         return stored
 
     def expire(self, name: ShelfName) -> None:
-        """Remove an object whose time is up.
-
-        Args:
-            name: the object.
-        """
+        """Remove an object whose time is up."""
         if self.is_expired(name):
             self.shelf.objects.pop(name, None)
 
     def is_expired(self, name: ShelfName) -> bool:
-        """Return whether an object's time is up.
-
-        Args:
-            name: the object.
-        """
-        limits = (
-            (self.shelf.used_s.get(name), self.config.ttl_s),
-            (self.shelf.stored_s.get(name), self.config.max_age_s),
-        )
-        now_s = self.context.clock.wall_s()
+        now_s, shelf = self.context.clock.wall_s(), self.shelf
+        since_s = (shelf.used_s.get(name, now_s), shelf.stored_s.get(name, now_s))
+        limits_s = (self.config.ttl_s, self.config.max_age_s)
         return any(
-            since_s is not None and limit_s is not None and now_s >= since_s + limit_s
-            for since_s, limit_s in limits
+            limit_s is not None and now_s >= start_s + limit_s
+            for start_s, limit_s in zip(since_s, limits_s, strict=True)
         )
 
     def mend(self, stored: bytes) -> bytes:
-        """Return an object of which the second half is lost.
-
-        Args:
-            stored: the object, as it was.
-
-        Raises:
-            ChunkNotFoundError: it cannot be restored.
-        """
+        """Return an object of which the second half is lost; none can be restored here."""
         raise ChunkNotFoundError("a part is lost")
 
     async def reach(self) -> None:
-        """Connect to the shelf, which takes a moment.
-
-        Raises:
-            TierUnavailableError: the shelf is unreachable.
-        """
+        """Connect to the shelf, which takes a moment."""
         await self.context.clock.sleep(self.config.latency_s)
         while self.shelf.hangs:
             await self.context.clock.sleep(_LOOK_S)
@@ -316,15 +239,7 @@ class ShelfTier(ChunkTierManager):
 
 
 def fill(transfer: Transfer, stored: bytes) -> None:
-    """Copy an object into a transfer's buffers.
-
-    Args:
-        transfer: the transfer whose buffers are filled.
-        stored: the object.
-
-    Raises:
-        CorruptChunkError: it has another length.
-    """
+    """Copy an object into a transfer's buffers."""
     if len(stored) != transfer.object_bytes:
         raise CorruptChunkError(f"{len(stored)} bytes stored; expected {transfer.object_bytes}")
     split = len(transfer.header)
@@ -334,44 +249,26 @@ def fill(transfer: Transfer, stored: bytes) -> None:
 def shelf_subject(
     tier_class: type[ShelfTier], directory: Path | None = None, **settings: Any
 ) -> TierSubject:
-    """Make a subject with all hooks from a shelf tier, on a new shelf.
-
-    Args:
-        tier_class: the tier.
-        directory: the place of a shelf that several processes share.
-        settings: settings of the :class:`TierSubject`, other than its hooks.
-
-    Returns:
-        The subject.
-    """
+    """Make a subject with all hooks from a shelf tier, on a new shelf."""
     name = str(directory or uuid.uuid4().hex)
     shelf = Shelf.named(name)
     namespace = TierSubject.new_namespace()
 
     def spec(**options: Any) -> TierSpec:
         config = tier_class.config_model.model_validate({"shelf": name, **options})
-        return TierSpec("under-test", "shelf", tier_class, config, _DEFAULTS)
-
-    def read_raw(key: OffloadKey) -> bytes | None:
-        return shelf.objects.get(name_of(key))
+        return TierSpec("under-test", "shelf", tier_class, config, RunnerOptions.model_validate({}))
 
     def write_raw(key: OffloadKey, data: bytes) -> None:
         shelf.objects[name_of(key)] = data
 
-    def reach(connected: bool) -> None:
-        shelf.connected = connected
-
-    def hang(hangs: bool) -> None:
-        shelf.hangs = hangs
-
     subject = TierSubject(
         spec(),
-        read_raw=read_raw,
+        read_raw=lambda key: shelf.objects.get(name_of(key)),
         write_raw=write_raw,
-        break_connection=lambda: reach(False),
-        restore_connection=lambda: reach(True),
-        freeze=lambda: hang(True),
-        unfreeze=lambda: hang(False),
+        break_connection=lambda: setattr(shelf, "connected", False),
+        restore_connection=lambda: setattr(shelf, "connected", True),
+        freeze=lambda: setattr(shelf, "hangs", True),
+        unfreeze=lambda: setattr(shelf, "hangs", False),
         lose_part=lambda key: shelf.torn.add(name_of(key)),
         bad_settings={"a setting that cannot work": spec(nonsense=True)},
         small_tier=lambda object_bytes: spec(chunks=10),
@@ -382,6 +279,3 @@ def shelf_subject(
     )
     name_of = cast(ShelfTier, subject.make()).name_of
     return subject
-
-
-_DEFAULTS = RunnerOptions.model_validate({})

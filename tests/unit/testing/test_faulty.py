@@ -1,33 +1,21 @@
-"""Faults around a tier: each comes as planned, and the runner copes."""
+"""Faults around a tier: each comes as planned."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
 
 import pytest
 
-from kvtier_sdk import (
-    ChunkNotFoundError,
-    MemoryTier,
-    MemoryTierConfig,
-    Namespace,
-    RequestContext,
-    RunnerOptions,
-    TierAuthError,
-    TierSpec,
-    make_offload_key,
-)
-from kvtier_sdk.pool import HostPool, PoolLayout
-from kvtier_sdk.runner import TierLoop
-from kvtier_sdk.runner.jobs import Job, JobResult, Operation, Verdict
+from kvtier_sdk import ChunkNotFoundError, MemoryTier, TierAuthError, TierError, make_offload_key
 from kvtier_sdk.testing import (
     CHECKS,
     CheckSkipped,
     Fault,
     FaultKind,
     FaultPlan,
-    InlineRunner,
+    Probe,
     TierSubject,
     VirtualClock,
     faulty,
@@ -35,122 +23,100 @@ from kvtier_sdk.testing import (
 from kvtier_sdk.testing.conformance.suite import run_check
 
 KEYS = [make_offload_key(bytes([number]) * 32) for number in range(4)]
-CHUNK_BYTES = 256
+OK = ["ok"] * 4
 
 
-class Bench:
-    """A faulty memory tier in a loop that is stepped by hand."""
+def play(plan: FaultPlan, body: Callable[[Probe], Awaitable[None]]) -> None:
+    """Run a test's body on virtual time, with an open memory tier that has the faults of a plan."""
+    subject = TierSubject(faulty(MemoryTier, plan), chunk_bytes=256, clock=VirtualClock())
 
-    def __init__(self, plan: FaultPlan, **options: object) -> None:
-        self.plan = plan
-        self.clock = VirtualClock()
-        self.pool = HostPool.create(PoolLayout(4, CHUNK_BYTES))
-        spec = TierSpec(
-            "faulty",
-            "memory",
-            faulty(MemoryTier, plan),
-            MemoryTierConfig.model_validate({}),
-            RunnerOptions.model_validate({"retries": 0, "breaker_failures": 100, **options}),
-        )
-        self.runner = InlineRunner(
-            lambda report: TierLoop(
-                spec,
-                namespace=Namespace({"model": "m"}),
-                memory=self.pool,
-                clock=self.clock,
-                report=report,
-            ),
-            self.clock,
-        )
-        self.runner.start()
-        self._jobs = 0
-        for slot in range(4):
-            self.pool.view(slot)[:] = bytes([slot + 1]) * CHUNK_BYTES
+    async def run() -> None:
+        async with subject.opened() as probe:
+            await body(probe)
 
-    def do(self, operation: Operation, count: int = 4, run_s: float = 0.001) -> list[str]:
-        self._jobs += 1
-        slots = range(count) if operation is not Operation.LOOKUP else ()
-        deadline_s = self.clock.now_s() + 2
-        request = RequestContext("r")
-        job = Job(self._jobs, operation, KEYS[:count], list(slots), request, deadline_s)
-        self.runner.submit([job])
-        self.runner.run_for(run_s)
-        results = [one for one in self.runner.poll() if isinstance(one, JobResult)]
-        return [verdict.value for one in results for verdict in one.verdicts]
-
-    def close(self) -> None:
-        self.runner.close(1.0)
-        self.pool.close()
+    loop = subject.clock.new_event_loop()
+    loop.run_until_complete(run())
+    loop.close()
 
 
-@pytest.fixture
-def make_bench(request: pytest.FixtureRequest):
-    def make(*script: Fault | None, **options: object) -> Bench:
-        bench = Bench(FaultPlan(script), **options)
-        request.addfinalizer(bench.close)
-        return bench
-
-    return make
-
-
-def test_without_a_fault_it_is_the_tier_inside(make_bench) -> None:
-    bench = make_bench()
-    assert bench.do(Operation.STORE) == ["ok"] * 4
-    assert bench.do(Operation.LOOKUP) == ["ok"] * 4
-    assert bench.do(Operation.LOAD) == ["ok"] * 4
-    assert bench.plan.happened == []
+async def outcomes(probe: Probe, operation: str) -> list[str]:
+    """Store or load all chunks, and name the outcome of each; a success is compared."""
+    lent = [probe.full(key) if operation == "store" else probe.empty(key) for key in KEYS]
+    try:
+        moved: Any = await getattr(probe.tier, operation)([one.transfer for one in lent])
+    except TierError as error:
+        moved = [error] * len(lent)
+    same = [one.content == probe.content(one.key) for one in lent]
+    return [
+        type(error).__name__ if error else "ok" if is_same else "damaged"
+        for error, is_same in zip(moved, same, strict=True)
+    ]
 
 
-def test_an_error_is_of_the_class_that_is_asked_for(make_bench) -> None:
-    bench = make_bench(Fault(FaultKind.ERROR, "load", error=TierAuthError))
-    assert bench.do(Operation.STORE) == ["ok"] * 4
-    assert bench.do(Operation.LOAD) == ["auth"] * 4
-    assert bench.do(Operation.LOAD) == ["ok"] * 4
+def test_an_error_is_of_the_class_that_is_asked_for() -> None:
+    async def body(probe: Probe) -> None:
+        assert await outcomes(probe, "store") == OK
+        assert await outcomes(probe, "load") == ["TierAuthError"] * 4
+        assert await outcomes(probe, "load") == OK
+
+    play(FaultPlan([Fault(FaultKind.ERROR, "load", error=TierAuthError)]), body)
 
 
-def test_a_delay_is_on_the_tiers_clock(make_bench) -> None:
-    bench = make_bench(Fault(FaultKind.DELAY, delay_s=1.0))
-    assert bench.do(Operation.STORE, run_s=0.9) == []
-    bench.runner.run_for(0.2)
-    (result,) = bench.runner.poll()
-    assert result.verdicts == [Verdict.OK] * 4
+def test_a_delay_is_on_the_tiers_clock() -> None:
+    async def body(probe: Probe) -> None:
+        start_s = probe.subject.clock.now_s()
+        assert await outcomes(probe, "store") == OK
+        assert probe.subject.clock.now_s() - start_s == pytest.approx(1.0)
+
+    play(FaultPlan([Fault(FaultKind.DELAY, delay_s=1.0)]), body)
 
 
-def test_a_hang_ends_with_the_deadline(make_bench) -> None:
-    bench = make_bench(Fault(FaultKind.HANG))
-    assert bench.do(Operation.STORE, run_s=1.9) == []
-    bench.runner.run_for(0.2)
-    assert bench.runner.poll()[0].verdicts == [Verdict.TIMEOUT] * 4
+def test_a_hang_ends_when_it_is_cancelled() -> None:
+    async def body(probe: Probe) -> None:
+        with pytest.raises(TimeoutError):
+            async with probe.subject.clock.timeout(1000.0):
+                await outcomes(probe, "store")
+        assert await outcomes(probe, "store") == OK
+
+    play(FaultPlan([Fault(FaultKind.HANG)]), body)
 
 
 @pytest.mark.parametrize("kind", [FaultKind.SHORT, FaultKind.CORRUPT])
 @pytest.mark.parametrize("operation", ["store", "load"])
-def test_damage_is_found_by_the_digest(make_bench, kind: FaultKind, operation: str) -> None:
-    bench = make_bench(Fault(kind, operation))
-    before = [bytes(bench.pool.view(slot)) for slot in range(4)]
-    assert bench.do(Operation.STORE) == ["ok"] * 4
-    # A store must not damage the slots.
-    assert [bytes(bench.pool.view(slot)) for slot in range(4)] == before
-    assert bench.do(Operation.LOAD) == ["corrupt"] * 4
-    assert bench.plan.happened == [(operation, kind)]
+def test_damage_is_in_the_store_or_in_loaded_buffers(kind: FaultKind, operation: str) -> None:
+    plan = FaultPlan([Fault(kind, operation)])
+
+    async def body(probe: Probe) -> None:
+        # A store must not damage the lent buffers.
+        assert await outcomes(probe, "store") == OK
+        is_short = (operation, kind) == ("store", FaultKind.SHORT)
+        assert await outcomes(probe, "load") == ["CorruptChunkError" if is_short else "damaged"] * 4
+
+    play(plan, body)
+    assert plan.happened == [(operation, kind)]
 
 
-@pytest.mark.parametrize("operation", [Operation.STORE, Operation.LOAD])
-def test_a_part_is_done_and_the_rest_is_not(make_bench, operation: Operation) -> None:
-    bench = make_bench(Fault(FaultKind.PARTIAL, operation.value, error=ChunkNotFoundError))
-    first = bench.do(Operation.STORE)
-    verdicts = first if operation is Operation.STORE else bench.do(Operation.LOAD)
-    assert verdicts == ["ok", "ok", "not_found", "not_found"]
-    expected = verdicts if operation is Operation.STORE else ["ok"] * 4
-    assert bench.do(Operation.LOAD) == expected
+@pytest.mark.parametrize("operation", ["store", "load"])
+def test_a_part_is_done_and_the_rest_is_not(operation: str) -> None:
+    half = ["ok", "ok", "ChunkNotFoundError", "ChunkNotFoundError"]
+
+    async def body(probe: Probe) -> None:
+        assert await outcomes(probe, "store") == (half if operation == "store" else OK)
+        assert await outcomes(probe, "load") == half
+        assert await outcomes(probe, "load") == (half if operation == "store" else OK)
+
+    play(FaultPlan([Fault(FaultKind.PARTIAL, operation, error=ChunkNotFoundError)]), body)
 
 
-def test_a_disconnection_lasts(make_bench) -> None:
-    bench = make_bench(Fault(FaultKind.DISCONNECT, delay_s=1.0))
-    assert bench.do(Operation.STORE) == ["unavailable"] * 4
-    assert bench.do(Operation.LOOKUP, run_s=0.9) == ["unavailable"] * 4
-    bench.runner.run_for(0.2)
-    assert bench.do(Operation.STORE) == ["ok"] * 4
+def test_a_disconnection_lasts() -> None:
+    async def body(probe: Probe) -> None:
+        assert await outcomes(probe, "store") == ["TierUnavailableError"] * 4
+        await probe.subject.clock.sleep(0.9)
+        assert await outcomes(probe, "load") == ["TierUnavailableError"] * 4
+        await probe.subject.clock.sleep(0.2)
+        assert await outcomes(probe, "store") == OK
+
+    play(FaultPlan([Fault(FaultKind.DISCONNECT, delay_s=1.0)]), body)
 
 
 def test_a_script_waits_for_its_operation_and_may_let_a_call_be() -> None:

@@ -1,0 +1,350 @@
+"""Checks of single chunks and batches: stored ones are found intact, absent ones are not found."""
+
+from __future__ import annotations
+
+from kvtier_sdk.errors import ChunkNotFoundError, TierCapacityError, TierError
+from kvtier_sdk.namespace import Namespace
+from kvtier_sdk.testing.conformance.probe import Probe, describe, is_miss
+from kvtier_sdk.testing.conformance.rules import DECLINED, Breach, CheckSkipped, Hook, check
+from kvtier_sdk.testing.conformance.subject import TierSubject
+from kvtier_sdk.types import Capability, OffloadKey, make_offload_key
+
+_FOUND = "None once a later load will find the chunk."
+_ODD_LENGTHS = (1, 63, 4095, 4097, 100_003)
+_APART = "a chunk is found under its own key in its own namespace, and nowhere else."
+#: Chunks stored at a time: few, so that a small tier has room.
+_AT_ONCE = 4
+_LENGTH = "Results have the order and the length of the batch."
+_BIG_BATCH = 1024
+
+
+@check(says=_FOUND)
+async def check_what_is_stored_comes_back(subject: TierSubject) -> None:
+    """A chunk whose store succeeded loads again, byte for byte."""
+    async with subject.opened() as probe:
+        for key in await probe.put(subject.new_keys(4)):
+            await probe.expect(key, 0)
+
+
+@check(says="One boolean per key, in the order of keys.")
+async def check_lookup_tells_stored_from_absent(subject: TierSubject) -> None:
+    """Lookup returns False for a chunk that was never stored, and True for one that was."""
+    async with subject.opened() as probe:
+        (absent,) = subject.new_keys(1)
+        if await probe.lookup([absent]) != [False]:
+            raise Breach("lookup returned True for a chunk that was never stored")
+        stored = await probe.put_one()
+        if stored is None:
+            return
+        if await probe.lookup([stored]) != [True]:
+            raise Breach("lookup returned False for a chunk that has just been stored")
+        if await probe.lookup([stored, absent]) == [True, True]:
+            raise Breach("of a stored chunk and an absent one, lookup returned True for both")
+
+
+@check(says="A missing object is a ChunkNotFoundError.")
+async def check_absent_is_not_found(subject: TierSubject) -> None:
+    """Loading a chunk that was never stored gives a ChunkNotFoundError."""
+    async with subject.opened() as probe:
+        for verdict in await probe.load([probe.empty(key) for key in subject.new_keys(2)]):
+            if not isinstance(verdict, ChunkNotFoundError):
+                raise Breach(f"loading a chunk that was never stored gave {describe(verdict)}")
+
+
+@check(says="Storing a key twice is harmless")
+async def check_storing_twice_is_harmless(subject: TierSubject) -> None:
+    """Storing a key again succeeds, and one of the two objects stays, whole."""
+    async with subject.opened() as probe:
+        key = await probe.put_one()
+        if key is None:
+            return
+        await _store_again(probe, key, "storing a key again")
+        await probe.expect(key, 0, 1)
+
+
+@check(says="The last one stays if its transfer's replace is true.")
+async def check_a_store_replaces_on_demand(subject: TierSubject) -> None:
+    """A store whose transfer says so writes over what is under its key."""
+    async with subject.opened() as probe:
+        key = await probe.put_one()
+        if key is None:
+            return
+        await _store_again(probe, key, "replacing a chunk", replace=True)
+        await probe.expect(key, 1)
+
+
+@check(says="the chunks to write; their buffers must not be modified.")
+async def check_store_leaves_its_buffers_alone(subject: TierSubject) -> None:
+    """A store does not modify the buffers that it reads."""
+    async with subject.opened() as probe:
+        lent = [probe.full(key) for key in subject.new_keys(3)]
+        await probe.store(lent)
+        if any(buffers.content != probe.content(buffers.key) for buffers in lent):
+            raise Breach("a store modified the buffers that it was given")
+
+
+@check(
+    Hook.READ_RAW,
+    Hook.WRITE_RAW,
+    says="An object shorter or longer than the buffers is a CorruptChunkError.",
+)
+async def check_another_length_is_corrupt(subject: TierSubject) -> None:
+    """An object that is too short or too long never loads as the chunk."""
+    async with subject.opened() as probe:
+        neighbour = await probe.put_one()
+        written = 0
+        for change in range(3):
+            key = await probe.put_one()
+            if key is None or neighbour is None:
+                return
+            whole = await subject.call(Hook.READ_RAW, key)
+            if whole is None:
+                raise Breach("a chunk was stored, but read_raw finds nothing under its key")
+            changed = (whole[: len(whole) // 2], whole[:-1], whole + bytes(1000))[change]
+            if await subject.call(Hook.WRITE_RAW, key, changed) is False:
+                continue
+            written += 1
+            lent = probe.empty(key)
+            (verdict,) = await probe.load([lent])
+            if lent.is_overrun:
+                raise Breach("a load wrote outside of its buffers")
+            if verdict is None:
+                # A tier that has the whole chunk in a cache may return it.
+                probe.check_content(key, lent.content, [0])
+            elif not is_miss(verdict):
+                raise Breach(f"loading an object of another length gave {describe(verdict)}")
+            # The wrong length must not confuse later calls.
+            await probe.expect(neighbour, 0)
+        if not written:
+            raise CheckSkipped(DECLINED)
+
+
+@check(Hook.LOSE_PART, says="True if load_chunk would find it.")
+async def check_a_lost_part_is_a_miss(subject: TierSubject) -> None:
+    """A chunk of which a part is lost is absent, until a store makes it whole again."""
+    async with subject.opened() as probe:
+        neighbour = await probe.put_one()
+        key = await probe.put_one()
+        if key is None or neighbour is None:
+            return
+        await subject.call(Hook.LOSE_PART, key)
+        found = await probe.get(key)
+        if isinstance(found, bytes):
+            # A tier may have a copy of the part, or restore it.
+            probe.check_content(key, found, [0])
+        elif not is_miss(found):
+            raise Breach(f"loading a chunk of which a part is lost gave {describe(found)}")
+        elif await probe.lookup([key]) != [False]:
+            raise Breach("lookup returned True for a chunk of which a part is lost")
+        await probe.expect(neighbour, 0)
+        await _store_again(probe, key, "storing a chunk that has lost a part", replace=True)
+        await probe.expect(key, 1)
+
+
+@check(says="Its address and length are multiples of the tier's alignment.")
+async def check_buffers_at_any_address(subject: TierSubject) -> None:
+    """Buffers may lie at any address that the declared alignment allows."""
+    alignment = subject.tier_class.alignment
+    async with subject.opened() as probe:
+        for shift_bytes in (alignment, 3 * alignment):
+            where = f"an address {shift_bytes} bytes into a page"
+            (key,) = subject.new_keys(1)
+            (verdict,) = await probe.store([probe.full(key, shift_bytes=shift_bytes)])
+            if isinstance(verdict, TierCapacityError):
+                continue
+            if verdict is not None:
+                raise Breach(f"storing from {where} gave {describe(verdict)}")
+            lent = probe.empty(key, shift_bytes=shift_bytes)
+            (verdict,) = await probe.load([lent])
+            if verdict is not None:
+                raise Breach(f"loading to {where} gave {describe(verdict)}")
+            probe.check_content(key, lent.content, [0])
+
+
+@check(says="length of a chunk's payload, before rounding up to the tier's alignment.")
+async def check_chunks_of_any_length(subject: TierSubject) -> None:
+    """A chunk may have any length, rounded up to the declared alignment and to nothing else."""
+    for chunk_bytes in _ODD_LENGTHS:
+        # Chunks of another length belong to another namespace.
+        namespace = subject.namespace.for_chunks(chunk_bytes)
+        async with subject.opened(chunk_bytes=chunk_bytes, namespace=namespace) as probe:
+            key = await probe.put_one()
+            if key is None:
+                continue
+            found = await probe.get(key)
+            if isinstance(found, TierError):
+                raise Breach(f"loading a chunk of {chunk_bytes} bytes gave {describe(found)}")
+            probe.check_content(key, found, [0])
+
+
+async def _store_again(probe: Probe, key: OffloadKey, what: str, *, replace: bool = False) -> None:
+    (verdict,) = await probe.store([probe.full(key, version=1, replace=replace)])
+    if verdict is not None:
+        raise Breach(f"{what} gave {describe(verdict)}")
+
+
+@check(says=_APART)
+async def check_groups_are_apart(subject: TierSubject) -> None:
+    """Keys that differ only in their KV-cache group are different chunks."""
+    chain_hash = subject.new_hash()
+    async with subject.opened() as probe:
+        await _check_apart(probe, [make_offload_key(chain_hash, group) for group in range(3)])
+        await _check_apart(probe, [make_offload_key(chain_hash, 1 << bits) for bits in (8, 24, 31)])
+
+
+@check(says=_APART)
+async def check_similar_keys_are_apart(subject: TierSubject) -> None:
+    """Keys that begin alike, or differ only in case, are different chunks."""
+    start = subject.new_hash()
+    begins = [start[:length] for length in (8, 16, 31, 32)]
+    cases = [start[:8] + tail for tail in (b"name", b"Name", b"NAME")]
+    tails = [start[:8] + tail for tail in (b"tail", b"tail\x00", b"tail\n")]
+    async with subject.opened() as probe:
+        for alike in (begins, cases, tails):
+            await _check_apart(probe, [make_offload_key(chain_hash) for chain_hash in alike])
+
+
+@check(says="A key may hold any bytes")
+async def check_keys_of_any_bytes(subject: TierSubject) -> None:
+    """Every byte value may appear anywhere in a key."""
+    salt = subject.new_hash()[:8]
+    everything = bytes(range(256))
+    keys = [salt + everything[at : at + 24] + salt for at in range(0, 256, 24)] + [
+        text + salt + text for text in (b"\r\n", b"/../", b"{}*?[", b"%00", b"'\";--", b"\xff\x00")
+    ]
+    async with subject.opened() as probe:
+        for at in range(0, len(keys), _AT_ONCE):
+            await _check_apart(probe, keys[at : at + _AT_ONCE])
+
+
+@check(says=_APART)
+async def check_namespaces_are_apart(subject: TierSubject) -> None:
+    """A chunk of one namespace is not found in another."""
+    elsewhere = Namespace({**subject.namespace.facts, "dtype": "another"})
+    async with subject.opened() as probe, subject.opened(namespace=elsewhere) as other:
+        key = await probe.put_one()
+        if key is None:
+            return
+        if await other.lookup([key]) != [False]:
+            raise Breach("lookup finds a chunk that was stored in another namespace")
+        found = await other.get(key)
+        if isinstance(found, bytes) or not is_miss(found):
+            what = describe(found)
+            raise Breach(f"loading a chunk that was stored in another namespace gave {what}")
+        if await other.put([key], version=1):
+            await other.expect(key, 1)
+        await probe.expect(key, 0)
+
+
+async def _check_apart(probe: Probe, keys: list[OffloadKey]) -> None:
+    """Store chunks one by one: none may load before its own store, and all must load at the end."""
+    kept: list[OffloadKey] = []
+    for key in keys:
+        found = await probe.get(key)
+        if not isinstance(found, TierError):
+            other = next((old for old in kept if found == probe.content(old)), None)
+            whose = f"of {other.hex()}" if other is not None else "of another chunk"
+            raise Breach(f"loading {key.hex()}, which was never stored, gave the bytes {whose}")
+        kept += await probe.put([key])
+    for key in kept:
+        found = await probe.get(key)
+        for old in kept:
+            if old != key and found == probe.content(old):
+                raise Breach(f"loading {key.hex()} gave the bytes of {old.hex()}")
+        await probe.expect(key, 0)
+
+
+@check(says=_LENGTH)
+async def check_results_have_the_length_of_the_batch(subject: TierSubject) -> None:
+    """Every batch gets one result per chunk."""
+    async with subject.opened() as probe:
+        for count in range(1, 8):
+            keys = subject.new_keys(count)
+            await probe.lookup(keys)
+            await probe.store([probe.full(key) for key in keys])
+            await probe.load([probe.empty(key) for key in keys])
+
+
+@check(says=_LENGTH)
+async def check_an_empty_batch_is_no_results(subject: TierSubject) -> None:
+    """An empty batch gets no results."""
+    async with subject.opened() as probe:
+        await probe.lookup([])
+        for verdicts in (await probe.store([]), await probe.load([])):
+            if verdicts:
+                raise Breach(f"an empty batch got {len(verdicts)} verdicts")
+        if Capability.DELETE in subject.tier_class.capabilities:
+            await probe.bounded(probe.tier.delete([]), "delete")
+        if Capability.TOUCH in subject.tier_class.capabilities:
+            await probe.bounded(probe.tier.touch([]), "touch")
+
+
+@check(says=_LENGTH)
+async def check_results_have_the_order_of_the_batch(subject: TierSubject) -> None:
+    """Each result stands at the position of its chunk in the batch."""
+    async with subject.opened() as probe:
+        stored = await probe.put(subject.new_keys(3))
+        absent = subject.new_keys(1)
+        batch = stored[:1] + absent + stored[1:]
+        expected = [key in stored for key in batch]
+        answers = await probe.lookup(batch)
+        # The right answers in the wrong order; other checks find wrong answers.
+        if answers != expected and sorted(answers) == sorted(expected):
+            raise Breach(f"lookup should return {expected}; it returned {answers}")
+        lent = [probe.empty(key) for key in batch]
+        loaded = [verdict is None for verdict in await probe.load(lent)]
+        if loaded != expected and sorted(loaded) == sorted(expected):
+            raise Breach(
+                f"load should succeed for these chunks of a batch: {expected}; it did for {loaded}"
+            )
+
+
+@check(says="a TierError says why that one chunk failed.")
+async def check_one_failure_fails_alone(subject: TierSubject) -> None:
+    """A chunk that cannot be loaded does not fail the others of its batch."""
+    async with subject.opened() as probe:
+        kept = await probe.put(subject.new_keys(2))
+        if len(kept) < 2:
+            return
+        lent = [probe.empty(key) for key in (kept[0], *subject.new_keys(1), kept[1])]
+        verdicts = await probe.load(lent)
+        for at in (0, 2):
+            if verdicts[at] is not None:
+                raise Breach(
+                    "of a batch of three only the second chunk is absent, but loading another one "
+                    f"gave {describe(verdicts[at])}"
+                )
+            probe.check_content(lent[at].key, lent[at].content, [0])
+
+
+@check(says=_LENGTH)
+async def check_big_batches(subject: TierSubject) -> None:
+    """A batch may hold a thousand chunks."""
+    async with subject.opened() as probe:
+        stored = await probe.put(subject.new_keys(1))
+        keys = [*subject.new_keys(_BIG_BATCH - 1), *stored]
+        answers = await probe.lookup(keys)
+        if stored and not any(answers):
+            raise Breach(f"in a batch of {len(keys)} keys, lookup did not find the stored one")
+        for verdict in await probe.load([probe.empty(key) for key in keys]):
+            if verdict is not None and not is_miss(verdict):
+                raise Breach(f"loading a batch of {len(keys)} chunks gave {describe(verdict)}")
+
+
+@check(Hook.WRITE_RAW, says="Only TierError and its subclasses are raised")
+async def check_only_tier_errors_are_raised(subject: TierSubject) -> None:
+    """No content of the store makes a tier raise anything but a TierError."""
+    async with subject.opened() as probe:
+        written = 0
+        for content in (b"", b"\x00", b"not a chunk at all\r\n", b"\xff" * probe.object_bytes):
+            key = await probe.put_one()
+            if key is None:
+                continue
+            if await subject.call(Hook.WRITE_RAW, key, content) is False:
+                continue
+            written += 1
+            # Both raise a breach for any error but a TierError. Other checks judge the answers.
+            await probe.get(key)
+            await probe.lookup([key])
+        if subject.keeps_chunks and not written:
+            raise CheckSkipped(DECLINED)

@@ -1,0 +1,318 @@
+"""Checks of opening and closing: nothing stays behind, and the loop is never blocked."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import threading
+import traceback
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from kvtier_sdk.aio.clock import Clock
+from kvtier_sdk.errors import ConfigError, TierError
+from kvtier_sdk.runner.loop_thread import end_event_loop
+from kvtier_sdk.runner.opening import may_pass
+from kvtier_sdk.testing.conformance.buffers import LentBuffers
+from kvtier_sdk.testing.conformance.probe import Probe, describe, start_and_cancel
+from kvtier_sdk.testing.conformance.rules import Breach, Hook, check
+from kvtier_sdk.testing.conformance.subject import TierSubject, tier_spec
+from kvtier_sdk.types import Capability, Medium
+
+_CLOSE = "Release everything in bounded time, even if open failed."
+_NOTHING = "A closed tier leaves nothing behind: no task, thread, file descriptor or buffer."
+_DESCRIPTORS = "/proc/self/fd"
+_MANY = 64
+#: The longest wait of :func:`_wait_until_gone`, in settling times.
+_SETTLINGS = 20
+_POLL_S = 0.002
+#: A loop is blocked if it has not turned while the watch woke this many times.
+_WAKES = 20
+_Found = Callable[[], Mapping[Any, str]]
+
+
+@check(says=_CLOSE)
+async def check_close_ends(subject: TierSubject) -> None:
+    """Close ends soon, whether or not the tier was used."""
+    async with subject.opened() as probe:
+        await probe.close()
+    async with subject.opened() as probe:
+        await _use(probe)
+        await probe.close()
+
+
+@check(says="A second close does nothing.")
+async def check_closing_twice_is_harmless(subject: TierSubject) -> None:
+    """A second close does nothing."""
+    async with subject.opened() as probe:
+        await probe.put_one()
+        await probe.close()
+        await probe.close()
+
+
+@check(says="Running calls end, with a result or an error.")
+async def check_close_ends_what_runs(subject: TierSubject) -> None:
+    """Calls that are running when the tier is closed end, and so does close."""
+    async with subject.opened() as probe:
+        key = await probe.put_one() or subject.new_keys(1)[0]
+        transfers = [probe.empty(key).transfer for _ in range(8)]
+        calls = [probe.start(probe.tier.load([one]), "running at close") for one in transfers]
+        await asyncio.sleep(0)
+        await probe.close()
+        for call in calls:
+            if not await probe.ends(call):
+                call.cancel()
+                raise Breach(f"a load had not ended {subject.timeout_s:g} s after close")
+            if not call.cancelled():
+                # Any outcome is allowed; retrieve an error, or asyncio logs it.
+                call.exception()
+
+
+@check(Hook.BAD_SETTINGS, says="neither is tried again. An outage is, until it ends.")
+async def check_bad_settings_fail_in_open(subject: TierSubject) -> None:
+    """Open fails on a setting that cannot work, for good, and close still works after it."""
+    for what, tier in (subject.bad_settings or {}).items():
+        spec = tier_spec(tier)
+        probe = Probe(subject, subject.make(spec))
+        try:
+            await probe.open()
+        except (ConfigError, TierError) as error:
+            if may_pass(error):
+                raise Breach(
+                    f"a bad setting ({what}) gave {describe(error)}; that is an outage, and open "
+                    "is tried again for ever"
+                ) from error
+            await probe.close()
+            continue
+        finally:
+            await probe.clean_up()
+        raise Breach(f"open succeeded with a bad setting: {what}")
+
+
+@check(says="each works whether or not others close.")
+async def check_instances_are_independent(subject: TierSubject) -> None:
+    """An instance goes on working when another one on the same place is closed."""
+    async with subject.opened() as first, subject.opened() as second:
+        await first.put_one()
+        await first.close()
+        if (key := await second.put_one()) is not None:
+            await second.expect(key, 0)
+
+
+@check(Medium.STORAGE, says="None once a later load will find the chunk.")
+async def check_chunks_outlive_the_instance(subject: TierSubject) -> None:
+    """An instance finds the chunks that an earlier one stored."""
+    async with subject.opened() as probe:
+        key = await probe.put_one()
+        if key is None:
+            return
+        await probe.close()
+    async with subject.opened() as probe:
+        if await probe.lookup([key]) != [True]:
+            raise Breach("lookup does not find a chunk that an earlier instance stored")
+        found = await probe.get(key)
+        if not isinstance(found, bytes):
+            raise Breach(f"loading a chunk that an earlier instance stored gave {describe(found)}")
+        probe.check_content(key, found, [0])
+
+
+@check(says=_NOTHING)
+async def check_no_task_is_left(subject: TierSubject) -> None:
+    """After close, no task of the tier runs on the loop."""
+    before = _tasks()
+    await _run_tier(subject)
+    await _check_gone(subject, _tasks, before, "tasks still run")
+
+
+@check(says=_NOTHING)
+async def check_no_thread_is_left(subject: TierSubject) -> None:
+    """After the tier and its loop are closed, no thread of the tier runs."""
+    # The first run starts threads that stay for good: those of the loop and of libraries.
+    await _run_on_new_loop(subject)
+    before = _threads()
+    await _run_on_new_loop(subject)
+    await _check_gone(subject, _threads, before, "threads still run")
+
+
+@check(says=_NOTHING)
+async def check_no_descriptor_is_left(subject: TierSubject) -> None:
+    """After the tier and its loop are closed, no file or socket of the tier is open."""
+    await _run_on_new_loop(subject)
+    before = _descriptors()
+    await _run_on_new_loop(subject)
+    await _check_gone(subject, _descriptors, before, "descriptors are still open")
+
+
+@check(says="Buffers belong to the SDK, which lends them until the coroutine returns.")
+async def check_no_buffer_is_kept(subject: TierSubject) -> None:
+    """Once a call has returned, with any outcome, nothing holds its buffers."""
+    async with subject.opened() as probe:
+        stored, absent, torn = subject.new_keys(3)
+        await _check_given_back(probe, "store", probe.full(stored))
+        await _check_given_back(probe, "load", probe.empty(stored))
+        await _check_given_back(probe, "load", probe.empty(absent))
+        if subject.has(Hook.WRITE_RAW) and await probe.put([torn]):
+            await subject.call(Hook.WRITE_RAW, torn, b"short")
+            await _check_given_back(probe, "load", probe.empty(torn))
+        for operation in ("store", "load"):
+            lent = probe.full(stored)
+            if not await start_and_cancel(probe, operation, lent):
+                return
+            await _check_taken_back(probe, f"a cancelled {operation}", lent)
+
+
+async def _check_given_back(probe: Probe, operation: str, lent: LentBuffers) -> None:
+    await (probe.store([lent]) if operation == "store" else probe.load([lent]))
+    await _check_taken_back(probe, f"a {operation}", lent)
+
+
+async def _check_taken_back(probe: Probe, what: str, lent: LentBuffers) -> None:
+    # A thread or callback that has just reported its outcome may hold them a moment longer.
+    held = await _wait_until_gone(probe.subject, lambda: [] if lent.take_back() else ["buffers"])
+    if held:
+        raise Breach(f"{lent.holder()} still holds the buffers of {what} that has returned")
+
+
+async def _check_gone(
+    subject: TierSubject, found: _Found, before: Mapping[Any, str], what: str
+) -> None:
+    def left() -> list[str]:
+        return sorted(name for thing, name in found().items() if thing not in before)
+
+    if names := await _wait_until_gone(subject, left):
+        raise Breach(f"these {what} after close: {', '.join(names)}")
+
+
+def _tasks() -> dict[Any, str]:
+    return {task: task.get_name() for task in asyncio.all_tasks()}
+
+
+def _threads() -> dict[Any, str]:
+    return {thread: thread.name for thread in threading.enumerate()}
+
+
+def _descriptors() -> dict[Any, str]:
+    """Return the open descriptors, each with the file or socket behind it."""
+    found: dict[Any, str] = {}
+    for number in os.listdir(_DESCRIPTORS):
+        # The descriptor of this very listing is closed by now.
+        with contextlib.suppress(OSError):
+            place = os.readlink(f"{_DESCRIPTORS}/{number}")
+            found[number, place] = f"{number} ({place})"
+    return found
+
+
+@check(says="A tier never blocks that loop")
+async def check_the_loop_is_never_blocked(subject: TierSubject) -> None:
+    """The event loop keeps turning, from open to close."""
+    watch = _LoopWatch(subject.clock, subject.blocking_s)
+    async with watch.watching(), subject.opened() as probe:
+        await _use(probe)
+        await probe.lookup(subject.new_keys(_MANY))
+        await probe.store([probe.full(key) for key in subject.new_keys(_MANY)])
+    if watch.blocked_at is not None:
+        raise Breach(
+            f"the event loop stood still for {subject.blocking_s:g} s in\n{watch.blocked_at}"
+        )
+
+
+async def _use(probe: Probe) -> None:
+    """Store, look up, load, miss and cancel; other checks judge the outcomes."""
+    keys = probe.subject.new_keys(3)
+    with contextlib.suppress(Breach, TierError):
+        await probe.store([probe.full(key) for key in keys[:2]])
+        await probe.lookup(keys)
+        await probe.load([probe.empty(key) for key in keys])
+        for operation in ("store", "load"):
+            await start_and_cancel(probe, operation, probe.full(keys[0]))
+        if Capability.SCAN in probe.tier.capabilities:
+            await probe.scan()
+        if Capability.USAGE in probe.tier.capabilities:
+            await probe.bounded(probe.tier.usage(), "usage")
+
+
+async def _run_tier(subject: TierSubject) -> None:
+    async with subject.opened() as probe:
+        await _use(probe)
+
+
+async def _run_on_new_loop(subject: TierSubject) -> None:
+    """Run the tier on a new event loop in another thread, and close the loop."""
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        loop = subject.clock.new_event_loop()
+        try:
+            loop.run_until_complete(_run_tier(subject))
+        except BaseException as error:
+            raised.append(error)
+        finally:
+            end_event_loop(loop, subject.clock)
+
+    # Not through run_blocking, whose threads stay until this loop is closed.
+    thread = threading.Thread(target=run, name="new loop", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        await subject.clock.sleep(_POLL_S)
+    if raised:
+        raise raised.pop()
+
+
+async def _wait_until_gone(subject: TierSubject, left: Callable[[], list[str]]) -> list[str]:
+    """Poll ``left`` until it returns nothing or time is up; return its last answer."""
+    for _ in range(_SETTLINGS):
+        if not left():
+            return []
+        await subject.clock.sleep(subject.settle_s)
+    return left()
+
+
+class _LoopWatch:
+    """A thread that wakes at intervals and checks that the loop has turned since.
+
+    On a busy machine the watch wakes late too, so it never mistakes a slow machine for a blocked
+    loop.
+
+    Attributes:
+        blocked_at: the loop's stack when it was first found blocked, innermost frame last;
+            ``None`` if it was not.
+    """
+
+    def __init__(self, clock: Clock, blocking_s: float) -> None:
+        self.blocked_at: str | None = None
+        self._clock = clock
+        self._interval_s = blocking_s / _WAKES
+        self._turns = 0
+        self._over = threading.Event()
+        self._watched = threading.get_ident()
+
+    @asynccontextmanager
+    async def watching(self) -> AsyncIterator[_LoopWatch]:
+        beat = self._clock.spawn(self._beat(), name="heartbeat")
+        thread = threading.Thread(target=self._watch, name="loop watch", daemon=True)
+        thread.start()
+        try:
+            yield self
+        finally:
+            self._over.set()
+            beat.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await beat
+            thread.join()
+
+    async def _beat(self) -> None:
+        while True:
+            self._turns += 1
+            await self._clock.sleep(self._interval_s / 4)
+
+    def _watch(self) -> None:
+        seen, wakes = -1, 0
+        while not self._over.wait(self._interval_s):
+            wakes = wakes + 1 if self._turns == seen else 0
+            seen = self._turns
+            if wakes >= _WAKES and self.blocked_at is None:
+                frame = sys._current_frames().get(self._watched)
+                self.blocked_at = "".join(traceback.format_stack(frame, limit=12)[-3:])

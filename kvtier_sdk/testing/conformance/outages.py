@@ -1,0 +1,268 @@
+"""Checks of a store that is unreachable or hangs, and comes back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+from kvtier_sdk.aio.clock import Clock, wait_out
+from kvtier_sdk.errors import TierError, TierTimeoutError, TierUnavailableError
+from kvtier_sdk.testing.conformance.probe import Probe, describe
+from kvtier_sdk.testing.conformance.rules import Breach, Hook, check
+from kvtier_sdk.testing.conformance.subject import TierSubject
+from kvtier_sdk.types import Capability, OffloadKey
+
+_RETRYABLE = "whether the same call may succeed in a moment"
+_UNREACHABLE = "the store is unreachable"
+_HANGS = "the store hangs"
+#: More than a socket's buffers hold.
+_CHUNK_BYTES = 1 << 20
+_MOVERS = 4
+_PAUSE_S = 0.0002
+_LOOKS = 200
+
+
+@check(Hook.BREAK_CONNECTION, says="An outage is a TierUnavailableError, never False from lookup.")
+async def check_an_outage_is_no_miss(subject: TierSubject) -> None:
+    """While the store is unreachable, each call that needs it gives a TierUnavailableError."""
+    async with subject.opened() as probe:
+        stored = await probe.put(subject.new_keys(1))
+        (absent,) = subject.new_keys(1)
+        await subject.call(Hook.BREAK_CONNECTION)
+        try:
+            for key in (absent, *stored):
+                _check_answer(_UNREACHABLE, "lookup", await _answer(_lookup(probe, key)))
+                _check_answer(_UNREACHABLE, "load", await _answer(_load(probe, key)))
+            _check_answer(_UNREACHABLE, "store", await _answer(_store(probe, absent)))
+            if stored and Capability.DELETE in subject.tier_class.capabilities:
+                _check_error("delete", await _answer(probe.delete(stored)))
+            if Capability.SCAN in subject.tier_class.capabilities:
+                _check_error("scan", await _answer(probe.scan()))
+        finally:
+            if subject.has(Hook.RESTORE_CONNECTION):
+                await subject.call(Hook.RESTORE_CONNECTION)
+
+
+@check(
+    Hook.BREAK_CONNECTION,
+    Hook.RESTORE_CONNECTION,
+    says="No reader ever sees a partly written object, even if a store fails midway.",
+)
+async def check_an_outage_in_mid_transfer_damages_nothing(subject: TierSubject) -> None:
+    """A transfer that an outage interrupts returns no wrong bytes, then or later."""
+    async with _opened_for_large_chunks(subject) as probe:
+        for mover in await _moved_through_an_outage(probe):
+            if mover.breach is not None:
+                raise mover.breach
+
+
+@check(Hook.BREAK_CONNECTION, Hook.RESTORE_CONNECTION, says=_RETRYABLE)
+async def check_a_tier_comes_back_after_an_outage(subject: TierSubject) -> None:
+    """After an outage the tier works again, without being reopened."""
+    async with _opened_for_large_chunks(subject) as probe:
+        await _moved_through_an_outage(probe)
+        await _check_recovery(probe, "outage")
+
+
+@check(Hook.FREEZE, Hook.UNFREEZE, says="The tier did not answer in time.")
+async def check_a_hang_is_no_miss(subject: TierSubject) -> None:
+    """A call of a store that hangs waits, or gives a TierTimeoutError or TierUnavailableError."""
+    async with subject.opened() as probe:
+        keys = await probe.put(subject.new_keys(2))
+        if not keys:
+            return
+        for operation, answer in (await _answers_of_a_hung_store(probe, keys)).items():
+            if not isinstance(answer, TierTimeoutError):
+                _check_answer(_HANGS, operation, answer)
+
+
+@check(Hook.FREEZE, Hook.UNFREEZE, says=_RETRYABLE)
+async def check_a_tier_comes_back_after_a_hang(subject: TierSubject) -> None:
+    """When its store goes on after a hang, the tier works again, without being reopened."""
+    async with subject.opened() as probe:
+        keys = await probe.put(subject.new_keys(2))
+        if not keys:
+            return
+        await _answers_of_a_hung_store(probe, keys)
+        await _check_recovery(probe, "hang")
+        await probe.expect(keys[0], 0)
+
+
+async def _lookup(probe: Probe, key: OffloadKey) -> bool:
+    (answer,) = await probe.lookup([key])
+    return answer
+
+
+async def _load(probe: Probe, key: OffloadKey) -> TierError | None:
+    lent = probe.empty(key)
+    (verdict,) = await probe.load([lent])
+    if verdict is None:
+        # A cache of the tier may have the chunk, but it must be whole.
+        probe.check_content(key, lent.content, [0])
+    return verdict
+
+
+async def _store(probe: Probe, key: OffloadKey) -> TierError | None:
+    (verdict,) = await probe.store([probe.full(key)])
+    return verdict
+
+
+async def _answer(call: Awaitable[Any]) -> Any:
+    """Return a call's answer, or the error that it raised."""
+    try:
+        return await call
+    except TierError as error:
+        return error
+
+
+def _check_answer(state: str, operation: str, answer: Any) -> None:
+    """Require an outage, or an answer that a tier can give from a cache."""
+    if answer is not None and answer is not True:
+        _check_error(operation, answer, state)
+
+
+def _check_error(operation: str, answer: Any, state: str = _UNREACHABLE) -> None:
+    if not isinstance(answer, TierUnavailableError):
+        is_error = isinstance(answer, TierError)
+        given = f"gave {describe(answer)}" if is_error else f"returned {answer}"
+        raise Breach(f"{state}, and {operation} {given}")
+
+
+async def _check_recovery(probe: Probe, disturbance: str) -> None:
+    """Require that lookups succeed within the timeout, and a store and a load after them."""
+    subject = probe.subject
+    end_s = subject.clock.now_s() + subject.timeout_s
+    while isinstance(error := await _answer(probe.lookup(subject.new_keys(1))), TierError):
+        if subject.clock.now_s() > end_s:
+            raise Breach(
+                f"{subject.timeout_s:g} s after the end of the {disturbance}, lookup still gives "
+                f"{describe(error)}"
+            )
+        await subject.clock.sleep(subject.settle_s)
+    if (key := await probe.put_one()) is not None:
+        await probe.expect(key, 0)
+
+
+async def _answers_of_a_hung_store(probe: Probe, keys: Sequence[OffloadKey]) -> Mapping[str, Any]:
+    """Make each call while the store hangs; return the answers, and cancel the waiting calls."""
+    subject = probe.subject
+    (absent,) = subject.new_keys(1)
+    tasks: dict[str, asyncio.Task[Any]] = {}
+    await subject.call(Hook.FREEZE)
+    try:
+        calls: dict[str, Coroutine[Any, Any, Any]] = {
+            "lookup": _lookup(probe, keys[0]),
+            "load": _load(probe, keys[0]),
+            "store": _store(probe, absent),
+        }
+        if keys[1:] and Capability.DELETE in probe.tier.capabilities:
+            calls["delete"] = probe.delete(keys[1:])
+        for operation, call in calls.items():
+            tasks[operation] = probe.start(_answer(call), f"{operation} of a store that hangs")
+        await asyncio.wait(tasks.values(), timeout=subject.hang_s)
+        answers = {name: task.result() for name, task in tasks.items() if task.done()}
+        for operation, task in tasks.items():
+            task.cancel()
+            if not await probe.ends(task):
+                raise Breach(f"{_HANGS}, and a cancelled {operation} did not end")
+    finally:
+        for task in tasks.values():
+            task.cancel()
+        await subject.call(Hook.UNFREEZE)
+    return answers
+
+
+def _opened_for_large_chunks(subject: TierSubject) -> AbstractAsyncContextManager[Probe]:
+    """Open the tier with chunks so large that an outage interrupts their transfers."""
+    namespace = subject.namespace.for_chunks(_CHUNK_BYTES)
+    return subject.opened(chunk_bytes=_CHUNK_BYTES, namespace=namespace)
+
+
+async def _moved_through_an_outage(probe: Probe) -> list[_Mover]:
+    """Store and load without a break, before, during and after an outage."""
+    subject = probe.subject
+    movers = [_Mover(probe, key) for key in subject.new_keys(_MOVERS)]
+    tasks: list[asyncio.Task[None]] = []
+    try:
+        for mover in movers:
+            tasks.append(probe.start(mover.move(), "store and load a chunk"))
+            # Start them at different times, so that they do not run in step.
+            await subject.clock.sleep(_PAUSE_S)
+        await _moved_on(subject.clock, movers)
+        await _in_mid_transfer(subject.clock, movers)
+        await subject.call(Hook.BREAK_CONNECTION)
+        try:
+            await _moved_on(subject.clock, movers)
+        finally:
+            await subject.call(Hook.RESTORE_CONNECTION)
+        await _moved_on(subject.clock, movers)
+    finally:
+        for mover in movers:
+            mover.goes_on = False
+        await wait_out(tasks)
+    return movers
+
+
+class _Mover:
+    """A loop that stores one chunk and loads it, over and over.
+
+    Attributes:
+        calls: number of calls that have ended.
+        doing: the operation of the running call, or empty.
+        goes_on: set it to ``False``, and the mover stops after its next load.
+        breach: the last breach that a call found.
+    """
+
+    def __init__(self, probe: Probe, key: OffloadKey) -> None:
+        self.calls = 0
+        self.doing = ""
+        self.goes_on = True
+        self.breach: Breach | None = None
+        self._probe = probe
+        self._key = key
+        self._content = probe.content(key)
+        self._empty = bytes(len(self._content))
+        self._lent = probe.empty(key)
+
+    async def move(self) -> None:
+        while self.goes_on:
+            await self._attempt("store", self._store())
+            await self._attempt("load", self._load())
+
+    async def _store(self) -> None:
+        self._lent.fill(self._content)
+        await self._probe.store([self._lent])
+
+    async def _load(self) -> None:
+        self._lent.fill(self._empty)
+        verdicts = await self._probe.load([self._lent])
+        if verdicts == [None] and self._lent.content != self._content:
+            self._probe.check_content(self._key, self._lent.content, [0])
+
+    async def _attempt(self, operation: str, call: Awaitable[None]) -> None:
+        self.doing = operation
+        try:
+            await call
+        except Breach as breach:
+            self.breach = breach
+        self.doing = ""
+        self.calls += 1
+        # A tier may answer at once; the other movers and the outage need their turn.
+        await self._probe.subject.clock.sleep(_PAUSE_S)
+
+
+async def _moved_on(clock: Clock, movers: Sequence[_Mover]) -> None:
+    """Wait until each mover has ended its running call, and a store and a load after it."""
+    start = [mover.calls for mover in movers]
+    while any(mover.calls < before + 3 for mover, before in zip(movers, start, strict=True)):
+        await clock.sleep(_PAUSE_S)
+
+
+async def _in_mid_transfer(clock: Clock, movers: Sequence[_Mover]) -> None:
+    """Wait until both a store and a load are running, unless the tier is too fast for that."""
+    for _ in range(_LOOKS):
+        if {"store", "load"} <= {mover.doing for mover in movers}:
+            return
+        await clock.sleep(_PAUSE_S)
