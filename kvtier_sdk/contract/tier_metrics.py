@@ -30,14 +30,7 @@ class TierCounter:
         self._value = 0.0
 
     def add(self, amount: float = 1) -> None:
-        """Add to the counter.
-
-        Args:
-            amount: 0 or more.
-
-        Raises:
-            TierContractError: the amount is negative, infinite or not a number.
-        """
+        """Add an ``amount`` of 0 or more."""
         with self._lock:
             self._value += _finite(self._name, amount, least=0.0)
 
@@ -66,14 +59,7 @@ class TierGauge:
         return self._value
 
     def set(self, value: float) -> None:
-        """Set the gauge.
-
-        Args:
-            value: any finite number.
-
-        Raises:
-            TierContractError: the value is infinite or not a number.
-        """
+        """Set the gauge to a finite ``value``."""
         self._value = _finite(self._name, value)
 
 
@@ -87,14 +73,14 @@ class TierMetrics:
         self._is_complete = False
 
     def counter(self, name: str) -> TierCounter:
-        """Return the counter of a name; see :meth:`TierContext.counter`."""
+        """Return the counter of a ``name``; see :meth:`TierContext.counter`."""
         if name not in self._counters:
             self._check_new(name)
             self._counters[name] = TierCounter(name)
         return self._counters[name]
 
     def gauge(self, name: str) -> TierGauge:
-        """Return the gauge of a name; see :meth:`TierContext.gauge`."""
+        """Return the gauge of a ``name``; see :meth:`TierContext.gauge`."""
         if name not in self._gauges:
             self._check_new(name)
             self._gauges[name] = TierGauge(name)

@@ -22,14 +22,10 @@ _COMMANDS = ("status", "purge", "drain", "resume")
 
 
 class ManagerControl:
-    """Answers an operator's requests about a manager, on another thread than the engine's.
+    """Answers an operator's requests, on another thread than the engine's.
 
-    It reads counters that the engine's thread writes, sets ``is_drained`` of a tier's client, and
-    asks for a purge: it never waits for the engine, which may be idle.
-
-    Attributes:
-        manager: the manager.
-        fingerprints: the fingerprints of its tiers' namespaces.
+    It never waits for the engine, which may be idle. ``fingerprints`` are those of the namespaces
+    of the manager's tiers.
     """
 
     def __init__(
@@ -47,7 +43,6 @@ class ManagerControl:
         self._started_s = clock.now_s()
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Answer a request."""
         command = str(request.get("command"))
         if command == "status":
             return self._status()
@@ -75,21 +70,27 @@ class ManagerControl:
 
     def _status(self) -> dict[str, Any]:
         manager, now_s = self.manager, self._clock.now_s()
-        trace = None
+        trace = purge = None
         if self._recorder is not None:
             trace = {
                 "file": str(self._recorder.path),
                 "written_requests": self._recorder.written,
                 "dropped_requests": self._recorder.dropped,
             }
+        if self._purge is not None:
+            left = self._purge.left
+            purge = {
+                "forgotten_chunks": self._purge.forgotten,
+                "chunks_in_use": None if left is None else len(left),
+            }
         return {
             "pid": os.getpid(),
             "uptime_s": now_s - self._started_s,
-            # The counts of jobs are this old, because results are applied in steps.
+            # Results are applied in steps, so the counts of jobs are this old.
             "idle_s": max(0.0, now_s - manager.last_step_s),
             "pool": asdict(manager.usage()),
             "trace": trace,
-            "purge": None if self._purge is None else _progress(self._purge),
+            "purge": purge,
             "host": _counters(manager.stats[0]),
             "tiers": [self._tier(client) for client in manager.clients],
         }
@@ -107,16 +108,8 @@ class ManagerControl:
         }
 
 
-def _progress(purge: Purge) -> dict[str, Any]:
-    left = purge.left
-    return {
-        "forgotten_chunks": purge.forgotten,
-        "chunks_in_use": None if left is None else len(left),
-    }
-
-
 def _counters(stats: TierStats) -> dict[str, Any]:
-    """Return the counters: numbers, texts, lists, and tables of numbers."""
+    """Return the plain counters: numbers, texts, lists, and tables of numbers."""
     found: dict[str, Any] = {}
     for field in fields(stats):
         value = getattr(stats, field.name)

@@ -18,18 +18,13 @@ from kvtier_sdk.trace import TraceRecorder
 class OperatorServices:
     """The services that a configuration asks for.
 
-    They belong to an engine, which may open its manager more than once.
-
-    Attributes:
-        recorder: records finished requests; ``None`` if no trace is configured.
+    They belong to an engine, which may open its manager more than once. The ``recorder`` records
+    finished requests; it is ``None`` if no trace is configured.
 
     Args:
         config: the configuration of the services.
         clock: the source of time.
         chunk_bytes: length of a chunk, for the trace.
-
-    Raises:
-        ConfigError: the trace cannot be written.
     """
 
     def __init__(self, config: TieringConfig, clock: Clock, chunk_bytes: int) -> None:
@@ -49,31 +44,20 @@ class OperatorServices:
             self._stack.callback(self.recorder.close)
 
     def attend(self, manager: TieringManager, fingerprints: Set[str]) -> None:
-        """Serve a manager from now on, in place of any earlier one.
+        """Serve an open ``manager`` from now on, in place of any earlier one.
 
-        Args:
-            manager: an open manager.
-            fingerprints: the fingerprints of its tiers' namespaces.
-
-        Raises:
-            ConfigError: the port or the socket cannot be opened.
+        The ``fingerprints`` are those of the namespaces of its tiers.
         """
         if self._control is not None:
             self._control.manager, self._control.fingerprints = manager, fingerprints
             return
-        config = self._config
-        control = ManagerControl(manager, fingerprints, self._clock, self.recorder)
-        self._control = control
-        if config.metrics_port is not None:
-            self._stack.enter_context(
-                serve_metrics(
-                    lambda: control.manager.samples(),
-                    port=config.metrics_port,
-                    host=config.metrics_host,
-                )
-            )
+        config, enter = self._config, self._stack.enter_context
+        control = self._control = ManagerControl(manager, fingerprints, self._clock, self.recorder)
+        if (port := config.metrics_port) is not None:
+            host = config.metrics_host
+            enter(serve_metrics(lambda: control.manager.samples(), port=port, host=host))
         if config.admin_socket is not None:
-            self._stack.enter_context(AdminSocket(Path(config.admin_socket), control.answer))
+            enter(AdminSocket(Path(config.admin_socket), control.answer))
 
     def close(self) -> None:
         """End all services; a second call does nothing."""

@@ -28,7 +28,7 @@ MISTAKES: list[tuple[str, Any, str]] = [
     ("nothing", {}, NO_POOL),
     ("both sizes", {"pool_bytes": 1}, "options 'slots' and 'pool_bytes' are both given; leave one"),
     ("no table", ["slots"], "should be a table of options, not a list"),
-    ("a number for a name", {1: 2}, "option '1' is no text name"),
+    ("a number for a name", {1: 2}, "option '1' has a name that is not text"),
     ("unknown", {"polcy": "lru"}, f"unknown option 'polcy'; did you mean 'policy'? allowed: {TOP}"),
     ("far off", {"x": 1}, f"unknown option 'x'; allowed: {TOP}"),
     (
@@ -38,8 +38,7 @@ MISTAKES: list[tuple[str, Any, str]] = [
     ),
     ("zero", {"chunk_bytes": 0}, "option 'chunk_bytes' is 0 but should be greater than 0"),
     ("no slots", {"slots": 0}, "option 'slots' is 0 but should be greater than or equal to 1"),
-    ("true is no number", {"slots": True}, "option 'slots': True is not a whole number"),
-    ("half a slot", {"slots": 2.5}, "option 'slots': 2.5 is not a whole number"),
+    ("half a slot", {"slots": 2.5}, "option 'slots' is 2.5 but should be a whole number"),
     (
         "no unit",
         {"recompute": "5"},
@@ -47,7 +46,7 @@ MISTAKES: list[tuple[str, Any, str]] = [
     ),
     ("all", {"store_reserve": "100%"}, "option 'store_reserve' is 1.0 but should be less than 1"),
     ("more", {"store_reserve": "110%"}, "option 'store_reserve': '110%' is outside 0% to 100%"),
-    ("flag", {"verify": "maybe"}, "option 'verify': 'maybe' is neither true nor false"),
+    ("flag", {"verify": "maybe"}, "option 'verify' is 'maybe' but should be true or false"),
     ("facts", {"namespace": ["x"]}, "option 'namespace' is ['x'] but should be a table"),
     (
         "fact",
@@ -217,17 +216,6 @@ MISTAKES: list[tuple[str, Any, str]] = [
         "option 'tiers[0].max_probe_interval' is 30 s but should be at least 'probe_interval', "
         "which is 60 s",
     ),
-    ("other digits", {"slots": "\uff18"}, "option 'slots': '\uff18' is not a whole number"),
-    (
-        "other digits of a size",
-        {"chunk_bytes": "\uff14KiB"},
-        "option 'chunk_bytes': '\uff14KiB' is not a quantity; write for example '64KiB'",
-    ),
-    (
-        "other digits in a URL",
-        {"tiers": ["memory:?retries=\uff12"]},
-        "option 'tiers[0].retries': '\uff12' is not a whole number",
-    ),
     (
         "YAML's trap",
         {"tiers": [{"memory": None}]},
@@ -251,13 +239,8 @@ def test_a_mistake_is_told_with_the_path_of_its_option(options: Any, message: st
     if isinstance(options, dict) and options:
         options = {"slots": 8, **options}
     told = complaint(options)
-    if message.endswith("..."):
-        assert told.startswith(f"kv.toml: {message[:-3]}")
-        assert "\n" not in told
-    else:
-        assert told.startswith(f"kv.toml: {message}")
-        # The table above cuts off the end of this sentence.
-        assert "\n" not in told
+    assert told.startswith(f"kv.toml: {message.removesuffix('...')}")
+    assert "\n" not in told
 
 
 def test_each_mistake_has_a_line_of_its_own() -> None:
