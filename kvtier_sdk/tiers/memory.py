@@ -82,7 +82,7 @@ class MemoryTier(SecondaryTierManager):
         return [self._get(transfer) for transfer in batch]
 
     async def delete(self, keys: Sequence[OffloadKey]) -> None:
-        self._remove([key for key in dict.fromkeys(keys) if key in self._objects])
+        self._remove([key for key in keys if key in self._objects])
 
     async def touch(self, keys: Sequence[OffloadKey]) -> None:
         self._remove_expired()
