@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import combinations
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import Field, InstanceOf, field_validator, model_validator
+from pydantic import Field, InstanceOf, JsonValue, field_validator, model_validator
 
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import BackendError, ConfigError
@@ -64,7 +63,7 @@ class TieringConfig(StrictModel):
     shutdown_timeout_s: Seconds = Field(10.0, alias="shutdown_timeout")
     metrics_port: Count | None = Field(None, ge=1, le=65535)
     metrics_host: str = "127.0.0.1"
-    namespace: Mapping[str, Any] = Field(default_factory=dict)
+    namespace: Mapping[str, JsonValue] = Field(default_factory=dict)
     trace_dir: str | None = Field(None, min_length=1)
     trace_file_bytes: Bytes = Field(64 * 2**20, alias="trace_file_size", gt=0)
     trace_files: Count = Field(4, ge=1)
@@ -142,17 +141,6 @@ class TieringConfig(StrictModel):
         except BackendError as error:
             raise ValueError(str(error)) from None
         return policy
-
-    @field_validator("namespace")
-    @classmethod
-    def _check_facts(cls, facts: Mapping[str, Any]) -> Mapping[str, Any]:
-        try:
-            json.dumps(facts, allow_nan=False)
-        except (TypeError, ValueError):
-            raise ValueError(
-                "should hold text, numbers, true or false, and lists and tables of them"
-            ) from None
-        return facts
 
     @model_validator(mode="after")
     def _check_pool(self) -> Self:

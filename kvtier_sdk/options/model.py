@@ -158,12 +158,7 @@ class StrictModel(BaseModel):
 
 def _types_in(annotation: Any) -> set[Any]:
     """Return an option's type with the types of its parts."""
-    found, waiting = set(), [annotation]
-    while waiting:
-        one = waiting.pop()
-        found.add(one)
-        waiting += get_args(one)
-    return found
+    return {annotation}.union(*map(_types_in, get_args(annotation)))
 
 
 def secrets_of(options: StrictModel) -> Secrets:
@@ -188,6 +183,7 @@ _PLAIN = {
     **dict.fromkeys(("bool_parsing", "bool_type"), "true or false"),
     **dict.fromkeys(("int_from_float", "int_parsing", "int_type"), "a whole number"),
     **dict.fromkeys(("dict_type", "mapping_type"), "a table"),
+    "invalid-json-value": "text, a number, true or false, or a list or table of them",
     "string_type": "text",
 }
 

@@ -74,17 +74,6 @@ class ExpiringTierConfig(TierConfig):
 class BoundedTierConfig(ExpiringTierConfig):
     """The base of the options of a tier that keeps itself within a capacity.
 
-    ::
-
-        class ShelfConfig(BoundedTierConfig):
-            root: str
-
-        class ShelfTier(SecondaryTierManager):
-            config_model = ShelfConfig
-
-            async def open(self):
-                self.config.check_capacity(self.context.object_bytes)
-
     Attributes:
         capacity_bytes: limit of all stored objects, headers included, of all namespaces and
             processes that share the place; the least recently used chunks are evicted first.
@@ -94,7 +83,10 @@ class BoundedTierConfig(ExpiringTierConfig):
     capacity_bytes: Bytes | None = Field(None, alias="capacity")
 
     def check_capacity(self, object_bytes: int) -> None:
-        """Raise a :class:`ConfigError` if a stored chunk of ``object_bytes`` does not fit."""
+        """Raise a :class:`ConfigError` if one stored chunk of ``object_bytes`` does not fit.
+
+        Call it in ``open``: ``self.config.check_capacity(self.context.object_bytes)``.
+        """
         if self.capacity_bytes is not None and self.capacity_bytes < object_bytes:
             raise ConfigError(
                 f"capacity {format_bytes(self.capacity_bytes)} is below one chunk with its header "

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from typing import Any, Self
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from kvtier_sdk.errors import ConfigError
-from kvtier_sdk.options.secrets import masked, url_without_password
+from kvtier_sdk.options.secrets import url_without_password
 
 _UNREADABLE = (
     " cannot be read: a port is a number up to 65535, and every option has a '='; elsewhere, also "
@@ -29,15 +29,9 @@ class TierURL:
     host: str | None
     port: int | None
     username: str | None
-    password: str | None
+    password: str | None = field(repr=False)
     path: str
-    options: Mapping[str, str]
-
-    def __repr__(self) -> str:
-        shown = (
-            f"{part.name}={masked(part.name, getattr(self, part.name))!r}" for part in fields(self)
-        )
-        return f"{type(self).__name__}({', '.join(shown)})"
+    options: Mapping[str, str] = field(repr=False)
 
     @classmethod
     def parse(cls, url: str) -> Self:
