@@ -29,11 +29,11 @@ T = TypeVar("T")
 _LOOK_S = 1.0
 #: Chunks that are listed, deleted or looked up at once.
 _PAGE = 1000
-#: Memory for chunks that are examined at once.
+#: Memory for the chunks that are examined at once.
 _EXAMINED_BYTES = 64 * 2**20
-#: Used if the length of a namespace's chunks is not known: such chunks are not loaded.
+#: Stands for an unknown length of chunks, which are then not loaded.
 _UNKNOWN_BYTES = 4096
-#: A manifest that claims more is not believed, because as much memory would be allocated.
+#: A manifest with a larger length is not believed, because so much memory would be allocated.
 _MOST_CHUNK_BYTES = 2**30
 #: Verdicts that concern one chunk; all others concern the tier.
 _OF_A_CHUNK = (
@@ -112,12 +112,7 @@ def open_for_maintenance(
             ended.callback(pool.close)
         reported = threading.Event()
         make_loop = partial(
-            TierLoop,
-            spec,
-            namespace=namespace,
-            memory=pool,
-            clock=clock,
-            maintenance=not stores,
+            TierLoop, spec, namespace=namespace, memory=pool, clock=clock, maintenance=not stores
         )
         runner = ThreadRunner(
             spec.name, lambda report: make_loop(report=report), clock, reported.set

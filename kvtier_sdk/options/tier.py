@@ -111,8 +111,8 @@ class RunnerOptions(StrictModel):
             another package's.
         required: true if an engine does not start without the tier. Otherwise it starts, and the
             tier is opened when its store can be reached.
-        open_deadline_s: an attempt to open the tier fails after this time; an engine waits no
-            longer for it.
+        open_deadline_s: an attempt to open the tier fails after this time, which is also how long
+            an engine waits for it.
         lookup_deadline_s: a lookup that takes longer is a miss, unless recomputing its chunks
             takes longer still.
         max_lookup_deadline_s: limit of a lookup where recomputing takes longer, or where that time
@@ -125,12 +125,12 @@ class RunnerOptions(StrictModel):
         max_batch_bytes: most payload of one call, at least one chunk.
         max_queue_bytes: most payload under way in each direction; a store beyond it is dropped, a
             load beyond it is a miss.
-        breaker_failures: calls in a row that fail before the tier is no longer asked; reads
+        breaker_failures: after this many failed calls in a row the tier is no longer asked; reads
             (lookups and loads) and writes count apart.
-        breaker_window: the tier is no longer asked either once half of this many last calls have
-            failed.
-        probe_interval_s: pause before a tier that is no longer asked is probed; it doubles with
-            each probe that fails.
+        breaker_window: number of last calls; once half of them have failed, the tier is no longer
+            asked either.
+        probe_interval_s: pause before a tier with an open breaker is probed; it doubles with each
+            failed probe.
         max_probe_interval_s: the longest such pause.
     """
 

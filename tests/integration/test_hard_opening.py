@@ -115,15 +115,6 @@ def test_an_open_that_holds_the_interpreter_of_its_process(tmp_path: Path) -> No
             assert_serves_with(engine)
 
 
-def test_an_open_that_holds_the_interpreter_of_the_engine_holds_up_its_start(
-    tmp_path: Path,
-) -> None:
-    spec = hard("thread", tmp_path, deadline=SHORT, on_open="hold_interpreter")
-    with live([spec, "memory:"]) as engine:
-        step_until_open(engine)
-        assert_serves_with(engine)
-
-
 @pytest.mark.parametrize("runner", RUNNERS)
 def test_an_open_that_raises_every_third_time(tmp_path: Path, runner: str) -> None:
     for start in (1, 2, 3):

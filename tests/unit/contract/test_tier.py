@@ -96,14 +96,6 @@ async def test_verdicts_have_the_order_of_the_batch(tier: Recorder, operation: s
     assert tier.ended == [b"c", b"b", b"a"]
 
 
-async def test_answers_have_the_order_of_the_question(tier: Recorder) -> None:
-    tier.hold(b"A")
-    task = asyncio.create_task(tier.lookup([b"A", b"b", b"C"], REQUEST))
-    await settle()
-    tier.gates[b"A"].set()
-    assert await task == [True, False, True]
-
-
 async def test_a_failed_chunk_does_not_stop_the_others(tier: Recorder) -> None:
     keys = [bytes([number]) for number in range(10)]
     for key in keys[::2]:
@@ -205,7 +197,3 @@ def test_an_incomplete_tier_cannot_be_made(make_context: ContextFactory, missing
     incomplete = type("Incomplete", (Recorder,), {missing: getattr(ChunkTierManager, missing)})
     with pytest.raises(TypeError, match=missing):
         incomplete(TierConfig(), make_context())
-
-
-def test_an_object_is_a_header_and_a_payload_long(make_context: ContextFactory) -> None:
-    assert make_context().object_bytes == 64 + 256
