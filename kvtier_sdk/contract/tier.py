@@ -279,7 +279,7 @@ class SecondaryTierManager(ABC):
     async def delete(self, keys: Sequence[OffloadKey]) -> None:
         """Delete chunks; missing ones are ignored. (:attr:`Capability.DELETE`)
 
-        A :class:`TierError` says that some of ``keys`` could not be deleted.
+        Raise a :class:`TierError` if some of ``keys`` could not be deleted.
         """
         raise TierContractError("capability DELETE is declared but delete() is not implemented")
 
@@ -353,7 +353,7 @@ class ChunkTierManager(SecondaryTierManager):
 
     @abstractmethod
     async def store_chunk(self, transfer: Transfer) -> None:
-        """Write the ``transfer``'s buffers, unmodified and one after the other, as one object.
+        """Write the ``transfer``'s buffers, one after the other, as one object; do not modify them.
 
         Raises:
             TierError: it was not stored.

@@ -19,9 +19,7 @@ class TierCounter:
 
     ::
 
-        resends = context.counter("resends")
-        resends.add()
-        resends.add(3)
+        context.counter("resends").add()
     """
 
     def __init__(self, name: str) -> None:
@@ -35,7 +33,7 @@ class TierCounter:
             self._value += _finite(self._name, amount, least=0.0)
 
     def take(self) -> float:
-        """Return what was added since the last call."""
+        """Return the sum added since the last call."""
         with self._lock:
             taken, self._value = self._value, 0.0
         return taken
@@ -92,7 +90,7 @@ class TierMetrics:
         return bool(self._counters or self._gauges)
 
     def take_changes(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Return counters' gains and changed gauges since the last call, new names included."""
+        """Return the gains of counters and the changed gauges since the last call."""
         gained = {name: counter.take() for name, counter in self._counters.items()}
         values = {name: gauge.value for name, gauge in self._gauges.items()}
         counters = {n: gain for n, gain in gained.items() if gain or n not in self._told}

@@ -52,13 +52,6 @@ def test_options_beside_a_url_are_added_to_its_own() -> None:
     assert spec.runner.retries == 0
 
 
-def test_a_complaint_begins_with_the_entry() -> None:
-    with pytest.raises(ConfigError, match="^tier 2: unknown option 'capcity'"):
-        TierSpec.from_options({"type": "memory", "capcity": 1}, where="tier 2")
-    with pytest.raises(ConfigError, match=r"^tier 'memory:\?capcity=1': unknown option"):
-        TierSpec.from_url("memory:?capcity=1")
-
-
 def test_an_unknown_backend_is_an_error_of_the_registry() -> None:
     with pytest.raises(UnknownBackendError, match="did you mean 'memory'"):
         TierSpec.from_url("memry:")

@@ -127,17 +127,6 @@ def test_each_call_takes_the_latency(make_context: ContextFactory) -> None:
     assert clock.now_s() == pytest.approx(0.03)
 
 
-def test_latencies_overlap(make_context: ContextFactory) -> None:
-    clock = VirtualClock()
-    tier = make_tier(make_context(clock), latency="10ms")
-
-    async def both() -> None:
-        await asyncio.gather(tier.store([transfer(b"a")]), tier.store([transfer(b"b")]))
-
-    run_virtually(clock, both())
-    assert clock.now_s() == pytest.approx(0.01)
-
-
 def test_transfers_share_the_bandwidth(make_context: ContextFactory) -> None:
     clock = VirtualClock()
     tier = make_tier(make_context(clock), latency="10ms", bandwidth=OBJECT_BYTES)
