@@ -1,6 +1,6 @@
 """The admin socket of an engine: one JSON request, one JSON answer, over a Unix socket.
 
-The socket does not know the manager: requests and answers are defined in ``operator.control``.
+The socket does not know the manager: requests and answers are defined in ``operator.services``.
 """
 
 from __future__ import annotations

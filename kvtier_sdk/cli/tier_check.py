@@ -22,7 +22,7 @@ from kvtier_sdk.errors import (
 )
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.opening import open_pool
-from kvtier_sdk.opening.blocking_tier import BlockingTier
+from kvtier_sdk.opening.maintenance import BlockingTier
 from kvtier_sdk.options.model import secrets_of
 from kvtier_sdk.options.secrets import MaskingFormatter
 from kvtier_sdk.pool import HostPool

@@ -18,8 +18,7 @@ _ADVICE = f"make one with 'openssl rand -hex {KEY_BYTES}'"
 def read_keys(path: str) -> list[bytes]:
     """Read keys of 256 bits, one per line in hexadecimal; empty lines and ``#`` are skipped.
 
-    Raises:
-        ValueError: the file cannot be used; the message shows nothing of its content.
+    A ValueError about the file shows nothing of its content.
     """
     try:
         text = _read_private(path)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -27,13 +28,13 @@ class TierSpec:
     """A validated tier entry.
 
     Attributes:
-        name: unique in its manager.
+        name: the tier's name, unique in its manager.
         backend: the backend's name.
         tier_class: the backend's class.
         config: the backend's options.
         runner: the options that every tier has.
         engine_waits: false for an engine that serves already: the tier is opened in the background,
-            and no error ends the attempts.
+            and tried again after any error.
         verify: false switches digests off; for measurements and tests only.
     """
 
@@ -47,15 +48,12 @@ class TierSpec:
 
     @classmethod
     def from_url(cls, url: str, **overrides: Any) -> Self:
-        """Read a tier URL such as ``file:///data/kv?capacity=1GiB&load_deadline=2s``.
+        """Read a tier URL such as ``file:///data/kv?capacity=1GiB&load_deadline=2s&name=cold``.
 
         Args:
-            url: the scheme names the backend, the query its options and the runner's; ``name``
-                in the query names the tier.
+            url: the scheme names the backend; the query holds options of the backend and of every
+                tier, and the tier's name.
             overrides: options that the URL does not give.
-
-        Returns:
-            The validated entry.
 
         Raises:
             ConfigError: the URL or an option is wrong.
@@ -73,14 +71,11 @@ class TierSpec:
             entry: the options. ``type`` is the backend's name, or ``"kvtier"`` beside a
                 ``backend`` that names it; a ``url`` replaces or completes these options.
             where: the source of the entry; each complaint begins with it.
-            path: the entry's place in that source, ``tiers[1]``; empty if it is the whole source.
-
-        Returns:
-            The validated entry.
+            path: the entry's place in that source, such as ``tiers[1]``.
 
         Raises:
-            ConfigError: an option is wrong, missing, or given both in the URL and beside it, the
-                URL is another backend's, or the store policy or codec cannot be found or used.
+            ConfigError: an option is wrong, missing or given twice, or the store policy or the
+                codec cannot be found or used.
             BackendError: the backend cannot be found or loaded.
         """
         place = Place(where, path)
@@ -92,7 +87,10 @@ class TierSpec:
             if name != "url" and "//" in options.get(name, ""):
                 meant = place.at("url").path
                 raise ConfigError(f"{place.at(name)} is a URL; write it as option {meant!r}")
-        url = _parse_url(options["url"], place) if "url" in options else None
+        url = None
+        if "url" in options:
+            with _faults_of_url(place):
+                url = TierURL.parse(options["url"])
         named_by, name_given = _backend_given(options, url, place)
         try:
             backend = backend_name(name_given)
@@ -130,22 +128,17 @@ class TierSpec:
         return cls(name, backend, tier_class, config, runner)
 
     def namespace_of(self, namespace: Namespace, chunk_bytes: int) -> Namespace:
-        """Return the namespace of this tier's chunks: an engine's facts, with length and codec.
-
-        Args:
-            namespace: the engine's namespace.
-            chunk_bytes: length of a chunk's payload.
-        """
+        """Add a chunk's length, ``chunk_bytes``, and the codec to an engine's ``namespace``."""
         namespace = namespace.for_chunks(chunk_bytes)
         codec = self.runner.codec
         return namespace if codec is None else namespace.sealed_by(codec.partition(":")[0])
 
     def needed(self, required: bool = True) -> Self:
-        """Return the same entry with its option ``required`` replaced."""
+        """Return the entry with another value of its option ``required``."""
         return replace(self, runner=self.runner.model_copy(update={"required": required}))
 
     def in_background(self) -> Self:
-        """Return the same entry for an engine that already serves and waits for no tier."""
+        """Return the entry for an engine that already serves and waits for no tier."""
         return replace(self.needed(False), engine_waits=False)
 
     def to_dict(self, *, secrets: bool = False, defaults: bool = False) -> dict[str, Any]:
@@ -154,18 +147,16 @@ class TierSpec:
         Args:
             secrets: write secrets in the clear instead of as ``"***"``.
             defaults: include the options that were not given.
-
-        Returns:
-            ``type``, ``name`` and flat options, quantities in bytes and seconds.
         """
         config = self.config.to_dict(secrets=secrets, defaults=defaults)
         runner = self.runner.to_dict(secrets=secrets, defaults=defaults)
         return {"type": self.backend, "name": self.name, **config, **runner}
 
 
-def _parse_url(url: str, place: Place) -> TierURL:
+@contextmanager
+def _faults_of_url(place: Place) -> Iterator[None]:
     try:
-        return TierURL.parse(url)
+        yield
     except ConfigError as error:
         raise ConfigError(f"{place.at('url')} cannot be used: {error}") from None
 
@@ -198,7 +189,6 @@ def _url_options(url: TierURL, model: type[TierConfig], place: Place) -> dict[st
     common = RunnerOptions.take_from(own)
     if "name" in own:
         common["name"] = own.pop("name")
-    try:
-        return model.options_from_url(replace(url, options=own)) | common
-    except ConfigError as error:
-        raise ConfigError(f"{place.at('url')} cannot be used: {error}") from None
+    with _faults_of_url(place):
+        own = model.options_from_url(replace(url, options=own))
+    return own | common

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import combinations
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import Field, InstanceOf, field_validator, model_validator
+from pydantic import Field, InstanceOf, JsonValue, field_validator, model_validator
 
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import BackendError, ConfigError
@@ -30,26 +29,26 @@ class TieringConfig(StrictModel):
     needed.
 
     Attributes:
-        slots: chunks that the host pool holds.
-        pool_bytes: instead of ``slots``: the host pool's size in bytes, or its share of the
-            machine's memory: ``64GiB``, ``25%``.
+        slots: number of chunks in the host pool.
+        pool_bytes: instead of ``slots``: the host pool's size, or its share of the machine's
+            memory: ``64GiB``, ``25%``.
         chunk_bytes: payload of a chunk; not needed where the engine knows it.
         policy: the host pool's eviction policy: ``prefix``, ``lru``, ``arc``, or another package's.
         store_reserve: share of the slots that promotions leave to stores; the same share is kept
-            free where a tier is given evicted chunks.
+            free where a tier gets evicted chunks.
         recompute_s: time in which the engine recomputes a chunk; a tier that is slower is a miss.
             If absent, it is learnt while the engine computes.
-        verify: whether digests are checked; off for measurements and tests only.
+        verify: false switches digests off; for measurements and tests only.
         shutdown_timeout_s: time that each tier has to drain, and again to close.
-        metrics_port: port of the metrics endpoint; none is served where it is absent.
+        metrics_port: port of the metrics endpoint; absent for none.
         metrics_host: address of the metrics endpoint.
         namespace: further facts that must match for stored bytes to be reusable, name to plain
             value: ``{"model": "my-model", "revision": "v2"}``; an engine adds its own.
-        trace_dir: directory for a block-hash trace of all requests; none is recorded where absent.
-        trace_file_bytes: size of one of its files.
-        trace_files: number of its files to keep, the newest.
+        trace_dir: directory for a block-hash trace of all requests; absent for none.
+        trace_file_bytes: size of one file of the trace.
+        trace_files: number of the newest files to keep.
         admin_socket: path of a Unix socket for ``kvtier top``, ``drain``, ``resume`` and
-            ``tier rm``; in a directory each engine makes its own. None where absent.
+            ``tier rm``; in a directory each engine makes its own. Absent for none.
         tiers: the secondary tiers, in the order in which they are asked: a URL each, or a table
             with ``type``, optional ``name``, and ``url`` or flat options.
     """
@@ -64,7 +63,7 @@ class TieringConfig(StrictModel):
     shutdown_timeout_s: Seconds = Field(10.0, alias="shutdown_timeout")
     metrics_port: Count | None = Field(None, ge=1, le=65535)
     metrics_host: str = "127.0.0.1"
-    namespace: Mapping[str, Any] = Field(default_factory=dict)
+    namespace: Mapping[str, JsonValue] = Field(default_factory=dict)
     trace_dir: str | None = Field(None, min_length=1)
     trace_file_bytes: Bytes = Field(64 * 2**20, alias="trace_file_size", gt=0)
     trace_files: Count = Field(4, ge=1)
@@ -73,19 +72,14 @@ class TieringConfig(StrictModel):
 
     @classmethod
     def from_dict(cls, options: Mapping[str, Any], *, where: str = "configuration") -> Self:
-        """Read options, as they are written in a file.
+        """Read options, and import the backends and policies that they name.
 
         Args:
             options: option name to value; ``tiers`` is a list of URLs, tables and specs.
             where: the source of the options; each complaint begins with it.
 
-        Returns:
-            The validated configuration. All backends and policies that it names are imported.
-
         Raises:
-            ConfigError: one line per mistake, with the path of its option: an unknown name, a
-                missing option, a wrong value, two tiers of one name, a backend or a policy that
-                is not installed or cannot be imported.
+            ConfigError: one line per mistake, with the path of its option.
         """
         place = Place(where)
         own = place.table(options)
@@ -107,12 +101,8 @@ class TieringConfig(StrictModel):
             path: a file in TOML (``.toml``), JSON (``.json``), or YAML (``.yaml``, ``.yml``; with
                 the extra ``yaml``).
 
-        Returns:
-            The validated configuration.
-
         Raises:
-            ConfigError: the file cannot be read or parsed, or as for :meth:`from_dict`; each
-                line begins with the path of the file.
+            ConfigError: the file cannot be read or parsed, or as for :meth:`from_dict`.
         """
         return cls.from_dict(read_options(Path(path)), where=str(path))
 
@@ -122,9 +112,6 @@ class TieringConfig(StrictModel):
         Args:
             secrets: write secrets in the clear instead of as ``"***"``.
             defaults: include the options that were not given.
-
-        Returns:
-            Option name to value, quantities in bytes and seconds.
         """
         plain = self.model_copy(update={"tiers": ()})
         given = super(TieringConfig, plain).to_dict(secrets=secrets, defaults=defaults)
@@ -132,13 +119,7 @@ class TieringConfig(StrictModel):
         return given | ({"tiers": tiers} if tiers else {})
 
     def bind(self, namespace: Namespace) -> Namespace:
-        """Add the configured facts to an engine's namespace.
-
-        Args:
-            namespace: the engine's namespace.
-
-        Returns:
-            A namespace with the facts of both.
+        """Add the configured facts to an engine's ``namespace``.
 
         Raises:
             ConfigError: a fact differs between them.
@@ -161,17 +142,6 @@ class TieringConfig(StrictModel):
             raise ValueError(str(error)) from None
         return policy
 
-    @field_validator("namespace")
-    @classmethod
-    def _check_facts(cls, facts: Mapping[str, Any]) -> Mapping[str, Any]:
-        try:
-            json.dumps(facts, allow_nan=False)
-        except (TypeError, ValueError):
-            raise ValueError(
-                "should hold text, numbers, true or false, and lists and tables of them"
-            ) from None
-        return facts
-
     @model_validator(mode="after")
     def _check_pool(self) -> Self:
         if self.slots is None and self.pool_bytes is None:
@@ -185,11 +155,11 @@ class TieringConfig(StrictModel):
 
 
 def read_tiers(entries: Mapping[Place, object]) -> dict[Place, TierSpec]:
-    """Read tier entries, keyed by place: URLs, tables or specs.
+    """Read ``entries``, keyed by place: URLs, tables or specs.
 
     Raises:
-        ConfigError: one line per mistake: an invalid entry (:meth:`TierSpec.from_options`), a
-            repeated name, or conflicting locations.
+        ConfigError: one line per mistake: an invalid entry, a repeated name, or conflicting
+            locations.
     """
     mistakes: list[str] = []
     owners = {PRIMARY: "the host pool"}
@@ -236,10 +206,9 @@ def _tell(mistakes: list[str]) -> None:
 
 
 def _location_conflicts(specs: Mapping[Place, TierSpec]) -> Iterator[str]:
-    """Complain about tiers whose locations overlap.
+    """Complain about tiers of one location with different options, or of nested locations.
 
-    The outer tier would count the inner tier's chunks, or sweep them away. Two tiers with the same
-    location and the same options do not conflict.
+    The outer tier would count the inner tier's chunks, or sweep them away.
     """
     for (one_place, one), (place, tier) in combinations(specs.items(), 2):
         first, location = one.config.location(), tier.config.location()
@@ -247,18 +216,12 @@ def _location_conflicts(specs: Mapping[Place, TierSpec]) -> Iterator[str]:
             continue
         keeps = f"{place}: {tier.name!r} keeps its chunks in {location}"
         other, apart = f"{one.name!r} ({one_place.path})", "give each a place of its own"
-        if location == first:
-            if different := _different_options(one, tier):
-                fault = f"and so does {other}, with other options ({different})"
-                yield f"{keeps}, {fault}: {apart}, or both the same options"
-        elif relation := _relation(location, first):
-            yield f"{keeps}, {relation} {first}, where {other} keeps its own: {apart}"
-
-
-def _relation(location: str, other: str) -> str:
-    if location.startswith(other.rstrip("/") + "/"):
-        return "inside"
-    return "around" if other.startswith(location.rstrip("/") + "/") else ""
+        if location == first and (different := _different_options(one, tier)):
+            fault = f"and so does {other}, with other options ({different})"
+            yield f"{keeps}, {fault}: {apart}, or both the same options"
+        for relation, inner, outer in (("inside", location, first), ("around", first, location)):
+            if inner != outer and inner.startswith(outer.rstrip("/") + "/"):
+                yield f"{keeps}, {relation} {first}, where {other} keeps its own: {apart}"
 
 
 def _different_options(one: TierSpec, other: TierSpec) -> str:

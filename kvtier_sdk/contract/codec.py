@@ -47,11 +47,11 @@ class ChunkCodec(ABC):
     def seal(
         self, associated: bytes, payload: memoryview, sealed: memoryview, envelope: memoryview
     ) -> None:
-        """Seal a payload.
+        """Seal a ``payload``, which must not be modified.
 
         Args:
             associated: the associated data, which is stored elsewhere or known to the reader.
-            payload: the content; it must not be modified.
+            payload: the content.
             sealed: the memory for the sealed payload, of the same length.
             envelope: the memory for the envelope.
         """

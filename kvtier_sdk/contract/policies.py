@@ -60,15 +60,12 @@ class StorePolicy(ABC):
 
     @abstractmethod
     def wants(self, key: OffloadKey, hits: int, request: RequestContext) -> bool:
-        """Return whether the tier gets a chunk.
+        """Return true if the tier gets a chunk now.
 
         Args:
             key: the chunk.
             hits: how often it was copied back to the device since it came into the primary tier.
             request: the request that stored or uses it.
-
-        Returns:
-            True if the tier gets it now.
         """
 
 
@@ -104,11 +101,7 @@ class EvictionPolicy(ABC):
     uses_prefix: ClassVar[bool] = True
 
     def open(self, slots: int) -> None:
-        """Learn the size of the primary tier. Called once, before all other methods.
-
-        Args:
-            slots: the number of chunks that fit into it.
-        """
+        """Learn how many chunks fit into the primary tier: ``slots``. Called once, and first."""
         return
 
     @abstractmethod
@@ -127,19 +120,11 @@ class EvictionPolicy(ABC):
 
     @abstractmethod
     def on_access(self, key: OffloadKey) -> None:
-        """Record that a chunk was used.
-
-        Args:
-            key: a chunk that the policy knows.
-        """
+        """Record that a known chunk was used, by its ``key``."""
 
     @abstractmethod
     def on_remove(self, key: OffloadKey) -> None:
-        """Forget a chunk, which left by this policy's choice or otherwise.
-
-        Args:
-            key: a chunk that the policy knows.
-        """
+        """Forget a known chunk, by its ``key``: it left by this policy's choice or otherwise."""
 
     @abstractmethod
     def choose_victims(
@@ -148,10 +133,9 @@ class EvictionPolicy(ABC):
         """Choose chunks to evict; :meth:`on_remove` removes them, not this call.
 
         Args:
-            count: the number of chunks wanted.
+            count: the number of chunks wanted; return fewer only if there are no more.
             is_evictable: returns False for a chunk that is pinned now.
 
         Returns:
-            Up to ``count`` distinct evictable chunks, the least valuable first; fewer only if
-            there are no more.
+            Distinct evictable chunks, the least valuable first.
         """

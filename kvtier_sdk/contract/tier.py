@@ -90,31 +90,23 @@ class TierContext:
     def counter(self, name: str) -> TierCounter:
         """Make a counter for this tier, exported as ``kvtier_backend_counter_total``.
 
-        Args:
-            name: its name in this tier, unit included: ``resends``, ``read_bytes``. The same name
-                gives the same counter.
+        Make it in ``__init__`` or :meth:`SecondaryTierManager.open`. The same name gives the same
+        counter. Its gains are reported once a second.
 
-        Returns:
-            The counter. Its gains are reported once a second.
+        Args:
+            name: its name in this tier, unit included: ``resends``, ``read_bytes``.
 
         Raises:
             TierContractError: the name is malformed or a gauge's, there are 32 already, or the tier
-                is open: make counters in ``__init__`` or :meth:`SecondaryTierManager.open`.
+                is open.
         """
         return self.metrics.counter(name)
 
     def gauge(self, name: str) -> TierGauge:
-        """Make a gauge for this tier, exported as ``kvtier_backend_gauge``.
+        """Make a gauge for this tier, exported as ``kvtier_backend_gauge``, like a :meth:`counter`.
 
         Args:
-            name: its name in this tier, unit included: ``idle_connections``. The same name gives
-                the same gauge.
-
-        Returns:
-            The gauge. Its value is reported once a second, if it has changed.
-
-        Raises:
-            TierContractError: as for :meth:`counter`.
+            name: its name in this tier, unit included: ``idle_connections``.
         """
         return self.metrics.gauge(name)
 
@@ -215,11 +207,9 @@ class SecondaryTierManager(ABC):
     context: TierContext
 
     def __init__(self, config: TierConfig, context: TierContext) -> None:
-        """Keep the arguments. Do no I/O here; :meth:`open` is for that.
+        """Keep ``config``, an instance of :attr:`config_model`, and ``context``.
 
-        Args:
-            config: an instance of :attr:`config_model`.
-            context: the tier's surroundings.
+        Do no I/O here; :meth:`open` is for that.
         """
         self.config = config
         self.context = context
@@ -238,11 +228,7 @@ class SecondaryTierManager(ABC):
 
     @abstractmethod
     async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
-        """Return which chunks are stored.
-
-        Args:
-            keys: the chunks to look for.
-            request: the request that needs them.
+        """Return which chunks are stored, for the ``request`` that needs them.
 
         Returns:
             One boolean per key, in the order of ``keys``. 0, 1 and ``numpy.bool_`` count as
@@ -257,8 +243,8 @@ class SecondaryTierManager(ABC):
         """Store chunks: write each transfer's buffers, one after the other, as one object.
 
         Args:
-            batch: the chunks to write; their buffers must not be modified. An object that is
-                there already may stay, unless ``transfer.replace`` is true.
+            batch: the chunks to write; their buffers must not be modified. An older object may
+                stay, unless ``transfer.replace`` is true.
 
         Returns:
             One verdict per transfer, in the order of ``batch``: ``None`` once a later
@@ -275,9 +261,6 @@ class SecondaryTierManager(ABC):
         A missing object is a :class:`ChunkNotFoundError`. An object shorter or longer than the
         buffers is a :class:`CorruptChunkError`. An object that cannot be read, while others can,
         is a :class:`ChunkError`. A failed load may leave anything in the buffers.
-
-        Args:
-            batch: the chunks to read.
 
         Returns:
             One verdict per transfer, in the order of ``batch``.
@@ -296,11 +279,7 @@ class SecondaryTierManager(ABC):
     async def delete(self, keys: Sequence[OffloadKey]) -> None:
         """Delete chunks; missing ones are ignored. (:attr:`Capability.DELETE`)
 
-        Args:
-            keys: the chunks to delete.
-
-        Raises:
-            TierError: some could not be deleted.
+        Raise a :class:`TierError` if some of ``keys`` could not be deleted.
         """
         raise TierContractError("capability DELETE is declared but delete() is not implemented")
 
@@ -309,9 +288,6 @@ class SecondaryTierManager(ABC):
 
         Args:
             keys: chunks that were used in a tier above, the most important last.
-
-        Raises:
-            TierError: the use could not be recorded.
         """
         raise TierContractError("capability TOUCH is declared but touch() is not implemented")
 
@@ -319,10 +295,8 @@ class SecondaryTierManager(ABC):
         """Iterate over the stored chunks of this namespace. (:attr:`Capability.SCAN`)
 
         Returns:
-            Entries in any order. Chunks stored or removed during the iteration may be missed.
-
-        Raises:
-            TierError: raised by the iteration, if the store cannot be read.
+            Entries in any order. Chunks stored or removed during the iteration may be missed. The
+            iteration raises a :class:`TierError` if the store cannot be read.
         """
         raise TierContractError("capability SCAN is declared but scan() is not implemented")
 
@@ -334,9 +308,6 @@ class SecondaryTierManager(ABC):
 
         Returns:
             The usage of all namespaces that share the tier's capacity.
-
-        Raises:
-            TierError: the usage cannot be read.
         """
         raise TierContractError("capability USAGE is declared but usage() is not implemented")
 
@@ -347,11 +318,9 @@ class SecondaryTierManager(ABC):
         obeys the rules of that attribute.
 
         Returns:
-            The namespaces that have a chunk, and those that have only a manifest, in any order and
-            each once: this tier's own, if it is there, and all others in its place.
-
-        Raises:
-            TierError: raised by the iteration, if the store cannot be read.
+            The namespaces with a chunk, and those with only a manifest, in any order and each once:
+            this tier's own, if it is there, and all others in its place. The iteration raises as
+            that of :meth:`scan`.
         """
         raise TierContractError(
             "capability NAMESPACES is declared but namespaces() is not implemented"
@@ -373,10 +342,7 @@ class ChunkTierManager(SecondaryTierManager):
 
     @abstractmethod
     async def contains_chunk(self, key: OffloadKey) -> bool:
-        """Return whether a chunk is stored.
-
-        Args:
-            key: the chunk.
+        """Return whether the chunk of a ``key`` is stored.
 
         Returns:
             True if :meth:`load_chunk` would find it.
@@ -387,10 +353,7 @@ class ChunkTierManager(SecondaryTierManager):
 
     @abstractmethod
     async def store_chunk(self, transfer: Transfer) -> None:
-        """Write the transfer's buffers, one after the other, as one object.
-
-        Args:
-            transfer: the chunk to write; its buffers must not be modified.
+        """Write the ``transfer``'s buffers, one after the other, as one object; do not modify them.
 
         Raises:
             TierError: it was not stored.
@@ -398,10 +361,7 @@ class ChunkTierManager(SecondaryTierManager):
 
     @abstractmethod
     async def load_chunk(self, transfer: Transfer) -> None:
-        """Fill the transfer's buffers from its object.
-
-        Args:
-            transfer: the chunk to read.
+        """Fill the ``transfer``'s buffers from its object.
 
         Raises:
             ChunkNotFoundError: there is no such object.

@@ -19,9 +19,7 @@ class TierCounter:
 
     ::
 
-        resends = context.counter("resends")
-        resends.add()
-        resends.add(3)
+        context.counter("resends").add()
     """
 
     def __init__(self, name: str) -> None:
@@ -30,19 +28,12 @@ class TierCounter:
         self._value = 0.0
 
     def add(self, amount: float = 1) -> None:
-        """Add to the counter.
-
-        Args:
-            amount: 0 or more.
-
-        Raises:
-            TierContractError: the amount is negative, infinite or not a number.
-        """
+        """Add an ``amount`` of 0 or more."""
         with self._lock:
             self._value += _finite(self._name, amount, least=0.0)
 
     def take(self) -> float:
-        """Return what was added since the last call."""
+        """Return the sum added since the last call."""
         with self._lock:
             taken, self._value = self._value, 0.0
         return taken
@@ -66,14 +57,7 @@ class TierGauge:
         return self._value
 
     def set(self, value: float) -> None:
-        """Set the gauge.
-
-        Args:
-            value: any finite number.
-
-        Raises:
-            TierContractError: the value is infinite or not a number.
-        """
+        """Set the gauge to a finite ``value``."""
         self._value = _finite(self._name, value)
 
 
@@ -87,14 +71,14 @@ class TierMetrics:
         self._is_complete = False
 
     def counter(self, name: str) -> TierCounter:
-        """Return the counter of a name; see :meth:`TierContext.counter`."""
+        """Return the counter of a ``name``; see :meth:`TierContext.counter`."""
         if name not in self._counters:
             self._check_new(name)
             self._counters[name] = TierCounter(name)
         return self._counters[name]
 
     def gauge(self, name: str) -> TierGauge:
-        """Return the gauge of a name; see :meth:`TierContext.gauge`."""
+        """Return the gauge of a ``name``; see :meth:`TierContext.gauge`."""
         if name not in self._gauges:
             self._check_new(name)
             self._gauges[name] = TierGauge(name)
@@ -106,7 +90,7 @@ class TierMetrics:
         return bool(self._counters or self._gauges)
 
     def take_changes(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Return counters' gains and changed gauges since the last call, new names included."""
+        """Return the gains of counters and the changed gauges since the last call."""
         gained = {name: counter.take() for name, counter in self._counters.items()}
         values = {name: gauge.value for name, gauge in self._gauges.items()}
         counters = {n: gain for n, gain in gained.items() if gain or n not in self._told}

@@ -1,37 +1,39 @@
-"""A tier opened by a tool while engines use it."""
+"""Tiers for tools, which wait for each answer of a tier."""
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import islice
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from kvtier_sdk.aio.clock import Clock, SystemClock
 from kvtier_sdk.config.tier_spec import TierSpec
-from kvtier_sdk.errors import TierError, TierTimeoutError
+from kvtier_sdk.errors import TierError, TierTimeoutError, TierUnavailableError
 from kvtier_sdk.namespace import Namespace, StoredNamespace
-from kvtier_sdk.opening.blocking_tier import BlockingTier
+from kvtier_sdk.opening.tiers import make_client
 from kvtier_sdk.pool import HostPool
-from kvtier_sdk.runner import ThreadRunner, TierLoop
+from kvtier_sdk.runner import PoolMemory, ThreadRunner, TierLoop
 from kvtier_sdk.runner.calls import TierCaller
-from kvtier_sdk.runner.jobs import Job, Verdict
+from kvtier_sdk.runner.jobs import Job, JobResult, Verdict
 from kvtier_sdk.tiering.tier_client import NO_REQUEST, TierClient
 from kvtier_sdk.tiering.tier_listener import TierListener
 from kvtier_sdk.types import Capability, Entry, OffloadKey, Usage
 
 T = TypeVar("T")
 
+#: Longest pause between polls: a client concludes an overdue job only when it is polled.
+_LOOK_S = 1.0
 #: Chunks that are listed, deleted or looked up at once.
 _PAGE = 1000
-#: Memory for chunks that are examined at once.
+#: Memory for the chunks that are examined at once.
 _EXAMINED_BYTES = 64 * 2**20
-#: Used if the length of a namespace's chunks is not known: such chunks are not loaded.
+#: Stands for an unknown length of chunks, which are then not loaded.
 _UNKNOWN_BYTES = 4096
-#: A manifest that claims more is not believed, because as much memory would be allocated.
+#: A manifest with a larger length is not believed, because so much memory would be allocated.
 _MOST_CHUNK_BYTES = 2**30
 #: Verdicts that concern one chunk; all others concern the tier.
 _OF_A_CHUNK = (
@@ -44,6 +46,45 @@ _OF_A_CHUNK = (
 )
 
 
+class BlockingTier:
+    """Hands jobs to a tier's client, and waits until they are concluded."""
+
+    def __init__(self, client: TierClient, reported: threading.Event, clock: Clock) -> None:
+        self.client = client
+        self._reported = reported
+        self._clock = clock
+
+    @classmethod
+    def make(
+        cls, spec: TierSpec, pool: PoolMemory, namespace: Namespace, *, clock: Clock
+    ) -> BlockingTier:
+        """Make a tier with the runner that its options ask for; nothing runs yet."""
+        reported = threading.Event()
+        client = make_client(
+            spec, pool, namespace, TierListener(), clock=clock, notify=reported.set
+        )
+        return cls(client, reported, clock)
+
+    def result_of(self, job: Job | None) -> JobResult:
+        """Hand a job over and return its result, soon after its deadline at the latest."""
+        # An empty queue accepts any job; only an open breaker refuses one.
+        if job is None:
+            raise TierUnavailableError(f"{self.client.spec.name}: its breaker is open")
+        self.client.flush()
+        self.wait(lambda: job.result is not None)
+        return cast(JobResult, job.result)
+
+    def wait(self, is_over: Callable[[], bool], within_s: float = math.inf) -> None:
+        """Poll for reports until a condition holds, or the time is up."""
+        end_s = self._clock.now_s() + within_s
+        self.client.poll()
+        while not is_over() and (left_s := end_s - self._clock.now_s()) > 0:
+            self._reported.wait(min(left_s, _LOOK_S))
+            # Cleared first: a report that comes after the poll ends the next wait.
+            self._reported.clear()
+            self.client.poll()
+
+
 @contextmanager
 def open_for_maintenance(
     spec: TierSpec,
@@ -54,14 +95,9 @@ def open_for_maintenance(
     stores: bool = False,
     clock: Clock | None = None,
 ) -> Iterator[MaintainedTier]:
-    """Open a tier beside the engines that use it, and close it at the end.
+    """Open a tier in a thread, beside the engines that use it, and close it at the end.
 
-    It runs in a thread. Unless ``stores`` is true, it makes no namespace, evicts nothing, records
-    no use, and deletes only on request (:attr:`TierContext.maintenance`).
-
-    Raises:
-        ConfigError: an option is wrong, or the tier cannot work with it.
-        TierError: the tier cannot be reached, or refuses the credentials.
+    Unless ``stores`` is true, the tier obeys :attr:`TierContext.maintenance`.
     """
     clock = clock or SystemClock()
     deadlines = ("open_deadline_s", "lookup_deadline_s", "load_deadline_s", "store_deadline_s")
@@ -76,12 +112,7 @@ def open_for_maintenance(
             ended.callback(pool.close)
         reported = threading.Event()
         make_loop = partial(
-            TierLoop,
-            spec,
-            namespace=namespace,
-            memory=pool,
-            clock=clock,
-            maintenance=not stores,
+            TierLoop, spec, namespace=namespace, memory=pool, clock=clock, maintenance=not stores
         )
         runner = ThreadRunner(
             spec.name, lambda report: make_loop(report=report), clock, reported.set
@@ -89,123 +120,93 @@ def open_for_maintenance(
         client = TierClient(spec, runner, TierListener(), clock=clock, chunk_bytes=pool.chunk_bytes)
         ended.callback(client.close, timeout_s)
         client.open()
-        tier = BlockingTier(client, reported, clock)
-        yield MaintainedTier(tier, runner, namespace, pool, timeout_s)
+        yield MaintainedTier(client, reported, clock, runner, namespace, pool, timeout_s)
 
 
 def chunk_bytes_of(namespace: Namespace) -> int | None:
-    """Return the length of a namespace's chunks; ``None`` if its facts do not include it."""
+    """Return the length of a namespace's chunks, or ``None`` if it is not among the facts."""
     known = namespace.facts.get("chunk_bytes")
     return known if isinstance(known, int) and 0 < known <= _MOST_CHUNK_BYTES else None
 
 
-class MaintainedTier:
-    """A tier for a tool. Every method waits for the tier's answer; all belong to one thread.
+class MaintainedTier(BlockingTier):
+    """A tier for a tool, made by :func:`open_for_maintenance`; all calls come from one thread.
 
-    Made by :func:`open_for_maintenance`.
-
-    Attributes:
-        spec: the tier.
-        namespace: the namespace of the chunks that are listed, examined and deleted.
+    A :class:`TierError` says that the tier failed, or that a verdict is not about one chunk.
     """
 
     def __init__(
         self,
-        tier: BlockingTier,
+        client: TierClient,
+        reported: threading.Event,
+        clock: Clock,
         runner: ThreadRunner,
         namespace: Namespace,
         pool: HostPool,
         timeout_s: float,
     ) -> None:
-        self.spec = tier.client.spec
+        super().__init__(client, reported, clock)
+        self.spec = client.spec
         self.namespace = namespace
-        self._tier = tier
-        self._client = tier.client
         self._runner = runner
         self._pool = pool
         self._timeout_s = timeout_s
 
     def can(self, capability: Capability) -> bool:
-        """Return true if the tier declares a capability."""
         return capability in self.spec.tier_class.capabilities
 
     def entries(self) -> Iterator[Entry]:
-        """Iterate over the chunks of the namespace. Needs ``Capability.SCAN``.
-
-        Raises:
-            TierError: the tier cannot be read.
-        """
+        """Iterate over the chunks of the namespace. Needs ``Capability.SCAN``."""
         return self._iterate(TierCaller.entries)
 
     def namespaces(self) -> Iterator[StoredNamespace]:
-        """Iterate over all namespaces in the tier. Needs ``Capability.NAMESPACES``.
-
-        Raises:
-            TierError: the tier cannot be read.
-        """
+        """Iterate over all namespaces in the tier. Needs ``Capability.NAMESPACES``."""
         return self._iterate(TierCaller.namespaces)
 
     def usage(self) -> Usage:
-        """Return how full the tier is. Needs ``Capability.USAGE``.
-
-        Raises:
-            TierError: the tier cannot be read.
-        """
+        """Return how full the tier is. Needs ``Capability.USAGE``."""
         return self._runner.ask(TierCaller.usage, self._timeout_s)
 
     def lookup(self, keys: Sequence[OffloadKey]) -> list[Verdict]:
-        """Look up chunks.
-
-        Raises:
-            TierError: the lookup failed.
-        """
-        return [
-            verdict
-            for page in _pages(keys, _PAGE)
-            for verdict in self._answer(
-                self._client.lookup(page, NO_REQUEST), (Verdict.OK, Verdict.NOT_FOUND)
-            )
-        ]
+        """Look up chunks, each of which is ``OK`` or ``NOT_FOUND``."""
+        found: list[Verdict] = []
+        for page in _pages(keys):
+            job = self.client.lookup(page, NO_REQUEST)
+            found += self._answer(job, Verdict.OK, Verdict.NOT_FOUND)
+        return found
 
     @property
     def examined_at_once(self) -> int:
-        """Number of chunks that :meth:`examine` has memory for."""
+        """Most chunks of a call of :meth:`examine`."""
         return self._pool.slots
 
     def examine(self, keys: Sequence[OffloadKey]) -> list[Verdict]:
-        """Read chunks and compare each with its header, as an engine would.
-
-        Raises:
-            TierError: the tier cannot be reached.
-        """
+        """Read chunks and compare each with its header, as an engine would."""
         return self.load(keys, range(len(keys)))
 
     def load(self, keys: Sequence[OffloadKey], slots: Sequence[int]) -> list[Verdict]:
-        """Read chunks into slots. Returns and raises as :meth:`examine`."""
-        job = self._client.load(list(keys), list(slots), NO_REQUEST, whole=True, tag=self)
-        return self._answer(job, _OF_A_CHUNK)
+        """Read chunks into slots."""
+        job = self.client.load(list(keys), list(slots), NO_REQUEST, whole=True, tag=self)
+        return self._answer(job, *_OF_A_CHUNK)
 
     def begin_store(self, keys: Sequence[OffloadKey], slots: Sequence[int]) -> Callable[[], None]:
         """Begin to store chunks; return a function that waits for the store."""
-        job = self._client.store(list(keys), list(slots), NO_REQUEST, whole=True)
-        self._client.flush()
-        return lambda: self._wait_for_store(job)
+        job = self.client.store(list(keys), list(slots), NO_REQUEST, whole=True)
+        self.client.flush()
+
+        def wait() -> None:
+            self._answer(job, Verdict.OK)
+
+        return wait
 
     def delete(self, keys: Sequence[OffloadKey]) -> None:
-        """Delete chunks; missing ones are ignored. Needs ``Capability.DELETE``.
+        """Delete chunks; missing ones are ignored. Needs ``Capability.DELETE``."""
+        for page in _pages(keys):
+            self._answer(self.client.delete(page), Verdict.OK)
 
-        Raises:
-            TierError: some could not be deleted.
-        """
-        for page in _pages(keys, _PAGE):
-            self._answer(self._client.delete(page), (Verdict.OK,))
-
-    def _wait_for_store(self, job: Job | None) -> None:
-        self._answer(job, (Verdict.OK,))
-
-    def _answer(self, job: Job | None, expected: tuple[Verdict, ...]) -> list[Verdict]:
-        """Hand a job over, wait for its verdicts, and raise if one is not expected."""
-        result = self._tier.result_of(job)
+    def _answer(self, job: Job | None, *expected: Verdict) -> list[Verdict]:
+        """Wait for a job's verdicts, and raise if one is not expected."""
+        result = self.result_of(job)
         for verdict in result.verdicts:
             if verdict not in expected:
                 raise TierError(result.error or f"{self.spec.name}: {verdict.value}")
@@ -230,7 +231,6 @@ class MaintainedTier:
             yield from page
 
 
-def _pages(keys: Sequence[OffloadKey], length: int) -> Iterator[list[OffloadKey]]:
-    rest = iter(keys)
-    while page := list(islice(rest, length)):
-        yield page
+def _pages(keys: Sequence[OffloadKey]) -> Iterator[Sequence[OffloadKey]]:
+    for start in range(0, len(keys), _PAGE):
+        yield keys[start : start + _PAGE]

@@ -23,12 +23,9 @@ def open_pool(config: TieringConfig, *, chunk_bytes: int | None = None) -> Itera
         config: the configuration, which gives its size.
         chunk_bytes: payload of a chunk, if the engine knows it.
 
-    Yields:
-        The pool.
-
     Raises:
-        ConfigError: the size of a chunk is missing, the engine and the configuration contradict
-            each other, not one chunk fits, or there is not enough memory.
+        ConfigError: the size of a chunk is missing or contradicts the engine's, not one chunk
+            fits, or there is not enough memory.
     """
     size_bytes = config.chunk_bytes if chunk_bytes is None else chunk_bytes
     if size_bytes is None:
@@ -48,11 +45,7 @@ def open_pool(config: TieringConfig, *, chunk_bytes: int | None = None) -> Itera
 def check_pool(
     config: TieringConfig, *, chunk_bytes: int, directory: str | None = None
 ) -> PoolLayout:
-    """Check that there is room for the configured host pool, without making it.
-
-    Raises:
-        ConfigError: not one chunk fits, or there is not enough memory.
-    """
+    """Check that there is room for the configured host pool, without making it."""
     layout = PoolLayout(pool_slots(config, chunk_bytes), chunk_bytes)
     HostPool.check(layout, directory=directory)
     return layout
@@ -68,20 +61,13 @@ def check_chunk(config: TieringConfig, chunk_bytes: int) -> None:
 
 
 def pool_size_bytes(config: TieringConfig) -> int:
-    """Return the host pool's size in bytes; ``config`` may give it as a share of the memory.
-
-    0 if it gives a number of slots.
-    """
+    """Return the host pool's size in bytes; 0 if ``config`` gives a number of slots."""
     size: int | float = config.pool_bytes or 0
     return size if isinstance(size, int) else int(size * total_memory_bytes())
 
 
 def pool_slots(config: TieringConfig, chunk_bytes: int) -> int:
-    """Return the number of slots of the configured host pool.
-
-    Raises:
-        ConfigError: not one chunk fits.
-    """
+    """Return the number of slots of the configured host pool; not one is an error."""
     if config.slots is not None:
         return config.slots
     size_bytes = pool_size_bytes(config)

@@ -39,9 +39,8 @@ def open_manager(
     Args:
         pool: memory of the primary tier; the caller closes it afterwards.
         tiers: the configuration from which the pool was made; or only the secondary tiers, as
-            specs or URLs in the order in which they are asked, with defaults for the rest.
-        namespace: the chunks' namespace, as far as the caller knows it; configured facts are
-            added.
+            specs or URLs in the order in which they are asked.
+        namespace: the engine's facts; configured facts are added.
         clock: the source of time and tasks; the system's by default.
         events: true to collect events.
         one_copy: true if requests that want the same chunk share one copy to the device.
@@ -51,12 +50,8 @@ def open_manager(
         services: the engine's services for its operator, if they outlive the manager; by default
             they are made from the configuration, and closed with the manager.
 
-    Yields:
-        The manager, ready.
-
     Raises:
-        ConfigError: an option is wrong, or a tier cannot work with it, or the trace, the admin
-            socket or the port for metrics cannot be opened; nothing runs any more.
+        ConfigError: an option is wrong, or a service cannot be opened; nothing runs any more.
         BackendError: a backend or a policy cannot be found or loaded.
         TierError: a tier cannot be reached.
     """
@@ -94,7 +89,7 @@ def open_manager(
         tiers_and_runners = list(zip(specs, runners, strict=True))
         log_start(pool, config.policy, tiers_and_runners, bound)
         for runner in runners:
-            # Runners that the manager does not get are closed too, after it.
+            # If an error comes before the manager has a runner, nothing else closes the runner.
             stack.callback(runner.close, config.shutdown_timeout_s)
         stack.callback(manager.shutdown, config.shutdown_timeout_s)
         if is_owner:
@@ -104,8 +99,7 @@ def open_manager(
             runner.begin()
         for spec, runner in tiers_and_runners:
             manager.add_tier(spec, runner)
-        size_bytes = pool.chunk_bytes
-        namespaces = (spec.namespace_of(bound, size_bytes) for spec in config.tiers)
+        namespaces = (spec.namespace_of(bound, pool.chunk_bytes) for spec in config.tiers)
         services.attend(manager, {one.fingerprint for one in namespaces})
         yield manager
 
@@ -129,19 +123,16 @@ def open_tier(
     Args:
         tier: the tier's specification, from :meth:`TierSpec.in_background` for an engine that
             serves already; or its URL.
-        pool: memory of the slots; the caller closes it afterwards. Make it with
-            ``HostPool.create`` if the tier is to run in a process of its own.
+        pool: memory of the slots; the caller closes it afterwards. A tier in a process of its own
+            needs one from ``HostPool.create``.
         namespace: everything that decides whether stored bytes can be reused.
-        listener: is told the outcome of the jobs.
+        listener: learns the outcome of the jobs.
         clock: the source of time and tasks; the system's by default.
         events: true to collect events.
         notify: called on a thread of the tier whenever it has reported; must not block.
         shutdown_timeout_s: seconds to drain the tier, and again to close it.
         engine: the engine's name, for the log.
         verify: false switches digests off; for measurements and tests only.
-
-    Yields:
-        The open client.
 
     Raises:
         ConfigError: an option is wrong, or the tier cannot work with it; nothing runs any more.
@@ -177,11 +168,7 @@ def make_client(
     events: bool = False,
     engine: str | None = None,
 ) -> TierClient:
-    """Make the client of a tier, with the runner that its options ask for; the caller opens it.
-
-    Raises:
-        ConfigError: the tier cannot run as configured, or its queue cannot hold one chunk.
-    """
+    """Make the client of a tier, with the runner that its options ask for; the caller opens it."""
     runner = make_runner(spec, pool, namespace=namespace, clock=clock, notify=notify)
     if engine is not None:
         log_start(pool, engine, [(spec, runner)], namespace)

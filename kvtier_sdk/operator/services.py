@@ -2,41 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+import logging
+import os
+from collections.abc import Mapping, Set
 from contextlib import ExitStack
+from dataclasses import asdict, fields
 from pathlib import Path
+from typing import Any
 
 from kvtier_sdk.admin import AdminSocket
 from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.config.tiering_config import TieringConfig
 from kvtier_sdk.exporter import serve_metrics
-from kvtier_sdk.operator.control import ManagerControl
+from kvtier_sdk.metrics import TierStats
+from kvtier_sdk.options.place import nearest
 from kvtier_sdk.tiering.manager import TieringManager
+from kvtier_sdk.tiering.slots import Purge
+from kvtier_sdk.tiering.tier_client import TierClient
 from kvtier_sdk.trace import TraceRecorder
+
+_log = logging.getLogger("kvtier.admin")
+
+_COMMANDS = ("status", "purge", "drain", "resume")
 
 
 class OperatorServices:
     """The services that a configuration asks for.
 
-    They belong to an engine, which may open its manager more than once.
-
-    Attributes:
-        recorder: records finished requests; ``None`` if no trace is configured.
+    They belong to an engine, which may open its manager more than once. The ``recorder`` records
+    finished requests; it is ``None`` if no trace is configured.
 
     Args:
         config: the configuration of the services.
         clock: the source of time.
         chunk_bytes: length of a chunk, for the trace.
-
-    Raises:
-        ConfigError: the trace cannot be written.
     """
 
     def __init__(self, config: TieringConfig, clock: Clock, chunk_bytes: int) -> None:
         self._config = config
         self._clock = clock
         self._stack = ExitStack()
-        self._control: ManagerControl | None = None
+        self._control: _ManagerControl | None = None
         self.recorder: TraceRecorder | None = None
         if config.trace_dir is not None:
             self.recorder = TraceRecorder(
@@ -49,32 +55,119 @@ class OperatorServices:
             self._stack.callback(self.recorder.close)
 
     def attend(self, manager: TieringManager, fingerprints: Set[str]) -> None:
-        """Serve a manager from now on, in place of any earlier one.
+        """Serve an open ``manager`` from now on, in place of any earlier one.
 
-        Args:
-            manager: an open manager.
-            fingerprints: the fingerprints of its tiers' namespaces.
-
-        Raises:
-            ConfigError: the port or the socket cannot be opened.
+        The ``fingerprints`` are those of the namespaces of its tiers.
         """
         if self._control is not None:
             self._control.manager, self._control.fingerprints = manager, fingerprints
             return
-        config = self._config
-        control = ManagerControl(manager, fingerprints, self._clock, self.recorder)
-        self._control = control
-        if config.metrics_port is not None:
-            self._stack.enter_context(
-                serve_metrics(
-                    lambda: control.manager.samples(),
-                    port=config.metrics_port,
-                    host=config.metrics_host,
-                )
-            )
+        config, enter = self._config, self._stack.enter_context
+        control = self._control = _ManagerControl(manager, fingerprints, self._clock, self.recorder)
+        if (port := config.metrics_port) is not None:
+            host = config.metrics_host
+            enter(serve_metrics(lambda: control.manager.samples(), port=port, host=host))
         if config.admin_socket is not None:
-            self._stack.enter_context(AdminSocket(Path(config.admin_socket), control.answer))
+            enter(AdminSocket(Path(config.admin_socket), control.answer))
 
     def close(self) -> None:
         """End all services; a second call does nothing."""
         self._stack.close()
+
+
+class _ManagerControl:
+    """Answers requests on the admin socket's thread, without waiting for the engine's."""
+
+    def __init__(
+        self,
+        manager: TieringManager,
+        fingerprints: Set[str],
+        clock: Clock,
+        recorder: TraceRecorder | None,
+    ) -> None:
+        self.manager = manager
+        self.fingerprints = fingerprints
+        self._purge: Purge | None = None
+        self._clock = clock
+        self._recorder = recorder
+        self._started_s = clock.now_s()
+
+    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        command = str(request.get("command"))
+        if command == "status":
+            return self._status()
+        if command == "purge":
+            return self._begin_purge(request.get("namespaces"))
+        if command not in _COMMANDS:
+            return {"error": f"no command {command!r}; {nearest(command, _COMMANDS, 'allowed')}"}
+        name = str(request.get("tier"))
+        clients = {client.spec.name: client for client in self.manager.clients}
+        if name not in clients:
+            return {"error": f"no tier {name!r}; {nearest(name, clients, 'there are')}"}
+        clients[name].is_drained = command == "drain"
+        done = "taken out" if command == "drain" else "put back"
+        _log.warning("%s: the tier is %s, on request", name, done)
+        return self._tier(clients[name])
+
+    def _begin_purge(self, fingerprints: object) -> dict[str, Any]:
+        is_meant = isinstance(fingerprints, list) and any(
+            str(one) in self.fingerprints for one in fingerprints
+        )
+        if is_meant:
+            self._purge = self.manager.purge_pool()
+            _log.warning("the host pool is emptied, on request")
+        return self._status() | {"is_meant": is_meant}
+
+    def _status(self) -> dict[str, Any]:
+        manager, now_s = self.manager, self._clock.now_s()
+        trace = purge = None
+        if self._recorder is not None:
+            trace = {
+                "file": str(self._recorder.path),
+                "written_requests": self._recorder.written,
+                "dropped_requests": self._recorder.dropped,
+            }
+        if self._purge is not None:
+            left = self._purge.left
+            purge = {
+                "forgotten_chunks": self._purge.forgotten,
+                "chunks_in_use": None if left is None else len(left),
+            }
+        return {
+            "pid": os.getpid(),
+            "uptime_s": now_s - self._started_s,
+            # Results are applied in steps, so the counts of jobs are this old.
+            "idle_s": max(0.0, now_s - manager.last_step_s),
+            "pool": asdict(manager.usage()),
+            "trace": trace,
+            "purge": purge,
+            "host": _counters(manager.stats[0]),
+            "tiers": [self._tier(client) for client in manager.clients],
+        }
+
+    def _tier(self, client: TierClient) -> dict[str, Any]:
+        counters = _counters(client.stats_now())
+        return counters | {
+            "error_age_s": max(0.0, self._clock.now_s() - counters.pop("error_s")),
+            "is_drained": client.is_drained,
+            "is_idle": client.is_idle,
+            "jobs": client.jobs.unreleased,
+            "load_queue_bytes": client.load_bytes,
+            "store_queue_bytes": client.store_bytes,
+            "max_queue_bytes": client.spec.runner.max_queue_bytes,
+        }
+
+
+def _counters(stats: TierStats) -> dict[str, Any]:
+    """Return the plain counters: numbers, texts, lists, and tables of numbers."""
+    found: dict[str, Any] = {}
+    for field in fields(stats):
+        value = getattr(stats, field.name)
+        if isinstance(value, dict):
+            # Copied in one call, because the engine's thread may add to it.
+            table = dict(value)
+            if all(isinstance(number, int | float) for number in table.values()):
+                found[field.name] = table
+        elif value is None or isinstance(value, int | float | str | list):
+            found[field.name] = value
+    return found

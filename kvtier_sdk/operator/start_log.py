@@ -52,11 +52,10 @@ def _tier_in_words(spec: TierSpec, runner: TierRunner) -> str:
     if isinstance(config, BoundedTierConfig):
         capacity = config.capacity_bytes
         facts += ["no capacity limit" if capacity is None else f"up to {format_bytes(capacity)}"]
-    if isinstance(config, ExpiringTierConfig):
-        if config.ttl_s is not None:
-            facts += [f"chunks expire after {format_seconds(config.ttl_s)}"]
-        if config.max_age_s is not None:
-            facts += [f"chunks expire at an age of {format_seconds(config.max_age_s)}"]
+    if isinstance(config, ExpiringTierConfig) and config.ttl_s is not None:
+        facts += [f"chunks expire after {format_seconds(config.ttl_s)}"]
+    if isinstance(config, ExpiringTierConfig) and config.max_age_s is not None:
+        facts += [f"chunks expire at an age of {format_seconds(config.max_age_s)}"]
     facts += [f"store policy {common.store_policy}"]
     if common.codec is not None:
         facts += [f"sealed by {common.codec.partition(':')[0]}"]

@@ -1,4 +1,4 @@
-"""Options described for people: each one's kind of value, unit, default and meaning."""
+"""Descriptions of options: the kind of value, the unit, the default and the meaning."""
 
 from __future__ import annotations
 
@@ -10,21 +10,18 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BeforeValidator
-from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
 from kvtier_sdk.options import units
 from kvtier_sdk.options.model import StrictModel
 from kvtier_sdk.options.secrets import MASK
 
-#: Parser of an option to the name of its kind of value, and the unit.
+#: Parser of an option to its kind of value, and the unit.
 _PARSERS: Mapping[Callable[[object], Any], tuple[str, str | None]] = {
     units.parse_bytes: ("size", "bytes"),
     units.parse_bytes_or_share: ("size or share", "bytes, or a share from 0 to 1"),
     units.parse_seconds: ("duration", "seconds"),
     units.parse_share: ("share", "0 to 1"),
-    units.parse_count: ("number", None),
-    units.parse_flag: ("flag", None),
 }
 _TYPES = {
     "bool": "flag",
@@ -39,18 +36,7 @@ _ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n {5,}.*)*)", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class OptionInfo:
-    """One option.
-
-    Attributes:
-        name: its name in a configuration.
-        kind: ``"size"``, ``"duration"``, ``"text"``, ``"choice"``, ...
-        unit: the unit of its default, or ``None``.
-        choices: the allowed values of a choice.
-        required: true if there is no default.
-        default: its default as plain data; a secret's is ``"***"``.
-        secret: true if its value is never shown.
-        meaning: one sentence; empty where the author wrote none.
-    """
+    """An option, with its default as plain data and its meaning in a sentence."""
 
     name: str
     kind: str
@@ -70,9 +56,12 @@ def describe_options(model: type[StrictModel]) -> list[OptionInfo]:
         name = field.alias or attribute
         meaning = field.description or meanings.get(attribute, "")
         required, secret = field.is_required(), name in secrets
-        default = None if required else _default_of(field, secret)
+        default = None if required else field.get_default(call_default_factory=True)
+        plain = to_jsonable_python(default, fallback=str)
+        if secret and default is not None:
+            plain = MASK
         kind, unit, choices = _kind_of(field.annotation, field.metadata)
-        described.append(OptionInfo(name, kind, unit, choices, required, default, secret, meaning))
+        described.append(OptionInfo(name, kind, unit, choices, required, plain, secret, meaning))
         if name in files:
             meaning = f"file that holds `{name}`, in its place"
             described.append(OptionInfo(files[name], "text", None, (), False, None, False, meaning))
@@ -98,15 +87,8 @@ def _kind_of(annotation: Any, metadata: Sequence[Any]) -> tuple[str, str | None,
     return _TYPES.get(name, name), None, ()
 
 
-def _default_of(field: FieldInfo, secret: bool) -> Any:
-    default = field.get_default(call_default_factory=True)
-    if secret and default is not None:
-        return MASK
-    return to_jsonable_python(default, fallback=str)
-
-
 def _meanings(model: type[StrictModel]) -> dict[str, str]:
-    """Map each attribute to the prose about it; a derived class's wins over its base's."""
+    """Map each attribute to its line in the docstrings; a derived class's wins."""
     found: dict[str, str] = {}
     for owner in reversed(model.__mro__):
         section = _ATTRIBUTES.search(inspect.cleandoc(vars(owner).get("__doc__") or ""))

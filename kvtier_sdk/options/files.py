@@ -10,8 +10,9 @@ from typing import Any
 
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.options.place import kind_of, nearest
+from kvtier_sdk.options.secret_sources import read_small_file
 
-_MOST_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 
 
 def read_options(path: Path) -> Mapping[str, Any]:
@@ -24,34 +25,22 @@ def read_options(path: Path) -> Mapping[str, Any]:
     parse = _PARSERS.get(path.suffix.lower())
     if parse is None:
         kinds = nearest(path.suffix.lower(), _PARSERS, "allowed")
-        raise ConfigError(f"{path}: the suffix {path.suffix!r} says no known format; {kinds}")
+        raise ConfigError(f"{path}: unknown format {path.suffix!r}; {kinds}")
     try:
-        with path.open("rb") as file:
-            data = file.read(_MOST_BYTES + 1)
-        if len(data) > _MOST_BYTES:
-            raise ConfigError(f"is larger than {_MOST_BYTES:,} bytes")
-        text = data.decode("utf-8-sig")
+        content, _ = read_small_file(str(path), _MAX_BYTES)
+        text = content.decode("utf-8-sig")
         options = parse(text) if text.strip() else None
     except OSError as error:
-        fault = str(error.strerror)
-    except UnicodeDecodeError:
-        fault = "is not UTF-8 text"
-    except tomllib.TOMLDecodeError as error:
-        fault = f"not TOML: {error}"
-    except json.JSONDecodeError as error:
-        fault = f"not JSON: {error.msg} (at line {error.lineno}, column {error.colno})"
+        raise ConfigError(f"{path}: {error.strerror}") from None
     except ConfigError as error:
-        fault = str(error)
-    except (ValueError, RecursionError):
-        # Python's own text quotes the value, which may be a password.
-        fault = "holds a number of too many digits, or is nested too deeply"
-    else:
-        if options and isinstance(options, Mapping):
-            return options
-        fault = f"holds {kind_of(options)} but should hold a table of options"
-        if options is None or options == {}:
-            fault = "is empty; see docs/configuration.md for what it holds"
-    raise ConfigError(f"{path}: {fault}")
+        raise ConfigError(f"{path}: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: not {path.suffix[1:].upper()}: {error}") from None
+    if not options:
+        raise ConfigError(f"{path}: is empty; see docs/configuration.md for what it holds")
+    if not isinstance(options, Mapping):
+        raise ConfigError(f"{path}: holds {kind_of(options)} but should hold a table of options")
+    return options
 
 
 def _json(text: str) -> Any:
@@ -81,10 +70,10 @@ def _yaml(text: str) -> Any:
 
     try:
         return yaml.load(text, Loader)
+    except ConfigError:
+        raise
     except (yaml.YAMLError, ValueError, LookupError, AttributeError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        # The parser's own text quotes the value, which may be a password.
+        # PyYAML quotes the offending value, which may be a password; cut it off.
         mark = getattr(error, "problem_mark", None)
         where = f" (at line {mark.line + 1}, column {mark.column + 1})" if mark else ""
         raise ConfigError(

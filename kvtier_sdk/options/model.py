@@ -25,7 +25,7 @@ from kvtier_sdk.options.place import Place, brief, nearest
 from kvtier_sdk.options.secret_sources import (
     FILE_SUFFIX,
     FileSecret,
-    SourcedSecret,
+    VariableSecret,
     secret_in_file,
     secret_in_variable,
 )
@@ -33,26 +33,25 @@ from kvtier_sdk.options.secrets import MASK, Secrets, is_secret, masked, secrets
 
 _SECRETS = frozenset({SecretStr, SecretBytes})
 
-
 try:
     create_model("Probe")
 except Exception:
-    # pydantic looks for plugins in the entry points of all packages, and fails if one is broken.
-    # Without plugins the sound packages work, and the registry names the broken one.
+    # pydantic reads the entry points of all packages, and fails if one package is broken. Without
+    # plugins the other packages work, and the registry names the broken one.
     os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"
 
 
 class StrictModel(BaseModel):
     """Options that reject misspelt names. Build them with :func:`validate_options`.
 
-    A quantity is written with its unit (``capacity: "4GiB"``), and its attribute's name ends in the
-    unit: declare ``capacity_bytes: Bytes = Field(alias="capacity")``.
+    An option has a unit (``capacity: "4GiB"``), and its attribute a name that ends in the unit:
+    declare ``capacity_bytes: Bytes = Field(alias="capacity")``.
 
-    Secrets appear neither in messages nor in a ``repr``. A secret is an option of type
-    ``SecretStr``, or one with a word such as ``password``, ``secret`` or ``token`` in its name.
-    An operator writes it in the clear, as the environment variable ``${NAME}``, or in a file named
-    by an option such as ``password_file``. A ``SecretStr``'s file is read again after the store
-    refuses the secret: call ``get_secret_value()`` for each connection.
+    Secrets appear neither in messages nor in a ``repr``. An option is a secret if its type is
+    ``SecretStr`` or its name has a word such as ``password``, ``secret`` or ``token``. Operators
+    write it in the clear, as the environment variable ``${NAME}``, or in a file that an option such
+    as ``password_file`` names. The file of a ``SecretStr`` is read again after the store refuses
+    the secret: call ``get_secret_value()`` for each connection.
 
     Attributes:
         needs: pairs of attributes; the first can only be given together with the second.
@@ -80,13 +79,13 @@ class StrictModel(BaseModel):
 
     @classmethod
     def _option(cls, attribute: str) -> str:
-        """Return the name under which an attribute's option is written."""
+        """Return the name of an attribute's option."""
         return cls.model_fields[attribute].alias or attribute
 
     @classmethod
     @cache
     def fields_by_option(cls) -> Mapping[str, FieldInfo]:
-        """Return the fields by their options' names, in the order of declaration."""
+        """Return the fields by the names of their options."""
         return {field.alias or name: field for name, field in cls.model_fields.items()}
 
     @classmethod
@@ -107,7 +106,7 @@ class StrictModel(BaseModel):
     @classmethod
     @cache
     def secret_files(cls) -> Mapping[str, str]:
-        """Return the options that name a secret's file (``password_file``), by secret."""
+        """Map each secret to the option that names its file: ``password_file``."""
         fields = cls.fields_by_option()
         return {
             name: file
@@ -119,36 +118,30 @@ class StrictModel(BaseModel):
 
     @classmethod
     def take_from(cls, options: dict[str, Any]) -> dict[str, Any]:
-        """Remove this model's options from a dictionary, and return them."""
+        """Remove this model's options from ``options``, and return them."""
         return {name: options.pop(name) for name in cls.fields_by_option() if name in options}
 
     def to_dict(self, *, secrets: bool = False, defaults: bool = False) -> dict[str, Any]:
-        """Return the options that were given, as plain data that can be read again.
+        """Return the given options as plain data, quantities in bytes and seconds.
 
         A secret from a file or from the environment is written as a reference to its source.
 
         Args:
             secrets: write other secrets in the clear instead of as ``"***"``.
             defaults: include the options that were not given.
-
-        Returns:
-            Option name to value, quantities in bytes and seconds.
-
-        Raises:
-            TypeError, ValueError: a value has no plain form.
         """
 
         def plain(value: Any) -> Any:
             if isinstance(value, SecretStr | SecretBytes):
                 return value.get_secret_value() if secrets else MASK
             if isinstance(value, set | frozenset):
-                # Sorted, because two processes iterate over a set in different orders.
+                # Two processes iterate over a set in different orders.
                 return sorted(value, key=str)
             return to_jsonable_python(value)
 
         options: dict[str, Any] = {}
         for name, value in self.model_dump(by_alias=True, exclude_unset=not defaults).items():
-            if isinstance(value, SourcedSecret):
+            if isinstance(value, VariableSecret | FileSecret):
                 source, written = value.written(name)
                 options[source] = written
                 continue
@@ -164,17 +157,12 @@ class StrictModel(BaseModel):
 
 
 def _types_in(annotation: Any) -> set[Any]:
-    """Return an option's type, and the types that it is made of."""
-    found, waiting = set(), [annotation]
-    while waiting:
-        one = waiting.pop()
-        found.add(one)
-        waiting += get_args(one)
-    return found
+    """Return an option's type with the types of its parts."""
+    return {annotation}.union(*map(_types_in, get_args(annotation)))
 
 
 def secrets_of(options: StrictModel) -> Secrets:
-    """Return the secrets among a model's options, including those in tables and URLs."""
+    """Return the secrets among a model's options, also in tables and URLs."""
     return _secrets_in(options, options.model_dump(by_alias=True))
 
 
@@ -191,20 +179,23 @@ def _secrets_in(model: StrictModel | type[StrictModel], options: Mapping[str, An
 Model = TypeVar("Model", bound=StrictModel)
 
 #: The right value in plain words, where pydantic's words are for Python programmers.
-_PLAIN = {"string_type": "text", "mapping_type": "a table", "dict_type": "a table"}
+_PLAIN = {
+    **dict.fromkeys(("bool_parsing", "bool_type"), "true or false"),
+    **dict.fromkeys(("int_from_float", "int_parsing", "int_type"), "a whole number"),
+    **dict.fromkeys(("dict_type", "mapping_type"), "a table"),
+    "invalid-json-value": "text, a number, true or false, or a list or table of them",
+    "string_type": "text",
+}
 
 
 def validate_options(
     model: type[Model], options: Mapping[str, Any], place: Place, also_known: Iterable[str] = ()
 ) -> Model:
-    """Build a model from the options at a place, or say what is wrong with them.
+    """Build a ``model`` from ``options``, or raise a :class:`ConfigError` with a line per fault.
 
-    ``also_known`` are further names to suggest in place of an unknown one.
-
-    Raises:
-        ConfigError: one line per fault, beginning with the place: an unknown name with the
-            closest known one, a missing option, a wrong value, a secret that cannot be read. It
-            shows no secret.
+    A fault is an unknown or missing option, a wrong value, or a secret that cannot be read. Each
+    line begins with the ``place`` of the option, and shows no secret. ``also_known`` are further
+    names to suggest.
     """
     given = _with_secrets(model, options, place)
     try:
@@ -220,11 +211,11 @@ def validate_options(
 def _with_secrets(
     model: type[StrictModel], options: Mapping[str, Any], place: Place
 ) -> dict[str, Any]:
-    """Replace the variables and files that hold secrets by the secrets."""
+    """Read the secrets that the options only refer to."""
     read = dict(options)
     for name, file_option in model.secret_files().items():
         path, value = read.pop(file_option, None), read.get(name)
-        secret: SourcedSecret | None = None
+        secret: VariableSecret | FileSecret | None = None
         if path is not None:
             if value is not None:
                 raise ConfigError(
@@ -257,14 +248,14 @@ def _complaint(
         return f"{option} is missing"
     if loc and (loc[0] in model.secret_names() or any(is_secret(str(part)) for part in loc)):
         return f"{option} has a value that is not allowed; it is a secret and not shown"
-    # Masked before it is cut off, because half a secret would not be recognised.
+    # Masked before it is shortened, because half a secret would not be recognised.
     value = mask(repr(fault["input"])) if loc else ""
     message = mask(fault["msg"].removeprefix("Value error, ").removeprefix("Input should be "))
     if fault["type"] != "value_error":
         return f"{option} is {brief(value)} but should be {_PLAIN.get(fault['type'], message)}"
     if loc:
         return f"{option}: {message.replace(value, brief(value))}"
-    # The message of a rule about several options names them without their path.
+    # A rule about several options does not know their path.
     if place.path:
         message = message.replace("option '", f"option '{place.path}.")
     return f"{place.where}: {message}"

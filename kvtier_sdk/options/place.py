@@ -1,4 +1,4 @@
-"""Parts of messages for people: an option's place, the closest word, text of others."""
+"""Parts of messages: an option's place, the closest word, and text that others wrote."""
 
 from __future__ import annotations
 
@@ -18,19 +18,15 @@ _KINDS: tuple[tuple[type, str], ...] = (
     (int, "a number"),
     (float, "a number"),
 )
-
-
 #: The most characters of a value in a complaint.
 _BRIEF = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The place of options in a configuration. As text, it begins a complaint about them.
+    """A place in a configuration; as text, it begins a complaint.
 
-    Attributes:
-        where: the name of the configuration, such as ``kv.toml``.
-        path: the path of the options in it, such as ``tiers[1]``; empty at its root.
+    The source is called ``where``, ``kv.toml``; the ``path`` in it is empty or like ``tiers[1]``.
     """
 
     where: str
@@ -40,7 +36,7 @@ class Place:
         return f"{self.where}: option {self.path!r}" if self.path else f"{self.where}:"
 
     def at(self, *parts: str | int) -> Place:
-        """Return the place below this one; ``parts`` are names and indices."""
+        """Return the place below this one; each of ``parts`` is a name or an index."""
         path = self.path
         for part in parts:
             path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
@@ -52,18 +48,18 @@ class Place:
             raise ConfigError(f"{self} should be a table of options, not {kind_of(value)}")
         for name in value:
             if not isinstance(name, str):
-                raise ConfigError(f"{self.at(brief(str(name)))} is no text name")
+                raise ConfigError(f"{self.at(brief(str(name)))} has a name that is not text")
         return dict(value)
 
     def entries(self, value: object) -> dict[Place, object]:
-        """Return the entries of the list at this place, by their places; another value raises."""
+        """Return the entries of the list at this place, ``value``, by their places."""
         if not isinstance(value, list | tuple):
             raise ConfigError(f"{self} should be a list, not {kind_of(value)}")
         return {self.at(index): entry for index, entry in enumerate(value)}
 
 
 def kind_of(value: object) -> str:
-    """Return the kind of a value in a file, for people: ``a list``."""
+    """Return the kind of a value in a file, in plain words: ``a list``."""
     kinds = (name for kind, name in _KINDS if isinstance(value, kind))
     return next(kinds, f"a {type(value).__name__}")
 
@@ -74,7 +70,7 @@ def brief(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Escape unprintable characters, so that text of others moves no cursor and begins no line.
+    """Escape unprintable characters, so that a store's text cannot move the cursor.
 
     >>> print(one_line("llama\\x1b[2K\\rDelete them?"))
     llama\\x1b[2K\\rDelete them?
@@ -87,7 +83,7 @@ def one_line(text: str) -> str:
 def nearest(word: str, known: Iterable[str], label: str) -> str:
     """Finish a complaint about an unknown word: ``did you mean 'root'? allowed: capacity, root``.
 
-    ``label`` says what the known words are: "allowed", "installed".
+    ``label`` introduces the known words: "allowed", "installed".
     """
     names = sorted(known)
     listing = f"{label}: {', '.join(names) or 'none'}"

@@ -19,15 +19,7 @@ _MAX_FILE_BYTES = 1 << 16
 _named: set[str] = set()
 
 
-class SourcedSecret(SecretStr):
-    """A secret that can be written as a reference to its source."""
-
-    def written(self, name: str) -> tuple[str, str]:
-        """Return the option and the value that stand for the secret called ``name``."""
-        raise NotImplementedError
-
-
-class VariableSecret(SourcedSecret):
+class VariableSecret(SecretStr):
     """A secret in an environment variable, which tiers' processes then no longer inherit."""
 
     def __init__(self, variable: str, value: str) -> None:
@@ -36,18 +28,14 @@ class VariableSecret(SourcedSecret):
         _named.add(variable)
 
     def written(self, name: str) -> tuple[str, str]:
+        """Return the option and the value that stand for the secret ``name``."""
         return name, f"${{{self.variable}}}"
 
 
-class FileSecret(SourcedSecret):
-    """A secret in a file, with the value that was read last.
+class FileSecret(SecretStr):
+    """A secret in a file; ``values`` are all values read so far, the current one last.
 
-    Attributes:
-        path: the file's path.
-        values: all values read so far; the last is the current one.
-
-    Raises:
-        OSError, ValueError: the file cannot be read, or holds no secret.
+    Raises OSError or ValueError if the file cannot be read, or holds no secret.
     """
 
     def __init__(self, path: str) -> None:
@@ -56,6 +44,7 @@ class FileSecret(SourcedSecret):
         self.values = [self.get_secret_value()]
 
     def written(self, name: str) -> tuple[str, str]:
+        """Return the option and the value that stand for the secret ``name``."""
         return f"{name}{FILE_SUFFIX}", self.path
 
     def read_again(self) -> bool:
@@ -106,12 +95,12 @@ def environment_without_secrets() -> dict[str, str]:
 
 
 def read_small_file(path: str, max_bytes: int) -> tuple[bytes, os.stat_result]:
-    """Return a file's content and status; more than ``max_bytes`` is a ValueError."""
+    """Return a file's content and status; raise if it is longer than ``max_bytes``."""
     with open(path, "rb") as file:
         content = file.read(max_bytes + 1)
         status = os.fstat(file.fileno())
     if len(content) > max_bytes:
-        raise ValueError(f"is longer than {max_bytes} bytes")
+        raise ConfigError(f"is longer than {max_bytes} bytes")
     return content, status
 
 

@@ -14,7 +14,6 @@ from pydantic import BaseModel, SecretBytes, SecretStr
 from kvtier_sdk.errors import KVTierError, chain_of
 from kvtier_sdk.options.secret_sources import FILE_SUFFIX, FileSecret
 
-#: Replaces a secret.
 MASK = "***"
 
 #: A secret shorter than this is hidden only as a whole word, because other words may contain it.
@@ -22,10 +21,9 @@ _SHORT = 4
 _WORD = r"(?<![a-z0-9])(?:credentials|passphrase|passwd|password|secret|token)(?![a-z0-9])"
 _SECRET_NAME = re.compile(_WORD, re.IGNORECASE)
 
-
-# A password may contain any character: mask up to the last '@', and everything after a secret
-# option's '='. In prose a URL ends at a blank or a quote. A URL on its own is masked by position
-# alone, with or without '//'. A URL that was read as a path has a single slash.
+# A password may contain any character, so everything up to the last '@' is masked, and everything
+# after a secret option's '='. In prose a URL ends at a blank or a quote. A URL that was read as a
+# path has a single slash.
 _OPTION = rf"([?&][^=&?\s]*{_WORD}[^=&?\s]*(?<!{FILE_SUFFIX})=)"
 _IN_PROSE = (
     re.compile(r"((?:[a-z]:/|//)[^:\s'\"]*:)[^\s'\"]*(?=@)"),
@@ -38,12 +36,12 @@ _IN_URL = (
 
 
 def is_secret(name: str) -> bool:
-    """Return whether an option's name means a secret: ``auth_token``, not ``password_file``."""
+    """Return true if a name means a secret: ``auth_token`` does, ``password_file`` does not."""
     return not name.endswith(FILE_SUFFIX) and _SECRET_NAME.search(name) is not None
 
 
 def without_password(text: str) -> str:
-    """Mask passwords and secret options of URLs in a text, and the options after these."""
+    """Mask the passwords and secret options of all URLs in a text."""
     for pattern in _IN_PROSE:
         text = pattern.sub(rf"\1{MASK}", text)
     return text
@@ -62,36 +60,34 @@ class Secrets:
     def __init__(self, values: Iterable[str] = (), files: Sequence[FileSecret] = ()) -> None:
         self.files = files
         self._values = frozenset(values)
-        self._version = -1
+        self._masked_from_files = -1
         self._pattern: re.Pattern[str] | None = None
-
-    @property
-    def version(self) -> int:
-        """A number that grows when a new secret is read from a file."""
-        return sum([len(file.values) for file in self.files])
 
     def mask(self, text: str) -> str:
         """Hide the secrets in a text, and the passwords of all URLs in it."""
-        if self._version != (version := self.version):
-            values = self._values.union(*(file.values for file in self.files))
-            forms = {form for value in values if value for form in _forms(value)}
-            # The longest first, because one secret may be the beginning of another.
-            patterns = map(_pattern_of, sorted(forms, key=len, reverse=True))
-            self._pattern = re.compile("|".join(patterns)) if forms else None
-            self._version = version
+        from_files = sum([len(file.values) for file in self.files])
+        if self._masked_from_files != from_files:
+            self._pattern = _pattern_of(self._values.union(*(file.values for file in self.files)))
+            self._masked_from_files = from_files
         if self._pattern is not None:
             text = self._pattern.sub(MASK, text)
         return without_password(text)
 
 
-def _forms(value: str) -> tuple[str, str, str]:
-    """Return a secret as it is, as Python quotes it, and as a URL encodes it."""
-    return value, repr(value)[1:-1], quote(value, safe="", errors="surrogateescape")
-
-
-def _pattern_of(form: str) -> str:
-    pattern = re.escape(form)
-    return pattern if len(form) >= _SHORT else rf"(?<!\w){pattern}(?!\w)"
+def _pattern_of(values: Iterable[str]) -> re.Pattern[str] | None:
+    """Match each secret as it is, as Python quotes it, and as a URL encodes it."""
+    forms = {
+        form
+        for value in values
+        if value
+        for form in (value, repr(value)[1:-1], quote(value, safe="", errors="surrogateescape"))
+    }
+    # The longest first, because one secret may be the beginning of another.
+    patterns = [
+        re.escape(form) if len(form) >= _SHORT else rf"(?<!\w){re.escape(form)}(?!\w)"
+        for form in sorted(forms, key=len, reverse=True)
+    ]
+    return re.compile("|".join(patterns)) if patterns else None
 
 
 class MaskingFormatter(logging.Formatter):
@@ -107,10 +103,7 @@ class MaskingFormatter(logging.Formatter):
 
 
 def make_loggable(record: logging.LogRecord) -> None:
-    """Replace a record whose arguments do not fit its message by one that says so.
-
-    :mod:`logging` would print the arguments unmasked.
-    """
+    """Replace a record whose arguments do not fit, which :mod:`logging` would print unmasked."""
     try:
         record.getMessage()
     except Exception as error:
@@ -153,10 +146,9 @@ def secrets_in(name: str, value: Any) -> Iterator[str]:
 
 
 def masked_error(error: BaseException, secrets: Secrets) -> BaseException:
-    """Return an exception that shows no secret: the error itself, or else a replacement.
+    """Return an error that shows no secret, nor do its causes: itself, or else a replacement.
 
-    The causes count too. The replacement's class is the nearest of the SDK's own, or else a new one
-    of the same name.
+    A replacement's class is the nearest one of the SDK, or else a new one of the same name.
     """
     shown = "".join(
         line for one in chain_of(error) for line in traceback.format_exception_only(one)
@@ -170,8 +162,6 @@ def masked_error(error: BaseException, secrets: Secrets) -> BaseException:
     for name, value in vars(error).items():
         if isinstance(value, str | int | None):
             setattr(masked, name, secrets.mask(value) if isinstance(value, str) else value)
-    if notes := getattr(error, "__notes__", []):
-        masked.add_note(secrets.mask("\n".join(notes)))
     if (cause := error.__cause__ or error.__context__) is not None:
         masked.__cause__ = masked_error(cause, secrets)
     # A client may keep the original, whose frames would hold the buffers of the call.

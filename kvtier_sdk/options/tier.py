@@ -15,22 +15,16 @@ from kvtier_sdk.options.url import TierURL
 class TierConfig(StrictModel):
     """The base of every backend's options.
 
-    A tier in a process of its own is built there from its options as plain data. So an option's
-    type must accept its own value, written as plain data: ``Bytes`` accepts ``4096``.
+    A tier in a process of its own is built there from plain data, so an option's type must accept
+    its own value as plain data: ``Bytes`` accepts ``4096``.
     """
 
     @classmethod
     def options_from_url(cls, url: TierURL) -> dict[str, Any]:
-        """Turn a URL's parts into options of this model.
+        """Return the options of this model that a ``url`` gives, not yet validated.
 
-        By default it accepts the query and refuses a host or a path. Override it if these mean
-        something.
-
-        Args:
-            url: the parts of the URL.
-
-        Returns:
-            Options, not yet validated.
+        The default accepts a query and refuses a host or a path. Override it for a backend whose
+        URL has them.
 
         Raises:
             ConfigError: a part has no meaning for this backend.
@@ -44,12 +38,9 @@ class TierConfig(StrictModel):
     def location(self) -> str | None:
         """Return the place of the chunks, as a URL whose path leads there: ``file:///data/kv``.
 
-        Two tiers of one manager may share a place only with the same options, and neither may lie
-        inside the other's.
-
-        Returns:
-            The place, in the same spelling for all tiers that share it. ``None``, the default, for
-            a tier that shares its place with no other.
+        All tiers that share a place spell it the same. Two tiers of one manager may share a place
+        only with the same options, and neither may lie inside the other's. The default, ``None``,
+        is for a tier that shares its place with no other.
         """
         return None
 
@@ -58,20 +49,15 @@ class ExpiringTierConfig(TierConfig):
     """The base of the options of a tier whose chunks can expire.
 
     Attributes:
-        ttl_s: the time after its last store or use at which a chunk expires. Default: chunks do not
-            expire.
-        max_age_s: the time after its store at which a chunk expires, used or not. Default: a chunk
-            that is used stays.
+        ttl_s: a chunk expires this time after its last store or use. Default: never.
+        max_age_s: a chunk expires this time after its store, used or not. Default: never.
     """
 
-    ttl_s: Seconds | None = Field(None, alias="ttl")
-    max_age_s: Seconds | None = Field(None, alias="max_age")
+    ttl_s: Seconds | None = Field(None, alias="ttl", ge=0.001)
+    max_age_s: Seconds | None = Field(None, alias="max_age", ge=0.001)
 
     @model_validator(mode="after")
     def _check_expiry(self) -> Self:
-        for name, value_s in (("ttl", self.ttl_s), ("max_age", self.max_age_s)):
-            if value_s is not None and value_s < 0.001:
-                raise ValueError(f"option {name!r} is below one millisecond")
         if self.ttl_s is not None and self.max_age_s is not None and self.max_age_s < self.ttl_s:
             raise ValueError(
                 f"option 'max_age' is {self.max_age_s:g} s but should be at least 'ttl', which is "
@@ -81,40 +67,25 @@ class ExpiringTierConfig(TierConfig):
 
     @property
     def expiry_s(self) -> float | None:
-        """Seconds after its last store or use at which a chunk has expired for certain."""
+        """Seconds after its last store or use until a chunk has expired for certain."""
         return self.max_age_s if self.ttl_s is None else self.ttl_s
 
 
 class BoundedTierConfig(ExpiringTierConfig):
     """The base of the options of a tier that keeps itself within a capacity.
 
-    ::
-
-        class ShelfConfig(BoundedTierConfig):
-            root: str
-
-        class ShelfTier(SecondaryTierManager):
-            config_model = ShelfConfig
-
-            async def open(self):
-                self.config.check_capacity(self.context.object_bytes)
-
     Attributes:
-        capacity_bytes: the most that the stored objects take, headers included, in all namespaces
-            and of all processes that share the place; the least recently used chunks are evicted
-            first. Default: no limit.
+        capacity_bytes: limit of all stored objects, headers included, of all namespaces and
+            processes that share the place; the least recently used chunks are evicted first.
+            Default: no limit.
     """
 
     capacity_bytes: Bytes | None = Field(None, alias="capacity")
 
     def check_capacity(self, object_bytes: int) -> None:
-        """Check that a chunk fits.
+        """Raise a :class:`ConfigError` if one stored chunk of ``object_bytes`` does not fit.
 
-        Args:
-            object_bytes: length of a stored chunk, header included.
-
-        Raises:
-            ConfigError: the capacity is smaller.
+        Call it in ``open``: ``self.config.check_capacity(self.context.object_bytes)``.
         """
         if self.capacity_bytes is not None and self.capacity_bytes < object_bytes:
             raise ConfigError(
@@ -130,35 +101,36 @@ class RunnerOptions(StrictModel):
         runner: ``thread`` runs the tier in a thread of the engine's process, ``process`` in a
             process of its own. ``auto`` chooses a thread for a tier in this machine's memory, and
             a process for the others where one is possible.
-        store_policy: which chunks it is given, and when: ``through``, ``on_evict``,
+        store_policy: which chunks the tier gets, and when: ``through``, ``on_evict``,
             ``after_hits:2``, or another package's.
         admission: ``auto`` gives a full tier only chunks seen before, while that brings more hits;
             ``off`` gives it all that the store policy wants.
-        offload_policy: ``chunk`` gives it new chunks; ``request`` also those chunks of a request
-            that are in the primary tier already.
+        offload_policy: ``chunk`` gives it new chunks; ``request`` also a request's chunks that are
+            in the primary tier already.
         codec: seals chunks on their way to the tier: ``aes-gcm:/etc/kvtier/chunk.keys``, or
             another package's.
         required: true if an engine does not start without the tier. Otherwise it starts, and the
             tier is opened when its store can be reached.
-        open_deadline_s: an attempt to open the tier fails after this time; an engine waits no
-            longer for it.
-        lookup_deadline_s: least time that a lookup has; a lookup that takes longer is a miss.
-        max_lookup_deadline_s: most time that a lookup has, where recomputing its chunks would
-            take as long, or where that time is not known yet.
+        open_deadline_s: an attempt to open the tier fails after this time, which is also how long
+            an engine waits for it.
+        lookup_deadline_s: a lookup that takes longer is a miss, unless recomputing its chunks
+            takes longer still.
+        max_lookup_deadline_s: limit of a lookup where recomputing takes longer, or where that time
+            is not known yet.
         load_deadline_s: a load that takes longer, queueing included, has failed.
         store_deadline_s: a store that takes longer, queueing included, has failed.
         retries: how often a retryable failure is tried again, inside the deadline.
         retry_delay_s: mean pause before the first retry; it doubles, and is jittered.
         concurrency: calls of ``load`` and ``store`` that run at once.
         max_batch_bytes: most payload of one call, at least one chunk.
-        max_queue_bytes: most payload under way in each direction; more is dropped if it is a
-            store, and a miss if it is a load.
-        breaker_failures: calls in a row that fail before the tier is no longer asked; reads
+        max_queue_bytes: most payload under way in each direction; a store beyond it is dropped, a
+            load beyond it is a miss.
+        breaker_failures: after this many failed calls in a row the tier is no longer asked; reads
             (lookups and loads) and writes count apart.
-        breaker_window: the tier is no longer asked either once half of this many last calls have
-            failed.
-        probe_interval_s: pause before a tier that is no longer asked is probed; it doubles with
-            each probe that fails.
+        breaker_window: number of last calls; once half of them have failed, the tier is no longer
+            asked either.
+        probe_interval_s: pause before a tier with an open breaker is probed; it doubles with each
+            failed probe.
         max_probe_interval_s: the longest such pause.
     """
 

@@ -1,7 +1,6 @@
 """Quantities as people write them: ``"4GiB"``, ``"250ms"``, ``"5%"``.
 
-Each parser reads an option's value, as text or in the form that it returns, and raises a
-:class:`ValueError` that says what to write.
+A parser accepts text, or a value of the type that it returns. Its ValueError says what to write.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ _SECONDS: dict[str, int | Fraction] = {
     "d": 86400,
 }
 _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z%]*)\s*")
-_WHOLE = re.compile(r"\s*[+-]?[0-9]+\s*")
 
 
 def _split(value: object, example: str) -> tuple[Fraction, str]:
@@ -39,12 +37,9 @@ def _split(value: object, example: str) -> tuple[Fraction, str]:
 
 
 def parse_bytes(value: object) -> int:
-    """Read a size in bytes: an ``int``, or text such as ``"64KiB"``, ``"4 GiB"``, ``"1.5GB"``.
+    """Read a ``value`` in bytes: an ``int``, or text such as ``"64KiB"``, ``"4 GiB"``, ``"1.5GB"``.
 
-    KiB, MiB, GiB, TiB, PiB, EiB are powers of 1,024; KB, MB, GB, TB, PB, EB are powers of 1,000.
-
-    Raises:
-        ValueError: ``value`` is not a whole number of bytes, or is negative.
+    KiB, MiB, ... are powers of 1,024; KB, MB, ... are powers of 1,000.
     """
     if isinstance(value, int) and not isinstance(value, bool):
         if value < 0:
@@ -62,10 +57,7 @@ def parse_bytes(value: object) -> int:
 
 
 def parse_seconds(value: object) -> float:
-    """Read a duration in seconds: a number, or text with a unit such as ``"250ms"``, ``"5s"``.
-
-    The units are us, ms, s, m, h, d. A duration is finite and not negative.
-    """
+    """Read a duration in seconds: a number, or text with a unit such as ``"250ms"``, ``"5s"``."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         if not 0 <= value < float("inf"):
             raise ValueError(f"{value} is not a duration; write for example '250ms'")
@@ -100,27 +92,8 @@ def parse_bytes_or_share(value: object) -> int | float:
     return parse_bytes(value)
 
 
-def parse_flag(value: object) -> bool:
-    """Read a yes or no: a ``bool``, or true, yes, on, 1, false, no, off, 0 in any case."""
-    text = str(value).lower()
-    if text in ("true", "yes", "on", "1"):
-        return True
-    if text in ("false", "no", "off", "0"):
-        return False
-    raise ValueError(f"{value!r} is neither true nor false")
-
-
-def parse_count(value: object) -> int:
-    """Read a whole number: an ``int``, or its digits, as in a URL's query."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    if isinstance(value, str) and _WHOLE.fullmatch(value):
-        return int(value)
-    raise ValueError(f"{value!r} is not a whole number")
-
-
 def format_bytes(size_bytes: float) -> str:
-    """Write a size (``size_bytes``) for people, in four digits: ``1536`` is ``"1.5 KiB"``."""
+    """Write ``size_bytes`` for people, in four digits: ``1536`` is ``"1.5 KiB"``."""
     for unit in _BINARY[:-1]:
         # A size that would read 1024 belongs to the next unit.
         if abs(size_bytes) < 1023.5:
@@ -138,11 +111,10 @@ def format_seconds(duration_s: float) -> str:
     return f"{duration_s / 60:.3g} min" if duration_s < 3600 else f"{duration_s / 3600:.3g} h"
 
 
-#: Annotations for the fields of a config model: the option is written with its unit, the
-#: attribute holds a number.
+#: Annotations for the fields of an options model: the option has a unit, the attribute is a number.
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]
 Seconds = Annotated[float, BeforeValidator(parse_seconds)]
 Share = Annotated[float, BeforeValidator(parse_share)]
 BytesOrShare = Annotated[Any, BeforeValidator(parse_bytes_or_share)]
-Count = Annotated[int, BeforeValidator(parse_count)]
-Flag = Annotated[bool, BeforeValidator(parse_flag)]
+Count = int
+Flag = bool

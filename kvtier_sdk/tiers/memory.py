@@ -18,15 +18,7 @@ from kvtier_sdk.contract import SecondaryTierManager, TierContext
 from kvtier_sdk.errors import ChunkNotFoundError, CorruptChunkError, TierError
 from kvtier_sdk.options.tier import BoundedTierConfig, TierConfig
 from kvtier_sdk.options.units import Bytes, Seconds
-from kvtier_sdk.types import (
-    Capability,
-    Entry,
-    Medium,
-    OffloadKey,
-    RequestContext,
-    Transfer,
-    Usage,
-)
+from kvtier_sdk.types import Capability, Entry, Medium, OffloadKey, RequestContext, Transfer, Usage
 
 
 class MemoryTierConfig(BoundedTierConfig):
@@ -62,7 +54,7 @@ class MemoryTier(SecondaryTierManager):
     def __init__(self, config: MemoryTierConfig, context: TierContext) -> None:
         super().__init__(config, context)
         self._objects: OrderedDict[OffloadKey, npt.NDArray[np.uint8]] = OrderedDict()
-        # The times of each chunk's last use, and of its store; the latter with the oldest first.
+        # The times of each chunk's last use, and of its store with the oldest first.
         self._used_s: dict[OffloadKey, float] = {}
         self._stored_s: OrderedDict[OffloadKey, float] = OrderedDict()
         self._used_bytes = 0
@@ -90,7 +82,7 @@ class MemoryTier(SecondaryTierManager):
         return [self._get(transfer) for transfer in batch]
 
     async def delete(self, keys: Sequence[OffloadKey]) -> None:
-        self._remove([key for key in dict.fromkeys(keys) if key in self._objects])
+        self._remove([key for key in keys if key in self._objects])
 
     async def touch(self, keys: Sequence[OffloadKey]) -> None:
         self._remove_expired()
@@ -109,14 +101,12 @@ class MemoryTier(SecondaryTierManager):
 
     async def _travel(self, chunks: int) -> None:
         """Wait as long as a slower store would take, with one batch at a time on its wire."""
-        now_s = self.context.clock.now_s()
-        arrival_s = now_s + self.config.latency_s
+        now_s = sent_s = self.context.clock.now_s()
         if self.config.bandwidth_bytes is not None:
             size_bytes = chunks * self.context.object_bytes
-            self._wire_free_s = (
-                max(now_s, self._wire_free_s) + size_bytes / self.config.bandwidth_bytes
-            )
-            arrival_s = self._wire_free_s + self.config.latency_s
+            sent_s = max(now_s, self._wire_free_s) + size_bytes / self.config.bandwidth_bytes
+            self._wire_free_s = sent_s
+        arrival_s = sent_s + self.config.latency_s
         if arrival_s > now_s:
             await self.context.clock.sleep(arrival_s - now_s)
 
@@ -132,15 +122,8 @@ class MemoryTier(SecondaryTierManager):
         self._stored_s[transfer.key] = self.context.clock.now_s()
         self._stored_s.move_to_end(transfer.key)
         capacity = self.config.capacity_bytes
-        if capacity is not None and self._used_bytes > capacity:
-            surplus = self._used_bytes - capacity
-            victims = []
-            for key, old in self._objects.items():
-                if surplus <= 0:
-                    break
-                victims.append(key)
-                surplus -= len(old)
-            self._remove(victims, evicted=True)
+        while capacity is not None and self._used_bytes > capacity:
+            self._remove([next(iter(self._objects))], evicted=True)
 
     def _get(self, transfer: Transfer) -> TierError | None:
         stored = self._objects.get(transfer.key)

@@ -61,7 +61,7 @@ def test_the_page_for_operators_has_these_messages() -> None:
 
 
 def test_messages(places: dict[str, str]) -> None:
-    printed = {mistake.title: print_mistake(mistake, places) for mistake in MISTAKES}
+    printed = {title: print_mistake(text, places) for title, text in MISTAKES.items()}
     printed |= {title: print_start(places, **facts) for title, facts in STARTS.items()}
     text = "\n\n".join(f"# {title}\n{lines}" for title, lines in printed.items()) + "\n"
     assert "hunter2" not in text

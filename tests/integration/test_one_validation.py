@@ -20,7 +20,6 @@ from kvtier_sdk import (
     RunnerOptions,
     SystemClock,
     TieringConfig,
-    TierSpec,
 )
 from kvtier_sdk.engine import open_manager, open_pool
 from kvtier_sdk.options.model import validate_options
@@ -99,12 +98,6 @@ def test_from_code(tier: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Non
     open_tiers(TieringConfig.from_dict({"slots": 4, "tiers": [tier]}))
     assert once_on_each_side(tier)
     assert len(read) == 1, "the other one is in the tier's process"
-
-
-def test_a_third_one_is_seen(tier: dict[str, Any]) -> None:
-    open_tiers(TieringConfig.from_dict({"slots": 4, "tiers": [tier]}))
-    TierSpec.from_options(tier)
-    assert not once_on_each_side(tier)
 
 
 def test_under_vllms_manager(tier: dict[str, Any], tmp_path: Path) -> None:

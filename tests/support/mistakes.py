@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import re
-import textwrap
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
@@ -25,249 +24,78 @@ CHUNK_BYTES = 64 << 10
 KEYS = [make_offload_key(bytes([index]) * 32) for index in range(3)]
 
 
-@dataclass(frozen=True, slots=True)
-class Mistake:
-    """A mistake in an engine's configuration.
-
-    Attributes:
-        title: the mistake in a few words.
-        text: TOML for an engine of our own; JSON of ``kv_connector_extra_config`` for vLLM. Names
-            in braces stand for places that a test makes.
-    """
-
-    title: str
-    text: str
-
-    @property
-    def is_vllms(self) -> bool:
-        """True if the text is vLLM's."""
-        return self.text.lstrip().startswith("{")
+def _engine_with(*tiers: str, pool_bytes: str = "1MiB", policy: str = "prefix") -> str:
+    """Write an engine's configuration in TOML; each tier is written as TOML too."""
+    lines = [
+        f'pool_bytes = "{pool_bytes}"',
+        f'policy = "{policy}"',
+        f"tiers = [{', '.join(tiers)}]",
+    ]
+    return "\n".join(lines)
 
 
-MISTAKES = [
-    Mistake(
-        "An option is misspelt",
-        """
-        pool_bytes = "1MiB"
-        tiers = ["file:{dir}/kv?capcity=1GiB"]
-        """,
+_OURS = {
+    "spec_name": "KVTierOffloadingSpec",
+    "spec_module_path": "kvtier_vllm",
+    "cpu_bytes_to_use": "1MiB",
+}
+_VLLMS: dict[str, Any] = {"spec_name": "TieringOffloadingSpec", "cpu_bytes_to_use": 1 << 20}
+
+#: Title to the mistake: TOML for an engine of our own, or ``kv_connector_extra_config`` for vLLM.
+#: Names in braces stand for places that a test makes.
+MISTAKES: dict[str, str | dict[str, Any]] = {
+    "An option is misspelt": _engine_with('"file:{dir}/kv?capcity=1GiB"'),
+    "A size has a unit that does not exist": _engine_with('"file:{dir}/kv?capacity=200Gig"'),
+    "A duration has no unit": _engine_with('"file:{dir}/kv?lookup_deadline=50"'),
+    "A tier's type is misspelt": _engine_with('{type = "fiel", root = "{dir}/kv"}'),
+    "A backend is not installed": _engine_with('"nfs://host/export"'),
+    "A backend was written for another release of kvtier": _engine_with('"newer:"'),
+    "The eviction policy does not exist": _engine_with(policy="lrv"),
+    "Two tiers have one name": _engine_with('"file:{dir}/a"', '"file:{dir}/b"'),
+    "Two tiers keep their chunks in one place": _engine_with(
+        '"file:{dir}/kv?capacity=1GiB"', '"file:{dir}/kv?capacity=2GiB&name=cold"'
     ),
-    Mistake(
-        "A size has a unit that does not exist",
-        """
-        pool_bytes = "1MiB"
-        tiers = ["file:{dir}/kv?capacity=200Gig"]
-        """,
+    "The root is a file": _engine_with('"file:{dir}/kv.toml"'),
+    "The root cannot be written": _engine_with('"file:/proc/kv"'),
+    "The capacity is below one chunk": _engine_with('"file:{dir}/kv?capacity=4KiB"'),
+    "The host pool is larger than the memory": _engine_with(pool_bytes="1PiB"),
+    "The host pool is smaller than one chunk": _engine_with(pool_bytes="4KiB"),
+    "Redis is down": _engine_with('"redis://127.0.0.1:1"'),
+    "Redis is down, and the tier is required": _engine_with('"redis://127.0.0.1:1?required=true"'),
+    "Redis refuses the password": _engine_with('"redis://:hunter2@127.0.0.1:{redis}"'),
+    "Redis does not speak TLS": _engine_with('"rediss://:right@127.0.0.1:{redis}"'),
+    "Redis is addressed by http": _engine_with(
+        '{type = "redis", url = "http://127.0.0.1:{redis}"}'
     ),
-    Mistake(
-        "A duration has no unit",
-        """
-        pool_bytes = "1MiB"
-        tiers = ["file:{dir}/kv?lookup_deadline=50"]
-        """,
+    "The bucket does not exist": _engine_with('"s3://kvcache/chunks?{s3}"'),
+    "There are no credentials for S3": _engine_with(
+        '"s3://kv/chunks?endpoint={endpoint}&region=us-east-1"'
     ),
-    Mistake(
-        "A tier's type is misspelt",
-        """
-        pool_bytes = "1MiB"
-        tiers = [{type = "fiel", root = "{dir}/kv"}]
-        """,
-    ),
-    Mistake(
-        "A backend is not installed",
-        """
-        pool_bytes = "1MiB"
-        tiers = ["nfs://host/export"]
-        """,
-    ),
-    Mistake(
-        "A backend was written for another release of kvtier",
-        """
-        pool_bytes = "1MiB"
-        tiers = ["newer:"]
-        """,
-    ),
-    Mistake(
-        "The eviction policy does not exist",
-        """
-        pool_bytes = "1MiB"
-        policy = "lrv"
-        """,
-    ),
-    Mistake(
-        "Two tiers have one name",
-        """
-        pool_bytes = "1MiB"
-        tiers = ["file:{dir}/a", "file:{dir}/b"]
-        """,
-    ),
-    Mistake(
-        "Two tiers keep their chunks in one place",
-        """
-        pool_bytes = "1MiB"
-        tiers = ["file:{dir}/kv?capacity=1GiB", "file:{dir}/kv?capacity=2GiB&name=cold"]
-        """,
-    ),
-    Mistake(
-        "The root is a file",
-        """
-        pool_bytes = "1MiB"
-        tiers = ["file:{dir}/kv.toml"]
-        """,
-    ),
-    Mistake(
-        "The root cannot be written",
-        """
-        pool_bytes = "1MiB"
-        tiers = ["file:/proc/kv"]
-        """,
-    ),
-    Mistake(
-        "The capacity is below one chunk",
-        """
-        pool_bytes = "1MiB"
-        tiers = ["file:{dir}/kv?capacity=4KiB"]
-        """,
-    ),
-    Mistake(
-        "The host pool is larger than the memory",
-        """
-        pool_bytes = "1PiB"
-        """,
-    ),
-    Mistake(
-        "The host pool is smaller than one chunk",
-        """
-        pool_bytes = "4KiB"
-        """,
-    ),
-    Mistake(
-        "Redis is down",
-        """
-        pool_bytes = "1MiB"
-        tiers = ["redis://127.0.0.1:1"]
-        """,
-    ),
-    Mistake(
-        "Redis is down, and the tier is required",
-        """
-        pool_bytes = "1MiB"
-        tiers = ["redis://127.0.0.1:1?required=true"]
-        """,
-    ),
-    Mistake(
-        "Redis refuses the password",
-        """
-        pool_bytes = "1MiB"
-        tiers = ["redis://:hunter2@127.0.0.1:{redis}"]
-        """,
-    ),
-    Mistake(
-        "Redis does not speak TLS",
-        """
-        pool_bytes = "1MiB"
-        tiers = ["rediss://:right@127.0.0.1:{redis}"]
-        """,
-    ),
-    Mistake(
-        "Redis is addressed by http",
-        """
-        pool_bytes = "1MiB"
-        tiers = [{type = "redis", url = "http://127.0.0.1:{redis}"}]
-        """,
-    ),
-    Mistake(
-        "The bucket does not exist",
-        """
-        pool_bytes = "1MiB"
-        tiers = ["s3://kvcache/chunks?{s3}"]
-        """,
-    ),
-    Mistake(
-        "There are no credentials for S3",
-        """
-        pool_bytes = "1MiB"
-        tiers = ["s3://kv/chunks?endpoint={endpoint}&region=us-east-1"]
-        """,
-    ),
-    Mistake(
-        "S3 refuses the credentials",
-        """
-        pool_bytes = "1MiB"
-        tiers = ["s3://kv/chunks?endpoint={endpoint}&{ada}"]
-        """,
-    ),
-    Mistake(
-        "vLLM: the spec's name is misspelt",
-        """
-        {
-            "spec_name": "KVTierOfloadingSpec",
-            "spec_module_path": "kvtier_vllm",
-            "cpu_bytes_to_use": "1MiB"
-        }
-        """,
-    ),
-    Mistake(
-        "vLLM: the spec's module is missing",
-        """
-        {"spec_name": "KVTierOffloadingSpec", "cpu_bytes_to_use": "1MiB"}
-        """,
-    ),
-    Mistake(
-        "vLLM: a size with a unit under vLLM's own manager",
-        """
-        {
-            "spec_name": "TieringOffloadingSpec",
-            "cpu_bytes_to_use": "4GiB",
-            "secondary_tiers": [{"type": "kvtier", "backend": "memory"}]
-        }
-        """,
-    ),
-    Mistake(
-        "vLLM: the host pool is larger than the memory",
-        """
-        {
-            "spec_name": "KVTierOffloadingSpec",
-            "spec_module_path": "kvtier_vllm",
-            "cpu_bytes_to_use": "1PiB"
-        }
-        """,
-    ),
-    Mistake(
-        "vLLM: Redis refuses the password",
-        """
-        {
-            "spec_name": "KVTierOffloadingSpec",
-            "spec_module_path": "kvtier_vllm",
-            "cpu_bytes_to_use": "1MiB",
-            "model_revision": "v1",
-            "secondary_tiers": ["redis://:hunter2@127.0.0.1:{redis}"]
-        }
-        """,
-    ),
-    Mistake(
-        "vLLM: the bucket does not exist",
-        """
-        {
-            "spec_name": "TieringOffloadingSpec",
-            "cpu_bytes_to_use": 1048576,
-            "secondary_tiers": [
-                {"type": "kvtier", "url": "s3://kvcache/chunks?{s3}", "model_revision": "v1"}
-            ]
-        }
-        """,
-    ),
-    Mistake(
-        "vLLM: it is not known which revision of the model is served",
-        """
-        {
-            "spec_name": "KVTierOffloadingSpec",
-            "spec_module_path": "kvtier_vllm",
-            "cpu_bytes_to_use": "1MiB"
-        }
-        """,
-    ),
-]
+    "S3 refuses the credentials": _engine_with('"s3://kv/chunks?endpoint={endpoint}&{ada}"'),
+    "vLLM: the spec's name is misspelt": _OURS | {"spec_name": "KVTierOfloadingSpec"},
+    "vLLM: the spec's module is missing": {
+        "spec_name": "KVTierOffloadingSpec",
+        "cpu_bytes_to_use": "1MiB",
+    },
+    "vLLM: a size with a unit under vLLM's own manager": _VLLMS
+    | {
+        "cpu_bytes_to_use": "4GiB",
+        "secondary_tiers": [{"type": "kvtier", "backend": "memory"}],
+    },
+    "vLLM: the host pool is larger than the memory": _OURS | {"cpu_bytes_to_use": "1PiB"},
+    "vLLM: Redis refuses the password": _OURS
+    | {
+        "model_revision": "v1",
+        "secondary_tiers": ["redis://:hunter2@127.0.0.1:{redis}"],
+    },
+    "vLLM: the bucket does not exist": _VLLMS
+    | {
+        "secondary_tiers": [
+            {"type": "kvtier", "url": "s3://kvcache/chunks?{s3}", "model_revision": "v1"}
+        ],
+    },
+    "vLLM: it is not known which revision of the model is served": _OURS,
+}
 
 HEALTHY = """
 pool_bytes = "1MiB"
@@ -280,15 +108,14 @@ tiers = [
 """
 
 
-def print_mistake(mistake: Mistake, places: Mapping[str, str]) -> str:
+def print_mistake(mistake: str | dict[str, Any], places: Mapping[str, str]) -> str:
     """Make a mistake; return the warnings of the log, and the error that ends the start."""
-    text = _filled(mistake.text, places)
     with _Lines(logging.WARNING) as said:
         try:
-            if mistake.is_vllms:
-                _start_vllm(json.loads(text), places)
+            if isinstance(mistake, dict):
+                _start_vllm(json.loads(_filled(json.dumps(mistake), places)), places)
             else:
-                with _engine(text, places, {"runner": "thread"}):
+                with _engine(_filled(mistake, places), places, {"runner": "thread"}):
                     pass
         except KVTierError as error:
             said.lines.append(f"{type(error).__name__}: {error}")
@@ -379,7 +206,7 @@ def _start_vllm(extra: dict[str, Any], places: Mapping[str, str]) -> None:
 def _filled(text: str, places: Mapping[str, str]) -> str:
     for name, place in places.items():
         text = text.replace(f"{{{name}}}", place)
-    return textwrap.dedent(text).strip()
+    return text
 
 
 def _without_places(lines: Sequence[str], places: Mapping[str, str]) -> str:

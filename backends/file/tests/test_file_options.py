@@ -60,7 +60,7 @@ def test_direct_io_spellings(given, expected):
         ("file:///x?capacity=lots", r"not a quantity"),
         ("file:///x?min_free=101%25", r"outside 0% to 100%"),
         ("file:///x?direct_io=maybe", r"not one of auto, on, off"),
-        ("file:///x?fsync=maybe", r"neither true nor false"),
+        ("file:///x?fsync=maybe", r"should be true or false"),
     ],
 )
 def test_error_messages(url, complaint):

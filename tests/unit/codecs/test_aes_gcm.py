@@ -79,12 +79,6 @@ def test_no_two_seals_are_alike_and_none_shows_the_content(make: Make) -> None:
     assert CONTENT[:16] not in one + first
 
 
-def test_a_payload_is_left_alone(make: Make) -> None:
-    content = bytearray(CONTENT)
-    seal(make(OURS), memoryview(content))  # type: ignore[arg-type]
-    assert content == CONTENT
-
-
 @pytest.mark.parametrize("part", ["envelope", "sealed", "associated"])
 def test_any_flipped_bit_is_found(make: Make, part: str) -> None:
     codec = make(OURS)

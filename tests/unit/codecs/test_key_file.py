@@ -1,12 +1,9 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from kvtier_sdk.codecs.key_file import read_keys
 
@@ -73,14 +70,3 @@ def test_what_is_not_a_file_is_refused(tmp_path: Path) -> None:
         read_keys(str(tmp_path))
     with pytest.raises(ValueError, match="cannot read the key file: No such file"):
         read_keys(str(tmp_path / "absent"))
-
-
-@given(st.binary(max_size=300))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_file_gives_keys_or_a_sentence(file: Path, content: bytes) -> None:
-    file.write_bytes(content)
-    keys = []
-    with suppress(ValueError):
-        keys = read_keys(str(file))
-        assert keys
-    assert all(len(key) == 32 for key in keys)

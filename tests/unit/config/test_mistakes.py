@@ -17,8 +17,7 @@ from kvtier_sdk import (
 TOP = ", ".join(sorted(TieringConfig.option_names()))
 COMMON_NAMES = {"type", "backend", "name", "url", *RunnerOptions.option_names()}
 COMMON = ", ".join(sorted(COMMON_NAMES))
-MEMORY_NAMES = sorted(COMMON_NAMES.union(MemoryTierConfig.option_names()))
-MEMORY = ", ".join(MEMORY_NAMES)
+MEMORY = ", ".join(sorted(COMMON_NAMES.union(MemoryTierConfig.option_names())))
 UNITS = "B, KiB, MiB, GiB, TiB, PiB, EiB, KB, MB, GB, TB, PB, EB"
 NO_POOL = "option 'slots' or 'pool_bytes' is missing; it says how big the host pool is, for "
 NO_POOL += "example pool_bytes '4GiB' or '5%'"
@@ -28,32 +27,28 @@ MISTAKES: list[tuple[str, Any, str]] = [
     ("nothing", {}, NO_POOL),
     ("both sizes", {"pool_bytes": 1}, "options 'slots' and 'pool_bytes' are both given; leave one"),
     ("no table", ["slots"], "should be a table of options, not a list"),
-    ("a number for a name", {1: 2}, "option '1' is no text name"),
+    ("a number for a name", {1: 2}, "option '1' has a name that is not text"),
     ("unknown", {"polcy": "lru"}, f"unknown option 'polcy'; did you mean 'policy'? allowed: {TOP}"),
-    ("far off", {"x": 1}, f"unknown option 'x'; allowed: {TOP}"),
     (
         "unit",
         {"chunk_bytes": "64KX"},
         f"option 'chunk_bytes': '64KX': unit 'KX' is none of {UNITS}",
     ),
     ("zero", {"chunk_bytes": 0}, "option 'chunk_bytes' is 0 but should be greater than 0"),
-    ("no slots", {"slots": 0}, "option 'slots' is 0 but should be greater than or equal to 1"),
-    ("true is no number", {"slots": True}, "option 'slots': True is not a whole number"),
-    ("half a slot", {"slots": 2.5}, "option 'slots': 2.5 is not a whole number"),
+    ("half a slot", {"slots": 2.5}, "option 'slots' is 2.5 but should be a whole number"),
     (
         "no unit",
         {"recompute": "5"},
         "option 'recompute': '5' has no unit; write for example '250ms'",
     ),
     ("all", {"store_reserve": "100%"}, "option 'store_reserve' is 1.0 but should be less than 1"),
-    ("more", {"store_reserve": "110%"}, "option 'store_reserve': '110%' is outside 0% to 100%"),
-    ("flag", {"verify": "maybe"}, "option 'verify': 'maybe' is neither true nor false"),
+    ("flag", {"verify": "maybe"}, "option 'verify' is 'maybe' but should be true or false"),
     ("facts", {"namespace": ["x"]}, "option 'namespace' is ['x'] but should be a table"),
     (
         "fact",
         {"namespace": {"model": {1}}},
-        "option 'namespace': should hold text, numbers, true or false, and lists and tables of "
-        "them",
+        "option 'namespace.model' is {1} but should be text, a number, true or false, or a list or "
+        "table of them",
     ),
     (
         "policy",
@@ -83,11 +78,6 @@ MISTAKES: list[tuple[str, Any, str]] = [
         "backend",
         {"tiers": [{"type": "kvtier", "backend": "memry"}]},
         "option 'tiers[0].backend': no backend 'memry'; did you mean 'memory'? installed: ...",
-    ),
-    (
-        "scheme",
-        {"tiers": ["memory:", "memry:"]},
-        "option 'tiers[1].url': no backend 'memry'; did you mean 'memory'? installed: ...",
     ),
     (
         "no URL",
@@ -136,16 +126,6 @@ MISTAKES: list[tuple[str, Any, str]] = [
         "option 'tiers[0].capacity' is given in the URL and beside it",
     ),
     (
-        "a runner's option twice",
-        {"tiers": [{"url": "memory:?retries=1", "retries": 2}]},
-        "option 'tiers[0].retries' is given in the URL and beside it",
-    ),
-    (
-        "two names",
-        {"tiers": [{"url": "memory:?name=a", "name": "b"}]},
-        "option 'tiers[0].name' is given in the URL and beside it",
-    ),
-    (
         "another backend's URL",
         {"tiers": [{"type": "kvtier", "backend": "memory", "url": "nobodys:"}]},
         "option 'tiers[0].url' begins with 'nobodys:', which is not the backend 'memory' that "
@@ -168,19 +148,9 @@ MISTAKES: list[tuple[str, Any, str]] = [
         f"unknown option 'tiers[0].capcity'; did you mean 'capacity'? allowed: {MEMORY}",
     ),
     (
-        "unit in a tier",
-        {"tiers": ["memory:", {"type": "memory", "name": "b", "capacity": "1 gig"}]},
-        f"option 'tiers[1].capacity': '1 gig': unit 'gig' is none of {UNITS}",
-    ),
-    (
         "runner",
         {"tiers": [{"type": "memory", "runner": "cloud"}]},
         "option 'tiers[0].runner' is 'cloud' but should be 'auto', 'thread' or 'process'",
-    ),
-    (
-        "offload policy",
-        {"tiers": [{"type": "memory", "offload_policy": "requests"}]},
-        "option 'tiers[0].offload_policy' is 'requests' but should be 'chunk' or 'request'",
     ),
     (
         "store policy",
@@ -200,12 +170,6 @@ MISTAKES: list[tuple[str, Any, str]] = [
         "option 'tiers[0].codec': no codec 'aes_gcm'; did you mean 'aes-gcm'? installed: aes-gcm",
     ),
     (
-        "codec without its key file",
-        {"tiers": [{"type": "memory", "codec": "aes-gcm"}]},
-        "option 'tiers[0].codec': codec 'aes-gcm': needs a key file: "
-        "'aes-gcm:/etc/kvtier/chunk.keys'",
-    ),
-    (
         "a key file that is not there",
         {"tiers": [{"type": "memory", "codec": "aes-gcm:/nowhere/chunk.keys"}]},
         "option 'tiers[0].codec': codec 'aes-gcm:/nowhere/chunk.keys': cannot read the key file: "
@@ -216,17 +180,6 @@ MISTAKES: list[tuple[str, Any, str]] = [
         {"tiers": [{"type": "memory", "probe_interval": "60s"}]},
         "option 'tiers[0].max_probe_interval' is 30 s but should be at least 'probe_interval', "
         "which is 60 s",
-    ),
-    ("other digits", {"slots": "\uff18"}, "option 'slots': '\uff18' is not a whole number"),
-    (
-        "other digits of a size",
-        {"chunk_bytes": "\uff14KiB"},
-        "option 'chunk_bytes': '\uff14KiB' is not a quantity; write for example '64KiB'",
-    ),
-    (
-        "other digits in a URL",
-        {"tiers": ["memory:?retries=\uff12"]},
-        "option 'tiers[0].retries': '\uff12' is not a whole number",
     ),
     (
         "YAML's trap",
@@ -251,13 +204,8 @@ def test_a_mistake_is_told_with_the_path_of_its_option(options: Any, message: st
     if isinstance(options, dict) and options:
         options = {"slots": 8, **options}
     told = complaint(options)
-    if message.endswith("..."):
-        assert told.startswith(f"kv.toml: {message[:-3]}")
-        assert "\n" not in told
-    else:
-        assert told.startswith(f"kv.toml: {message}")
-        # The table above cuts off the end of this sentence.
-        assert "\n" not in told
+    assert told.startswith(f"kv.toml: {message.removesuffix('...')}")
+    assert "\n" not in told
 
 
 def test_each_mistake_has_a_line_of_its_own() -> None:
@@ -269,54 +217,3 @@ def test_each_mistake_has_a_line_of_its_own() -> None:
         "kv.toml: unknown option 'tiers[0].capcity'",
         "kv.toml: option 'tiers[1].type': no backend 'zzz'",
     ]
-
-
-def typos(word: str) -> set[str]:
-    """Generate names with one letter missing, swapped with the next, wrong, or too many."""
-    cuts = [(word[:index], word[index:]) for index in range(len(word) + 1)]
-    letters = "eqs_"
-    return {
-        *(head + tail[1:] for head, tail in cuts if tail),
-        *(head + tail[1] + tail[0] + tail[2:] for head, tail in cuts if len(tail) > 1),
-        *(head + letter + tail[1:] for head, tail in cuts if tail for letter in letters),
-        *(head + letter + tail for head, tail in cuts for letter in letters),
-    } - {word}
-
-
-@pytest.mark.parametrize("key", TieringConfig.option_names())
-def test_any_letter_that_is_off_gets_a_suggestion(key: str) -> None:
-    told = complaint(dict.fromkeys(typos(key), 1))
-    for typo in typos(key):
-        assert f"unknown option '{typo}'; did you mean '{key}'?" in told
-
-
-@pytest.mark.parametrize("key", MEMORY_NAMES)
-def test_any_letter_that_is_off_in_a_tier_gets_a_suggestion(key: str) -> None:
-    entries: list[dict[str, str]] = [{"type": "memory", **dict.fromkeys(typos(key), "1s")}]
-    if key in ("type", "backend", "url"):
-        # Nothing else in the entry says what the backend is.
-        entries = [{typo: "memory"} for typo in typos(key)]
-    told = complaint({"slots": 8, "tiers": entries})
-    for typo in typos(key):
-        assert f".{typo}'; did you mean '{key}'?" in told
-
-
-def test_no_secret_is_in_a_message_or_a_repr() -> None:
-    for url in (
-        "memory://user:hunter2@host/0",
-        "memory://user:hun/ter2@host/0#x",
-        "memory://:hunter2@host:port/",
-        "memory://user:hunter2@[host/",
-        "memory:?password=hunter2&capcity=1",
-        "nobody://user:hunter2@host",
-        "my_tier://user:hunter2@host",
-    ):
-        for entry in (url, {"type": "memory", "url": url}):
-            told = complaint({"slots": 8, "tiers": [entry]})
-            assert "ter2" not in told, told
-    told = complaint({"slots": 8, "namespace": {"api_token": "hunter2", "x": {1}}, "policy": ["y"]})
-    assert "hunter2" not in told
-    config = TieringConfig.from_dict({"slots": 8, "namespace": {"api_token": "hunter2"}})
-    assert "hunter2" not in repr(config)
-    assert config.to_dict()["namespace"] == {"api_token": "***"}
-    assert config.to_dict(secrets=True)["namespace"] == {"api_token": "hunter2"}

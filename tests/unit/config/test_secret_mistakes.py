@@ -26,14 +26,9 @@ def complaint(options: Any) -> str:
     [
         ({"type": URL}, "option 'tiers[0].type' is a URL; write it as option 'tiers[0].url'"),
         (
-            {"type": "kvtier", "backend": URL},
-            "option 'tiers[0].backend' is a URL; write it as option 'tiers[0].url'",
-        ),
-        (
             {"type": "memory", "backend": URL},
             "option 'tiers[0].backend' is a URL; write it as option 'tiers[0].url'",
         ),
-        ({"type": "memory", "name": URL}, "option 'tiers[0].name' is a URL; write it as option"),
         (
             {"type": "memory", "store_policy": URL},
             "option 'tiers[0].store_policy': no store policy",
@@ -57,6 +52,29 @@ def test_no_secret_is_in_what_is_said_of_a_tier(entry: Any, message: str) -> Non
 @pytest.mark.parametrize("option", ["policy", "chunk_bytes", "slots", "namespace", "polcy"])
 def test_no_secret_is_in_what_is_said_of_the_rest(option: str) -> None:
     assert f"option '{option}'" in complaint({option: URL})
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "memory://user:hunter2@host/0",
+        "memory://:hunter2@host:port/",
+        "memory://user:hunter2@[host/",
+        "nobody://user:hunter2@host",
+        "my_tier://user:hunter2@host",
+    ],
+)
+def test_no_secret_is_in_what_is_said_of_a_url(url: str) -> None:
+    complaint({"tiers": [url]})
+    complaint({"tiers": [{"type": "memory", "url": url}]})
+
+
+def test_a_secret_fact_is_not_shown() -> None:
+    complaint({"namespace": {"api_token": "hunter2", "x": {1}}})
+    config = TieringConfig.from_dict({"slots": 8, "namespace": {"api_token": "hunter2"}})
+    assert "hunter2" not in repr(config)
+    assert config.to_dict()["namespace"] == {"api_token": "***"}
+    assert config.to_dict(secrets=True)["namespace"] == {"api_token": "hunter2"}
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,6 @@ from collections.abc import Callable
 import pytest
 
 from kvtier_sdk import (
-    CONTRACT_VERSION,
-    Capability,
     ChunkNotFoundError,
     ChunkTierManager,
     OffloadKey,
@@ -98,14 +96,6 @@ async def test_verdicts_have_the_order_of_the_batch(tier: Recorder, operation: s
     assert tier.ended == [b"c", b"b", b"a"]
 
 
-async def test_answers_have_the_order_of_the_question(tier: Recorder) -> None:
-    tier.hold(b"A")
-    task = asyncio.create_task(tier.lookup([b"A", b"b", b"C"], REQUEST))
-    await settle()
-    tier.gates[b"A"].set()
-    assert await task == [True, False, True]
-
-
 async def test_a_failed_chunk_does_not_stop_the_others(tier: Recorder) -> None:
     keys = [bytes([number]) for number in range(10)]
     for key in keys[::2]:
@@ -120,25 +110,15 @@ async def test_an_outage_is_never_a_no(tier: Recorder) -> None:
         await tier.lookup([b"a", b"b", b"c"], REQUEST)
 
 
-async def test_no_more_chunks_than_the_fan_out_are_under_way(tier: Recorder) -> None:
+@pytest.mark.parametrize("fan_out", [Recorder.fan_out, 5])
+async def test_no_more_chunks_than_the_fan_out_are_under_way(tier: Recorder, fan_out: int) -> None:
+    tier.fan_out = fan_out
     keys = [bytes([number]) for number in range(8)]
     tier.hold(*keys)
     task = asyncio.create_task(tier.load(transfers(*keys)))
     for number, key in enumerate(keys):
         await settle()
-        assert tier.running == set(keys[number : number + Recorder.fan_out])
-        tier.gates[key].set()
-    await task
-
-
-async def test_an_instance_may_have_a_fan_out_of_its_own(tier: Recorder) -> None:
-    tier.fan_out = 5
-    keys = [bytes([number]) for number in range(8)]
-    tier.hold(*keys)
-    task = asyncio.create_task(tier.load(transfers(*keys)))
-    await settle()
-    assert tier.running == set(keys[:5])
-    for key in keys:
+        assert tier.running == set(keys[number : number + fan_out])
         tier.gates[key].set()
     await task
 
@@ -152,12 +132,6 @@ async def test_a_verdict_does_not_hold_on_to_the_buffers(tier: Recorder, operati
     (verdict,) = await getattr(tier, operation)(transfers(b"a"))
     assert verdict is tier.outcomes[b"a"]
     assert (verdict.__traceback__, verdict.__cause__, verdict.__context__) == (None, None, None)
-
-
-async def test_an_empty_batch_is_no_verdicts(tier: Recorder) -> None:
-    assert await tier.store([]) == []
-    assert await tier.load([]) == []
-    assert await tier.lookup([], REQUEST) == []
 
 
 @pytest.mark.parametrize("operation", ["store", "load"])
@@ -203,18 +177,6 @@ async def test_a_tier_error_raised_while_cancelling_does_not_start_the_next_chun
     assert tier.started == keys[: Recorder.fan_out]
 
 
-async def test_a_tier_needs_neither_open_nor_close(tier: Recorder) -> None:
-    await tier.open()
-    await tier.close()
-
-
-def test_the_arguments_are_kept(make_context: ContextFactory) -> None:
-    config, context = TierConfig(), make_context()
-    tier = Recorder(config, context)
-    assert tier.config is config
-    assert tier.context is context
-
-
 @pytest.mark.parametrize("capability", ["delete", "touch", "scan", "usage"])
 async def test_a_capability_that_is_announced_but_missing_is_a_breach(
     tier: Recorder, capability: str
@@ -223,12 +185,6 @@ async def test_a_capability_that_is_announced_but_missing_is_a_breach(
     expected = f"capability {capability.upper()} is declared but {capability}\\(\\) is not"
     with pytest.raises(TierContractError, match=expected):
         await getattr(tier, capability)(*arguments)
-
-
-def test_a_tier_declares_nothing_by_default() -> None:
-    assert SecondaryTierManager.capabilities is Capability.NONE
-    assert SecondaryTierManager.alignment == 1
-    assert CONTRACT_VERSION == 1
 
 
 def test_the_version_of_the_contract_is_not_inherited() -> None:
@@ -241,7 +197,3 @@ def test_an_incomplete_tier_cannot_be_made(make_context: ContextFactory, missing
     incomplete = type("Incomplete", (Recorder,), {missing: getattr(ChunkTierManager, missing)})
     with pytest.raises(TypeError, match=missing):
         incomplete(TierConfig(), make_context())
-
-
-def test_an_object_is_a_header_and_a_payload_long(make_context: ContextFactory) -> None:
-    assert make_context().object_bytes == 64 + 256

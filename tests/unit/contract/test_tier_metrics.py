@@ -8,14 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kvtier_sdk import TierContext, TierContractError
-from kvtier_sdk.contract.tier_metrics import MAX_METRICS, TierMetrics
+from kvtier_sdk.contract.tier_metrics import MAX_METRICS
 
 MakeContext = Callable[..., TierContext]
-NAMES = st.sampled_from(["a", "b"])
 
 
 def test_a_name_gives_the_same_counter_each_time(make_context: MakeContext) -> None:
@@ -89,34 +86,14 @@ def test_nothing_that_threads_add_is_lost(make_context: MakeContext) -> None:
     assert taken == 20_000
 
 
-@given(
-    st.lists(
-        st.tuples(st.just("add"), NAMES, st.integers(0, 5))
-        | st.tuples(st.just("set"), NAMES, st.integers(-5, 5))
-        | st.just(("take", "", 0))
-    )
-)
-def test_changes_add_up_to_the_values(steps: list[tuple[str, str, int]]) -> None:
-    metrics = TierMetrics()
-    counters: dict[str, float] = {f"count_{name}": 0.0 for name in "ab"}
-    gauges: dict[str, float] = {f"level_{name}": 0.0 for name in "ab"}
-    for name in counters:
-        metrics.counter(name)
-    for name in gauges:
-        metrics.gauge(name)
-    seen_counters: dict[str, float] = dict.fromkeys(counters, 0.0)
-    seen_gauges: dict[str, float] = {}
-    for kind, name, number in [*steps, ("take", "", 0)]:
-        if kind == "add":
-            metrics.counter(f"count_{name}").add(number)
-            counters[f"count_{name}"] += number
-        elif kind == "set":
-            metrics.gauge(f"level_{name}").set(number)
-            gauges[f"level_{name}"] = number
-        else:
-            gained, values = metrics.take_changes()
-            for counter, gain in gained.items():
-                seen_counters[counter] += gain
-            seen_gauges |= values
-    assert (seen_counters, seen_gauges) == (counters, gauges)
-    assert metrics.take_changes() == ({}, {})
+def test_only_changes_are_told(make_context: MakeContext) -> None:
+    context = make_context()
+    sent, idle = context.counter("sent"), context.gauge("idle")
+    assert context.metrics.take_changes() == ({"sent": 0.0}, {"idle": 0.0})
+    assert context.metrics.take_changes() == ({}, {})
+    sent.add(2)
+    idle.set(-1)
+    assert context.metrics.take_changes() == ({"sent": 2.0}, {"idle": -1.0})
+    sent.add(1)
+    idle.set(-1)
+    assert context.metrics.take_changes() == ({"sent": 1.0}, {})

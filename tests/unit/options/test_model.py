@@ -30,15 +30,12 @@ def complaint(options: dict[str, object], model: type[TierConfig] = Options) -> 
     return str(caught.value)
 
 
-def test_options_are_given_with_their_unit_and_kept_as_numbers() -> None:
-    options = validate_options(Options, {"root": "/x", "capacity": "1KiB"}, Place("tier"))
-    assert options.capacity_bytes == 1024
-
-
 def test_text_is_as_good_as_a_value_of_the_kind() -> None:
-    text = {"root": "/x", "retries": "3", "sync": "yes"}
+    text = {"root": "/x", "capacity": "1KiB", "retries": "3", "sync": "yes"}
     options = validate_options(Options, text, Place("tier"))
-    assert (options.retries, options.sync) == (3, True)
+    assert (options.capacity_bytes, options.retries, options.sync) == (1024, 3, True)
+    with pytest.raises(ValidationError, match="frozen"):
+        options.root = "/y"
 
 
 def test_an_unknown_option_names_the_closest_one_and_all() -> None:
@@ -53,22 +50,24 @@ def test_the_attribute_is_not_a_second_name_of_the_option() -> None:
     assert "unknown option 'capacity_bytes'" in complaint({"root": "/x", "capacity_bytes": 1})
 
 
-def test_a_missing_option_is_named() -> None:
-    assert complaint({}) == "tier 'cold': option 'root' is missing"
-
-
-def test_a_wrong_value_says_what_it_should_be() -> None:
-    assert complaint({"root": "/x", "retries": -1}) == (
-        "tier 'cold': option 'retries' is -1 but should be greater than or equal to 0"
-    )
-    text = complaint({"root": "/x", "capacity": "4 gigs"})
-    assert text.startswith("tier 'cold': option 'capacity': '4 gigs': unit 'gigs' is none of")
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"retries": -1}, "option 'retries' is -1 but should be greater than or equal to 0"),
+        ({"retries": "two"}, "option 'retries' is 'two' but should be a whole number"),
+        ({"sync": "maybe"}, "option 'sync' is 'maybe' but should be true or false"),
+        ({"capacity": "4 gigs"}, "option 'capacity': '4 gigs': unit 'gigs' is none of"),
+    ],
+)
+def test_a_wrong_value_says_what_it_should_be(options: dict[str, object], told: str) -> None:
+    assert complaint({"root": "/x", **options}).startswith(f"tier 'cold': {told}")
 
 
 def test_each_fault_has_a_line_of_its_own() -> None:
-    lines = complaint({"capcity": 1, "retries": -1}).splitlines()
-    assert len(lines) == 3
-    assert all(line.startswith("tier 'cold': ") for line in lines)
+    assert [line.partition(";")[0] for line in complaint({"capcity": 1}).splitlines()] == [
+        "tier 'cold': option 'root' is missing",
+        "tier 'cold': unknown option 'capcity'",
+    ]
 
 
 def test_a_rule_about_several_options_is_told_without_naming_one() -> None:
@@ -107,16 +106,6 @@ def test_options_that_need_or_exclude_each_other(options: dict[str, object], tol
         validate_options(Pairs, options, Place("tier 't'"))
 
 
-def test_options_cannot_be_changed_later() -> None:
-    options = validate_options(Options, {"root": "/x"}, Place("tier"))
-    with pytest.raises(ValidationError, match="frozen"):
-        options.root = "/y"
-
-
-def test_option_names_are_those_that_people_write() -> None:
-    assert Options.option_names() == ["root", "capacity", "retries", "sync"]
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -125,7 +114,6 @@ def test_option_names_are_those_that_people_write() -> None:
         {"max_batch": 0},
         {"load_deadline": "5"},
         {"runner": "cloud"},
-        {"retries": True},
         {"breaker_failures": 0},
         {"breaker_window": 0},
         {"probe_interval": "0s"},
@@ -152,50 +140,50 @@ def test_a_url_comes_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "scheme", "path", "options"),
+    ("url", "host", "path", "options"),
     [
-        ("memory:", "memory", "", {}),
-        ("mine:?path=/x", "mine", "", {"path": "/x"}),
-        ("file:///data/kv?capacity=1GiB", "file", "/data/kv", {"capacity": "1GiB"}),
+        ("mine:", None, "", {}),
+        ("mine:?path=/x", None, "", {"path": "/x"}),
+        ("mine:///data/kv?capacity=1GiB", None, "/data/kv", {"capacity": "1GiB"}),
+        ("mine://[::1]:6379/0", "::1", "/0", {}),
+        ("mine:?secret=a+b/c%2Bd%20e&flag=", None, "", {"secret": "a+b/c+d e", "flag": ""}),
     ],
 )
-def test_a_url_needs_no_host(url: str, scheme: str, path: str, options: dict[str, str]) -> None:
+def test_every_part_but_the_scheme_may_be_absent(
+    url: str, host: str | None, path: str, options: dict[str, str]
+) -> None:
     parsed = TierURL.parse(url)
-    assert (parsed.scheme, parsed.host, parsed.port, parsed.path, dict(parsed.options)) == (
-        scheme,
-        None,
-        None,
+    assert (parsed.scheme, parsed.host, parsed.path, parsed.options) == (
+        "mine",
+        host,
         path,
         options,
     )
 
 
-def test_an_ipv6_host_has_no_brackets() -> None:
-    parsed = TierURL.parse("redis://[::1]:6379/0")
-    assert (parsed.host, parsed.port) == ("::1", 6379)
-
-
-@pytest.mark.parametrize("url", ["", "/data/kv", "memory", ":x", "//host/path"])
-def test_a_url_without_a_scheme_is_refused(url: str) -> None:
-    with pytest.raises(ConfigError, match="names no backend"):
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        *((url, "names no backend") for url in ("", "/data/kv", "memory", ":x", "//host/path")),
+        *((f"redis://{rest}", "cannot be read") for rest in ("h:port/", "h:99999/", "[::1/")),
+        *((f"mine:?{query}", "every option has a '='") for query in ("ttl", "ttl=1h&", "&ttl=1h")),
+        ("redis:?ttl=1h&ttl=2h", "option 'ttl' is given twice"),
+        ("file:///data/kv#1?capacity=1GiB", "write '#' as %23"),
+        ("redis://kv:s3cr3t#x@host:1/0", "write '#' as %23"),
+        ("redis://kv:s3cr3t?x@host:1/0", "'?' as %3F"),
+        ("redis://kv:s3cr3t/x@host:1/0", "'/' as %2F"),
+        ("redis://kv:s3:cr3t@host:x/0", "':' as %3A"),
+        ("redis://kv:12/cr3t@host:1/0", "'/' as %2F"),
+        ("redis://kv:12?cr3t=@host:1/0", "'?' as %3F"),
+        ("redis://kv:s3%cr3t@host:x/0", "'%' as %25"),
+        ("mine:?password=s3&cr3t", "'&' as %26"),
+    ],
+)
+def test_a_url_that_cannot_be_used_says_what_to_write(url: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
         TierURL.parse(url)
-
-
-@pytest.mark.parametrize("url", ["redis://h:port/", "redis://h:99999/", "redis://[::1/"])
-def test_a_url_that_cannot_be_read_is_refused(url: str) -> None:
-    with pytest.raises(ConfigError, match="tier URL"):
-        TierURL.parse(url)
-
-
-def test_an_option_given_twice_is_refused() -> None:
-    with pytest.raises(ConfigError, match="option 'ttl' is given twice"):
-        TierURL.parse("redis:?ttl=1h&ttl=2h")
-
-
-@pytest.mark.parametrize("url", ["file:///data/kv#1?capacity=1GiB", "mine:?path=/a#b"])
-def test_a_fragment_does_not_swallow_the_rest(url: str) -> None:
-    with pytest.raises(ConfigError, match="%23"):
-        TierURL.parse(url)
+    assert said in str(caught.value)
+    assert "cr3t" not in str(caught.value)
 
 
 @given(st.text(max_size=40))
@@ -215,48 +203,6 @@ def test_a_url_is_its_query_where_a_backend_says_nothing_else() -> None:
 def test_a_part_without_a_meaning_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match=r"takes no host and no path; write 'mine:\?option"):
         TierConfig.options_from_url(TierURL.parse(url))
-
-
-def test_a_plus_in_a_url_is_a_plus() -> None:
-    parsed = TierURL.parse("mine:?secret=a+b/c%2Bd%20e&flag=")
-    assert parsed.options == {"secret": "a+b/c+d e", "flag": ""}
-
-
-@pytest.mark.parametrize(
-    ("url", "said"),
-    [
-        ("redis://kv:s3cr3t#x@host:1/0", "write '#' as %23"),
-        ("redis://kv:s3cr3t?x@host:1/0", "'?' as %3F"),
-        ("redis://kv:s3cr3t/x@host:1/0", "'/' as %2F"),
-        ("redis://kv:s3:cr3t@host:x/0", "':' as %3A"),
-        ("redis://kv:12/cr3t@host:1/0", "'/' as %2F"),
-        ("redis://kv:12?cr3t=@host:1/0", "'?' as %3F"),
-        ("redis://kv:s3%cr3t@host:x/0", "'%' as %25"),
-        ("mine:?password=s3&cr3t", "'&' as %26"),
-    ],
-)
-def test_what_a_password_cannot_hold_as_it_is_is_told(url: str, said: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        TierURL.parse(url)
-    assert said in str(caught.value)
-    assert "cr3t" not in str(caught.value)
-
-
-@pytest.mark.parametrize("query", ["ttl", "ttl=1h&", "&ttl=1h", "secret=a&"])
-def test_an_option_without_a_value_is_refused(query: str) -> None:
-    with pytest.raises(ConfigError, match="an option has no '='"):
-        TierURL.parse(f"mine:?{query}")
-
-
-def test_a_password_in_a_url_is_not_shown() -> None:
-    url = "memory://user:s3cret@host:1/0?capacity=1GiB#part"
-    with pytest.raises(ConfigError) as caught:
-        TierURL.parse(url)
-    assert "s3cret" not in str(caught.value)
-    assert "user:***@host" in str(caught.value)
-    parsed = TierURL.parse(url.partition("#")[0])
-    assert parsed.password == "s3cret"
-    assert "s3cret" not in repr(parsed)
 
 
 class Guarded(TierConfig):

@@ -7,8 +7,6 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import SecretBytes, SecretStr
 
 from kvtier_sdk import TierAuthError, TierConfig, TierError, TierURL
@@ -44,26 +42,13 @@ def test_every_secret_of_a_tier_is_known() -> None:
     assert secrets_of(Account()).mask("all of it") == "all of it"
 
 
-@pytest.mark.parametrize(
-    "shown",
-    [
-        SECRET,
-        repr(SECRET)[1:-1],
-        quote(SECRET, safe=""),
-    ],
-)
+@pytest.mark.parametrize("shown", [SECRET, repr(SECRET)[1:-1], quote(SECRET, safe="")])
 def test_a_secret_is_hidden_however_it_is_written(shown: str) -> None:
     assert HIDING.mask(f"ERR AUTH <{shown}> called") == "ERR AUTH <***> called"
 
 
 def test_a_short_secret_is_hidden_where_it_stands_alone() -> None:
     assert Secrets(["e"]).mask("AUTH e, or 'e', never") == "AUTH ***, or '***', never"
-
-
-@given(st.text(min_size=2), st.text(), st.text())
-def test_no_secret_is_in_a_masked_text(secret: str, before: str, after: str) -> None:
-    secret = f"<{secret}>"
-    assert secret not in Secrets([secret]).mask(f"{before}{secret}{after}")
 
 
 class ProfileError(TierAuthError):
@@ -141,4 +126,3 @@ def test_a_url_shows_no_secret_when_it_is_written_out() -> None:
     url = TierURL.parse("redis://u:hunter2@h/0?auth_token=hunter3&ttl=1h")
     assert (url.password, url.options["auth_token"]) == ("hunter2", "hunter3")
     assert "hunter" not in repr(url)
-    assert "'ttl': '1h'" in repr(url)

@@ -1,19 +1,15 @@
 from __future__ import annotations
 
 import math
-from fractions import Fraction
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from pydantic import TypeAdapter, ValidationError
 
-from kvtier_sdk import Bytes, Flag, Seconds, Share, format_bytes
+from kvtier_sdk import format_bytes
 from kvtier_sdk.options.units import (
     parse_bytes,
     parse_bytes_or_share,
-    parse_count,
-    parse_flag,
     parse_seconds,
     parse_share,
 )
@@ -41,11 +37,6 @@ def test_a_whole_number_of_bytes_is_read_exactly(size_bytes: int) -> None:
 def test_a_unit_multiplies(number: int, unit: str, gap: str) -> None:
     assert parse_bytes(f"{number}{gap}{unit}") == number * FACTORS[unit]
     assert parse_bytes(f"{number}{gap}{unit.lower()}") == number * FACTORS[unit]
-
-
-@given(st.integers(0, 10**9))
-def test_a_decimal_fraction_is_not_rounded_on_the_way(size_bytes: int) -> None:
-    assert parse_bytes(f"{size_bytes // 1000}.{size_bytes % 1000:03}KB") == size_bytes
 
 
 @pytest.mark.parametrize(
@@ -95,34 +86,17 @@ def test_durations_as_people_write_them(value: object, duration_s: float) -> Non
     assert parse_seconds(value) == pytest.approx(duration_s)
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        "5",
-        "5 weeks",
-        "-1s",
-        -1,
-        -0.5,
-        math.inf,
-        math.nan,
-        True,
-        None,
-    ],
-)
+@pytest.mark.parametrize("value", ["5", "5 weeks", "-1s", -1, -0.5, math.inf, math.nan, True, None])
 def test_what_is_no_duration_is_refused(value: object) -> None:
     with pytest.raises(ValueError):
         parse_seconds(value)
 
 
-@given(st.floats(0, 1))
-def test_a_share_is_itself(share: float) -> None:
-    assert parse_share(share) == share
-
-
-def test_a_percentage_is_a_share() -> None:
-    assert parse_share("5%") == pytest.approx(0.05)
-    assert parse_share("100 %") == 1.0
-    assert parse_share("0.25") == 0.25
+@pytest.mark.parametrize(
+    ("value", "share"), [("5%", 0.05), ("100 %", 1.0), ("0.25", 0.25), (0.3, 0.3), (0, 0.0)]
+)
+def test_shares_as_people_write_them(value: object, share: float) -> None:
+    assert parse_share(value) == pytest.approx(share)
 
 
 @pytest.mark.parametrize("value", ["101%", 1.01, -0.1, 2, math.nan, "5 percent", True])
@@ -139,41 +113,6 @@ def test_a_limit_is_a_size_or_a_share() -> None:
         assert (share, type(share)) == (pytest.approx(0.05), float)
     one = parse_bytes_or_share(1)
     assert (one, type(one)) == (1, int)
-
-
-@given(st.integers(0, 2**73))
-def test_a_size_is_written_in_four_digits_and_close_to_what_it_is(size_bytes: int) -> None:
-    text = format_bytes(size_bytes)
-    number, unit = text.split(" ")
-    assert len(number.replace(".", "").lstrip("0")) <= 4
-    assert abs(Fraction(number) * FACTORS[unit] - size_bytes) * 2000 <= size_bytes
-
-
-@given(st.integers(-(10**28), 10**28))
-def test_a_count_is_itself(number: int) -> None:
-    assert parse_count(number) == parse_count(f" {number} ") == number
-
-
-@pytest.mark.parametrize("value", [True, 1.0, "1.0", "", "one", None, "1_000", "٣"])
-def test_what_is_no_count_is_refused(value: object) -> None:
-    with pytest.raises(ValueError, match="is not a whole number"):
-        parse_count(value)
-
-
-@pytest.mark.parametrize("value", [True, "yes", "ON", "1", 1, "True"])
-def test_what_means_yes(value: object) -> None:
-    assert parse_flag(value) is True
-
-
-@pytest.mark.parametrize("value", [False, "no", "Off", "0", 0, "false"])
-def test_what_means_no(value: object) -> None:
-    assert parse_flag(value) is False
-
-
-@pytest.mark.parametrize("value", ["", "maybe", 2, None])
-def test_what_is_no_flag_is_refused(value: object) -> None:
-    with pytest.raises(ValueError, match="neither true nor false"):
-        parse_flag(value)
 
 
 @pytest.mark.parametrize(
@@ -199,12 +138,3 @@ def test_a_size_is_written_for_people(size_bytes: int, text: str) -> None:
 def test_a_written_size_is_read_back(number: int, unit: str) -> None:
     size_bytes = min(number * FACTORS[unit], 7 * FACTORS["EiB"])
     assert parse_bytes(format_bytes(size_bytes)) == size_bytes
-
-
-@pytest.mark.parametrize(
-    ("annotation", "value"),
-    [(Bytes, "4 gigs"), (Seconds, "5"), (Share, 2), (Flag, "maybe")],
-)
-def test_a_field_turns_a_refusal_into_a_validation_error(annotation: type, value: object) -> None:
-    with pytest.raises(ValidationError):
-        TypeAdapter(annotation).validate_python(value)
