@@ -11,7 +11,6 @@ from typing import TypeAlias
 import torch
 
 from kvtier_sdk.errors import KVTierError
-from kvtier_sdk.options.units import format_bytes
 from kvtier_sdk.runner.jobs import Operation
 from kvtier_sdk.worker.device import Copy, Device, StreamOrEvent
 from kvtier_sdk.worker.driver import ORDER_ANY, ORDER_STREAM, CUDADriver, Driver, HIPDriver
@@ -38,14 +37,11 @@ class CUDADevice(Device):
     Stores have one lane, loads one of higher priority, and expedited loads another, so that none
     queues behind the others. Jobs of many short runs are gathered on the device; all others are
     copied run by run.
-
-    Raises:
-        ConfigError: the driver cannot be loaded.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._driver = HIPDriver() if torch.version.hip else CUDADriver()
+        self.device = device
+        self.driver: Driver = HIPDriver() if torch.version.hip else CUDADriver()
         with torch.cuda.device(device):
             self._stores = _Lane(self, priority=0)
             self._loads = _Lane(self, priority=-1)
@@ -54,15 +50,14 @@ class CUDADevice(Device):
         self._gatherer: Gatherer | None = None
 
     def register(self, host: HostLayout, groups: Sequence[GroupLayout]) -> None:
-        with torch.cuda.device(self._device):
+        with torch.cuda.device(self.device):
             try:
-                self._registration = Registration(host, self._driver)
+                self._registration = Registration(host, self.driver)
             except RefusedError as refused:
                 _log.warning(
-                    "the driver did not register %s of host memory (error %d), so copies wait "
-                    "for each other and for the engine; check `ulimit -l`",
-                    format_bytes(refused.size_bytes),
-                    refused.status,
+                    "the driver did not register %s, so copies wait for each other and for the "
+                    "engine; check `ulimit -l`",
+                    refused,
                 )
             if Gatherer.is_wanted(groups):
                 self._prepare_gathering(groups)
@@ -82,7 +77,7 @@ class CUDADevice(Device):
             )
         store = operation is Operation.STORE
         lane = self._stores if store else self._expedited if expedited else self._loads
-        with self._driver.during_captures(), torch.cuda.device(self._device):
+        with self.driver.during_captures(), torch.cuda.device(self.device):
             # The copy waits for the work queued now, even if it is queued later itself.
             event = after.record_event() if isinstance(after, torch.Stream) else after
             pieces = self._pieces(plan, lane.staging)
@@ -95,19 +90,9 @@ class CUDADevice(Device):
         for lane in (self._stores, self._loads, self._expedited):
             lane.staging = None
         if self._registration is not None:
-            with torch.cuda.device(self._device):
+            with torch.cuda.device(self.device):
                 self._registration.release()
             self._registration = None
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the tensors."""
-        return self._device
-
-    @property
-    def driver(self) -> Driver:
-        """The driver, with the calls for this device."""
-        return self._driver
 
     def enqueue(self, plan: CopyPlan, operation: Operation, stream: torch.cuda.Stream) -> None:
         """Queue the runs of a plan on a stream."""
@@ -118,14 +103,14 @@ class CUDADevice(Device):
         # Slots do not change during a load, so the driver may read them at any time. Blocks may
         # change until the stream reaches the store.
         order = ORDER_STREAM if store else ORDER_ANY
-        pinned = self._registration is not None
-        enqueue = self._driver.copy_batch if pinned else self._driver.copy_each
+        is_pinned = self._registration is not None
+        enqueue = self.driver.copy_batch if is_pinned else self.driver.copy_each
         enqueue(*ends, plan.lengths_bytes, order, stream.cuda_stream)
 
     def is_lost(self) -> bool:
         """Return true if the device's context has failed, and with it all queued copies."""
         try:
-            torch.cuda.mem_get_info(self._device)
+            torch.cuda.mem_get_info(self.device)
         except RuntimeError:
             return True
         return False
@@ -133,7 +118,7 @@ class CUDADevice(Device):
     def _prepare_gathering(self, groups: Sequence[GroupLayout]) -> None:
         lanes = (self._stores, self._loads, self._expedited)
         try:
-            kernel = PageKernel(self._device)
+            kernel = PageKernel(self.device)
             gatherer = Gatherer(kernel, groups)
             staging = [Staging(kernel, lane.priority) for lane in lanes]
         except Exception as raised:  # the errors of torch and triton have no class in common
@@ -157,16 +142,13 @@ class _Lane:
 
     A copy engine first finishes what is queued, so only a few hundred MiB are queued at a time. A
     thread queues the rest as copies end, and runs only while there is a rest.
-
-    Attributes:
-        copies: the stream on which bytes cross the link.
-        priority: the streams' priority.
-        staging: the staging parts for gathered pages; ``None`` if pages are not gathered.
     """
 
     def __init__(self, device: CUDADevice, *, priority: int) -> None:
+        #: The stream on which bytes cross the link.
         self.copies = torch.cuda.Stream(device.device, priority=priority)
         self.priority = priority
+        #: ``None`` if pages are not gathered.
         self.staging: Staging | None = None
         self._device = device
         self._lock = threading.Lock()
@@ -214,9 +196,7 @@ class _Mark:
     """A place in a stream, behind some copies.
 
     A query that fails says nothing about the copies, unless the context is lost, so it is repeated.
-
-    Attributes:
-        error: the reason, if the context was lost before the stream reached the mark.
+    If the context was lost before the stream reached the mark, ``error`` is the reason.
     """
 
     def __init__(self, device: CUDADevice) -> None:

@@ -57,7 +57,7 @@ def _batch_call() -> str:
     from kvtier_sdk.worker.cuda import CUDADevice
 
     # The worker's choice, which has no public name.
-    batch = getattr(CUDADevice(device())._driver, "_batch", None)
+    batch = getattr(CUDADevice(device()).driver, "_batch", None)
     return "none: run by run" if batch is None else str(batch.__name__)
 
 

@@ -42,7 +42,7 @@ def same(blocks: torch.Tensor, block_ids: Indices, host: Bytes, slots: Indices) 
 @contextlib.contextmanager
 def run_by_run(worker: OffloadWorker) -> Iterator[None]:
     """Let a device's worker copy run by run, without the driver's batch call."""
-    driver = getattr(worker._device, "_driver", None)
+    driver = getattr(worker._device, "driver", None)
     if driver is None:
         yield
         return
@@ -58,4 +58,4 @@ def registered(worker: OffloadWorker) -> str:
     if not has_device():
         return "no device"
     registration = getattr(worker._device, "_registration", None)
-    return "no" if registration is None else f"yes, pieces: {registration.pieces}"
+    return "no" if registration is None else f"yes, pieces: {len(registration._held)}"
