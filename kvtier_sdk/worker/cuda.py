@@ -43,9 +43,8 @@ class CUDADevice(Device):
         self.device = device
         self.driver: Driver = HIPDriver() if torch.version.hip else CUDADriver()
         with torch.cuda.device(device):
-            self._stores = _Lane(self, priority=0)
-            self._loads = _Lane(self, priority=-1)
-            self._expedited = _Lane(self, priority=-1)
+            # For stores, loads and expedited loads.
+            self._lanes = [_Lane(self, priority=priority) for priority in (0, -1, -1)]
         self._registration: Registration | None = None
         self._gatherer: Gatherer | None = None
 
@@ -76,7 +75,7 @@ class CUDADevice(Device):
                 "an event recorded there"
             )
         store = operation is Operation.STORE
-        lane = self._stores if store else self._expedited if expedited else self._loads
+        lane = self._lanes[0 if store else 2 if expedited else 1]
         with self.driver.during_captures(), torch.cuda.device(self.device):
             # The copy waits for the work queued now, even if it is queued later itself.
             event = after.record_event() if isinstance(after, torch.Stream) else after
@@ -87,7 +86,7 @@ class CUDADevice(Device):
 
     def close(self) -> None:
         self._gatherer = None
-        for lane in (self._stores, self._loads, self._expedited):
+        for lane in self._lanes:
             lane.staging = None
         if self._registration is not None:
             with torch.cuda.device(self.device):
@@ -116,11 +115,10 @@ class CUDADevice(Device):
         return False
 
     def _prepare_gathering(self, groups: Sequence[GroupLayout]) -> None:
-        lanes = (self._stores, self._loads, self._expedited)
         try:
             kernel = PageKernel(self.device)
             gatherer = Gatherer(kernel, groups)
-            staging = [Staging(kernel, lane.priority) for lane in lanes]
+            staging = [Staging(kernel, lane.priority) for lane in self._lanes]
         except Exception as raised:  # the errors of torch and triton have no class in common
             _log.warning(
                 "pages of less than 128 KiB are copied one by one, which is slower: %s",
@@ -128,7 +126,7 @@ class CUDADevice(Device):
             )
             return
         self._gatherer = gatherer
-        for lane, parts in zip(lanes, staging, strict=True):
+        for lane, parts in zip(self._lanes, staging, strict=True):
             lane.staging = parts
 
     def _pieces(self, plan: JobPlan, staging: Staging | None) -> Sequence[_Piece]:
@@ -177,7 +175,7 @@ class _Lane:
             piece = copy.queue_piece()
             self._in_flight.append(piece)
             in_flight_bytes += piece[1]
-            if copy.is_queued:
+            if copy.all_queued.is_set():
                 self._waiting.popleft()
 
     def _feed(self) -> None:
@@ -245,13 +243,8 @@ class _StreamCopy(Copy):
             self._first, self._last = pieces[0].ends(operation, copies)
         self._began: torch.cuda.Event | None = None
         self._ended: _Mark | None = None
-        self._queued = threading.Event()
+        self.all_queued = threading.Event()
         self._error: str | None = None
-
-    @property
-    def is_queued(self) -> bool:
-        """True if no piece is left to queue."""
-        return self._queued.is_set()
 
     def queue_piece(self) -> tuple[_Mark, int]:
         """Queue the next piece; return its mark and bytes. A failure drops the remaining pieces."""
@@ -277,14 +270,14 @@ class _StreamCopy(Copy):
             self._pieces.clear()
         self._ended = mark
         if not self._pieces:
-            self._queued.set()
+            self.all_queued.set()
         return mark, piece.size_bytes
 
     def done(self) -> bool:
-        return self._queued.is_set() and self._ended is not None and self._ended.is_reached()
+        return self.all_queued.is_set() and self._ended is not None and self._ended.is_reached()
 
     def wait(self) -> None:
-        self._queued.wait()
+        self.all_queued.wait()
         if self._ended is not None:
             self._ended.wait()
 

@@ -59,13 +59,11 @@ def _copy_pages(  # type: ignore[no-untyped-def]
             for at in range(0, words, TILE):
                 inside = at + lanes < words
                 if GATHER:
-                    tl.store(
-                        place + at + lanes, tl.load(page + at + lanes, mask=inside), mask=inside
-                    )
+                    found = tl.load(page + at + lanes, mask=inside)
+                    tl.store(place + at + lanes, found, mask=inside)
                 else:
-                    tl.store(
-                        page + at + lanes, tl.load(place + at + lanes, mask=inside), mask=inside
-                    )
+                    found = tl.load(place + at + lanes, mask=inside)
+                    tl.store(page + at + lanes, found, mask=inside)
 
 
 def launch(*arguments: Any, gather: bool) -> None:
