@@ -113,11 +113,14 @@ class CopyPlan:
     def _cut(self, cuts: Int64s) -> CopyPlan:
         """Cut the runs at these places in the plan's bytes."""
         begins = self.lengths_bytes.cumsum() - self.lengths_bytes
-        places = np.union1d(begins, cuts)
-        run = begins.searchsorted(places, side="right") - 1
-        skipped = places - begins[run]
-        lengths = np.diff(places, append=self.size_bytes)
-        return CopyPlan(self.device[run] + skipped, self.host[run] + skipped, lengths)
+        run = begins.searchsorted(cuts, side="right") - 1
+        inside = cuts > begins[run]
+        run, cuts = run[inside], cuts[inside]
+        skipped = cuts - begins[run]
+        device = np.insert(self.device, run + 1, self.device[run] + skipped)
+        host = np.insert(self.host, run + 1, self.host[run] + skipped)
+        begins = np.insert(begins, run + 1, cuts)
+        return CopyPlan(device, host, np.diff(begins, append=self.size_bytes))
 
 
 @dataclass(frozen=True, eq=False)
