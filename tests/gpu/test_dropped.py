@@ -10,11 +10,7 @@ import sys
 import threading
 
 import torch
-from support.gpu.accelerator import (
-    MIB,
-    computing,
-    sleep_on_stream,
-)
+from support.gpu.accelerator import MIB, computing, sleep_on_stream
 from support.gpu.copies import Bytes, finish, open_worker, random_blocks, registered, same
 from support.gpu.figures import Figure
 

@@ -9,6 +9,8 @@ from support.gpu.accelerator import GIB, KIB, MIB, Runtime, device, has_device
 from support.gpu.figures import Figure
 from support.gpu.memory import pools
 
+from kvtier_sdk.worker.driver import forget_error
+
 #: ``cudaHostRegisterPortable``, as the worker passes it.
 _PORTABLE = 1
 #: Of a pool of eight ranks.
@@ -44,8 +46,6 @@ def _register_parts(figure: Figure, kind: str, address: int, size_bytes: int) ->
 
 
 def _register(figure: Figure, kind: str, address: int, size_bytes: int) -> None:
-    from kvtier_sdk.worker.driver import forget_error
-
     # The first use of the device makes its context, which must not count for the memory.
     torch.zeros(1, device=device())
     runtime, calls = Runtime(), torch.cuda.cudart()
@@ -54,8 +54,7 @@ def _register(figure: Figure, kind: str, address: int, size_bytes: int) -> None:
     took_s = time.perf_counter() - began_s
     figure(f"{kind}: status", runtime.describe(status))
     assert not status, f"the driver does not register {kind} memory"
-    if not status:
-        figure(f"{kind}: registered in", took_s / size_bytes * 1e9, "s/GB")
+    figure(f"{kind}: registered in", took_s / size_bytes * 1e9, "s/GB")
     # A second registration is refused also after a success.
     refusal = int(calls.cudaHostRegister(address, size_bytes, _PORTABLE))
     figure(f"{kind}: status of the second time", runtime.describe(refusal))
@@ -63,9 +62,8 @@ def _register(figure: Figure, kind: str, address: int, size_bytes: int) -> None:
     forget_error()
     left = runtime.last_error()
     assert left.startswith("0 "), f"the worker does not take back the last error: {left}"
-    if not status:
-        began_s = time.perf_counter()
-        status = int(calls.cudaHostUnregister(address))
-        took_s = time.perf_counter() - began_s
-        assert not status, f"{kind}: unregistered with status {runtime.describe(status)}"
-        figure(f"{kind}: unregistered in", took_s / size_bytes * 1e9, "s/GB")
+    began_s = time.perf_counter()
+    status = int(calls.cudaHostUnregister(address))
+    took_s = time.perf_counter() - began_s
+    assert not status, f"{kind}: unregistered with status {runtime.describe(status)}"
+    figure(f"{kind}: unregistered in", took_s / size_bytes * 1e9, "s/GB")

@@ -46,6 +46,13 @@ class Gate:
         self._open.release(calls)
 
 
+def expect_success(worker: OffloadWorker, *job_ids: int) -> None:
+    """Wait for jobs, of which all must succeed and no other may have ended."""
+    worker.wait(job_ids)
+    ended = {result.job_id: result.error for result in worker.get_finished()}
+    assert ended == dict.fromkeys(job_ids)
+
+
 def until_finished(worker: OffloadWorker, jobs: int) -> None:
     """Poll until jobs have finished, without ``wait``, whose thread would help."""
     ended = 0

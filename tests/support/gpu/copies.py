@@ -17,9 +17,9 @@ Bytes: TypeAlias = NDArray[np.uint8]
 Indices: TypeAlias = Sequence[int] | NDArray[np.integer]
 
 
-def random_blocks(blocks: int, block_bytes: int) -> torch.Tensor:
+def random_blocks(*shape: int) -> torch.Tensor:
     """Make a KV tensor with random bytes on the device."""
-    return torch.randint(0, 256, (blocks, block_bytes), dtype=torch.uint8, device=device())
+    return torch.randint(0, 256, shape, dtype=torch.uint8, device=device())
 
 
 def open_worker(blocks: torch.Tensor, host: Bytes) -> OffloadWorker:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 from support.fake_cuda import PAGE_BYTES, PATIENCE_S, FakeCUDA, Stream, mapped
-from support.gated_copies import GRACE_S, one_tensor
+from support.gated_copies import GRACE_S, expect_success, one_tensor
 
 from kvtier_sdk.worker import KVGroup, KVTensor, OffloadWorker
 from kvtier_sdk.worker import cuda as cuda_module
@@ -17,27 +17,6 @@ from kvtier_sdk.worker import registration as registration_module
 from kvtier_sdk.worker.cuda import CUDADevice
 
 Opener = Callable[..., OffloadWorker]
-
-
-@pytest.fixture
-def opened(runtime: FakeCUDA) -> Iterator[Opener]:
-    """Make a worker whose device memory is a CPU tensor; it is shut down with the test."""
-    workers: list[OffloadWorker] = []
-
-    def make(kv: KVTensor, host: np.ndarray) -> OffloadWorker:
-        device = CUDADevice(torch.device("cuda"))
-        workers.append(OffloadWorker([KVGroup([kv])], host, device=device))
-        return workers[-1]
-
-    yield make
-    for worker in workers:
-        worker.shutdown()
-
-
-def expect_success(worker: OffloadWorker, *job_ids: int) -> None:
-    worker.wait(job_ids)
-    ended = {result.job_id: result.error for result in worker.get_finished()}
-    assert ended == dict.fromkeys(job_ids)
 
 
 @pytest.mark.parametrize("offset_bytes", [0, 100])

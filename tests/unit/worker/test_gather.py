@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -24,13 +24,15 @@ from support.fake_cuda import (
     fake_cuda,
     mapped,
 )
-from support.gated_copies import filled
+from support.gated_copies import expect_success, filled
 
 from kvtier_sdk.worker import DeviceBlocks, KVGroup, KVTensor, OffloadWorker
 from kvtier_sdk.worker import cuda as cuda_module
 from kvtier_sdk.worker import gather as gather_module
 from kvtier_sdk.worker import registration as registration_module
 from kvtier_sdk.worker.cuda import CUDADevice
+
+Opener = Callable[..., OffloadWorker]
 
 BLOCKS = 8
 LAYERS = 16
@@ -50,20 +52,6 @@ def kernel(monkeypatch: pytest.MonkeyPatch, runtime: FakeCUDA) -> FakePageKernel
     return found
 
 
-@pytest.fixture
-def opened(runtime: FakeCUDA) -> Iterator[Callable[..., OffloadWorker]]:
-    workers: list[OffloadWorker] = []
-
-    def make(group: KVGroup, host: np.ndarray) -> OffloadWorker:
-        device = CUDADevice(torch.device("cuda"))
-        workers.append(OffloadWorker([group], host, device=device))
-        return workers[-1]
-
-    yield make
-    for worker in workers:
-        worker.shutdown()
-
-
 def layers(blocks: int = 32, words: int = WORDS) -> KVGroup:
     """Return sixteen layers, each with pages of so many words."""
     return KVGroup([KVTensor(aligned(blocks, 8 * words)) for _ in range(LAYERS)])
@@ -73,12 +61,6 @@ def aligned(*shape: int) -> torch.Tensor:
     """Return random bytes that begin at a multiple of 64, as on a device."""
     flat = filled(int(np.prod(shape)) + 64)
     return flat[-flat.data_ptr() % 64 :][: int(np.prod(shape))].reshape(shape)
-
-
-def expect_success(worker: OffloadWorker, *job_ids: int) -> None:
-    worker.wait(job_ids)
-    ended = {result.job_id: result.error for result in worker.get_finished()}
-    assert ended == dict.fromkeys(job_ids)
 
 
 def stored(group: KVGroup, block: int) -> bytes:
@@ -188,7 +170,7 @@ def test_a_gathered_job_moves_the_same_bytes_as_one_that_is_copied_run_by_run(
 def test_jobs_of_many_short_runs_are_gathered(
     runtime: FakeCUDA,
     kernel: FakePageKernel,
-    opened: Callable[..., OffloadWorker],
+    opened: Opener,
     monkeypatch: pytest.MonkeyPatch,
     tensors: int,
     pages: int,
@@ -208,7 +190,7 @@ def test_jobs_of_many_short_runs_are_gathered(
 def test_blocks_that_make_long_runs_together_are_not_gathered(
     runtime: FakeCUDA,
     kernel: FakePageKernel,
-    opened: Callable[..., OffloadWorker],
+    opened: Opener,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(gather_module, "PART_BYTES", 2 << 20)
@@ -223,7 +205,7 @@ def test_blocks_that_make_long_runs_together_are_not_gathered(
 
 
 def test_one_copy_moves_what_lies_in_one_piece_on_the_host(
-    runtime: FakeCUDA, kernel: FakePageKernel, opened: Callable[..., OffloadWorker]
+    runtime: FakeCUDA, kernel: FakePageKernel, opened: Opener
 ) -> None:
     group = layers()
     chunk_bytes = group.chunk_bytes
@@ -242,7 +224,7 @@ def test_one_copy_moves_what_lies_in_one_piece_on_the_host(
 def test_no_copy_crosses_the_end_of_a_registration(
     runtime: FakeCUDA,
     kernel: FakePageKernel,
-    opened: Callable[..., OffloadWorker],
+    opened: Opener,
     monkeypatch: pytest.MonkeyPatch,
     shift_bytes: int,
 ) -> None:
@@ -260,7 +242,7 @@ def test_no_copy_crosses_the_end_of_a_registration(
 
 
 def test_memory_that_is_not_registered_takes_one_copy_a_slot_too(
-    runtime: FakeCUDA, kernel: FakePageKernel, opened: Callable[..., OffloadWorker]
+    runtime: FakeCUDA, kernel: FakePageKernel, opened: Opener
 ) -> None:
     runtime.limit_bytes = 0
     group = layers()
@@ -281,7 +263,7 @@ def test_memory_that_is_not_registered_takes_one_copy_a_slot_too(
 def test_kernels_and_copies_wait_for_each_other(
     runtime: FakeCUDA,
     kernel: FakePageKernel,
-    opened: Callable[..., OffloadWorker],
+    opened: Opener,
     operation: str,
     held: str,
     ids: range,
@@ -320,7 +302,7 @@ def test_kernels_and_copies_wait_for_each_other(
 
 
 def test_jobs_of_one_lane_share_its_staging_parts(
-    runtime: FakeCUDA, kernel: FakePageKernel, opened: Callable[..., OffloadWorker]
+    runtime: FakeCUDA, kernel: FakePageKernel, opened: Opener
 ) -> None:
     group = layers()
     host = mapped(32, group.chunk_bytes)
@@ -340,7 +322,7 @@ def test_jobs_of_one_lane_share_its_staging_parts(
 def test_a_large_job_is_queued_as_it_goes(
     runtime: FakeCUDA,
     kernel: FakePageKernel,
-    opened: Callable[..., OffloadWorker],
+    opened: Opener,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     group = layers()
@@ -370,7 +352,7 @@ def test_a_large_job_is_queued_as_it_goes(
 def test_after_a_kernel_that_failed_jobs_are_copied_run_by_run(
     runtime: FakeCUDA,
     kernel: FakePageKernel,
-    opened: Callable[..., OffloadWorker],
+    opened: Opener,
     caplog: pytest.LogCaptureFixture,
     operation: str,
 ) -> None:
@@ -394,7 +376,7 @@ def test_after_a_kernel_that_failed_jobs_are_copied_run_by_run(
 def test_a_job_whose_copy_is_refused_has_ended_when_its_kernel_has(
     runtime: FakeCUDA,
     kernel: FakePageKernel,
-    opened: Callable[..., OffloadWorker],
+    opened: Opener,
     monkeypatch: pytest.MonkeyPatch,
     operation: str,
 ) -> None:
@@ -419,7 +401,7 @@ def test_a_job_whose_copy_is_refused_has_ended_when_its_kernel_has(
 
 
 def test_without_triton_pages_are_copied_one_by_one(
-    runtime: FakeCUDA, opened: Callable[..., OffloadWorker], caplog: pytest.LogCaptureFixture
+    runtime: FakeCUDA, opened: Opener, caplog: pytest.LogCaptureFixture
 ) -> None:
     group = layers()
     host = mapped(32, group.chunk_bytes)
@@ -433,7 +415,7 @@ def test_without_triton_pages_are_copied_one_by_one(
 def test_a_kernel_that_cannot_be_compiled_is_told_at_the_start(
     runtime: FakeCUDA,
     kernel: FakePageKernel,
-    opened: Callable[..., OffloadWorker],
+    opened: Opener,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     kernel.failures.append(RuntimeError("Failed to find C compiler\nsee the manual"))

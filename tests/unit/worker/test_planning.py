@@ -192,17 +192,6 @@ def test_nothing_joined_is_an_empty_plan() -> None:
     assert join([]).size_bytes == 0
 
 
-def test_a_contiguous_cache_is_one_run() -> None:
-    layout = GroupLayout(64, 1, int64s([4096]), int64s([512]), int64s([512]), int64s([0]))
-    host = HostLayout(64, HOST_ADDRESS, 512, 512)
-    everything = np.arange(64)
-    plan = share_of(layout, host, everything, 0, everything).runs()
-    assert plan.lengths_bytes.tolist() == [64 * 512]
-    # In any order, as long as block and slot go together.
-    backwards = everything[::-1].copy()
-    assert len(share_of(layout, host, backwards, 0, backwards).runs().lengths_bytes) == 1
-
-
 @pytest.mark.parametrize(
     ("addresses", "lengths", "expected"),
     [([0, 10], [10, 5], False), ([10, 0], [5, 11], True), ([3, 3], [1, 1], True), ([], [], False)],
