@@ -113,7 +113,7 @@ class FakeCUDA:
         failures: errors raised by the next such calls, in order.
         is_lost: true once the context has failed.
         copies: bytes of each call that queued copies, with its stream.
-        in_call: called in each call that queues copies.
+        in_call: called in each call that queues copies; see :meth:`hold_calls`.
     """
 
     def __init__(self, limit_bytes: int = 1 << 60) -> None:
@@ -168,6 +168,17 @@ class FakeCUDA:
     def _fail(self, error: int) -> int:
         self.error = error
         return error
+
+    def hold_calls(self) -> tuple[threading.Event, threading.Event]:
+        """Hold each call that queues copies; return events for its begin and for its release."""
+        entered, leave = threading.Event(), threading.Event()
+
+        def stay() -> None:
+            entered.set()
+            assert leave.wait(PATIENCE_S)
+
+        self.in_call = stay
+        return entered, leave
 
     # --- copies and captures ------------------------------------------------------------------
 

@@ -47,9 +47,7 @@ def test_no_run_crosses_the_end_of_a_registration(
 
 
 @pytest.mark.parametrize("operation", ["submit_store", "submit_load"])
-def test_a_job_without_a_stream_to_wait_for_is_refused(
-    runtime: FakeCUDA, opened: Opener, operation: str
-) -> None:
+def test_a_job_without_a_stream_to_wait_for_is_refused(opened: Opener, operation: str) -> None:
     worker = opened(one_tensor(), mapped(16, 64))
     with pytest.raises(ValueError, match="needs 'after'"):
         getattr(worker, operation)(1, [1], [1])
@@ -127,10 +125,6 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_module, "WINDOW_BYTES", 4 * PAGE_BYTES)
 
 
-def in_flight_bytes(runtime: FakeCUDA, stream: int) -> int:
-    return sum(size_bytes for size_bytes, used in runtime.copies if used == stream)
-
-
 @pytest.mark.usefixtures("small_pieces")
 def test_a_bounded_part_of_large_loads_is_ahead_of_an_expedited_one(
     runtime: FakeCUDA, opened: Opener
@@ -183,13 +177,7 @@ def test_a_large_load_has_not_ended_while_pieces_are_to_be_queued(
     computing = Stream()
     gate = computing.hold()
     worker.submit_load(1, range(30), range(30), after=computing)
-    entered, leave = threading.Event(), threading.Event()
-
-    def stay() -> None:
-        entered.set()
-        assert leave.wait(PATIENCE_S)
-
-    runtime.in_call = stay
+    entered, leave = runtime.hold_calls()
     runtime.release(gate)
     assert entered.wait(PATIENCE_S)
     ended = worker.get_finished()
@@ -214,13 +202,7 @@ def test_shutdown_waits_for_loads_that_are_not_queued_yet(
 def test_submitting_does_not_keep_others_from_asking(runtime: FakeCUDA, opened: Opener) -> None:
     worker = opened(one_tensor(), mapped(16, 64))
     worker.submit_store(1, [1], [1], after=Stream())
-    entered, leave = threading.Event(), threading.Event()
-
-    def stay() -> None:
-        entered.set()
-        assert leave.wait(PATIENCE_S)
-
-    runtime.in_call = stay
+    entered, leave = runtime.hold_calls()
     submitter = threading.Thread(
         target=worker.submit_store, args=(2, [2], [2]), kwargs={"after": Stream()}
     )

@@ -168,7 +168,6 @@ def test_a_gathered_job_moves_the_same_bytes_as_one_that_is_copied_run_by_run(
     ],
 )
 def test_jobs_of_many_short_runs_are_gathered(
-    runtime: FakeCUDA,
     kernel: FakePageKernel,
     opened: Opener,
     monkeypatch: pytest.MonkeyPatch,
@@ -188,10 +187,7 @@ def test_jobs_of_many_short_runs_are_gathered(
 
 
 def test_blocks_that_make_long_runs_together_are_not_gathered(
-    runtime: FakeCUDA,
-    kernel: FakePageKernel,
-    opened: Opener,
-    monkeypatch: pytest.MonkeyPatch,
+    kernel: FakePageKernel, opened: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gather_module, "PART_BYTES", 2 << 20)
     group = KVGroup([KVTensor(aligned(32, 16 * 1024)) for _ in range(16)], blocks_per_chunk=16)
@@ -350,11 +346,7 @@ def test_a_large_job_is_queued_as_it_goes(
 
 @pytest.mark.parametrize("operation", ["submit_store", "submit_load"])
 def test_after_a_kernel_that_failed_jobs_are_copied_run_by_run(
-    runtime: FakeCUDA,
-    kernel: FakePageKernel,
-    opened: Opener,
-    caplog: pytest.LogCaptureFixture,
-    operation: str,
+    kernel: FakePageKernel, opened: Opener, caplog: pytest.LogCaptureFixture, operation: str
 ) -> None:
     group = layers()
     host = mapped(32, group.chunk_bytes)
@@ -401,7 +393,7 @@ def test_a_job_whose_copy_is_refused_has_ended_when_its_kernel_has(
 
 
 def test_without_triton_pages_are_copied_one_by_one(
-    runtime: FakeCUDA, opened: Opener, caplog: pytest.LogCaptureFixture
+    opened: Opener, caplog: pytest.LogCaptureFixture
 ) -> None:
     group = layers()
     host = mapped(32, group.chunk_bytes)
@@ -413,10 +405,7 @@ def test_without_triton_pages_are_copied_one_by_one(
 
 
 def test_a_kernel_that_cannot_be_compiled_is_told_at_the_start(
-    runtime: FakeCUDA,
-    kernel: FakePageKernel,
-    opened: Opener,
-    caplog: pytest.LogCaptureFixture,
+    kernel: FakePageKernel, opened: Opener, caplog: pytest.LogCaptureFixture
 ) -> None:
     kernel.failures.append(RuntimeError("Failed to find C compiler\nsee the manual"))
     group = layers()
