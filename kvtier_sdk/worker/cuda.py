@@ -14,7 +14,7 @@ from kvtier_sdk.errors import KVTierError
 from kvtier_sdk.runner.jobs import Operation
 from kvtier_sdk.worker.device import Copy, Device, StreamOrEvent
 from kvtier_sdk.worker.driver import ORDER_ANY, ORDER_STREAM, CUDADriver, Driver, HIPDriver
-from kvtier_sdk.worker.gather import Gatherer, PageKernel, StagedPiece, Staging
+from kvtier_sdk.worker.gather import Gatherer, PageKernel, StagedPiece
 from kvtier_sdk.worker.planning import CopyPlan, GroupLayout, HostLayout, JobPlan
 from kvtier_sdk.worker.registration import RefusedError, Registration
 
@@ -25,6 +25,8 @@ _log = logging.getLogger("kvtier.worker")
 WINDOW_BYTES = 256 * 1024**2
 #: Copies are queued in pieces of at most this size.
 PIECE_BYTES = 64 * 1024**2
+#: Priorities of the streams for stores, loads and expedited loads.
+_PRIORITIES = (0, -1, -1)
 #: Pause before a query that the driver did not answer is repeated.
 _PAUSE_S = 0.001
 
@@ -43,8 +45,7 @@ class CUDADevice(Device):
         self.device = device
         self.driver: Driver = HIPDriver() if torch.version.hip else CUDADriver()
         with torch.cuda.device(device):
-            # For stores, loads and expedited loads.
-            self._lanes = [_Lane(self, priority=priority) for priority in (0, -1, -1)]
+            self._lanes = [_Lane(self, priority) for priority in _PRIORITIES]
         self._registration: Registration | None = None
         self._gatherer: Gatherer | None = None
 
@@ -58,8 +59,15 @@ class CUDADevice(Device):
                     "engine; check `ulimit -l`",
                     refused,
                 )
-            if Gatherer.is_wanted(groups):
-                self._prepare_gathering(groups)
+            if not Gatherer.is_wanted(groups):
+                return
+            try:
+                self._gatherer = Gatherer(PageKernel(self.device), groups, _PRIORITIES)
+            except Exception as raised:  # the errors of torch and triton have no class in common
+                _log.warning(
+                    "pages of less than 128 KiB are copied one by one, which is slower: %s",
+                    _first_line(raised),
+                )
 
     def start(
         self,
@@ -75,19 +83,22 @@ class CUDADevice(Device):
                 "an event recorded there"
             )
         store = operation is Operation.STORE
-        lane = self._lanes[0 if store else 2 if expedited else 1]
+        number = 0 if store else 2 if expedited else 1
+        lane = self._lanes[number]
         with self.driver.during_captures(), torch.cuda.device(self.device):
             # The copy waits for the work queued now, even if it is queued later itself.
             event = after.record_event() if isinstance(after, torch.Stream) else after
-            pieces = self._pieces(plan, lane.staging)
+            pieces: Sequence[_Piece]
+            if self._gatherer is not None and self._gatherer.suits(plan):
+                pieces = self._gatherer.pieces(plan, number)
+            else:
+                pieces = plan.runs().split(-(-plan.size_bytes // PIECE_BYTES))
             copy = _StreamCopy(self, lane.copies, pieces, operation, event)
             lane.add(copy)
         return copy
 
     def close(self) -> None:
         self._gatherer = None
-        for lane in self._lanes:
-            lane.staging = None
         if self._registration is not None:
             with torch.cuda.device(self.device):
                 self._registration.release()
@@ -95,15 +106,15 @@ class CUDADevice(Device):
 
     def enqueue(self, plan: CopyPlan, operation: Operation, stream: torch.cuda.Stream) -> None:
         """Queue the runs of a plan on a stream."""
+        enqueue = self.driver.copy_each
         if self._registration is not None:
             plan = self._registration.fit(plan)
+            enqueue = self.driver.copy_batch
         store = operation is Operation.STORE
         ends = (plan.host, plan.device) if store else (plan.device, plan.host)
         # Slots do not change during a load, so the driver may read them at any time. Blocks may
         # change until the stream reaches the store.
         order = ORDER_STREAM if store else ORDER_ANY
-        is_pinned = self._registration is not None
-        enqueue = self.driver.copy_batch if is_pinned else self.driver.copy_each
         enqueue(*ends, plan.lengths_bytes, order, stream.cuda_stream)
 
     def is_lost(self) -> bool:
@@ -114,26 +125,6 @@ class CUDADevice(Device):
             return True
         return False
 
-    def _prepare_gathering(self, groups: Sequence[GroupLayout]) -> None:
-        try:
-            kernel = PageKernel(self.device)
-            gatherer = Gatherer(kernel, groups)
-            staging = [Staging(kernel, lane.priority) for lane in self._lanes]
-        except Exception as raised:  # the errors of torch and triton have no class in common
-            _log.warning(
-                "pages of less than 128 KiB are copied one by one, which is slower: %s",
-                _first_line(raised),
-            )
-            return
-        self._gatherer = gatherer
-        for lane, parts in zip(self._lanes, staging, strict=True):
-            lane.staging = parts
-
-    def _pieces(self, plan: JobPlan, staging: Staging | None) -> Sequence[_Piece]:
-        if self._gatherer is not None and staging is not None and self._gatherer.suits(plan):
-            return self._gatherer.pieces(plan, staging)
-        return plan.runs().split(-(-plan.size_bytes // PIECE_BYTES))
-
 
 class _Lane:
     """The streams for one kind of job, and the copies that are not queued on them yet.
@@ -142,12 +133,9 @@ class _Lane:
     thread queues the rest as copies end, and runs only while there is a rest.
     """
 
-    def __init__(self, device: CUDADevice, *, priority: int) -> None:
+    def __init__(self, device: CUDADevice, priority: int) -> None:
         #: The stream on which bytes cross the link.
         self.copies = torch.cuda.Stream(device.device, priority=priority)
-        self.priority = priority
-        #: ``None`` if pages are not gathered.
-        self.staging: Staging | None = None
         self._device = device
         self._lock = threading.Lock()
         #: Copies with pieces that are not on the stream yet, oldest first.

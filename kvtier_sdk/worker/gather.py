@@ -97,7 +97,7 @@ class _Part:
     free: torch.cuda.Event | None = None
 
 
-class Staging:
+class _Staging:
     """The staging parts of a lane, used in turn, and the stream on which its kernels run."""
 
     def __init__(self, kernel: PageKernel, priority: int) -> None:
@@ -140,9 +140,11 @@ class _Shape:
 
 
 class Gatherer:
-    """Cuts jobs into pieces that fit into a staging part."""
+    """Cuts jobs into pieces that fit into a staging part; each lane has its own parts."""
 
-    def __init__(self, kernel: PageKernel, layouts: Sequence[GroupLayout]) -> None:
+    def __init__(
+        self, kernel: PageKernel, layouts: Sequence[GroupLayout], priorities: Sequence[int]
+    ) -> None:
         stream = torch.cuda.Stream()
         self._kernel = kernel
         self._shapes = {of: _Shape(of, kernel, stream) for of in layouts if _is_possible(of)}
@@ -152,6 +154,7 @@ class Gatherer:
             nowhere = kernel.allocate(16).data_ptr()
             kernel.start(stream, nowhere, table, table, 0, 0, 0, 0, 1, 0, gather=gather)
         stream.synchronize()
+        self._staging = [_Staging(kernel, priority) for priority in priorities]
 
     @staticmethod
     def is_wanted(layouts: Sequence[GroupLayout]) -> bool:
@@ -171,8 +174,9 @@ class Gatherer:
             and all(share.layout in self._shapes for share in plan.shares)
         )
 
-    def pieces(self, plan: JobPlan, staging: Staging) -> list[StagedPiece]:
+    def pieces(self, plan: JobPlan, lane: int) -> list[StagedPiece]:
         """Return the pieces of a job, each for one staging part."""
+        staging = self._staging[lane]
 
         @functools.cache
         def block_ids() -> torch.Tensor:
@@ -206,7 +210,7 @@ class StagedPiece:
     def __init__(
         self,
         kernel: PageKernel,
-        staging: Staging,
+        staging: _Staging,
         block_ids: Callable[[], torch.Tensor],
         table: torch.Tensor,
         share: GroupShare,
