@@ -20,8 +20,8 @@ from kvtier_sdk.worker.registration import RefusedError, Registration
 
 _log = logging.getLogger("kvtier.worker")
 
-#: Bytes queued on a stream, about; an expedited load waits for no more. They keep a link busy for
-#: 5 ms, as long as a busy interpreter may delay the thread that queues more.
+#: About the most bytes queued on a stream, for which an expedited load may wait. They keep a link
+#: busy for 5 ms, as long as a busy interpreter may delay the thread that queues more.
 WINDOW_BYTES = 256 * 1024**2
 #: Copies are queued in pieces of at most this size.
 PIECE_BYTES = 64 * 1024**2
@@ -129,8 +129,8 @@ class CUDADevice(Device):
 class _Lane:
     """The streams for one kind of job, and the copies that are not queued on them yet.
 
-    A copy engine first finishes what is queued, so only a few hundred MiB are queued at a time. A
-    thread queues the rest as copies end, and runs only while there is a rest.
+    An expedited load waits for the copies that are queued already, so only a few hundred MiB are
+    queued at a time. A thread queues the rest as copies end, and runs only while there is a rest.
     """
 
     def __init__(self, device: CUDADevice, priority: int) -> None:

@@ -29,8 +29,7 @@ from kvtier_sdk.worker.planning import (
 
 _log = logging.getLogger("kvtier.worker")
 
-#: Jobs with shorter runs on average are gathered. With longer runs, a copy engine fills the link
-#: without that.
+#: Jobs with shorter runs on average are gathered. Longer runs fill the link without a kernel.
 MIN_DIRECT_RUN_BYTES = 128 * 1024
 #: Jobs with fewer runs are not gathered: the kernel and its waits cost as much as a few runs.
 MIN_GATHERED_RUNS = 16
@@ -123,7 +122,7 @@ class _Band(NamedTuple):
 
 
 class _Shape:
-    """What depends on a group's layout alone: the kernel's table, and the bands of a chunk."""
+    """A group's table for the kernel, and the bands of its chunks."""
 
     def __init__(self, layout: GroupLayout, kernel: PageKernel, stream: torch.cuda.Stream) -> None:
         words = [layout.lengths_bytes // 8, layout.offsets_bytes // 8]

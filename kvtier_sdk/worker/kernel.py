@@ -13,7 +13,7 @@ import triton.language as tl
 
 #: Words of 8 bytes that a program copies at a time; two of them are one access of 16 bytes.
 _TILE_WORDS = 1024
-#: Programs of a launch. They move several times what a link does, and leave most of the device to
+#: Programs of a launch. They are several times as fast as a link, and leave most of the device to
 #: the engine: an H100 has 132 multiprocessors, and each runs many programs.
 _PROGRAMS = 64
 

@@ -13,7 +13,7 @@ from kvtier_sdk.worker.driver import forget_error
 
 #: ``cudaHostRegisterPortable``, as the worker passes it.
 _PORTABLE = 1
-#: Of a pool of eight ranks.
+#: The rows of a pool of eight ranks.
 _ROW_BYTES, _RANKS = 4 * MIB, 8
 
 
@@ -29,7 +29,7 @@ def test_registration(figure: Figure) -> None:
 
 
 def _register_parts(figure: Figure, kind: str, address: int, size_bytes: int) -> None:
-    """Register what one rank of eight would, if it registered its own part of each slot."""
+    """Register one rank's own part of each slot, as a worker could do instead of whole pieces."""
     calls = torch.cuda.cudart()
     begins = range(address, address + size_bytes, _ROW_BYTES)
     began_s = time.perf_counter()
@@ -55,7 +55,7 @@ def _register(figure: Figure, kind: str, address: int, size_bytes: int) -> None:
     figure(f"{kind}: status", runtime.describe(status))
     assert not status, f"the driver does not register {kind} memory"
     figure(f"{kind}: registered in", took_s / size_bytes * 1e9, "s/GB")
-    # A second registration is refused also after a success.
+    # A second registration is refused even if the first succeeded.
     refusal = int(calls.cudaHostRegister(address, size_bytes, _PORTABLE))
     figure(f"{kind}: status of the second time", runtime.describe(refusal))
     figure(f"{kind}: last error after that", runtime.last_error())

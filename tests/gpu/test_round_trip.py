@@ -127,11 +127,7 @@ def _copy(
 
 
 def _steps(manager: TieringManager, reported: threading.Event) -> Iterator[None]:
-    """Yield the steps of an engine; asking for the next ends the step.
-
-    Raises:
-        TimeoutError: the caller has asked for steps for too long.
-    """
+    """Yield the steps of an engine; a step ends when the caller asks for the next one."""
     deadline_s = time.monotonic() + _PATIENCE_S
     while time.monotonic() < deadline_s:
         yield

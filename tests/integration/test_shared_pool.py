@@ -22,7 +22,7 @@ from support.pool_process import (
 from kvtier_sdk import ConfigError, HostPool, KVTierError, PoolLayout
 from kvtier_sdk.pool.limits import file_system_of
 
-# Not a whole number of cache lines, nor, with several workers, of pages.
+# A part ends inside a cache line, and a row of several parts inside a page.
 PART_BYTES = 5000
 SLOTS = 16
 
@@ -212,7 +212,7 @@ def test_two_replicas_at_once_keep_apart(start: Start, shm_directory: Path) -> N
 
 
 def test_many_join_and_are_killed_at_once(start: Start, shm_directory: Path) -> None:
-    """Each round is a race to come first, to sweep, and to be last."""
+    """Each round is a race to be the first, to sweep, and to be the last."""
     for _ in range(2):
         scheduler, members = start_replica(start, shm_directory, 3)
         assert scheduler.run("pool.absent()") == []

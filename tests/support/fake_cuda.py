@@ -66,7 +66,7 @@ class Stream:
 
 
 class Event:
-    """An event that counts its recordings, and those that its stream has reached."""
+    """An event that counts its recordings, and the recordings that its stream has reached."""
 
     runtime: FakeCUDA
 
@@ -274,7 +274,7 @@ class FakePageKernel(PageKernel):
         self._launch = launch
 
     def allocate(self, size_bytes: int) -> torch.Tensor:
-        # Aligned as on a device.
+        # A device's memory is aligned like this.
         memory = torch.zeros(size_bytes + 256, dtype=torch.uint8)
         return memory[-memory.data_ptr() % 256 :][:size_bytes]
 
@@ -358,7 +358,7 @@ def fake_cuda(vendor: str) -> Iterator[FakeCUDA]:
         patch.setattr(torch.cuda, "Event", Event)
         patch.setattr(torch.cuda, "mem_get_info", runtime.memory_info)
         patch.setattr(registration_module, "_pieces", [])
-        # There is no triton, unless a test brings a kernel.
+        # triton seems not to be installed, unless a test replaces the kernel.
         patch.setattr(cuda_module, "PageKernel", without_triton)
         yield runtime
 

@@ -54,7 +54,7 @@ def expect_success(worker: OffloadWorker, *job_ids: int) -> None:
 
 
 def until_finished(worker: OffloadWorker, jobs: int) -> None:
-    """Poll until jobs have finished, without ``wait``, whose thread would help."""
+    """Poll until jobs have finished. ``wait`` would copy in the calling thread."""
     ended = 0
     end_s = time.monotonic() + PATIENCE_S
     while ended < jobs:

@@ -58,7 +58,7 @@ def test_there_is_no_other_slot(pool: HostPool, slot: int) -> None:
         pool.view(slot)
 
 
-# Objects that can be made of a view and kept. The view itself is gone in each case but the first.
+# Objects made of a view, which outlive it in all cases but the first.
 KEPT: dict[str, Callable[[memoryview], Any]] = {
     "the view": lambda view: view,
     "a slice": lambda view: view[10:20],

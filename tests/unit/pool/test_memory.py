@@ -89,7 +89,7 @@ def offers_huge_pages() -> bool:
     return setting.exists() and "[madvise]" in setting.read_text()
 
 
-@pytest.mark.skipif(not offers_huge_pages(), reason="this kernel gives no huge pages to who asks")
+@pytest.mark.skipif(not offers_huge_pages(), reason="this kernel offers no huge pages")
 def test_huge_pages_are_taken_where_they_are_offered() -> None:
     pool = HostPool(16, 2 * MIB)
     assert 0 < pool.huge_page_bytes <= pool.layout.size_bytes

@@ -1,4 +1,4 @@
-"""Races at a start: another process comes between two steps, each race by itself."""
+"""Races at a start, in which another process acts between two steps."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_a_job_waits_for_the_stream_that_it_is_given(
     after = computing.record_event() if by_event else computing
     worker.submit_store(1, [1], [1], after=after)
     worker.submit_load(2, [2], [2], expedited=expedited, after=after)
-    # What is queued there later is not waited for.
+    # The jobs do not wait for work that is queued later.
     later = computing.hold()
     assert worker.get_finished() == []
     runtime.release(gate)
@@ -89,7 +89,7 @@ def test_polling_while_a_graph_is_captured_disturbs_neither(
         runtime.release(gate)
         expect_success(worker, 1, 2)
         assert runtime.captures_lost == 0
-        # The mode in which the engine's thread captures is its own.
+        # The engine's thread keeps its own capture mode.
         with pytest.raises(RuntimeError, match="capturing"):
             runtime.ask()
     finally:
@@ -145,7 +145,7 @@ def test_a_bounded_part_of_large_loads_is_ahead_of_an_expedited_one(
     runtime.release(gate)
     expect_success(worker, 0, 1)
     assert torch.equal(kv.tensor[:40], torch.from_numpy(host[:40]))
-    # No thread is left that queued them.
+    # The thread that queued them has ended.
     worker.submit_load(3, [0], [1], after=computing)
     expect_success(worker, 3)
     assert not [thread for thread in threading.enumerate() if thread.name == "kvtier-copies"]
@@ -215,7 +215,7 @@ def test_submitting_does_not_keep_others_from_asking(runtime: FakeCUDA, opened: 
     poller.start()
     poller.join(1)
     answered = not poller.is_alive()
-    # What is being submitted can be waited for, too.
+    # A wait for a job that is still being submitted blocks.
     waiter = threading.Thread(target=worker.wait, args=([2],))
     waiter.start()
     waiter.join(GRACE_S)

@@ -53,7 +53,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch, runtime: FakeCUDA) -> FakePageKernel
 
 
 def layers(blocks: int = 32, words: int = WORDS) -> KVGroup:
-    """Return sixteen layers, each with pages of so many words."""
+    """Return a group of sixteen layers with pages of the same size."""
     return KVGroup([KVTensor(aligned(blocks, 8 * words)) for _ in range(LAYERS)])
 
 
@@ -110,7 +110,7 @@ def page_kernel(name: str, patch: pytest.MonkeyPatch) -> FakePageKernel:
     patch.setenv("TRITON_INTERPRET", "1")
     from kvtier_sdk.worker import kernel as kernel_module
 
-    # Tiles smaller than pages, and fewer programs than there is to copy.
+    # Tiles are smaller than pages, and there are fewer programs than pages.
     patch.setattr(kernel_module, "_TILE_WORDS", 4)
     patch.setattr(kernel_module, "_PROGRAMS", 3)
     return FakePageKernel(kernel_module.launch)
@@ -124,7 +124,7 @@ def test_a_gathered_job_moves_the_same_bytes_as_one_that_is_copied_run_by_run(
     groups, blocks, slots = job
     tensors = [kv.tensor for group in groups for kv in group.tensors]
     part_bytes = max(group.chunk_bytes for group in groups)
-    # Pages of their own: memory beside them is not registered.
+    # Each has pages of its own, because the memory beside it is not registered.
     rows = max(slots, default=0) + 1
     memory = [mapped(rows, part_bytes + 48) for _ in range(2)]
     with pytest.MonkeyPatch.context() as patch, fake_cuda("cuda"):
@@ -132,7 +132,7 @@ def test_a_gathered_job_moves_the_same_bytes_as_one_that_is_copied_run_by_run(
         patch.setattr(cuda_module, "PageKernel", lambda device: kernel)
         patch.setattr(gather_module, "MIN_GATHERED_RUNS", 1)
         patch.setattr(gather_module, "MIN_RUNS_PER_COPY", 0)
-        # Few jobs fit into a part, and not every chunk does.
+        # Most jobs, and some chunks, do not fit into a part.
         patch.setattr(gather_module, "PART_BYTES", 480)
         found = []
         for host, device in zip(memory, (None, CUDADevice(torch.device("cuda"))), strict=True):
@@ -159,11 +159,11 @@ def test_a_gathered_job_moves_the_same_bytes_as_one_that_is_copied_run_by_run(
     ("tensors", "pages", "page_bytes", "is_gathered"),
     [
         (8, 2, 8 * WORDS, True),
-        # Too few runs, too few for each slot, and too long ones.
+        # Too few runs, too few runs per slot, and runs that are too long.
         (8, 1, 8 * WORDS, False),
         (3, 8, 8 * WORDS, False),
         (8, 2, 128 * 1024, False),
-        # Not made of words of 16 bytes.
+        # Pages that are not whole words of 16 bytes.
         (8, 2, 8 * WORDS - 8, False),
     ],
 )
@@ -269,8 +269,8 @@ def test_kernels_and_copies_wait_for_each_other(
     host[:] = np.arange(32, dtype=np.uint8)[:, None]
     first = len(runtime.streams)
     worker = opened(group, host)
-    # Stores, loads and expedited loads have a stream for copies each; then they have one for
-    # kernels each, after the one on which the kernel was prepared.
+    # The device makes a stream for copies of each lane, one to prepare the kernel, and one for
+    # kernels of each lane.
     lane = ["store", "load", "expedited"].index(operation)
     computing = Stream()
     streams = {
@@ -286,7 +286,7 @@ def test_kernels_and_copies_wait_for_each_other(
     runtime.advance()
     assert worker.get_finished() == []
     if held == "computation":
-        # What was still to be computed, or read.
+        # The computation that the job waits for changes the pages.
         for kv in group.tensors:
             kv.tensor.add_(1)
     runtime.release(gate)
@@ -329,7 +329,7 @@ def test_a_large_job_is_queued_as_it_goes(
     gate = computing.hold()
     worker.submit_store(1, range(32), range(32), after=computing)
     assert len(kernel.launches) == 2
-    # Another one does not overtake it, and loads do not wait for either.
+    # Another store does not overtake it, and a load waits for neither.
     worker.submit_store(2, [3], [3], after=Stream())
     worker.submit_load(3, [30], [31], after=Stream())
     expect_success(worker, 3)
@@ -386,7 +386,7 @@ def test_a_job_whose_copy_is_refused_has_ended_when_its_kernel_has(
     (result,) = worker.get_finished()
     assert result.error is not None
     assert "error 1" in result.error
-    # The next one uses the same staging part.
+    # The next job uses the same staging part.
     getattr(worker, operation)(2, range(9), range(9), after=Stream())
     expect_success(worker, 2)
     assert all(host[block].tobytes() == stored(group, block) for block in range(9))

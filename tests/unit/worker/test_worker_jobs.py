@@ -42,7 +42,7 @@ def test_wait_blocks_until_the_job_has_ended(gate: Gate, gated) -> None:
     waited = threading.Event()
     waiter = threading.Thread(target=lambda: (worker.wait({1}), waited.set()))
     waiter.start()
-    # Time for a wrong wait to return; a right one cannot, after any time.
+    # Give a faulty wait time to return; a correct one cannot.
     waiter.join(GRACE_S)
     assert not waited.is_set()
     gate.open()
