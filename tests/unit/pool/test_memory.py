@@ -17,9 +17,19 @@ from kvtier_sdk.pool import limits, memory
 
 MIB = 1 << 20
 LAYOUT = PoolLayout(8, MIB, workers=2)
+
+
+def attached(**options: bool) -> HostPool:
+    creator = HostPool.create(LAYOUT)
+    pool = HostPool.attach(creator.fd, **options)
+    creator.close()
+    return pool
+
+
 MAKE: dict[str, Callable[..., HostPool]] = {
     "of one process": lambda **options: HostPool(8, 2 * MIB, **options),
     "shared": lambda **options: HostPool.create(LAYOUT, **options),
+    "attached": attached,
 }
 
 
@@ -40,16 +50,6 @@ def test_no_page_faults_are_left_for_the_engine(make: Callable[..., HostPool]) -
         pool = make(prefault=prefault, huge_pages=False)
         assert (faults_of_touching(pool) < pages // 4) == few
         pool.close()
-
-
-def test_who_attaches_has_no_page_faults_either() -> None:
-    creator = HostPool.create(LAYOUT)
-    pages = LAYOUT.size_bytes // mmap.PAGESIZE
-    for prefault, few in ((True, True), (False, False)):
-        pool = HostPool.attach(creator.fd, prefault=prefault)
-        assert (faults_of_touching(pool) < pages // 4) == few
-        pool.close()
-    creator.close()
 
 
 @pytest.mark.parametrize("way", [memory.prefault, memory._touch])

@@ -16,7 +16,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.fake_cuda import (
-    PAGE_BYTES,
     FakeCUDA,
     FakePageKernel,
     Stream,
@@ -29,7 +28,6 @@ from support.gated_copies import expect_success, filled
 from kvtier_sdk.worker import DeviceBlocks, KVGroup, KVTensor, OffloadWorker
 from kvtier_sdk.worker import cuda as cuda_module
 from kvtier_sdk.worker import gather as gather_module
-from kvtier_sdk.worker import registration as registration_module
 from kvtier_sdk.worker.cuda import CUDADevice
 
 Opener = Callable[..., OffloadWorker]
@@ -200,54 +198,22 @@ def test_blocks_that_make_long_runs_together_are_not_gathered(
     assert kernel.launches != []
 
 
+@pytest.mark.parametrize("limit_bytes", [1 << 60, 0], ids=["registered", "not registered"])
 def test_one_copy_moves_what_lies_in_one_piece_on_the_host(
-    runtime: FakeCUDA, kernel: FakePageKernel, opened: Opener
+    runtime: FakeCUDA, kernel: FakePageKernel, opened: Opener, limit_bytes: int
 ) -> None:
+    runtime.limit_bytes = limit_bytes
     group = layers()
-    chunk_bytes = group.chunk_bytes
-    rows = mapped(32, chunk_bytes + 64)
-    worker = opened(group, rows[:, :chunk_bytes])
+    host = mapped(32, group.chunk_bytes + 64)[:, : group.chunk_bytes]
+    worker = opened(group, host)
     runs: list[int] = []
     queue = runtime._queue
     runtime._queue = lambda some, stream: runs.extend(n for *_, n in some) or queue(some, stream)
-    worker.submit_store(1, range(10, 20), range(20, 0, -2), after=Stream())
+    worker.submit_store(1, range(0, 20, 2), range(20, 0, -2), after=Stream())
     expect_success(worker, 1)
-    assert runs == [chunk_bytes] * 10
+    assert runs == [group.chunk_bytes] * 10
     assert len(kernel.launches) == 4
-
-
-@pytest.mark.parametrize("shift_bytes", [0, 1 << 50])
-def test_no_copy_crosses_the_end_of_a_registration(
-    runtime: FakeCUDA,
-    kernel: FakePageKernel,
-    opened: Opener,
-    monkeypatch: pytest.MonkeyPatch,
-    shift_bytes: int,
-) -> None:
-    monkeypatch.setattr(registration_module, "MAX_REGISTER_BYTES", 2 * PAGE_BYTES)
-    runtime.shift_bytes = shift_bytes
-    group = layers()
-    # Chunks lie side by side, so that several are one copy, and not on the borders of pages.
-    host = mapped(1, 33 * group.chunk_bytes)[0][96:][: 32 * group.chunk_bytes].reshape(32, -1)
-    worker = opened(group, host)
-    assert len(runtime.pieces) > 1
-    worker.submit_store(1, range(32), range(32), after=Stream())
-    expect_success(worker, 1)
-    assert kernel.launches
-    assert all(host[block].tobytes() == stored(group, block) for block in range(32))
-
-
-def test_memory_that_is_not_registered_takes_one_copy_a_slot_too(
-    runtime: FakeCUDA, kernel: FakePageKernel, opened: Opener
-) -> None:
-    runtime.limit_bytes = 0
-    group = layers()
-    host = mapped(32, group.chunk_bytes)
-    worker = opened(group, host)
-    worker.submit_store(1, range(0, 20, 2), range(0, 20, 2), after=Stream())
-    expect_success(worker, 1)
-    assert [size_bytes for size_bytes, _ in runtime.copies] == [group.chunk_bytes] * 10
-    assert all(host[block].tobytes() == stored(group, block) for block in range(0, 20, 2))
+    assert all(host[20 - block].tobytes() == stored(group, block) for block in range(0, 20, 2))
 
 
 # --- in the right order -----------------------------------------------------------------------
