@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,17 +26,23 @@ _CAPTURE_RELAXED = 2
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_size_t
 
 
-class Driver(ABC):
+class Driver:
     """One vendor's calls. Each applies to the calling thread's current device."""
 
+    _copy_one: Any
+    #: The arguments of ``_copy_one`` between the length and the stream.
+    _copy_arguments: tuple[int, ...] = ()
     _exchange_capture_mode: Any
     _host_get_device_pointer: Any
 
-    @abstractmethod
     def copy_each(
         self, into: Int64s, out_of: Int64s, lengths_bytes: Int64s, order: int, stream: int
     ) -> None:
         """Queue the runs one by one."""
+        copy, rest = self._copy_one, (*self._copy_arguments, stream)
+        for run in zip(into.tolist(), out_of.tolist(), lengths_bytes.tolist(), strict=True):
+            if status := copy(*run, *rest):
+                raise KVTierError(f"{copy.__name__}: error {status}")
 
     def copy_batch(
         self, into: Int64s, out_of: Int64s, lengths_bytes: Int64s, order: int, stream: int
@@ -121,17 +126,14 @@ class CUDADriver(Driver):
             *refused,
             stream,
         )
-        _check("cuMemcpyBatchAsync", status)
-
-    def copy_each(
-        self, into: Int64s, out_of: Int64s, lengths_bytes: Int64s, order: int, stream: int
-    ) -> None:
-        for run in zip(into.tolist(), out_of.tolist(), lengths_bytes.tolist(), strict=True):
-            _check("cuMemcpyAsync", self._copy_one(*run, stream))
+        if status:
+            raise KVTierError(f"{self._batch.__name__}: error {status}")
 
 
 class HIPDriver(Driver):
     """``hipMemcpyAsync`` for each run: HIP's batch call is too new for the versions in use."""
+
+    _copy_arguments = (_HIP_MEMCPY_DEFAULT,)
 
     def __init__(self) -> None:
         # This must be torch's own runtime: its streams mean nothing to another one on the path.
@@ -141,12 +143,6 @@ class HIPDriver(Driver):
         self._exchange_capture_mode = library.hipThreadExchangeStreamCaptureMode
         self._host_get_device_pointer = library.hipHostGetDevicePointer
         self._host_get_device_pointer.argtypes = [_POINTER, _POINTER, ctypes.c_uint]
-
-    def copy_each(
-        self, into: Int64s, out_of: Int64s, lengths_bytes: Int64s, order: int, stream: int
-    ) -> None:
-        for run in zip(into.tolist(), out_of.tolist(), lengths_bytes.tolist(), strict=True):
-            _check("hipMemcpyAsync", self._copy_one(*run, _HIP_MEMCPY_DEFAULT, stream))
 
 
 def forget_error() -> None:
@@ -165,8 +161,3 @@ def forget_error() -> None:
 def _torch_runtime() -> ctypes.CDLL:
     """Return a library in which to look up functions of torch's own runtime."""
     return ctypes.CDLL(torch._C.__file__)
-
-
-def _check(call: str, status: int) -> None:
-    if status:
-        raise KVTierError(f"{call}: error {status}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -121,23 +121,6 @@ class _Band(NamedTuple):
     size_bytes: int
 
 
-class _Shape:
-    """A group's table for the kernel, and the bands of its chunks."""
-
-    def __init__(self, layout: GroupLayout, kernel: PageKernel, stream: torch.cuda.Stream) -> None:
-        words = [layout.lengths_bytes // 8, layout.offsets_bytes // 8]
-        rows = np.stack([layout.addresses, layout.strides_bytes, *words], 1)
-        self.table = kernel.upload(rows, stream)
-        self.bands: list[_Band] = []
-        ends = layout.offsets_bytes + layout.lengths_bytes * layout.blocks_per_chunk
-        first = 0
-        while first < len(ends):
-            begin = int(layout.offsets_bytes[first])
-            after = int(ends.searchsorted(begin + PART_BYTES, side="right"))
-            self.bands.append(_Band(slice(first, after), begin, int(ends[after - 1]) - begin))
-            first = after
-
-
 class Gatherer:
     """Cuts jobs into pieces that fit into a staging part; each lane has its own parts."""
 
@@ -146,8 +129,8 @@ class Gatherer:
     ) -> None:
         stream = torch.cuda.Stream()
         self._kernel = kernel
-        self._shapes = {of: _Shape(of, kernel, stream) for of in layouts if _is_possible(of)}
-        table = next(iter(self._shapes.values())).table
+        self._tables = {of: _upload_table(of, kernel, stream) for of in layouts if _is_possible(of)}
+        table = next(iter(self._tables.values()))
         for gather in (True, False):
             # Without entries the kernel copies nothing: this only compiles it.
             nowhere = kernel.allocate(16).data_ptr()
@@ -170,7 +153,7 @@ class Gatherer:
             not self._kernel.has_failed
             and runs >= max(MIN_GATHERED_RUNS, MIN_RUNS_PER_COPY * slots)
             and plan.size_bytes < runs * MIN_DIRECT_RUN_BYTES
-            and all(share.layout in self._shapes for share in plan.shares)
+            and all(share.layout in self._tables for share in plan.shares)
         )
 
     def pieces(self, plan: JobPlan, lane: int) -> list[StagedPiece]:
@@ -186,18 +169,16 @@ class Gatherer:
         found = []
         first_entry = 0
         for share in plan.shares:
-            shape = self._shapes[share.layout]
+            table = self._tables[share.layout]
             per_chunk = share.layout.blocks_per_chunk
-            for band in shape.bands:
+            for band in _bands(share.layout):
                 step = PART_BYTES // band.size_bytes
                 for first in range(0, len(share.blocks), step):
                     some = slice(first, first + step)
                     chunks = GroupShare(share.layout, share.blocks[some], share.hosts[some])
                     entry = first_entry + first * per_chunk
                     found.append(
-                        StagedPiece(
-                            self._kernel, staging, block_ids, shape.table, chunks, band, entry
-                        )
+                        StagedPiece(self._kernel, staging, block_ids, table, chunks, band, entry)
                     )
             first_entry += share.blocks.size
         return found
@@ -292,6 +273,24 @@ class StagedPiece:
                 CopyPlan(begins[chunk] + in_band, hosts[chunk] + in_band, lengths * blocks)
             )
         return join(plans)
+
+
+def _upload_table(
+    layout: GroupLayout, kernel: PageKernel, stream: torch.cuda.Stream
+) -> torch.Tensor:
+    words = [layout.lengths_bytes // 8, layout.offsets_bytes // 8]
+    return kernel.upload(np.stack([layout.addresses, layout.strides_bytes, *words], 1), stream)
+
+
+def _bands(layout: GroupLayout) -> Iterator[_Band]:
+    """Cut a chunk into bands."""
+    ends = layout.offsets_bytes + layout.lengths_bytes * layout.blocks_per_chunk
+    first = 0
+    while first < len(ends):
+        begin = int(layout.offsets_bytes[first])
+        after = int(ends.searchsorted(begin + PART_BYTES, side="right"))
+        yield _Band(slice(first, after), begin, int(ends[after - 1]) - begin)
+        first = after
 
 
 def _is_possible(layout: GroupLayout) -> bool:
