@@ -205,9 +205,14 @@ class FakeCUDA:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         return 0, 0
 
-    def copy(self, into: int, out_of: int, length_bytes: int, *rest: int) -> int:
-        """``cuMemcpyAsync`` and ``hipMemcpyAsync``, whose last argument is the stream."""
-        return self._queue([(into, out_of, length_bytes)], rest[-1])
+    def copy(self, into: int, out_of: int, length_bytes: int, stream: int) -> int:
+        """``cuMemcpyAsync``."""
+        return self._queue([(into, out_of, length_bytes)], stream)
+
+    def hip_copy(self, into: int, out_of: int, size_bytes: int, kind: int, stream: int) -> int:
+        """``hipMemcpyAsync``, which derives the direction from the addresses if ``kind`` is 4."""
+        assert kind == 4
+        return self._queue([(into, out_of, size_bytes)], stream)
 
     def copy_batch(self, into: int, out_of: int, lengths: int, count: int, *rest: Any) -> int:
         """``cuMemcpyBatchAsync_v2``."""
@@ -335,7 +340,7 @@ def fake_cuda(vendor: str) -> Iterator[FakeCUDA]:
         "cuMemHostGetDevicePointer_v2": runtime.device_pointer,
     }
     hip = {
-        "hipMemcpyAsync": runtime.copy,
+        "hipMemcpyAsync": runtime.hip_copy,
         "hipThreadExchangeStreamCaptureMode": runtime.exchange_capture_mode,
         "hipHostGetDevicePointer": runtime.device_pointer,
     }
