@@ -316,7 +316,7 @@ def until(
     end_s = time.monotonic() + _PATIENCE_S
     while not is_so():
         if time.monotonic() > end_s:
-            raise TimeoutError(f"waited {_PATIENCE_S:g} s in vain")
+            raise TimeoutError(f"the condition was still false after {_PATIENCE_S:g} s")
         wait()
 
 

@@ -68,7 +68,7 @@ def serve(model: Path, chunks: Path) -> None:
                 "cpu_bytes_to_use": "512MiB",
                 # Generated weights are in no file by which kvtier could identify the model.
                 "model_revision": "made up",
-                # Patient with a busy machine: a lookup that takes longer is a miss.
+                # A lookup that takes longer is a miss; a busy machine needs more than the default.
                 "secondary_tiers": [{"type": "file", "root": str(chunks), "lookup_deadline": "1s"}],
             },
         ),

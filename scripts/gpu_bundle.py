@@ -23,18 +23,13 @@ PACKAGES = (ROOT, ROOT / "backends/file")
 PYTHON = "3.12"
 #: The oldest system that the wheels support: glibc 2.17 on x86-64.
 PLATFORM = "manylinux2014_x86_64"
-#: Left out: the machine has one that fits its torch.
+#: Left out, because the machine has a version that fits its torch.
 LEFT_OUT = frozenset({"numpy"})
 MAX_BYTES = 60 * 1024 * 1024
 
 
 def make(folder: Path, *, wheels: bool) -> None:
-    """Make the folder; an older one is replaced.
-
-    Args:
-        folder: its place; an existing folder must be a bundle or empty.
-        wheels: download the requirements of the packages and the tests.
-    """
+    """Make the folder, in place of an older bundle; ``wheels`` downloads the requirements too."""
     if folder.exists() and any(folder.iterdir()) and not (folder / "run.py").exists():
         raise SystemExit(f"{folder} holds something else: name another folder, or remove it")
     shutil.rmtree(folder, ignore_errors=True)
@@ -50,7 +45,7 @@ def make(folder: Path, *, wheels: bool) -> None:
 
 
 def requirements() -> list[str]:
-    """Return the declared requirements of the packages and the tests, without those of torch."""
+    """Return the declared requirements of the packages and the tests, except torch's."""
     declared = (ROOT / "requirements-dev.txt").read_text().splitlines()
     found = [line for line in declared if re.match(r"pytest(-asyncio)?\b(?!-)", line)]
     for package in PACKAGES:

@@ -23,13 +23,13 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 TESTS = HERE / "tests/gpu"
-#: Bundled plugins only: the machine's own may not fit. A checkout around the folder is not seen.
+#: Use bundled plugins only, since the machine's own may not fit, and ignore a checkout around it.
 PYTEST = [
     *("-m", "pytest", "-q", "-s", "-rs", "--import-mode=importlib", "-p", "no:cacheprovider"),
     *("-c", os.devnull, "--rootdir", str(HERE), "--confcutdir", str(TESTS)),
     *("-o", "markers=gpu", "-o", "junit_family=xunit1"),
 ]
-#: A check that takes longer is killed, with its time limit in seconds: a driver's call may hang.
+#: The time limit of each check in seconds. A driver's call may hang, so the check is then killed.
 LIMITS_S = {
     "machine": 60,
     "registration": 60,
@@ -47,7 +47,7 @@ LIMITS_S = {
 
 
 def environment() -> dict[str, str]:
-    """Return the variables of a check: with the packages beside this file on the path."""
+    """Return a check's environment variables, with the packages beside this file on the path."""
     paths = [str(HERE / "kvtier"), str(HERE / "tests")]
     if sys.version_info[:2] == (3, 12):
         paths.append(str(HERE / "python3.12"))
@@ -123,7 +123,7 @@ def main() -> int:
             checks.append(run(name, min(LIMITS_S[name], left_s), arguments.out))
             say(checks[-1]["output"].rstrip())
             say(f"{name}: {checks[-1]['fault'] or 'passed'}; took {checks[-1]['took_s']:.1f} s")
-            # Written now: the next check may be the last.
+            # Written after each check, because the next one may end the run.
             (arguments.out / "report.json").write_text(json.dumps({"checks": checks}, indent=1))
         failed = [check["name"] for check in checks if check["fault"]]
         say(f"\n{len(checks) - len(failed)} passed")

@@ -6,7 +6,6 @@ import gc
 import logging
 import mmap
 import weakref
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +16,11 @@ from kvtier_sdk.errors import ConfigError, KVTierError
 from kvtier_sdk.options.units import format_bytes
 from kvtier_sdk.pool import memory
 from kvtier_sdk.pool.layout import PoolLayout
-from kvtier_sdk.pool.pool_file import PoolFile, join_named, new_unnamed, open_handle
+from kvtier_sdk.pool.limits import check_room
+from kvtier_sdk.pool.pool_file import PoolFile, join_named, make_unnamed, open_handle
 from kvtier_sdk.types import Region
 
-_SHARED_MEMORY = Path("/dev/shm")
+_SHARED_MEMORY = "/dev/shm"
 
 #: The holder of a view whose caller gives no name.
 UNNAMED_HOLDER = "an unnamed holder"
@@ -33,7 +33,7 @@ class HostPool:
 
     ``HostPool(slots, chunk_bytes)`` is for one process. :meth:`join` is for the scheduler and the
     workers of a replica, which share a configuration and nothing else. :meth:`create` and
-    :meth:`attach` are for a process and its children.
+    :meth:`attach` are for a process and its children. A closed pool raises ``KVTierError``.
 
     >>> pool = HostPool(slots=8, chunk_bytes=5000)
     >>> pool.view(3)[:5] = b"chunk"
@@ -63,7 +63,7 @@ class HostPool:
         self, slots: int, chunk_bytes: int, *, prefault: bool = True, huge_pages: bool = True
     ) -> None:
         layout = PoolLayout(slots, chunk_bytes)
-        memory.check_room(layout.size_bytes)
+        check_room(layout.size_bytes)
         self._map(layout, None, None, prefault=prefault, huge_pages=huge_pages)
 
     @classmethod
@@ -72,22 +72,20 @@ class HostPool:
     ) -> HostPool:
         """Make a pool without a name, as its scheduler, to share through its descriptor.
 
+        Other processes :meth:`attach` it by :attr:`fd` (``pass_fds``) or ``/proc/<pid>/fd/<fd>``.
+        The size of /dev/shm does not limit it.
+
         Args:
             layout: the geometry of the pool.
-            prefault: as for :class:`HostPool`; if False, memory is reserved and mapped later.
+            prefault: map every page now; if False, memory is reserved and mapped later.
             huge_pages: as for :class:`HostPool`.
-
-        Returns:
-            A pool that :meth:`attach` finds by :attr:`fd` (``pass_fds``) or by
-            ``/proc/<pid>/fd/<fd>``. The size of /dev/shm does not limit it.
 
         Raises:
             ConfigError: there is not enough memory.
         """
-        memory.check_room(layout.size_bytes)
-        file = new_unnamed(layout)
-        file.claim(None)
+        check_room(layout.size_bytes)
         pool = cls.__new__(cls)
+        file = make_unnamed(layout)
         pool._map(layout, file, None, prefault=prefault, huge_pages=huge_pages, reserve=True)
         return pool
 
@@ -100,7 +98,7 @@ class HostPool:
         worker: int | None = None,
         prefault: bool = True,
         huge_pages: bool = True,
-        directory: str = str(_SHARED_MEMORY),
+        directory: str = _SHARED_MEMORY,
     ) -> HostPool:
         """Make a replica's pool, or map it if another process of the replica has made it.
 
@@ -118,19 +116,12 @@ class HostPool:
             huge_pages: as for :class:`HostPool`.
             directory: a directory on a tmpfs.
 
-        Returns:
-            The pool.
-
         Raises:
             ConfigError: there is no room, another process has joined as this worker or as the
                 scheduler, or the processes disagree on the layout.
         """
-        if worker is not None:
-            layout.check_worker(worker)
-        path = Path(directory)
-        check_room = partial(memory.check_room, layout.size_bytes, path)
-        file = join_named(path, replica, layout, worker, check_room)
         pool = cls.__new__(cls)
+        file = join_named(Path(directory), replica, layout, worker)
         pool._map(layout, file, worker, prefault=prefault, huge_pages=huge_pages, reserve=True)
         return pool
 
@@ -154,39 +145,29 @@ class HostPool:
             prefault: as for :class:`HostPool`.
             huge_pages: as for :class:`HostPool`.
 
-        Returns:
-            The pool.
-
         Raises:
             ConfigError: the handle does not lead to such a pool, or another process has joined as
                 this worker.
         """
-        file = open_handle(handle, layout)
         pool = cls.__new__(cls)
-        try:
-            if worker is not None:
-                file.claim(worker)
-        except BaseException:
-            file.close()
-            raise
+        file = open_handle(handle, layout, worker)
         pool._map(file.layout, file, worker, prefault=prefault, huge_pages=huge_pages)
         return pool
 
     @staticmethod
-    def check(layout: PoolLayout, *, directory: str | None = str(_SHARED_MEMORY)) -> None:
+    def check(layout: PoolLayout, *, directory: str | None = _SHARED_MEMORY) -> None:
         """Check that there is room for a pool, without making it.
-
-        Memory that killed replicas have left in ``directory`` counts as used.
 
         Args:
             layout: the geometry of the pool.
-            directory: the directory in which :meth:`join` would make it; None for :meth:`create`.
+            directory: the directory in which :meth:`join` would make it, where memory that killed
+                replicas have left counts as used; None for :meth:`create`.
 
         Raises:
             ConfigError: there is no room; the message names the size needed, the size free, and
                 what to do.
         """
-        memory.check_room(layout.size_bytes, None if directory is None else Path(directory))
+        check_room(layout.size_bytes, None if directory is None else Path(directory))
 
     def _map(
         self,
@@ -206,8 +187,8 @@ class HostPool:
         self.worker = worker
         self._views: dict[str, memoryview] = {}
         self._file = file
-        fd = None if file is None else file.fd
         self._mapping: mmap.mmap | None = None
+        fd = None if file is None else file.fd
         try:
             self._mapping = mapping = _new_mapping(layout.size_bytes, fd)
             if huge_pages:
@@ -216,8 +197,7 @@ class HostPool:
                 memory.prefault(mapping, fd)
             elif reserve and fd is not None:
                 memory.reserve(fd, layout.size_bytes)
-            shared = fd is not None
-            self.huge_page_bytes: int = memory.huge_page_bytes(mapping, shared=shared)
+            self.huge_page_bytes: int = memory.huge_page_bytes(mapping, shared=self.is_shared)
         except BaseException:
             self.close()
             raise
@@ -229,44 +209,21 @@ class HostPool:
 
     @property
     def fd(self) -> int:
-        """The descriptor of a shared pool, closed with it; give it to a child by ``pass_fds``.
-
-        Raises:
-            KVTierError: the pool belongs to one process, or is closed.
-        """
-        if self._file is None:
-            raise KVTierError(
-                "the host pool is closed, or belongs to one process: it has no descriptor"
-            )
-        return self._file.fd
+        """The descriptor of a shared pool, closed with it; give it to a child by ``pass_fds``."""
+        return self._shared_file().fd
 
     @property
     def region(self) -> Region:
-        """The whole mapping, at the address that it has in this process.
-
-        Raises:
-            KVTierError: the pool is closed.
-        """
-        if self._mapping is None:
-            raise KVTierError("the host pool is closed")
-        return Region.of(self._mapping)
+        """The whole mapping, at the address that it has in this process."""
+        return Region.of(self._open_mapping())
 
     def absent(self) -> list[str]:
-        """Name the processes of the replica that do not have the pool.
+        """Return the names of the replica's processes that do not have the pool, as "worker 1".
 
         A process that is still absent when the engine starts to work has another pool, or none.
-
-        Returns:
-            Names such as ``"worker 1"``; empty if every process has the pool.
-
-        Raises:
-            KVTierError: the pool belongs to one process, or is closed.
+        A pool of one process raises ``KVTierError``.
         """
-        if self._file is None:
-            raise KVTierError(
-                "the host pool is closed, or belongs to one process: no other process joins it"
-            )
-        return self._file.absent(self.worker)
+        return self._shared_file().absent(self.worker)
 
     def part(self, worker: int, holder: str = UNNAMED_HOLDER) -> npt.NDArray[np.uint8]:
         """Return a worker's part of all slots.
@@ -282,7 +239,6 @@ class HostPool:
 
         Raises:
             ConfigError: there is no such worker.
-            KVTierError: the pool is closed.
         """
         start = self.layout.part_offset(worker)
         rows = np.frombuffer(self._of_holder(holder), np.uint8).reshape(self.slots, self.row_bytes)
@@ -304,24 +260,14 @@ class HostPool:
 
         Raises:
             IndexError: there is no such slot.
-            KVTierError: the pool is closed.
         """
         return self.padded_view(slot, 1, holder)
 
     def padded_view(self, slot: int, alignment: int, holder: str = UNNAMED_HOLDER) -> memoryview:
-        """Return a slot's payload and the padding after it.
+        """Return a slot's payload and the padding after it; see :meth:`view`.
 
-        Args:
-            slot: index of the slot, from 0.
-            alignment: a power of two up to 4,096.
-            holder: as for :meth:`view`.
-
-        Returns:
-            As :meth:`view`, with its length rounded up to ``alignment``.
-
-        Raises:
-            IndexError: there is no such slot.
-            KVTierError: the pool is closed.
+        ``alignment`` is a power of two up to 4,096, to which the view's length is rounded up;
+        ``slot`` and ``holder`` are as for :meth:`view`.
         """
         if not 0 <= slot < self.slots:
             raise IndexError(f"slot {slot} of a pool of {self.slots}")
@@ -366,11 +312,22 @@ class HostPool:
         """
         whole = self._views.get(holder)
         if whole is None:
-            if self._mapping is None:
-                raise KVTierError("the host pool is closed")
+            array = np.frombuffer(self._open_mapping(), np.uint8)
             # Two threads may race here; both must use the same array.
-            whole = self._views.setdefault(holder, np.frombuffer(self._mapping, np.uint8).data)
+            whole = self._views.setdefault(holder, array.data)
         return whole
+
+    def _open_mapping(self) -> mmap.mmap:
+        if self._mapping is None:
+            raise KVTierError("the host pool is closed")
+        return self._mapping
+
+    def _shared_file(self) -> PoolFile:
+        if self._file is None:
+            raise KVTierError(
+                "the host pool is closed, or belongs to one process: no other process can map it"
+            )
+        return self._file
 
 
 def _new_mapping(size_bytes: int, fd: int | None) -> mmap.mmap:

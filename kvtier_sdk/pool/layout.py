@@ -77,14 +77,7 @@ class PoolLayout:
         return (self.slots - 1) * self.row_bytes + round_up(self.chunk_bytes, ROW_ALIGNMENT)
 
     def check_worker(self, worker: int) -> None:
-        """Check the index of a worker.
-
-        Args:
-            worker: the index, from 0.
-
-        Raises:
-            ConfigError: it is out of range.
-        """
+        """Raise ``ConfigError`` unless ``worker`` is from 0 to ``workers`` - 1."""
         if not 0 <= worker < self.workers:
             raise ConfigError(
                 f"worker {worker} of a host pool of {self.workers}: "
@@ -110,16 +103,13 @@ class PoolLayout:
 
     @classmethod
     def from_header(cls, header: bytes) -> PoolLayout | None:
-        """Read a header.
-
-        Args:
-            header: the last 4,096 bytes of a file.
+        """Read a layout from ``header``, the last 4,096 bytes of a file.
 
         Returns:
             The layout, or None if this is not the header of a host pool.
 
         Raises:
-            ConfigError: it is the header of another format version.
+            ConfigError: the header has another format version.
         """
         if len(header) != HEADER_BYTES or not header.startswith(_MAGIC):
             return None

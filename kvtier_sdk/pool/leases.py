@@ -7,7 +7,6 @@ file. The offset of a lock stands for a member; the bytes at that offset are not
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import struct
@@ -24,20 +23,9 @@ _SCHEDULER = 2
 _FIRST_WORKER = 3
 
 
-def number_of(worker: int | None) -> int:
-    """Return the offset of a worker's lock, or of the scheduler's for ``None``."""
-    return _SCHEDULER if worker is None else _FIRST_WORKER + worker
-
-
-def _lock(fd: int, command: int, kind: int, start: int, length: int) -> int:
-    request = _FLOCK.pack(kind, os.SEEK_SET, start, length, 0)
-    answer: int = _FLOCK.unpack(fcntl.fcntl(fd, command, request))[0]
-    return answer
-
-
 def claim(fd: int, worker: int | None) -> bool:
     """Become a member, until the descriptor and all its duplicates are closed."""
-    return _try_lock(fd, number_of(worker), 1)
+    return _try_lock(fd, _offset_of(worker), 1)
 
 
 def claim_as_guest(fd: int) -> None:
@@ -52,7 +40,7 @@ def claim_whole(fd: int) -> bool:
 
 def is_claimed(fd: int, worker: int | None) -> bool:
     """Return true if another open file description holds this member's lease."""
-    held = _lock(fd, fcntl.F_OFD_GETLK, fcntl.F_WRLCK, number_of(worker), 1)
+    held = _lock(fd, fcntl.F_OFD_GETLK, fcntl.F_WRLCK, _offset_of(worker), 1)
     return held != fcntl.F_UNLCK
 
 
@@ -66,11 +54,19 @@ def joining(fd: int) -> Iterator[None]:
         _lock(fd, fcntl.F_OFD_SETLK, fcntl.F_UNLCK, _JOINING, 1)
 
 
+def _offset_of(worker: int | None) -> int:
+    return _SCHEDULER if worker is None else _FIRST_WORKER + worker
+
+
 def _try_lock(fd: int, start: int, length: int) -> bool:
     try:
         _lock(fd, fcntl.F_OFD_SETLK, fcntl.F_WRLCK, start, length)
-    except OSError as error:
-        if error.errno in (errno.EAGAIN, errno.EACCES):
-            return False
-        raise
+    except (BlockingIOError, PermissionError):
+        return False
     return True
+
+
+def _lock(fd: int, command: int, kind: int, start: int, length: int) -> int:
+    request = _FLOCK.pack(kind, os.SEEK_SET, start, length, 0)
+    answer: int = _FLOCK.unpack(fcntl.fcntl(fd, command, request))[0]
+    return answer

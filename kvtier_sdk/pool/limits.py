@@ -1,4 +1,4 @@
-"""The memory of this machine, and the limits of this process's control groups."""
+"""Room for a host pool: the machine's memory, control groups and the file system of its file."""
 
 from __future__ import annotations
 
@@ -9,31 +9,66 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvtier_sdk.errors import ConfigError
+from kvtier_sdk.options.units import format_bytes
 
-#: The kernel's own files.
-PROC = Path("/proc")
-CGROUP_ROOT = Path("/sys/fs/cgroup")
-
-
-class MemoryLimit(NamedTuple):
-    """A control group that limits the memory of this process.
-
-    Attributes:
-        directory: the directory of the group, or of one above it.
-        limit_bytes: the memory that its processes may use together.
-        used_bytes: the memory that they use now, file cache included.
-    """
-
-    directory: Path
-    limit_bytes: int
-    used_bytes: int
+_PROC = Path("/proc")
+_CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
-def file_system_of(directory: Path, proc: Path = PROC) -> str | None:
-    """Return the type of the file system that a directory is on: ``tmpfs``, ``ext4``."""
+class Room(NamedTuple):
+    """A limit on memory, in words; the bytes still free below it, and what to do if too few are."""
+
+    where: str
+    free_bytes: int
+    remedy: str
+
+
+def check_room(size_bytes: int, directory: Path | None = None) -> None:
+    """Raise ``ConfigError`` unless memory, control groups and a directory have room for a pool."""
+    available_bytes = _meminfo_bytes("MemAvailable", _PROC)
+    rooms = [
+        Room("this machine's memory", available_bytes, "end what else uses memory"),
+        *rooms_of_cgroups(),
+    ]
+    if directory is not None:
+        try:
+            status = os.statvfs(directory)
+        except OSError as error:
+            raise ConfigError(
+                f"a shared host pool needs {directory}: {error.strerror}; mount a tmpfs there"
+            ) from error
+        how = "docker run --shm-size, in Kubernetes an emptyDir of medium Memory"
+        free_bytes = status.f_bavail * status.f_frsize
+        rooms.append(Room(str(directory), free_bytes, f"make {directory} larger ({how})"))
+    tightest = min(rooms, key=lambda room: room.free_bytes)
+    if size_bytes > tightest.free_bytes:
+        raise ConfigError(
+            f"the host pool needs {format_bytes(size_bytes)}, and "
+            f"{format_bytes(max(0, tightest.free_bytes))} are free in {tightest.where}: "
+            f"make the pool smaller, or {tightest.remedy}"
+        )
+
+
+def total_memory_bytes(proc: Path = _PROC, cgroup_root: Path = _CGROUP_ROOT) -> int:
+    """Return the memory of the machine, or the limit of a control group if that is less."""
+    limits = (limit_bytes for _, limit_bytes, _ in _memory_limits(proc, cgroup_root))
+    return min([_meminfo_bytes("MemTotal", proc), *limits])
+
+
+def rooms_of_cgroups(proc: Path = _PROC, cgroup_root: Path = _CGROUP_ROOT) -> Iterator[Room]:
+    """Yield the room below each readable memory limit of this process's control groups."""
+    for directory, limit_bytes, used_bytes in _memory_limits(proc, cgroup_root):
+        with contextlib.suppress(OSError):
+            free_bytes = limit_bytes - used_bytes + _cached_bytes(directory)
+            where = f"the memory limit of {directory}"
+            yield Room(where, free_bytes, "raise the limit of this container")
+
+
+def file_system_of(directory: Path) -> str | None:
+    """Return the type of the file system that a directory is on, such as ``tmpfs``."""
     device = os.stat(directory).st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
-    with contextlib.suppress(OSError), open(proc / "self/mountinfo", encoding="utf-8") as file:
+    with contextlib.suppress(OSError), open("/proc/self/mountinfo", encoding="utf-8") as file:
         # proc_pid_mountinfo(5): the device is the third field, the type follows the separator.
         for line in file:
             fields, _, rest = line.partition(" - ")
@@ -42,22 +77,7 @@ def file_system_of(directory: Path, proc: Path = PROC) -> str | None:
     return None
 
 
-def total_memory_bytes(proc: Path = PROC, cgroup_root: Path = CGROUP_ROOT) -> int:
-    """Return the memory of the machine, or the limit of a control group if that is less.
-
-    Raises:
-        ConfigError: the kernel does not report the machine's memory.
-    """
-    limits = (limit.limit_bytes for limit in memory_limits(proc, cgroup_root))
-    return min([meminfo_bytes("MemTotal", proc), *limits])
-
-
-def meminfo_bytes(name: str, proc: Path = PROC) -> int:
-    """Return a value of ``/proc/meminfo``.
-
-    Raises:
-        ConfigError: there is no such value.
-    """
+def _meminfo_bytes(name: str, proc: Path) -> int:
     for line in (proc / "meminfo").read_text(encoding="ascii").splitlines():
         found, _, value = line.partition(":")
         if found == name:
@@ -65,8 +85,8 @@ def meminfo_bytes(name: str, proc: Path = PROC) -> int:
     raise ConfigError(f"{proc}/meminfo does not say {name}")
 
 
-def memory_limits(proc: Path = PROC, cgroup_root: Path = CGROUP_ROOT) -> Iterator[MemoryLimit]:
-    """Yield the readable limits of this process's control groups, versions 1 and 2."""
+def _memory_limits(proc: Path, cgroup_root: Path) -> Iterator[tuple[Path, int, int]]:
+    """Yield directory, limit and use of this process's control groups, versions 1 and 2."""
     try:
         lines = (proc / "self" / "cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -89,15 +109,11 @@ def memory_limits(proc: Path = PROC, cgroup_root: Path = CGROUP_ROOT) -> Iterato
             # A group without a limit has "max", and some files cannot be read.
             with contextlib.suppress(OSError, ValueError):
                 limit_bytes = int((directory / limit).read_text())
-                yield MemoryLimit(directory, limit_bytes, int((directory / used).read_text()))
+                yield directory, limit_bytes, int((directory / used).read_text())
 
 
-def cached_bytes(directory: Path) -> int:
-    """Return the size of a control group's file cache, which the kernel can reclaim.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+def _cached_bytes(directory: Path) -> int:
+    """Return the size of a control group's file cache, which the kernel can reclaim."""
     names = ("inactive_file", "active_file", "total_inactive_file", "total_active_file")
     sizes = dict(line.split() for line in (directory / "memory.stat").read_text().splitlines())
     own = sum(int(sizes.get(name, 0)) for name in names[:2])

@@ -8,16 +8,7 @@ from typing import NamedTuple, Self
 
 
 class MappedRegion(NamedTuple):
-    """A line of ``/proc/self/maps``.
-
-    Attributes:
-        start: the address of its first byte.
-        end: the address after its last byte.
-        is_shared: true if writes reach other processes that map the file.
-        offset: the file offset of its first byte.
-        file: the file's device and inode.
-        path: the file's name; empty if it has none.
-    """
+    """A line of ``/proc/self/maps``; ``file`` is a device and an inode."""
 
     start: int
     end: int
@@ -31,15 +22,11 @@ class MappedRegion(NamedTuple):
         """Return the region that an address lies in; ``None`` if there is none."""
         with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8") as maps:
             for line in maps:
-                region = cls._read(line)
-                if region.start <= address < region.end:
-                    return region
+                place, permissions, offset, device, inode, *path = line.rstrip("\n").split(None, 5)
+                start, end = (int(part, 16) for part in place.split("-"))
+                if start <= address < end:
+                    major, minor = (int(part, 16) for part in device.split(":"))
+                    file = os.makedev(major, minor), int(inode)
+                    is_shared = permissions.endswith("s")
+                    return cls(start, end, is_shared, int(offset, 16), file, "".join(path))
         return None
-
-    @classmethod
-    def _read(cls, line: str) -> Self:
-        addresses, permissions, offset, device, inode, *path = line.rstrip("\n").split(maxsplit=5)
-        start, end = (int(part, 16) for part in addresses.split("-"))
-        major, minor = (int(part, 16) for part in device.split(":"))
-        file = os.makedev(major, minor), int(inode)
-        return cls(start, end, permissions.endswith("s"), int(offset, 16), file, "".join(path))

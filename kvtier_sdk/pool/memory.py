@@ -1,4 +1,4 @@
-"""Room for a host pool, and its pages, which are mapped before an engine touches them."""
+"""The pages of a host pool, which are mapped before an engine touches them."""
 
 from __future__ import annotations
 
@@ -7,22 +7,13 @@ import ctypes
 import errno
 import mmap
 import os
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.options.units import format_bytes
-from kvtier_sdk.pool.limits import (
-    CGROUP_ROOT,
-    PROC,
-    cached_bytes,
-    meminfo_bytes,
-    memory_limits,
-)
 
 #: Since Linux 5.14. Python's mmap module lacks it, and its madvise holds the interpreter lock.
 _MADV_POPULATE_WRITE = 23
@@ -36,46 +27,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
-class Room(NamedTuple):
-    """The memory that one limit leaves.
-
-    Attributes:
-        where: the limited memory, in words.
-        free_bytes: the bytes still free under the limit.
-        remedy: what to do if that is too little.
-    """
-
-    where: str
-    free_bytes: int
-    remedy: str
-
-
-def check_room(size_bytes: int, directory: Path | None = None) -> None:
-    """Check that memory, this process's control groups and a file system have room for a pool.
-
-    Raises:
-        ConfigError: they do not; the message names the size needed, the size free, and what to do.
-    """
-    rooms = [_room_of_machine(), *rooms_of_cgroups()]
-    if directory is not None:
-        rooms.append(_room_of_directory(directory))
-    tightest = min(rooms, key=lambda room: room.free_bytes)
-    if size_bytes > tightest.free_bytes:
-        raise ConfigError(
-            f"the host pool needs {format_bytes(size_bytes)}, and "
-            f"{format_bytes(max(0, tightest.free_bytes))} are free in {tightest.where}: "
-            f"make the pool smaller, or {tightest.remedy}"
-        )
-
-
 def prefault(mapping: mmap.mmap, fd: int | None) -> None:
-    """Back every page of a mapping with memory, in parallel and without the interpreter lock.
-
-    Existing bytes keep their values, even while other processes write.
-
-    Raises:
-        ConfigError: there is not enough memory. No SIGBUS has been raised.
-    """
+    """Back every page of a mapping with memory, without changing a byte; may raise ConfigError."""
     address, size_bytes = _address_of(mapping), len(mapping)
 
     def populate(start: int) -> int:
@@ -95,11 +48,7 @@ def prefault(mapping: mmap.mmap, fd: int | None) -> None:
 
 
 def reserve(fd: int, size_bytes: int) -> None:
-    """Back every page of a file with memory, without mapping any, so that no touch is a SIGBUS.
-
-    Raises:
-        ConfigError: there is not enough memory.
-    """
+    """Back every page of a file with memory, without mapping any, so that no touch is a SIGBUS."""
     try:
         os.posix_fallocate(fd, 0, size_bytes)
     except OSError as error:
@@ -159,29 +108,3 @@ def _shmem_offers_huge_pages() -> bool:
     except OSError:
         return False
     return "[never]" not in setting and "[deny]" not in setting
-
-
-def _room_of_machine() -> Room:
-    free_bytes = meminfo_bytes("MemAvailable")
-    return Room("this machine's memory", free_bytes, "end what else uses memory")
-
-
-def _room_of_directory(directory: Path) -> Room:
-    try:
-        status = os.statvfs(directory)
-    except OSError as error:
-        raise ConfigError(
-            f"a shared host pool needs {directory}: {error.strerror}; mount a tmpfs there"
-        ) from error
-    how = "docker run --shm-size, in Kubernetes an emptyDir of medium Memory"
-    free_bytes = status.f_bavail * status.f_frsize
-    return Room(str(directory), free_bytes, f"make {directory} larger ({how})")
-
-
-def rooms_of_cgroups(proc: Path = PROC, cgroup_root: Path = CGROUP_ROOT) -> Iterator[Room]:
-    """Yield the room that each readable memory limit above this process leaves."""
-    for limit in memory_limits(proc, cgroup_root):
-        with contextlib.suppress(OSError):
-            free_bytes = limit.limit_bytes - limit.used_bytes + cached_bytes(limit.directory)
-            where = f"the memory limit of {limit.directory}"
-            yield Room(where, free_bytes, "raise the limit of this container")

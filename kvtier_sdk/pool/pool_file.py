@@ -8,13 +8,14 @@ import logging
 import os
 import stat
 import weakref
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.pool import leases
 from kvtier_sdk.pool.layout import HEADER_BYTES, PoolLayout
-from kvtier_sdk.pool.limits import file_system_of
+from kvtier_sdk.pool.limits import check_room, file_system_of
 
 _PREFIX = "kvtier-pool-"
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -23,34 +24,15 @@ _log = logging.getLogger("kvtier.pool")
 
 
 class PoolFile:
-    """An open pool file, and its name if it has one.
-
-    Attributes:
-        fd: the descriptor, closed on exec.
-        layout: the geometry of the pool in the file.
-    """
+    """An open pool file, and its name if it has one; ``fd`` is closed with it and on exec."""
 
     def __init__(self, fd: int, layout: PoolLayout, path: Path | None = None) -> None:
         self.fd = fd
         self.layout = layout
         self.close = weakref.finalize(self, _release, fd, path, os.getpid())
 
-    def claim(self, worker: int | None) -> None:
-        """Become a member, unless another process already is this member.
-
-        Raises:
-            ConfigError: there is no such worker, or another process is this member.
-        """
-        if worker is not None:
-            self.layout.check_worker(worker)
-        if not leases.claim(self.fd, worker):
-            raise ConfigError(
-                f"{_member_name(worker)} of this host pool is already there: start each once, and "
-                "give each replica a different id"
-            )
-
     def absent(self, worker: int | None) -> list[str]:
-        """Name the other members that have not joined."""
+        """Return the names of the members that have not joined, other than ``worker``."""
         members = [None, *range(self.layout.workers)]
         return [
             _member_name(member)
@@ -59,58 +41,38 @@ class PoolFile:
         ]
 
 
-def new_unnamed(layout: PoolLayout) -> PoolFile:
-    """Make a file without a name, whose size cannot change; only memory limits it."""
+def make_unnamed(layout: PoolLayout) -> PoolFile:
+    """Make a file as its scheduler. Its size cannot change, and only memory limits it."""
     fd = os.memfd_create("kvtier-pool", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    file = PoolFile(fd, layout)
-    try:
+    with _closed_on_failure(fd):
         _shape(fd, layout)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-    except BaseException:
-        file.close()
-        raise
-    return file
+        _claim(fd, layout, None)
+    return PoolFile(fd, layout)
 
 
-def open_handle(handle: int | str, layout: PoolLayout | None) -> PoolFile:
-    """Open a pool file as a guest, by descriptor or path, as a new opening with its own locks.
-
-    Raises:
-        ConfigError: it cannot be opened, or does not hold such a pool.
-    """
+def open_handle(handle: int | str, layout: PoolLayout | None, worker: int | None) -> PoolFile:
+    """Open a pool file by descriptor or path, as a guest or also as a worker."""
     path = f"/proc/self/fd/{handle}" if isinstance(handle, int) else handle
     try:
+        # Opened anew even if a descriptor is given, because a lock belongs to an opening.
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
         raise ConfigError(
-            f"the host pool {handle!r} cannot be opened ({error.strerror}): it takes a descriptor "
-            "that this process inherited (pass_fds) or /proc/<pid>/fd/<n> of a process that has it"
+            f"the host pool {handle!r} cannot be opened ({error.strerror}): give a descriptor that "
+            "this process inherited (pass_fds) or /proc/<pid>/fd/<n> of a process that has the pool"
         ) from error
-    try:
+    with _closed_on_failure(fd):
         # From here on no process sweeps it, so its size does not change.
         leases.claim_as_guest(fd)
-        return PoolFile(fd, _layout_of(fd, layout))
-    except BaseException:
-        os.close(fd)
-        raise
+        found = _layout_of(fd, layout)
+        if worker is not None:
+            _claim(fd, found, worker)
+    return PoolFile(fd, found)
 
 
-def join_named(
-    directory: Path,
-    replica: str,
-    layout: PoolLayout,
-    worker: int | None,
-    check_room: Callable[[], None],
-) -> PoolFile:
-    """Open the file of a replica, or make it if no other member has.
-
-    The name is removed as soon as all members have the file. Files of killed replicas are removed
-    first.
-
-    Raises:
-        ConfigError: there is no room, the file has another layout, another process is this member,
-            or the directory cannot be used.
-    """
+def join_named(directory: Path, replica: str, layout: PoolLayout, worker: int | None) -> PoolFile:
+    """Open the file of a replica as a member, or make it if no other member has."""
     digest = hashlib.blake2b(replica.encode(), digest_size=12).hexdigest()
     path = directory / f"{_PREFIX}{os.geteuid()}-{digest}"
     # A round fails only if another process has made or removed this name meanwhile.
@@ -118,7 +80,7 @@ def join_named(
         sweep(directory)
         fd = _open_own(path)
         if fd is None:
-            file = _make_named(path, layout, worker, check_room)
+            file = _make_named(path, layout, worker)
         else:
             file = enter_named(fd, path, layout, worker)
         if file is not None:
@@ -126,7 +88,7 @@ def join_named(
 
 
 def sweep(directory: Path) -> None:
-    """Remove the pool files of this user that no process holds."""
+    """Remove the pool files of this user that no process holds, as killed replicas leave them."""
     for path in directory.glob(f"{_PREFIX}*"):
         try:
             fd = _open_own(path)
@@ -146,71 +108,11 @@ def sweep(directory: Path) -> None:
             os.close(fd)
 
 
-def _open_own(path: Path) -> int | None:
-    """Open a regular file of this user; return None if there is none.
-
-    Raises:
-        ConfigError: the path is something else, or another user's.
-    """
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise ConfigError(f"{path} is not a host pool of this user: remove it") from error
-    status = os.fstat(fd)
-    if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
-        return fd
-    os.close(fd)
-    raise ConfigError(f"{path} is not a host pool of this user: remove it")
-
-
-def _make_named(
-    path: Path, layout: PoolLayout, worker: int | None, check_room: Callable[[], None]
-) -> PoolFile | None:
-    """Make a file, and give it its name once it is complete; None if another process has."""
-    try:
-        check_room()
-    except ConfigError:
-        # Another member of this replica may have taken the room a moment ago.
-        if os.path.lexists(path):
-            return None
-        raise
-    file_system = file_system_of(path.parent)
-    if file_system not in (None, "tmpfs", "ramfs"):
-        _log.warning(
-            "the host pool lies in %s, which is on %s: its chunks are written to that disk too; "
-            "use a directory on a tmpfs, such as /dev/shm",
-            path.parent,
-            file_system,
-        )
-    try:
-        fd = os.open(path.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise ConfigError(
-            f"a shared host pool cannot be made in {path.parent} ({error.strerror}): "
-            "it must be a directory on a tmpfs that this user may write to"
-        ) from error
-    file = PoolFile(fd, layout, path)
-    parent = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        _shape(fd, layout)
-        file.claim(worker)
-        # Only with a directory descriptor does link() follow the links in /proc.
-        os.link(f"/proc/self/fd/{fd}", path.name, dst_dir_fd=parent, follow_symlinks=True)
-    except FileExistsError:
-        file.close()
-        return None
-    except BaseException:
-        file.close()
-        raise
-    finally:
-        os.close(parent)
-    return file
-
-
 def enter_named(fd: int, path: Path, layout: PoolLayout, worker: int | None) -> PoolFile | None:
     """Become a member of a file that was found by its name; the last member removes the name.
+
+    Returns:
+        ``None`` if the file has lost its name; then ``fd`` is closed.
 
     Raises:
         ConfigError: the file has another layout, or another process is this member.
@@ -220,7 +122,7 @@ def enter_named(fd: int, path: Path, layout: PoolLayout, worker: int | None) -> 
         with leases.joining(fd):
             if os.fstat(fd).st_nlink:
                 _layout_of(fd, layout)
-                file.claim(worker)
+                _claim(fd, layout, worker)
                 if not file.absent(worker):
                     path.unlink()
                 return file
@@ -229,6 +131,61 @@ def enter_named(fd: int, path: Path, layout: PoolLayout, worker: int | None) -> 
         raise
     file.close()
     return None
+
+
+def _open_own(path: Path) -> int | None:
+    """Open a regular file of this user; return ``None`` if there is none."""
+    fault = f"{path} is not a host pool of this user: remove it"
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ConfigError(fault) from error
+    status = os.fstat(fd)
+    if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
+        return fd
+    os.close(fd)
+    raise ConfigError(fault)
+
+
+def _make_named(path: Path, layout: PoolLayout, worker: int | None) -> PoolFile | None:
+    """Make a file, and name it once it is complete; return ``None`` if another process has."""
+    directory = path.parent
+    try:
+        check_room(layout.size_bytes, directory)
+    except ConfigError:
+        # Another member of this replica may have taken the room a moment ago.
+        if os.path.lexists(path):
+            return None
+        raise
+    file_system = file_system_of(directory)
+    if file_system not in (None, "tmpfs", "ramfs"):
+        _log.warning(
+            "the host pool lies in %s, which is on %s: its chunks are written to that disk too; "
+            "use a directory on a tmpfs, such as /dev/shm",
+            directory,
+            file_system,
+        )
+    try:
+        fd = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ConfigError(
+            f"a shared host pool cannot be made in {directory} ({error.strerror}): "
+            "it must be a directory on a tmpfs that this user may write to"
+        ) from error
+    parent = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with _closed_on_failure(fd):
+            _shape(fd, layout)
+            _claim(fd, layout, worker)
+            # Only with a directory descriptor does link() follow the links in /proc.
+            os.link(f"/proc/self/fd/{fd}", path.name, dst_dir_fd=parent, follow_symlinks=True)
+    except FileExistsError:
+        return None
+    finally:
+        os.close(parent)
+    return PoolFile(fd, layout, path)
 
 
 def _shape(fd: int, layout: PoolLayout) -> None:
@@ -252,8 +209,28 @@ def _layout_of(fd: int, expected: PoolLayout | None) -> PoolLayout:
     return found
 
 
+def _claim(fd: int, layout: PoolLayout, worker: int | None) -> None:
+    """Become a member, unless another process already is this member."""
+    if worker is not None:
+        layout.check_worker(worker)
+    if not leases.claim(fd, worker):
+        raise ConfigError(
+            f"{_member_name(worker)} of this host pool is already there: start each once, and "
+            "give each replica a different id"
+        )
+
+
 def _member_name(worker: int | None) -> str:
     return "the scheduler" if worker is None else f"worker {worker}"
+
+
+@contextmanager
+def _closed_on_failure(fd: int) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        os.close(fd)
+        raise
 
 
 def _release(fd: int, path: Path | None, pid: int) -> None:

@@ -11,21 +11,22 @@ from typing import TypeAlias
 import torch
 
 from kvtier_sdk.errors import KVTierError
-from kvtier_sdk.options.units import format_bytes
 from kvtier_sdk.runner.jobs import Operation
 from kvtier_sdk.worker.device import Copy, Device, StreamOrEvent
 from kvtier_sdk.worker.driver import ORDER_ANY, ORDER_STREAM, CUDADriver, Driver, HIPDriver
-from kvtier_sdk.worker.gather import Gatherer, PageKernel, StagedPiece, Staging
+from kvtier_sdk.worker.gather import Gatherer, PageKernel, StagedPiece
 from kvtier_sdk.worker.planning import CopyPlan, GroupLayout, HostLayout, JobPlan
 from kvtier_sdk.worker.registration import RefusedError, Registration
 
 _log = logging.getLogger("kvtier.worker")
 
-#: Bytes queued on a stream, about; an expedited load waits for no more. They keep a link busy for
-#: 5 ms, as long as a busy interpreter may delay the thread that queues more.
+#: About the most bytes queued on a stream, for which an expedited load may wait. They keep a link
+#: busy for 5 ms, as long as a busy interpreter may delay the thread that queues more.
 WINDOW_BYTES = 256 * 1024**2
 #: Copies are queued in pieces of at most this size.
 PIECE_BYTES = 64 * 1024**2
+#: Priorities of the streams for stores, loads and expedited loads.
+_PRIORITIES = (0, -1, -1)
 #: Pause before a query that the driver did not answer is repeated.
 _PAUSE_S = 0.001
 
@@ -38,34 +39,35 @@ class CUDADevice(Device):
     Stores have one lane, loads one of higher priority, and expedited loads another, so that none
     queues behind the others. Jobs of many short runs are gathered on the device; all others are
     copied run by run.
-
-    Raises:
-        ConfigError: the driver cannot be loaded.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._driver = HIPDriver() if torch.version.hip else CUDADriver()
+        self.device = device
+        self.driver: Driver = HIPDriver() if torch.version.hip else CUDADriver()
         with torch.cuda.device(device):
-            self._stores = _Lane(self, priority=0)
-            self._loads = _Lane(self, priority=-1)
-            self._expedited = _Lane(self, priority=-1)
+            self._lanes = [_Lane(self, priority) for priority in _PRIORITIES]
         self._registration: Registration | None = None
         self._gatherer: Gatherer | None = None
 
     def register(self, host: HostLayout, groups: Sequence[GroupLayout]) -> None:
-        with torch.cuda.device(self._device):
+        with torch.cuda.device(self.device):
             try:
-                self._registration = Registration(host, self._driver)
+                self._registration = Registration(host, self.driver)
             except RefusedError as refused:
                 _log.warning(
-                    "the driver did not register %s of host memory (error %d), so copies wait "
-                    "for each other and for the engine; check `ulimit -l`",
-                    format_bytes(refused.size_bytes),
-                    refused.status,
+                    "the driver did not register %s, so copies wait for each other and for the "
+                    "engine; check `ulimit -l`",
+                    refused,
                 )
-            if Gatherer.is_wanted(groups):
-                self._prepare_gathering(groups)
+            if not Gatherer.is_wanted(groups):
+                return
+            try:
+                self._gatherer = Gatherer(PageKernel(self.device), groups, _PRIORITIES)
+            except Exception as raised:  # the errors of torch and triton have no class in common
+                _log.warning(
+                    "pages of less than 128 KiB are copied one by one, which is slower: %s",
+                    _first_line(raised),
+                )
 
     def start(
         self,
@@ -81,93 +83,59 @@ class CUDADevice(Device):
                 "an event recorded there"
             )
         store = operation is Operation.STORE
-        lane = self._stores if store else self._expedited if expedited else self._loads
-        with self._driver.during_captures(), torch.cuda.device(self._device):
+        number = 0 if store else 2 if expedited else 1
+        lane = self._lanes[number]
+        with self.driver.during_captures(), torch.cuda.device(self.device):
             # The copy waits for the work queued now, even if it is queued later itself.
             event = after.record_event() if isinstance(after, torch.Stream) else after
-            pieces = self._pieces(plan, lane.staging)
+            pieces: Sequence[_Piece]
+            if self._gatherer is not None and self._gatherer.suits(plan):
+                pieces = self._gatherer.pieces(plan, number)
+            else:
+                pieces = plan.runs().split(-(-plan.size_bytes // PIECE_BYTES))
             copy = _StreamCopy(self, lane.copies, pieces, operation, event)
             lane.add(copy)
         return copy
 
     def close(self) -> None:
         self._gatherer = None
-        for lane in (self._stores, self._loads, self._expedited):
-            lane.staging = None
         if self._registration is not None:
-            with torch.cuda.device(self._device):
+            with torch.cuda.device(self.device):
                 self._registration.release()
             self._registration = None
 
-    @property
-    def device(self) -> torch.device:
-        """The device of the tensors."""
-        return self._device
-
-    @property
-    def driver(self) -> Driver:
-        """The driver, with the calls for this device."""
-        return self._driver
-
     def enqueue(self, plan: CopyPlan, operation: Operation, stream: torch.cuda.Stream) -> None:
         """Queue the runs of a plan on a stream."""
+        enqueue = self.driver.copy_each
         if self._registration is not None:
             plan = self._registration.fit(plan)
+            enqueue = self.driver.copy_batch
         store = operation is Operation.STORE
         ends = (plan.host, plan.device) if store else (plan.device, plan.host)
         # Slots do not change during a load, so the driver may read them at any time. Blocks may
         # change until the stream reaches the store.
         order = ORDER_STREAM if store else ORDER_ANY
-        pinned = self._registration is not None
-        enqueue = self._driver.copy_batch if pinned else self._driver.copy_each
         enqueue(*ends, plan.lengths_bytes, order, stream.cuda_stream)
 
     def is_lost(self) -> bool:
         """Return true if the device's context has failed, and with it all queued copies."""
         try:
-            torch.cuda.mem_get_info(self._device)
+            torch.cuda.mem_get_info(self.device)
         except RuntimeError:
             return True
         return False
-
-    def _prepare_gathering(self, groups: Sequence[GroupLayout]) -> None:
-        lanes = (self._stores, self._loads, self._expedited)
-        try:
-            kernel = PageKernel(self._device)
-            gatherer = Gatherer(kernel, groups)
-            staging = [Staging(kernel, lane.priority) for lane in lanes]
-        except Exception as raised:  # the errors of torch and triton have no class in common
-            _log.warning(
-                "pages of less than 128 KiB are copied one by one, which is slower: %s",
-                _first_line(raised),
-            )
-            return
-        self._gatherer = gatherer
-        for lane, parts in zip(lanes, staging, strict=True):
-            lane.staging = parts
-
-    def _pieces(self, plan: JobPlan, staging: Staging | None) -> Sequence[_Piece]:
-        if self._gatherer is not None and staging is not None and self._gatherer.suits(plan):
-            return self._gatherer.pieces(plan, staging)
-        return plan.runs().split(-(-plan.size_bytes // PIECE_BYTES))
 
 
 class _Lane:
     """The streams for one kind of job, and the copies that are not queued on them yet.
 
-    A copy engine first finishes what is queued, so only a few hundred MiB are queued at a time. A
-    thread queues the rest as copies end, and runs only while there is a rest.
-
-    Attributes:
-        copies: the stream on which bytes cross the link.
-        priority: the streams' priority.
-        staging: the staging parts for gathered pages; ``None`` if pages are not gathered.
+    An expedited load waits for the copies that are queued already, so only a few hundred MiB are
+    queued at a time. A thread queues the rest as copies end, and runs only while there is a rest.
     """
 
-    def __init__(self, device: CUDADevice, *, priority: int) -> None:
+    def __init__(self, device: CUDADevice, priority: int) -> None:
+        #: The stream on which bytes cross the link.
         self.copies = torch.cuda.Stream(device.device, priority=priority)
-        self.priority = priority
-        self.staging: Staging | None = None
         self._device = device
         self._lock = threading.Lock()
         #: Copies with pieces that are not on the stream yet, oldest first.
@@ -195,7 +163,7 @@ class _Lane:
             piece = copy.queue_piece()
             self._in_flight.append(piece)
             in_flight_bytes += piece[1]
-            if copy.is_queued:
+            if copy.all_queued.is_set():
                 self._waiting.popleft()
 
     def _feed(self) -> None:
@@ -214,9 +182,7 @@ class _Mark:
     """A place in a stream, behind some copies.
 
     A query that fails says nothing about the copies, unless the context is lost, so it is repeated.
-
-    Attributes:
-        error: the reason, if the context was lost before the stream reached the mark.
+    If the context was lost before the stream reached the mark, ``error`` is the reason.
     """
 
     def __init__(self, device: CUDADevice) -> None:
@@ -265,13 +231,8 @@ class _StreamCopy(Copy):
             self._first, self._last = pieces[0].ends(operation, copies)
         self._began: torch.cuda.Event | None = None
         self._ended: _Mark | None = None
-        self._queued = threading.Event()
+        self.all_queued = threading.Event()
         self._error: str | None = None
-
-    @property
-    def is_queued(self) -> bool:
-        """True if no piece is left to queue."""
-        return self._queued.is_set()
 
     def queue_piece(self) -> tuple[_Mark, int]:
         """Queue the next piece; return its mark and bytes. A failure drops the remaining pieces."""
@@ -297,14 +258,14 @@ class _StreamCopy(Copy):
             self._pieces.clear()
         self._ended = mark
         if not self._pieces:
-            self._queued.set()
+            self.all_queued.set()
         return mark, piece.size_bytes
 
     def done(self) -> bool:
-        return self._queued.is_set() and self._ended is not None and self._ended.is_reached()
+        return self.all_queued.is_set() and self._ended is not None and self._ended.is_reached()
 
     def wait(self) -> None:
-        self._queued.wait()
+        self.all_queued.wait()
         if self._ended is not None:
             self._ended.wait()
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,24 +23,32 @@ _HIP_MEMCPY_DEFAULT = 4
 #: The mode in which a thread may make any call while another thread captures a graph.
 _CAPTURE_RELAXED = 2
 
+_POINTER, _SIZE = ctypes.c_void_p, ctypes.c_size_t
 
-class Driver(ABC):
+
+class Driver:
     """One vendor's calls. Each applies to the calling thread's current device."""
 
+    _copy_one: Any
+    #: The arguments of ``_copy_one`` between the length and the stream.
+    _copy_arguments: tuple[int, ...] = ()
     _exchange_capture_mode: Any
     _host_get_device_pointer: Any
 
-    @abstractmethod
-    def copy_batch(
-        self, into: Int64s, out_of: Int64s, lengths_bytes: Int64s, order: int, stream: int
-    ) -> None:
-        """Queue all runs in one call. Both ends must be device memory or registered memory."""
-
-    @abstractmethod
     def copy_each(
         self, into: Int64s, out_of: Int64s, lengths_bytes: Int64s, order: int, stream: int
     ) -> None:
         """Queue the runs one by one."""
+        copy, rest = self._copy_one, (*self._copy_arguments, stream)
+        for run in zip(into.tolist(), out_of.tolist(), lengths_bytes.tolist(), strict=True):
+            if status := copy(*run, *rest):
+                raise KVTierError(f"{copy.__name__}: error {status}")
+
+    def copy_batch(
+        self, into: Int64s, out_of: Int64s, lengths_bytes: Int64s, order: int, stream: int
+    ) -> None:
+        """Queue all runs, in one call if possible. Host memory must be registered."""
+        self.copy_each(into, out_of, lengths_bytes, order, stream)
 
     def device_address(self, host_address: int) -> int | None:
         """Return the device's address of registered memory; ``None`` if it is not registered."""
@@ -83,21 +90,23 @@ class CUDADriver(Driver):
     """``cuMemcpyBatchAsync`` from CUDA 12.8 on; before that, one ``cuMemcpyAsync`` for each run."""
 
     def __init__(self) -> None:
-        library = _load_library("libcuda.so.1")
-        pointer, size_t = ctypes.c_void_p, ctypes.c_size_t
+        try:
+            library = ctypes.CDLL("libcuda.so.1")
+        except OSError as error:
+            raise ConfigError(f"the driver of the accelerator cannot be loaded: {error}") from error
         self._copy_one = library.cuMemcpyAsync
-        self._copy_one.argtypes = [pointer, pointer, size_t, pointer]
+        self._copy_one.argtypes = [_POINTER, _POINTER, _SIZE, _POINTER]
         self._exchange_capture_mode = library.cuThreadExchangeStreamCaptureMode
         self._host_get_device_pointer = library.cuMemHostGetDevicePointer_v2
-        self._host_get_device_pointer.argtypes = [pointer, pointer, ctypes.c_uint]
+        self._host_get_device_pointer.argtypes = [_POINTER, _POINTER, ctypes.c_uint]
         # The first version has one more argument, which receives the index of a refused run.
         self._says_which = not hasattr(library, "cuMemcpyBatchAsync_v2")
         name = "cuMemcpyBatchAsync" if self._says_which else "cuMemcpyBatchAsync_v2"
         self._batch = getattr(library, name, None)
         if self._batch is not None:
-            runs = [pointer, pointer, pointer, size_t]
-            attributes = [pointer, pointer, size_t]
-            self._batch.argtypes = [*runs, *attributes, *[pointer] * (1 + self._says_which)]
+            runs = [_POINTER, _POINTER, _POINTER, _SIZE]
+            attributes = [_POINTER, _POINTER, _SIZE]
+            self._batch.argtypes = [*runs, *attributes, *[_POINTER] * (1 + self._says_which)]
 
     def copy_batch(
         self, into: Int64s, out_of: Int64s, lengths_bytes: Int64s, order: int, stream: int
@@ -117,40 +126,23 @@ class CUDADriver(Driver):
             *refused,
             stream,
         )
-        _check("cuMemcpyBatchAsync", status)
-
-    def copy_each(
-        self, into: Int64s, out_of: Int64s, lengths_bytes: Int64s, order: int, stream: int
-    ) -> None:
-        for run in zip(into.tolist(), out_of.tolist(), lengths_bytes.tolist(), strict=True):
-            _check("cuMemcpyAsync", self._copy_one(*run, stream))
+        if status:
+            raise KVTierError(f"{self._batch.__name__}: error {status}")
 
 
 class HIPDriver(Driver):
     """``hipMemcpyAsync`` for each run: HIP's batch call is too new for the versions in use."""
 
+    _copy_arguments = (_HIP_MEMCPY_DEFAULT,)
+
     def __init__(self) -> None:
         # This must be torch's own runtime: its streams mean nothing to another one on the path.
-        library = torch_runtime()
-        pointer, size_t = ctypes.c_void_p, ctypes.c_size_t
+        library = _torch_runtime()
         self._copy_one = library.hipMemcpyAsync
-        self._copy_one.argtypes = [pointer, pointer, size_t, ctypes.c_int, pointer]
+        self._copy_one.argtypes = [_POINTER, _POINTER, _SIZE, ctypes.c_int, _POINTER]
         self._exchange_capture_mode = library.hipThreadExchangeStreamCaptureMode
         self._host_get_device_pointer = library.hipHostGetDevicePointer
-        self._host_get_device_pointer.argtypes = [pointer, pointer, ctypes.c_uint]
-
-    def copy_each(
-        self, into: Int64s, out_of: Int64s, lengths_bytes: Int64s, order: int, stream: int
-    ) -> None:
-        for run in zip(into.tolist(), out_of.tolist(), lengths_bytes.tolist(), strict=True):
-            _check("hipMemcpyAsync", self._copy_one(*run, _HIP_MEMCPY_DEFAULT, stream))
-
-    copy_batch = copy_each
-
-
-def torch_runtime() -> ctypes.CDLL:
-    """Return a library in which to look up functions of torch's own runtime."""
-    return ctypes.CDLL(torch._C.__file__)
+        self._host_get_device_pointer.argtypes = [_POINTER, _POINTER, ctypes.c_uint]
 
 
 def forget_error() -> None:
@@ -160,19 +152,12 @@ def forget_error() -> None:
     its kernels. torch has no function to clear it.
     """
     name = "hipGetLastError" if torch.version.hip else "cudaGetLastError"
-    last_error = getattr(torch_runtime(), name, None)
+    last_error = getattr(_torch_runtime(), name, None)
     # A torch with a built-in runtime may not export the function.
     if last_error is not None:
         last_error()
 
 
-def _load_library(name: str) -> ctypes.CDLL:
-    try:
-        return ctypes.CDLL(name)
-    except OSError as error:
-        raise ConfigError(f"the driver of the accelerator cannot be loaded: {error}") from error
-
-
-def _check(call: str, status: int) -> None:
-    if status:
-        raise KVTierError(f"{call}: error {status}")
+def _torch_runtime() -> ctypes.CDLL:
+    """Return a library in which to look up functions of torch's own runtime."""
+    return ctypes.CDLL(torch._C.__file__)

@@ -7,10 +7,11 @@ the reverse.
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -28,8 +29,7 @@ from kvtier_sdk.worker.planning import (
 
 _log = logging.getLogger("kvtier.worker")
 
-#: Jobs with shorter runs on average are gathered. With longer runs, a copy engine fills the link
-#: without that.
+#: Jobs with shorter runs on average are gathered. Longer runs fill the link without a kernel.
 MIN_DIRECT_RUN_BYTES = 128 * 1024
 #: Jobs with fewer runs are not gathered: the kernel and its waits cost as much as a few runs.
 MIN_GATHERED_RUNS = 16
@@ -47,13 +47,10 @@ Enqueue: TypeAlias = Callable[[CopyPlan, Operation, torch.cuda.Stream], None]
 
 
 class PageKernel:
-    """The kernel and its memory, on one device.
+    """The kernel and its memory, on one device; raises ``ImportError`` without triton.
 
     Attributes:
         has_failed: true once a launch has failed; the kernel must not be used any more.
-
-    Raises:
-        ImportError: triton is not installed.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -75,11 +72,7 @@ class PageKernel:
     def queue(
         self, stream: torch.cuda.Stream, *arguments: int | torch.Tensor, gather: bool
     ) -> None:
-        """Queue the kernel; see :func:`kvtier_sdk.worker.kernel.launch`.
-
-        Raises:
-            KVTierError: the kernel cannot be started, and must not be used any more.
-        """
+        """Queue the kernel; see :func:`kvtier_sdk.worker.kernel.launch`."""
         try:
             self.start(stream, *arguments, gather=gather)
         except Exception as raised:  # triton's errors have no class in common
@@ -97,18 +90,13 @@ class PageKernel:
 
 @dataclass
 class _Part:
-    """A staging part.
-
-    Attributes:
-        memory: the device memory.
-        free: the event after the last use; ``None`` before the first.
-    """
+    """A staging part, and the event after its last use; ``None`` before the first."""
 
     memory: torch.Tensor
     free: torch.cuda.Event | None = None
 
 
-class Staging:
+class _Staging:
     """The staging parts of a lane, used in turn, and the stream on which its kernels run."""
 
     def __init__(self, kernel: PageKernel, priority: int) -> None:
@@ -122,53 +110,33 @@ class Staging:
         return part
 
 
-@dataclass(frozen=True)
-class _Band:
-    """Consecutive segments of a chunk that fit into a staging part together.
+class _Band(NamedTuple):
+    """Consecutive segments of a chunk that fit into a staging part, and their place in a chunk.
 
-    Attributes:
-        first_segment: index of the first segment.
-        segments: number of segments; all of the group's, unless a chunk is larger than a part.
-        begin_bytes: offset of the first segment in a chunk.
-        size_bytes: size of the band in one chunk.
+    A band has all segments of the group, unless a chunk is larger than a part.
     """
 
-    first_segment: int
-    segments: int
+    segments: slice
     begin_bytes: int
     size_bytes: int
 
 
-class _Shape:
-    """The part of a plan that depends on the layout of a group alone."""
-
-    def __init__(self, layout: GroupLayout, kernel: PageKernel, stream: torch.cuda.Stream) -> None:
-        words = [layout.lengths_bytes // 8, layout.offsets_bytes // 8]
-        rows = np.stack([layout.addresses, layout.strides_bytes, *words], 1)
-        self.table = kernel.upload(rows, stream)
-        self.bands: list[_Band] = []
-        ends = layout.offsets_bytes + layout.lengths_bytes * layout.blocks_per_chunk
-        first = 0
-        while first < len(ends):
-            begin = int(layout.offsets_bytes[first])
-            after = int(ends.searchsorted(begin + PART_BYTES, side="right"))
-            self.bands.append(_Band(first, after - first, begin, int(ends[after - 1]) - begin))
-            first = after
-
-
 class Gatherer:
-    """Cuts jobs into pieces that fit into a staging part."""
+    """Cuts jobs into pieces that fit into a staging part; each lane has its own parts."""
 
-    def __init__(self, kernel: PageKernel, layouts: Sequence[GroupLayout]) -> None:
+    def __init__(
+        self, kernel: PageKernel, layouts: Sequence[GroupLayout], priorities: Sequence[int]
+    ) -> None:
         stream = torch.cuda.Stream()
-        self.kernel = kernel
-        self._shapes = {of: _Shape(of, kernel, stream) for of in layouts if _is_possible(of)}
-        table = next(iter(self._shapes.values())).table
+        self._kernel = kernel
+        self._tables = {of: _upload_table(of, kernel, stream) for of in layouts if _is_possible(of)}
+        table = next(iter(self._tables.values()))
         for gather in (True, False):
             # Without entries the kernel copies nothing: this only compiles it.
             nowhere = kernel.allocate(16).data_ptr()
             kernel.start(stream, nowhere, table, table, 0, 0, 0, 0, 1, 0, gather=gather)
         stream.synchronize()
+        self._staging = [_Staging(kernel, priority) for priority in priorities]
 
     @staticmethod
     def is_wanted(layouts: Sequence[GroupLayout]) -> bool:
@@ -182,44 +150,38 @@ class Gatherer:
         runs = sum(share.most_runs() for share in plan.shares)
         slots = sum(len(share.hosts) for share in plan.shares)
         return (
-            not self.kernel.has_failed
+            not self._kernel.has_failed
             and runs >= max(MIN_GATHERED_RUNS, MIN_RUNS_PER_COPY * slots)
             and plan.size_bytes < runs * MIN_DIRECT_RUN_BYTES
-            and all(share.layout in self._shapes for share in plan.shares)
+            and all(share.layout in self._tables for share in plan.shares)
         )
 
-    def pieces(self, plan: JobPlan, staging: Staging) -> list[StagedPiece]:
+    def pieces(self, plan: JobPlan, lane: int) -> list[StagedPiece]:
         """Return the pieces of a job, each for one staging part."""
-        job = _StagedJob(self.kernel, plan, staging)
+        staging = self._staging[lane]
+
+        @functools.cache
+        def block_ids() -> torch.Tensor:
+            """Upload the block ids of all shares, with the first piece that is queued."""
+            ids = np.concatenate([share.blocks.ravel() for share in plan.shares])
+            return self._kernel.upload(ids, staging.kernels)
+
         found = []
         first_entry = 0
         for share in plan.shares:
-            shape = self._shapes[share.layout]
-            for band in shape.bands:
+            table = self._tables[share.layout]
+            per_chunk = share.layout.blocks_per_chunk
+            for band in _bands(share.layout):
                 step = PART_BYTES // band.size_bytes
-                found += [
-                    StagedPiece(job, share, shape.table, band, first, step, first_entry)
-                    for first in range(0, len(share.blocks), step)
-                ]
+                for first in range(0, len(share.blocks), step):
+                    some = slice(first, first + step)
+                    chunks = GroupShare(share.layout, share.blocks[some], share.hosts[some])
+                    entry = first_entry + first * per_chunk
+                    found.append(
+                        StagedPiece(self._kernel, staging, block_ids, table, chunks, band, entry)
+                    )
             first_entry += share.blocks.size
         return found
-
-
-class _StagedJob:
-    """The block ids of a job, uploaded with the first of its pieces."""
-
-    def __init__(self, kernel: PageKernel, plan: JobPlan, staging: Staging) -> None:
-        self.kernel = kernel
-        self.staging = staging
-        self._plan = plan
-        self._block_ids: torch.Tensor | None = None
-
-    def block_ids(self) -> torch.Tensor:
-        """Return the block ids of all shares, chunk by chunk, in device memory."""
-        if self._block_ids is None:
-            ids = np.concatenate([share.blocks.ravel() for share in self._plan.shares])
-            self._block_ids = self.kernel.upload(ids, self.staging.kernels)
-        return self._block_ids
 
 
 class StagedPiece:
@@ -227,31 +189,29 @@ class StagedPiece:
 
     def __init__(
         self,
-        job: _StagedJob,
-        share: GroupShare,
+        kernel: PageKernel,
+        staging: _Staging,
+        block_ids: Callable[[], torch.Tensor],
         table: torch.Tensor,
+        share: GroupShare,
         band: _Band,
-        first_chunk: int,
-        chunks: int,
         first_entry: int,
     ) -> None:
-        some = slice(first_chunk, first_chunk + chunks)
-        self._job = job
-        self._share = GroupShare(share.layout, share.blocks[some], share.hosts[some])
+        self._kernel = kernel
+        self._staging = staging
+        self._block_ids = block_ids
         self._table = table
+        self._share = share
         self._band = band
-        self._first_entry = first_entry + first_chunk * share.layout.blocks_per_chunk
-        segments = slice(band.first_segment, band.first_segment + band.segments)
-        self._segments = segments
-        self.size_bytes = int((self._share.blocks >= 0).sum()) * int(
-            share.layout.lengths_bytes[segments].sum()
-        )
+        self._first_entry = first_entry
+        block_bytes = int(share.layout.lengths_bytes[band.segments].sum())
+        self.size_bytes = int((share.blocks >= 0).sum()) * block_bytes
 
     def ends(
         self, operation: Operation, copies: torch.cuda.Stream
     ) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
         """Return the streams on which the piece begins and ends: kernels, copies, or vice versa."""
-        kernels = self._job.staging.kernels
+        kernels = self._staging.kernels
         return (kernels, copies) if operation is Operation.STORE else (copies, kernels)
 
     def queue(self, operation: Operation, copies: torch.cuda.Stream, enqueue: Enqueue) -> None:
@@ -259,7 +219,7 @@ class StagedPiece:
 
         Even after a failure, the stream on which the piece ends waits for everything queued.
         """
-        part = self._job.staging.next_part()
+        part = self._staging.next_part()
         store = operation is Operation.STORE
         first, last = self.ends(operation, copies)
         if part.free is not None:
@@ -280,18 +240,18 @@ class StagedPiece:
             part.free = last.record_event()
 
     def _move(self, part: _Part, *, gather: bool) -> None:
-        band = self._band
-        self._job.kernel.queue(
-            self._job.staging.kernels,
+        segments = self._band.segments
+        self._kernel.queue(
+            self._staging.kernels,
             part.memory.data_ptr(),
-            self._job.block_ids(),
+            self._block_ids(),
             self._table,
             self._first_entry,
             self._share.blocks.size,
-            band.first_segment,
-            band.segments,
+            segments.start,
+            segments.stop - segments.start,
             self._share.layout.blocks_per_chunk,
-            band.size_bytes // 8,
+            self._band.size_bytes // 8,
             gather=gather,
         )
 
@@ -305,14 +265,32 @@ class StagedPiece:
         plans = [CopyPlan(begins[whole], hosts[whole], np.full(whole.sum(), band.size_bytes))]
         for chunk in np.flatnonzero(~whole):
             # The job leaves out blocks of this chunk, so each of its segments is copied in part.
-            lengths = layout.lengths_bytes[self._segments]
-            in_band = layout.offsets_bytes[self._segments] - band.begin_bytes
+            lengths = layout.lengths_bytes[band.segments]
+            in_band = layout.offsets_bytes[band.segments] - band.begin_bytes
             in_band = in_band + int(there[chunk].argmax()) * lengths
             blocks = int(there[chunk].sum())
             plans.append(
                 CopyPlan(begins[chunk] + in_band, hosts[chunk] + in_band, lengths * blocks)
             )
         return join(plans)
+
+
+def _upload_table(
+    layout: GroupLayout, kernel: PageKernel, stream: torch.cuda.Stream
+) -> torch.Tensor:
+    words = [layout.lengths_bytes // 8, layout.offsets_bytes // 8]
+    return kernel.upload(np.stack([layout.addresses, layout.strides_bytes, *words], 1), stream)
+
+
+def _bands(layout: GroupLayout) -> Iterator[_Band]:
+    """Cut a chunk into bands."""
+    ends = layout.offsets_bytes + layout.lengths_bytes * layout.blocks_per_chunk
+    first = 0
+    while first < len(ends):
+        begin = int(layout.offsets_bytes[first])
+        after = int(ends.searchsorted(begin + PART_BYTES, side="right"))
+        yield _Band(slice(first, after), begin, int(ends[after - 1]) - begin)
+        first = after
 
 
 def _is_possible(layout: GroupLayout) -> bool:

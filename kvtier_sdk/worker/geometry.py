@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TypeAlias
 
 import numpy as np
@@ -20,9 +21,8 @@ Indices: TypeAlias = Sequence[int] | NDArray[np.integer]
 class KVTensor:
     """One tensor of a KV cache, cut into blocks along one of its dimensions.
 
-    The bytes of a block may be one page, or several pieces at regular distances: keys and values
-    apart, heads outside tokens, several layers in one tensor. Any order of dimensions and any dtype
-    work, because only memory is described. For a padded page, pass a view without the padding.
+    Any order of dimensions and any dtype work: keys and values may be apart, heads outside tokens,
+    several layers in one tensor. For a padded page, pass a view without the padding.
 
     Attributes:
         tensor: the tensor, or a strided view of it.
@@ -55,7 +55,9 @@ class KVTensor:
                 f"{shape[self.block_dim]} kernel blocks, which is not a multiple of it"
             )
         reach_bytes = self.tensor.element_size()
-        for count, stride_bytes in sorted([*self._inner_dims(), self._block_dim()], key=_stride):
+        for count, stride_bytes in sorted(
+            [*self._inner_dims(), self._block_dim()], key=itemgetter(1)
+        ):
             if stride_bytes < reach_bytes and count > 1:
                 raise ConfigError(
                     f"the elements of a KV tensor of shape {shape} and strides "
@@ -79,14 +81,10 @@ class KVTensor:
         return self.tensor.numel() * self.tensor.element_size() // self.blocks
 
     def segments(self) -> tuple[Int64s, int]:
-        """Return the longest pieces of adjacent memory in a block.
-
-        Returns:
-            Their addresses in block 0, ascending, and the length of each in bytes.
-        """
+        """Return the longest pieces of adjacent memory: addresses in block 0, and their length."""
         length_bytes = self.tensor.element_size()
         addresses = np.array([self.tensor.data_ptr()], np.int64)
-        for count, stride_bytes in sorted(self._inner_dims(), key=_stride):
+        for count, stride_bytes in sorted(self._inner_dims(), key=itemgetter(1)):
             if stride_bytes == length_bytes:
                 length_bytes *= count
             else:
@@ -132,13 +130,13 @@ class KVGroup:
         if self.blocks_per_chunk < 1:
             raise ConfigError(f"blocks_per_chunk must be at least 1, not {self.blocks_per_chunk}")
         for what, values in (
-            ("blocks", {tensor.blocks for tensor in self.tensors}),
+            ("blocks", {str(tensor.blocks) for tensor in self.tensors}),
             ("devices", {str(tensor.tensor.device) for tensor in self.tensors}),
         ):
             if len(values) > 1:
                 raise ConfigError(
                     f"the tensors of a KV-cache group must agree in their {what}: "
-                    f"{', '.join(str(value) for value in sorted(values, key=str))}"
+                    f"{', '.join(sorted(values))}"
                 )
 
     @property
@@ -181,12 +179,13 @@ class DeviceBlocks:
 
 
 def host_layout(memory: torch.Tensor | NDArray[np.uint8]) -> HostLayout:
-    """Describe the slots in a region of host memory.
-
-    Raises:
-        ConfigError: the region is not a matrix of bytes in host memory, or its rows overlap.
-    """
-    array = memory if isinstance(memory, np.ndarray) else _as_array(memory)
+    """Describe the slots in a region of host memory, or refuse it."""
+    if isinstance(memory, np.ndarray):
+        array = memory
+    elif memory.device.type == "cpu":
+        array = memory.detach().numpy()
+    else:
+        raise ConfigError(f"the host memory must be on the CPU, not on {memory.device}")
     if array.ndim != 2 or array.itemsize != 1 or 0 in array.shape:
         raise ConfigError(
             "the host memory must be bytes of shape (slots, part), not "
@@ -200,14 +199,3 @@ def host_layout(memory: torch.Tensor | NDArray[np.uint8]) -> HostLayout:
             f"{array.strides} for rows of {part_bytes} bytes"
         )
     return HostLayout(slots, array.ctypes.data, row_bytes, part_bytes, array.flags.writeable)
-
-
-def _as_array(memory: torch.Tensor) -> NDArray[np.uint8]:
-    if memory.device.type != "cpu":
-        raise ConfigError(f"the host memory must be on the CPU, not on {memory.device}")
-    array: NDArray[np.uint8] = memory.detach().numpy()
-    return array
-
-
-def _stride(dim: tuple[int, int]) -> int:
-    return dim[1]

@@ -13,7 +13,7 @@ import triton.language as tl
 
 #: Words of 8 bytes that a program copies at a time; two of them are one access of 16 bytes.
 _TILE_WORDS = 1024
-#: Programs of a launch. They move several times what a link does, and leave most of the device to
+#: Programs of a launch. They are several times as fast as a link, and leave most of the device to
 #: the engine: an H100 has 132 multiprocessors, and each runs many programs.
 _PROGRAMS = 64
 
@@ -59,13 +59,11 @@ def _copy_pages(  # type: ignore[no-untyped-def]
             for at in range(0, words, TILE):
                 inside = at + lanes < words
                 if GATHER:
-                    tl.store(
-                        place + at + lanes, tl.load(page + at + lanes, mask=inside), mask=inside
-                    )
+                    found = tl.load(page + at + lanes, mask=inside)
+                    tl.store(place + at + lanes, found, mask=inside)
                 else:
-                    tl.store(
-                        page + at + lanes, tl.load(place + at + lanes, mask=inside), mask=inside
-                    )
+                    found = tl.load(place + at + lanes, mask=inside)
+                    tl.store(page + at + lanes, found, mask=inside)
 
 
 def launch(*arguments: Any, gather: bool) -> None:

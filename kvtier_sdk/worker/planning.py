@@ -72,7 +72,7 @@ class HostLayout:
 
 @dataclass(frozen=True, eq=False)
 class CopyPlan:
-    """Runs: pieces of memory to copy, each contiguous on both sides.
+    """Runs: pieces of memory to copy, each contiguous on both sides, in the order of ``host``.
 
     Attributes:
         device: address of each run on the device.
@@ -91,44 +91,36 @@ class CopyPlan:
 
     def split(self, parts: int) -> list[CopyPlan]:
         """Cut the plan into at most ``parts`` plans of equal size, give or take a byte."""
-        ends = self.lengths_bytes.cumsum()
-        size_bytes = int(ends[-1])
-        parts = min(parts, size_bytes)
-        cuts = [size_bytes * part // parts for part in range(parts + 1)]
-        return [self._cut(ends, begin, end) for begin, end in pairwise(cuts)]
+        parts = min(parts, self.size_bytes)
+        cuts = np.array([self.size_bytes * part // parts for part in range(1, parts)], np.int64)
+        whole = self._cut(cuts)
+        firsts = (whole.lengths_bytes.cumsum().searchsorted(cuts) + 1).tolist()
+        return [
+            CopyPlan(whole.device[first:end], whole.host[first:end], whole.lengths_bytes[first:end])
+            for first, end in pairwise([0, *firsts, len(whole.host)])
+        ]
 
     def cut_at(self, addresses: Int64s) -> CopyPlan:
-        """Cut the runs that cross one of these host addresses, given in ascending order."""
-        first = addresses.searchsorted(self.host, side="right")
-        cuts = addresses.searchsorted(self.host + self.lengths_bytes) - first
-        if not cuts.any():
+        """Cut the runs that cross one of these host ``addresses``, given in ascending order."""
+        run = self.host.searchsorted(addresses, side="right") - 1
+        skipped = addresses - self.host[run]
+        crosses = (skipped > 0) & (skipped < self.lengths_bytes[run])
+        if not crosses.any():
             return self
-        # Repeat each run once for each of its pieces; ``piece`` is a piece's index in its run.
-        run = np.repeat(np.arange(len(cuts)), cuts + 1)
-        piece = np.arange(len(run)) - np.repeat(np.cumsum(cuts + 1) - cuts - 1, cuts + 1)
-        ends = (self.host + self.lengths_bytes)[run]
-        last = piece == cuts[run]
-        inner = addresses[np.minimum(first[run] + piece, len(addresses) - 1)]
-        ends = np.where(last, ends, inner)
-        begins = self.host[run]
-        begins[1:] = np.where(piece[1:] > 0, ends[:-1], begins[1:])
-        return CopyPlan(self.device[run] + begins - self.host[run], begins, ends - begins)
+        begins = self.lengths_bytes.cumsum() - self.lengths_bytes
+        return self._cut((begins[run] + skipped)[crosses])
 
-    def _cut(self, ends: Int64s, begin: int, end: int) -> CopyPlan:
-        """Return bytes ``begin`` to ``end`` of the plan, whose runs end at ``ends``."""
-        first = int(ends.searchsorted(begin, side="right"))
-        last = int(ends.searchsorted(end))
-        some = slice(first, last + 1)
-        device, host, lengths = self.device[some], self.host[some], self.lengths_bytes[some].copy()
-        # If the first run is also the last, both of its ends are cut.
-        lengths[-1] -= int(ends[last]) - end
-        skipped = begin - int(ends[first] - self.lengths_bytes[first])
-        if skipped:
-            device, host = device.copy(), host.copy()
-            device[0] += skipped
-            host[0] += skipped
-            lengths[0] -= skipped
-        return CopyPlan(device, host, lengths)
+    def _cut(self, cuts: Int64s) -> CopyPlan:
+        """Cut the runs at these places in the plan's bytes."""
+        begins = self.lengths_bytes.cumsum() - self.lengths_bytes
+        run = begins.searchsorted(cuts, side="right") - 1
+        inside = cuts > begins[run]
+        run, cuts = run[inside], cuts[inside]
+        skipped = cuts - begins[run]
+        device = np.insert(self.device, run + 1, self.device[run] + skipped)
+        host = np.insert(self.host, run + 1, self.host[run] + skipped)
+        begins = np.insert(begins, run + 1, cuts)
+        return CopyPlan(device, host, np.diff(begins, append=self.size_bytes))
 
 
 @dataclass(frozen=True, eq=False)

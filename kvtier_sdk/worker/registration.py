@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from kvtier_sdk.errors import KVTierError
+from kvtier_sdk.options.units import format_bytes
 from kvtier_sdk.worker.driver import Driver, forget_error
 from kvtier_sdk.worker.planning import CopyPlan, HostLayout
 
@@ -28,28 +29,18 @@ _ALREADY_REGISTERED = 712
 class RefusedError(KVTierError):
     """The driver refused to register memory."""
 
-    def __init__(self, size_bytes: int, status: int) -> None:
-        super().__init__(f"{size_bytes} bytes: error {status}")
-        self.size_bytes = size_bytes
-        self.status = status
-
 
 @dataclass(eq=False)
 class _Piece:
-    """Whole pages that are registered with the driver.
-
-    Attributes:
-        begin: address of the first byte.
-        end: address after the last byte.
-        is_ours: true if registered here, not by the allocator of the memory.
-        shift_bytes: difference from an address to the device's address of the same byte.
-        holders: number of registrations that use the piece.
-    """
+    """Whole pages that are registered with the driver."""
 
     begin: int
     end: int
+    #: True if registered here, not by the allocator of the memory.
     is_ours: bool
+    #: Difference from an address to the device's address of the same byte.
     shift_bytes: int
+    #: Number of registrations that use the piece.
     holders: int = 0
 
 
@@ -58,11 +49,7 @@ _pieces: list[_Piece] = []
 
 
 class Registration:
-    """The slots of a worker, registered until :meth:`release`.
-
-    Raises:
-        RefusedError: the driver refused some of them; all are released again.
-    """
+    """The slots of a worker, registered until :meth:`release`: all of them, or none."""
 
     def __init__(self, host: HostLayout, driver: Driver) -> None:
         self._held: list[_Piece] = []
@@ -76,16 +63,8 @@ class Registration:
         self._begins = np.array([piece.begin for piece in self._held], np.int64)
         self._shifts = np.array([piece.shift_bytes for piece in self._held], np.int64)
 
-    @property
-    def pieces(self) -> int:
-        """Number of pieces that the slots lie in."""
-        return len(self._held)
-
     def fit(self, plan: CopyPlan) -> CopyPlan:
-        """Return the plan in the form that the driver accepts.
-
-        No run crosses the end of a piece, and host addresses are the device's addresses for them.
-        """
+        """Cut the runs at the ends of pieces, and replace host addresses by the device's."""
         if len(self._begins) > 1:
             plan = plan.cut_at(self._begins)
         if self._shifts.any():
@@ -130,19 +109,16 @@ def _register(begin: int, end: int, driver: Driver) -> _Piece:
     known = status in (0, _ALREADY_REGISTERED)
     address = driver.device_address(begin) if known else None
     if status and (address is None or driver.device_address(end - 1) is None):
-        raise RefusedError(end - begin, status)
+        raise RefusedError(f"{format_bytes(end - begin)} of host memory (error {status})")
     return _Piece(begin, end, not status, 0 if address is None else address - begin)
 
 
 def _cuts(host: HostLayout) -> list[int]:
-    """Return the page boundaries at which the memory is cut into pieces that can be registered.
-
-    The first is the start of the slots' first page, the last is the end of their last page. If a
-    worker's part of a slot begins inside a page, the pieces meet at the start of that page.
-    """
+    """Return the page boundaries from the first slot to the last between which to register."""
     page_bytes = mmap.PAGESIZE
     end = host.address + (host.slots - 1) * host.row_bytes + host.part_bytes
     piece_bytes = max(1, MAX_REGISTER_BYTES // host.row_bytes) * host.row_bytes
     between = range(host.address + piece_bytes, end, piece_bytes)
+    # Where a worker's part of a slot begins inside a page, pieces meet at the start of that page.
     begins = [at - at % page_bytes for at in (host.address, *between)]
     return [*sorted(set(begins)), end + -end % page_bytes]

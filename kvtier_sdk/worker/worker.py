@@ -8,7 +8,6 @@ import threading
 import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 
 import numpy as np
 import torch
@@ -37,8 +36,8 @@ class CopyResult:
     Attributes:
         job_id: the id that was submitted.
         operation: ``STORE`` or ``LOAD``.
-        success: true if the whole job was copied. After a failed load its blocks hold undefined
-            bytes; after a failed store its slots do.
+        success: true if the whole job was copied. After a failure the bytes of its destinations
+            are undefined.
         size_bytes: size of the job, copied or not.
         duration_s: seconds from its first byte to its last, without queues.
         error: the reason for a failure; ``None`` after a success.
@@ -66,17 +65,11 @@ class _Job:
         return self.is_started and (self.copy is None or self.copy.done())
 
     def result(self) -> CopyResult:
-        if self.copy is None:
-            return CopyResult(self.job_id, self.operation, True, 0, 0.0)
-        error = self.copy.error()
-        return CopyResult(
-            self.job_id,
-            self.operation,
-            error is None,
-            self.size_bytes,
-            self.copy.duration_s(),
-            error,
-        )
+        error, duration_s = None, 0.0
+        if self.copy is not None:
+            error, duration_s = self.copy.error(), self.copy.duration_s()
+        success = error is None
+        return CopyResult(self.job_id, self.operation, success, self.size_bytes, duration_s, error)
 
 
 class OffloadWorker:
@@ -128,7 +121,7 @@ class OffloadWorker:
         self._lock = threading.Lock()
         self._started = threading.Condition(self._lock)
         self._closed = False
-        self._device = device or open_device(_device_of(groups), clock or SystemClock())
+        self._device = device or _open_device(groups, clock or SystemClock())
         try:
             self._device.register(self._host, self._layouts)
         except BaseException:
@@ -180,17 +173,13 @@ class OffloadWorker:
     ) -> None:
         """Start to copy slots into blocks; returns before they are copied.
 
+        ``job_id`` and errors are as for :meth:`submit_store`.
+
         Args:
-            job_id: an id that no unreported job has.
             device_blocks: the destinations, as for :meth:`submit_store`; no block of a group twice.
             slots: the sources, one for each chunk that the blocks touch, group after group.
             expedited: let this load overtake other loads, even a large load that has begun.
             after: as for :meth:`submit_store`: the stream that may still read or clear the blocks.
-
-        Raises:
-            ValueError: ids, slots or counts do not fit the geometry, or ``after`` is missing;
-                nothing was copied.
-            KVTierError: the worker is shut down.
         """
         self._submit(job_id, Operation.LOAD, device_blocks, slots, expedited, after)
 
@@ -209,13 +198,10 @@ class OffloadWorker:
         return results
 
     def wait(self, job_ids: Iterable[int]) -> None:
-        """Block until these jobs have ended. ``get_finished`` still reports them.
+        """Block until the jobs of ``job_ids`` have ended. ``get_finished`` still reports them.
 
-        On a CPU the calling thread copies the parts that no other thread has begun.
-
-        Args:
-            job_ids: ids of jobs that were reported or never submitted are ignored, because no
-                record is kept of them.
+        Ids of jobs that were reported or never submitted are ignored. On a CPU the calling thread
+        copies the parts that no other thread has begun.
         """
         with self._started:
             jobs = [self._jobs[job_id] for job_id in job_ids if job_id in self._jobs]
@@ -244,12 +230,7 @@ class OffloadWorker:
     def __enter__(self) -> OffloadWorker:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.shutdown()
 
     def _submit(
@@ -356,29 +337,23 @@ def _wait_for_ends() -> None:
         end.join(_EXIT_WAIT_S)
 
 
-def open_device(kind: torch.device, clock: Clock) -> Device:
-    """Return the worker's device for tensors of this kind.
-
-    Raises:
-        ConfigError: no device supports this kind, or its driver cannot be loaded.
-    """
-    if kind.type == "cpu":
-        from kvtier_sdk.worker.cpu import CPUDevice
-
-        return CPUDevice(clock)
-    if kind.type == "cuda":
-        from kvtier_sdk.worker.cuda import CUDADevice
-
-        return CUDADevice(kind)
-    raise ConfigError(f"there is no worker for tensors on {kind.type!r}, only for 'cpu' and 'cuda'")
-
-
-def _device_of(groups: Sequence[KVGroup]) -> torch.device:
+def _open_device(groups: Sequence[KVGroup], clock: Clock) -> Device:
     devices = {tensor.tensor.device for group in groups for tensor in group.tensors}
     if len(devices) > 1:
         names = ", ".join(sorted(map(str, devices)))
         raise ConfigError(f"the KV-cache groups of a worker must be on one device, not on {names}")
-    return devices.pop()
+    device = devices.pop()
+    if device.type == "cpu":
+        from kvtier_sdk.worker.cpu import CPUDevice
+
+        return CPUDevice(clock)
+    if device.type == "cuda":
+        from kvtier_sdk.worker.cuda import CUDADevice
+
+        return CUDADevice(device)
+    raise ConfigError(
+        f"there is no worker for tensors on {device.type!r}, only for 'cpu' and 'cuda'"
+    )
 
 
 def _indices(what: str, values: Indices) -> Int64s:

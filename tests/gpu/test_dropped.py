@@ -1,4 +1,4 @@
-"""An engine drops a worker without ``shutdown``, as one does that ends with an exception."""
+"""An engine drops a worker without ``shutdown``, for example after an exception."""
 
 from __future__ import annotations
 
@@ -10,11 +10,7 @@ import sys
 import threading
 
 import torch
-from support.gpu.accelerator import (
-    MIB,
-    computing,
-    sleep_on_stream,
-)
+from support.gpu.accelerator import MIB, computing, sleep_on_stream
 from support.gpu.copies import Bytes, finish, open_worker, random_blocks, registered, same
 from support.gpu.figures import Figure
 
@@ -23,17 +19,17 @@ from kvtier_sdk.worker import registration
 
 _BLOCKS = 64
 _ALL = range(_BLOCKS)
-#: A copy begins after this, when its worker is long gone.
+#: A copy begins after this time, when its worker is gone.
 _ASLEEP_S = 0.3
 _PATIENCE_S = 20.0
 
 
 def test_dropped(figure: Figure) -> None:
-    """Drop one with a store under way; then use its memory again, and memory that takes its place.
+    """Drop a worker during a store; then use its memory again, and new memory at its address.
 
-    Memory that is given back while it is registered stays the driver's: copies to what is mapped
-    there next may go to the pages that are gone. So a dropped worker keeps its memory until its
-    copies have ended, and unregisters it.
+    The driver keeps the pages of memory that is freed while it is registered. Copies to a later
+    mapping at the same address may then go to the old pages. So a dropped worker keeps its memory
+    until its copies have ended, and unregisters it.
     """
     blocks = random_blocks(_BLOCKS, MIB)
     address = 0

@@ -19,6 +19,8 @@ from support.gpu.accelerator import (
 )
 from support.gpu.figures import Figure
 
+from kvtier_sdk.worker.cuda import CUDADevice
+
 
 def test_machine(figure: Figure) -> None:
     """Report all of it; the machine's limits come last and need no device."""
@@ -54,10 +56,8 @@ def _describe_device(figure: Figure) -> None:
 
 
 def _batch_call() -> str:
-    from kvtier_sdk.worker.cuda import CUDADevice
-
     # The worker's choice, which has no public name.
-    batch = getattr(CUDADevice(device())._driver, "_batch", None)
+    batch = getattr(CUDADevice(device()).driver, "_batch", None)
     return "none: run by run" if batch is None else str(batch.__name__)
 
 

@@ -9,9 +9,11 @@ from support.gpu.accelerator import GIB, KIB, MIB, Runtime, device, has_device
 from support.gpu.figures import Figure
 from support.gpu.memory import pools
 
+from kvtier_sdk.worker.driver import forget_error
+
 #: ``cudaHostRegisterPortable``, as the worker passes it.
 _PORTABLE = 1
-#: Of a pool of eight ranks.
+#: The rows of a pool of eight ranks.
 _ROW_BYTES, _RANKS = 4 * MIB, 8
 
 
@@ -27,7 +29,7 @@ def test_registration(figure: Figure) -> None:
 
 
 def _register_parts(figure: Figure, kind: str, address: int, size_bytes: int) -> None:
-    """Register what one rank of eight would, if it registered its own part of each slot."""
+    """Register one rank's own part of each slot, as a worker could do instead of whole pieces."""
     calls = torch.cuda.cudart()
     begins = range(address, address + size_bytes, _ROW_BYTES)
     began_s = time.perf_counter()
@@ -44,8 +46,6 @@ def _register_parts(figure: Figure, kind: str, address: int, size_bytes: int) ->
 
 
 def _register(figure: Figure, kind: str, address: int, size_bytes: int) -> None:
-    from kvtier_sdk.worker.driver import forget_error
-
     # The first use of the device makes its context, which must not count for the memory.
     torch.zeros(1, device=device())
     runtime, calls = Runtime(), torch.cuda.cudart()
@@ -54,18 +54,16 @@ def _register(figure: Figure, kind: str, address: int, size_bytes: int) -> None:
     took_s = time.perf_counter() - began_s
     figure(f"{kind}: status", runtime.describe(status))
     assert not status, f"the driver does not register {kind} memory"
-    if not status:
-        figure(f"{kind}: registered in", took_s / size_bytes * 1e9, "s/GB")
-    # A second registration is refused also after a success.
+    figure(f"{kind}: registered in", took_s / size_bytes * 1e9, "s/GB")
+    # A second registration is refused even if the first succeeded.
     refusal = int(calls.cudaHostRegister(address, size_bytes, _PORTABLE))
     figure(f"{kind}: status of the second time", runtime.describe(refusal))
     figure(f"{kind}: last error after that", runtime.last_error())
     forget_error()
     left = runtime.last_error()
     assert left.startswith("0 "), f"the worker does not take back the last error: {left}"
-    if not status:
-        began_s = time.perf_counter()
-        status = int(calls.cudaHostUnregister(address))
-        took_s = time.perf_counter() - began_s
-        assert not status, f"{kind}: unregistered with status {runtime.describe(status)}"
-        figure(f"{kind}: unregistered in", took_s / size_bytes * 1e9, "s/GB")
+    began_s = time.perf_counter()
+    status = int(calls.cudaHostUnregister(address))
+    took_s = time.perf_counter() - began_s
+    assert not status, f"{kind}: unregistered with status {runtime.describe(status)}"
+    figure(f"{kind}: unregistered in", took_s / size_bytes * 1e9, "s/GB")

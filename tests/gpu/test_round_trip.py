@@ -6,7 +6,8 @@ import contextlib
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,7 +25,6 @@ from kvtier_sdk import (
     make_offload_key,
 )
 from kvtier_sdk.engine import TieringManager, open_manager, open_pool
-from kvtier_sdk.worker import OffloadWorker
 
 _CHUNKS = 64
 _PATIENCE_S = 20.0
@@ -46,8 +46,8 @@ def test_round_trip(figure: Figure) -> None:
             )
             for name, move, first in (("down", _store, 0), ("up", _load, _CHUNKS)):
                 began_s = time.perf_counter()
-                with _opened(config) as (pool, manager, reported):
-                    move(manager, reported, pool, keys, blocks, ids + first)
+                with _opened(config) as engine:
+                    move(engine, keys, blocks, ids + first)
                 took_s = time.perf_counter() - began_s
                 figure(f"file tier in a {runner}, {name}: opened to closed", took_s, "s")
         same = torch.equal(blocks[:_CHUNKS], blocks[_CHUNKS:])
@@ -55,87 +55,65 @@ def test_round_trip(figure: Figure) -> None:
         assert same, f"file tier in a {runner}: bytes differ"
 
 
+class _Engine(NamedTuple):
+    pool: HostPool
+    manager: TieringManager
+    reported: threading.Event
+
+    def steps(self) -> Iterator[None]:
+        """Yield the steps of an engine; a step ends when the caller asks for the next one."""
+        deadline_s = time.monotonic() + _PATIENCE_S
+        while time.monotonic() < deadline_s:
+            yield
+            self.manager.on_schedule_end()
+            self.reported.wait(_STEP_S)
+            self.reported.clear()
+        raise TimeoutError(f"the tier is not done after {_PATIENCE_S:.0f} s")
+
+
 @contextlib.contextmanager
-def _opened(config: TieringConfig) -> Iterator[tuple[HostPool, TieringManager, threading.Event]]:
+def _opened(config: TieringConfig) -> Iterator[_Engine]:
     reported = threading.Event()
     namespace = Namespace({"engine": "gpu-checks"})
     with (
         open_pool(config) as pool,
         open_manager(pool, config, namespace, notify=reported.set) as manager,
     ):
-        yield pool, manager, reported
+        yield _Engine(pool, manager, reported)
 
 
 def _store(
-    manager: TieringManager,
-    reported: threading.Event,
-    pool: HostPool,
-    keys: Sequence[OffloadKey],
-    blocks: torch.Tensor,
-    ids: np.ndarray,
+    engine: _Engine, keys: Sequence[OffloadKey], blocks: torch.Tensor, ids: np.ndarray
 ) -> None:
     """Store a block for each key, and wait until the tier has them."""
-    request = RequestContext("down")
+    manager, request = engine.manager, RequestContext("down")
     manager.on_new_request(request)
     output = manager.prepare_store(keys, request)
-    if output.keys_to_store != list(keys):
-        raise RuntimeError(f"{len(output.keys_to_store)} of {len(keys)} keys got a slot")
-    _copy(OffloadWorker.submit_store, blocks, ids, pool, output.slots)
+    assert output.keys_to_store == list(keys)
+    with open_worker(blocks, engine.pool.part(0)) as worker:
+        worker.submit_store(1, ids, output.slots, after=computing())
+        assert finish(worker, 1)[1].error is None
     manager.complete_store(keys, request)
     manager.on_request_finished(request)
-    for _ in _steps(manager, reported):
+    for _ in engine.steps():
         if not manager.has_pending_work():
             return
 
 
 def _load(
-    manager: TieringManager,
-    reported: threading.Event,
-    pool: HostPool,
-    keys: Sequence[OffloadKey],
-    blocks: torch.Tensor,
-    ids: np.ndarray,
+    engine: _Engine, keys: Sequence[OffloadKey], blocks: torch.Tensor, ids: np.ndarray
 ) -> None:
     """Find every key in the tier, and load a block for each."""
-    request = RequestContext("up")
+    manager, request = engine.manager, RequestContext("up")
     manager.on_new_request(request)
-    for _ in _steps(manager, reported):
+    for _ in engine.steps():
         found = [manager.lookup(key, request) for key in keys]
-        if LookupResult.MISS in found:
-            raise RuntimeError(f"{found.count(LookupResult.MISS)} of {len(keys)} keys are missing")
+        assert LookupResult.MISS not in found
         if set(found) == {LookupResult.HIT}:
             break
     spec = manager.prepare_load(keys, request)
-    _copy(OffloadWorker.submit_load, blocks, ids, pool, spec.slots)
+    with open_worker(blocks, engine.pool.part(0)) as worker:
+        worker.submit_load(1, ids, spec.slots, after=computing())
+        assert finish(worker, 1)[1].error is None
     manager.complete_load(keys, request)
     manager.on_request_finished(request)
-
-
-def _copy(
-    submit: Callable[..., None],
-    blocks: torch.Tensor,
-    ids: np.ndarray,
-    pool: HostPool,
-    slots: Sequence[int],
-) -> None:
-    """Copy blocks to slots or back, to the end."""
-    with open_worker(blocks, pool.part(0)) as worker:
-        submit(worker, 1, ids, slots, after=computing())
-        ended = finish(worker, 1)[1]
-    if not ended.success:
-        raise RuntimeError(f"{submit.__name__} failed: {ended.error}")
-
-
-def _steps(manager: TieringManager, reported: threading.Event) -> Iterator[None]:
-    """Yield the steps of an engine; asking for the next ends the step.
-
-    Raises:
-        TimeoutError: the caller has asked for steps for too long.
-    """
-    deadline_s = time.monotonic() + _PATIENCE_S
-    while time.monotonic() < deadline_s:
-        yield
-        manager.on_schedule_end()
-        reported.wait(_STEP_S)
-        reported.clear()
-    raise TimeoutError(f"the tier is not done after {_PATIENCE_S:.0f} s")

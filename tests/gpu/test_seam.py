@@ -1,7 +1,7 @@
 """A merged run that crosses the end of a piece of registered memory.
 
-A job's neighbours are merged into one run, and the driver may have to register memory in pieces. It
-knows each piece as memory of its own: does it take a copy that goes from one to the next?
+Neighbouring blocks of a job are merged into one run, and the driver may have to register memory in
+pieces. It treats each piece as separate memory, so a run must not cross from one to the next.
 """
 
 from __future__ import annotations

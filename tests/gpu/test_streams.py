@@ -28,64 +28,40 @@ def test_streams(figure: Figure) -> None:
     with open_worker(blocks, host) as worker:
         for threaded in (False, True):
             for by_event in (False, True):
-                for operation in (_store, _load):
-                    waited = operation(worker, blocks, host, side, threaded, by_event)
+                for operation in ("store", "load"):
                     name = (
-                        f"{operation.__name__.strip('_')} after "
-                        f"{'an event' if by_event else 'a stream'}, "
+                        f"{operation} after {'an event' if by_event else 'a stream'}, "
                         f"{'another thread' if threaded else 'same thread'}"
                     )
+                    waited = _wait(worker, blocks, host, side, operation, threaded, by_event)
                     figure(f"{name}: waited", "yes" if waited else "no")
                     assert waited, f"{name}: did not wait"
 
 
-def _store(
+def _wait(
     worker: OffloadWorker,
     blocks: torch.Tensor,
     host: Bytes,
     side: torch.cuda.Stream | None,
+    operation: str,
     threaded: bool,
     by_event: bool,
 ) -> bool:
-    """Store what is still to be computed; tell whether it was stored."""
+    """Copy a block that a sleeping stream is still to write; return true if it waited for that."""
     blocks.fill_(1)
-    host[:] = 0
+    host[:] = 9
     synchronize()
     with torch.cuda.stream(side):
         sleep_on_stream(_ASLEEP_S)
         blocks.fill_(7)
-    after = _after(side, by_event)
-    _submit(lambda: worker.submit_store(1, [2], [3], after=after), threaded)
+    after = side.record_event() if side is not None and by_event else side
+    submit = worker.submit_store if operation == "store" else worker.submit_load
+    _submit(lambda: submit(1, [2], [3], after=after), threaded)
     ended = finish(worker, 1)[1]
     synchronize()
-    return ended.success and bool((host[3] == 7).all())
-
-
-def _load(
-    worker: OffloadWorker,
-    blocks: torch.Tensor,
-    host: Bytes,
-    side: torch.cuda.Stream | None,
-    threaded: bool,
-    by_event: bool,
-) -> bool:
-    """Load into a block that is still to be cleared; tell whether it holds what was loaded."""
-    host[1] = 9
-    synchronize()
-    with torch.cuda.stream(side):
-        sleep_on_stream(_ASLEEP_S)
-        blocks.fill_(7)
-    after = _after(side, by_event)
-    _submit(lambda: worker.submit_load(2, [2], [1], after=after), threaded)
-    ended = finish(worker, 2)[2]
-    synchronize()
-    return ended.success and bool((blocks[2] == 9).all())
-
-
-def _after(
-    side: torch.cuda.Stream | None, by_event: bool
-) -> torch.cuda.Stream | torch.cuda.Event | None:
-    return side.record_event() if side is not None and by_event else side
+    expected = 7 if operation == "store" else 9
+    written = host[3] if operation == "store" else blocks[2]
+    return ended.success and bool((written == expected).all())
 
 
 def _submit(submit: Callable[[], None], threaded: bool) -> None:

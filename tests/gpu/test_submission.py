@@ -15,7 +15,7 @@ from kvtier_sdk.worker import KVGroup, KVTensor, OffloadWorker
 _RUNS = 131_072
 _LAYERS = 32
 _POLLS = 100
-#: Longer than a submission may take: it has to return before the stream wakes.
+#: A submission has to return before the stream wakes.
 _ASLEEP_S = 2.0
 
 
@@ -25,7 +25,7 @@ def test_submission(figure: Figure) -> None:
     blocks = random_blocks(2 * _RUNS, page_bytes)
     host = np.zeros((2 * _RUNS, page_bytes), np.uint8)
     chooser = np.random.default_rng(0)
-    # Every second one, in random order: no two are neighbours, so that nothing is merged.
+    # Every second block in random order has no neighbour to be merged with.
     ids, slots = 2 * chooser.permutation(_RUNS), 2 * chooser.permutation(_RUNS)
     with open_worker(blocks, host) as worker:
         for operation in ("store", "load"):
@@ -83,7 +83,6 @@ def _submit(
     figure(f"{name}: poll, longest", max(polls_s) * 1e3, "ms")
     ended += finish(worker, 1).values()
     assert [result.success for result in ended] == [True], f"{name}: reported as {ended}"
-    if ended:
-        figure(f"{name}: copied in", ended[0].duration_s * 1e3, "ms")
+    figure(f"{name}: copied in", ended[0].duration_s * 1e3, "ms")
     if "run by run" not in name:
         assert asleep, f"{name}: the submission waited for the stream"

@@ -8,6 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from support.gpu.accelerator import computing
+from support.gpu.copies import random_blocks
 
 from kvtier_sdk.worker import DeviceBlocks, KVGroup, KVTensor, OffloadWorker
 from kvtier_sdk.worker import cuda as cuda_module
@@ -21,19 +23,13 @@ pytestmark = [
 BLOCKS = 64
 
 
-def filled(*shape: int) -> torch.Tensor:
-    return torch.randint(0, 256, shape, dtype=torch.uint8, device="cuda")
-
-
-def computing() -> torch.cuda.Stream:
-    return torch.cuda.current_stream()
-
-
 LAYOUTS: dict[str, Callable[[], list[KVTensor]]] = {
-    "pages": lambda: [KVTensor(filled(BLOCKS, 16384)) for _ in range(3)],
-    "keys apart from values": lambda: [KVTensor(filled(2, BLOCKS, 4096), 1) for _ in range(3)],
-    "padded": lambda: [KVTensor(filled(BLOCKS, 1000)[:, :900])],
-    "kernel blocks": lambda: [KVTensor(filled(BLOCKS * 4, 512), kernel_blocks=4)],
+    "pages": lambda: [KVTensor(random_blocks(BLOCKS, 16384)) for _ in range(3)],
+    "keys apart from values": lambda: [
+        KVTensor(random_blocks(2, BLOCKS, 4096), 1) for _ in range(3)
+    ],
+    "padded": lambda: [KVTensor(random_blocks(BLOCKS, 1000)[:, :900])],
+    "kernel blocks": lambda: [KVTensor(random_blocks(BLOCKS * 4, 512), kernel_blocks=4)],
 }
 
 
@@ -83,7 +79,7 @@ def steps(kv: KVTensor, block: int) -> torch.Tensor:
 
 
 def layers(blocks: int, page_bytes: int) -> KVGroup:
-    return KVGroup([KVTensor(filled(blocks, page_bytes)) for _ in range(32)])
+    return KVGroup([KVTensor(random_blocks(blocks, page_bytes)) for _ in range(32)])
 
 
 @pytest.mark.parametrize("page_bytes", [2048, 16384, 65536])
@@ -138,41 +134,6 @@ def test_the_kernel_waits_for_the_computation_that_was_queued_before_it() -> Non
         assert (kv.tensor[0:32:2] == 7).all()
 
 
-def test_a_store_waits_for_the_computation_that_was_queued_before_it() -> None:
-    kv = KVTensor(torch.zeros(4, 1 << 20, dtype=torch.uint8, device="cuda"))
-    host = np.zeros((4, 1 << 20), np.uint8)
-    with OffloadWorker([KVGroup([kv])], host) as worker:
-        torch.cuda._sleep(200_000_000)
-        kv.tensor.fill_(7)
-        worker.submit_store(1, [2], [1], after=computing())
-        assert worker.get_finished() == []
-        worker.wait([1])
-    assert (host[1] == 7).all()
-
-
-def test_a_load_waits_for_what_was_queued_on_its_blocks() -> None:
-    kv = KVTensor(torch.zeros(4, 1 << 20, dtype=torch.uint8, device="cuda"))
-    host = np.full((4, 1 << 20), 9, np.uint8)
-    with OffloadWorker([KVGroup([kv])], host) as worker:
-        torch.cuda._sleep(200_000_000)
-        kv.tensor.fill_(7)
-        worker.submit_load(1, [2], [1], expedited=True, after=computing())
-        worker.wait([1])
-    assert (kv.tensor[2] == 9).all()
-    assert (kv.tensor[1] == 7).all()
-
-
-def test_an_expedited_load_does_not_queue_behind_stores_and_loads() -> None:
-    kv = KVTensor(filled(256, 1 << 20))
-    host = np.zeros((256, 1 << 20), np.uint8)
-    with OffloadWorker([KVGroup([kv])], host) as worker:
-        for job in range(10):
-            worker.submit_load(job, range(100), range(100), after=computing())
-        worker.submit_load(10, [200], [200], expedited=True, after=computing())
-        worker.wait([10])
-        assert 9 not in {result.job_id for result in worker.get_finished()}
-
-
 def test_a_load_larger_than_what_is_queued_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_module, "WINDOW_BYTES", 8 << 20)
     monkeypatch.setattr(cuda_module, "PIECE_BYTES", 3 << 20)
@@ -188,7 +149,7 @@ def test_a_load_larger_than_what_is_queued_at_a_time(monkeypatch: pytest.MonkeyP
 
 
 def test_a_registration_is_shared(caplog: pytest.LogCaptureFixture) -> None:
-    kv = KVTensor(filled(4, 4096))
+    kv = KVTensor(random_blocks(4, 4096))
     host = np.zeros((4, 4096), np.uint8)
     with OffloadWorker([KVGroup([kv])], host) as first:
         with OffloadWorker([KVGroup([kv])], host):
@@ -200,7 +161,7 @@ def test_a_registration_is_shared(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_memory_that_torch_has_pinned_is_used_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
-    kv = KVTensor(filled(4, 4096))
+    kv = KVTensor(random_blocks(4, 4096))
     host = torch.zeros(4, 4096, dtype=torch.uint8, pin_memory=True)
     with OffloadWorker([KVGroup([kv])], host) as worker:
         assert caplog.text == ""
@@ -212,7 +173,7 @@ def test_memory_that_torch_has_pinned_is_used_as_it_is(caplog: pytest.LogCapture
 
 
 def test_memory_that_is_not_registered_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    kv = KVTensor(filled(4, 4096))
+    kv = KVTensor(random_blocks(4, 4096))
     memory = np.frombuffer(mmap.mmap(-1, 4 * 4096), np.uint8)
     host = memory.reshape(4, 4096)
     # The driver refuses pages of which some are registered already.
@@ -221,7 +182,7 @@ def test_memory_that_is_not_registered_is_warned_of(caplog: pytest.LogCaptureFix
     try:
         with OffloadWorker([KVGroup([kv])], host) as worker:
             assert "did not register 16 KiB" in caplog.text
-            # The engine's next kernel must not be told of it.
+            # The engine's next kernel must not get the error of the refusal.
             kv.tensor.add_(1)
             worker.submit_store(1, [1, 2, 3], [0, 2, 3], after=computing())
             worker.wait([1])

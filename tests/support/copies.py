@@ -1,4 +1,4 @@
-"""Detection of payload copies: the places where the system moves bytes, and allocations."""
+"""Detection of payload copies, by counts of moved and of allocated bytes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class ByteLedger:
 
 
 class Peak:
-    """The peak of allocated bytes above the start's; set at the end."""
+    """The most bytes that were allocated since the start, set at the end."""
 
     allocated_bytes = 0
 

@@ -66,7 +66,7 @@ class Stream:
 
 
 class Event:
-    """An event that counts its recordings, and those that its stream has reached."""
+    """An event that counts its recordings, and the recordings that its stream has reached."""
 
     runtime: FakeCUDA
 
@@ -113,7 +113,7 @@ class FakeCUDA:
         failures: errors raised by the next such calls, in order.
         is_lost: true once the context has failed.
         copies: bytes of each call that queued copies, with its stream.
-        in_call: called in each call that queues copies.
+        in_call: called in each call that queues copies; see :meth:`hold_calls`.
     """
 
     def __init__(self, limit_bytes: int = 1 << 60) -> None:
@@ -169,6 +169,17 @@ class FakeCUDA:
         self.error = error
         return error
 
+    def hold_calls(self) -> tuple[threading.Event, threading.Event]:
+        """Hold each call that queues copies; return events for its begin and for its release."""
+        entered, leave = threading.Event(), threading.Event()
+
+        def stay() -> None:
+            entered.set()
+            assert leave.wait(PATIENCE_S)
+
+        self.in_call = stay
+        return entered, leave
+
     # --- copies and captures ------------------------------------------------------------------
 
     def exchange_capture_mode(self, mode: Any) -> int:
@@ -194,9 +205,14 @@ class FakeCUDA:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         return 0, 0
 
-    def copy(self, into: int, out_of: int, length_bytes: int, *rest: int) -> int:
-        """``cuMemcpyAsync`` and ``hipMemcpyAsync``, whose last argument is the stream."""
-        return self._queue([(into, out_of, length_bytes)], rest[-1])
+    def copy(self, into: int, out_of: int, length_bytes: int, stream: int) -> int:
+        """``cuMemcpyAsync``."""
+        return self._queue([(into, out_of, length_bytes)], stream)
+
+    def hip_copy(self, into: int, out_of: int, size_bytes: int, kind: int, stream: int) -> int:
+        """``hipMemcpyAsync``, which derives the direction from the addresses if ``kind`` is 4."""
+        assert kind == 4
+        return self._queue([(into, out_of, size_bytes)], stream)
 
     def copy_batch(self, into: int, out_of: int, lengths: int, count: int, *rest: Any) -> int:
         """``cuMemcpyBatchAsync_v2``."""
@@ -263,7 +279,7 @@ class FakePageKernel(PageKernel):
         self._launch = launch
 
     def allocate(self, size_bytes: int) -> torch.Tensor:
-        # Aligned as on a device.
+        # A device's memory is aligned like this.
         memory = torch.zeros(size_bytes + 256, dtype=torch.uint8)
         return memory[-memory.data_ptr() % 256 :][:size_bytes]
 
@@ -324,7 +340,7 @@ def fake_cuda(vendor: str) -> Iterator[FakeCUDA]:
         "cuMemHostGetDevicePointer_v2": runtime.device_pointer,
     }
     hip = {
-        "hipMemcpyAsync": runtime.copy,
+        "hipMemcpyAsync": runtime.hip_copy,
         "hipThreadExchangeStreamCaptureMode": runtime.exchange_capture_mode,
         "hipHostGetDevicePointer": runtime.device_pointer,
     }
@@ -347,7 +363,7 @@ def fake_cuda(vendor: str) -> Iterator[FakeCUDA]:
         patch.setattr(torch.cuda, "Event", Event)
         patch.setattr(torch.cuda, "mem_get_info", runtime.memory_info)
         patch.setattr(registration_module, "_pieces", [])
-        # There is no triton, unless a test brings a kernel.
+        # triton seems not to be installed, unless a test replaces the kernel.
         patch.setattr(cuda_module, "PageKernel", without_triton)
         yield runtime
 

@@ -46,8 +46,15 @@ class Gate:
         self._open.release(calls)
 
 
+def expect_success(worker: OffloadWorker, *job_ids: int) -> None:
+    """Wait for jobs, of which all must succeed and no other may have ended."""
+    worker.wait(job_ids)
+    ended = {result.job_id: result.error for result in worker.get_finished()}
+    assert ended == dict.fromkeys(job_ids)
+
+
 def until_finished(worker: OffloadWorker, jobs: int) -> None:
-    """Poll until jobs have finished, without ``wait``, whose thread would help."""
+    """Poll until jobs have finished. ``wait`` would copy in the calling thread."""
     ended = 0
     end_s = time.monotonic() + PATIENCE_S
     while ended < jobs:

@@ -18,63 +18,35 @@ _VERSION_BYTES = 16
 
 
 class ValueStore(Protocol):
-    """The calls of a store of named values, as :class:`Pieces` needs them."""
+    """The calls of a store of named values, as :class:`Pieces` needs them.
+
+    Any call that fails raises ``TierError``.
+    """
 
     async def get(self, name: str, buffers: Sequence[memoryview], /) -> None:
         """Fill buffers, one after the other, with a value.
 
-        Args:
-            name: the value's name.
-            buffers: writable and contiguous.
-
         Raises:
             ChunkNotFoundError: there is no such value.
-            CorruptChunkError: it is shorter or longer than the buffers.
-            TierError: it could not be read.
+            CorruptChunkError: the value is shorter or longer than the buffers.
         """
 
     async def put(self, name: str, buffers: Sequence[memoryview], /) -> None:
-        """Store buffers, one after the other, as a value: whole or not at all.
-
-        Args:
-            name: the value's name.
-            buffers: contiguous.
-
-        Raises:
-            TierError: it was not stored.
-        """
+        """Store buffers, one after the other, as a value: whole or not at all."""
 
     async def has(self, name: str, /) -> bool:
-        """Return true if a value has this name.
-
-        Args:
-            name: the value's name.
-
-        Raises:
-            TierError: the store cannot tell.
-        """
+        """Return true if a value has this name."""
 
     async def remove(self, name: str, /) -> None:
-        """Remove a value; a missing one is ignored.
-
-        Args:
-            name: the value's name.
-
-        Raises:
-            TierError: it could not be removed.
-        """
+        """Remove a value; a missing one is ignored."""
 
 
 class _Index(NamedTuple):
-    """The value under an object's own name: where its pieces are.
+    """The value under an object's own name, which leads to its pieces."""
 
-    Attributes:
-        version: drawn by each store, and part of the pieces' names.
-        piece_bytes: length of each piece but the last.
-        object_bytes: length of the object.
-    """
-
+    #: Drawn by each store, and part of the pieces' names.
     version: bytes
+    #: Length of each piece but the last.
     piece_bytes: int
     object_bytes: int
 
@@ -136,9 +108,6 @@ class Pieces:
     async def contains(self, name: str) -> bool:
         """Return true if an object is there, with all its pieces.
 
-        Args:
-            name: the object's name.
-
         Raises:
             CorruptChunkError: the value under its name is not an index.
             TierError: the store cannot tell.
@@ -154,15 +123,8 @@ class Pieces:
     ) -> None:
         """Store buffers, one after the other, as an object.
 
-        Args:
-            name: the object's name.
-            buffers: contiguous; not modified.
-            replace: true to overwrite an existing object; otherwise a whole one stays.
-
-        Raises:
-            TierError: a value was not written or removed; the old or the new object is there.
-
-        After a cancellation nothing reads the buffers, and the old or the new object is there.
+        A whole object of this name stays unless ``replace`` is true. After an error or a
+        cancellation nothing reads the buffers, and the old or the new object is there.
         """
         try:
             index = await self._index(name)
@@ -182,17 +144,13 @@ class Pieces:
     async def load(self, name: str, buffers: Sequence[memoryview]) -> None:
         """Fill buffers, one after the other, with an object.
 
-        Args:
-            name: the object's name.
-            buffers: writable and contiguous.
+        After an error the buffers may hold anything. After a cancellation nothing touches them.
 
         Raises:
             ChunkNotFoundError: the object or one of its pieces is missing.
-            CorruptChunkError: it is shorter or longer than the buffers, or the value under its name
-                is not an index.
-            TierError: it could not be read.
-
-        After an error the buffers may hold anything. After a cancellation nothing touches them.
+            CorruptChunkError: the object is shorter or longer than the buffers, or the value under
+                its name is not an index.
+            TierError: the object could not be read.
         """
         index = await self._index(name)
         object_bytes = sum(map(len, buffers))
@@ -204,17 +162,14 @@ class Pieces:
     async def remove(self, name: str) -> None:
         """Remove an object; a missing one is ignored.
 
-        Args:
-            name: the object's name.
-
         Raises:
-            TierError: it could not be removed. Without its index it is missing all the same.
+            TierError: some values remain. Without its index the object is missing all the same.
         """
         try:
             pieces = (await self._index(name)).pieces(name)
         except ChunkError:
             pieces = []
-        # The index first, so that no reader follows it to pieces that are gone.
+        # Remove the index first, so that no reader follows it to removed pieces.
         await self._values.remove(name)
         await self._each([partial(self._values.remove, at) for at in pieces])
 
@@ -223,19 +178,16 @@ class Pieces:
         await self._values.get(name, [memoryview(value)])
         index = _Index(*_FORMAT.unpack(value))
         if index.piece_bytes < LEAST_PIECE_BYTES:
-            raise CorruptChunkError("what is under the chunk's name is no index of pieces")
+            raise CorruptChunkError("the value under the chunk's name is not an index of pieces")
         return index
 
     async def _is_whole(self, index: _Index, name: str) -> bool:
         return all(await self._each([partial(self._values.has, at) for at in index.pieces(name)]))
 
     async def _each(self, calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
-        """Make all calls, even if some fail, and return their results.
+        """Make all calls, even if some fail; return their results or raise the first failure.
 
         A failure cancels no other call, since a call cancelled midway may lose its connection.
-
-        Raises:
-            TierError: the first failure, in the order of the calls.
         """
 
         async def outcome(call: Callable[[], Awaitable[T]]) -> T | TierError:

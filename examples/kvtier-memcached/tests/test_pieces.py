@@ -19,7 +19,7 @@ MOST_BYTES = 1024
 
 
 class Values:
-    """A store of values in a dictionary; each of its calls takes a turn of the loop."""
+    """A store of values in a dictionary; each of its calls yields to the loop once."""
 
     def __init__(self) -> None:
         self.kept: dict[str, bytes] = {}

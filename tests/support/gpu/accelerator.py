@@ -44,7 +44,7 @@ def device() -> torch.device:
 
 
 def computing() -> torch.cuda.Stream | None:
-    """The stream on which this thread computes, for a job to wait for; none without a device."""
+    """Return the stream on which this thread computes; ``None`` without a device."""
     return torch.cuda.current_stream() if has_device() else None
 
 
@@ -71,7 +71,7 @@ class Driver:
         self._library = ctypes.CDLL("libcuda.so.1")
 
     def version(self) -> str:
-        """Return the newest CUDA that this driver can run."""
+        """Return the newest version of CUDA that this driver supports."""
         number = ctypes.c_int(0)
         _check("cuDriverGetVersion", self._library.cuDriverGetVersion(ctypes.byref(number)))
         return f"{number.value // 1000}.{number.value % 1000 // 10}"
@@ -120,7 +120,7 @@ class Runtime:
         return f"{status} ({self._name(status).decode()})"
 
     def begin_capture(self, stream: torch.cuda.Stream, mode: int) -> int:
-        """Start to capture what is queued on a stream; return the status."""
+        """Start to capture a stream's work; return the status."""
         return int(self._begin_capture(stream.cuda_stream, mode))
 
     def end_capture(self, stream: torch.cuda.Stream) -> int:

@@ -17,9 +17,9 @@ Bytes: TypeAlias = NDArray[np.uint8]
 Indices: TypeAlias = Sequence[int] | NDArray[np.integer]
 
 
-def random_blocks(blocks: int, block_bytes: int) -> torch.Tensor:
+def random_blocks(*shape: int) -> torch.Tensor:
     """Make a KV tensor with random bytes on the device."""
-    return torch.randint(0, 256, (blocks, block_bytes), dtype=torch.uint8, device=device())
+    return torch.randint(0, 256, shape, dtype=torch.uint8, device=device())
 
 
 def open_worker(blocks: torch.Tensor, host: Bytes) -> OffloadWorker:
@@ -42,7 +42,7 @@ def same(blocks: torch.Tensor, block_ids: Indices, host: Bytes, slots: Indices) 
 @contextlib.contextmanager
 def run_by_run(worker: OffloadWorker) -> Iterator[None]:
     """Let a device's worker copy run by run, without the driver's batch call."""
-    driver = getattr(worker._device, "_driver", None)
+    driver = getattr(worker._device, "driver", None)
     if driver is None:
         yield
         return
@@ -58,4 +58,4 @@ def registered(worker: OffloadWorker) -> str:
     if not has_device():
         return "no device"
     registration = getattr(worker._device, "_registration", None)
-    return "no" if registration is None else f"yes, pieces: {registration.pieces}"
+    return "no" if registration is None else f"yes, pieces: {len(registration._held)}"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from kvtier_sdk import HostPool, PoolLayout
 from support.gpu.accelerator import MIB
 
-#: Too little for a figure in seconds a GB.
+#: Enough for a test, but too little to measure seconds per GB.
 _MIN_SLOTS = 16
 
 
@@ -34,6 +34,6 @@ def pools(size_bytes: int) -> Iterator[tuple[str, HostPool]]:
 
 
 def _slots_in_shm(slots: int) -> int:
-    """Return the slots that fit half of the free space, at most as many as are wanted."""
+    """Return ``slots``, or fewer if they do not fit into half of the free space."""
     free = os.statvfs("/dev/shm")
     return max(_MIN_SLOTS, min(slots, free.f_bavail * free.f_frsize // 2 // MIB))

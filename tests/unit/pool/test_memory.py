@@ -13,13 +13,23 @@ import numpy as np
 import pytest
 
 from kvtier_sdk import ConfigError, HostPool, PoolLayout
-from kvtier_sdk.pool import memory
+from kvtier_sdk.pool import limits, memory
 
 MIB = 1 << 20
 LAYOUT = PoolLayout(8, MIB, workers=2)
+
+
+def attached(**options: bool) -> HostPool:
+    creator = HostPool.create(LAYOUT)
+    pool = HostPool.attach(creator.fd, **options)
+    creator.close()
+    return pool
+
+
 MAKE: dict[str, Callable[..., HostPool]] = {
     "of one process": lambda **options: HostPool(8, 2 * MIB, **options),
     "shared": lambda **options: HostPool.create(LAYOUT, **options),
+    "attached": attached,
 }
 
 
@@ -40,16 +50,6 @@ def test_no_page_faults_are_left_for_the_engine(make: Callable[..., HostPool]) -
         pool = make(prefault=prefault, huge_pages=False)
         assert (faults_of_touching(pool) < pages // 4) == few
         pool.close()
-
-
-def test_who_attaches_has_no_page_faults_either() -> None:
-    creator = HostPool.create(LAYOUT)
-    pages = LAYOUT.size_bytes // mmap.PAGESIZE
-    for prefault, few in ((True, True), (False, False)):
-        pool = HostPool.attach(creator.fd, prefault=prefault)
-        assert (faults_of_touching(pool) < pages // 4) == few
-        pool.close()
-    creator.close()
 
 
 @pytest.mark.parametrize("way", [memory.prefault, memory._touch])
@@ -89,7 +89,7 @@ def offers_huge_pages() -> bool:
     return setting.exists() and "[madvise]" in setting.read_text()
 
 
-@pytest.mark.skipif(not offers_huge_pages(), reason="this kernel gives no huge pages to who asks")
+@pytest.mark.skipif(not offers_huge_pages(), reason="this kernel offers no huge pages")
 def test_huge_pages_are_taken_where_they_are_offered() -> None:
     pool = HostPool(16, 2 * MIB)
     assert 0 < pool.huge_page_bytes <= pool.layout.size_bytes
@@ -118,9 +118,9 @@ def test_more_than_the_machine_has_is_refused() -> None:
 
 
 def test_the_tightest_limit_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    rooms = [memory.Room("here", 2 * MIB, "do this"), memory.Room("there", MIB, "do that")]
-    monkeypatch.setattr(memory, "rooms_of_cgroups", lambda: iter(rooms))
-    memory.check_room(MIB)
+    rooms = [limits.Room("here", 2 * MIB, "do this"), limits.Room("there", MIB, "do that")]
+    monkeypatch.setattr(limits, "rooms_of_cgroups", lambda: iter(rooms))
+    limits.check_room(MIB)
     with pytest.raises(ConfigError) as failure:
         HostPool(3, MIB)
     assert str(failure.value) == (
@@ -164,7 +164,7 @@ def test_a_limit_of_a_control_group_above_is_seen(
     tmp_path: Path, membership: str, files: dict[str, str], where: str
 ) -> None:
     control_groups(tmp_path, {"proc/self/cgroup": membership, **files})
-    [room] = memory.rooms_of_cgroups(tmp_path / "proc", tmp_path / "top")
+    [room] = limits.rooms_of_cgroups(tmp_path / "proc", tmp_path / "top")
     assert room.free_bytes == 150, "what is not used, and what the file cache would give back"
     assert room.where == f"the memory limit of {tmp_path / 'top' / where}"
 
@@ -172,8 +172,8 @@ def test_a_limit_of_a_control_group_above_is_seen(
 @pytest.mark.parametrize("membership", ["", "0::/\n", "3:cpu:/\n"])
 def test_no_limit_is_no_limit(tmp_path: Path, membership: str) -> None:
     control_groups(tmp_path, {"proc/self/cgroup": membership})
-    assert list(memory.rooms_of_cgroups(tmp_path / "proc", tmp_path / "top")) == []
-    assert list(memory.rooms_of_cgroups(tmp_path / "none", tmp_path / "top")) == []
+    assert list(limits.rooms_of_cgroups(tmp_path / "proc", tmp_path / "top")) == []
+    assert list(limits.rooms_of_cgroups(tmp_path / "none", tmp_path / "top")) == []
 
 
 def test_a_pool_can_be_checked_without_being_made() -> None:

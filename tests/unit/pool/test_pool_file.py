@@ -1,4 +1,4 @@
-"""Races at a start: another process comes between two steps, each race by itself."""
+"""Races at a start, in which another process acts between two steps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def path_of(shm_directory: Path) -> Path:
     return shm_directory / name
 
 
-def no_room() -> None:
+def no_room(size_bytes: int, directory: Path) -> None:
     raise ConfigError("no room")
 
 
@@ -58,18 +58,18 @@ def test_a_dead_file_is_not_swept_under_the_name_of_its_successor(
 
 
 def test_room_that_a_member_of_the_same_replica_took_is_no_lack(
-    shm_directory: Path, pool: HostPool
+    shm_directory: Path, pool: HostPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = path_of(shm_directory)
-    assert pool_file._make_named(path, LAYOUT, 0, no_room) is None
+    monkeypatch.setattr(pool_file, "check_room", no_room)
+    assert pool_file._make_named(path_of(shm_directory), LAYOUT, 0) is None
     with pytest.raises(ConfigError, match="no room"):
-        pool_file._make_named(shm_directory / "another", LAYOUT, 0, no_room)
+        pool_file._make_named(shm_directory / "another", LAYOUT, 0)
 
 
 def test_who_comes_second_makes_no_second_file(shm_directory: Path, pool: HostPool) -> None:
     path = path_of(shm_directory)
     open_before = len(os.listdir("/proc/self/fd"))
-    assert pool_file._make_named(path, LAYOUT, 0, lambda: None) is None
+    assert pool_file._make_named(path, LAYOUT, 0) is None
     assert len(os.listdir("/proc/self/fd")) == open_before
     assert names_in(shm_directory) == [path.name]
 

@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+import torch
 from support.fake_cuda import FakeCUDA, fake_cuda
 from support.gated_copies import Gate
 
 from kvtier_sdk.worker import KVGroup, KVTensor, OffloadWorker
 from kvtier_sdk.worker.cpu import CPUDevice
+from kvtier_sdk.worker.cuda import CUDADevice
 
 
 @pytest.fixture
@@ -43,3 +45,19 @@ def runtime(request: pytest.FixtureRequest) -> Iterator[FakeCUDA]:
     with fake_cuda(request.param) as runtime:
         yield runtime
         assert runtime.error == 0, "the engine is told of an error that is not its own"
+
+
+@pytest.fixture
+def opened(runtime: FakeCUDA) -> Iterator[Callable[..., OffloadWorker]]:
+    """Make a worker whose device memory is a CPU tensor; it is shut down with the test."""
+    workers: list[OffloadWorker] = []
+
+    def make(kv: KVGroup | KVTensor, host: np.ndarray) -> OffloadWorker:
+        group = kv if isinstance(kv, KVGroup) else KVGroup([kv])
+        device = CUDADevice(torch.device("cuda"))
+        workers.append(OffloadWorker([group], host, device=device))
+        return workers[-1]
+
+    yield make
+    for worker in workers:
+        worker.shutdown()

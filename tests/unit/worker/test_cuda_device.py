@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 from support.fake_cuda import PAGE_BYTES, PATIENCE_S, FakeCUDA, Stream, mapped
-from support.gated_copies import GRACE_S, one_tensor
+from support.gated_copies import GRACE_S, expect_success, one_tensor
 
 from kvtier_sdk.worker import KVGroup, KVTensor, OffloadWorker
 from kvtier_sdk.worker import cuda as cuda_module
@@ -17,27 +17,6 @@ from kvtier_sdk.worker import registration as registration_module
 from kvtier_sdk.worker.cuda import CUDADevice
 
 Opener = Callable[..., OffloadWorker]
-
-
-@pytest.fixture
-def opened(runtime: FakeCUDA) -> Iterator[Opener]:
-    """Make a worker whose device memory is a CPU tensor; it is shut down with the test."""
-    workers: list[OffloadWorker] = []
-
-    def make(kv: KVTensor, host: np.ndarray) -> OffloadWorker:
-        device = CUDADevice(torch.device("cuda"))
-        workers.append(OffloadWorker([KVGroup([kv])], host, device=device))
-        return workers[-1]
-
-    yield make
-    for worker in workers:
-        worker.shutdown()
-
-
-def expect_success(worker: OffloadWorker, *job_ids: int) -> None:
-    worker.wait(job_ids)
-    ended = {result.job_id: result.error for result in worker.get_finished()}
-    assert ended == dict.fromkeys(job_ids)
 
 
 @pytest.mark.parametrize("offset_bytes", [0, 100])
@@ -68,9 +47,7 @@ def test_no_run_crosses_the_end_of_a_registration(
 
 
 @pytest.mark.parametrize("operation", ["submit_store", "submit_load"])
-def test_a_job_without_a_stream_to_wait_for_is_refused(
-    runtime: FakeCUDA, opened: Opener, operation: str
-) -> None:
+def test_a_job_without_a_stream_to_wait_for_is_refused(opened: Opener, operation: str) -> None:
     worker = opened(one_tensor(), mapped(16, 64))
     with pytest.raises(ValueError, match="needs 'after'"):
         getattr(worker, operation)(1, [1], [1])
@@ -89,7 +66,7 @@ def test_a_job_waits_for_the_stream_that_it_is_given(
     after = computing.record_event() if by_event else computing
     worker.submit_store(1, [1], [1], after=after)
     worker.submit_load(2, [2], [2], expedited=expedited, after=after)
-    # What is queued there later is not waited for.
+    # The jobs do not wait for work that is queued later.
     later = computing.hold()
     assert worker.get_finished() == []
     runtime.release(gate)
@@ -112,7 +89,7 @@ def test_polling_while_a_graph_is_captured_disturbs_neither(
         runtime.release(gate)
         expect_success(worker, 1, 2)
         assert runtime.captures_lost == 0
-        # The mode in which the engine's thread captures is its own.
+        # The engine's thread keeps its own capture mode.
         with pytest.raises(RuntimeError, match="capturing"):
             runtime.ask()
     finally:
@@ -148,10 +125,6 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_module, "WINDOW_BYTES", 4 * PAGE_BYTES)
 
 
-def in_flight_bytes(runtime: FakeCUDA, stream: int) -> int:
-    return sum(size_bytes for size_bytes, used in runtime.copies if used == stream)
-
-
 @pytest.mark.usefixtures("small_pieces")
 def test_a_bounded_part_of_large_loads_is_ahead_of_an_expedited_one(
     runtime: FakeCUDA, opened: Opener
@@ -172,7 +145,7 @@ def test_a_bounded_part_of_large_loads_is_ahead_of_an_expedited_one(
     runtime.release(gate)
     expect_success(worker, 0, 1)
     assert torch.equal(kv.tensor[:40], torch.from_numpy(host[:40]))
-    # No thread is left that queued them.
+    # The thread that queued them has ended.
     worker.submit_load(3, [0], [1], after=computing)
     expect_success(worker, 3)
     assert not [thread for thread in threading.enumerate() if thread.name == "kvtier-copies"]
@@ -204,13 +177,7 @@ def test_a_large_load_has_not_ended_while_pieces_are_to_be_queued(
     computing = Stream()
     gate = computing.hold()
     worker.submit_load(1, range(30), range(30), after=computing)
-    entered, leave = threading.Event(), threading.Event()
-
-    def stay() -> None:
-        entered.set()
-        assert leave.wait(PATIENCE_S)
-
-    runtime.in_call = stay
+    entered, leave = runtime.hold_calls()
     runtime.release(gate)
     assert entered.wait(PATIENCE_S)
     ended = worker.get_finished()
@@ -235,13 +202,7 @@ def test_shutdown_waits_for_loads_that_are_not_queued_yet(
 def test_submitting_does_not_keep_others_from_asking(runtime: FakeCUDA, opened: Opener) -> None:
     worker = opened(one_tensor(), mapped(16, 64))
     worker.submit_store(1, [1], [1], after=Stream())
-    entered, leave = threading.Event(), threading.Event()
-
-    def stay() -> None:
-        entered.set()
-        assert leave.wait(PATIENCE_S)
-
-    runtime.in_call = stay
+    entered, leave = runtime.hold_calls()
     submitter = threading.Thread(
         target=worker.submit_store, args=(2, [2], [2]), kwargs={"after": Stream()}
     )
@@ -254,7 +215,7 @@ def test_submitting_does_not_keep_others_from_asking(runtime: FakeCUDA, opened: 
     poller.start()
     poller.join(1)
     answered = not poller.is_alive()
-    # What is being submitted can be waited for, too.
+    # A wait for a job that is still being submitted blocks.
     waiter = threading.Thread(target=worker.wait, args=([2],))
     waiter.start()
     waiter.join(GRACE_S)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -16,7 +16,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.fake_cuda import (
-    PAGE_BYTES,
     FakeCUDA,
     FakePageKernel,
     Stream,
@@ -24,13 +23,14 @@ from support.fake_cuda import (
     fake_cuda,
     mapped,
 )
-from support.gated_copies import filled
+from support.gated_copies import expect_success, filled
 
 from kvtier_sdk.worker import DeviceBlocks, KVGroup, KVTensor, OffloadWorker
 from kvtier_sdk.worker import cuda as cuda_module
 from kvtier_sdk.worker import gather as gather_module
-from kvtier_sdk.worker import registration as registration_module
 from kvtier_sdk.worker.cuda import CUDADevice
+
+Opener = Callable[..., OffloadWorker]
 
 BLOCKS = 8
 LAYERS = 16
@@ -50,22 +50,8 @@ def kernel(monkeypatch: pytest.MonkeyPatch, runtime: FakeCUDA) -> FakePageKernel
     return found
 
 
-@pytest.fixture
-def opened(runtime: FakeCUDA) -> Iterator[Callable[..., OffloadWorker]]:
-    workers: list[OffloadWorker] = []
-
-    def make(group: KVGroup, host: np.ndarray) -> OffloadWorker:
-        device = CUDADevice(torch.device("cuda"))
-        workers.append(OffloadWorker([group], host, device=device))
-        return workers[-1]
-
-    yield make
-    for worker in workers:
-        worker.shutdown()
-
-
 def layers(blocks: int = 32, words: int = WORDS) -> KVGroup:
-    """Return sixteen layers, each with pages of so many words."""
+    """Return a group of sixteen layers with pages of the same size."""
     return KVGroup([KVTensor(aligned(blocks, 8 * words)) for _ in range(LAYERS)])
 
 
@@ -73,12 +59,6 @@ def aligned(*shape: int) -> torch.Tensor:
     """Return random bytes that begin at a multiple of 64, as on a device."""
     flat = filled(int(np.prod(shape)) + 64)
     return flat[-flat.data_ptr() % 64 :][: int(np.prod(shape))].reshape(shape)
-
-
-def expect_success(worker: OffloadWorker, *job_ids: int) -> None:
-    worker.wait(job_ids)
-    ended = {result.job_id: result.error for result in worker.get_finished()}
-    assert ended == dict.fromkeys(job_ids)
 
 
 def stored(group: KVGroup, block: int) -> bytes:
@@ -128,7 +108,7 @@ def page_kernel(name: str, patch: pytest.MonkeyPatch) -> FakePageKernel:
     patch.setenv("TRITON_INTERPRET", "1")
     from kvtier_sdk.worker import kernel as kernel_module
 
-    # Tiles smaller than pages, and fewer programs than there is to copy.
+    # Tiles are smaller than pages, and there are fewer programs than pages.
     patch.setattr(kernel_module, "_TILE_WORDS", 4)
     patch.setattr(kernel_module, "_PROGRAMS", 3)
     return FakePageKernel(kernel_module.launch)
@@ -142,7 +122,7 @@ def test_a_gathered_job_moves_the_same_bytes_as_one_that_is_copied_run_by_run(
     groups, blocks, slots = job
     tensors = [kv.tensor for group in groups for kv in group.tensors]
     part_bytes = max(group.chunk_bytes for group in groups)
-    # Pages of their own: memory beside them is not registered.
+    # Each has pages of its own, because the memory beside it is not registered.
     rows = max(slots, default=0) + 1
     memory = [mapped(rows, part_bytes + 48) for _ in range(2)]
     with pytest.MonkeyPatch.context() as patch, fake_cuda("cuda"):
@@ -150,7 +130,7 @@ def test_a_gathered_job_moves_the_same_bytes_as_one_that_is_copied_run_by_run(
         patch.setattr(cuda_module, "PageKernel", lambda device: kernel)
         patch.setattr(gather_module, "MIN_GATHERED_RUNS", 1)
         patch.setattr(gather_module, "MIN_RUNS_PER_COPY", 0)
-        # Few jobs fit into a part, and not every chunk does.
+        # Most jobs, and some chunks, do not fit into a part.
         patch.setattr(gather_module, "PART_BYTES", 480)
         found = []
         for host, device in zip(memory, (None, CUDADevice(torch.device("cuda"))), strict=True):
@@ -177,18 +157,17 @@ def test_a_gathered_job_moves_the_same_bytes_as_one_that_is_copied_run_by_run(
     ("tensors", "pages", "page_bytes", "is_gathered"),
     [
         (8, 2, 8 * WORDS, True),
-        # Too few runs, too few for each slot, and too long ones.
+        # Too few runs, too few runs per slot, and runs that are too long.
         (8, 1, 8 * WORDS, False),
         (3, 8, 8 * WORDS, False),
         (8, 2, 128 * 1024, False),
-        # Not made of words of 16 bytes.
+        # Pages that are not whole words of 16 bytes.
         (8, 2, 8 * WORDS - 8, False),
     ],
 )
 def test_jobs_of_many_short_runs_are_gathered(
-    runtime: FakeCUDA,
     kernel: FakePageKernel,
-    opened: Callable[..., OffloadWorker],
+    opened: Opener,
     monkeypatch: pytest.MonkeyPatch,
     tensors: int,
     pages: int,
@@ -206,10 +185,7 @@ def test_jobs_of_many_short_runs_are_gathered(
 
 
 def test_blocks_that_make_long_runs_together_are_not_gathered(
-    runtime: FakeCUDA,
-    kernel: FakePageKernel,
-    opened: Callable[..., OffloadWorker],
-    monkeypatch: pytest.MonkeyPatch,
+    kernel: FakePageKernel, opened: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gather_module, "PART_BYTES", 2 << 20)
     group = KVGroup([KVTensor(aligned(32, 16 * 1024)) for _ in range(16)], blocks_per_chunk=16)
@@ -222,54 +198,22 @@ def test_blocks_that_make_long_runs_together_are_not_gathered(
     assert kernel.launches != []
 
 
+@pytest.mark.parametrize("limit_bytes", [1 << 60, 0], ids=["registered", "not registered"])
 def test_one_copy_moves_what_lies_in_one_piece_on_the_host(
-    runtime: FakeCUDA, kernel: FakePageKernel, opened: Callable[..., OffloadWorker]
+    runtime: FakeCUDA, kernel: FakePageKernel, opened: Opener, limit_bytes: int
 ) -> None:
+    runtime.limit_bytes = limit_bytes
     group = layers()
-    chunk_bytes = group.chunk_bytes
-    rows = mapped(32, chunk_bytes + 64)
-    worker = opened(group, rows[:, :chunk_bytes])
+    host = mapped(32, group.chunk_bytes + 64)[:, : group.chunk_bytes]
+    worker = opened(group, host)
     runs: list[int] = []
     queue = runtime._queue
     runtime._queue = lambda some, stream: runs.extend(n for *_, n in some) or queue(some, stream)
-    worker.submit_store(1, range(10, 20), range(20, 0, -2), after=Stream())
+    worker.submit_store(1, range(0, 20, 2), range(20, 0, -2), after=Stream())
     expect_success(worker, 1)
-    assert runs == [chunk_bytes] * 10
+    assert runs == [group.chunk_bytes] * 10
     assert len(kernel.launches) == 4
-
-
-@pytest.mark.parametrize("shift_bytes", [0, 1 << 50])
-def test_no_copy_crosses_the_end_of_a_registration(
-    runtime: FakeCUDA,
-    kernel: FakePageKernel,
-    opened: Callable[..., OffloadWorker],
-    monkeypatch: pytest.MonkeyPatch,
-    shift_bytes: int,
-) -> None:
-    monkeypatch.setattr(registration_module, "MAX_REGISTER_BYTES", 2 * PAGE_BYTES)
-    runtime.shift_bytes = shift_bytes
-    group = layers()
-    # Chunks lie side by side, so that several are one copy, and not on the borders of pages.
-    host = mapped(1, 33 * group.chunk_bytes)[0][96:][: 32 * group.chunk_bytes].reshape(32, -1)
-    worker = opened(group, host)
-    assert len(runtime.pieces) > 1
-    worker.submit_store(1, range(32), range(32), after=Stream())
-    expect_success(worker, 1)
-    assert kernel.launches
-    assert all(host[block].tobytes() == stored(group, block) for block in range(32))
-
-
-def test_memory_that_is_not_registered_takes_one_copy_a_slot_too(
-    runtime: FakeCUDA, kernel: FakePageKernel, opened: Callable[..., OffloadWorker]
-) -> None:
-    runtime.limit_bytes = 0
-    group = layers()
-    host = mapped(32, group.chunk_bytes)
-    worker = opened(group, host)
-    worker.submit_store(1, range(0, 20, 2), range(0, 20, 2), after=Stream())
-    expect_success(worker, 1)
-    assert [size_bytes for size_bytes, _ in runtime.copies] == [group.chunk_bytes] * 10
-    assert all(host[block].tobytes() == stored(group, block) for block in range(0, 20, 2))
+    assert all(host[20 - block].tobytes() == stored(group, block) for block in range(0, 20, 2))
 
 
 # --- in the right order -----------------------------------------------------------------------
@@ -281,7 +225,7 @@ def test_memory_that_is_not_registered_takes_one_copy_a_slot_too(
 def test_kernels_and_copies_wait_for_each_other(
     runtime: FakeCUDA,
     kernel: FakePageKernel,
-    opened: Callable[..., OffloadWorker],
+    opened: Opener,
     operation: str,
     held: str,
     ids: range,
@@ -291,8 +235,8 @@ def test_kernels_and_copies_wait_for_each_other(
     host[:] = np.arange(32, dtype=np.uint8)[:, None]
     first = len(runtime.streams)
     worker = opened(group, host)
-    # Stores, loads and expedited loads have a stream for copies each; then they have one for
-    # kernels each, after the one on which the kernel was prepared.
+    # The device makes a stream for copies of each lane, one to prepare the kernel, and one for
+    # kernels of each lane.
     lane = ["store", "load", "expedited"].index(operation)
     computing = Stream()
     streams = {
@@ -308,7 +252,7 @@ def test_kernels_and_copies_wait_for_each_other(
     runtime.advance()
     assert worker.get_finished() == []
     if held == "computation":
-        # What was still to be computed, or read.
+        # The computation that the job waits for changes the pages.
         for kv in group.tensors:
             kv.tensor.add_(1)
     runtime.release(gate)
@@ -320,7 +264,7 @@ def test_kernels_and_copies_wait_for_each_other(
 
 
 def test_jobs_of_one_lane_share_its_staging_parts(
-    runtime: FakeCUDA, kernel: FakePageKernel, opened: Callable[..., OffloadWorker]
+    runtime: FakeCUDA, kernel: FakePageKernel, opened: Opener
 ) -> None:
     group = layers()
     host = mapped(32, group.chunk_bytes)
@@ -340,7 +284,7 @@ def test_jobs_of_one_lane_share_its_staging_parts(
 def test_a_large_job_is_queued_as_it_goes(
     runtime: FakeCUDA,
     kernel: FakePageKernel,
-    opened: Callable[..., OffloadWorker],
+    opened: Opener,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     group = layers()
@@ -351,7 +295,7 @@ def test_a_large_job_is_queued_as_it_goes(
     gate = computing.hold()
     worker.submit_store(1, range(32), range(32), after=computing)
     assert len(kernel.launches) == 2
-    # Another one does not overtake it, and loads do not wait for either.
+    # Another store does not overtake it, and a load waits for neither.
     worker.submit_store(2, [3], [3], after=Stream())
     worker.submit_load(3, [30], [31], after=Stream())
     expect_success(worker, 3)
@@ -368,11 +312,7 @@ def test_a_large_job_is_queued_as_it_goes(
 
 @pytest.mark.parametrize("operation", ["submit_store", "submit_load"])
 def test_after_a_kernel_that_failed_jobs_are_copied_run_by_run(
-    runtime: FakeCUDA,
-    kernel: FakePageKernel,
-    opened: Callable[..., OffloadWorker],
-    caplog: pytest.LogCaptureFixture,
-    operation: str,
+    kernel: FakePageKernel, opened: Opener, caplog: pytest.LogCaptureFixture, operation: str
 ) -> None:
     group = layers()
     host = mapped(32, group.chunk_bytes)
@@ -394,7 +334,7 @@ def test_after_a_kernel_that_failed_jobs_are_copied_run_by_run(
 def test_a_job_whose_copy_is_refused_has_ended_when_its_kernel_has(
     runtime: FakeCUDA,
     kernel: FakePageKernel,
-    opened: Callable[..., OffloadWorker],
+    opened: Opener,
     monkeypatch: pytest.MonkeyPatch,
     operation: str,
 ) -> None:
@@ -412,14 +352,14 @@ def test_a_job_whose_copy_is_refused_has_ended_when_its_kernel_has(
     (result,) = worker.get_finished()
     assert result.error is not None
     assert "error 1" in result.error
-    # The next one uses the same staging part.
+    # The next job uses the same staging part.
     getattr(worker, operation)(2, range(9), range(9), after=Stream())
     expect_success(worker, 2)
     assert all(host[block].tobytes() == stored(group, block) for block in range(9))
 
 
 def test_without_triton_pages_are_copied_one_by_one(
-    runtime: FakeCUDA, opened: Callable[..., OffloadWorker], caplog: pytest.LogCaptureFixture
+    opened: Opener, caplog: pytest.LogCaptureFixture
 ) -> None:
     group = layers()
     host = mapped(32, group.chunk_bytes)
@@ -431,10 +371,7 @@ def test_without_triton_pages_are_copied_one_by_one(
 
 
 def test_a_kernel_that_cannot_be_compiled_is_told_at_the_start(
-    runtime: FakeCUDA,
-    kernel: FakePageKernel,
-    opened: Callable[..., OffloadWorker],
-    caplog: pytest.LogCaptureFixture,
+    kernel: FakePageKernel, opened: Opener, caplog: pytest.LogCaptureFixture
 ) -> None:
     kernel.failures.append(RuntimeError("Failed to find C compiler\nsee the manual"))
     group = layers()

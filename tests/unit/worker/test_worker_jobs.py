@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -17,12 +16,9 @@ import torch
 from support.gated_copies import GRACE_S, PATIENCE_S, Gate, one_tensor, until_finished
 
 from kvtier_sdk import HostPool, KVTierError
-from kvtier_sdk.runner.jobs import Operation
 from kvtier_sdk.worker import KVGroup, KVTensor, OffloadWorker
 from kvtier_sdk.worker import cpu as cpu_module
 from kvtier_sdk.worker.cpu import CPUDevice
-from kvtier_sdk.worker.device import Copy, Device, StreamOrEvent
-from kvtier_sdk.worker.planning import GroupLayout, GroupShare, HostLayout, JobPlan
 
 
 def test_submit_returns_before_anything_is_copied(gate: Gate, gated) -> None:
@@ -46,7 +42,7 @@ def test_wait_blocks_until_the_job_has_ended(gate: Gate, gated) -> None:
     waited = threading.Event()
     waiter = threading.Thread(target=lambda: (worker.wait({1}), waited.set()))
     waiter.start()
-    # Time for a wrong wait to return; a right one cannot, after any time.
+    # Give a faulty wait time to return; a correct one cannot.
     waiter.join(GRACE_S)
     assert not waited.is_set()
     gate.open()
@@ -88,27 +84,15 @@ def test_loads_overtake_stores_and_expedited_loads_overtake_loads(gate: Gate, ga
     assert [size // 8 for size in gate.began] == [1, 6, 7, 3, 5, 2, 4]
 
 
-def test_a_load_overtakes_a_store_that_has_begun(
-    gate: Gate, gated, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("first", "expedited"), [("submit_store", False), ("submit_load", True)])
+def test_a_load_overtakes_a_job_that_has_begun(
+    gate: Gate, gated, monkeypatch: pytest.MonkeyPatch, first: str, expedited: bool
 ) -> None:
     monkeypatch.setattr(cpu_module, "MAX_PART_BYTES", 1024)
     worker = gated(one_tensor(16, 256))
-    worker.submit_store(1, range(12), range(12))
+    getattr(worker, first)(1, range(12), range(12))
     gate.until_begun()
-    worker.submit_load(2, [14], [14])
-    gate.open()
-    until_finished(worker, 2)
-    assert gate.began == [1024, 256, 1024, 1024]
-
-
-def test_an_expedited_load_overtakes_a_load_that_has_begun(
-    gate: Gate, gated, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cpu_module, "MAX_PART_BYTES", 1024)
-    worker = gated(one_tensor(16, 256))
-    worker.submit_load(1, range(12), range(12))
-    gate.until_begun()
-    worker.submit_load(2, [14], [14], expedited=True)
+    worker.submit_load(2, [14], [14], expedited=expedited)
     gate.open()
     until_finished(worker, 2)
     assert gate.began == [1024, 256, 1024, 1024]
@@ -189,10 +173,7 @@ def test_a_failed_copy_is_reported_only_when_its_other_parts_have_ended(
     # The other parts never begin: the load took the place of the third part.
     gate.open()
     worker.wait([1, 2])
-    assert {result.job_id: result.success for result in worker.get_finished()} == {
-        1: False,
-        2: False,
-    }
+    assert [result.success for result in worker.get_finished()] == [False, False]
     assert len(gate.began) <= 4
 
 
@@ -301,56 +282,30 @@ def test_shutdown_lets_go_of_slots_and_tensors(caplog: pytest.LogCaptureFixture)
     assert len(worker.get_finished()) == 1
 
 
-class Refusing(Device):
-    """A device whose memory cannot be registered at all."""
-
-    closed = False
-
-    def register(self, host: HostLayout, groups: Sequence[GroupLayout]) -> None:
+def test_a_worker_that_cannot_be_made_closes_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
         raise RuntimeError("no")
 
-    def start(
-        self,
-        plan: JobPlan,
-        operation: Operation,
-        *,
-        expedited: bool,
-        after: StreamOrEvent | None,
-    ) -> Copy:
-        raise AssertionError
-
-    def close(self) -> None:
-        self.closed = True
-
-
-def test_a_worker_that_cannot_be_made_closes_its_device() -> None:
-    device = Refusing()
+    monkeypatch.setattr(CPUDevice, "register", refuse)
+    before = threading.active_count()
     with pytest.raises(RuntimeError, match="no"):
-        OffloadWorker([KVGroup([one_tensor()])], np.zeros((2, 64), np.uint8), device=device)
-    assert device.closed
+        OffloadWorker([KVGroup([one_tensor()])], np.zeros((2, 64), np.uint8))
+    assert threading.active_count() == before
 
 
 def test_copy_threads_run_where_any_thread_of_the_process_may() -> None:
     everywhere = os.sched_getaffinity(0)
-    pinned = threading.Event()
-    made: list[CPUDevice] = []
+    found: list[set[int]] = []
 
     def engine() -> None:
         os.sched_setaffinity(0, {min(everywhere)})
-        made.append(CPUDevice(threads=1, copy=check))
-        pinned.set()
-
-    found: list[set[int]] = []
-
-    def check(*_: object) -> None:
-        found.append(os.sched_getaffinity(0))
+        device = CPUDevice(threads=1, copy=lambda *_: found.append(os.sched_getaffinity(0)))
+        host = np.zeros((16, 64), np.uint8)
+        with OffloadWorker([KVGroup([one_tensor()])], host, device=device) as worker:
+            worker.submit_load(1, [1], [1])
+            until_finished(worker, 1)
 
     thread = threading.Thread(target=engine)
     thread.start()
-    assert pinned.wait(PATIENCE_S)
     thread.join()
-    one = np.ones(1, np.int64)
-    share = GroupShare(GroupLayout(1, 1, one, one, one, 0 * one), np.zeros((1, 1), np.int64), one)
-    made[0].start(JobPlan([share]), Operation.LOAD, expedited=False).wait()
-    made[0].close()
     assert found == [everywhere]
