@@ -17,7 +17,7 @@ from kvtier_sdk.cli.engine import drain_command, resume_command
 from kvtier_sdk.cli.engine_tools import installed_engines
 from kvtier_sdk.cli.metrics import metrics_app
 from kvtier_sdk.cli.new_backend import new_backend_command
-from kvtier_sdk.cli.replay import replay_command
+from kvtier_sdk.cli.replay.command import replay_command
 from kvtier_sdk.cli.say import TerminalFormatter, say
 from kvtier_sdk.cli.tier import tier_app
 from kvtier_sdk.cli.tier_check import advice_on

@@ -18,8 +18,8 @@ from support.played import write_trace
 from support.unlimited import unlimited_hit_rate
 
 from kvtier_sdk import TieringConfig
+from kvtier_sdk.cli.replay import ReplayRequest, chat_workload, driver, read_trace
 from kvtier_sdk.engine import TieringManager
-from kvtier_sdk.replay import ReplayRequest, chat_workload, driver, read_trace
 from kvtier_sdk.types import make_offload_key
 
 CHUNK_BYTES = 8192

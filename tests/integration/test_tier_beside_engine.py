@@ -13,7 +13,7 @@ from support.command import kvtier
 
 from kvtier_file import recency
 from kvtier_sdk import TieringConfig
-from kvtier_sdk.replay import ReplayReport, chat_workload, replay
+from kvtier_sdk.cli.replay import ReplayReport, chat_workload, replay
 
 CHUNK_BYTES = 4096
 _WORKLOAD = chat_workload(500, 3)

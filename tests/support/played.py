@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from kvtier_sdk.replay import read_trace
+from kvtier_sdk.cli.replay import read_trace
 from support.command import kvtier
 from support.unlimited import unlimited_hit_rate
 

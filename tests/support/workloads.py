@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterator
 from itertools import accumulate, count, islice
 
-from kvtier_sdk.replay import ReplayRequest, chat_workload
+from kvtier_sdk.cli.replay import ReplayRequest, chat_workload
 from kvtier_sdk.types import OffloadKey, make_offload_key
 
 

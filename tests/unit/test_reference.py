@@ -19,7 +19,7 @@ MODULES = [
     "kvtier_sdk.engine",
     "kvtier_sdk.testing",
     "kvtier_sdk.worker",
-    "kvtier_sdk.replay",
+    "kvtier_sdk.cli.replay",
 ]
 PACKAGES = [
     f"kvtier_{path.name}" for side in ("backends", "engines") for path in ROOT.glob(f"{side}/*/")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kvtier_sdk.cli.replay_view import print_table
+from kvtier_sdk.cli.replay import ReplayHistory, ReplayReport
+from kvtier_sdk.cli.replay.view import print_table
 from kvtier_sdk.metrics import TierStats
-from kvtier_sdk.replay import ReplayHistory, ReplayReport
 
 
 def report_of(tier: TierStats, *, wrong_bytes: int = 0) -> ReplayReport:

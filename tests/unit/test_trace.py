@@ -14,7 +14,7 @@ import pytest
 
 from kvtier_sdk import ConfigError, SystemClock, make_offload_key
 from kvtier_sdk import trace as module
-from kvtier_sdk.replay import read_trace
+from kvtier_sdk.cli.replay import read_trace
 from kvtier_sdk.trace import TraceRecorder
 
 KEYS = [make_offload_key(bytes([number]) * 32) for number in range(64)]

@@ -8,7 +8,7 @@ import pytest
 from support.unlimited import unlimited_hits
 
 from kvtier_sdk import TieringConfig
-from kvtier_sdk.replay import (
+from kvtier_sdk.cli.replay import (
     PoolSweep,
     ReplayRequest,
     SweepPoint,

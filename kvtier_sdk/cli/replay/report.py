@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kvtier_sdk.cli.replay.history import ReplayHistory
 from kvtier_sdk.metrics import TierStats
-from kvtier_sdk.replay.history import ReplayHistory
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from kvtier_sdk.cli.sweep_view import suggestion
+from kvtier_sdk.cli.replay import PoolSweep, ReplayReport, SweepPoint
+from kvtier_sdk.cli.replay.sweep_view import suggestion
 from kvtier_sdk.options.units import format_bytes
-from kvtier_sdk.replay import PoolSweep, ReplayReport, SweepPoint
 
 #: Most columns of a chart, however long the trace is.
 _MOST_COLUMNS = 100

@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from kvtier_sdk.cli.replay import ReplayReport
 from kvtier_sdk.metrics import TierStats
 from kvtier_sdk.options.place import one_line
 from kvtier_sdk.options.units import format_bytes
-from kvtier_sdk.replay import ReplayReport
 
 
 @contextmanager

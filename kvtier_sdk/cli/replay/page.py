@@ -10,7 +10,8 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from kvtier_sdk.cli.replay_charts import (
+from kvtier_sdk.cli.replay import PoolSweep, ReplayReport
+from kvtier_sdk.cli.replay.charts import (
     Chart,
     charts,
     duration,
@@ -21,7 +22,6 @@ from kvtier_sdk.cli.replay_charts import (
 )
 from kvtier_sdk.metrics import TierStats
 from kvtier_sdk.options.units import format_bytes
-from kvtier_sdk.replay import PoolSweep, ReplayReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def replay_page(report: ReplayReport, sweep: PoolSweep, played: Played) -> str:
         "BODY": _body(report, sweep, played, drawn),
         "CHARTS": data,
     }
-    page = (files("kvtier_sdk.cli") / "replay_page.html").read_text(encoding="utf-8")
+    page = (files("kvtier_sdk.cli.replay") / "page.html").read_text(encoding="utf-8")
     return re.sub("@([A-Z]+)@", lambda found: words[found[1]], page)
 
 

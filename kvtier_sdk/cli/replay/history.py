@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from kvtier_sdk.replay.workload import ReplayRequest
+from kvtier_sdk.cli.replay.workload import ReplayRequest
 
 
 class ReplayHistory:

@@ -11,9 +11,9 @@ from itertools import takewhile
 from typing import Any
 from zlib import crc32
 
+from kvtier_sdk.cli.replay.workload import ReplayRequest
 from kvtier_sdk.contract import EvictionPolicy
 from kvtier_sdk.registry import load_policy
-from kvtier_sdk.replay.workload import ReplayRequest
 from kvtier_sdk.tiering.prefix_order import PrefixOrder
 from kvtier_sdk.tiering.records import SlotState
 from kvtier_sdk.tiering.slots import PrimaryTier

@@ -9,8 +9,8 @@ from typing import TextIO
 from rich.console import Console
 from rich.table import Table
 
+from kvtier_sdk.cli.replay import PoolSweep
 from kvtier_sdk.options.units import format_bytes
-from kvtier_sdk.replay import PoolSweep
 
 
 def print_sweep_json(sweep: PoolSweep, chunk_bytes: int, file: TextIO = sys.stdout) -> None:

@@ -10,14 +10,7 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from kvtier_sdk.cli.engine_tools import tools_for
-from kvtier_sdk.cli.replay_page import Played, replay_page
-from kvtier_sdk.cli.replay_view import print_json, print_table, progress
-from kvtier_sdk.cli.sweep_view import print_sweep, print_sweep_json
-from kvtier_sdk.config.tiering_config import TieringConfig
-from kvtier_sdk.errors import ConfigError
-from kvtier_sdk.opening.pools import pool_slots
-from kvtier_sdk.options.files import read_options
-from kvtier_sdk.replay import (
+from kvtier_sdk.cli.replay import (
     PoolSweep,
     ReplayRequest,
     chat_workload,
@@ -25,6 +18,13 @@ from kvtier_sdk.replay import (
     replay,
     sweep_pool,
 )
+from kvtier_sdk.cli.replay.page import Played, replay_page
+from kvtier_sdk.cli.replay.sweep_view import print_sweep, print_sweep_json
+from kvtier_sdk.cli.replay.view import print_json, print_table, progress
+from kvtier_sdk.config.tiering_config import TieringConfig
+from kvtier_sdk.errors import ConfigError
+from kvtier_sdk.opening.pools import pool_slots
+from kvtier_sdk.options.files import read_options
 
 #: Defaults of options that are given neither on the command line nor in the file.
 _DEFAULTS: Mapping[str, Any] = {"slots": 2000}

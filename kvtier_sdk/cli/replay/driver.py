@@ -10,6 +10,11 @@ from array import array
 from collections.abc import Callable, Generator, Iterator, Sequence
 
 from kvtier_sdk.aio.clock import Clock, SystemClock
+from kvtier_sdk.cli.replay.bystanders import check_bystanders
+from kvtier_sdk.cli.replay.content import ChunkContent
+from kvtier_sdk.cli.replay.history import ReplayHistory
+from kvtier_sdk.cli.replay.report import ReplayReport, distribution
+from kvtier_sdk.cli.replay.workload import ReplayRequest
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.config.tiering_config import TieringConfig
 from kvtier_sdk.contract import StoreMoment
@@ -18,11 +23,6 @@ from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.opening import open_manager, open_pool
 from kvtier_sdk.pool import HostPool
 from kvtier_sdk.registry import load_store_policy
-from kvtier_sdk.replay.bystanders import check_bystanders
-from kvtier_sdk.replay.content import ChunkContent
-from kvtier_sdk.replay.history import ReplayHistory
-from kvtier_sdk.replay.report import ReplayReport, distribution
-from kvtier_sdk.replay.workload import ReplayRequest
 from kvtier_sdk.tiering import TieringManager
 from kvtier_sdk.types import LookupResult, OffloadKey, RequestContext
 
