@@ -18,7 +18,7 @@ from kvtier_sdk.cli.engine_tools import installed_engines
 from kvtier_sdk.cli.metrics import metrics_app
 from kvtier_sdk.cli.new_backend import new_backend_command
 from kvtier_sdk.cli.replay.command import replay_command
-from kvtier_sdk.cli.say import TerminalFormatter, say
+from kvtier_sdk.cli.terminal import TerminalFormatter, say
 from kvtier_sdk.cli.tier import tier_app
 from kvtier_sdk.cli.tier_check import advice_on
 from kvtier_sdk.cli.top import top_command
@@ -77,7 +77,7 @@ _TRACEBACK = "KVTIER_TRACEBACK"
 
 
 def run() -> int:
-    """Run the command line."""
+    """Run the command line; return the exit status."""
     try:
         for tools in installed_engines().values():
             for name, command in tools.commands.items():

@@ -20,16 +20,12 @@ _PUBLISHED = {
 
 @cache
 def installed_engines() -> Mapping[str, EngineTools]:
-    """Return the tools of each engine, by the engine's name. Raises as :func:`load_all`."""
+    """Return the tools of each engine, by the engine's name."""
     return load_all(ENGINES_GROUP, "engine", EngineTools)  # type: ignore[type-abstract]
 
 
 def tools_for(options: Mapping[str, Any], *, where: str) -> EngineTools | None:
-    """Return the tools that read a configuration; ``None`` if it is kvtier's own.
-
-    Raises:
-        ConfigError: it is an engine's configuration, and the engine's package is not installed.
-    """
+    """Return the tools that read a configuration; ``None`` if it is kvtier's own."""
     for tools in installed_engines().values():
         if tools.reads(options):
             return tools
@@ -40,12 +36,7 @@ def tools_for(options: Mapping[str, Any], *, where: str) -> EngineTools | None:
 
 
 def prompt_keys(tokens: Sequence[int], facts: Mapping[str, Any]) -> list[list[OffloadKey]]:
-    """Compute the keys of a prompt's chunks, as the engine of a namespace does.
-
-    Raises:
-        ConfigError: no installed package computes the engine's keys, or the facts do not determine
-            them.
-    """
+    """Compute the keys of a prompt's chunks, as the engine of a namespace does."""
     engine = str(facts.get("engine", "")).partition(" ")[0]
     tools = installed_engines().get(engine)
     if tools is None:

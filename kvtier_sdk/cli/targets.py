@@ -33,9 +33,7 @@ class Target:
 
     Attributes:
         name: the argument, without passwords.
-        config: the tiers, and the rest of the configuration.
-        is_url: true for a URL, which describes no host pool: ``slots`` and ``pool_bytes`` are not
-            set.
+        is_url: true for a URL, which describes no host pool.
         engine: the tools of the configuration's engine; ``None`` for kvtier's own configuration.
     """
 
@@ -46,16 +44,11 @@ class Target:
 
     @property
     def tiers(self) -> tuple[TierSpec, ...]:
-        """The tiers, in the order in which they are asked."""
         return self.config.tiers
 
     @property
     def only_tier(self) -> TierSpec:
-        """The tier, for a command that works on one.
-
-        Raises:
-            ConfigError: there are several tiers, or none.
-        """
+        """The tier, for a command that works on one; with several, or none, an error."""
         if len(self.tiers) == 1:
             return self.tiers[0]
         if not self.tiers:
@@ -68,12 +61,7 @@ class Target:
 
 
 def read_target(text: str) -> Target:
-    """Read an argument that names tiers.
-
-    Raises:
-        ConfigError: the file or an option is wrong, or no tier has the given name.
-        BackendError: the URL's backend cannot be found or loaded.
-    """
+    """Read an argument that names tiers."""
     if is_url(text):
         spec = TierSpec.from_url(text)
         config = TieringConfig.model_construct(tiers=(spec,))

@@ -59,8 +59,6 @@ def advice_on(verdict: Verdict) -> str | None:
 
 
 class _StepError(Exception):
-    """A step failed, with the tier's verdict."""
-
     def __init__(self, message: str, verdict: Verdict) -> None:
         super().__init__(message)
         self.verdict = verdict
@@ -75,13 +73,10 @@ class _GaveUpError(_StepError):
 
 @dataclass(slots=True)
 class TierCheck:
-    """The result of checking one tier.
+    """The result of checking one tier, as ``--json`` prints it.
 
     Attributes:
-        name: the tier's name.
-        backend: the backend's name.
-        steps_s: seconds that each successful step took, in order: ``open``, ``store``, ``lookup``,
-            ``load``, ``remove``.
+        steps_s: seconds that each successful step took, in order.
         usage: the tier's usage and the disk's free space at the opening; ``None`` if unknown.
         fault: the reason why the next step failed, with secrets masked.
         advice: advice to the operator, unless the fault itself says what to do.
@@ -104,9 +99,6 @@ def check_tiers(
 
     The chunk has a namespace of its own and a random key, so that it touches neither chunks of
     engines nor another check of the same store.
-
-    Raises:
-        ConfigError: there is not enough memory for two chunks.
     """
     small = config.model_copy(update={"slots": _SLOTS, "pool_bytes": None, "chunk_bytes": None})
     with open_pool(small, chunk_bytes=chunk_bytes) as pool:
@@ -115,8 +107,6 @@ def check_tiers(
 
 
 class _Check:
-    """The check of one tier."""
-
     def __init__(self, spec: TierSpec, pool: HostPool, clock: Clock, timeout_s: float) -> None:
         self._spec = spec
         self._pool = pool
@@ -226,7 +216,6 @@ class _Check:
             )
 
     def _open(self) -> None:
-        """Open the tier within the time limit of a step."""
         raised: list[BaseException] = []
 
         def start() -> None:

@@ -71,7 +71,7 @@ def test_the_socket_of_a_successor_is_not_removed(tmp_path: Path) -> None:
 def test_a_path_that_cannot_be_a_socket_is_a_mistake(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("kept")
     for path, reason in (
-        (tmp_path / "file", "is there, and no socket"),
+        (tmp_path / "file", "exists and is not a socket"),
         (tmp_path / "no" / "engine.sock", "No such file"),
         (tmp_path / ("x" * 120), "too long"),
     ):

@@ -222,9 +222,9 @@ def test_two_owners_of_a_name_are_both_named(install: Install) -> None:
         (ANNOUNCING, "Tier declares DELETE but does not implement delete"),
         (
             GOOD.replace("async def load", "def load"),
-            "Tier.load_chunk is no coroutine function; write 'async def load_chunk'",
+            "Tier.load_chunk is not a coroutine function; use 'async def load_chunk'",
         ),
-        (GOOD + "    def close(self): pass", "Tier.close is no coroutine function"),
+        (GOOD + "    def close(self): pass", "Tier.close is not a coroutine function"),
         (
             GOOD + "    async def scan(self): return []",
             "Tier.scan yields nothing; it should be an asynchronous generator",

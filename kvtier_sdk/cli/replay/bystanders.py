@@ -26,10 +26,6 @@ def check_bystanders(tiers: Iterable[TierSpec], clock: Clock) -> None:
     """Check that no tier with a limit holds chunks of others, such as an engine's.
 
     A tier that cannot list its namespaces is not checked.
-
-    Raises:
-        ReplayError: a tier holds some; the message says how to go on.
-        TierError: a tier cannot be reached.
     """
     for spec in tiers:
         if Capability.NAMESPACES not in spec.tier_class.capabilities:

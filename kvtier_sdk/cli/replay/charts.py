@@ -7,9 +7,10 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 from kvtier_sdk.cli.replay import PoolSweep, ReplayReport, SweepPoint
-from kvtier_sdk.cli.replay.sweep_view import suggestion
+from kvtier_sdk.cli.replay.view import suggestion
 from kvtier_sdk.options.units import format_bytes
 
 #: Most columns of a chart, however long the trace is.
@@ -23,9 +24,7 @@ class Series:
     """One line, or one part of each column.
 
     Attributes:
-        name: the name in the legend and the table.
         color: the name of one of the page's colours.
-        values: the values, from the left.
         dashed: true for a line that may coincide with another.
     """
 
@@ -41,12 +40,10 @@ class Chart:
 
     Attributes:
         kind: ``columns``, stacked, or ``curve``.
-        title: the heading.
         note: an explanation of how to read the chart.
         unit: the unit of the horizontal axis.
         heads: the meaning of each column; the table's first column.
         labels: short heads, for the axis.
-        series: the values.
         text: a function that formats a value.
         top: the end of the vertical axis; 0: the highest value decides.
         marks: named places on the horizontal axis, in columns from the left.
@@ -64,34 +61,12 @@ class Chart:
     marks: Sequence[tuple[float, str]] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """An origin of chunks: the host pool, a tier, or the engine, which computed them.
-
-    Attributes:
-        name: ``host pool``, the tier's name, or ``computed``.
-        color: the name of one of the page's colours.
-        chunks: number of chunks, over all requests.
-    """
+class Source(NamedTuple):
+    """An origin of chunks: the host pool, a tier, or the engine, which computed them."""
 
     name: str
     color: str
     chunks: int
-
-
-@dataclass(frozen=True, slots=True)
-class Waits:
-    """The waits of one kind of requests.
-
-    Attributes:
-        name: the kind's name.
-        color: the name of one of the page's colours.
-        waits_s: each request's wait, shortest first.
-    """
-
-    name: str
-    color: str
-    waits_s: list[float]
 
 
 def sources(report: ReplayReport) -> list[Source]:
@@ -118,7 +93,6 @@ def charts(report: ReplayReport, sweep: PoolSweep) -> list[Chart]:
 
 
 def percent(share: float) -> str:
-    """Write a share for people: ``0.3256`` is ``"32.6%"``."""
     return f"{share:.1%}"
 
 
@@ -130,18 +104,18 @@ def duration(seconds: float) -> str:
     return f"{seconds * 10**6:.3g} us"
 
 
-def waits(report: ReplayReport) -> list[Waits]:
-    """Return the waits of requests, by the last tier that they got a chunk from."""
+def waits(report: ReplayReport) -> list[Series]:
+    """Return the sorted waits of requests, by the last tier that they got a chunk from."""
     *found, computed = sources(report)
-    kinds = [Waits("nothing found", computed.color, []), Waits("host pool only", "host", [])]
-    kinds += [Waits(f"from {of.name} too", of.color, []) for of in found[1:]]
+    kinds = [("nothing found", computed.color), ("host pool only", "host")]
+    kinds += [(f"from {of.name} too", of.color) for of in found[1:]]
+    waited: list[list[float]] = [[] for _ in kinds]
     history = report.history
     for wait_s, *hits in zip(history.wait_s, *history.hits, strict=True):
         last = max((at for at, chunks in enumerate(hits, 1) if chunks), default=0)
-        kinds[last].waits_s.append(wait_s)
-    for kind in kinds:
-        kind.waits_s.sort()
-    return [kind for kind in kinds if kind.waits_s]
+        waited[last].append(wait_s)
+    named = zip(kinds, waited, strict=True)
+    return [Series(*kind, sorted(waits_s)) for kind, waits_s in named if waits_s]
 
 
 def ticks(top: float) -> tuple[float, list[float]]:
@@ -218,11 +192,11 @@ def _by_request(report: ReplayReport) -> Chart:
 
 def _waits(report: ReplayReport) -> Chart:
     kinds = waits(report)
-    edges = _decades(min(of.waits_s[0] for of in kinds), max(of.waits_s[-1] for of in kinds))
+    edges = _decades(min(of.values[0] for of in kinds), max(of.values[-1] for of in kinds))
     bounds = list(pairwise(edges))
     series = []
     for of in kinds:
-        below = [0, *(bisect_left(of.waits_s, edge) for edge in edges[1:])]
+        below = [0, *(bisect_left(of.values, edge) for edge in edges[1:])]
         series.append(Series(of.name, of.color, [end - start for start, end in pairwise(below)]))
     return Chart(
         kind="columns",

@@ -12,7 +12,7 @@ _BASE_SEED = 2026
 
 
 class ChunkContent:
-    """Writer and checker of chunks.
+    """Writes and checks chunks.
 
     A chunk is a fixed random sequence of 64-bit words, with a digest of the key added to each.
     It is made at the speed of memory. It differs in nearly every word from another key's chunk,

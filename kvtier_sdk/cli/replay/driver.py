@@ -12,13 +12,11 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from kvtier_sdk.aio.clock import Clock, SystemClock
 from kvtier_sdk.cli.replay.bystanders import check_bystanders
 from kvtier_sdk.cli.replay.content import ChunkContent
-from kvtier_sdk.cli.replay.history import ReplayHistory
-from kvtier_sdk.cli.replay.report import ReplayReport, distribution
+from kvtier_sdk.cli.replay.report import ReplayHistory, ReplayReport, distribution
 from kvtier_sdk.cli.replay.workload import ReplayRequest
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.config.tiering_config import TieringConfig
 from kvtier_sdk.contract import StoreMoment
-from kvtier_sdk.errors import ReplayError
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.opening import open_manager, open_pool
 from kvtier_sdk.pool import HostPool
@@ -31,7 +29,7 @@ from kvtier_sdk.types import LookupResult, OffloadKey, RequestContext
 _STEP_S = 0.01
 # A closed loop waits where an engine would go on, so no deadline may end a job early.
 _PATIENT_S = 600.0
-_CONTENT_VERSION = 1
+_NAMESPACE = Namespace({"engine": "kvtier replay", "content_version": 1})
 
 
 def replay(
@@ -43,22 +41,12 @@ def replay(
     on_progress: Callable[[int], None] | None = None,
     clock: Clock | None = None,
 ) -> ReplayReport:
-    """Play a workload through the manager, moving real bytes.
-
-    Raises:
-        ReplayError: no request may run, or others' chunks would be evicted.
-        ConfigError: an option is wrong, or the geometry does not fit.
-        BackendError: a policy cannot be found or loaded.
-        TierError: a tier cannot be reached.
-    """
-    if concurrency < 1:
-        raise ReplayError(f"--concurrency {concurrency}: at least 1 request must run")
+    """Play a workload through the manager, moving real bytes."""
     clock = clock or SystemClock()
     closed = concurrency == 1
     needed = tuple(spec.needed() for spec in config.tiers)
-    config = config.model_copy(update={"tiers": needed})
-    if closed:
-        config = config.model_copy(update={"tiers": tuple(map(_patient, config.tiers))})
+    tiers = tuple(map(_patient, needed)) if closed else needed
+    config = config.model_copy(update={"tiers": tiers})
     if config.recompute_s is None:
         # Nothing is computed, so every load counts as faster than computing.
         config = config.model_copy(update={"recompute_s": math.inf})
@@ -68,7 +56,7 @@ def replay(
     with (
         open_pool(config) as pool,
         open_manager(
-            pool, config, _namespace(pool.chunk_bytes), clock=clock, notify=reported.set
+            pool, config, _NAMESPACE.for_chunks(pool.chunk_bytes), clock=clock, notify=reported.set
         ) as manager,
     ):
         history = ReplayHistory(workload, sources=1 + len(config.tiers))
@@ -89,16 +77,6 @@ def replay(
             left_over=manager.left_over(),
             history=history,
         )
-
-
-def _namespace(chunk_bytes: int) -> Namespace:
-    return Namespace(
-        {
-            "engine": "kvtier replay",
-            "content_version": _CONTENT_VERSION,
-            "chunk_bytes": chunk_bytes,
-        }
-    )
 
 
 def _patient(spec: TierSpec) -> TierSpec:

@@ -29,7 +29,6 @@ class Played:
     """The facts about a replay that its report does not hold.
 
     Attributes:
-        workload: the workload's name.
         concurrency: number of requests played at a time.
         chunk_tokens: number of tokens in a chunk, if known.
         options: the configuration as text, without secrets.
@@ -42,7 +41,6 @@ class Played:
 
 
 def replay_page(report: ReplayReport, sweep: PoolSweep, played: Played) -> str:
-    """Write the page."""
     drawn = charts(report, sweep)
     # Escaped, because "</script>" in a text would end the script that holds the data.
     data = json.dumps([_data(chart) for chart in drawn]).replace("<", "\\u003c")
@@ -107,7 +105,6 @@ def _setup(report: ReplayReport, sweep: PoolSweep, played: Played) -> str:
 
 
 def _complaints(report: ReplayReport) -> str:
-    """Return the replay's faults, one line each."""
     lines = [f"{report.wrong_bytes:,} bytes came back wrong"] if report.wrong_bytes else []
     lines += [f"failed: {count:,} chunks, {reason}" for reason, count in report.failures.items()]
     lines += [f"dropped: {report.dropped:,} chunks"] if report.dropped else []
@@ -186,7 +183,7 @@ def _wait_table(report: ReplayReport) -> str:
     columns = ["requests", "number", "p50", "p90", "p99", "longest"]
     rows = []
     for of in waits(report):
-        ordered = of.waits_s
+        ordered = of.values
         marks = [
             ordered[min(len(ordered) - 1, len(ordered) * share // 100)] for share in (50, 90, 99)
         ]

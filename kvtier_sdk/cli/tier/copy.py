@@ -10,22 +10,20 @@ from typing import Annotated
 
 import typer
 
-from kvtier_sdk.cli.say import say
 from kvtier_sdk.cli.targets import TARGET_HELP, read_target
-from kvtier_sdk.cli.tier.contents import count
+from kvtier_sdk.cli.terminal import JsonOption, Step, progress, say
 from kvtier_sdk.cli.tier.pace import Pace, RateOption
 from kvtier_sdk.cli.tier.selection import (
-    JsonOption,
     ModelOption,
     NamespaceOption,
     Selection,
     TimeoutOption,
+    count,
     in_tier,
     named,
     read_timeout,
 )
 from kvtier_sdk.cli.tier.verify import check_readable
-from kvtier_sdk.cli.tier.view import Step, progress
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.namespace import Namespace
@@ -94,13 +92,10 @@ def copy_command(
 
 @dataclass(slots=True)
 class _Copied:
-    """The result of copying one namespace.
+    """The result of copying one namespace, as ``--json`` prints it.
 
     Attributes:
-        fingerprint: the namespace's fingerprint in SRC.
-        name: the namespace's name, for people.
         copied: chunks that were stored in DST, and are there at the end.
-        copied_bytes: the payload of these chunks.
         there: chunks that DST had before and still has at the end.
         gone: chunks that left SRC meanwhile.
         damaged: chunks that no engine could use, for example damaged or sealed with another key.
@@ -180,11 +175,7 @@ def _present(tier: MaintainedTier, keys: list[OffloadKey]) -> list[OffloadKey]:
 
 
 def _at_destination(src: TierSpec, namespace: Namespace) -> Namespace:
-    """Return the engines' namespace for DST, without the facts that its tier adds.
-
-    Raises:
-        ConfigError: the namespace does not follow from its manifest.
-    """
+    """Return the engines' namespace for DST, without the facts that its tier adds."""
     engines = Namespace({name: of for name, of in namespace.facts.items() if name not in _ADDED})
     if (in_tier(src, engines) if "codec" in namespace.facts else engines) != namespace:
         raise ConfigError(
@@ -195,12 +186,7 @@ def _at_destination(src: TierSpec, namespace: Namespace) -> Namespace:
 
 
 class _Transfer:
-    """Moves chunks through the two halves of a pool: one is read into, one is written from.
-
-    Attributes:
-        stored: chunks that the destination has accepted.
-        there: chunks that the destination had already.
-    """
+    """Moves chunks through the two halves of a pool: one is read into, one is written from."""
 
     def __init__(
         self,

@@ -8,18 +8,17 @@ from typing import Annotated, Any
 
 import typer
 
-from kvtier_sdk.cli.say import say
 from kvtier_sdk.cli.targets import TARGET, TARGET_HELP, read_target
-from kvtier_sdk.cli.tier.contents import Contents, count
-from kvtier_sdk.cli.tier.faults import Faults
+from kvtier_sdk.cli.terminal import JsonOption, print_columns, say, share
 from kvtier_sdk.cli.tier.selection import (
-    JsonOption,
+    Contents,
+    Faults,
     Selection,
     TimeoutOption,
+    count,
     model_of,
     read_timeout,
 )
-from kvtier_sdk.cli.tier.view import print_columns, share
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.opening.maintenance import open_for_maintenance
 from kvtier_sdk.options.tier import BoundedTierConfig
@@ -74,8 +73,6 @@ def _usage(spec: TierSpec, found: list[Contents], timeout_s: float) -> Usage | N
 
 
 class _Use:
-    """The usage of one tier."""
-
     def __init__(self, found: list[Contents], usage: Usage | None) -> None:
         self._found = found
         self._usage = usage

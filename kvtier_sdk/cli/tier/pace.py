@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from kvtier_sdk.aio.clock import Clock, SystemClock
-from kvtier_sdk.cli.flags import read_flag
-from kvtier_sdk.errors import ConfigError
+from kvtier_sdk.cli.terminal import read_flag
 from kvtier_sdk.options.units import parse_bytes
 
 RateOption = Annotated[
@@ -24,16 +23,10 @@ RateOption = Annotated[
 
 
 class Pace:
-    """Waits, so that bytes are moved no faster than at the given rate.
-
-    Raises:
-        ConfigError: the option is not a size, or is 0.
-    """
+    """Waits, so that bytes are moved no faster than at the given rate."""
 
     def __init__(self, rate: str | None, clock: Clock | None = None) -> None:
         self._rate_bytes = None if rate is None else read_flag("--rate", parse_bytes, rate)
-        if self._rate_bytes == 0:
-            raise ConfigError("--rate should be more than 0")
         self._clock = clock or SystemClock()
         self._due_s = self._clock.now_s()
         self._never = threading.Event()

@@ -10,21 +10,19 @@ from typing import Annotated, Any
 
 import typer
 
-from kvtier_sdk.cli.say import say
 from kvtier_sdk.cli.targets import TARGET, TARGET_HELP, read_target
-from kvtier_sdk.cli.tier.contents import need
-from kvtier_sdk.cli.tier.faults import Faults
+from kvtier_sdk.cli.terminal import JsonOption, progress, say
 from kvtier_sdk.cli.tier.pace import Pace, RateOption
 from kvtier_sdk.cli.tier.selection import (
-    JsonOption,
+    Faults,
     ModelOption,
     NamespaceOption,
     Selection,
     TimeoutOption,
     named,
+    need,
     read_timeout,
 )
-from kvtier_sdk.cli.tier.view import progress
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.namespace import Namespace
@@ -85,15 +83,7 @@ def verify_command(
 
 @dataclass(slots=True)
 class _Verified:
-    """The result of verifying one namespace.
-
-    Attributes:
-        spec: the tier.
-        namespace: the namespace.
-        verdicts: number of chunks by verdict.
-        damaged: keys of the damaged chunks.
-        deleted: number of damaged chunks that were deleted.
-    """
+    """The result of verifying one namespace, with the keys of damaged chunks."""
 
     spec: TierSpec
     namespace: Namespace
@@ -164,12 +154,7 @@ def _verify(verified: _Verified, pace: Pace, timeout_s: float, *, repair: bool) 
 
 
 def check_readable(spec: TierSpec, namespace: Namespace) -> int:
-    """Check that a namespace's chunks can be read through a tier; return their length.
-
-    Raises:
-        ConfigError: the manifest does not give the length, or the namespace is sealed and the tier
-            has no codec.
-    """
+    """Check that a namespace's chunks can be read through a tier; return their length."""
     chunk_bytes = chunk_bytes_of(namespace)
     if chunk_bytes is None:
         raise ConfigError(
