@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.command import kvtier
+from support.command import kvtier, kvtier_json
 
 from kvtier_sdk import TieringConfig
 
@@ -55,10 +55,7 @@ def check(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def findings(*arguments: str, status: int = 0) -> dict[str, Any]:
-    done = check("--json", *arguments)
-    assert done.returncode == status, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    return kvtier_json("check", "--timeout", "120s", *arguments, status=status)
 
 
 def write(path: Path, extra: dict[str, Any], **further: Any) -> str:

@@ -192,29 +192,3 @@ def test_the_templates_are_in_the_wheel(wheels: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if name.startswith(place)}
     assert packed == {f"{place}/{path.name}" for path in (ROOT / place).iterdir()}
-
-
-def test_a_crash_of_the_interpreter_is_put_down_to_a_rule(tmp_path: Path) -> None:
-    """The generated README's instructions find it, with the generated project's options."""
-    project = written("demo", tmp_path)
-    tier = project / "kvtier_demo" / "tier.py"
-    tier.write_text(
-        tier.read_text() + "\n    async def close(self) -> None:\n"
-        "        import ctypes\n\n"
-        "        await run_blocking(ctypes.string_at, 0)\n"
-    )
-    installed = project / "kvtier_demo-0.1.0.dist-info"
-    installed.mkdir()
-    (installed / "METADATA").write_text("Name: kvtier-demo\nVersion: 0.1.0\n")
-    (installed / "entry_points.txt").write_text("[kvtier.backends]\ndemo = kvtier_demo:DemoTier\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-vv"],
-        cwd=project,
-        env={**os.environ, "PYTHONPATH": str(project)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode < 0
-    assert re.search(r"test_conformance.py::TestDemoTier::test_\w+ *$", done.stdout), done.stdout
-    assert "-vv" in (project / "README.md").read_text()

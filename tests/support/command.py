@@ -57,6 +57,19 @@ def kvtier(
     return subprocess.CompletedProcess(arguments, status, out, err)
 
 
+def kvtier_json(
+    *words: str | os.PathLike[str], status: int = 0, **environment: str
+) -> dict[str, Any]:
+    """Run a command with ``--json``, assert its exit status, and return what it printed."""
+    done = kvtier(*words, "--json", **environment)
+    assert done.returncode == status, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+tier = functools.partial(kvtier_json, "tier")
+
+
 class _Server:
     """The process that forks."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtier_sdk.cli.replay import read_trace
-from support.command import kvtier
+from support.command import kvtier_json
 from support.unlimited import unlimited_hit_rate
 
 SLOTS = 40
@@ -39,7 +39,5 @@ def replay(trace: Path, *arguments: str) -> dict[str, Any]:
 
 def report_of(*arguments: str, status: int = 0, **environment: str) -> dict[str, Any]:
     """Play chunks of 8 KiB, assert the exit status, and return the report."""
-    done = kvtier("replay", "--json", "--chunk-bytes", "8KiB", *arguments, **environment)
-    assert done.returncode == status, done.stderr
-    report: dict[str, Any] = json.loads(done.stdout)
-    return report
+    words = ("replay", "--chunk-bytes", "8KiB", *arguments)
+    return kvtier_json(*words, status=status, **environment)

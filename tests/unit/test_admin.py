@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import stat
 import threading
@@ -40,13 +39,6 @@ def test_one_request_one_answer_for_the_owner_only(tmp_path: Path) -> None:
     assert not path.exists()
     with pytest.raises(OSError, match="No such file"):
         ask(path, {})
-
-
-def test_in_a_directory_each_process_has_its_own(tmp_path: Path) -> None:
-    with AdminSocket(tmp_path, echo) as served:
-        assert served.path == tmp_path / f"kvtier-{os.getpid()}.sock"
-        assert ask(served.path, {}) == {"got": {}}
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_dead_process_s_socket_is_replaced_and_a_living_one_s_is_not(tmp_path: Path) -> None:

@@ -76,15 +76,6 @@ def test_each_public_name_stands_once_in_the_reference() -> None:
     assert found == {"missing": set(), "twice": set(), "not public": set()}
 
 
-def test_a_missing_a_doubled_and_a_foreign_name_are_found() -> None:
-    pages = ["# One\n\n::: a.B\n\n::: a.C\n", "::: a.C\n\n::: a.D\n"]
-    assert faults(pages, {"a.B", "a.C", "a.E"}) == {
-        "missing": {"a.E"},
-        "twice": {"a.C"},
-        "not public": {"a.D"},
-    }
-
-
 @pytest.mark.skipif(not (ROOT / "Makefile").exists(), reason="no checkout around the tests")
 def test_the_files_to_touch_for_an_addition_exist() -> None:
     page = (ROOT / "docs" / "how-to-add.md").read_text()

@@ -235,13 +235,6 @@ def test_a_secret_in_a_tiers_words_is_masked() -> None:
     assert trial_of(Talkative, secret_key="hunter2").fault == "t open: no *** at //u:***@host"
 
 
-def test_one_tier_that_fails_does_not_hide_the_next() -> None:
-    assert [trial.fault is None for trial in trials("memory:?capacity=1", "memory:?name=n")] == [
-        False,
-        True,
-    ]
-
-
 async def _forget_nothing(self: MemoryTier, keys: Sequence[bytes]) -> None:
     return
 
