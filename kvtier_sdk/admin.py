@@ -77,7 +77,8 @@ class AdminSocket:
         with contextlib.suppress(FileNotFoundError):
             if not stat.S_ISSOCK(os.lstat(self.path).st_mode):
                 raise ConfigError(
-                    f"option 'admin_socket': {self.path} exists and is not a socket; name another path"
+                    f"option 'admin_socket': {self.path} exists and is not a socket; name another "
+                    "path"
                 )
             if _is_served(self.path):
                 raise ConfigError(

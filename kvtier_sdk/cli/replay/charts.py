@@ -130,39 +130,65 @@ def ticks(top: float) -> tuple[float, list[float]]:
 
 def _over_time(report: ReplayReport) -> Chart:
     history = report.history
-    edges = _edges(len(history.chunks), _MOST_COLUMNS)
-    chunks = _sums(history.chunks, edges)
-    return Chart(
-        kind="columns",
+    return _hit_rates(
+        report,
         title="Hit rate over time",
         note="Chunks found, as a share of those that the requests of a column name.",
         unit="requests, in order of arrival",
-        heads=[_span("request", *edge) for edge in edges],
-        labels=[f"{start + 1:,}" for start, _ in edges],
-        series=_shares(report, (_sums(hits, edges) for hits in history.hits), chunks),
-        text=percent,
-        top=1.0,
+        word="request",
+        most=_MOST_COLUMNS,
+        hits=history.hits,
+        named=history.chunks,
     )
 
 
 def _by_depth(report: ReplayReport) -> Chart:
     history = report.history
-    longest = max(history.chunks, default=0)
-    ends = [0] * (longest + 1)
+    ends = [0] * (max(history.chunks, default=0) + 1)
     for chunks in history.chunks:
         ends[chunks] += 1
-    named = [len(history.chunks) - shorter for shorter in accumulate(ends[:-1])]
-    edges = _edges(longest, _MOST_DEPTHS)
-    return Chart(
-        kind="columns",
+    return _hit_rates(
+        report,
         title="Hit rate by depth in the prompt",
         note="Chunks found, as a share of those that lie as far from the start of a prompt.",
         unit="chunks from the start of the prompt",
-        heads=[_span("chunk", *edge) for edge in edges],
-        labels=[f"{start + 1:,}" for start, _ in edges],
-        series=_shares(
-            report, (_sums(hits, edges) for hits in history.hits_at), _sums(named, edges)
-        ),
+        word="chunk",
+        most=_MOST_DEPTHS,
+        hits=history.hits_at,
+        named=[len(history.chunks) - shorter for shorter in accumulate(ends[:-1])],
+    )
+
+
+def _hit_rates(
+    report: ReplayReport,
+    *,
+    title: str,
+    note: str,
+    unit: str,
+    word: str,
+    most: int,
+    hits: Iterable[Sequence[int]],
+    named: Sequence[int],
+) -> Chart:
+    """Draw the hits of each source except the engine, as shares of the chunks named."""
+    width = max(1, -(-len(named) // most))
+    starts = range(0, len(named), width)
+    totals = [max(1, total) for total in _sums(named, width)]
+    return Chart(
+        kind="columns",
+        title=title,
+        note=note,
+        unit=unit,
+        heads=[_span(word, start, min(start + width, len(named))) for start in starts],
+        labels=[f"{start + 1:,}" for start in starts],
+        series=[
+            Series(
+                of.name,
+                of.color,
+                list(map(truediv, _sums(found, width), totals)),
+            )
+            for of, found in zip(sources(report)[:-1], hits, strict=True)
+        ],
         text=percent,
         top=1.0,
     )
@@ -235,33 +261,13 @@ def _what_if(report: ReplayReport, sweep: PoolSweep) -> Chart:
     )
 
 
-def _shares(
-    report: ReplayReport, hits: Iterable[Sequence[int]], chunks: Sequence[int]
-) -> list[Series]:
-    """Return the shares of all sources except the computed chunks."""
-    return [
-        Series(
-            of.name,
-            of.color,
-            [part / max(1, all_) for part, all_ in zip(found, chunks, strict=True)],
-        )
-        for of, found in zip(sources(report)[:-1], hits, strict=True)
-    ]
-
-
-def _edges(count: int, most: int) -> list[tuple[int, int]]:
-    """Cut a range into equal parts, at most ``most``."""
-    width = max(1, -(-count // most))
-    return [(start, min(start + width, count)) for start in range(0, count, width)]
-
-
 def _span(word: str, start: int, end: int) -> str:
     one = end - start == 1
     return f"{word} {end:,}" if one else f"{word}s {start + 1:,} to {end:,}"
 
 
-def _sums(values: Sequence[int], edges: Iterable[tuple[int, int]]) -> list[int]:
-    return [sum(values[start:end]) for start, end in edges]
+def _sums(values: Sequence[int], width: int) -> list[int]:
+    return [sum(values[start : start + width]) for start in range(0, len(values), width)]
 
 
 def _decades(least: float, most: float) -> list[float]:

@@ -10,7 +10,6 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
-from kvtier_sdk.cli.engine_tools import tools_for
 from kvtier_sdk.cli.replay import (
     PoolSweep,
     ReplayRequest,
@@ -21,6 +20,7 @@ from kvtier_sdk.cli.replay import (
 )
 from kvtier_sdk.cli.replay.page import Played, replay_page
 from kvtier_sdk.cli.replay.view import print_report, print_sweep
+from kvtier_sdk.cli.targets import tools_for
 from kvtier_sdk.cli.terminal import JsonOption, progress
 from kvtier_sdk.config.tiering_config import TieringConfig
 from kvtier_sdk.errors import ConfigError

@@ -13,8 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kvtier_sdk.cli.engine_tools import prompt_keys
-from kvtier_sdk.cli.targets import TARGET, TARGET_HELP, read_target
+from kvtier_sdk.cli.targets import TARGET, TARGET_HELP, prompt_keys, read_target
 from kvtier_sdk.cli.terminal import JsonOption, print_columns, say
 from kvtier_sdk.cli.tier.selection import (
     Contents,

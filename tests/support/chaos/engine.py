@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from kvtier_sdk import HostPool, LookupResult, OffloadKey, RequestContext
 from kvtier_sdk.cli.replay import ReplayRequest
-from kvtier_sdk.cli.replay.content import ChunkContent
+from kvtier_sdk.cli.replay.driver import ChunkContent
 from kvtier_sdk.engine import TieringManager
 
 T = TypeVar("T")

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from kvtier_sdk import HostPool, Namespace, OffloadKey, TieringConfig, TierSpec, TierStats
 from kvtier_sdk.cli.replay import chat_workload
-from kvtier_sdk.cli.replay.content import ChunkContent
+from kvtier_sdk.cli.replay.driver import ChunkContent
 from kvtier_sdk.engine import TieringManager, open_manager, open_pool
 from support.chaos.engine import Engine
 from support.chaos.places import MODEL, PLACES, Place
