@@ -8,14 +8,13 @@ import re
 import subprocess
 import sys
 import tomllib
-import zipfile
 from importlib.metadata import distribution
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 import pytest
-from support.author import ROOT, run, stranger
+from support.author import run, stranger
 from support.command import kvtier
 
 from kvtier_sdk import CONTRACT_VERSION, __version__
@@ -184,11 +183,3 @@ def test_it_is_written_where_it_is_told(tmp_path: Path) -> None:
     done = new_backend("demo", "--directory", "/proc/nowhere", directory=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith("kvtier: /proc/nowhere")
-
-
-def test_the_templates_are_in_the_wheel(wheels: Path) -> None:
-    (wheel,) = wheels.glob("kvtier_sdk-*.whl")
-    place = "kvtier_sdk/cli/templates"
-    with zipfile.ZipFile(wheel) as archive:
-        packed = {name for name in archive.namelist() if name.startswith(place)}
-    assert packed == {f"{place}/{path.name}" for path in (ROOT / place).iterdir()}

@@ -152,32 +152,6 @@ def test_a_destination_that_is_too_small_is_told(
     assert "10 evicted by DST meanwhile: its capacity is too small" in said
 
 
-def test_copies_that_a_smaller_server_evicts_are_not_counted(
-    folder: Folder, tmp_path: Path
-) -> None:
-    fill(folder.url, NAMESPACE, keys_from(0, 1000))
-    store = RedisStore(tmp_path / "small", CHUNK_BYTES)
-    try:
-        with store.client() as client:
-            limit = client.info("memory")["used_memory"] + 2 * 2**20
-            client.config_set("maxmemory", limit)
-            client.config_set("maxmemory-policy", "allkeys-random")
-        (found,) = tier("copy", folder.url, store.url, status=1)["namespaces"]
-        assert 0 < found["copied"] == store.chunks() < 900
-        assert found["evicted"] == 1000 - found["copied"]
-        # Of what was there, some had to go for what was missing.
-        (again,) = tier("copy", folder.url, store.url, status=1)["namespaces"]
-        assert again["copied"] + again["there"] == store.chunks()
-    finally:
-        store.kill()
-
-
-def test_an_empty_namespace_is_not_copied(folder: Folder, tmp_path: Path) -> None:
-    fill(folder.url, NAMESPACE, keys_from(0, 5))
-    fill(folder.url, Namespace({"engine": "a check"}), [])
-    assert len(tier("copy", folder.url, f"file://{tmp_path}/to")["namespaces"]) == 1
-
-
 def test_sealed_chunks_are_opened_and_sealed_again(folder: Folder, tmp_path: Path) -> None:
     codec = write_keys(tmp_path / "chunk.keys", OURS)
     sealed = f"file://{tmp_path}/sealed?direct_io=off&codec={codec}"

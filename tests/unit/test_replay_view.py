@@ -36,12 +36,3 @@ def test_speed_is_that_of_the_time_under_way_and_never_below_that_of_the_whole_r
     print_report(report_of(tier), overlapped=True)
     (row,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("disk"))
     assert row.split()[-6:] == ["MiB", "2.00", "2.794", "GiB", "1.50", "0"]
-
-
-@pytest.mark.parametrize(("wrong", "says"), [(0, "all equal"), (3, "3 of them wrong")])
-def test_what_was_compared_is_said(
-    capsys: pytest.CaptureFixture[str], wrong: int, says: str
-) -> None:
-    print_report(report_of(TierStats("disk", "file"), wrong_bytes=wrong), overlapped=False)
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert last == f"compared with what was stored: 52,428,800 bytes, {says}"

@@ -142,13 +142,6 @@ def test_a_file_of_somebody_else_stays(make: MakeRecorder, tmp_path: Path) -> No
     assert files(tmp_path) == [kept]
 
 
-def test_an_empty_recording_leaves_no_file(make: MakeRecorder, tmp_path: Path) -> None:
-    recorder = make()
-    recorder.record(0.0, [], {})
-    recorder.close()
-    assert files(tmp_path) == []
-
-
 def test_too_many_requests_are_dropped_counted_and_said(
     make: MakeRecorder,
     tmp_path: Path,

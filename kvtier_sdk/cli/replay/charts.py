@@ -7,6 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from operator import truediv
 from typing import NamedTuple
 
 from kvtier_sdk.cli.replay import PoolSweep, ReplayReport, SweepPoint
