@@ -172,17 +172,12 @@ def _gauge(name: str, text: str) -> Any:
 
 
 def _pool_gauge(name: str, text: str) -> Any:
-    return _declare(MetricKind.GAUGE, name, text, make=int, of="pool")
+    return _declare(MetricKind.GAUGE, name, text, make=int)
 
 
 def _known_gauge(name: str, text: str, of: _Tiers = "all") -> Any:
     """Declare a gauge that is absent until it is known."""
     return _declare(MetricKind.GAUGE, name, text, "tier", make=lambda: None, of=of)
-
-
-def _histogram(name: str, text: str, bounds: tuple[float, ...], *, of: _Tiers = "behind") -> Any:
-    make = partial(Histogram, bounds)
-    return _declare(MetricKind.HISTOGRAM, name, text, "tier", make=make, of=of, bounds=bounds)
 
 
 def _job_histograms(name: str, text: str, bounds: tuple[float, ...]) -> Any:
@@ -241,11 +236,14 @@ class TierStats:
         "evicted_unread_chunks",
         "Chunks that the tier evicted before they were read; an estimate where it has over 1,024.",
     )
-    evicted_age_s: Histogram = _histogram(
+    evicted_age_s: Histogram = _declare(
+        MetricKind.HISTOGRAM,
         "evicted_age_seconds",
         "Time from a chunk's last store or use to its eviction.",
-        _AGES,
+        "tier",
+        make=partial(Histogram, _AGES),
         of="pool",
+        bounds=_AGES,
     )
     not_admitted_chunks: int = _counter(
         "not_admitted_chunks",

@@ -71,7 +71,6 @@ class Target:
 
 
 def read_target(text: str) -> Target:
-    """Read an argument that names tiers."""
     if is_url(text):
         spec = TierSpec.from_url(text)
         config = TieringConfig.model_construct(tiers=(spec,))

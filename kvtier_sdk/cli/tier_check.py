@@ -194,13 +194,12 @@ class _Check:
             self._expect(tier.lookup(keys, _REQUEST), Verdict.NOT_FOUND)
 
     def _usage(self) -> Usage | None:
-        """Wait for the tier's first report of its usage."""
         # A store that cannot count its chunks, or takes long to, must not hold up the steps.
         stats = self._tier.client.stats
         within_s = min(self._timeout_s, _USAGE_S)
         self._tier.wait(lambda: stats.used_bytes is not None, within_s)
         if stats.used_bytes is None:
-            self._outcome.remarks.append("it has not told in time how full it is")
+            self._outcome.remarks.append("it did not report in time how full it is")
             return None
         return Usage(stats.used_chunks, stats.used_bytes, stats.capacity_bytes, stats.free_bytes)
 

@@ -186,7 +186,7 @@ def test_rm_by_age_keeps_what_was_used_since(folder: Store) -> None:
 
 @pytest.mark.parametrize(
     ("words", "says"),
-    [(["--yes"], "nothing says which chunks"), (["--all"], "there is no terminal to ask on")],
+    [(["--yes"], "say which chunks to delete"), (["--all"], "there is no terminal to ask on")],
 )
 def test_rm_takes_nothing_for_granted(folder: Store, words: list[str], says: str) -> None:
     done = kvtier("tier", "rm", folder.url, *words)

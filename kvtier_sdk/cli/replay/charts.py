@@ -83,7 +83,6 @@ def sources(report: ReplayReport) -> list[Source]:
 
 
 def charts(report: ReplayReport, sweep: PoolSweep) -> list[Chart]:
-    """Return the charts of a page, in their order."""
     return [
         _over_time(report),
         _by_depth(report),
@@ -171,7 +170,6 @@ def _hit_rates(
     hits: Iterable[Sequence[int]],
     named: Sequence[int],
 ) -> Chart:
-    """Draw the hits of each source except the engine, as shares of the chunks named."""
     width = max(1, -(-len(named) // most))
     starts = range(0, len(named), width)
     totals = [max(1, total) for total in _sums(named, width)]

@@ -212,7 +212,6 @@ def replay_command(
 
 
 def _write(figures: Mapping[str, Any], file: TextIO | None, *, as_json: bool) -> None:
-    """Write one JSON object into a file, and on stdout, as far as each is wanted."""
     for wanted in (sys.stdout if as_json else None, file):
         if wanted is not None:
             print(json.dumps(figures), file=wanted)
@@ -237,7 +236,7 @@ def _workload(
 
 
 def _chunk_bytes(played: Sequence[ReplayRequest]) -> int | None:
-    """Return the size of all chunks, if the workload gives a single one."""
+    """Return the size of the chunks, if it is the same for all requests."""
     sizes = {request.chunk_bytes for request in played}
     return sizes.pop() if len(sizes) == 1 else None
 

@@ -265,7 +265,6 @@ class _Driver:
             yield True
 
     def _settle(self) -> Iterator[bool]:
-        """Let the tiers finish their jobs."""
         if self._spills:
             # The end of a step frees slots again, by storing and evicting chunks.
             yield True

@@ -54,7 +54,6 @@ def replay_page(report: ReplayReport, sweep: PoolSweep, played: Played) -> str:
 
 
 def _data(chart: Chart) -> dict[str, Any]:
-    """Return a chart's data for the page's script."""
     values = [of.values for of in chart.series]
     heights = map(max if chart.kind == "curve" else sum, zip(*values, strict=True))
     top, steps = ticks(chart.top or max(heights, default=0))

@@ -15,7 +15,6 @@ _NUMBERS = frozenset(range(1, len(_TITLES)))
 
 
 def print_report(report: ReplayReport, *, overlapped: bool) -> None:
-    """Print the figures, with notes on them."""
     say(
         f"{report.requests:,} requests, {report.chunks:,} chunks of "
         f"{format_bytes(report.chunk_bytes)}, {report.elapsed_s:.1f} s"
@@ -73,7 +72,6 @@ def _troubles(tier: TierStats) -> Iterator[str]:
 
 
 def print_sweep(sweep: PoolSweep, chunk_bytes: int) -> None:
-    """Print the hit rate by size, and a suggested size."""
     pool = format_bytes(sweep.pool.slots * chunk_bytes)
     say(
         f"{sweep.requests:,} requests, {sweep.chunks:,} chunks of {format_bytes(chunk_bytes)}, "

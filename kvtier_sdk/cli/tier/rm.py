@@ -68,7 +68,7 @@ def rm_command(
     unused_s = None if unused_for is None else read_flag("--unused-for", parse_seconds, unused_for)
     if selection.is_everything and unused_s is None and not everything:
         raise ConfigError(
-            "nothing says which chunks: give --namespace, --model or --unused-for, or --all for "
+            "say which chunks to delete: give --namespace, --model or --unused-for, or --all for "
             "every chunk"
         )
     if not yes and not sys.stdin.isatty():

@@ -70,7 +70,6 @@ class Selection:
 
     @classmethod
     def read(cls, namespace: str | None, model: str | None = None) -> Selection:
-        """Read the options ``--namespace`` and ``--model``."""
         if namespace is None:
             return cls(model=model or "")
         if Path(namespace).suffix:
@@ -87,7 +86,6 @@ class Selection:
         return self == Selection()
 
     def of(self, spec: TierSpec, timeout_s: float) -> list[Namespace]:
-        """Find the selected namespaces in a tier."""
         if Capability.NAMESPACES not in spec.tier_class.capabilities:
             if self.given is None:
                 raise CannotListError(
@@ -192,7 +190,6 @@ def count(spec: TierSpec, namespace: Namespace, timeout_s: float) -> Contents:
 
 
 def need(tier: MaintainedTier, capability: Capability, doing: str) -> None:
-    """Check that a tier has a capability."""
     if not tier.can(capability):
         spec = tier.spec
         raise ConfigError(f"tier {spec.name!r}: backend {spec.backend!r} cannot {doing}")
@@ -227,15 +224,13 @@ class Faults:
                 self._advice[spec.name] = advice_on(verdict_of(error))
 
     def show(self, spec: TierSpec) -> None:
-        """Print a tier's fault or note, if it has one."""
         if spec.name in self.notes:
-            say(f"passed over: {self.notes[spec.name]}")
+            say(f"skipped: {self.notes[spec.name]}")
         if spec.name in self.by_tier:
             say(f"FAILED: {self.by_tier[spec.name]}")
             if advice := self._advice.get(spec.name):
                 say(f"  what to do: {advice}")
 
     def end(self) -> None:
-        """End the command with status 1 if a tier has a fault."""
         if self.by_tier:
             raise typer.Exit(1)

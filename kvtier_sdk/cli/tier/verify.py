@@ -166,7 +166,7 @@ def _verify(verified: _Verified, pace: Pace, timeout_s: float, *, repair: bool) 
 
 
 class Pace:
-    """Waits, so that bytes are moved no faster than at the given rate."""
+    """Keeps the bytes moved below a rate."""
 
     def __init__(self, rate: str | None, clock: Clock | None = None) -> None:
         self._rate_bytes = None if rate is None else read_flag("--rate", parse_bytes, rate)

@@ -136,7 +136,7 @@ def test_a_tier_that_cannot_tell_its_usage_is_tried_all_the_same(
     monkeypatch.setattr("kvtier_sdk.cli.tier_check._USAGE_S", 0.01)
     trial = trial_of(Silent)
     assert (list(trial.steps_s), trial.usage, trial.fault) == (STEPS, None, None)
-    assert trial.remarks == ["it has not told in time how full it is"]
+    assert trial.remarks == ["it did not report in time how full it is"]
 
 
 def test_a_slow_step_is_remarked() -> None:
