@@ -45,8 +45,6 @@ _ADVICE: dict[Verdict, str] = {
     Verdict.CONTRACT: "a bug of the backend: use another release of it, and tell its author",
     Verdict.CORRUPT: "do not use this store: what comes back is not what was stored",
 }
-#: Appended to the advice if the check's own limit has ended the step.
-_WAIT_LONGER = "; --timeout makes the check wait longer"
 #: Longest wait for a tier to close when its check was interrupted.
 _INTERRUPTED_S = 0.5
 #: The frames of a traceback, before each of its errors.
@@ -59,16 +57,11 @@ def advice_on(verdict: Verdict) -> str | None:
 
 
 class _StepError(Exception):
-    def __init__(self, message: str, verdict: Verdict) -> None:
+    """A step failed, with advice to the operator."""
+
+    def __init__(self, message: str, advice: str | None) -> None:
         super().__init__(message)
-        self.verdict = verdict
-
-
-class _GaveUpError(_StepError):
-    """A step took longer than the check's limit."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message, Verdict.TIMEOUT)
+        self.advice = advice
 
 
 @dataclass(slots=True)
@@ -139,17 +132,15 @@ class _Check:
                 raise
             client.close(self._timeout_s)
         except TierError as error:
-            self._note_fault(error, verdict_of(error))
+            self._note_fault(error, advice_on(verdict_of(error)))
         except _StepError as error:
-            self._note_fault(error, error.verdict)
-            if isinstance(error, _GaveUpError):
-                self._outcome.advice = f"{self._outcome.advice}{_WAIT_LONGER}"
+            self._note_fault(error, error.advice)
         except (ConfigError, BackendError) as error:
             self._note_fault(error, None)
         except Exception as error:  # raised by the backend's code when it is made or opened
             raised = TierContractError(f"raised {type(error).__name__}: {error}")
             raised.tier, raised.operation = self._spec.name, "open"
-            self._note_fault(raised, Verdict.CONTRACT)
+            self._note_fault(raised, advice_on(Verdict.CONTRACT))
 
     def _make_tier(self) -> BlockingTier:
         """Make a tier whose jobs may take as long as the check waits."""
@@ -164,9 +155,9 @@ class _Check:
     def _masked(self, text: str) -> str:
         return secrets_of(self._spec.config).mask(text)
 
-    def _note_fault(self, error: Exception, verdict: Verdict | None) -> None:
+    def _note_fault(self, error: Exception, advice: str | None) -> None:
         self._outcome.fault = self._masked(str(error))
-        self._outcome.advice = None if verdict is None else advice_on(verdict)
+        self._outcome.advice = advice
 
     def _take_steps(self) -> None:
         pool, options, tier = self._pool, self._spec.runner, self._tier.client
@@ -224,9 +215,7 @@ class _Check:
                 raised.append(error)
 
         if not _ends_within(self._timeout_s, start):
-            raise _GaveUpError(
-                f"{self._spec.name} open: it did not open within {self._timeout_s:g} s"
-            )
+            raise self._gave_up("open", f"it did not open within {self._timeout_s:g} s")
         for failure in raised:
             raise failure
 
@@ -242,14 +231,18 @@ class _Check:
         if verdict is Verdict.NOT_FOUND:
             raise self._error(operation, "the chunk is not there, although it was stored", verdict)
         if result.error is not None:
-            raise _StepError(result.error, verdict)
+            raise _StepError(result.error, advice_on(verdict))
         message = f"no answer within {self._timeout_s:g} s"
         if verdict is Verdict.TIMEOUT:
-            raise _GaveUpError(f"{self._spec.name} {operation.value}: {message}")
+            raise self._gave_up(operation.value, message)
         raise self._error(operation, message, verdict)
 
     def _error(self, operation: Operation, message: str, verdict: Verdict) -> _StepError:
-        return _StepError(f"{self._spec.name} {operation.value}: {message}", verdict)
+        return _StepError(f"{self._spec.name} {operation.value}: {message}", advice_on(verdict))
+
+    def _gave_up(self, step: str, message: str) -> _StepError:
+        advice = f"{advice_on(Verdict.TIMEOUT)}; --timeout makes the check wait longer"
+        return _StepError(f"{self._spec.name} {step}: {message}", advice)
 
 
 def _ends_within(timeout_s: float, call: Callable[[], None]) -> bool:
