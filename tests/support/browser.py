@@ -50,11 +50,7 @@ def open_browser(profile: Path) -> Iterator[Browser]:
 
 
 class Browser:
-    """One tab.
-
-    Attributes:
-        events: name and parameters of each of the browser's events, oldest first.
-    """
+    """One tab, with the browser's events by name and parameters, oldest first."""
 
     def __init__(self, commands: int, replies: int) -> None:
         self._commands = commands

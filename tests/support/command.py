@@ -32,15 +32,9 @@ main()
 def kvtier(
     *words: str | os.PathLike[str], cwd: Path | None = None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command to its end.
+    """Run the command to its end, in ``cwd``, with changes to the environment.
 
-    Args:
-        words: its arguments.
-        cwd: its directory; this process's if absent.
-        environment: differences from this process's. Packages in ``PYTHONPATH`` are found.
-
-    Returns:
-        Its exit status and its output.
+    Packages in ``PYTHONPATH`` are found.
     """
     arguments = list(map(os.fspath, words))
     with tempfile.TemporaryDirectory(prefix="kvtier-command-") as directory:

@@ -15,11 +15,7 @@ SLOTS = 40
 
 
 def write_trace(path: Path) -> tuple[Path, float]:
-    """Write prompts that share prefixes.
-
-    Returns:
-        The file, and the share of its chunks that an unlimited cache hits.
-    """
+    """Write prompts that share prefixes; return the file, and what an unlimited cache hits."""
     rng = random.Random(11)
     known = [[0]]
     lines = []

@@ -62,8 +62,8 @@ def explain_command(
         typer.Option(
             metavar="FILE",
             help="A prompt's token ids, in a file or as they are: '1,2,3' or a JSON list. Its "
-            "chunks' keys are computed as vLLM does, without vLLM, for a request without adapter, "
-            "salt, images and sounds.",
+            "chunks' keys are computed as vLLM does, without vLLM, for a request without an "
+            "adapter, a salt, images or sounds.",
         ),
     ] = None,
     timeout: TimeoutOption = "60s",
