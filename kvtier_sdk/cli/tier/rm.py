@@ -66,7 +66,7 @@ def rm_command(
     target, timeout_s = read_target(tiers), read_timeout(timeout)
     selection = Selection.read(namespace, model)
     unused_s = None if unused_for is None else read_flag("--unused-for", parse_seconds, unused_for)
-    if selection.is_everything and unused_s is None and not everything:
+    if selection == Selection() and unused_s is None and not everything:
         raise ConfigError(
             "say which chunks to delete: give --namespace, --model or --unused-for, or --all for "
             "every chunk"

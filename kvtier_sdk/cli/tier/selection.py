@@ -81,10 +81,6 @@ class Selection:
             )
         return cls(namespace, model or "")
 
-    @property
-    def is_everything(self) -> bool:
-        return self == Selection()
-
     def of(self, spec: TierSpec, timeout_s: float) -> list[Namespace]:
         if Capability.NAMESPACES not in spec.tier_class.capabilities:
             if self.given is None:
