@@ -23,8 +23,8 @@ from typing import Any, Protocol
 import numpy as np
 from runner import Sample, must_be_equal
 
-from kvtier_sdk.replay import ReplayRequest
-from kvtier_sdk.replay.content import ChunkContent
+from kvtier_sdk.cli.replay import ReplayRequest
+from kvtier_sdk.cli.replay.driver import ChunkContent
 from kvtier_sdk.types import OffloadKey
 
 _PERCENTILES = (50.0, 99.0, 99.9)

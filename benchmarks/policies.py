@@ -25,8 +25,8 @@ from runner import Benchmark, positive
 from support.workloads import WORKLOADS, generate
 
 from kvtier_sdk import EvictionPolicy, OffloadKey, RequestContext, load_policy
-from kvtier_sdk.replay import ReplayRequest, read_trace
-from kvtier_sdk.replay.sweep import count_hits
+from kvtier_sdk.cli.replay import ReplayRequest, read_trace
+from kvtier_sdk.cli.replay.sweep import count_hits
 
 _POLICIES = ("prefix", "lru", "arc")
 

@@ -44,8 +44,8 @@ from kvtier_sdk import (
     TierSpec,
     load_policy,
 )
+from kvtier_sdk.cli.replay import ReplayRequest, chat_workload, read_trace
 from kvtier_sdk.engine import TieringManager
-from kvtier_sdk.replay import ReplayRequest, chat_workload, read_trace
 from kvtier_sdk.runner import ThreadRunner, TierLoop
 from kvtier_sdk.runner.jobs import Report
 

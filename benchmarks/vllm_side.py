@@ -27,7 +27,7 @@ from vllm.v1.kv_offload.tiering.manager import (
     TieringOffloadingManager,
 )
 
-from kvtier_sdk.replay import ReplayRequest
+from kvtier_sdk.cli.replay import ReplayRequest
 
 _POLL_S = 50e-6
 

@@ -1,8 +1,7 @@
 """kvtier: offloading the KV cache of large language models through tiers of memory and storage.
 
-This package offers, flat, everything needed to write backends, policies and codecs, such as values,
-errors and options. :mod:`kvtier_sdk.engine` is for engines. The modules behind these two are
-private.
+The names here are for authors of backends, policies and codecs; :mod:`kvtier_sdk.engine` has those
+for engines. The modules behind these two are private.
 """
 
 from kvtier_sdk.aio.blocking import run_blocking

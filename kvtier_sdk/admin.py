@@ -33,12 +33,6 @@ class AdminSocket:
 
     The socket has mode 0600: only the engine's user and root can connect. A socket that a dead
     process has left is replaced.
-
-    Attributes:
-        path: the socket's path.
-
-    Raises:
-        ConfigError: the socket cannot be made, or a living process serves it.
     """
 
     def __init__(
@@ -83,7 +77,8 @@ class AdminSocket:
         with contextlib.suppress(FileNotFoundError):
             if not stat.S_ISSOCK(os.lstat(self.path).st_mode):
                 raise ConfigError(
-                    f"option 'admin_socket': {self.path} is there, and no socket; name another path"
+                    f"option 'admin_socket': {self.path} exists and is not a socket; name another "
+                    "path"
                 )
             if _is_served(self.path):
                 raise ConfigError(
@@ -128,11 +123,7 @@ class AdminSocket:
 
 
 def ask(path: Path, request: Mapping[str, Any], *, timeout_s: float = 5.0) -> dict[str, Any]:
-    """Send an engine a request, and wait for its answer.
-
-    Raises:
-        OSError: no engine serves the socket, or none answers in time.
-    """
+    """Send an engine a request, and wait for its answer; raise :class:`OSError` without one."""
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(timeout_s)
         client.connect(str(path))

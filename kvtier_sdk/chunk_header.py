@@ -40,7 +40,6 @@ def header_bytes(alignment: int, envelope_bytes: int = 0) -> int:
 
 
 def round_up(size_bytes: int, alignment: int) -> int:
-    """Round ``size_bytes`` up to a multiple of ``alignment``."""
     return -(-size_bytes // alignment) * alignment
 
 
@@ -56,7 +55,6 @@ class ChunkHeader:
         self._sealed = sealed
 
     def seal(self, key: OffloadKey, header: memoryview, payload: memoryview) -> None:
-        """Write the header of a payload."""
         digest = bytes(16)
         if self._verify and not self._sealed:
             digest = xxh3_128_digest(payload[: self._chunk_bytes])
@@ -73,12 +71,9 @@ class ChunkHeader:
         header[_HEADER_BYTES:] = bytes(len(header) - _HEADER_BYTES)
 
     def check(self, key: OffloadKey, header: memoryview, payload: memoryview) -> None:
-        """Check a loaded payload against its header.
+        """Raise :class:`CorruptChunkError` unless key, header and payload belong together.
 
-        Raises:
-            CorruptChunkError: key, header and payload do not belong together; the message names
-                the mismatch.
-            ChunkAuthError: the payload should be sealed but is not.
+        A payload that should be sealed but is not raises :class:`ChunkAuthError`.
         """
         if not self._verify:
             return

@@ -63,13 +63,10 @@ class TierError(KVTierError):
         return f"{where}: {self.args[0]}" if where else str(self.args[0])
 
     def detached(self) -> Self:
-        """Drop the cause and all tracebacks, to keep the error as the verdict on a chunk.
+        """Drop the cause and all tracebacks, to keep the error as a chunk's verdict; return it.
 
         Their frames would hold the buffers of the call that failed. The tracebacks of its causes
         are dropped too: a client in Rust keeps its last exception until the next call.
-
-        Returns:
-            This error.
         """
         for error in chain_of(self):
             error.__traceback__ = None
@@ -80,7 +77,7 @@ class TierError(KVTierError):
 
 
 class ChunkError(TierError):
-    """The fault lies in this one chunk's object, not in the tier: it cannot be read or replaced.
+    """The fault lies in this one chunk's object: it cannot be read or replaced.
 
     Examples are a file with a bad sector and a file that belongs to another user. A server that
     cannot be reached fails every chunk: that is a :class:`TierUnavailableError`. One chunk's fault
@@ -102,8 +99,8 @@ class ChunkAuthError(CorruptChunkError):
     Args:
         message: a description of the failure for an operator.
         retryable: as for :class:`TierError`.
-        unknown_key: true if the chunk names a key that this engine does not have. It may be valid
-            for another engine, so it is not deleted.
+        unknown_key: true if the chunk names a key that this engine does not have. Another engine
+            may have it, so the chunk is not deleted.
     """
 
     def __init__(
@@ -149,9 +146,6 @@ def check_any_answered(outcomes: Iterable[object]) -> None:
 
     Args:
         outcomes: one for each request; a :class:`TierError` means that it has no answer.
-
-    Raises:
-        TierError: there are requests, and none has an answer.
     """
     first: TierError | None = None
     for outcome in outcomes:
@@ -179,9 +173,9 @@ def chain_of(error: BaseException) -> list[BaseException]:
 def map_exceptions(mapping: Mapping[Any, type[TierError]]) -> Iterator[None]:
     """Translate a client library's exceptions into errors of the SDK.
 
-    The first entry that matches wins, so put subclasses before their bases. The original becomes
-    the ``__cause__``. A :class:`TierError` passes through unchanged, and so does an exception
-    that no entry names.
+    The first entry that matches wins, so put subclasses before their bases. The new error has the
+    original's text, and the original as its ``__cause__``. A :class:`TierError` passes through
+    unchanged, and so does an exception that no entry names.
 
     ::
 
@@ -190,9 +184,6 @@ def map_exceptions(mapping: Mapping[Any, type[TierError]]) -> Iterator[None]:
 
     Args:
         mapping: ``{theirs: ours}``; a key is a class of exceptions or a tuple of them.
-
-    Raises:
-        TierError: an instance of the mapped class, with the original's text as its message.
     """
     try:
         yield

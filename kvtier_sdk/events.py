@@ -10,14 +10,13 @@ from kvtier_sdk.types import Locality, Medium, OffloadKey
 
 @dataclass(frozen=True, slots=True)
 class OffloadingEvent:
-    """Chunks were stored in a tier or removed from it.
+    """Chunks were stored in a tier, or ``removed`` from it.
 
     Attributes:
         keys: the chunks.
         tier: the tier's name; the primary tier's is ``"host"``.
         medium: the medium on which the tier keeps chunks.
         locality: the place of the tier.
-        removed: True if they were removed, False if they were stored.
     """
 
     keys: Sequence[OffloadKey]
@@ -36,14 +35,12 @@ class EventLog:
         self._events: list[OffloadingEvent] = []
 
     def add(self, keys: Sequence[OffloadKey], *, removed: bool) -> None:
-        """Add an event, if events are enabled and there are keys."""
         if keys and self.is_enabled:
             self._events.append(
                 OffloadingEvent(keys, self._tier, self._medium, self._locality, removed)
             )
 
     def take(self) -> list[OffloadingEvent]:
-        """Return the events since the last call, oldest first."""
         taken, self._events = self._events, []
         return taken
 

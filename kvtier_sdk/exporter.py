@@ -1,7 +1,6 @@
 """Metrics over HTTP in Prometheus's format, for engines without an endpoint of their own.
 
-An engine's endpoint shows the values of the engine's last step. This one collects them at each
-scrape, so that its gauges are right even while the engine is idle.
+They are collected at each scrape, so that gauges are right even while the engine is idle.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _MOST_CONNECTIONS = 8
 def serve_metrics(
     collect: Callable[[], Iterable[Sample]], *, port: int, host: str = "127.0.0.1"
 ) -> Iterator[str]:
-    """Serve metrics under ``/metrics`` until the block ends.
+    """Serve metrics under ``/metrics`` until the block ends; yield the URL.
 
     ::
 
@@ -46,9 +45,6 @@ def serve_metrics(
         port: the port; 0 for any free one.
         host: the address to listen on. There is no authentication: leave it on this machine, or
             choose a network that only the monitoring reaches.
-
-    Yields:
-        The URL.
 
     Raises:
         ConfigError: the extra ``metrics`` is not installed, or the port is not available.

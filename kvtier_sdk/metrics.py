@@ -1,7 +1,6 @@
 """Metrics: each is declared once, as the typed field that the code increments.
 
-:data:`METRICS` is the table of all metrics, and :func:`metric_samples` yields their values. An
-exporter (Prometheus, an engine's own statistics) lives elsewhere and needs only these two.
+:data:`METRICS` is the table of all metrics, and :func:`metric_samples` yields their values.
 """
 
 # ruff: noqa: RUF009 - the calls in the defaults below make dataclass fields
@@ -53,25 +52,14 @@ class Metric:
 
 
 class HistogramValue(NamedTuple):
-    """The observations of a histogram at one moment.
-
-    Attributes:
-        counts: the number of observations in each bucket; the last one has no bound.
-        total: the sum of all observations.
-    """
+    """The ``counts`` of a histogram's buckets and the ``total`` of all observations."""
 
     counts: tuple[int, ...]
     total: float
 
 
 class Sample(NamedTuple):
-    """One value of a metric.
-
-    Attributes:
-        metric: the metric.
-        labels: a value for each of the metric's labels.
-        value: the value, in the metric's unit; for a histogram, its observations.
-    """
+    """One ``value`` of a ``metric``, with a value for each of the metric's ``labels``."""
 
     metric: Metric
     labels: tuple[str, ...]
@@ -145,8 +133,6 @@ _Tiers: TypeAlias = Literal["all", "pool", "behind"]
 
 @dataclass(frozen=True, slots=True)
 class _Declared:
-    """A metric, the tiers that have it, and the label values that exist from the start."""
-
     metric: Metric
     of: _Tiers
     keys: tuple[str, ...]
@@ -186,7 +172,7 @@ def _gauge(name: str, text: str) -> Any:
 
 
 def _pool_gauge(name: str, text: str) -> Any:
-    return _declare(MetricKind.GAUGE, name, text, make=int, of="pool")
+    return _declare(MetricKind.GAUGE, name, text, make=int)
 
 
 def _known_gauge(name: str, text: str, of: _Tiers = "all") -> Any:
@@ -194,14 +180,7 @@ def _known_gauge(name: str, text: str, of: _Tiers = "all") -> Any:
     return _declare(MetricKind.GAUGE, name, text, "tier", make=lambda: None, of=of)
 
 
-def _histogram(name: str, text: str, bounds: tuple[float, ...], *, of: _Tiers = "behind") -> Any:
-    make = partial(Histogram, bounds)
-    return _declare(MetricKind.HISTOGRAM, name, text, "tier", make=make, of=of, bounds=bounds)
-
-
 def _job_histograms(name: str, text: str, bounds: tuple[float, ...]) -> Any:
-    """Declare a histogram for each operation."""
-
     def make() -> dict[str, Histogram]:
         return {operation: Histogram(bounds) for operation in _JOBS}
 
@@ -257,11 +236,14 @@ class TierStats:
         "evicted_unread_chunks",
         "Chunks that the tier evicted before they were read; an estimate where it has over 1,024.",
     )
-    evicted_age_s: Histogram = _histogram(
+    evicted_age_s: Histogram = _declare(
+        MetricKind.HISTOGRAM,
         "evicted_age_seconds",
         "Time from a chunk's last store or use to its eviction.",
-        _AGES,
+        "tier",
+        make=partial(Histogram, _AGES),
         of="pool",
+        bounds=_AGES,
     )
     not_admitted_chunks: int = _counter(
         "not_admitted_chunks",
@@ -430,9 +412,6 @@ def metric_samples(
         stats: the counts of each tier.
         usage: the use of the host pool; ``None`` if kvtier does not own the pool.
         zeros: false to leave out combinations of labels that have not occurred.
-
-    Yields:
-        One sample for each metric and combination of labels. Unknown gauges are left out.
     """
     for tier in stats:
         own = (tier.name,)

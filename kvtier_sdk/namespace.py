@@ -33,18 +33,16 @@ class Namespace:
 
     Attributes:
         facts: name to value: engine, model and revision, dtype, KV layout, parallelism, tokens
-            per block and per chunk, groups, hash algorithm and seed. Plain JSON values. The
-            manifest adds the format version of the chunk header. A fact whose name means a secret
-            counts too, but every manifest shows ``"***"`` in its place.
+            per block and per chunk, groups, hash algorithm and seed. Plain JSON values.
     """
 
     facts: Mapping[str, object]
 
     @cached_property
     def manifest(self) -> dict[str, object]:
-        """The facts, in the form that a tier writes beside its chunks for people to read.
+        """The facts and the header's format version, as a tier writes them for people to read.
 
-        Secrets are masked.
+        A fact whose name means a secret counts too, but is shown as ``"***"``.
         """
         shown: dict[str, object] = masked("", self._all_facts)
         return shown
@@ -80,10 +78,7 @@ class Namespace:
         return json.dumps(document, indent=2, sort_keys=True) + "\n"
 
     def differences(self, facts: Mapping[str, object]) -> dict[str, tuple[object, object]]:
-        """Compare with the facts of another manifest, to explain why nothing is hit.
-
-        Args:
-            facts: the ``facts`` of a manifest that was read back.
+        """Compare with the ``facts`` of a manifest that was read back.
 
         Returns:
             Name to (ours, theirs), only for facts that differ; a missing value is ``None``. Secrets
@@ -128,9 +123,6 @@ class StoredNamespace(Namespace):
             fingerprint: the fingerprint that the tier keeps with the chunks.
             manifest: the text of :meth:`Namespace.manifest_json`, as it was read back; ``None`` if
                 there is none.
-
-        Returns:
-            The namespace; without facts if they are missing, unreadable or of another fingerprint.
         """
         if manifest is None:
             return cls({}, fingerprint, "no manifest")

@@ -1,7 +1,6 @@
 """Backends and policies of installed packages, found through their entry points.
 
-A search imports nothing: names come from the packages' metadata. Only a backend or policy that is
-requested by name is imported.
+Listing imports nothing, since the names are in the packages' metadata.
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ from kvtier_sdk.errors import (
 from kvtier_sdk.options.model import validate_options
 from kvtier_sdk.options.place import Place, closest, nearest, one_line
 from kvtier_sdk.options.tier import RunnerOptions, TierConfig
-from kvtier_sdk.types import Capability
 
 #: Entry-point groups. ``kvtier.url_schemes`` holds more URL schemes of a backend
 #: (``rediss = "kvtier_redis:RedisTier"``), so that a scheme is resolved without an import.
@@ -54,16 +52,6 @@ _PUBLISHED = {
 }
 
 T = TypeVar("T")
-
-# Capability to the method that a backend with this capability must implement.
-_OPTIONAL = {
-    Capability.DELETE: "delete",
-    Capability.TOUCH: "touch",
-    Capability.SCAN: "scan",
-    Capability.USAGE: "usage",
-    Capability.NAMESPACES: "namespaces",
-}
-
 
 # Methods that must be coroutine functions, if a class has them.
 _METHODS = (
@@ -90,11 +78,7 @@ class BackendInfo:
 
 
 def available_backends() -> list[BackendInfo]:
-    """List the installed backends, without importing any.
-
-    Returns:
-        One item per entry point, sorted by name; a duplicate name is listed twice.
-    """
+    """List the installed backends by name, without importing any; duplicates are listed too."""
     return sorted(
         (found.info for found in _entry_points(BACKENDS_GROUP)),
         key=lambda info: (info.name, info.distribution),
@@ -103,7 +87,8 @@ def available_backends() -> list[BackendInfo]:
 
 def unreadable_packages() -> list[str]:
     """List the installed packages whose entry points cannot be read, each with the reason."""
-    return sorted(_installed().faults)
+    _, faults = _installed()
+    return sorted(faults)
 
 
 def load_backend(name: str) -> type[SecondaryTierManager]:
@@ -113,17 +98,11 @@ def load_backend(name: str) -> type[SecondaryTierManager]:
         name: a backend's name, or one of its other URL schemes; ``my-tier`` is also ``my_tier``,
             since a URL's scheme cannot hold ``_``.
 
-    Returns:
-        The tier class.
-
     Raises:
         UnknownBackendError: no installed package offers it; the message lists the installed ones.
-        DuplicateBackendError: two packages offer it, as a name or as a URL scheme; the message
-            names both.
-        BackendLoadError: it cannot be imported, is not a :class:`SecondaryTierManager`, was
-            written for another version of the contract, or lacks a method that the contract
-            requires, or has one that is not a coroutine function; the message names package and
-            version.
+        DuplicateBackendError: two packages offer it, as a name or as a URL scheme.
+        BackendLoadError: it cannot be imported, or does not implement this version of the
+            contract; the message names package, version and fault.
     """
     found = _find_backend(name)
     if not found:
@@ -182,18 +161,10 @@ def url_schemes(info: BackendInfo) -> list[str]:
 
 
 def load_policy(name: str) -> type[EvictionPolicy]:
-    """Import the eviction policy of a name, and nothing else.
-
-    Args:
-        name: for example ``"lru"``.
-
-    Returns:
-        The policy class; it is made without arguments.
+    """Import the eviction policy class of a ``name``, for example ``"lru"``, and nothing else.
 
     Raises:
-        UnknownBackendError: no installed package offers it.
-        DuplicateBackendError: two packages offer it.
-        BackendLoadError: it cannot be imported, or is not an :class:`EvictionPolicy`.
+        BackendError: the policy cannot be found or loaded, or is not an :class:`EvictionPolicy`.
     """
     return _load_class(POLICIES_GROUP, "policy", name, EvictionPolicy)  # type: ignore[type-abstract]
 
@@ -202,17 +173,11 @@ def load_store_policy(text: str) -> StorePolicy:
     """Make the store policy that a tier's option names.
 
     Args:
-        text: the policy's name, with a colon and an argument if it takes one:
-            ``"after_hits:2"``.
-
-    Returns:
-        The policy.
+        text: the policy's name, with a colon and an argument if it needs one: ``"after_hits:2"``.
 
     Raises:
         ConfigError: the argument is missing or wrong.
-        UnknownBackendError: no installed package offers the policy.
-        DuplicateBackendError: two packages offer it.
-        BackendLoadError: it cannot be imported, or is not a :class:`StorePolicy`.
+        BackendError: the policy cannot be found or loaded, or is not a :class:`StorePolicy`.
     """
     return _make(STORE_POLICIES_GROUP, "store policy", text, StorePolicy)  # type: ignore[type-abstract]
 
@@ -221,58 +186,43 @@ def load_codec(text: str) -> ChunkCodec:
     """Make the codec that a tier's option names.
 
     Args:
-        text: the codec's name, with a colon and an argument if it takes one:
+        text: the codec's name, with a colon and an argument if it needs one:
             ``"aes-gcm:/etc/kvtier/chunk.keys"``.
-
-    Returns:
-        The codec.
 
     Raises:
         ConfigError: the argument is missing or wrong, or an extra is not installed.
-        UnknownBackendError: no installed package offers the codec.
-        DuplicateBackendError: two packages offer it.
-        BackendLoadError: it cannot be imported, or is not a :class:`ChunkCodec`.
+        BackendError: the codec cannot be found or loaded, or is not a :class:`ChunkCodec`.
     """
     return _make(CODECS_GROUP, "codec", text, ChunkCodec)  # type: ignore[type-abstract]
 
 
 def load_all(group: str, kind: str, base: type[T]) -> dict[str, T]:
-    """Import each class of a group; return an instance of each, by name.
-
-    Raises:
-        DuplicateBackendError: two packages offer one name.
-        BackendLoadError: a class cannot be imported, or is not a ``base``.
-    """
+    """Import each class of a group; return an instance of each, by name."""
     names = sorted({found.info.name for found in _entry_points(group)})
     return {name: _load_class(group, kind, name, base)() for name in names}
 
 
 class _Found(NamedTuple):
-    """An entry point, and its package."""
-
     info: BackendInfo
     point: EntryPoint
 
 
-class _Installed(NamedTuple):
-    """The entry points of this project's groups, by group, and the unreadable packages."""
-
-    by_group: Mapping[str, list[_Found]]
-    faults: Sequence[str]
-
-
 def _entry_points(group: str) -> list[_Found]:
-    return _installed().by_group.get(group, [])
+    by_group, _ = _installed()
+    return by_group.get(group, [])
 
 
-def _installed() -> _Installed:
+def _installed() -> tuple[Mapping[str, list[_Found]], Sequence[str]]:
+    """Return the entry points of this project's groups, and the faults of unreadable packages."""
     places = list(filter(os.path.exists, [place or "." for place in sys.path]))
     return _scan(tuple(places), tuple(map(os.path.getmtime, places)))
 
 
 # Cached, because reading all packages is slow, and a configuration asks several times.
 @lru_cache(maxsize=1)
-def _scan(places: tuple[str, ...], times: tuple[float, ...]) -> _Installed:
+def _scan(
+    places: tuple[str, ...], times: tuple[float, ...]
+) -> tuple[Mapping[str, list[_Found]], Sequence[str]]:
     found: dict[str, list[_Found]] = {}
     faults = []
     seen = set()
@@ -292,7 +242,7 @@ def _scan(places: tuple[str, ...], times: tuple[float, ...]) -> _Installed:
             for point in points:
                 info = BackendInfo(point.name, package.name, package.version, point.value)
                 found.setdefault(point.group, []).append(_Found(info, point))
-    return _Installed(found, faults)
+    return found, faults
 
 
 def _find_backend(name: str) -> list[_Found]:
@@ -319,16 +269,15 @@ def _fault_of(backend: object, info: BackendInfo) -> str | None:
     missing = sorted(backend.__abstractmethods__)
     if missing:
         return f"{info.target} does not implement {', '.join(missing)}"
-    for capability, method in _OPTIONAL.items():
-        if capability in backend.capabilities and getattr(backend, method) is getattr(
-            SecondaryTierManager, method
-        ):
+    for capability in backend.capabilities:
+        method = str(capability.name).lower()
+        if getattr(backend, method) is getattr(SecondaryTierManager, method):
             return f"{info.target} declares {capability.name} but does not implement {method}"
     for method in _METHODS:
         function = inspect.unwrap(getattr(backend, method, None))  # type: ignore[arg-type]
         # A compiled coroutine function cannot be recognized, so only Python functions are judged.
         if inspect.isfunction(function) and not inspect.iscoroutinefunction(function):
-            return f"{info.target}.{method} is no coroutine function; write 'async def {method}'"
+            return f"{info.target}.{method} is not a coroutine function; use 'async def {method}'"
     for method in ("scan", "namespaces"):
         if inspect.iscoroutinefunction(inspect.unwrap(getattr(backend, method))):
             return f"{info.target}.{method} yields nothing; it should be an asynchronous generator"

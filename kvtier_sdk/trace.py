@@ -45,15 +45,8 @@ class TraceRecorder:
     and never written: within a recording equal numbers mean equal chunks, and nothing links them to
     tokens or to another recording.
 
-    A file is named ``trace-TIME-PID-NUMBER.jsonl`` and has mode 0600. When it is full, at
-    ``file_bytes``, the next one begins. Of the files in the directory that no process writes any
-    more, only the newest ``files - 1`` are kept.
-
-    Attributes:
-        written: number of requests that were written.
-
-    Raises:
-        ConfigError: no file can be made in the directory.
+    A file has mode 0600. When it is full, at ``file_bytes``, the next one begins. Of the files that
+    no process writes any more, only the newest ``files - 1`` are kept.
     """
 
     def __init__(

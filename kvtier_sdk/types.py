@@ -29,26 +29,13 @@ def make_offload_key(chain_hash: bytes, group_index: int = 0) -> OffloadKey:
 
     Args:
         chain_hash: hash of the chunk's tokens and of all tokens before them.
-        group_index: index of the KV-cache group, from 0.
-
-    Returns:
-        ``chain_hash`` followed by ``group_index`` in four bytes, big-endian.
-
-    Raises:
-        OverflowError: ``group_index`` is negative or does not fit four bytes.
+        group_index: index of the KV-cache group, from 0, which fits four bytes.
     """
     return chain_hash + group_index.to_bytes(GROUP_BYTES, "big")
 
 
 def split_offload_key(key: OffloadKey) -> tuple[bytes, int]:
-    """Split a key into its parts.
-
-    Args:
-        key: a key made by :func:`make_offload_key`.
-
-    Returns:
-        The chain hash and the KV-cache group index.
-    """
+    """Split a ``key`` into its chain hash and its KV-cache group index."""
     return key[:-GROUP_BYTES], int.from_bytes(key[-GROUP_BYTES:], "big")
 
 
@@ -108,7 +95,7 @@ class RequestContext:
 
 
 class Region(NamedTuple):
-    """A stretch of this process's memory, for clients that take addresses in place of buffers.
+    """A stretch of this process's memory, for clients that need addresses in place of buffers.
 
     ::
 
@@ -126,20 +113,12 @@ class Region(NamedTuple):
 
     @classmethod
     def of(cls, buffer: Any) -> Region:
-        """Return the region that a buffer occupies.
-
-        Args:
-            buffer: a contiguous buffer; may be read-only.
-        """
+        """Return the region of a contiguous ``buffer``, which may be read-only."""
         array = np.frombuffer(buffer, np.uint8)
         return cls(array.ctypes.data, array.nbytes)
 
     def covers(self, other: Region) -> bool:
-        """Return true if all of another region lies inside this one.
-
-        Args:
-            other: the other region.
-        """
+        """Return true if all of the ``other`` region lies inside this one."""
         end = self.address + self.size_bytes
         return self.address <= other.address and other.address + other.size_bytes <= end
 
@@ -200,7 +179,7 @@ class Entry:
         key: the name of the chunk.
         object_bytes: length of the stored object, header included.
         used_s: the time of its last use, in seconds since the epoch, or of its store where the
-            store records no use. ``None``, the default, if the store does not know.
+            store records no use. ``None`` if the store does not know.
     """
 
     key: OffloadKey
@@ -217,7 +196,7 @@ class Usage:
         used_bytes: bytes that the chunks use, headers included.
         capacity_bytes: the tier's limit; ``None`` if it has none.
         free_bytes: the free bytes of the disk under the tier, which other programs may use too;
-            ``None``, the default, if there is no disk or the tier does not know.
+            ``None`` if there is no disk or the tier does not know.
     """
 
     chunks: int | None

@@ -14,12 +14,17 @@ import typer
 from kvtier_sdk.cli.backends import backends_command
 from kvtier_sdk.cli.check import check_command
 from kvtier_sdk.cli.engine import drain_command, resume_command
-from kvtier_sdk.cli.engine_tools import installed_engines
 from kvtier_sdk.cli.metrics import metrics_app
 from kvtier_sdk.cli.new_backend import new_backend_command
-from kvtier_sdk.cli.replay import replay_command
-from kvtier_sdk.cli.say import TerminalFormatter, say
-from kvtier_sdk.cli.tier import tier_app
+from kvtier_sdk.cli.replay.command import replay_command
+from kvtier_sdk.cli.targets import installed_engines
+from kvtier_sdk.cli.terminal import TerminalFormatter, say
+from kvtier_sdk.cli.tier.copy import copy_command
+from kvtier_sdk.cli.tier.du import du_command
+from kvtier_sdk.cli.tier.explain import explain_command
+from kvtier_sdk.cli.tier.ls import ls_command
+from kvtier_sdk.cli.tier.rm import rm_command
+from kvtier_sdk.cli.tier.verify import verify_command
 from kvtier_sdk.cli.tier_check import advice_on
 from kvtier_sdk.cli.top import top_command
 from kvtier_sdk.core_form import CORE
@@ -34,6 +39,13 @@ app = typer.Typer(
     # In some releases typer's tracebacks show local variables by default, which may hold passwords.
     pretty_exceptions_enable=False,
     help="Offloading the KV cache of large language models through tiers of memory and storage.",
+)
+
+
+tier_app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Look into tiers, and keep them in order, beside the engines that use them.",
 )
 
 
@@ -58,6 +70,12 @@ def _root(
 
 # The help lists the commands in this order, which is the order in which they are first needed.
 app.command("check")(check_command)
+tier_app.command("ls")(ls_command)
+tier_app.command("du")(du_command)
+tier_app.command("rm")(rm_command)
+tier_app.command("explain")(explain_command)
+tier_app.command("verify")(verify_command)
+tier_app.command("copy")(copy_command)
 app.add_typer(tier_app, name="tier")
 app.command("top")(top_command)
 app.command("drain")(drain_command)
@@ -77,7 +95,7 @@ _TRACEBACK = "KVTIER_TRACEBACK"
 
 
 def run() -> int:
-    """Run the command line."""
+    """Run the command line; return the exit status."""
     try:
         for tools in installed_engines().values():
             for name, command in tools.commands.items():

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from kvtier_sdk.cli.say import say
+from kvtier_sdk.cli.terminal import JsonOption, say
 from kvtier_sdk.contract import CONTRACT_VERSION, SecondaryTierManager
 from kvtier_sdk.errors import BackendError
 from kvtier_sdk.options.describe import OptionInfo, describe_options
@@ -35,9 +35,7 @@ def backends_command(
         list[str] | None,
         typer.Argument(metavar="[NAME]...", help="Show only these backends."),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object on stdout instead of the text.")
-    ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """List the installed backends: package, abilities and options of each.
 
@@ -76,7 +74,7 @@ def _wanted(names: Sequence[str]) -> list[BackendInfo]:
 
 
 def _describe(info: BackendInfo) -> dict[str, Any]:
-    """Describe a backend as plain data: its metadata, and its options or why it does not load."""
+    """Describe a backend as plain data; if it does not load, with the reason."""
     described: dict[str, Any] = {**asdict(info), "url_schemes": url_schemes(info), "fault": None}
     try:
         tier_class = load_backend(info.name)
@@ -124,7 +122,6 @@ def _show(described: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _declared(backend: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each setting that a backend declares for its runner."""
     if backend["needs_process"]:
         yield "always runs in a process of its own"
     if backend["max_batch_keys"] is not None:

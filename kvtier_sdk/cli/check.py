@@ -9,9 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from kvtier_sdk.cli.flags import read_flag
-from kvtier_sdk.cli.say import say
 from kvtier_sdk.cli.targets import TARGET, TARGET_HELP, Target, read_target
+from kvtier_sdk.cli.terminal import JsonOption, read_flag, say
 from kvtier_sdk.cli.tier_check import TierCheck, check_tiers
 from kvtier_sdk.errors import BackendError, ConfigError
 from kvtier_sdk.opening.pools import check_pool
@@ -25,15 +24,13 @@ _DRY_RUN_FAILED, _MISTAKEN = 1, 2
 
 @dataclass(slots=True)
 class _Findings:
-    """The findings about a configuration.
+    """The findings about a configuration, as ``--json`` prints them.
 
     Attributes:
         file: the configuration's path, or the URL of its only tier.
         mistakes: the mistakes in the configuration, one line each.
         configuration: the options in effect, defaults included and secrets masked.
         pool_fault: the reason why the host pool cannot be made, if any.
-        tiers: the results of the dry run.
-        remarks: notes on the whole configuration.
     """
 
     file: str
@@ -45,7 +42,6 @@ class _Findings:
 
     @property
     def status(self) -> int:
-        """The exit status."""
         if self.mistakes:
             return _MISTAKEN
         failed = self.pool_fault or any(trial.fault for trial in self.tiers)
@@ -73,9 +69,7 @@ def check_command(
     timeout: Annotated[
         str, typer.Option(metavar="DURATION", help="Time limit of each step with a tier.")
     ] = "30s",
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object on stdout instead of the text.")
-    ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Check a configuration, show the options in effect, and try its tiers out.
 
@@ -86,8 +80,6 @@ def check_command(
     if chunk_bytes is not None:
         size_bytes = read_flag("--chunk-bytes", parse_bytes, chunk_bytes)
     timeout_s = read_flag("--timeout", parse_seconds, timeout)
-    if size_bytes == 0 or timeout_s == 0:
-        raise ConfigError("--chunk-bytes and --timeout should be more than 0")
     findings = _Findings(url_without_password(tiers))
     for line in _check(tiers, findings, size_bytes, timeout_s if dry_run else None):
         if not as_json:

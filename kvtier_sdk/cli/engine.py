@@ -11,8 +11,7 @@ import typer
 
 from kvtier_sdk.admin import ask
 from kvtier_sdk.aio.clock import SystemClock
-from kvtier_sdk.cli.flags import read_flag
-from kvtier_sdk.cli.say import say
+from kvtier_sdk.cli.terminal import read_flag, say
 from kvtier_sdk.config.tiering_config import TieringConfig
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.options.place import one_line
@@ -102,7 +101,6 @@ def tell_purge(config: TieringConfig, purged: list[dict[str, Any]]) -> Iterator[
 
 
 def wait(duration_s: float) -> None:
-    """Block for a duration."""
     threading.Event().wait(duration_s)
 
 
@@ -118,7 +116,7 @@ def drain_command(
     The engine sends it no lookups, loads or stores until 'kvtier resume'. The exit status is 1 if
     jobs are still under way after the timeout; the tier is out all the same.
     """
-    timeout_s = read_flag("--timeout", parse_seconds, timeout)
+    timeout_s = read_flag("--timeout", parse_seconds, timeout, may_be_0=True)
     clock = SystemClock()
     began_s = clock.now_s()
     ask_engine(socket, command="drain", tier=tier)

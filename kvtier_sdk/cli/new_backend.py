@@ -78,10 +78,7 @@ def new_backend_command(
 
 
 def _source() -> Path | None:
-    """Return the directory or wheel that kvtier-sdk was installed from; ``None`` for an index.
-
-    An unpublished kvtier-sdk is on no index, so the new package must install it from there too.
-    """
+    """Return the directory or wheel that kvtier-sdk was installed from; ``None`` for an index."""
     origin = distribution("kvtier-sdk").read_text("direct_url.json")
     parts = urlsplit(json.loads(origin)["url"] if origin else "")
     return Path(unquote(parts.path)) if parts.scheme == "file" else None
@@ -111,12 +108,11 @@ def _check_name(name: str) -> None:
 
 
 def _scheme(name: str) -> str:
-    """Return a name in the form of a URL scheme and a package name."""
     return name.replace("_", "-")
 
 
 def _words(name: str) -> Mapping[str, str]:
-    """Return the words that templates have between two ``@``, and the replacement of each."""
+    """Return the words that templates have between two ``@``, with their replacements."""
     scheme = _scheme(name)
     return {
         "NAME": name,

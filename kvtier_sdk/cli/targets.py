@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
-from kvtier_sdk.cli.engine_tools import tools_for
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.config.tiering_config import TieringConfig
 from kvtier_sdk.engine import EngineTools
@@ -15,6 +17,8 @@ from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.options.files import read_options
 from kvtier_sdk.options.place import nearest
 from kvtier_sdk.options.secrets import url_without_password
+from kvtier_sdk.registry import ENGINES_GROUP, load_all
+from kvtier_sdk.types import OffloadKey
 
 #: Metavar and help of an argument that names tiers.
 TARGET = "TIERS"
@@ -23,6 +27,12 @@ TARGET_HELP = (
     "YAML; or a JSON file with the value of vLLM's --kv-transfer-config. 'kv.toml#NAME' is one "
     "tier of it."
 )
+
+#: Top-level options of engines' configurations, and the package of this project that reads each.
+_PUBLISHED = {
+    "kv_connector": "kvtier-vllm",
+    "kv_connector_extra_config": "kvtier-vllm",
+}
 
 _URL = re.compile(r"[A-Za-z][\w+.-]*:")
 
@@ -33,9 +43,7 @@ class Target:
 
     Attributes:
         name: the argument, without passwords.
-        config: the tiers, and the rest of the configuration.
-        is_url: true for a URL, which describes no host pool: ``slots`` and ``pool_bytes`` are not
-            set.
+        is_url: true for a URL, which describes no host pool.
         engine: the tools of the configuration's engine; ``None`` for kvtier's own configuration.
     """
 
@@ -46,16 +54,11 @@ class Target:
 
     @property
     def tiers(self) -> tuple[TierSpec, ...]:
-        """The tiers, in the order in which they are asked."""
         return self.config.tiers
 
     @property
     def only_tier(self) -> TierSpec:
-        """The tier, for a command that works on one.
-
-        Raises:
-            ConfigError: there are several tiers, or none.
-        """
+        """The tier, for a command that works on one; with several, or none, an error."""
         if len(self.tiers) == 1:
             return self.tiers[0]
         if not self.tiers:
@@ -68,12 +71,6 @@ class Target:
 
 
 def read_target(text: str) -> Target:
-    """Read an argument that names tiers.
-
-    Raises:
-        ConfigError: the file or an option is wrong, or no tier has the given name.
-        BackendError: the URL's backend cannot be found or loaded.
-    """
     if is_url(text):
         spec = TierSpec.from_url(text)
         config = TieringConfig.model_construct(tiers=(spec,))
@@ -102,3 +99,33 @@ def _named(config: TieringConfig, name: str, path: str) -> TierSpec:
             return spec
     known = nearest(name, (spec.name for spec in config.tiers), "its tiers")
     raise ConfigError(f"{path}: no tier is named {name!r}; {known}")
+
+
+@cache
+def installed_engines() -> Mapping[str, EngineTools]:
+    """Return the tools of each engine, by the engine's name."""
+    return load_all(ENGINES_GROUP, "engine", EngineTools)  # type: ignore[type-abstract]
+
+
+def tools_for(options: Mapping[str, Any], *, where: str) -> EngineTools | None:
+    """Return the tools that read a configuration; ``None`` if it is kvtier's own."""
+    for tools in installed_engines().values():
+        if tools.reads(options):
+            return tools
+    for name in options.keys() & _PUBLISHED.keys():
+        package = _PUBLISHED[name]
+        raise ConfigError(f"{where}: option {name!r} is an engine's; pip install {package}")
+    return None
+
+
+def prompt_keys(tokens: Sequence[int], facts: Mapping[str, Any]) -> list[list[OffloadKey]]:
+    """Compute the keys of a prompt's chunks, as the engine of a namespace does."""
+    engine = str(facts.get("engine", "")).partition(" ")[0]
+    tools = installed_engines().get(engine)
+    if tools is None:
+        known = ", ".join(installed_engines()) or "none"
+        raise ConfigError(
+            f"the namespace's engine is {engine!r}, and no installed package computes its keys; "
+            f"installed: {known}"
+        )
+    return tools.chunk_keys(tokens, facts)

@@ -45,8 +45,6 @@ _ADVICE: dict[Verdict, str] = {
     Verdict.CONTRACT: "a bug of the backend: use another release of it, and tell its author",
     Verdict.CORRUPT: "do not use this store: what comes back is not what was stored",
 }
-#: Appended to the advice if the check's own limit has ended the step.
-_WAIT_LONGER = "; --timeout makes the check wait longer"
 #: Longest wait for a tier to close when its check was interrupted.
 _INTERRUPTED_S = 0.5
 #: The frames of a traceback, before each of its errors.
@@ -59,29 +57,19 @@ def advice_on(verdict: Verdict) -> str | None:
 
 
 class _StepError(Exception):
-    """A step failed, with the tier's verdict."""
+    """A step failed, with advice to the operator."""
 
-    def __init__(self, message: str, verdict: Verdict) -> None:
+    def __init__(self, message: str, advice: str | None) -> None:
         super().__init__(message)
-        self.verdict = verdict
-
-
-class _GaveUpError(_StepError):
-    """A step took longer than the check's limit."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message, Verdict.TIMEOUT)
+        self.advice = advice
 
 
 @dataclass(slots=True)
 class TierCheck:
-    """The result of checking one tier.
+    """The result of checking one tier, as ``--json`` prints it.
 
     Attributes:
-        name: the tier's name.
-        backend: the backend's name.
-        steps_s: seconds that each successful step took, in order: ``open``, ``store``, ``lookup``,
-            ``load``, ``remove``.
+        steps_s: seconds that each successful step took, in order.
         usage: the tier's usage and the disk's free space at the opening; ``None`` if unknown.
         fault: the reason why the next step failed, with secrets masked.
         advice: advice to the operator, unless the fault itself says what to do.
@@ -104,9 +92,6 @@ def check_tiers(
 
     The chunk has a namespace of its own and a random key, so that it touches neither chunks of
     engines nor another check of the same store.
-
-    Raises:
-        ConfigError: there is not enough memory for two chunks.
     """
     small = config.model_copy(update={"slots": _SLOTS, "pool_bytes": None, "chunk_bytes": None})
     with open_pool(small, chunk_bytes=chunk_bytes) as pool:
@@ -115,8 +100,6 @@ def check_tiers(
 
 
 class _Check:
-    """The check of one tier."""
-
     def __init__(self, spec: TierSpec, pool: HostPool, clock: Clock, timeout_s: float) -> None:
         self._spec = spec
         self._pool = pool
@@ -149,17 +132,15 @@ class _Check:
                 raise
             client.close(self._timeout_s)
         except TierError as error:
-            self._note_fault(error, verdict_of(error))
+            self._note_fault(error, advice_on(verdict_of(error)))
         except _StepError as error:
-            self._note_fault(error, error.verdict)
-            if isinstance(error, _GaveUpError):
-                self._outcome.advice = f"{self._outcome.advice}{_WAIT_LONGER}"
+            self._note_fault(error, error.advice)
         except (ConfigError, BackendError) as error:
             self._note_fault(error, None)
         except Exception as error:  # raised by the backend's code when it is made or opened
             raised = TierContractError(f"raised {type(error).__name__}: {error}")
             raised.tier, raised.operation = self._spec.name, "open"
-            self._note_fault(raised, Verdict.CONTRACT)
+            self._note_fault(raised, advice_on(Verdict.CONTRACT))
 
     def _make_tier(self) -> BlockingTier:
         """Make a tier whose jobs may take as long as the check waits."""
@@ -174,9 +155,9 @@ class _Check:
     def _masked(self, text: str) -> str:
         return secrets_of(self._spec.config).mask(text)
 
-    def _note_fault(self, error: Exception, verdict: Verdict | None) -> None:
+    def _note_fault(self, error: Exception, advice: str | None) -> None:
         self._outcome.fault = self._masked(str(error))
-        self._outcome.advice = None if verdict is None else advice_on(verdict)
+        self._outcome.advice = advice
 
     def _take_steps(self) -> None:
         pool, options, tier = self._pool, self._spec.runner, self._tier.client
@@ -204,13 +185,12 @@ class _Check:
             self._expect(tier.lookup(keys, _REQUEST), Verdict.NOT_FOUND)
 
     def _usage(self) -> Usage | None:
-        """Wait for the tier's first report of its usage."""
         # A store that cannot count its chunks, or takes long to, must not hold up the steps.
         stats = self._tier.client.stats
         within_s = min(self._timeout_s, _USAGE_S)
         self._tier.wait(lambda: stats.used_bytes is not None, within_s)
         if stats.used_bytes is None:
-            self._outcome.remarks.append("it has not told in time how full it is")
+            self._outcome.remarks.append("it did not report in time how full it is")
             return None
         return Usage(stats.used_chunks, stats.used_bytes, stats.capacity_bytes, stats.free_bytes)
 
@@ -226,7 +206,6 @@ class _Check:
             )
 
     def _open(self) -> None:
-        """Open the tier within the time limit of a step."""
         raised: list[BaseException] = []
 
         def start() -> None:
@@ -236,9 +215,7 @@ class _Check:
                 raised.append(error)
 
         if not _ends_within(self._timeout_s, start):
-            raise _GaveUpError(
-                f"{self._spec.name} open: it did not open within {self._timeout_s:g} s"
-            )
+            raise self._gave_up("open", f"it did not open within {self._timeout_s:g} s")
         for failure in raised:
             raise failure
 
@@ -254,14 +231,18 @@ class _Check:
         if verdict is Verdict.NOT_FOUND:
             raise self._error(operation, "the chunk is not there, although it was stored", verdict)
         if result.error is not None:
-            raise _StepError(result.error, verdict)
+            raise _StepError(result.error, advice_on(verdict))
         message = f"no answer within {self._timeout_s:g} s"
         if verdict is Verdict.TIMEOUT:
-            raise _GaveUpError(f"{self._spec.name} {operation.value}: {message}")
+            raise self._gave_up(operation.value, message)
         raise self._error(operation, message, verdict)
 
     def _error(self, operation: Operation, message: str, verdict: Verdict) -> _StepError:
-        return _StepError(f"{self._spec.name} {operation.value}: {message}", verdict)
+        return _StepError(f"{self._spec.name} {operation.value}: {message}", advice_on(verdict))
+
+    def _gave_up(self, step: str, message: str) -> _StepError:
+        advice = f"{advice_on(Verdict.TIMEOUT)}; --timeout makes the check wait longer"
+        return _StepError(f"{self._spec.name} {step}: {message}", advice)
 
 
 def _ends_within(timeout_s: float, call: Callable[[], None]) -> bool:

@@ -14,8 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvtier_sdk.cli.engine import Socket, ask_engine, wait
-from kvtier_sdk.cli.flags import read_flag
-from kvtier_sdk.errors import ConfigError
+from kvtier_sdk.cli.terminal import read_flag, share
 from kvtier_sdk.options.place import one_line
 from kvtier_sdk.options.units import format_bytes, parse_seconds
 from kvtier_sdk.runner.survey import contents_in_words
@@ -46,8 +45,6 @@ def top_command(
     On a terminal the table is redrawn until Ctrl-C; in a pipe each look prints another table.
     """
     interval_s = read_flag("--interval", parse_seconds, interval)
-    if interval_s == 0:
-        raise ConfigError("--interval should be more than 0")
     if as_json:
         print(json.dumps(_look(socket)), flush=True)
         while not once:
@@ -85,7 +82,6 @@ def _look(socket: Path) -> _Status:
 
 
 def _frame(before: _Status, now: _Status) -> Group:
-    """Lay out a status, with rates since an earlier one."""
     duration_s = now["uptime_s"] - before["uptime_s"]
     # Narrow gaps, so that the table fits into 80 characters.
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
@@ -125,18 +121,14 @@ def _row(old: _Status, tier: _Status, hits: int, duration_s: float) -> list[str]
         tier["name"],
         _state(tier),
         f"{gained('hit_chunks') / duration_s:,.0f}",
-        _share(gained("hit_chunks"), hits),
-        _share(gained("found_chunks"), asked),
+        share(gained("hit_chunks"), hits),
+        share(gained("found_chunks"), asked),
         f"{gained('loaded_bytes') / duration_s / 1e9:.2f}",
         f"{gained('stored_bytes') / duration_s / 1e9:.2f}",
         _queue(tier),
         f"{sum(tier['failures'].values()):,}",
         f"{sum(tier['dropped'].values()):,}",
     ]
-
-
-def _share(part: float, whole: float) -> str:
-    return f"{part / whole:.0%}" if whole else "-"
 
 
 def _state(tier: _Status) -> str:
@@ -162,12 +154,12 @@ def _queue(tier: _Status) -> str:
 
 def _used(tier: _Status, pool: _Status) -> str:
     if "is_drained" not in tier:
-        return _share(pool["slots"] - pool["free"], pool["slots"])
+        return share(pool["slots"] - pool["free"], pool["slots"])
     used_bytes, capacity_bytes = tier.get("used_bytes"), tier.get("capacity_bytes")
     if used_bytes is None:
         return "-"
-    share = f", {used_bytes / capacity_bytes:.0%}" if capacity_bytes else ""
-    return f"{format_bytes(used_bytes)}{share}"
+    full = f", {share(used_bytes, capacity_bytes)}" if capacity_bytes else ""
+    return f"{format_bytes(used_bytes)}{full}"
 
 
 def _errors(now: _Status) -> list[Text]:

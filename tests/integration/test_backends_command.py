@@ -22,24 +22,6 @@ def backends(*arguments: str, status: int = 0, sites: tuple[Path, ...] = ()) -> 
     return listed
 
 
-def test_what_is_installed_is_listed() -> None:
-    listed = backends()
-    assert {"file", "memory", "redis"} <= {backend["name"] for backend in listed["backends"]}
-    assert listed["contract_version"] == 1
-    assert "load_deadline" in [option["name"] for option in listed["options_of_every_tier"]]
-
-
-def test_a_package_whose_entry_points_are_garbage_hides_no_other(tmp_path: Path) -> None:
-    broken = tmp_path / "kvtier_broken-0.1.dist-info"
-    broken.mkdir()
-    (broken / "METADATA").write_text("Metadata-Version: 2.1\nName: kvtier-broken\nVersion: 0.1\n")
-    (broken / "entry_points.txt").write_text("[kvtier.backends]\ngarbage\n")
-    done = run("memory", sites=(tmp_path,))
-    assert done.returncode == 1
-    assert done.stdout.startswith("the entry points of kvtier-broken 0.1 cannot be read: ")
-    assert "\nmemory  kvtier-sdk " in done.stdout
-
-
 def test_a_backend_tells_its_package_abilities_and_options() -> None:
     (redis,) = backends("redis")["backends"]
     options = {option.pop("name"): option for option in redis.pop("options")}

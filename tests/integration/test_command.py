@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 import socket
@@ -117,15 +116,3 @@ def test_check_tells_what_it_knows_and_lets_itself_be_interrupted(tmp_path: Path
             connection.close()
     assert told.startswith(b"slots = 4\n")
     assert (check.returncode, rest.strip(), b"Traceback" in said) == (130, b"", False)
-
-
-def test_check_goes_on_after_a_backend_with_a_bug(faulty_site: Path, tmp_path: Path) -> None:
-    config = tmp_path / "kv.toml"
-    config.write_text('slots = 4\ntiers = ["clumsy:", "memory:"]\n')
-    done = kvtier("check", "--json", str(config), PYTHONPATH=str(faulty_site))
-    assert done.returncode == 1, done.stderr
-    clumsy, memory = json.loads(done.stdout)["tiers"]
-    assert clumsy["fault"] == "clumsy open: raised LookupError: no //ada:***@host"
-    assert clumsy["advice"].startswith("a bug of the backend: ")
-    assert (clumsy["remarks"], done.stderr) == (["mind //ada:***@host"], "")
-    assert memory["fault"] is None

@@ -201,7 +201,7 @@ class NoVersion(ShelfTier):
 @pytest.mark.parametrize(
     ("tier", "message"),
     [
-        (NoCoroutine, "NoCoroutine.lookup is no coroutine function; write 'async def lookup'"),
+        (NoCoroutine, "NoCoroutine.lookup is not a coroutine function; use 'async def lookup'"),
         (NoVersion, "it declares contract_version 2"),
     ],
 )

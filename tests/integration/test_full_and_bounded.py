@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from kvtier_sdk import TieringConfig, make_offload_key
 from kvtier_sdk.cli.app import app
-from kvtier_sdk.replay import ReplayRequest, chat_workload, replay
+from kvtier_sdk.cli.replay import ReplayRequest, chat_workload, replay
 
 MIB = 2**20
 FULL = "No space left on device"

@@ -83,7 +83,7 @@ DISTURBED = """
 import json, logging, sys, threading
 from memcached_server import MemcachedServer
 from kvtier_sdk import TieringConfig
-from kvtier_sdk.replay import chat_workload, replay
+from kvtier_sdk.cli.replay import chat_workload, replay
 
 disturbance, runner = sys.argv[1:]
 back = threading.Event()

@@ -8,14 +8,13 @@ import re
 import subprocess
 import sys
 import tomllib
-import zipfile
 from importlib.metadata import distribution
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 import pytest
-from support.author import ROOT, run, stranger
+from support.author import run, stranger
 from support.command import kvtier
 
 from kvtier_sdk import CONTRACT_VERSION, __version__
@@ -184,37 +183,3 @@ def test_it_is_written_where_it_is_told(tmp_path: Path) -> None:
     done = new_backend("demo", "--directory", "/proc/nowhere", directory=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith("kvtier: /proc/nowhere")
-
-
-def test_the_templates_are_in_the_wheel(wheels: Path) -> None:
-    (wheel,) = wheels.glob("kvtier_sdk-*.whl")
-    place = "kvtier_sdk/cli/templates"
-    with zipfile.ZipFile(wheel) as archive:
-        packed = {name for name in archive.namelist() if name.startswith(place)}
-    assert packed == {f"{place}/{path.name}" for path in (ROOT / place).iterdir()}
-
-
-def test_a_crash_of_the_interpreter_is_put_down_to_a_rule(tmp_path: Path) -> None:
-    """The generated README's instructions find it, with the generated project's options."""
-    project = written("demo", tmp_path)
-    tier = project / "kvtier_demo" / "tier.py"
-    tier.write_text(
-        tier.read_text() + "\n    async def close(self) -> None:\n"
-        "        import ctypes\n\n"
-        "        await run_blocking(ctypes.string_at, 0)\n"
-    )
-    installed = project / "kvtier_demo-0.1.0.dist-info"
-    installed.mkdir()
-    (installed / "METADATA").write_text("Name: kvtier-demo\nVersion: 0.1.0\n")
-    (installed / "entry_points.txt").write_text("[kvtier.backends]\ndemo = kvtier_demo:DemoTier\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-vv"],
-        cwd=project,
-        env={**os.environ, "PYTHONPATH": str(project)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode < 0
-    assert re.search(r"test_conformance.py::TestDemoTier::test_\w+ *$", done.stdout), done.stdout
-    assert "-vv" in (project / "README.md").read_text()

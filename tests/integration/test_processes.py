@@ -15,8 +15,8 @@ from support.live import Live, live
 from support.runners import RUNNERS
 
 from kvtier_sdk import Namespace, OffloadKey, SystemClock, TieringConfig, make_offload_key
+from kvtier_sdk.cli.replay import chat_workload, replay
 from kvtier_sdk.engine import open_manager, open_pool
-from kvtier_sdk.replay import chat_workload, replay
 from kvtier_sdk.runner import ProcessRunner
 from kvtier_sdk.runner.jobs import Operation
 

@@ -30,8 +30,8 @@ from kvtier_sdk import (
 )
 from kvtier_sdk.admin import ask
 from kvtier_sdk.cli.app import app
+from kvtier_sdk.cli.replay import ReplayReport, chat_workload, read_trace, replay
 from kvtier_sdk.engine import OperatorServices, TieringManager, open_manager, open_pool
-from kvtier_sdk.replay import ReplayReport, chat_workload, read_trace, replay
 
 REQUESTS = 240
 WORKLOAD = chat_workload(REQUESTS, 7)
@@ -133,7 +133,7 @@ def test_nothing_is_lost_or_stuck_however_often_tiers_come_and_go(
 ENGINE = """
 import sys, threading
 from kvtier_sdk import TieringConfig
-from kvtier_sdk.replay import chat_workload, replay
+from kvtier_sdk.cli.replay import chat_workload, replay
 
 def on_progress(done):
     if done == 20:

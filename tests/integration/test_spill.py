@@ -8,8 +8,8 @@ import pytest
 from support.live import Live, live
 
 from kvtier_sdk import TieringConfig
+from kvtier_sdk.cli.replay import ReplayRequest, chat_workload, replay
 from kvtier_sdk.events import PRIMARY
-from kvtier_sdk.replay import ReplayRequest, chat_workload, replay
 
 SLOTS = 150
 

@@ -22,7 +22,7 @@ from support.stores import Folder, RedisStore, S3Store, Store
 from support.unlimited import unlimited_hits
 
 from kvtier_sdk import TieringConfig
-from kvtier_sdk.replay import ReplayRequest, chat_workload, read_trace, replay
+from kvtier_sdk.cli.replay import ReplayRequest, chat_workload, read_trace, replay
 
 CHUNK_BYTES = 4096
 #: Fewer than the trace asks for again, so that its hits come from the tiers.

@@ -13,7 +13,7 @@ from support.command import kvtier
 
 from kvtier_file import recency
 from kvtier_sdk import TieringConfig
-from kvtier_sdk.replay import ReplayReport, chat_workload, replay
+from kvtier_sdk.cli.replay import ReplayReport, chat_workload, replay
 
 CHUNK_BYTES = 4096
 _WORKLOAD = chat_workload(500, 3)
@@ -30,15 +30,19 @@ def play(root: Path) -> ReplayReport:
 
 
 @contextmanager
-def tools_at_work(url: str, runs: list[str]) -> Iterator[None]:
+def tools_at_work(root: Path, runs: list[str]) -> Iterator[None]:
     """Have the commands look into a store for as long as the block runs."""
+    # The limit of the commands is a tenth of what is there.
+    url = f"file://{root}?direct_io=off&capacity=400KiB&min_free=90%"
     ended = threading.Event()
 
     def work() -> None:
+        while not (root.exists() or ended.wait(0.01)):
+            pass
         while not ended.is_set():
             for words in (["ls"], ["verify"], ["du"], ["explain", "--key", "00"]):
                 done = kvtier("tier", words[0], "--json", url, *words[1:])
-                # Before the engine has opened its tier, there is no directory.
+                # While the engine opens its tier, its directory is incomplete.
                 if done.returncode == 0 and json.loads(done.stdout):
                     runs.append(words[0])
 
@@ -70,9 +74,7 @@ def test_an_engine_hits_and_evicts_as_it_does_alone(
     monkeypatch.setattr(recency, "_STAY", (1.0,) * len(recency._STAY))
     alone = play(tmp_path / "alone")
     runs: list[str] = []
-    # The limit of the commands is a tenth of what is there.
-    url = f"file://{tmp_path}/watched?direct_io=off&capacity=400KiB&min_free=90%"
-    with tools_at_work(url, runs):
+    with tools_at_work(tmp_path / "watched", runs):
         watched = play(tmp_path / "watched")
     assert set(runs) == {"ls", "verify", "du", "explain"}
     assert alone.tiers[1].hit_chunks > 100

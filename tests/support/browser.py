@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import itertools
 import json
 import os
@@ -51,11 +50,7 @@ def open_browser(profile: Path) -> Iterator[Browser]:
 
 
 class Browser:
-    """One tab.
-
-    Attributes:
-        events: name and parameters of each of the browser's events, oldest first.
-    """
+    """One tab, with the browser's events by name and parameters, oldest first."""
 
     def __init__(self, commands: int, replies: int) -> None:
         self._commands = commands
@@ -94,11 +89,6 @@ class Browser:
         )
         assert "exceptionDetails" not in done, done["exceptionDetails"]
         return done["result"].get("value")
-
-    def screenshot(self, file: Path) -> None:
-        """Write the whole page into a PNG file."""
-        shot = self.call("Page.captureScreenshot", captureBeyondViewport=True)
-        file.write_bytes(base64.b64decode(shot["data"]))
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         """Call a method of the protocol, and return its result."""

@@ -32,15 +32,9 @@ main()
 def kvtier(
     *words: str | os.PathLike[str], cwd: Path | None = None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command to its end.
+    """Run the command to its end, in ``cwd``, with changes to the environment.
 
-    Args:
-        words: its arguments.
-        cwd: its directory; this process's if absent.
-        environment: differences from this process's. Packages in ``PYTHONPATH`` are found.
-
-    Returns:
-        Its exit status and its output.
+    Packages in ``PYTHONPATH`` are found.
     """
     arguments = list(map(os.fspath, words))
     with tempfile.TemporaryDirectory(prefix="kvtier-command-") as directory:
@@ -55,6 +49,19 @@ def kvtier(
         status = _server().ask(request)
         out, err = (stream.read_text() for stream in streams)
     return subprocess.CompletedProcess(arguments, status, out, err)
+
+
+def kvtier_json(
+    *words: str | os.PathLike[str], status: int = 0, **environment: str
+) -> dict[str, Any]:
+    """Run a command with ``--json``, assert its exit status, and return what it printed."""
+    done = kvtier(*words, "--json", **environment)
+    assert done.returncode == status, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+tier = functools.partial(kvtier_json, "tier")
 
 
 class _Server:

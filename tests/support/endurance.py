@@ -28,7 +28,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kvtier_sdk import TieringConfig
-from kvtier_sdk.replay import chat_workload, replay
+from kvtier_sdk.cli.replay import chat_workload, replay
 from support.redis_server import Server
 from support.tier_process import tier_processes
 

@@ -7,19 +7,15 @@ import random
 from pathlib import Path
 from typing import Any
 
-from kvtier_sdk.replay import read_trace
-from support.command import kvtier
+from kvtier_sdk.cli.replay import read_trace
+from support.command import kvtier_json
 from support.unlimited import unlimited_hit_rate
 
 SLOTS = 40
 
 
 def write_trace(path: Path) -> tuple[Path, float]:
-    """Write prompts that share prefixes.
-
-    Returns:
-        The file, and the share of its chunks that an unlimited cache hits.
-    """
+    """Write prompts that share prefixes; return the file, and what an unlimited cache hits."""
     rng = random.Random(11)
     known = [[0]]
     lines = []
@@ -39,7 +35,5 @@ def replay(trace: Path, *arguments: str) -> dict[str, Any]:
 
 def report_of(*arguments: str, status: int = 0, **environment: str) -> dict[str, Any]:
     """Play chunks of 8 KiB, assert the exit status, and return the report."""
-    done = kvtier("replay", "--json", "--chunk-bytes", "8KiB", *arguments, **environment)
-    assert done.returncode == status, done.stderr
-    report: dict[str, Any] = json.loads(done.stdout)
-    return report
+    words = ("replay", "--chunk-bytes", "8KiB", *arguments)
+    return kvtier_json(*words, status=status, **environment)

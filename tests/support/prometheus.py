@@ -50,12 +50,6 @@ def play_rules(path: Path) -> str:
 
 
 class Prometheus:
-    """A running Prometheus.
-
-    Args:
-        port: the port of its API.
-    """
-
     def __init__(self, port: int) -> None:
         self._url = f"http://127.0.0.1:{port}/api/v1"
 

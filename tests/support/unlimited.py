@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvtier_sdk.replay import ReplayRequest
+from kvtier_sdk.cli.replay import ReplayRequest
 
 
 def unlimited_hits(workload: Sequence[ReplayRequest]) -> int:

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterator
 from itertools import accumulate, count, islice
 
-from kvtier_sdk.replay import ReplayRequest, chat_workload
+from kvtier_sdk.cli.replay import ReplayRequest, chat_workload
 from kvtier_sdk.types import OffloadKey, make_offload_key
 
 
@@ -133,13 +133,7 @@ WORKLOADS = {
 
 
 def generate(name: str, requests: int, seed: int) -> list[ReplayRequest]:
-    """Generate a workload; the same seed gives the same.
-
-    Args:
-        name: one of :data:`WORKLOADS`.
-        requests: number of requests.
-        seed: seed of the random numbers.
-    """
+    """Generate one of :data:`WORKLOADS`; the same seed gives the same."""
     if name == "chats":
         return chat_workload(requests, seed)
     prompts = islice(_PROMPTS[name](_Source(seed)), requests)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import stat
 import threading
@@ -42,13 +41,6 @@ def test_one_request_one_answer_for_the_owner_only(tmp_path: Path) -> None:
         ask(path, {})
 
 
-def test_in_a_directory_each_process_has_its_own(tmp_path: Path) -> None:
-    with AdminSocket(tmp_path, echo) as served:
-        assert served.path == tmp_path / f"kvtier-{os.getpid()}.sock"
-        assert ask(served.path, {}) == {"got": {}}
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_dead_process_s_socket_is_replaced_and_a_living_one_s_is_not(tmp_path: Path) -> None:
     path = tmp_path / "engine.sock"
     with socket.socket(socket.AF_UNIX) as dead:
@@ -71,7 +63,7 @@ def test_the_socket_of_a_successor_is_not_removed(tmp_path: Path) -> None:
 def test_a_path_that_cannot_be_a_socket_is_a_mistake(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("kept")
     for path, reason in (
-        (tmp_path / "file", "is there, and no socket"),
+        (tmp_path / "file", "exists and is not a socket"),
         (tmp_path / "no" / "engine.sock", "No such file"),
         (tmp_path / ("x" * 120), "too long"),
     ):

@@ -76,7 +76,7 @@ CLOCK_CALLS = frozenset(
 )
 CLOCK_METHODS = frozenset({"create_task", "call_later"})
 OBSERVATION = frozenset({"time.thread_time_ns", "time.perf_counter"})
-MAY_OBSERVE = "kvtier_sdk.replay"
+MAY_OBSERVE = "kvtier_sdk.cli.replay"
 CLOCK_OWNERS = ("kvtier_sdk.aio.clock", "kvtier_sdk.testing")
 
 
@@ -309,7 +309,7 @@ def test_every_module_is_seen() -> None:
         ("kvtier_sdk.pool.layout", "def f():\n    from kvtier_sdk.runner import x"),
         ("kvtier_sdk.pool.layout", "if TYPE_CHECKING:\n    from kvtier_sdk.runner import x"),
         ("kvtier_sdk.pool.layout", "importlib.import_module('kvtier_sdk.runner')"),
-        ("kvtier_sdk.replay.player", "from kvtier_sdk.cli import app"),
+        ("kvtier_sdk.engine.tools", "from kvtier_sdk.cli import app"),
         ("kvtier_sdk", "from kvtier_sdk.engine import TierClient"),
     ],
 )
@@ -327,7 +327,7 @@ def test_an_upward_import_is_caught(module: str, source: str) -> None:
         ("kvtier_sdk.engine", "from kvtier_sdk.worker import OffloadWorker"),
         ("kvtier_sdk.worker.copier", "import torch"),
         ("kvtier_sdk.cli.main", "import typer\nfrom kvtier_sdk import __version__"),
-        ("kvtier_sdk.testing.kit", "from kvtier_sdk.replay import player"),
+        ("kvtier_sdk.testing.kit", "from kvtier_sdk.engine import TierClient"),
         ("kvtier_sdk.testing.kit", "from kvtier_sdk.testing import VirtualClock"),
         ("kvtier_sdk.aio.clock", "import rich_text_of_somebody_else"),
     ],
@@ -354,7 +354,7 @@ def test_an_unknown_module_is_caught() -> None:
         ("kvtier_sdk.engine.model_tier", "import torch.cuda"),
         ("kvtier_sdk.worker.copier", "from vllm.config import VllmConfig"),
         ("kvtier_sdk.engine.tools", "import vllm"),
-        ("kvtier_sdk.replay.report", "def f():\n    from rich.table import Table"),
+        ("kvtier_sdk.engine.tools", "def f():\n    from rich.table import Table"),
         ("kvtier_sdk.testing.kit", "import typer"),
         ("kvtier_sdk.metrics", "if TYPE_CHECKING:\n    import torch"),
     ],
@@ -363,7 +363,7 @@ def test_a_heavy_import_outside_its_place_is_caught(module: str, source: str) ->
     assert any("only" in breach for breach in import_breaches(source, module))
 
 
-@pytest.mark.parametrize("module", ["kvtier_sdk.cli.main", "kvtier_sdk.replay", "kvtier_sdk.types"])
+@pytest.mark.parametrize("module", ["kvtier_sdk.cli.main", "kvtier_sdk.engine", "kvtier_sdk.types"])
 def test_an_import_of_the_test_tools_is_caught(module: str) -> None:
     source = "from kvtier_sdk.testing import VirtualClock"
     assert any("for tests" in breach for breach in import_breaches(source, module))
@@ -409,9 +409,9 @@ def test_the_clock_itself_is_the_way() -> None:
 
 def test_replay_may_observe_but_not_wait() -> None:
     source = "import time\ntime.perf_counter()\ntime.thread_time_ns()"
-    assert clock_breaches(source, "kvtier_sdk.replay.report") == []
+    assert clock_breaches(source, "kvtier_sdk.cli.replay.report") == []
     assert len(clock_breaches(source, "kvtier_sdk.tiering.manager")) == 2
-    assert clock_breaches("import time\ntime.sleep(1)", "kvtier_sdk.replay.report") != []
+    assert clock_breaches("import time\ntime.sleep(1)", "kvtier_sdk.cli.replay.report") != []
 
 
 PRIVATE = [

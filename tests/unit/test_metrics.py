@@ -116,26 +116,6 @@ def test_every_series_exists_from_the_start() -> None:
     )
 
 
-def test_what_is_counted_adds_no_series(make: Callable[..., Engine]) -> None:
-    """A load that fails, a store that finds no room, and a miss: each had its series before."""
-    engine = make(slots=2)
-    engine.tiers[0].on_load = lambda t: CorruptChunkError("x")
-
-    def series() -> set[tuple[str, ...]]:
-        return {
-            (s.metric.name, *s.labels)
-            for s in metric_samples(engine.manager.stats, engine.manager.usage())
-        }
-
-    engine.step()
-    before = series()
-    stored_below(engine, *KEYS[:2])
-    assert engine.settle(B, KEYS[0]) == ["MISS"]
-    engine.manager.on_request_finished(A)
-    assert engine.manager.stats[1].failures
-    assert series() - before == set()
-
-
 def test_a_histogram_counts_up_to_and_with_its_bounds() -> None:
     histogram = Histogram((1.0, 2.0))
     for value in (0.5, 1.0, 1.5, 7.0):

@@ -14,7 +14,6 @@ from kvtier_sdk import (
     BackendLoadError,
     ConfigError,
     DuplicateBackendError,
-    EvictionPolicy,
     MemoryTier,
     TierSpec,
     UnknownBackendError,
@@ -25,7 +24,6 @@ from kvtier_sdk import (
     load_policy,
 )
 from kvtier_sdk.contract import CONTRACT_RELEASES
-from kvtier_sdk.policies.lru import LRUPolicy
 from kvtier_sdk.registry import backend_name, unreadable_packages
 
 TIER = """
@@ -89,12 +87,6 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
         return module
 
     return make
-
-
-def test_the_memory_tier_is_always_there() -> None:
-    (info,) = [info for info in available_backends() if info.name == "memory"]
-    assert (info.distribution, info.target) == ("kvtier-sdk", "kvtier_sdk.tiers.memory:MemoryTier")
-    assert load_backend("memory") is MemoryTier
 
 
 def test_listing_imports_nothing(install: Install) -> None:
@@ -195,14 +187,6 @@ def test_an_unknown_name_lists_the_installed_and_the_closest(install: Install) -
     assert "mine" in text.partition("installed: ")[2].split(", ")
 
 
-def test_two_owners_of_a_name_are_both_named(install: Install) -> None:
-    install("kvtier-mine", "1.0")
-    install("kvtier-mine-too", "2.0")
-    with pytest.raises(DuplicateBackendError) as caught:
-        load_backend("mine")
-    assert "'mine' is offered by kvtier-mine 1.0 and kvtier-mine-too 2.0" in str(caught.value)
-
-
 @pytest.mark.parametrize(
     ("source", "message"),
     [
@@ -222,9 +206,9 @@ def test_two_owners_of_a_name_are_both_named(install: Install) -> None:
         (ANNOUNCING, "Tier declares DELETE but does not implement delete"),
         (
             GOOD.replace("async def load", "def load"),
-            "Tier.load_chunk is no coroutine function; write 'async def load_chunk'",
+            "Tier.load_chunk is not a coroutine function; use 'async def load_chunk'",
         ),
-        (GOOD + "    def close(self): pass", "Tier.close is no coroutine function"),
+        (GOOD + "    def close(self): pass", "Tier.close is not a coroutine function"),
         (
             GOOD + "    async def scan(self): return []",
             "Tier.scan yields nothing; it should be an asynchronous generator",
@@ -261,18 +245,6 @@ def test_this_release_is_among_those_that_speak_its_contract() -> None:
     assert Version(__version__) in SpecifierSet(CONTRACT_RELEASES[CONTRACT_VERSION])
 
 
-def test_the_reason_of_a_failed_import_is_kept_as_the_cause(install: Install) -> None:
-    install("kvtier-mine", "1", "1 / 0")
-    with pytest.raises(BackendLoadError) as caught:
-        load_backend("mine")
-    assert isinstance(caught.value.__cause__, ZeroDivisionError)
-
-
-def test_a_policy_is_found_by_name() -> None:
-    assert load_policy("lru") is LRUPolicy
-    assert issubclass(LRUPolicy, EvictionPolicy)
-
-
 def test_an_unknown_policy_lists_the_installed_ones() -> None:
     with pytest.raises(UnknownBackendError, match=r"no policy 'lur'; did you mean 'lru'\?"):
         load_policy("lur")
@@ -282,19 +254,6 @@ def test_two_owners_of_a_policy_are_both_named(install: Install) -> None:
     install("kvtier-mine", "1.0", name="p", group="kvtier.policies")
     install("kvtier-mine-too", "2.0", name="p", group="kvtier.policies")
     with pytest.raises(DuplicateBackendError, match=r"policy 'p'.*mine 1.0 and kvtier-mine-too 2"):
-        load_policy("p")
-
-
-def test_a_policy_that_is_none_is_refused(install: Install) -> None:
-    install("kvtier-mine", "1.0", name="p", group="kvtier.policies")
-    with pytest.raises(BackendLoadError, match=r"policy 'p' of kvtier-mine 1.0: .* not a subclass"):
-        load_policy("p")
-
-
-def test_a_policy_that_leaves_something_out_is_refused(install: Install) -> None:
-    source = "from kvtier_sdk import EvictionPolicy\nclass Tier(EvictionPolicy): pass"
-    install("kvtier-mine", "1.0", source, name="p", group="kvtier.policies")
-    with pytest.raises(BackendLoadError, match=r"policy 'p' of kvtier-mine 1.0: .*Tier does not"):
         load_policy("p")
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kvtier_sdk.cli.replay_view import print_table
+from kvtier_sdk.cli.replay import ReplayHistory, ReplayReport
+from kvtier_sdk.cli.replay.view import print_report
 from kvtier_sdk.metrics import TierStats
-from kvtier_sdk.replay import ReplayHistory, ReplayReport
 
 
 def report_of(tier: TierStats, *, wrong_bytes: int = 0) -> ReplayReport:
@@ -33,15 +33,6 @@ def test_speed_is_that_of_the_time_under_way_and_never_below_that_of_the_whole_r
     # Eight jobs at once, all the time.
     tier.loaded_bytes = 3 * 10**9
     tier.job_s["load"].observe(16.0)
-    print_table(report_of(tier), overlapped=True)
+    print_report(report_of(tier), overlapped=True)
     (row,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("disk"))
     assert row.split()[-6:] == ["MiB", "2.00", "2.794", "GiB", "1.50", "0"]
-
-
-@pytest.mark.parametrize(("wrong", "says"), [(0, "all equal"), (3, "3 of them wrong")])
-def test_what_was_compared_is_said(
-    capsys: pytest.CaptureFixture[str], wrong: int, says: str
-) -> None:
-    print_table(report_of(TierStats("disk", "file"), wrong_bytes=wrong), overlapped=False)
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert last == f"compared with what was stored: 52,428,800 bytes, {says}"

@@ -14,7 +14,7 @@ import pytest
 
 from kvtier_sdk import ConfigError, SystemClock, make_offload_key
 from kvtier_sdk import trace as module
-from kvtier_sdk.replay import read_trace
+from kvtier_sdk.cli.replay import read_trace
 from kvtier_sdk.trace import TraceRecorder
 
 KEYS = [make_offload_key(bytes([number]) * 32) for number in range(64)]
@@ -140,13 +140,6 @@ def test_a_file_of_somebody_else_stays(make: MakeRecorder, tmp_path: Path) -> No
     kept.touch()
     make(files=1).close()
     assert files(tmp_path) == [kept]
-
-
-def test_an_empty_recording_leaves_no_file(make: MakeRecorder, tmp_path: Path) -> None:
-    recorder = make()
-    recorder.record(0.0, [], {})
-    recorder.close()
-    assert files(tmp_path) == []
 
 
 def test_too_many_requests_are_dropped_counted_and_said(

@@ -1,16 +1,12 @@
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtier_sdk import (
-    Capability,
     RequestContext,
     Transfer,
-    Usage,
     make_offload_key,
     split_offload_key,
 )
@@ -38,22 +34,3 @@ def test_a_transfer_is_its_header_then_its_payload() -> None:
     assert transfer.buffers[0] is header
     assert transfer.buffers[1] is payload
     assert transfer.object_bytes == 164
-
-
-def test_a_request_has_no_parameters_unless_given() -> None:
-    one, other = RequestContext("r"), RequestContext("r")
-    assert dict(one.params) == {}
-    assert one.params is not other.params
-
-
-def test_values_cannot_be_changed() -> None:
-    usage = Usage(chunks=1, used_bytes=2, capacity_bytes=None)
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        usage.chunks = 2  # type: ignore[misc]
-
-
-def test_no_capability_is_false_and_capabilities_combine() -> None:
-    assert not Capability.NONE
-    both = Capability.DELETE | Capability.SCAN
-    assert Capability.SCAN in both
-    assert Capability.TOUCH not in both

@@ -11,7 +11,7 @@ from support.mooncake_store import MooncakeStore
 from support.played import replay, write_trace
 from support.unlimited import unlimited_hit_rate
 
-from kvtier_sdk.replay import read_trace
+from kvtier_sdk.cli.replay import read_trace
 
 #: Requests of a production trace, if there is one.
 REQUESTS = 100

@@ -10,22 +10,19 @@ from typing import Annotated
 
 import typer
 
-from kvtier_sdk.cli.say import say
 from kvtier_sdk.cli.targets import TARGET_HELP, read_target
-from kvtier_sdk.cli.tier.contents import count
-from kvtier_sdk.cli.tier.pace import Pace, RateOption
+from kvtier_sdk.cli.terminal import JsonOption, progress, say
 from kvtier_sdk.cli.tier.selection import (
-    JsonOption,
     ModelOption,
     NamespaceOption,
     Selection,
     TimeoutOption,
+    count,
     in_tier,
     named,
     read_timeout,
 )
-from kvtier_sdk.cli.tier.verify import check_readable
-from kvtier_sdk.cli.tier.view import Step, progress
+from kvtier_sdk.cli.tier.verify import Pace, RateOption, check_readable
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.namespace import Namespace
@@ -94,13 +91,10 @@ def copy_command(
 
 @dataclass(slots=True)
 class _Copied:
-    """The result of copying one namespace.
+    """The result of copying one namespace, as ``--json`` prints it.
 
     Attributes:
-        fingerprint: the namespace's fingerprint in SRC.
-        name: the namespace's name, for people.
         copied: chunks that were stored in DST, and are there at the end.
-        copied_bytes: the payload of these chunks.
         there: chunks that DST had before and still has at the end.
         gone: chunks that left SRC meanwhile.
         damaged: chunks that no engine could use, for example damaged or sealed with another key.
@@ -161,15 +155,13 @@ def _copy(
         open_for_maintenance(*destination, timeout_s=timeout_s, pool=pool, stores=True) as dst,
     ):
         keys = [entry.key for entry in src.entries()]
-        with progress(f"copy {copied.name}", len(keys)) as step:
-            transfer = _Transfer(src, dst, pool, copied, pace)
-            transfer.run(keys, step)
+        stored, there = _transfer(src, dst, pool, keys, copied, pace)
         # A store may silently evict an accepted chunk for a later one, so look them up at the end.
-        stayed = _present(dst, transfer.stored)
-        copied.there = len(_present(dst, transfer.there))
+        stayed = _present(dst, stored)
+        copied.there = len(_present(dst, there))
         copied.copied = len(stayed)
         copied.copied_bytes = len(stayed) * pool.chunk_bytes
-        copied.evicted = len(transfer.stored) + len(transfer.there) - copied.copied - copied.there
+        copied.evicted = len(stored) + len(there) - copied.copied - copied.there
         if read_back:
             _read_back(dst, stayed, copied)
 
@@ -180,11 +172,7 @@ def _present(tier: MaintainedTier, keys: list[OffloadKey]) -> list[OffloadKey]:
 
 
 def _at_destination(src: TierSpec, namespace: Namespace) -> Namespace:
-    """Return the engines' namespace for DST, without the facts that its tier adds.
-
-    Raises:
-        ConfigError: the namespace does not follow from its manifest.
-    """
+    """Return the engines' namespace for DST, without the facts that its tier adds."""
     engines = Namespace({name: of for name, of in namespace.facts.items() if name not in _ADDED})
     if (in_tier(src, engines) if "codec" in namespace.facts else engines) != namespace:
         raise ConfigError(
@@ -194,76 +182,56 @@ def _at_destination(src: TierSpec, namespace: Namespace) -> Namespace:
     return engines
 
 
-class _Transfer:
-    """Moves chunks through the two halves of a pool: one is read into, one is written from.
+def _transfer(
+    src: MaintainedTier,
+    dst: MaintainedTier,
+    pool: HostPool,
+    keys: list[OffloadKey],
+    copied: _Copied,
+    pace: Pace,
+) -> tuple[list[OffloadKey], list[OffloadKey]]:
+    """Copy the chunks that DST lacks; return those that it accepted, and those that it had.
 
-    Attributes:
-        stored: chunks that the destination has accepted.
-        there: chunks that the destination had already.
+    One half of the pool is read into while the other one is written from.
     """
-
-    def __init__(
-        self,
-        src: MaintainedTier,
-        dst: MaintainedTier,
-        pool: HostPool,
-        copied: _Copied,
-        pace: Pace,
-    ) -> None:
-        self._src = src
-        self._dst = dst
-        self._chunk_bytes = pool.chunk_bytes
-        self._half = pool.slots // 2
-        self._copied = copied
-        self._pace = pace
-        self.stored: list[OffloadKey] = []
-        self.there: list[OffloadKey] = []
-
-    def run(self, keys: list[OffloadKey], step: Step) -> None:
-        """Copy the chunks that the destination lacks."""
-        end_store = None
-        for number, start in enumerate(range(0, len(keys), self._half)):
-            part = keys[start : start + self._half]
-            missing = self._missing(part)
-            first = self._half * (number % 2)
-            loaded = self._load(missing, first)
+    half = pool.slots // 2
+    stored: list[OffloadKey] = []
+    there: list[OffloadKey] = []
+    end_store: Callable[[], None] | None = None
+    with progress(f"copy {copied.name}", len(keys)) as step:
+        for number, start in enumerate(range(0, len(keys), half)):
+            part = keys[start : start + half]
+            present = dict.fromkeys(_present(dst, part))
+            missing = [key for key in part if key not in present]
+            loaded = _load(src, missing, half * (number % 2), copied)
             if end_store is not None:
                 end_store()
-            end_store = self._store(loaded) if loaded else None
+            end_store = dst.begin_store(list(loaded), list(loaded.values())) if loaded else None
+            there += present
+            stored += loaded
             step(len(part))
-            self._pace.wait(len(missing) * self._chunk_bytes)
+            pace.wait(len(missing) * pool.chunk_bytes)
         if end_store is not None:
             end_store()
+    return stored, there
 
-    def _missing(self, keys: list[OffloadKey]) -> list[OffloadKey]:
-        there = dict.fromkeys(_present(self._dst, keys))
-        self.there += there
-        return [key for key in keys if key not in there]
 
-    def _load(self, keys: list[OffloadKey], first: int) -> dict[OffloadKey, int]:
-        """Load chunks into slots from ``first`` on; return the slots of the whole chunks."""
-        if not keys:
-            return {}
-        slots = range(first, first + len(keys))
-        loaded = {}
-        for key, slot, verdict in zip(keys, slots, self._src.load(keys, slots), strict=True):
-            if verdict is Verdict.OK:
-                loaded[key] = slot
-            elif verdict is Verdict.NOT_FOUND:
-                self._copied.gone += 1
-            else:
-                self._copied.damaged += 1
-        return loaded
-
-    def _store(self, loaded: dict[OffloadKey, int]) -> Callable[[], None]:
-        keys = list(loaded)
-        end = self._dst.begin_store(keys, list(loaded.values()))
-
-        def finish() -> None:
-            end()
-            self.stored.extend(keys)
-
-        return finish
+def _load(
+    src: MaintainedTier, keys: list[OffloadKey], first: int, copied: _Copied
+) -> dict[OffloadKey, int]:
+    """Load chunks into slots from ``first`` on; return the slots of the whole chunks."""
+    if not keys:
+        return {}
+    slots = range(first, first + len(keys))
+    loaded = {}
+    for key, slot, verdict in zip(keys, slots, src.load(keys, slots), strict=True):
+        if verdict is Verdict.OK:
+            loaded[key] = slot
+        elif verdict is Verdict.NOT_FOUND:
+            copied.gone += 1
+        else:
+            copied.damaged += 1
+    return loaded
 
 
 def _read_back(dst: MaintainedTier, keys: list[OffloadKey], copied: _Copied) -> None:

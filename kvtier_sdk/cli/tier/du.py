@@ -8,18 +8,17 @@ from typing import Annotated, Any
 
 import typer
 
-from kvtier_sdk.cli.say import say
 from kvtier_sdk.cli.targets import TARGET, TARGET_HELP, read_target
-from kvtier_sdk.cli.tier.contents import Contents, count
-from kvtier_sdk.cli.tier.faults import Faults
+from kvtier_sdk.cli.terminal import JsonOption, print_columns, say, share
 from kvtier_sdk.cli.tier.selection import (
-    JsonOption,
+    Contents,
+    Faults,
     Selection,
     TimeoutOption,
+    count,
     model_of,
     read_timeout,
 )
-from kvtier_sdk.cli.tier.view import print_columns, share
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.opening.maintenance import open_for_maintenance
 from kvtier_sdk.options.tier import BoundedTierConfig
@@ -53,10 +52,10 @@ def du_command(
             for one in Selection().of(spec, timeout_s):
                 with faults.of(spec):
                     found.append(count(spec, one, timeout_s))
-            use = _Use(found, _usage(spec, found, timeout_s))
-            shown.append(use.as_json(spec))
+            usage = _usage(spec, found, timeout_s)
+            shown.append(_as_json(spec, found, usage))
             if not as_json:
-                use.show(spec)
+                _show(shown[-1], usage)
         if not as_json:
             faults.show(spec)
     if as_json:
@@ -73,65 +72,57 @@ def _usage(spec: TierSpec, found: list[Contents], timeout_s: float) -> Usage | N
         return tier.usage()
 
 
-class _Use:
-    """The usage of one tier."""
+def _as_json(spec: TierSpec, found: list[Contents], usage: Usage | None) -> dict[str, Any]:
+    by_model: dict[str, list[Contents]] = {}
+    for contents in found:
+        if contents.chunks:
+            by_model.setdefault(model_of(contents.namespace), []).append(contents)
+    capacity_bytes = None
+    if usage is not None:
+        capacity_bytes = usage.capacity_bytes
+    elif isinstance(spec.config, BoundedTierConfig):
+        capacity_bytes = spec.config.capacity_bytes
+    return {
+        "name": spec.name,
+        "backend": spec.backend,
+        **_totals(found),
+        "capacity_bytes": capacity_bytes,
+        "free_bytes": None if usage is None else usage.free_bytes,
+        "store_bytes": None if usage is None else usage.used_bytes,
+        "models": [
+            {"model": model, "namespaces": len(of_model), **_totals(of_model)}
+            for model, of_model in by_model.items()
+        ],
+        "fault": None,
+    }
 
-    def __init__(self, found: list[Contents], usage: Usage | None) -> None:
-        self._found = found
-        self._usage = usage
-        self._chunks = sum(contents.chunks for contents in found)
-        self._bytes = sum(contents.used_bytes for contents in found)
-        self._models: dict[str, list[Contents]] = {}
-        for contents in found:
-            if contents.chunks:
-                self._models.setdefault(model_of(contents.namespace), []).append(contents)
 
-    def as_json(self, spec: TierSpec) -> dict[str, Any]:
-        return {
-            "name": spec.name,
-            "backend": spec.backend,
-            "chunks": self._chunks,
-            "bytes": self._bytes,
-            "capacity_bytes": self._capacity_bytes(spec),
-            "free_bytes": None if self._usage is None else self._usage.free_bytes,
-            "store_bytes": None if self._usage is None else self._usage.used_bytes,
-            "models": [
-                {
-                    "model": model,
-                    "namespaces": len(found),
-                    "chunks": sum(contents.chunks for contents in found),
-                    "bytes": sum(contents.used_bytes for contents in found),
-                }
-                for model, found in self._models.items()
-            ],
-            "fault": None,
-        }
+def _totals(found: list[Contents]) -> dict[str, int]:
+    return {
+        "chunks": sum(contents.chunks for contents in found),
+        "bytes": sum(contents.used_bytes for contents in found),
+    }
 
-    def show(self, spec: TierSpec) -> None:
-        found = Usage(self._chunks, self._bytes, None)
-        if self._usage is None:
-            used = contents_in_words(replace(found, capacity_bytes=self._capacity_bytes(spec)))
-        elif self._usage.used_bytes == self._bytes:
-            used = contents_in_words(replace(self._usage, chunks=self._chunks))
-        else:
-            used = f"{contents_in_words(found)}; the store holds {contents_in_words(self._usage)}"
-        say(f"tier {spec.name!r}: {used}")
-        rows = [
-            (
-                model["model"],
-                f"{model['namespaces']:,}",
-                f"{model['chunks']:,}",
-                format_bytes(model["bytes"]),
-                share(model["bytes"], self._bytes),
-            )
-            for model in self.as_json(spec)["models"]
-        ]
-        if rows:
-            print_columns([_TITLES, *rows], _NUMBERS)
 
-    def _capacity_bytes(self, spec: TierSpec) -> int | None:
-        if self._usage is not None:
-            return self._usage.capacity_bytes
-        if isinstance(spec.config, BoundedTierConfig):
-            return spec.config.capacity_bytes
-        return None
+def _show(tier: dict[str, Any], usage: Usage | None) -> None:
+    chunks, used_bytes = tier["chunks"], tier["bytes"]
+    counted = Usage(chunks, used_bytes, None)
+    if usage is None:
+        used = contents_in_words(replace(counted, capacity_bytes=tier["capacity_bytes"]))
+    elif usage.used_bytes == used_bytes:
+        used = contents_in_words(replace(usage, chunks=chunks))
+    else:
+        used = f"{contents_in_words(counted)}; the store holds {contents_in_words(usage)}"
+    say(f"tier {tier['name']!r}: {used}")
+    rows = [
+        (
+            model["model"],
+            f"{model['namespaces']:,}",
+            f"{model['chunks']:,}",
+            format_bytes(model["bytes"]),
+            share(model["bytes"], used_bytes),
+        )
+        for model in tier["models"]
+    ]
+    if rows:
+        print_columns([_TITLES, *rows], _NUMBERS)

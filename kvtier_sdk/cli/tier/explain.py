@@ -13,23 +13,21 @@ from typing import Annotated, Any
 
 import typer
 
-from kvtier_sdk.cli.engine_tools import prompt_keys
-from kvtier_sdk.cli.say import say
-from kvtier_sdk.cli.targets import TARGET, TARGET_HELP, read_target
-from kvtier_sdk.cli.tier.contents import Contents, count
-from kvtier_sdk.cli.tier.faults import Faults
+from kvtier_sdk.cli.targets import TARGET, TARGET_HELP, prompt_keys, read_target
+from kvtier_sdk.cli.terminal import JsonOption, print_columns, say
 from kvtier_sdk.cli.tier.selection import (
-    JsonOption,
+    Contents,
+    Faults,
     NamespaceOption,
     Selection,
     TimeoutOption,
+    count,
     in_tier,
     named,
     read_timeout,
     stored_namespaces,
 )
 from kvtier_sdk.cli.tier.verify import check_readable
-from kvtier_sdk.cli.tier.view import print_columns
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.namespace import Namespace, StoredNamespace
@@ -64,8 +62,8 @@ def explain_command(
         typer.Option(
             metavar="FILE",
             help="A prompt's token ids, in a file or as they are: '1,2,3' or a JSON list. Its "
-            "chunks' keys are computed as vLLM does, without vLLM, for a request without adapter, "
-            "salt, images and sounds.",
+            "chunks' keys are computed as vLLM does, without vLLM, for a request without an "
+            "adapter, a salt, images or sounds.",
         ),
     ] = None,
     timeout: TimeoutOption = "60s",
@@ -118,7 +116,6 @@ class _Answer:
     """The answers of one tier.
 
     Attributes:
-        spec: the tier.
         contents: the namespace's chunks; ``None`` if it is absent, or the tier cannot list it.
         is_there: true if the namespace is there; ``None`` if the tier cannot say.
         nearest: the most similar other namespace, with its chunks.
@@ -135,11 +132,7 @@ class _Answer:
 
 
 def _meant(selection: Selection, held: Sequence[Contents]) -> Namespace:
-    """Return the only namespace that the options select.
-
-    Raises:
-        ConfigError: the options select none, or several.
-    """
+    """Return the only namespace that the options select."""
     if selection.given is not None:
         return selection.given
     # A namespace without chunks counts only if the operator gave digits.

@@ -8,21 +8,20 @@ from typing import Annotated, Any
 import typer
 
 from kvtier_sdk.aio.clock import SystemClock
-from kvtier_sdk.cli.say import say
 from kvtier_sdk.cli.targets import TARGET, TARGET_HELP, read_target
-from kvtier_sdk.cli.tier.contents import Contents, count
-from kvtier_sdk.cli.tier.faults import Faults
+from kvtier_sdk.cli.terminal import JsonOption, ago, print_columns, say
 from kvtier_sdk.cli.tier.selection import (
     SHOWN_DIGITS,
-    JsonOption,
+    Contents,
+    Faults,
     ModelOption,
     NamespaceOption,
     Selection,
     TimeoutOption,
+    count,
     model_of,
     read_timeout,
 )
-from kvtier_sdk.cli.tier.view import ago, print_columns
 from kvtier_sdk.options.units import format_bytes
 
 _TITLES = ("NAMESPACE", "MODEL", "REVISION", "CHUNKS", "BYTES", "OLDEST USE", "LAST USE")

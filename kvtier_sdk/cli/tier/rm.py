@@ -12,27 +12,27 @@ import typer
 
 from kvtier_sdk.aio.clock import SystemClock
 from kvtier_sdk.cli.engine import purge_pools, tell_purge
-from kvtier_sdk.cli.say import say
 from kvtier_sdk.cli.targets import TARGET, TARGET_HELP, read_target
-from kvtier_sdk.cli.tier.contents import Contents, need
-from kvtier_sdk.cli.tier.faults import Faults
+from kvtier_sdk.cli.terminal import JsonOption, progress, read_flag, say
 from kvtier_sdk.cli.tier.selection import (
-    JsonOption,
+    Contents,
+    Faults,
     ModelOption,
     NamespaceOption,
     Selection,
     TimeoutOption,
     named,
-    read_duration,
+    need,
     read_timeout,
 )
-from kvtier_sdk.cli.tier.view import progress
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.opening.maintenance import open_for_maintenance
-from kvtier_sdk.options.units import format_bytes
+from kvtier_sdk.options.units import format_bytes, parse_seconds
 from kvtier_sdk.types import Capability, OffloadKey
+
+_AT_ONCE = 1000
 
 
 def rm_command(
@@ -65,10 +65,10 @@ def rm_command(
     """
     target, timeout_s = read_target(tiers), read_timeout(timeout)
     selection = Selection.read(namespace, model)
-    unused_s = None if unused_for is None else read_duration("--unused-for", unused_for)
-    if selection.is_everything and unused_s is None and not everything:
+    unused_s = None if unused_for is None else read_flag("--unused-for", parse_seconds, unused_for)
+    if selection == Selection() and unused_s is None and not everything:
         raise ConfigError(
-            "nothing says which chunks: give --namespace, --model or --unused-for, or --all for "
+            "say which chunks to delete: give --namespace, --model or --unused-for, or --all for "
             "every chunk"
         )
     if not yes and not sys.stdin.isatty():
@@ -85,7 +85,7 @@ def rm_command(
                     victims = _find(spec, one, before_s, timeout_s)
                     if victims.keys:
                         found.append(victims)
-    _tell(found, to_stderr=as_json)
+    say(*_lines(found), to_stderr=as_json)
     in_pools = unused_s is None and bool(meant)
     if found and not yes:
         typer.confirm("Delete them?", abort=True, err=as_json)
@@ -111,8 +111,6 @@ def rm_command(
 
 @dataclass(slots=True)
 class _Victims:
-    """The chunks of one namespace to delete."""
-
     spec: TierSpec
     contents: Contents
     keys: list[OffloadKey]
@@ -141,11 +139,6 @@ def _find(
     return victims
 
 
-def _tell(found: list[_Victims], *, to_stderr: bool) -> None:
-    for line in _lines(found):
-        say(line, to_stderr=to_stderr)
-
-
 def _lines(found: list[_Victims]) -> Iterator[str]:
     for victims in found:
         contents = victims.contents
@@ -171,6 +164,3 @@ def _delete(victims: _Victims, faults: Faults, timeout_s: float) -> int:
             deleted += len(part)
             step(len(part))
     return deleted
-
-
-_AT_ONCE = 1000

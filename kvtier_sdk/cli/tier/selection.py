@@ -1,22 +1,27 @@
-"""The namespaces of a tier that a command works on."""
+"""The namespaces of tiers that a command works on, their chunks, and the faults of tiers."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from kvtier_sdk.cli.flags import read_flag
-from kvtier_sdk.cli.tier.faults import CannotListError
+from kvtier_sdk.cli.targets import Target
+from kvtier_sdk.cli.terminal import read_flag, say
+from kvtier_sdk.cli.tier_check import advice_on
 from kvtier_sdk.config.tier_spec import TierSpec
-from kvtier_sdk.errors import ConfigError
+from kvtier_sdk.errors import BackendError, ConfigError, TierError
 from kvtier_sdk.namespace import Namespace, StoredNamespace
-from kvtier_sdk.opening.maintenance import open_for_maintenance
+from kvtier_sdk.opening.maintenance import MaintainedTier, open_for_maintenance
 from kvtier_sdk.options.files import read_options
+from kvtier_sdk.options.model import secrets_of
 from kvtier_sdk.options.place import one_line
 from kvtier_sdk.options.units import parse_seconds
+from kvtier_sdk.runner.jobs import verdict_of
 from kvtier_sdk.types import Capability
 
 NamespaceOption = Annotated[
@@ -39,14 +44,14 @@ ModelOption = Annotated[
 TimeoutOption = Annotated[
     str, typer.Option("--timeout", metavar="DURATION", help="Time limit of each call of a tier.")
 ]
-JsonOption = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object on stdout instead of the text.")
-]
-
 #: Any namespace will do to open a tier only to list its namespaces.
 _NO_NAMESPACE = Namespace({"engine": "kvtier tier"})
 #: Digits of a fingerprint that are shown: enough to tell namespaces apart.
 SHOWN_DIGITS = 12
+
+
+class CannotListError(ConfigError):
+    """A backend cannot list its namespaces, and no namespace is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +70,6 @@ class Selection:
 
     @classmethod
     def read(cls, namespace: str | None, model: str | None = None) -> Selection:
-        """Read the options ``--namespace`` and ``--model``.
-
-        Raises:
-            ConfigError: ``namespace`` is neither a file with facts nor a part of a fingerprint.
-        """
         if namespace is None:
             return cls(model=model or "")
         if Path(namespace).suffix:
@@ -81,18 +81,7 @@ class Selection:
             )
         return cls(namespace, model or "")
 
-    @property
-    def is_everything(self) -> bool:
-        """True if no namespace is left out."""
-        return self == Selection()
-
     def of(self, spec: TierSpec, timeout_s: float) -> list[Namespace]:
-        """Find the selected namespaces in a tier.
-
-        Raises:
-            CannotListError: the backend cannot list its namespaces, and no namespace is given.
-            TierError: the tier cannot be read.
-        """
         if Capability.NAMESPACES not in spec.tier_class.capabilities:
             if self.given is None:
                 raise CannotListError(
@@ -113,12 +102,7 @@ class Selection:
 
 
 def stored_namespaces(spec: TierSpec, timeout_s: float) -> list[StoredNamespace]:
-    """List a tier's namespaces in the order of their models; its backend must be able to.
-
-    Raises:
-        ConfigError: an option is wrong.
-        TierError: the tier cannot be read.
-    """
+    """List a tier's namespaces in the order of their models; its backend must be able to."""
     with open_for_maintenance(spec, _NO_NAMESPACE, timeout_s=timeout_s) as tier:
         found = list(tier.namespaces())
     return sorted(found, key=lambda one: (model_of(one), one.fingerprint))
@@ -132,16 +116,7 @@ def in_tier(spec: TierSpec, namespace: Namespace) -> Namespace:
 
 
 def read_timeout(text: str) -> float:
-    """Read the option ``--timeout``."""
-    return read_duration("--timeout", text)
-
-
-def read_duration(flag: str, text: str) -> float:
-    """Read an option as a duration above 0."""
-    duration_s = read_flag(flag, parse_seconds, text)
-    if not duration_s:
-        raise ConfigError(f"{flag} should be more than 0")
-    return duration_s
+    return read_flag("--timeout", parse_seconds, text)
 
 
 def _read_facts(path: Path) -> Namespace:
@@ -163,3 +138,95 @@ def named(namespace: Namespace) -> str:
     model = model_of(namespace)
     digits = namespace.fingerprint[:SHOWN_DIGITS]
     return digits if model == "-" else f"{digits} ({model})"
+
+
+@dataclass(slots=True)
+class Contents:
+    """The chunks of one namespace, counted.
+
+    Attributes:
+        used_bytes: size of the chunks, headers included.
+        oldest_s: last use of the least recently used chunk, in seconds since the epoch; ``None`` if
+            the store does not know.
+        last_used_s: last use of the most recently used chunk, likewise.
+    """
+
+    namespace: Namespace
+    chunks: int = 0
+    used_bytes: int = 0
+    oldest_s: float | None = None
+    last_used_s: float | None = None
+
+    def add(self, object_bytes: int, used_s: float | None) -> None:
+        self.chunks += 1
+        self.used_bytes += object_bytes
+        if used_s is not None:
+            self.oldest_s = used_s if self.oldest_s is None else min(self.oldest_s, used_s)
+            self.last_used_s = used_s if self.last_used_s is None else max(self.last_used_s, used_s)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "fingerprint": self.namespace.fingerprint,
+            "facts": self.namespace.manifest,
+            "manifest_fault": getattr(self.namespace, "fault", "") or None,
+            "chunks": self.chunks,
+            "bytes": self.used_bytes,
+            "oldest_s": self.oldest_s,
+            "last_used_s": self.last_used_s,
+        }
+
+
+def count(spec: TierSpec, namespace: Namespace, timeout_s: float) -> Contents:
+    contents = Contents(namespace)
+    with open_for_maintenance(spec, namespace, timeout_s=timeout_s) as tier:
+        need(tier, Capability.SCAN, "list its chunks")
+        for entry in tier.entries():
+            contents.add(entry.object_bytes, entry.used_s)
+    return contents
+
+
+def need(tier: MaintainedTier, capability: Capability, doing: str) -> None:
+    if not tier.can(capability):
+        spec = tier.spec
+        raise ConfigError(f"tier {spec.name!r}: backend {spec.backend!r} cannot {doing}")
+
+
+class Faults:
+    """The faults of tiers, and of namespaces in them, without secrets.
+
+    Attributes:
+        by_tier: by tier name, the reason why the tier could not be read or changed.
+        notes: by tier name, the reason why the tier was skipped; with other tiers, not a fault.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self.by_tier: dict[str, str] = {}
+        self.notes: dict[str, str] = {}
+        self._is_one_of_several = len(target.tiers) > 1
+        self._advice: dict[str, str | None] = {}
+
+    @contextmanager
+    def of(self, spec: TierSpec) -> Iterator[None]:
+        """Record the error of a tier or a namespace that ends the block, after earlier errors."""
+        try:
+            yield
+        except (BackendError, ConfigError, TierError) as error:
+            if isinstance(error, CannotListError) and self._is_one_of_several:
+                self.notes[spec.name] = str(error)
+                return
+            fault, known = secrets_of(spec.config).mask(str(error)), self.by_tier.get(spec.name)
+            self.by_tier[spec.name] = fault if known in (None, fault) else f"{known}; {fault}"
+            if isinstance(error, TierError):
+                self._advice[spec.name] = advice_on(verdict_of(error))
+
+    def show(self, spec: TierSpec) -> None:
+        if spec.name in self.notes:
+            say(f"skipped: {self.notes[spec.name]}")
+        if spec.name in self.by_tier:
+            say(f"FAILED: {self.by_tier[spec.name]}")
+            if advice := self._advice.get(spec.name):
+                say(f"  what to do: {advice}")
+
+    def end(self) -> None:
+        if self.by_tier:
+            raise typer.Exit(1)

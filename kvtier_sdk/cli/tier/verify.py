@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,31 +11,40 @@ from typing import Annotated, Any
 
 import typer
 
-from kvtier_sdk.cli.say import say
+from kvtier_sdk.aio.clock import Clock, SystemClock
 from kvtier_sdk.cli.targets import TARGET, TARGET_HELP, read_target
-from kvtier_sdk.cli.tier.contents import need
-from kvtier_sdk.cli.tier.faults import Faults
-from kvtier_sdk.cli.tier.pace import Pace, RateOption
+from kvtier_sdk.cli.terminal import JsonOption, progress, read_flag, say
 from kvtier_sdk.cli.tier.selection import (
-    JsonOption,
+    Faults,
     ModelOption,
     NamespaceOption,
     Selection,
     TimeoutOption,
     named,
+    need,
     read_timeout,
 )
-from kvtier_sdk.cli.tier.view import progress
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.opening.maintenance import chunk_bytes_of, open_for_maintenance
+from kvtier_sdk.options.units import parse_bytes
 from kvtier_sdk.runner.jobs import Verdict
 from kvtier_sdk.types import Capability, OffloadKey
 
 #: Most damaged keys that are printed; the JSON lists all.
 _MOST_SHOWN = 10
 _AT_ONCE_BYTES = 16 * 2**20
+
+RateOption = Annotated[
+    str | None,
+    typer.Option(
+        "--rate",
+        metavar="SIZE",
+        show_default="no limit",
+        help="At most so many bytes a second, such as 100MiB, to leave the store to its engines.",
+    ),
+]
 
 
 def verify_command(
@@ -85,15 +95,7 @@ def verify_command(
 
 @dataclass(slots=True)
 class _Verified:
-    """The result of verifying one namespace.
-
-    Attributes:
-        spec: the tier.
-        namespace: the namespace.
-        verdicts: number of chunks by verdict.
-        damaged: keys of the damaged chunks.
-        deleted: number of damaged chunks that were deleted.
-    """
+    """The result of verifying one namespace, with the keys of damaged chunks."""
 
     spec: TierSpec
     namespace: Namespace
@@ -163,13 +165,30 @@ def _verify(verified: _Verified, pace: Pace, timeout_s: float, *, repair: bool) 
                 pace.wait(len(part) * chunk_bytes)
 
 
-def check_readable(spec: TierSpec, namespace: Namespace) -> int:
-    """Check that a namespace's chunks can be read through a tier; return their length.
+class Pace:
+    """Keeps the bytes moved below a rate."""
 
-    Raises:
-        ConfigError: the manifest does not give the length, or the namespace is sealed and the tier
-            has no codec.
-    """
+    def __init__(self, rate: str | None, clock: Clock | None = None) -> None:
+        self._rate_bytes = None if rate is None else read_flag("--rate", parse_bytes, rate)
+        self._clock = clock or SystemClock()
+        self._due_s = self._clock.now_s()
+        self._never = threading.Event()
+
+    def part_bytes(self, most_bytes: int) -> int:
+        """Return the bytes to move before the next wait: a second's worth, or less."""
+        return most_bytes if self._rate_bytes is None else min(most_bytes, self._rate_bytes)
+
+    def wait(self, size_bytes: int) -> None:
+        """Wait as long as ``size_bytes`` take at the rate, less the time since the last call."""
+        if self._rate_bytes is None:
+            return
+        now_s = self._clock.now_s()
+        self._due_s = max(self._due_s, now_s - 1.0) + size_bytes / self._rate_bytes
+        self._never.wait(max(0.0, self._due_s - now_s))
+
+
+def check_readable(spec: TierSpec, namespace: Namespace) -> int:
+    """Check that a namespace's chunks can be read through a tier; return their length."""
     chunk_bytes = chunk_bytes_of(namespace)
     if chunk_bytes is None:
         raise ConfigError(

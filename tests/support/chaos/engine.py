@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from kvtier_sdk import HostPool, LookupResult, OffloadKey, RequestContext
+from kvtier_sdk.cli.replay import ReplayRequest
+from kvtier_sdk.cli.replay.driver import ChunkContent
 from kvtier_sdk.engine import TieringManager
-from kvtier_sdk.replay import ReplayRequest
-from kvtier_sdk.replay.content import ChunkContent
 from support.chaos.scenarios import Outcome
 
 T = TypeVar("T")

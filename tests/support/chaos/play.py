@@ -15,9 +15,9 @@ from pathlib import Path
 from unittest.mock import patch
 
 from kvtier_sdk import HostPool, Namespace, OffloadKey, TieringConfig, TierSpec, TierStats
+from kvtier_sdk.cli.replay import chat_workload
+from kvtier_sdk.cli.replay.driver import ChunkContent
 from kvtier_sdk.engine import TieringManager, open_manager, open_pool
-from kvtier_sdk.replay import chat_workload
-from kvtier_sdk.replay.content import ChunkContent
 from support.chaos.engine import Engine
 from support.chaos.places import MODEL, PLACES, Place
 from support.chaos.scenarios import Outcome, Scenario

@@ -10,8 +10,7 @@ import pytest
 from support.command import kvtier
 
 from kvtier_sdk import BackendLoadError, ConfigError, registry
-from kvtier_sdk.cli import engine_tools
-from kvtier_sdk.cli.engine_tools import installed_engines, prompt_keys, tools_for
+from kvtier_sdk.cli.targets import installed_engines, prompt_keys, tools_for
 
 MINE = """
 from kvtier_sdk import TieringConfig, make_offload_key
@@ -84,4 +83,4 @@ def test_an_engine_that_cannot_be_loaded_is_named(site: Path) -> None:
 def test_vllms_configuration_without_its_package_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_entry_points", lambda group: [])
     with pytest.raises(ConfigError, match=r"^kv\.json: option 'kv_connector' .* kvtier-vllm$"):
-        engine_tools.tools_for({"kv_connector": "OffloadingConnector"}, where="kv.json")
+        tools_for({"kv_connector": "OffloadingConnector"}, where="kv.json")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from kvtier_sdk.cli.say import TerminalFormatter
+from kvtier_sdk.cli.terminal import TerminalFormatter
 
 
 def test_a_library_that_logs_a_stores_text_moves_no_cursor() -> None:

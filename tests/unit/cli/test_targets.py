@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from kvtier_sdk import ConfigError, UnknownBackendError
 from kvtier_sdk.cli.targets import read_target
-from kvtier_vllm.tools import VLLMTools
 
 KV = """
 slots = 8
@@ -30,12 +28,6 @@ def kv(tmp_path: Path) -> str:
 def test_a_url_is_one_tier_and_no_pool() -> None:
     target = read_target("file:///data/kv?capacity=1GiB")
     assert (target.is_url, target.only_tier.backend, target.config.slots) == (True, "file", None)
-
-
-def test_a_urls_name_has_no_password() -> None:
-    target = read_target("redis://user:hunter2@cache/0")
-    assert target.name == "redis://user:***@cache/0"
-    assert "hunter2" not in repr(target)
 
 
 def test_a_url_may_be_longer_than_a_files_name() -> None:
@@ -62,21 +54,6 @@ def test_the_one_tier_of_several_has_to_be_named(kv: str) -> None:
 def test_an_unknown_name_says_which_there_are(kv: str) -> None:
     with pytest.raises(ConfigError, match="no tier is named 'rediss'; did you mean 'redis'"):
         read_target(f"{kv}#rediss")
-
-
-def test_vllms_json_is_read_without_vllm(tmp_path: Path) -> None:
-    path = tmp_path / "vllm.json"
-    extra = {
-        "spec_name": "KVTierOffloadingSpec",
-        "spec_module_path": "kvtier_vllm",
-        "cpu_bytes_to_use": "1GiB",
-        "secondary_tiers": ["memory:"],
-    }
-    transfer = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
-    path.write_text(json.dumps({**transfer, "kv_connector_extra_config": extra}))
-    target = read_target(str(path))
-    assert (type(target.engine), target.config.pool_bytes) == (VLLMTools, 1 << 30)
-    assert target.only_tier.name == "memory"
 
 
 def test_a_file_whose_name_has_a_hash_is_a_file(tmp_path: Path) -> None:

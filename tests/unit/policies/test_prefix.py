@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from support.workloads import WORKLOADS, generate
 
 from kvtier_sdk import OffloadKey, RequestContext, load_policy
+from kvtier_sdk.cli.replay import ReplayRequest
+from kvtier_sdk.cli.replay.sweep import count_hits
 from kvtier_sdk.policies.prefix import _CLASSES, PrefixPolicy, _Simulation
-from kvtier_sdk.replay import ReplayRequest
-from kvtier_sdk.replay.sweep import count_hits
 
 REQUEST = RequestContext("r")
 

@@ -12,7 +12,7 @@ from support.vllm_engine import BLOCK_TOKENS, CHUNK_BYTES, OUR_MANAGER, make_pro
 
 from kvtier_sdk import TieringConfig
 from kvtier_sdk.admin import ask
-from kvtier_sdk.replay import read_trace, replay
+from kvtier_sdk.cli.replay import read_trace, replay
 
 #: Slots of the host pool.
 SLOTS = 12

@@ -26,37 +26,28 @@ def check_bystanders(tiers: Iterable[TierSpec], clock: Clock) -> None:
     """Check that no tier with a limit holds chunks of others, such as an engine's.
 
     A tier that cannot list its namespaces is not checked.
-
-    Raises:
-        ReplayError: a tier holds some; the message says how to go on.
-        TierError: a tier cannot be reached.
     """
     for spec in tiers:
         if Capability.NAMESPACES not in spec.tier_class.capabilities:
             continue
-        is_ours = isinstance(spec.config, BoundedTierConfig)
-        if is_ours and not _limits(spec):
-            continue
+        limits = None
+        if isinstance(spec.config, BoundedTierConfig):
+            limits = _limits(spec.config)
+            if not limits:
+                continue
         # A place that does not exist yet holds nothing, and the replay's own opening of the tier
         # reports all other mistakes.
         with suppress(ConfigError), open_for_maintenance(spec, _NOBODYS, clock=clock) as tier:
-            if is_ours:
-                options = " and ".join(f"'{name}'" for name in _limits(spec))
-                _check(tier, options, f"a root or prefix of its own, or leave out {options}")
+            if limits:
+                _check(tier, limits, f"a root or prefix of its own, or leave out {limits}")
             elif tier.usage().capacity_bytes is not None:
                 _check(tier, "the server's memory limit", "a server of its own")
 
 
-def _limits(spec: TierSpec) -> list[str]:
-    """Return the options that make a tier of ours evict, from all namespaces of its place."""
-    config = spec.config
-    assert isinstance(config, BoundedTierConfig)
-    given = {
-        "capacity": config.capacity_bytes,
-        "ttl": config.ttl_s,
-        "max_age": config.max_age_s,
-    }
-    return [name for name, value in given.items() if value is not None]
+def _limits(config: BoundedTierConfig) -> str:
+    """Name the options that make a tier evict chunks of all namespaces in its place."""
+    given = {"capacity": config.capacity_bytes, "ttl": config.ttl_s, "max_age": config.max_age_s}
+    return " and ".join(f"'{name}'" for name, value in given.items() if value is not None)
 
 
 def _check(tier: MaintainedTier, limit: str, advice: str) -> None:

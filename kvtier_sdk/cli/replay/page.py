@@ -10,7 +10,8 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from kvtier_sdk.cli.replay_charts import (
+from kvtier_sdk.cli.replay import PoolSweep, ReplayReport
+from kvtier_sdk.cli.replay.charts import (
     Chart,
     charts,
     duration,
@@ -21,7 +22,6 @@ from kvtier_sdk.cli.replay_charts import (
 )
 from kvtier_sdk.metrics import TierStats
 from kvtier_sdk.options.units import format_bytes
-from kvtier_sdk.replay import PoolSweep, ReplayReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,6 @@ class Played:
     """The facts about a replay that its report does not hold.
 
     Attributes:
-        workload: the workload's name.
         concurrency: number of requests played at a time.
         chunk_tokens: number of tokens in a chunk, if known.
         options: the configuration as text, without secrets.
@@ -42,7 +41,6 @@ class Played:
 
 
 def replay_page(report: ReplayReport, sweep: PoolSweep, played: Played) -> str:
-    """Write the page."""
     drawn = charts(report, sweep)
     # Escaped, because "</script>" in a text would end the script that holds the data.
     data = json.dumps([_data(chart) for chart in drawn]).replace("<", "\\u003c")
@@ -51,12 +49,11 @@ def replay_page(report: ReplayReport, sweep: PoolSweep, played: Played) -> str:
         "BODY": _body(report, sweep, played, drawn),
         "CHARTS": data,
     }
-    page = (files("kvtier_sdk.cli") / "replay_page.html").read_text(encoding="utf-8")
+    page = (files("kvtier_sdk.cli.replay") / "page.html").read_text(encoding="utf-8")
     return re.sub("@([A-Z]+)@", lambda found: words[found[1]], page)
 
 
 def _data(chart: Chart) -> dict[str, Any]:
-    """Return a chart's data for the page's script."""
     values = [of.values for of in chart.series]
     heights = map(max if chart.kind == "curve" else sum, zip(*values, strict=True))
     top, steps = ticks(chart.top or max(heights, default=0))
@@ -107,7 +104,6 @@ def _setup(report: ReplayReport, sweep: PoolSweep, played: Played) -> str:
 
 
 def _complaints(report: ReplayReport) -> str:
-    """Return the replay's faults, one line each."""
     lines = [f"{report.wrong_bytes:,} bytes came back wrong"] if report.wrong_bytes else []
     lines += [f"failed: {count:,} chunks, {reason}" for reason, count in report.failures.items()]
     lines += [f"dropped: {report.dropped:,} chunks"] if report.dropped else []
@@ -186,7 +182,7 @@ def _wait_table(report: ReplayReport) -> str:
     columns = ["requests", "number", "p50", "p90", "p99", "longest"]
     rows = []
     for of in waits(report):
-        ordered = of.waits_s
+        ordered = of.values
         marks = [
             ordered[min(len(ordered) - 1, len(ordered) * share // 100)] for share in (50, 90, 99)
         ]

@@ -9,20 +9,21 @@ import time
 from array import array
 from collections.abc import Callable, Generator, Iterator, Sequence
 
+import numpy as np
+import numpy.typing as npt
+from xxhash import xxh3_64_intdigest
+
 from kvtier_sdk.aio.clock import Clock, SystemClock
+from kvtier_sdk.cli.replay.bystanders import check_bystanders
+from kvtier_sdk.cli.replay.report import ReplayHistory, ReplayReport, distribution
+from kvtier_sdk.cli.replay.workload import ReplayRequest
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.config.tiering_config import TieringConfig
 from kvtier_sdk.contract import StoreMoment
-from kvtier_sdk.errors import ReplayError
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.opening import open_manager, open_pool
 from kvtier_sdk.pool import HostPool
 from kvtier_sdk.registry import load_store_policy
-from kvtier_sdk.replay.bystanders import check_bystanders
-from kvtier_sdk.replay.content import ChunkContent
-from kvtier_sdk.replay.history import ReplayHistory
-from kvtier_sdk.replay.report import ReplayReport, distribution
-from kvtier_sdk.replay.workload import ReplayRequest
 from kvtier_sdk.tiering import TieringManager
 from kvtier_sdk.types import LookupResult, OffloadKey, RequestContext
 
@@ -31,7 +32,8 @@ from kvtier_sdk.types import LookupResult, OffloadKey, RequestContext
 _STEP_S = 0.01
 # A closed loop waits where an engine would go on, so no deadline may end a job early.
 _PATIENT_S = 600.0
-_CONTENT_VERSION = 1
+_BASE_SEED = 2026
+_NAMESPACE = Namespace({"engine": "kvtier replay", "content_version": 1})
 
 
 def replay(
@@ -43,22 +45,12 @@ def replay(
     on_progress: Callable[[int], None] | None = None,
     clock: Clock | None = None,
 ) -> ReplayReport:
-    """Play a workload through the manager, moving real bytes.
-
-    Raises:
-        ReplayError: no request may run, or others' chunks would be evicted.
-        ConfigError: an option is wrong, or the geometry does not fit.
-        BackendError: a policy cannot be found or loaded.
-        TierError: a tier cannot be reached.
-    """
-    if concurrency < 1:
-        raise ReplayError(f"--concurrency {concurrency}: at least 1 request must run")
+    """Play a workload through the manager, moving real bytes."""
     clock = clock or SystemClock()
     closed = concurrency == 1
     needed = tuple(spec.needed() for spec in config.tiers)
-    config = config.model_copy(update={"tiers": needed})
-    if closed:
-        config = config.model_copy(update={"tiers": tuple(map(_patient, config.tiers))})
+    tiers = tuple(map(_patient, needed)) if closed else needed
+    config = config.model_copy(update={"tiers": tiers})
     if config.recompute_s is None:
         # Nothing is computed, so every load counts as faster than computing.
         config = config.model_copy(update={"recompute_s": math.inf})
@@ -68,7 +60,7 @@ def replay(
     with (
         open_pool(config) as pool,
         open_manager(
-            pool, config, _namespace(pool.chunk_bytes), clock=clock, notify=reported.set
+            pool, config, _NAMESPACE.for_chunks(pool.chunk_bytes), clock=clock, notify=reported.set
         ) as manager,
     ):
         history = ReplayHistory(workload, sources=1 + len(config.tiers))
@@ -89,16 +81,6 @@ def replay(
             left_over=manager.left_over(),
             history=history,
         )
-
-
-def _namespace(chunk_bytes: int) -> Namespace:
-    return Namespace(
-        {
-            "engine": "kvtier replay",
-            "content_version": _CONTENT_VERSION,
-            "chunk_bytes": chunk_bytes,
-        }
-    )
 
 
 def _patient(spec: TierSpec) -> TierSpec:
@@ -283,12 +265,39 @@ class _Driver:
             yield True
 
     def _settle(self) -> Iterator[bool]:
-        """Let the tiers finish their jobs."""
         if self._spills:
             # The end of a step frees slots again, by storing and evicting chunks.
             yield True
         while self._manager.has_pending_work():
             yield False
+
+
+class ChunkContent:
+    """Writes and checks chunks.
+
+    A chunk is a fixed random sequence of 64-bit words, with a digest of the key added to each.
+    It is made at the speed of memory. It differs in nearly every word from another key's chunk,
+    and from itself shifted by some bytes.
+    """
+
+    def __init__(self, chunk_bytes: int) -> None:
+        words = -(-chunk_bytes // 8)
+        rng = np.random.default_rng(_BASE_SEED)
+        self._base = rng.integers(0, 2**64, size=words, dtype=np.uint64)
+        self._scratch = np.empty(words, np.uint64)
+        self._bytes = self._scratch.view(np.uint8)[:chunk_bytes]
+
+    def write(self, key: OffloadKey, view: memoryview) -> None:
+        """Write a chunk's content into its slot, as the device would."""
+        np.frombuffer(view, np.uint8)[:] = self._expected(key)
+
+    def wrong_bytes(self, key: OffloadKey, view: memoryview) -> int:
+        """Count the bytes of a slot that differ from its chunk's content."""
+        return int(np.count_nonzero(np.frombuffer(view, np.uint8) != self._expected(key)))
+
+    def _expected(self, key: OffloadKey) -> npt.NDArray[np.uint8]:
+        np.add(self._base, np.uint64(xxh3_64_intdigest(key)), out=self._scratch)
+        return self._bytes
 
 
 class _Meter:

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
 import typer
 
-from kvtier_sdk.cli.engine_tools import tools_for
-from kvtier_sdk.cli.replay_page import Played, replay_page
-from kvtier_sdk.cli.replay_view import print_json, print_table, progress
-from kvtier_sdk.cli.sweep_view import print_sweep, print_sweep_json
-from kvtier_sdk.config.tiering_config import TieringConfig
-from kvtier_sdk.errors import ConfigError
-from kvtier_sdk.opening.pools import pool_slots
-from kvtier_sdk.options.files import read_options
-from kvtier_sdk.replay import (
+from kvtier_sdk.cli.replay import (
     PoolSweep,
     ReplayRequest,
     chat_workload,
@@ -25,6 +18,14 @@ from kvtier_sdk.replay import (
     replay,
     sweep_pool,
 )
+from kvtier_sdk.cli.replay.page import Played, replay_page
+from kvtier_sdk.cli.replay.view import print_report, print_sweep
+from kvtier_sdk.cli.targets import tools_for
+from kvtier_sdk.cli.terminal import JsonOption, progress
+from kvtier_sdk.config.tiering_config import TieringConfig
+from kvtier_sdk.errors import ConfigError
+from kvtier_sdk.opening.pools import pool_slots
+from kvtier_sdk.options.files import read_options
 
 #: Defaults of options that are given neither on the command line nor in the file.
 _DEFAULTS: Mapping[str, Any] = {"slots": 2000}
@@ -129,9 +130,7 @@ def replay_command(
             "'lru'; another policy is estimated from a share of a long trace.",
         ),
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object on stdout instead of the table.")
-    ] = False,
+    as_json: JsonOption = False,
     report_file: Annotated[
         typer.FileTextWrite | None,
         typer.Option(
@@ -167,6 +166,7 @@ def replay_command(
         "verify": verify,
     }
     given = {name: value for name, value in flags.items() if value is not None}
+    is_page = report_file is not None and report_file.name.endswith(".html")
     options = _configuration(config, given, {**_DEFAULTS, "chunk_bytes": _chunk_bytes(played)})
     if options.chunk_bytes is None:
         raise ConfigError(
@@ -174,21 +174,32 @@ def replay_command(
             "engine's log names at its start"
         )
     if sweep:
-        _sweep(played, options, concurrency, report_file, as_json=as_json)
+        if concurrency > 1:
+            raise ConfigError(
+                f"--sweep counts one request at a time; leave out --concurrency {concurrency}"
+            )
+        if report_file is not None and is_page:
+            raise ConfigError(
+                f"--report {report_file.name}: a page is of a replay, and has the sweep's curve "
+                "too; leave out --sweep"
+            )
+        swept = _swept(played, options)
+        _write(swept.as_json(options.chunk_bytes), report_file, as_json=as_json)
+        if not as_json:
+            print_sweep(swept, options.chunk_bytes)
         return
-    with progress(len(played)) as advance:
+    with progress("replay", len(played)) as advance:
         report = replay(
             played,
             options,
             concurrency=concurrency,
             evict_others=evict_others,
-            on_progress=advance,
+            on_progress=lambda _: advance(1),
         )
-    if as_json:
-        print_json(report)
-    else:
-        print_table(report, overlapped=concurrency > 1)
-    if report_file is not None and _is_page(report_file):
+    _write(report.as_json(), None if is_page else report_file, as_json=as_json)
+    if not as_json:
+        print_report(report, overlapped=concurrency > 1)
+    if report_file is not None and is_page:
         page = Played(
             workload=f"chats, seed {seed or 0}" if trace is None else trace.name,
             concurrency=concurrency,
@@ -196,46 +207,19 @@ def replay_command(
             options=json.dumps(options.to_dict(), indent=2),
         )
         report_file.write(replay_page(report, _swept(played, options), page))
-    elif report_file is not None:
-        print_json(report, report_file)
     if report.wrong_bytes:
         raise typer.Exit(1)
 
 
-def _sweep(
-    workload: Sequence[ReplayRequest],
-    config: TieringConfig,
-    concurrency: int,
-    report_file: TextIO | None,
-    *,
-    as_json: bool,
-) -> None:
-    if concurrency > 1:
-        raise ConfigError(
-            f"--sweep counts one request at a time; leave out --concurrency {concurrency}"
-        )
-    if report_file is not None and _is_page(report_file):
-        raise ConfigError(
-            f"--report {report_file.name}: a page is of a replay, and has the sweep's curve too; "
-            "leave out --sweep"
-        )
-    swept = _swept(workload, config)
-    chunk_bytes = config.chunk_bytes or 0
-    if as_json:
-        print_sweep_json(swept, chunk_bytes)
-    else:
-        print_sweep(swept, chunk_bytes)
-    if report_file is not None:
-        print_sweep_json(swept, chunk_bytes, report_file)
+def _write(figures: Mapping[str, Any], file: TextIO | None, *, as_json: bool) -> None:
+    for wanted in (sys.stdout if as_json else None, file):
+        if wanted is not None:
+            print(json.dumps(figures), file=wanted)
 
 
 def _swept(workload: Sequence[ReplayRequest], config: TieringConfig) -> PoolSweep:
     slots = pool_slots(config, config.chunk_bytes or 0)
     return sweep_pool(workload, policy=config.policy, pool_slots=slots)
-
-
-def _is_page(file: TextIO) -> bool:
-    return file.name.endswith(".html")
 
 
 def _workload(
@@ -252,7 +236,7 @@ def _workload(
 
 
 def _chunk_bytes(played: Sequence[ReplayRequest]) -> int | None:
-    """Return the size of all chunks, if the workload gives a single one."""
+    """Return the size of the chunks, if it is the same for all requests."""
     sizes = {request.chunk_bytes for request in played}
     return sizes.pop() if len(sizes) == 1 else None
 
@@ -264,25 +248,19 @@ def _configuration(
     given = TieringConfig.from_dict({**defaults, **flags}, where="command line")
     if file is None:
         return given
-    options = read_options(file)
+    options, over = read_options(file), set(flags)
+    update = dict(_ENGINES_OWN)
     if engine := tools_for(options, where=str(file)):
-        return _of_engine(engine.read(options, where=str(file)), given, flags)
-    options = {name: value for name, value in options.items() if name not in flags}
-    if "slots" in flags:
-        options.pop("pool_bytes", None)
-    elif "pool_bytes" in options:
-        del defaults["slots"]
-    config = TieringConfig.from_dict({**defaults, **options}, where=str(file))
-    return config.model_copy(
-        update={**_ENGINES_OWN, **{name: getattr(given, name) for name in flags}}
-    )
-
-
-def _of_engine(
-    config: TieringConfig, given: TieringConfig, flags: Mapping[str, Any]
-) -> TieringConfig:
-    """Put the flags over an engine's options, which do not give the size of a chunk."""
-    names = {*flags, "chunk_bytes"}
-    size = {"pool_bytes": None} if "slots" in flags else {}
-    update = {**_ENGINES_OWN, **size, **{name: getattr(given, name) for name in names}}
-    return config.model_copy(update=update)
+        config = engine.read(options, where=str(file))
+        # Engines' options do not give the size of a chunk.
+        over.add("chunk_bytes")
+        if "slots" in flags:
+            update["pool_bytes"] = None
+    else:
+        options = {name: value for name, value in options.items() if name not in flags}
+        if "slots" in flags:
+            options.pop("pool_bytes", None)
+        elif "pool_bytes" in options:
+            del defaults["slots"]
+        config = TieringConfig.from_dict({**defaults, **options}, where=str(file))
+    return config.model_copy(update=update | {name: getattr(given, name) for name in over})

@@ -7,10 +7,12 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from operator import truediv
+from typing import NamedTuple
 
-from kvtier_sdk.cli.sweep_view import suggestion
+from kvtier_sdk.cli.replay import PoolSweep, ReplayReport, SweepPoint
+from kvtier_sdk.cli.replay.view import suggestion
 from kvtier_sdk.options.units import format_bytes
-from kvtier_sdk.replay import PoolSweep, ReplayReport, SweepPoint
 
 #: Most columns of a chart, however long the trace is.
 _MOST_COLUMNS = 100
@@ -23,9 +25,7 @@ class Series:
     """One line, or one part of each column.
 
     Attributes:
-        name: the name in the legend and the table.
         color: the name of one of the page's colours.
-        values: the values, from the left.
         dashed: true for a line that may coincide with another.
     """
 
@@ -41,12 +41,10 @@ class Chart:
 
     Attributes:
         kind: ``columns``, stacked, or ``curve``.
-        title: the heading.
         note: an explanation of how to read the chart.
         unit: the unit of the horizontal axis.
         heads: the meaning of each column; the table's first column.
         labels: short heads, for the axis.
-        series: the values.
         text: a function that formats a value.
         top: the end of the vertical axis; 0: the highest value decides.
         marks: named places on the horizontal axis, in columns from the left.
@@ -64,34 +62,12 @@ class Chart:
     marks: Sequence[tuple[float, str]] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """An origin of chunks: the host pool, a tier, or the engine, which computed them.
-
-    Attributes:
-        name: ``host pool``, the tier's name, or ``computed``.
-        color: the name of one of the page's colours.
-        chunks: number of chunks, over all requests.
-    """
+class Source(NamedTuple):
+    """An origin of chunks: the host pool, a tier, or the engine, which computed them."""
 
     name: str
     color: str
     chunks: int
-
-
-@dataclass(frozen=True, slots=True)
-class Waits:
-    """The waits of one kind of requests.
-
-    Attributes:
-        name: the kind's name.
-        color: the name of one of the page's colours.
-        waits_s: each request's wait, shortest first.
-    """
-
-    name: str
-    color: str
-    waits_s: list[float]
 
 
 def sources(report: ReplayReport) -> list[Source]:
@@ -107,7 +83,6 @@ def sources(report: ReplayReport) -> list[Source]:
 
 
 def charts(report: ReplayReport, sweep: PoolSweep) -> list[Chart]:
-    """Return the charts of a page, in their order."""
     return [
         _over_time(report),
         _by_depth(report),
@@ -118,7 +93,6 @@ def charts(report: ReplayReport, sweep: PoolSweep) -> list[Chart]:
 
 
 def percent(share: float) -> str:
-    """Write a share for people: ``0.3256`` is ``"32.6%"``."""
     return f"{share:.1%}"
 
 
@@ -130,18 +104,18 @@ def duration(seconds: float) -> str:
     return f"{seconds * 10**6:.3g} us"
 
 
-def waits(report: ReplayReport) -> list[Waits]:
-    """Return the waits of requests, by the last tier that they got a chunk from."""
+def waits(report: ReplayReport) -> list[Series]:
+    """Return the sorted waits of requests, by the last tier that they got a chunk from."""
     *found, computed = sources(report)
-    kinds = [Waits("nothing found", computed.color, []), Waits("host pool only", "host", [])]
-    kinds += [Waits(f"from {of.name} too", of.color, []) for of in found[1:]]
+    kinds = [("nothing found", computed.color), ("host pool only", "host")]
+    kinds += [(f"from {of.name} too", of.color) for of in found[1:]]
+    waited: list[list[float]] = [[] for _ in kinds]
     history = report.history
     for wait_s, *hits in zip(history.wait_s, *history.hits, strict=True):
         last = max((at for at, chunks in enumerate(hits, 1) if chunks), default=0)
-        kinds[last].waits_s.append(wait_s)
-    for kind in kinds:
-        kind.waits_s.sort()
-    return [kind for kind in kinds if kind.waits_s]
+        waited[last].append(wait_s)
+    named = zip(kinds, waited, strict=True)
+    return [Series(*kind, sorted(waits_s)) for kind, waits_s in named if waits_s]
 
 
 def ticks(top: float) -> tuple[float, list[float]]:
@@ -156,39 +130,64 @@ def ticks(top: float) -> tuple[float, list[float]]:
 
 def _over_time(report: ReplayReport) -> Chart:
     history = report.history
-    edges = _edges(len(history.chunks), _MOST_COLUMNS)
-    chunks = _sums(history.chunks, edges)
-    return Chart(
-        kind="columns",
+    return _hit_rates(
+        report,
         title="Hit rate over time",
         note="Chunks found, as a share of those that the requests of a column name.",
         unit="requests, in order of arrival",
-        heads=[_span("request", *edge) for edge in edges],
-        labels=[f"{start + 1:,}" for start, _ in edges],
-        series=_shares(report, (_sums(hits, edges) for hits in history.hits), chunks),
-        text=percent,
-        top=1.0,
+        word="request",
+        most=_MOST_COLUMNS,
+        hits=history.hits,
+        named=history.chunks,
     )
 
 
 def _by_depth(report: ReplayReport) -> Chart:
     history = report.history
-    longest = max(history.chunks, default=0)
-    ends = [0] * (longest + 1)
+    ends = [0] * (max(history.chunks, default=0) + 1)
     for chunks in history.chunks:
         ends[chunks] += 1
-    named = [len(history.chunks) - shorter for shorter in accumulate(ends[:-1])]
-    edges = _edges(longest, _MOST_DEPTHS)
-    return Chart(
-        kind="columns",
+    return _hit_rates(
+        report,
         title="Hit rate by depth in the prompt",
         note="Chunks found, as a share of those that lie as far from the start of a prompt.",
         unit="chunks from the start of the prompt",
-        heads=[_span("chunk", *edge) for edge in edges],
-        labels=[f"{start + 1:,}" for start, _ in edges],
-        series=_shares(
-            report, (_sums(hits, edges) for hits in history.hits_at), _sums(named, edges)
-        ),
+        word="chunk",
+        most=_MOST_DEPTHS,
+        hits=history.hits_at,
+        named=[len(history.chunks) - shorter for shorter in accumulate(ends[:-1])],
+    )
+
+
+def _hit_rates(
+    report: ReplayReport,
+    *,
+    title: str,
+    note: str,
+    unit: str,
+    word: str,
+    most: int,
+    hits: Iterable[Sequence[int]],
+    named: Sequence[int],
+) -> Chart:
+    width = max(1, -(-len(named) // most))
+    starts = range(0, len(named), width)
+    totals = [max(1, total) for total in _sums(named, width)]
+    return Chart(
+        kind="columns",
+        title=title,
+        note=note,
+        unit=unit,
+        heads=[_span(word, start, min(start + width, len(named))) for start in starts],
+        labels=[f"{start + 1:,}" for start in starts],
+        series=[
+            Series(
+                of.name,
+                of.color,
+                list(map(truediv, _sums(found, width), totals)),
+            )
+            for of, found in zip(sources(report)[:-1], hits, strict=True)
+        ],
         text=percent,
         top=1.0,
     )
@@ -218,11 +217,11 @@ def _by_request(report: ReplayReport) -> Chart:
 
 def _waits(report: ReplayReport) -> Chart:
     kinds = waits(report)
-    edges = _decades(min(of.waits_s[0] for of in kinds), max(of.waits_s[-1] for of in kinds))
+    edges = _decades(min(of.values[0] for of in kinds), max(of.values[-1] for of in kinds))
     bounds = list(pairwise(edges))
     series = []
     for of in kinds:
-        below = [0, *(bisect_left(of.waits_s, edge) for edge in edges[1:])]
+        below = [0, *(bisect_left(of.values, edge) for edge in edges[1:])]
         series.append(Series(of.name, of.color, [end - start for start, end in pairwise(below)]))
     return Chart(
         kind="columns",
@@ -261,33 +260,13 @@ def _what_if(report: ReplayReport, sweep: PoolSweep) -> Chart:
     )
 
 
-def _shares(
-    report: ReplayReport, hits: Iterable[Sequence[int]], chunks: Sequence[int]
-) -> list[Series]:
-    """Return the shares of all sources except the computed chunks."""
-    return [
-        Series(
-            of.name,
-            of.color,
-            [part / max(1, all_) for part, all_ in zip(found, chunks, strict=True)],
-        )
-        for of, found in zip(sources(report)[:-1], hits, strict=True)
-    ]
-
-
-def _edges(count: int, most: int) -> list[tuple[int, int]]:
-    """Cut a range into equal parts, at most ``most``."""
-    width = max(1, -(-count // most))
-    return [(start, min(start + width, count)) for start in range(0, count, width)]
-
-
 def _span(word: str, start: int, end: int) -> str:
     one = end - start == 1
     return f"{word} {end:,}" if one else f"{word}s {start + 1:,} to {end:,}"
 
 
-def _sums(values: Sequence[int], edges: Iterable[tuple[int, int]]) -> list[int]:
-    return [sum(values[start:end]) for start, end in edges]
+def _sums(values: Sequence[int], width: int) -> list[int]:
+    return [sum(values[start : start + width]) for start in range(0, len(values), width)]
 
 
 def _decades(least: float, most: float) -> list[float]:

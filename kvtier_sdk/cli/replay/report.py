@@ -2,26 +2,49 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kvtier_sdk.cli.replay.workload import ReplayRequest
 from kvtier_sdk.metrics import TierStats
-from kvtier_sdk.replay.history import ReplayHistory
+
+
+class ReplayHistory:
+    """A few numbers for each request, in order of arrival, and for each depth of a prompt.
+
+    Attributes:
+        chunks: number of chunks of each request.
+        hits: for the host pool and then each tier, the chunks that each request got from it.
+        wait_s: seconds from each request's first lookup until its hits were in host memory.
+        hits_at: for the host pool and then each tier, the hits of all requests at each depth.
+    """
+
+    __slots__ = ("chunks", "hits", "hits_at", "wait_s")
+
+    def __init__(self, workload: Sequence[ReplayRequest], sources: int) -> None:
+        self.chunks = array("q", (len(request.keys) for request in workload))
+        self.wait_s = array("d", bytes(8 * len(workload)))
+        self.hits = [array("q", bytes(8 * len(workload))) for _ in range(sources)]
+        longest = max(self.chunks, default=0)
+        self.hits_at = [array("q", bytes(8 * longest)) for _ in range(sources)]
+
+    def note_hits(self, number: int, depth: int, sources: Sequence[int]) -> None:
+        """Record a request's hits from ``depth`` on; source -1 is the host pool."""
+        for at, source in enumerate(sources, depth):
+            self.hits[source + 1][number] += 1
+            self.hits_at[source + 1][at] += 1
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayReport:
-    """The figures of one replay. A trace's blocks are chunks.
+    """The figures of one replay.
 
     Attributes:
-        requests: number of requests played.
-        chunks: number of chunks that the requests named.
+        chunks: number of chunks that the requests named, which a trace calls blocks.
         hit_chunks: number of these chunks that did not have to be computed.
-        chunk_bytes: length of a chunk.
         compared_bytes: number of loaded bytes, all of them compared with the bytes stored.
-        wrong_bytes: number of loaded bytes that differed.
-        elapsed_s: wall time of the loop.
         scheduler_us: the scheduler thread's CPU time per chunk, in microseconds: for each
             request the time of its calls to the manager, divided by its chunks.
         tiers: the primary tier's figures, then each secondary tier's.
@@ -62,10 +85,7 @@ class ReplayReport:
         }
 
     def as_json(self) -> dict[str, Any]:
-        """Return the report as plain values.
-
-        The names are a published format, which calls a chunk a block, as traces do.
-        """
+        """Return the report in its published format, which calls a chunk a block as traces do."""
         return {
             "requests": self.requests,
             "blocks": self.chunks,
@@ -79,27 +99,28 @@ class ReplayReport:
             "elapsed_s": self.elapsed_s,
             "scheduler_us_per_block": self.scheduler_us,
             "left_over": self.left_over,
-            "tiers": [
-                {
-                    "name": tier.name,
-                    "type": tier.backend,
-                    "hit_blocks": tier.hit_chunks,
-                    "stored_blocks": tier.stored_chunks,
-                    "loaded_blocks": tier.loaded_chunks,
-                    "evicted_blocks": tier.evicted_chunks,
-                    "evicted_unread_blocks": tier.evicted_unread_chunks,
-                    "not_admitted_blocks": tier.not_admitted_chunks,
-                    "bytes_stored": tier.stored_bytes,
-                    "bytes_loaded": tier.loaded_bytes,
-                    "store_s": tier.store_s,
-                    "load_s": tier.load_s,
-                    "failures": dict(tier.failures),
-                    "dropped": dict(tier.dropped),
-                    "errors": tier.errors,
-                }
-                for tier in self.tiers
-            ],
+            "tiers": [_tier_json(tier) for tier in self.tiers],
         }
+
+
+def _tier_json(tier: TierStats) -> dict[str, Any]:
+    return {
+        "name": tier.name,
+        "type": tier.backend,
+        "hit_blocks": tier.hit_chunks,
+        "stored_blocks": tier.stored_chunks,
+        "loaded_blocks": tier.loaded_chunks,
+        "evicted_blocks": tier.evicted_chunks,
+        "evicted_unread_blocks": tier.evicted_unread_chunks,
+        "not_admitted_blocks": tier.not_admitted_chunks,
+        "bytes_stored": tier.stored_bytes,
+        "bytes_loaded": tier.loaded_bytes,
+        "store_s": tier.store_s,
+        "load_s": tier.load_s,
+        "failures": dict(tier.failures),
+        "dropped": dict(tier.dropped),
+        "errors": tier.errors,
+    }
 
 
 def distribution(samples: Sequence[float], weights: Sequence[int]) -> dict[str, float]:

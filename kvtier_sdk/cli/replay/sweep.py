@@ -11,9 +11,9 @@ from itertools import takewhile
 from typing import Any
 from zlib import crc32
 
+from kvtier_sdk.cli.replay.workload import ReplayRequest
 from kvtier_sdk.contract import EvictionPolicy
 from kvtier_sdk.registry import load_policy
-from kvtier_sdk.replay.workload import ReplayRequest
 from kvtier_sdk.tiering.prefix_order import PrefixOrder
 from kvtier_sdk.tiering.records import SlotState
 from kvtier_sdk.tiering.slots import PrimaryTier
@@ -29,13 +29,7 @@ _WORTHWHILE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class SweepPoint:
-    """The hits of one size.
-
-    Attributes:
-        slots: the size in chunks.
-        hit_chunks: hits of a host pool of this size without tiers.
-        lru_hit_chunks: its hits with ``lru``, which are always exact.
-    """
+    """The hits of one size: of a host pool without tiers, with its policy and with ``lru``."""
 
     slots: int
     hit_chunks: int
@@ -47,10 +41,6 @@ class PoolSweep:
     """Hit rate against size.
 
     Attributes:
-        policy: the host pool's eviction policy.
-        requests: number of requests in the workload.
-        chunks: number of chunks that they name.
-        distinct_chunks: number of different chunks among them.
         points: the hits of sizes that double, from a pool that holds the longest request twice to
             a pool that holds every chunk.
         pool: the hits of the configured size.
@@ -77,7 +67,6 @@ class PoolSweep:
         return self.points[0]
 
     def rate(self, chunks: int) -> float:
-        """Chunks as a share of all, 0.0 to 1.0."""
         return chunks / self.chunks if self.chunks else 0.0
 
     def tier_chunks(self, tier: SweepPoint) -> int:
@@ -119,9 +108,6 @@ def sweep_pool(
     For ``lru`` one pass finds all sizes, and the counts are those of full replays without tiers.
     Any other policy is played once for each size. A long workload is reduced to a share of its
     keys for that, so the counts are estimates.
-
-    Raises:
-        BackendError: the policy cannot be found or loaded.
     """
     distinct = {key for request in workload for key in request.keys}
     longest = max((len(request.keys) for request in workload), default=0)

@@ -18,13 +18,7 @@ _CHAT_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ReplayRequest:
-    """One request of a workload.
-
-    Attributes:
-        request_id: unique in the workload.
-        keys: its chunks, in prefix order.
-        chunk_bytes: length of each; ``None`` if the workload does not say.
-    """
+    """One request of a workload: its chunks, in prefix order, and their length if it is known."""
 
     request_id: str
     keys: tuple[OffloadKey, ...]
@@ -36,15 +30,12 @@ def _key(*parts: object) -> OffloadKey:
 
 
 def read_trace(path: Path) -> list[ReplayRequest]:
-    """Read a block-hash trace.
+    """Read a block-hash trace: a file, or the ``*.jsonl`` files of a directory.
 
     The format was published with Mooncake (FAST '25): one JSON object per line, whose ``hash_ids``
     name the blocks of the prompt, with equal ids for equal prefixes. A block is a chunk here. Two
     other fields are used: ``timestamp``, for the order, and ``chunk_bytes``, which is in traces
     that an engine has recorded.
-
-    Raises:
-        ReplayError: the file cannot be read, or a line is malformed; the message names it.
     """
     files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
     requests: list[ReplayRequest] = []
@@ -78,7 +69,6 @@ def _read_file(path: Path, prefix: str) -> list[ReplayRequest]:
 
 
 def _parse_line(line: str, where: str, name: str) -> tuple[float, ReplayRequest]:
-    """Return the arrival time and the request of a line."""
     try:
         record = json.loads(line)
     except ValueError as error:
@@ -101,9 +91,6 @@ def chat_workload(requests: int, seed: int) -> list[ReplayRequest]:
 
     Each turn's prompt is the whole conversation so far, so it shares all but its end with the
     previous turn.
-
-    Raises:
-        ReplayError: ``requests`` is less than 1.
     """
     if requests < 1:
         raise ReplayError(f"{requests} requests: a workload needs at least 1")

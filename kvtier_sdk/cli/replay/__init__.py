@@ -1,0 +1,18 @@
+"""Replay: a workload played through the manager with real bytes, without an engine."""
+
+from kvtier_sdk.cli.replay.driver import replay
+from kvtier_sdk.cli.replay.report import ReplayHistory, ReplayReport
+from kvtier_sdk.cli.replay.sweep import PoolSweep, SweepPoint, sweep_pool
+from kvtier_sdk.cli.replay.workload import ReplayRequest, chat_workload, read_trace
+
+__all__ = [
+    "PoolSweep",
+    "ReplayHistory",
+    "ReplayReport",
+    "ReplayRequest",
+    "SweepPoint",
+    "chat_workload",
+    "read_trace",
+    "replay",
+    "sweep_pool",
+]

@@ -1,0 +1,117 @@
+"""Prints a replay's report, or a sweep of sizes, on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvtier_sdk.cli.replay.report import ReplayReport
+from kvtier_sdk.cli.replay.sweep import PoolSweep
+from kvtier_sdk.cli.terminal import print_columns, say
+from kvtier_sdk.metrics import TierStats
+from kvtier_sdk.options.units import format_bytes
+
+_TITLES = ("tier", "hit chunks", "hit rate", "stored", "GB/s", "loaded", "GB/s", "evicted chunks")
+_NUMBERS = frozenset(range(1, len(_TITLES)))
+
+
+def print_report(report: ReplayReport, *, overlapped: bool) -> None:
+    say(
+        f"{report.requests:,} requests, {report.chunks:,} chunks of "
+        f"{format_bytes(report.chunk_bytes)}, {report.elapsed_s:.1f} s"
+    )
+    rows = [_TITLES, *(_row(tier, report) for tier in report.tiers)]
+    total = ("all", f"{report.hit_chunks:,}", f"{report.hit_rate:.2%}")
+    print_columns([*rows, (*total, *[""] * (len(_TITLES) - len(total)))], _NUMBERS)
+    if len(report.tiers) > 1:
+        of_each = "; jobs that overlap count each" if overlapped else ""
+        say(f"GB/s: bytes over the time that store or load jobs were under way{of_each}")
+    us = report.scheduler_us
+    say(
+        f"scheduler thread: {us['mean']:.1f} us of CPU per chunk; a request's mean per chunk: "
+        f"p50 {us['p50']:.1f} us, p99 {us['p99']:.1f} us, max {us['max']:.1f} us"
+    )
+    for tier in report.tiers:
+        say(*_troubles(tier))
+    if report.dropped and overlapped:
+        say(
+            "Requests that overlap do not wait for room: a chunk that was dropped on its way "
+            "down is a miss the next time. --concurrency 1 waits, and drops nothing."
+        )
+    say(f"dropped: {report.dropped:,} chunks")
+    wrong = f"{report.wrong_bytes:,} of them wrong" if report.wrong_bytes else "all equal"
+    say(f"compared with what was stored: {report.compared_bytes:,} bytes, {wrong}")
+
+
+def _row(tier: TierStats, report: ReplayReport) -> tuple[str, ...]:
+    rate = tier.hit_chunks / report.chunks if report.chunks else 0.0
+    return (
+        tier.name,
+        f"{tier.hit_chunks:,}",
+        f"{rate:.2%}",
+        format_bytes(tier.stored_bytes),
+        _speed(tier.stored_bytes, tier.store_s, report.elapsed_s),
+        format_bytes(tier.loaded_bytes),
+        _speed(tier.loaded_bytes, tier.load_s, report.elapsed_s),
+        f"{tier.evicted_chunks:,}",
+    )
+
+
+def _speed(size_bytes: int, jobs_s: float, elapsed_s: float) -> str:
+    # Overlapping jobs each count in full, so their sum may be longer than the whole run.
+    duration_s = min(jobs_s, elapsed_s)
+    return f"{size_bytes / duration_s / 1e9:.2f}" if duration_s else "-"
+
+
+def _troubles(tier: TierStats) -> Iterator[str]:
+    for reason, count in sorted(tier.failures.items()):
+        yield f"failed: {count:,} chunks, {tier.name} {reason}"
+    for reason, count in sorted(tier.dropped.items()):
+        yield f"dropped: {count:,} chunks, {tier.name} {reason}"
+    for error in tier.errors:
+        yield f"  {error}"
+
+
+def print_sweep(sweep: PoolSweep, chunk_bytes: int) -> None:
+    pool = format_bytes(sweep.pool.slots * chunk_bytes)
+    say(
+        f"{sweep.requests:,} requests, {sweep.chunks:,} chunks of {format_bytes(chunk_bytes)}, "
+        f"{sweep.distinct_chunks:,} of them distinct: "
+        f"{format_bytes(sweep.distinct_chunks * chunk_bytes)}"
+    )
+    rows = [("size", "chunks", "as host pool", "gained", f"as tier behind {pool}")]
+    last = None
+    for point in sweep.points:
+        gained = "" if last is None else f"{100 * sweep.rate(point.hit_chunks - last):+.2f}"
+        last = point.hit_chunks
+        rows.append(
+            (
+                format_bytes(point.slots * chunk_bytes),
+                f"{point.slots:,}",
+                f"{sweep.rate(point.hit_chunks):.2%}",
+                gained,
+                f"{100 * sweep.rate(sweep.tier_chunks(point)):+.2f}",
+            )
+        )
+    print_columns(rows, frozenset(range(len(rows[0]))))
+    exactness = "what a replay without tiers hits,"
+    if sweep.share < 1:
+        exactness = (
+            f"estimated with {sweep.share:.1%} of the chunks, in two halves that differ by at "
+            f"most {100 * sweep.error:.1f} points;"
+        )
+    say(
+        "as tier: points of hit rate that it adds, if it is given every chunk",
+        suggestion(sweep, chunk_bytes),
+        f"{sweep.policy}: {exactness} one request at a time",
+    )
+
+
+def suggestion(sweep: PoolSweep, chunk_bytes: int) -> str:
+    """Suggest a size, and say why."""
+    point = sweep.suggested
+    size = format_bytes(point.slots * chunk_bytes)
+    rate = f"{sweep.rate(point.hit_chunks):.1%}"
+    why = "Beyond it each doubling gains less than 1 point."
+    if point is sweep.points[-1]:
+        why = "It holds every chunk."
+    return f"Suggested: {size}, {point.slots:,} slots, which hit {rate}. {why}"

@@ -1,0 +1,99 @@
+"""What commands share: reading flags, and writing lines, columns and bars on the terminal."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated, TypeVar
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from kvtier_sdk.errors import ConfigError
+from kvtier_sdk.options.place import one_line
+from kvtier_sdk.options.secrets import MaskingFormatter
+
+T = TypeVar("T", int, float)
+
+#: Advances a bar by a number of units.
+Step = Callable[[int], None]
+
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object on stdout instead of the text.")
+]
+
+_UNITS = (("d", 86_400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0))
+
+
+def read_flag(flag: str, parse: Callable[[str], T], text: str, *, may_be_0: bool = False) -> T:
+    """Read the value of a flag; raise :class:`ConfigError` if it is wrong, or 0."""
+    try:
+        value = parse(text)
+    except ValueError as error:
+        raise ConfigError(f"{flag}: {error}") from None
+    if not value and not may_be_0:
+        raise ConfigError(f"{flag} should be more than 0")
+    return value
+
+
+def say(*lines: str, to_stderr: bool = False) -> None:
+    """Print lines, escaped so that foreign text cannot move the cursor or start a line."""
+    for line in lines:
+        # Flush into pipes too, because the next line may have to wait for a tier.
+        print(one_line(line), file=sys.stderr if to_stderr else sys.stdout, flush=True)
+
+
+class TerminalFormatter(MaskingFormatter):
+    """Escapes log records, because libraries log text that a store has sent."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return "\n".join(map(one_line, super().format(record).split("\n")))
+
+
+def print_columns(rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) -> None:
+    """Print rows in columns, aligned to the right where named; the first row holds the titles."""
+    rows = [[one_line(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [
+            cell.rjust(width) if index in right else cell.ljust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        say("  ".join(cells).rstrip())
+
+
+def ago(then_s: float | None, now_s: float) -> str:
+    """Format the time since ``then_s``, for example ``3 d``."""
+    if then_s is None:
+        return "-"
+    past_s = max(0.0, now_s - then_s)
+    for unit, length_s in _UNITS:
+        if past_s >= length_s:
+            return f"{past_s / length_s:.0f} {unit}"
+    return "now"
+
+
+def share(part: float, whole: float) -> str:
+    """Format a share of a whole, for example ``12%``."""
+    return f"{part / whole:.0%}" if whole else "-"
+
+
+@contextmanager
+def progress(label: str, total: int) -> Iterator[Step]:
+    """Show a bar on a terminal while the block runs; yield a function that advances it."""
+    console = Console(stderr=True)
+    with Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        # In a file or a pipe, a bar would be noise.
+        disable=not console.is_terminal,
+        transient=True,
+    ) as bar:
+        task = bar.add_task(one_line(label), total=total)
+        yield lambda count: bar.advance(task, count)
