@@ -18,13 +18,7 @@ STORES: dict[str, type[Store]] = {
 
 @contextmanager
 def running(name: str, folder: Path, chunk_bytes: int) -> Iterator[Store]:
-    """Start one of :data:`STORES`, empty, and end it after the block.
-
-    Args:
-        name: the store.
-        folder: the folder of its files.
-        chunk_bytes: length of a chunk.
-    """
+    """Start one of :data:`STORES`, empty, and end it after the block."""
     store = STORES[name](folder, chunk_bytes)  # type: ignore[call-arg]
     try:
         yield store

@@ -64,11 +64,7 @@ class MooncakeStore:
         return f"mooncake://127.0.0.1:{self.port}"
 
     def start(self, nodes: int = 1) -> MooncakeStore:
-        """Start the master and its nodes.
-
-        Raises:
-            MooncakeError: a part is not installed, or does not start.
-        """
+        """Start the master and its nodes."""
         self.start_master()
         for _ in range(nodes):
             self.add_node()
@@ -125,11 +121,7 @@ class MooncakeStore:
             return [name for name in reply.read().decode().split() if name.startswith("kvtier/")]
 
     def wait_until(self, condition: Callable[[], object], what: str) -> None:
-        """Poll a condition until it is true.
-
-        Raises:
-            MooncakeError: it does not become true in time.
-        """
+        """Poll a condition until it is true."""
         end_s = time.monotonic() + _START_S
         while not condition():
             if time.monotonic() > end_s:

@@ -29,11 +29,7 @@ def free_port() -> int:
 
 
 def program(name: str) -> str:
-    """Return the path of one of Redis's programs.
-
-    Raises:
-        ServerError: it is not installed.
-    """
+    """Return the path of one of Redis's programs."""
     found = shutil.which(name)
     if found is None:
         raise ServerError(f"{name} is missing: try 'make redis-server'")
@@ -61,11 +57,7 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, ready: Callable[[], object] | None = None) -> Server:
-        """Start it, and wait until it answers, or until ``ready``.
-
-        Raises:
-            ServerError: it is not installed, has ended, or does not answer.
-        """
+        """Start it, and wait until it answers, or until ``ready``."""
         arguments = ["--dir", str(self.directory), "--save", "", *self.options]
         if self.sentinel is not None:
             (self.directory / "sentinel.conf").write_text(f"port {self.port}\n{self.sentinel}\n")
@@ -78,11 +70,7 @@ class Server:
         return self
 
     def wait_until(self, condition: Callable[[], object], what: str) -> None:
-        """Poll a condition until it is true; while the server refuses, it counts as false.
-
-        Raises:
-            ServerError: it does not become true in time, or the server ended.
-        """
+        """Poll a condition until it is true; while the server refuses, it counts as false."""
         end_s = time.monotonic() + _START_S
         while True:
             try:

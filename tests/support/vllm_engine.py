@@ -43,12 +43,7 @@ CONFIG = {
 
 
 def make_model(folder: Path, **config: Any) -> Path:
-    """Make a small Llama without weights: vLLM generates them from its seed.
-
-    Args:
-        folder: its directory, which is made.
-        config: settings that differ from :data:`CONFIG`.
-    """
+    """Make a small Llama without weights: vLLM generates them from its seed."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(CONFIG | config))
     return folder
@@ -88,16 +83,7 @@ class Way:
         patient: bool = True,
         **entry: Any,
     ) -> dict[str, Any] | None:
-        """Return vLLM's ``kv_connector_extra_config`` for one tier.
-
-        Args:
-            url: URL of the tier.
-            host_bytes: size of the host pool.
-            verify: check digests.
-            patient: wait for the tier however long it takes, since the machine may be busy and
-                the small model may compute faster than it loads. ``False`` is the default of both.
-            entry: more options of the tier.
-        """
+        """Return vLLM's ``kv_connector_extra_config`` for one tier."""
         if self.spec is None:
             return None
         entry = {"url": url, **({"lookup_deadline": "30s"} if patient else {}), **entry}

@@ -36,10 +36,7 @@ TICK = [1, 2, 3]
 
 
 def give_weight() -> None:
-    """Generate weights that differ by layer and are large enough for keys and values to matter.
-
-    vLLM's weights are so small and alike that after any prompt all tokens are about equally likely.
-    """
+    """Generate weights that differ by layer and are large enough for keys and values to matter."""
     from vllm.model_executor.model_loader import dummy_loader
 
     make_up = dummy_loader.initialize_single_dummy_weight
@@ -55,10 +52,7 @@ def give_weight() -> None:
 
 
 def hide_llvmlite() -> None:
-    """Keep vLLM from a search that fails: it mistakes any attribute of llvmlite for a function.
-
-    LMCache imports numba, and with it llvmlite, before vLLM 0.32 searches all modules for kernels.
-    """
+    """Keep vLLM from a search that fails: it mistakes any attribute of llvmlite for a function."""
     from llvmlite.binding import ffi
 
     find = ffi._lib_wrapper.__getattr__
@@ -249,11 +243,7 @@ class Host:
         )
 
     def _step_as_served(self) -> None:
-        """Release the interpreter lock after a step that computes nothing.
-
-        vLLM does so in its engine process, but not for an engine inside another process. Without
-        it, a thread that copies for the waiting engine can wait seconds for the lock.
-        """
+        """Release the interpreter lock after a step that computes nothing."""
         core = self._engine.engine_core.engine_core
         step = core.step_fn
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvtier_file import recency
-from kvtier_file.leases import new_lease
+from kvtier_file.shared_files import new_lease
 from kvtier_file.temporaries import TemporaryNames
 from kvtier_sdk import Namespace
 

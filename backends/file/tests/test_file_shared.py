@@ -15,9 +15,9 @@ from unittest.mock import ANY
 import pytest
 
 from kvtier_file import usage_replica
-from kvtier_file.leases import Leases
 from kvtier_file.namespace import NamespaceDirectory
 from kvtier_file.root import Root
+from kvtier_file.shared_files import Leases
 from kvtier_file.shared_header import HeaderFile
 from kvtier_file.store import ChunkStore
 from kvtier_sdk import ChunkNotFoundError, TierCapacityError, TierError, Usage

@@ -52,11 +52,7 @@ def _hosts(value: object) -> tuple[str, ...]:
 
 
 def split_host(text: str, *, default_port: int) -> HostPort:
-    """Split ``host``, ``host:port`` or ``[address]:port``.
-
-    Raises:
-        ValueError: the port is not a number from 1 to 65535, or the host is missing.
-    """
+    """Split ``host``, ``host:port`` or ``[address]:port``."""
     host, colon, port = text.rpartition(":")
     if not colon or text.endswith("]"):
         host, port = text, str(default_port)

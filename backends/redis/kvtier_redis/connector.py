@@ -21,11 +21,7 @@ Address = HostPort | str
 
 
 def tls_context(config: RedisTierConfig) -> ssl.SSLContext | None:
-    """Make the TLS context that the options describe.
-
-    Raises:
-        ConfigError: a file cannot be read or holds no certificate.
-    """
+    """Make the TLS context that the options describe."""
     if not config.tls:
         return None
     option = "tls_ca"
@@ -72,11 +68,7 @@ class Connector:
         self._tls = tls_context(config)
 
     async def connect(self, address: Address, *, is_for_chunks: bool = True) -> Connection:
-        """Connect to a server and sign in.
-
-        Raises:
-            TierError: the server cannot be reached in time, or refuses.
-        """
+        """Connect to a server and sign in."""
         timeout_s = self._config.connect_timeout_s
         with translated():
             connection = await Connection.connect(
@@ -99,10 +91,7 @@ class Connector:
         return connection
 
     async def tls_mismatch(self) -> TierError | None:
-        """Explain that a server speaks TLS and the options do not, or the reverse; else ``None``.
-
-        Call it when no server replies: most servers answer the wrong protocol with silence.
-        """
+        """Explain a silent server that speaks TLS where the options do not, or the reverse."""
         if self._config.socket is not None:
             return None
         for address in self._config.seeds:

@@ -51,12 +51,7 @@ class Dispatcher:
         self._pools: dict[Address, ConnectionPool[Connection]] = {}
 
     async def run(self, exchanges: Sequence[Exchange]) -> None:
-        """Send each request to the server of its key, and set its outcome.
-
-        A server that is out of reach fails only the requests about its own keys.
-
-        After a cancellation nothing touches their buffers.
-        """
+        """Send each request to the server of its key, and set its outcome."""
         try:
             await self._run(exchanges)
         except asyncio.CancelledError:
@@ -143,10 +138,7 @@ class Dispatcher:
     async def _take_turns(
         self, pool: ConnectionPool[Connection], queue: deque[Exchange], turn: int
     ) -> TierError | None:
-        """Send requests from a shared queue; return the error that stopped it early, if any.
-
-        It stops there so that a server out of reach is tried once, not once for each chunk.
-        """
+        """Send requests from a shared queue; return the error that stopped it early, if any."""
         try:
             while queue:
                 async with pool.borrow() as connection:

@@ -180,11 +180,7 @@ def _tls_refusal(error: BaseException | None) -> str | None:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Translate the exceptions of redis-py and of the system.
-
-    Raises:
-        TierError: the translation, with the original as its cause.
-    """
+    """Translate the exceptions of redis-py and of the system."""
     try:
         yield
     except (TierError, ConfigError):

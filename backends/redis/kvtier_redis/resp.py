@@ -101,11 +101,7 @@ def _bulk(word: bytes) -> bytes:
 
 
 async def call(connection: Connection, *words: bytes) -> Reply:
-    """Run one command whose reply is not a value.
-
-    Raises:
-        TierError: no reply came; the connection is closed.
-    """
+    """Run one command whose reply is not a value."""
     exchange = Exchange(b"", [command(*words)])
     await run_some(connection, deque([exchange]), 1)
     if isinstance(exchange.outcome, Reply):
@@ -114,16 +110,7 @@ async def call(connection: Connection, *words: bytes) -> Reply:
 
 
 async def run_some(connection: Connection, queue: deque[Exchange], most: int) -> None:
-    """Make requests from the left of a queue, which other connections may share.
-
-    Requests whose reply is not a value are sent together, to save system calls. Values are
-    requested one at a time: if several were under way, each system call would receive only a piece.
-
-    Afterwards every request removed from the queue has its outcome. If the connection broke or is
-    no longer usable, it is closed and no further requests were removed.
-
-    A cancellation closes the connection; once it is raised, nothing touches the buffers.
-    """
+    """Make requests from the left of a queue, which other connections may share."""
     while queue and most:
         batch = [queue.popleft()]
         if not batch[0].target:
@@ -179,11 +166,7 @@ async def _receive_reply(connection: Connection) -> Reply:
 
 
 async def _receive_value(connection: Connection, target: Sequence[memoryview]) -> Reply:
-    """Receive a value into its buffers, or the reply that comes instead.
-
-    The line before a value is known from the expected length, so one system call can receive line
-    and value. Another reply may overwrite the buffers, as a failed load may.
-    """
+    """Receive a value into its buffers, or the reply that comes instead."""
     value_bytes = sum(map(len, target))
     line = b"$%d\r\n" % value_bytes
     start, end = memoryview(bytearray(len(line))), memoryview(bytearray(len(_END)))

@@ -140,11 +140,7 @@ class RedisTier(SecondaryTierManager):
         return verdicts
 
     async def _mark_young(self, keys: Sequence[OffloadKey], stored_s: float) -> None:
-        """Let uses extend the life of chunks, until they would outlive their maximum age.
-
-        The mark follows a successful store: a chunk that was not replaced keeps its age. Without a
-        mark, a use extends nothing.
-        """
+        """Let uses extend the life of chunks, until they would outlive their maximum age."""
         if not self.config.young_ms:
             return
         past_ms = math.ceil((self.context.clock.now_s() - stored_s) * 1000)
@@ -156,10 +152,7 @@ class RedisTier(SecondaryTierManager):
             )
 
     def _manifest_beside(self, exchanges: Sequence[Exchange]) -> list[Exchange]:
-        """Write the manifest again: the server may have been emptied, or have evicted it.
-
-        It goes only with chunks for its server, so that no batch waits for another node.
-        """
+        """Write the manifest again: the server may have been emptied, or have evicted it."""
         name = self._names.manifest
         with suppress(TierError):
             server = self._route.server_of(name)

@@ -20,17 +20,7 @@ PIECES = st.lists(st.integers(1, 12), max_size=20)
 
 
 def replies(text: bytes, pieces=(), *, slots: int = 0, stores: int = 0) -> tuple[list, bool]:
-    """Make requests to a server that sends a text.
-
-    Args:
-        text: the bytes that it sends.
-        pieces: lengths of the pieces of the text.
-        slots: number of requests for a value, each into guarded buffers.
-        stores: number of other requests, which follow.
-
-    Returns:
-        The outcomes, and true if the connection was usable afterwards.
-    """
+    """Make requests to a server that sends a text."""
     targets = [GuardedBuffers(*LENGTHS) for _ in range(slots)]
     exchanges = [Exchange(b"k", [b"load"], slot.buffers) for slot in targets]
     exchanges += [Exchange(b"k", [b"store"]) for _ in range(stores)]

@@ -105,13 +105,7 @@ class Bucket:
         self.faults = Faults(config.bucket, config.endpoint or "AWS", config.region or "")
 
     async def open(self) -> None:
-        """Find the credentials and the bucket's place. Nothing is sent to the bucket.
-
-        Raises:
-            ConfigError: an option cannot work.
-            TierAuthError: there are no credentials.
-            TierError: the source of the credentials failed.
-        """
+        """Find the credentials and the bucket's place. Nothing is sent to the bucket."""
         config = self._config
         with self.faults.bringing_credentials():
             session = AioSession(profile=config.profile)
@@ -158,11 +152,7 @@ class Bucket:
         return f"{scheme.upper()}_PROXY" if scheme in proxies else None
 
     async def credentials(self) -> Credentials:
-        """Return the current credentials, renewed if they are temporary and due.
-
-        Raises:
-            TierAuthError: they could not be renewed, or do not fit in a header.
-        """
+        """Return the current credentials, renewed if they are temporary and due."""
         with self.faults.bringing_credentials():
             found = await self._credentials.get_frozen_credentials()
         for name in ("access_key", "secret_key", "token"):
@@ -188,11 +178,7 @@ class Bucket:
             raise
 
     async def listing(self, start: str) -> AsyncIterator[StoredObject]:
-        """List the objects whose names begin with a text, page by page.
-
-        Raises:
-            TierError: the bucket could not be listed.
-        """
+        """List the objects whose names begin with a text, page by page."""
         await self.credentials()  # so that errors of credentials are reported as such
         with self._asking():
             pages = self._client.get_paginator("list_objects_v2").paginate(
@@ -204,11 +190,7 @@ class Bucket:
                     yield StoredObject(modified_s, found["Key"], found["Size"])
 
     async def directories(self, start: str) -> AsyncIterator[str]:
-        """List the directories below a text: names up to the next slash, each once.
-
-        Raises:
-            TierError: the bucket could not be listed.
-        """
+        """List the directories below a text: names up to the next slash, each once."""
         await self.credentials()  # as in listing
         with self.faults.translated():
             pages = self._client.get_paginator("list_objects_v2").paginate(
@@ -219,11 +201,7 @@ class Bucket:
                     yield found["Prefix"]
 
     async def delete(self, names: Sequence[str]) -> None:
-        """Delete objects; absent ones are not an error.
-
-        Raises:
-            TierError: some could not be deleted.
-        """
+        """Delete objects; absent ones are not an error."""
         await self.credentials()  # as in listing
         for start in range(0, len(names), _DELETE_BATCH):
             objects = [{"Key": name} for name in names[start : start + _DELETE_BATCH]]

@@ -12,11 +12,7 @@ _OTHER_NAME = (62, 64)
 
 
 def tls_context(config: S3TierConfig, ca_file: str | None) -> ssl.SSLContext:
-    """Make the TLS context that the options describe.
-
-    Raises:
-        ConfigError: the file cannot be read or holds no certificate.
-    """
+    """Make the TLS context that the options describe."""
     try:
         context = ssl.create_default_context(cafile=ca_file)
     except OSError as error:  # SSLError is one
@@ -61,11 +57,7 @@ class Connector:
         self._clock = clock
 
     async def connect(self) -> Connection:
-        """Connect to the server.
-
-        Raises:
-            TierError: the server cannot be reached in time.
-        """
+        """Connect to the server."""
         try:
             return await Connection.connect(
                 self._address,

@@ -313,12 +313,7 @@ class Faults:
 
     @contextmanager
     def translated(self) -> Iterator[None]:
-        """Translate the exceptions of aiobotocore and of the system.
-
-        Raises:
-            TierError: the translation, with the original as its cause.
-            ConfigError: a setting is wrong, found before anything was sent.
-        """
+        """Translate the exceptions of aiobotocore and of the system."""
         try:
             yield
         except (TierError, ConfigError):
@@ -331,12 +326,7 @@ class Faults:
 
     @contextmanager
     def bringing_credentials(self) -> Iterator[None]:
-        """:meth:`translated`, with unknown exceptions attributed to the credentials.
-
-        Raises:
-            TierError: the translation, with the original as its cause.
-            ConfigError: a setting is wrong, found before anything was sent.
-        """
+        """:meth:`translated`, with unknown exceptions attributed to the credentials."""
         with self.translated():
             try:
                 yield

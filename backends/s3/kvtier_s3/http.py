@@ -54,17 +54,7 @@ async def request(
     *,
     has_body: bool = True,
 ) -> Response:
-    """Send a request and receive its response.
-
-    A 200's body goes into the buffers if it has exactly their length. Any other body is kept if it
-    is short; a long one closes the connection.
-
-    Raises:
-        TierTimeoutError: no byte moved for too long.
-        TierUnavailableError: the connection broke, or the response is not valid HTTP.
-
-    After a cancellation nothing touches the buffers.
-    """
+    """Send a request and receive its response."""
     # A server that refuses may respond before it has received the whole request.
     await connection.send(parts)
     status = 0

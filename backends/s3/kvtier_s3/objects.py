@@ -57,22 +57,14 @@ class Objects:
         self._lookups.close()
 
     async def check(self, start: str) -> None:
-        """Check that the bucket exists and can be listed.
-
-        Raises:
-            TierError: it does not exist or cannot be listed.
-        """
+        """Check that the bucket exists and can be listed."""
         query = f"list-type=2&max-keys=1&prefix={quote(start, safe='')}"
         response = await self._ask("GET", self._path.removesuffix("/") or "/", {}, query=query)
         if response.status != 200:
             raise self._bucket.refused(refusal_of(response))
 
     async def has(self, name: str) -> bool:
-        """Return true if an object exists.
-
-        Raises:
-            TierError: the server did not say.
-        """
+        """Return true if an object exists."""
         response = await self._ask("HEAD", self._at(name), self._read_headers)
         if response.status == 404:
             return False
@@ -81,15 +73,7 @@ class Objects:
         return True
 
     async def read(self, name: str, target: Sequence[memoryview]) -> None:
-        """Fill buffers from an object.
-
-        Raises:
-            ChunkNotFoundError: there is no such object.
-            CorruptChunkError: it has another length.
-            TierError: it could not be read.
-
-        After a cancellation nothing touches the buffers.
-        """
+        """Fill buffers from an object."""
         response = await self._ask("GET", self._at(name), self._read_headers, target=target)
         if response.is_filled:
             return
@@ -108,13 +92,7 @@ class Objects:
         )
 
     async def write(self, name: str, buffers: Buffers) -> None:
-        """Write an object, replacing an existing one.
-
-        Raises:
-            TierError: it was not written; an existing object stays.
-
-        After a cancellation nothing touches the buffers.
-        """
+        """Write an object, replacing an existing one."""
         response = await self._put(name, buffers, self._write_headers)
         if response.status != 200:
             raise self._refused(response)

@@ -29,12 +29,7 @@ class StorageConfig(NamedTuple):
 
     @classmethod
     def read(cls, extra_config: Mapping[str, Any] | None) -> Self:
-        """Read option ``tier`` of SGLang's table: a URL, or a tier's entry.
-
-        Raises:
-            ConfigError: an option is wrong or missing.
-            BackendError: the backend cannot be found or loaded.
-        """
+        """Read option ``tier`` of SGLang's table: a URL, or a tier's entry."""
         extra_config = extra_config or {}
         given = extra_config.get(_TIER)
         if given is None:

@@ -76,10 +76,5 @@ class PageIdentity:
         self._suffix = f":{place}".encode()
 
     def key(self, page_hash: str, part: int) -> OffloadKey:
-        """Return the key of a part of a page.
-
-        Args:
-            page_hash: SGLang's chain hash of the page, with the tenant's salt in it.
-            part: index of the part, from 0.
-        """
+        """Return the key of a part of a page."""
         return make_offload_key(page_hash.encode() + self._suffix, part)

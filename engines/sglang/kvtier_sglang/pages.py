@@ -43,16 +43,7 @@ class Pages(ABC):
 
     @abstractmethod
     def move(self, operation: Operation, indices: torch.Tensor, move: Move) -> list[bool]:
-        """Move pages between the host pool and a tier.
-
-        Args:
-            operation: a load or a store.
-            indices: the host pool's indices of the tokens of whole pages.
-            move: moves parts between slots and the tier.
-
-        Returns:
-            For each page, true if it was moved.
-        """
+        """Move pages between the host pool and a tier."""
 
     @abstractmethod
     def close(self) -> None:
@@ -187,15 +178,7 @@ def lie_whole(pool: Any) -> bool:
 
 
 def pages_of(pool: Any, *, in_place: bool) -> Pages:
-    """Return the pages of a host pool.
-
-    Args:
-        pool: SGLang's host pool.
-        in_place: true if the tier can reach the pool's memory, and SGLang passes indices into it.
-
-    Raises:
-        ConfigError: the pool's pages cannot be copied, or no memory for copies is left.
-    """
+    """Return the pages of a host pool."""
     if in_place and lie_whole(pool):
         return PlacedPages(pool)
     try:

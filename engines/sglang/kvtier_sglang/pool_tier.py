@@ -45,17 +45,7 @@ class PoolTier:
     def move(
         self, operation: Operation, hashes: Sequence[str], indices: torch.Tensor
     ) -> list[bool]:
-        """Load or store pages of the host pool.
-
-        Args:
-            operation: a load or a store.
-            hashes: the pages' hashes.
-            indices: the host pool's indices of the pages' tokens.
-
-        Returns:
-            For each page, true if it was moved whole. A page that failed to load holds anything.
-            No page is moved if the number of indices does not fit the number of pages.
-        """
+        """Load or store pages of the host pool."""
         if len(indices) != len(hashes) * self._pages.tokens:
             return [False] * len(hashes)
         return self._pages.move(operation, indices, partial(self._move, operation, hashes))

@@ -89,13 +89,7 @@ class KVTierOffloadingWorker(OffloadingWorker):  # type: ignore[misc]
 def worker_over_region(
     kv_caches: CanonicalKVCaches, region: Any, blocks_per_chunk: int
 ) -> KVTierOffloadingWorker:
-    """Make a worker over vLLM's shared region.
-
-    Args:
-        kv_caches: the device's tensors.
-        region: this rank's mapping, which the worker takes over.
-        blocks_per_chunk: number of blocks in a chunk.
-    """
+    """Make a worker over vLLM's shared region."""
     page_bytes = sum(cache.page_size_bytes for cache in kv_caches.tensors)
     slots = region.create_next_worker_view(page_bytes * blocks_per_chunk)
     return KVTierOffloadingWorker(kv_caches, slots, blocks_per_chunk, region.cleanup)
@@ -104,13 +98,7 @@ def worker_over_region(
 def worker_over_pool(
     kv_caches: CanonicalKVCaches, pool: HostPool, blocks_per_chunk: int
 ) -> KVTierOffloadingWorker:
-    """Make a worker over its part of a host pool.
-
-    Args:
-        kv_caches: the device's tensors.
-        pool: the pool, mapped as this worker, which the worker takes over.
-        blocks_per_chunk: number of blocks in a chunk.
-    """
+    """Make a worker over its part of a host pool."""
     slots = pool.part(pool.worker or 0, "device copies")
     return KVTierOffloadingWorker(kv_caches, slots, blocks_per_chunk, pool.close)
 

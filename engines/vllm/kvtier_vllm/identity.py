@@ -62,11 +62,7 @@ class Identity:
         self.namespace = self._with_hash(*compat.expected_hash())
 
     def settle(self) -> bool:
-        """Read the actual seed at the first request; later calls do nothing.
-
-        Returns:
-            True if the namespace has changed.
-        """
+        """Read the actual seed at the first request; later calls do nothing."""
         if self._settled:
             return False
         actual = compat.actual_hash()

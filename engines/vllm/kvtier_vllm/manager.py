@@ -98,12 +98,7 @@ class _Request:
     retried: OffloadKey | None = None
 
     def answer_waiting(self, key: OffloadKey) -> EngineLookupResult:
-        """Return an answer that makes vLLM put the request off after few lookups.
-
-        A ``RETRY`` puts the request off, whatever follows. vLLM scans a prefix up to a ``MISS``, so
-        the group's next chunk gets one, and the scan ends after two chunks. A sliding window is
-        scanned from its end, past misses, and gets both answers in turn.
-        """
+        """Return an answer that makes vLLM put the request off after few lookups."""
         retried = self.retried
         if retried is None or retried == key or _group(retried) != _group(key):
             self.retried = key
@@ -314,10 +309,7 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
         ]
 
     def _settle(self) -> None:
-        """Reopen the tiers if the namespace is certain now, and differs from the expected one.
-
-        No request waits for a tier that is unreachable, or that does not close.
-        """
+        """Reopen the tiers if the namespace is certain now, and differs from the expected one."""
         if not self._identity.settle():
             return
         _log.info("the seed of the hashes is known now: the tiers are opened under it")

@@ -69,11 +69,7 @@ class SecondaryTierEntry:
 
     @classmethod
     def of_tier(cls, spec: Any, options: Mapping[str, Any]) -> Self:
-        """Find the entry of the tier that vLLM's ``spec`` makes with these ``options``.
-
-        vLLM makes one tier after the other. The first call reads all entries and keeps them with
-        the spec. Raises as :meth:`read_all`.
-        """
+        """Find the entry of the tier that vLLM's ``spec`` makes with these ``options``."""
         entries = spec.extra_config.get(_TIERS, [])
         if not hasattr(spec, "kvtier_entries"):
             spec.kvtier_entries = cls.read_all(entries)
@@ -83,14 +79,7 @@ class SecondaryTierEntry:
 
     @classmethod
     def read_all(cls, entries: Sequence[Mapping[str, Any]]) -> dict[Place, Self]:
-        """Read our entries; return them by their places, such as ``secondary_tiers[0]``.
-
-        vLLM checks the other entries.
-
-        Raises:
-            ConfigError: an option is wrong, a backend cannot be found or loaded, or two entries
-                share a name or conflict otherwise.
-        """
+        """Read our entries; return them by their places, such as ``secondary_tiers[0]``."""
         ours = {place: place.table(entry) for place, entry in _ours(entries).items()}
         options = {
             place: validate_options(GuestOptions, GuestOptions.take_from(entry), place)

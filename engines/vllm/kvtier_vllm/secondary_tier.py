@@ -309,10 +309,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
         )
 
     def _settle(self) -> None:
-        """Reopen the tier if the namespace is certain now, and differs from the expected one.
-
-        No request waits for a tier that is unreachable, or that does not close.
-        """
+        """Reopen the tier if the namespace is certain now, and differs from the expected one."""
         if not self._identity.settle():
             return
         name = self._spec.name

@@ -61,20 +61,7 @@ def is_transfer_config(options: Mapping[str, Any]) -> bool:
 def make_transfer_config(
     tiers: Sequence[str], pool: str, *, our_manager: bool, model_revision: str | None = None
 ) -> dict[str, Any]:
-    """Make the argument of ``vllm serve --kv-transfer-config``.
-
-    Args:
-        tiers: URLs, in the order in which the tiers are searched.
-        pool: size of the host pool, such as ``"32GiB"``.
-        our_manager: true for kvtier's manager, false for vLLM's own with our tiers.
-        model_revision: distinguishes models of the same name.
-
-    Returns:
-        The options, which :func:`read_transfer_config` checks.
-
-    Raises:
-        ConfigError: ``pool`` is not a size (checked only for vLLM's manager).
-    """
+    """Make the argument of ``vllm serve --kv-transfer-config``."""
     revision = {} if model_revision is None else {"model_revision": model_revision}
     extra: dict[str, Any]
     if our_manager:
@@ -103,20 +90,7 @@ def make_transfer_config(
 
 
 def read_transfer_config(options: Mapping[str, Any], *, where: str) -> TieringConfig:
-    """Read the argument of ``vllm serve --kv-transfer-config``.
-
-    Args:
-        options: the whole argument.
-        where: its source, with which each error message begins.
-
-    Returns:
-        The host pool and our tiers, validated. Under its own manager, vLLM checks the other
-        tiers.
-
-    Raises:
-        ConfigError: an option is wrong, it names a class that vLLM cannot import, or it does not
-            use kvtier at all.
-    """
+    """Read the argument of ``vllm serve --kv-transfer-config``."""
     place = Place(where)
     connector = options.get("kv_connector")
     if connector != CONNECTOR:
@@ -159,11 +133,7 @@ def _read_guests(extra: Mapping[str, Any]) -> TieringConfig:
 
 
 def _check_module(module: object, place: Place, class_name: str) -> None:
-    """Check the module from which vLLM imports a class that is not registered with it.
-
-    Our own cannot be imported here, where vLLM may be missing. A foreign module may re-export our
-    class, so only its absence is a mistake.
-    """
+    """Check the module from which vLLM imports a class that is not registered with it."""
     if isinstance(module, str) and _may_hold(module, class_name):
         return
     fault = f"is {module!r}, where there is no {class_name}"

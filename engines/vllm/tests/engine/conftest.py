@@ -24,10 +24,7 @@ OFFLOADING = [OUR_TIERS, OUR_MANAGER]
 
 @pytest.fixture(scope="session")
 def start_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartEngine]:
-    """Start an engine of the test model; the caller closes it.
-
-    With ``fresh``, it runs in a new interpreter and shares nothing with others.
-    """
+    """Start an engine of the test model; the caller closes it."""
     model = make_model(tmp_path_factory.mktemp("model"))
     folder = tmp_path_factory.mktemp("engines")
     numbers = itertools.count()
