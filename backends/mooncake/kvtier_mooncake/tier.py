@@ -28,12 +28,7 @@ _NOT_THERE = "stored, and not there: evicted at once, or another store of it has
 
 
 class MooncakeTier(SecondaryTierManager):
-    """Stores chunks as objects of a Mooncake Store, without a copy on this machine.
-
-    Args:
-        config: the options.
-        context: the tier's surroundings.
-    """
+    """Stores chunks as objects of a Mooncake Store, without a copy on this machine."""
 
     config_model = MooncakeTierConfig
     locality = Locality.REMOTE

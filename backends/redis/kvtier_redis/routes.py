@@ -64,7 +64,6 @@ class Route(ABC):
             await self._client.ping()
 
     async def close(self) -> None:
-        """Close all connections."""
         await self._close_client()
 
     async def _close_client(self) -> None:

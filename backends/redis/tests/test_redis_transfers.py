@@ -166,10 +166,10 @@ async def test_a_server_of_another_protocol():
             await reader.read()
 
     async with connection_to(talk) as connection:
-        with pytest.raises(TierUnavailableError, match="the server sent what is no reply"):
+        with pytest.raises(TierUnavailableError, match="the server sent an invalid reply"):
             await call(connection, b"PING")
         assert not connection.is_usable
-        with pytest.raises(TierUnavailableError, match="the server sent what is no reply"):
+        with pytest.raises(TierUnavailableError, match="the server sent an invalid reply"):
             await call(connection, b"PING")
 
 

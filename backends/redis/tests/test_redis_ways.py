@@ -161,7 +161,7 @@ async def test_a_tls_client_at_a_plain_port(bench, server, more):
     with pytest.raises(TierUnavailableError) as caught:
         await bench.open(f"rediss://127.0.0.1:{server.port}?connect_timeout=500ms{more}")
     assert str(caught.value) == (
-        f"127.0.0.1:{server.port} speaks no TLS; "
+        f"127.0.0.1:{server.port} does not speak TLS; "
         "write 'redis:' for 'rediss:', or set option 'tls' to false"
     )
     assert not caught.value.retryable

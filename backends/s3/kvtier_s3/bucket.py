@@ -41,9 +41,6 @@ class Place:
     """The place of a bucket's objects.
 
     Attributes:
-        is_tls: true if the server speaks TLS.
-        host: the server.
-        port: its port.
         authority: host and port, as in a request's Host header.
         path: the part before an object's name; begins and ends with a slash.
         region: the region that requests are signed for.
@@ -72,12 +69,9 @@ class Place:
 
 
 class StoredObject(NamedTuple):
-    """One object of a listing; the oldest is the smallest.
+    """One object of a listing, last written at ``modified_s`` by the server's clock.
 
-    Attributes:
-        modified_s: time of its last write, in seconds since the epoch by the server's clock.
-        name: its name.
-        size_bytes: its length.
+    In this order of the fields, the oldest object is the smallest.
     """
 
     modified_s: float
@@ -141,7 +135,6 @@ class Bucket:
         self.faults = Faults(config.bucket, f"{scheme}://{self.place.authority}", self.place.region)
 
     async def close(self) -> None:
-        """Close the client."""
         await self._opened.aclose()
 
     @property
@@ -179,30 +172,29 @@ class Bucket:
 
     async def listing(self, start: str) -> AsyncIterator[StoredObject]:
         """List the objects whose names begin with a text, page by page."""
-        await self.credentials()  # so that errors of credentials are reported as such
-        with self._asking():
-            pages = self._client.get_paginator("list_objects_v2").paginate(
-                Bucket=self._config.bucket, Prefix=start
-            )
-            async for page in pages:
-                for found in page.get("Contents", ()):
-                    modified_s = found["LastModified"].timestamp()
-                    yield StoredObject(modified_s, found["Key"], found["Size"])
+        async for page in self._pages(Prefix=start):
+            for found in page.get("Contents", ()):
+                modified_s = found["LastModified"].timestamp()
+                yield StoredObject(modified_s, found["Key"], found["Size"])
 
     async def directories(self, start: str) -> AsyncIterator[str]:
         """List the directories below a text: names up to the next slash, each once."""
-        await self.credentials()  # as in listing
-        with self.faults.translated():
+        async for page in self._pages(Prefix=start, Delimiter="/"):
+            for found in page.get("CommonPrefixes", ()):
+                yield found["Prefix"]
+
+    async def _pages(self, **query: str) -> AsyncIterator[Any]:
+        await self.credentials()  # so that errors of credentials are reported as such
+        with self._asking():
             pages = self._client.get_paginator("list_objects_v2").paginate(
-                Bucket=self._config.bucket, Prefix=start, Delimiter="/"
+                Bucket=self._config.bucket, **query
             )
             async for page in pages:
-                for found in page.get("CommonPrefixes", ()):
-                    yield found["Prefix"]
+                yield page
 
     async def delete(self, names: Sequence[str]) -> None:
         """Delete objects; absent ones are not an error."""
-        await self.credentials()  # as in listing
+        await self.credentials()  # as in _pages
         for start in range(0, len(names), _DELETE_BATCH):
             objects = [{"Key": name} for name in names[start : start + _DELETE_BATCH]]
             with self._asking():

@@ -34,11 +34,9 @@ class Names:
 
     @staticmethod
     def manifest_in(directory: str) -> str:
-        """Return the name of the manifest in a namespace's directory."""
         return f"{directory}manifest.json"
 
     def of(self, key: OffloadKey) -> str:
-        """Return the name of a chunk's object."""
         shard = hashlib.blake2b(key, digest_size=1).hexdigest()
         return f"{self.start}{shard}/{key.hex()}{_SUFFIX}"
 

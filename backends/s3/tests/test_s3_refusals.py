@@ -97,7 +97,7 @@ async def test_a_machine_whose_clock_is_wrong(bench, scripted, make_reply):
         ),
         (301, "PermanentRedirect", {}, "check options 'region' and 'endpoint'"),
         (400, "IllegalLocationConstraintException", {}, "check options 'region' and 'endpoint'"),
-        (400, "InvalidBucketName", {}, "'kv' is no name for a bucket"),
+        (400, "InvalidBucketName", {}, "'kv' is not a valid name of a bucket"),
         (400, "XAmzContentSHA256Mismatch", {}, "set option 'sign_payload' to true"),
     ],
 )
@@ -121,7 +121,9 @@ NO_S3 = "<html><h1>404 Not Found</h1></html>"
 @pytest.mark.parametrize("body", ["", NO_S3, says("NoSuchKey")])
 async def test_what_is_no_s3_service_is_no_missing_chunk(bench, scripted, make_reply, body):
     scripted.answers = [make_reply(404, body)]
-    with pytest.raises(ConfigError, match="is no S3 service, or not at this path; .*'endpoint'"):
+    with pytest.raises(
+        ConfigError, match="is not an S3 service, or not at this path; .*'endpoint'"
+    ):
         await bench.open(scripted.url())
     tier = await bench.open(scripted.url(connections=1))
     scripted.answers = [make_reply(404, body)]
@@ -344,7 +346,7 @@ async def test_malformed_responses_are_no_fault_of_the_credentials(
 ):
     tier = await bench.open(scripted.url())
     scripted.answers = [make_reply(status, body)] * 200
-    with pytest.raises(TierError, match="the server's answer makes no sense: ") as caught:
+    with pytest.raises(TierError, match="the server's answer is invalid: ") as caught:
         await anext(tier.scan())
     assert type(caught.value) is TierError
 
