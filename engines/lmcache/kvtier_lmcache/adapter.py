@@ -174,7 +174,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         return self._pop(_LOAD, task_id)
 
     def delete(self, keys: list[ObjectKey]) -> None:
-        """Delete objects, and wait until that has ended; a tier that cannot delete keeps them."""
+        """Delete objects, and wait until they are gone; a tier that cannot delete keeps them."""
         if Capability.DELETE in self._spec.tier_class.capabilities:
             ended = threading.Event()
             layouts = [self._layouts.get(_kind_of(key)) for key in keys]
@@ -320,6 +320,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         removed: bool,
     ) -> None:
         """Tell LMCache's listeners about objects that the tier has stored or lost."""
+        # LMCache adds up the bytes that this server stored, so only these have a size.
         objects, sizes = [], []
         for key in keys:
             chunk_hash, rank, salt, group = key_parts(key)

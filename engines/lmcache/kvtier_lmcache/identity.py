@@ -19,12 +19,7 @@ _SALT_BYTES = 16
 
 
 class ObjectLayout(NamedTuple):
-    """The tensors of an object, one after the other.
-
-    Attributes:
-        tensors: dtype and shape of each.
-        size_bytes: length of the object.
-    """
+    """The tensors of an object, one after the other, by dtype and shape."""
 
     tensors: tuple[tuple[str, tuple[int, ...]], ...]
     size_bytes: int
@@ -33,7 +28,7 @@ class ObjectLayout(NamedTuple):
     def of(
         cls, shapes: Sequence[Sequence[int]], dtypes: Sequence[Any], serde: str | None = None
     ) -> ObjectLayout:
-        """Return the layout of tensors of these shapes and torch's dtypes."""
+        """Return the layout of tensors; serialization makes one byte of each element."""
         return _layout(tuple(shapes), tuple(dtypes), serde)
 
 

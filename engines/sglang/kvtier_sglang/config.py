@@ -18,8 +18,6 @@ class StorageConfig(NamedTuple):
     """The configuration of a storage backend.
 
     Attributes:
-        tier: the tier.
-        options: the options of the adapter.
         zero_copy: true if SGLang names pages by their indices in its host pool.
     """
 

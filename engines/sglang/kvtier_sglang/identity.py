@@ -32,17 +32,7 @@ _ALWAYS_SPLIT = frozenset({"mamba"})
 
 
 class PageIdentity:
-    """The namespace and the keys of one host pool's pages.
-
-    Args:
-        config: SGLang's configuration: the model and this rank's place.
-        pool: the host pool.
-        pool_name: SGLang's name of the pool: ``kv``, ``mamba``, ...
-        declared: facts that the operator declares.
-
-    Attributes:
-        namespace: the namespace of the pool's chunks.
-    """
+    """The namespace and the keys of one host pool's pages, with what the operator declares."""
 
     def __init__(
         self,

@@ -23,14 +23,6 @@ class PoolTier:
     """Moves pages between an SGLang host pool and a tier. Callable from any thread; calls wait.
 
     A call returns only when its I/O has ended, since SGLang reuses the pages afterwards.
-
-    Attributes:
-        chunks: the tier, which stores the pages as chunks.
-
-    Args:
-        chunks: the tier, which stores the pages as chunks.
-        pages: the pool's pages.
-        identity: computes the pages' keys.
     """
 
     def __init__(self, chunks: ModelTier, pages: Pages, identity: PageIdentity) -> None:

@@ -17,7 +17,10 @@ _FACTS = ("hash_algorithm", "hash_seed", "tokens_per_hash", "blocks_per_chunk", 
 
 
 def chunk_keys(tokens: Sequence[int], facts: Mapping[str, Any]) -> list[list[OffloadKey]]:
-    """Compute the keys of a prompt's chunks."""
+    """Compute the keys of a prompt's whole chunks.
+
+    A request with an adapter, a cache salt, images or audio has other keys.
+    """
     if missing := [name for name in _FACTS if name not in facts]:
         raise ConfigError(
             f"the namespace does not say how vLLM's keys follow from tokens: it has no fact "

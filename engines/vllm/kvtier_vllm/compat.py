@@ -70,12 +70,16 @@ def end_tokens(req_context: ReqContext) -> dict[OffloadKey, int]:
 
 def check_engine_configs(check: Callable[[Any], None]) -> None:
     """Have each engine's configuration checked as soon as vLLM has made it, before any worker."""
+    # vLLM itself reads the options of its connector in the workers, after it has loaded the model.
     module = sys.modules.get("vllm.engine.arg_utils")
     if module is None:
         return  # a process that makes no engine's configuration
     make = getattr(module.EngineArgs, "create_engine_config", None)
     if make is None:
-        _log.warning("this vLLM shows no engine's configuration: mistakes in it are told late")
+        _log.warning(
+            "cannot hook into this vLLM's configuration: kvtier's options are checked only after "
+            "the model has loaded"
+        )
         return
     if vars(make).get(_CHECKS):
         return
@@ -92,6 +96,7 @@ def check_engine_configs(check: Callable[[Any], None]) -> None:
 
 def runs_here(vllm_config: Any) -> bool:
     """Return true if the engine of this configuration will run on this machine."""
+    # All engines of a front end may run on other machines.
     parallel = vllm_config.parallel_config
     return bool(parallel.data_parallel_backend != "ray" and parallel.data_parallel_size_local > 0)
 
@@ -109,6 +114,7 @@ def computation() -> Any:
 
 def device_facts(dtype: str, block_sizes: Iterable[int]) -> dict[str, object]:
     """Return the facts about this host that decide how keys and values lie within a block."""
+    # vLLM's KV layout does not tell: on a CPU a kernel packs blocks by the instruction set.
     packing: object = None
     if current_platform.is_cpu():
         packing = [platform.machine(), *_cpu_packing(dtype, block_sizes)]

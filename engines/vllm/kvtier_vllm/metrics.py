@@ -82,6 +82,8 @@ def observations(
     bounds: Sequence[float], before: HistogramValue | None, now: HistogramValue
 ) -> list[float]:
     """Return observations that lead from one state of a histogram to a later one."""
+    # vLLM counts single observations, which the histogram has not kept. These lie in the same
+    # buckets and have the same sum.
     if before is None or sum(before.counts) > sum(now.counts):
         before = HistogramValue((0,) * len(now.counts), 0.0)
     gained = [count - old for count, old in zip(now.counts, before.counts, strict=True)]

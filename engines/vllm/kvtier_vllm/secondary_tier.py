@@ -68,7 +68,6 @@ class _Request:
     """The tier's answers to one request. They never outlive it.
 
     Attributes:
-        context: the request.
         answers: for each chunk, true if the tier has it; ``None`` until it answers.
         new: chunks still to be looked up.
         deadline_s: time after which missing answers count as misses.

@@ -125,8 +125,8 @@ def _read_guests(extra: Mapping[str, Any]) -> TieringConfig:
     guests = SecondaryTierEntry.read_all(list(tables.values())).values()
     if not guests:
         raise ConfigError(
-            f"{EXTRA_CONFIG} no entry of 'secondary_tiers' has \"type\": {TIER_TYPE!r}; nothing is "
-            "ours"
+            f"{EXTRA_CONFIG} no entry of 'secondary_tiers' has \"type\": {TIER_TYPE!r}; "
+            "kvtier is not used"
         )
     tiers = tuple(guest.tier for guest in guests)
     return TieringConfig.model_construct(pool_bytes=pool_bytes, tiers=tiers)
@@ -134,6 +134,7 @@ def _read_guests(extra: Mapping[str, Any]) -> TieringConfig:
 
 def _check_module(module: object, place: Place, class_name: str) -> None:
     """Check the module from which vLLM imports a class that is not registered with it."""
+    # Ours cannot be imported here, where vLLM may be missing; a foreign one may re-export ours.
     if isinstance(module, str) and _may_hold(module, class_name):
         return
     fault = f"is {module!r}, where there is no {class_name}"
