@@ -21,6 +21,7 @@ import support.workbench
 
 import kvtier_file
 from kvtier_file import FileTier, compiled
+from kvtier_file.shared_header import HeaderFile, SharedHeader
 from kvtier_sdk import SystemClock, TierSpec
 
 PAGE_BYTES = 4096
@@ -69,6 +70,13 @@ class Workbench(support.workbench.Workbench):
     def temporaries(self) -> list[str]:
         return sorted(os.listdir(self.directory / "tmp"))
 
+    def header(self) -> SharedHeader:
+        """Return what the processes of the root share."""
+        with open(self.root / ".shared" / "header", "rb") as file:
+            header_file = HeaderFile(file.fileno())
+            with header_file.locked():
+                return header_file.read()
+
     def stored_bytes(self) -> int:
         return sum(found.stat().st_size for found in self.root.glob("*/??/*.kv"))
 
@@ -113,18 +121,8 @@ def part(tmp_path_factory) -> ModuleType:
     source = Path(kvtier_file.__file__).with_name("_batch_io.c")
     library = tmp_path_factory.mktemp("compiled") / "_batch_io.abi3.so"
     warnings = ["-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter"]
-    command = [
-        compiler,
-        "-O2",
-        "-shared",
-        "-fPIC",
-        *warnings,
-        f"-I{headers}",
-        source,
-        "-o",
-        library,
-    ]
-    subprocess.run(command, check=True)
+    command = [compiler, "-O2", "-shared", "-fPIC", *warnings, f"-I{headers}", source]
+    subprocess.run([*command, "-o", library], check=True)
     spec = importlib.util.spec_from_file_location("_batch_io", library)
     assert spec is not None
     assert spec.loader is not None

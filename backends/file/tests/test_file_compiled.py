@@ -337,19 +337,6 @@ def test_a_file_that_is_there_is_not_written_over_before_its_time(twins):
     assert taken.read_bytes() == b"another's"
 
 
-def test_a_directory_as_long_as_a_chunk_is_none(twins, part):
-    twins.arrange(directory)
-    fd = os.open(twins.roots[0], os.O_RDONLY)
-    name = f"{KEY.hex()}.kv"
-    length = os.stat(f"{shard_of(KEY)}/{name}", dir_fd=fd).st_size
-    try:
-        assert list(
-            part.touch(fd, length, True, (LATEST_NS, 0, 0), ((shard_of(KEY), name, -1),))
-        ) == [NOT_DONE]
-    finally:
-        os.close(fd)
-
-
 def test_a_write_that_fails_leaves_no_file(part, mounted):
     bench = Workbench(4 * 2**20, alignment=PAGE_BYTES)
     store = bench.full(KEY)

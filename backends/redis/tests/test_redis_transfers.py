@@ -142,12 +142,6 @@ async def test_a_connection_that_idled_too_long_is_replaced(bench, server):
     assert await bench.has(tier, KEYS[0]) == [True]
 
 
-async def test_no_server(bench, make_server):
-    server = make_server()
-    with pytest.raises(TierUnavailableError):
-        await bench.open(server.url)
-
-
 async def test_a_connection_is_made_when_the_server_has_replied():
     config = TierSpec.from_url("redis:", connect_timeout="200ms").config
     # The system accepts connections for a server that hangs.
@@ -187,24 +181,6 @@ async def test_a_server_that_replies_before_it_has_the_whole_request():
         assert reply == Reply(Kind.ERROR, "ERR too long")
         assert not connection.is_usable
         asked.set()
-
-
-@pytest.mark.parametrize("case", ["there", "missing", "longer", "shorter", "stored"])
-async def test_when_a_call_has_returned_no_buffer_is_held(bench, server, case):
-    tier = await bench.open(server.url)
-    lengths = {"longer": 2 * bench.object_bytes, "shorter": 100}
-    for key in KEYS:
-        if case in lengths:
-            server.ask("SET", bench.name(key), b"x" * lengths[case])
-        elif case == "there":
-            await bench.put(tier, key)
-    batch = [bench.full(key) for key in KEYS]
-    memory = [view.obj for transfer in batch for view in transfer.buffers]
-    verdicts = await (tier.store(batch) if case == "stored" else tier.load(batch))
-    assert [verdict is None for verdict in verdicts] == [case in ("there", "stored")] * len(KEYS)
-    batch.clear()
-    for one in memory:
-        one.clear()  # raises if a view of it is left
 
 
 async def test_a_batch_goes_on_with_the_connections_that_it_gets(bench, server):

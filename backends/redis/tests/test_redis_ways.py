@@ -232,13 +232,17 @@ def sentinel_group(make_server):
     return SimpleNamespace(master=master, replica=replica, sentinel=sentinel)
 
 
+async def open_at(bench, port, **options):
+    """Open a tier through Sentinel, and store eight chunks."""
+    url = f"redis://:secret@127.0.0.1:{port}?sentinel=kv"
+    tier = await bench.open(url, sentinel_password="guarded", **options)
+    assert await bench.put(tier, *KEYS[:8]) == [None] * 8
+    return tier
+
+
 async def test_sentinel_and_a_failover(bench, sentinel_group):
     group = sentinel_group
-    tier = await bench.open(
-        f"redis://:secret@127.0.0.1:1?sentinel=kv&hosts=127.0.0.1:{group.sentinel.port}",
-        sentinel_password="guarded",
-    )
-    assert await bench.put(tier, *KEYS[:8]) == [None] * 8
+    tier = await open_at(bench, 1, hosts=f"127.0.0.1:{group.sentinel.port}")
     assert await bench.loads(tier, *KEYS[:8])
     assert group.master.ask("EXISTS", bench.name(KEYS[0])) == 1
     group.master.ask("WAIT", 1, 5000)
@@ -256,11 +260,7 @@ async def test_sentinel_and_a_failover(bench, sentinel_group):
 
 async def test_a_master_that_hangs_is_left_for_its_successor(bench, sentinel_group):
     group = sentinel_group
-    tier = await bench.open(
-        f"redis://:secret@127.0.0.1:{group.sentinel.port}?sentinel=kv",
-        sentinel_password="guarded",
-    )
-    assert await bench.put(tier, *KEYS[:8]) == [None] * 8
+    tier = await open_at(bench, group.sentinel.port)
     group.master.ask("WAIT", 1, 5000)
     group.master.pause()
     group.sentinel.ask("SENTINEL", "SET", "kv", "down-after-milliseconds", 300)
@@ -286,11 +286,7 @@ async def test_a_master_that_hangs_is_left_for_its_successor(bench, sentinel_gro
 @pytest.mark.parametrize("given_up", ["has", "loads"])
 async def test_no_sentinel_is_left_and_the_master_is_well(bench, sentinel_group, given_up):
     group = sentinel_group
-    tier = await bench.open(
-        f"redis://:secret@127.0.0.1:{group.sentinel.port}?sentinel=kv",
-        sentinel_password="guarded",
-    )
-    assert await bench.put(tier, *KEYS[:8]) == [None] * 8
+    tier = await open_at(bench, group.sentinel.port)
     group.sentinel.kill()
     for _ in range(3):
         group.master.pause()
@@ -350,15 +346,7 @@ def start_cluster(make_server):
         )
         for server in servers:
             server.wait_until(
-                lambda server=server: (
-                    b"cluster_state:ok"
-                    in bytes(
-                        str(server.ask("CLUSTER", "INFO")).replace(
-                            "'cluster_state': 'ok'", "cluster_state:ok"
-                        ),
-                        "utf8",
-                    )
-                ),
+                lambda server=server: "'cluster_state': 'ok'" in str(server.ask("CLUSTER", "INFO")),
                 "the cluster is up",
             )
             server.wait_until(lambda server=server: follows(server), "it follows")
