@@ -45,8 +45,6 @@ class SetClock(SystemClock):
 
 
 class Workbench(support.workbench.Workbench):
-    """A workbench for file tiers below one root."""
-
     clock: SetClock
 
     def __init__(self, root: Path, chunk_bytes: int = 100_000) -> None:
@@ -63,7 +61,6 @@ class Workbench(support.workbench.Workbench):
         return self.make_tier(TierSpec.from_options(entry))
 
     def file(self, key: bytes) -> Path:
-        """Return the file of a stored chunk."""
         (found,) = self.directory.glob(f"*/{key.hex()}.kv")
         return found
 
@@ -186,7 +183,6 @@ def on_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 async def small(mounted: Path) -> AsyncIterator[Workbench]:
-    """A bench on the small file system."""
     bench = Workbench(mounted / "kv", chunk_bytes=31 * PAGE_BYTES)
     yield bench
     await bench.close()

@@ -36,7 +36,6 @@ def put(store: ChunkStore, bench: Workbench, *keys: bytes) -> list[object]:
 
 
 def die_at(last: int) -> None:
-    """Kill this process after its ``last``-th call."""
     made = 0
 
     def counted(call):

@@ -186,7 +186,6 @@ async def test_min_free_stays_free(small):
 
 
 async def fill(bench, tier):
-    """Store until the first eviction."""
     for index in range(10**6):
         if bench.removed:
             bench.removed.clear()

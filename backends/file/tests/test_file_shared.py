@@ -44,7 +44,6 @@ def no_locks(fd, operation):
 
 
 def assert_clean(bench):
-    """Check that the counters agree with the disk."""
     header = bench.header()
     assert header.clean
     files = list(bench.root.glob("*/??/*.kv"))

@@ -29,7 +29,6 @@ def is_marked(bench, key: bytes) -> bool:
 
 @pytest.fixture(params=["python", "compiled"])
 def batch_io(request, monkeypatch):
-    """The compiled part, or none."""
     part = request.getfixturevalue("part") if request.param == "compiled" else None
     monkeypatch.setattr(compiled, "batch_io", part)
     return part
@@ -37,7 +36,6 @@ def batch_io(request, monkeypatch):
 
 @pytest.fixture
 async def full(bench, batch_io):
-    """A tier of two chunks, with the first two keys."""
     tier = await bench.open(capacity=2 * bench.object_bytes)
     assert await bench.put(tier, *KEYS[:2]) == [None, None]
     return tier

@@ -240,7 +240,6 @@ async def test_a_full_file_system(small):
 
 
 def fill_up(at: Path) -> None:
-    """Fill the file system to the last page."""
     with suppress(OSError), open(at / "log", "ab", buffering=0) as log:
         while log.write(bytes(4096)):
             pass
@@ -438,7 +437,6 @@ async def test_a_call_under_way_at_close_stays_in_its_root(bench, tmp_path, monk
 
 
 async def flags_of_writes(bench, tier, monkeypatch):
-    """Store one chunk, and return the O_DIRECT flag of each write."""
     seen = []
     real = os.pwritev
 
@@ -464,7 +462,6 @@ async def test_direct_io_on_and_off(bench, monkeypatch, direct_io, expected):
 
 @pytest.fixture
 def no_direct(monkeypatch):
-    """A file system that does not support O_DIRECT."""
     real = os.open
 
     def refusing(path, flags, *mode, **directory):

@@ -20,7 +20,6 @@ PIECES = st.lists(st.integers(1, 12), max_size=20)
 
 
 def replies(text: bytes, pieces=(), *, slots: int = 0, stores: int = 0) -> tuple[list, bool]:
-    """Make requests to a server that sends a text."""
     targets = [GuardedBuffers(*LENGTHS) for _ in range(slots)]
     exchanges = [Exchange(b"k", [b"load"], slot.buffers) for slot in targets]
     exchanges += [Exchange(b"k", [b"store"]) for _ in range(stores)]

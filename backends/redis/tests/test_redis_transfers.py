@@ -68,26 +68,6 @@ async def test_no_payload_is_copied(bench, server, monkeypatch, operation):
     assert peak.allocated_bytes < 256 * 1024
 
 
-async def test_after_cancelled_stores_no_chunk_is_a_mixture(bench, server, proxy):
-    tier = await bench.open(await proxy.start(), connections=1)
-    batch = [bench.full(key) for key in KEYS]
-    # They are sent together; this many bytes are some of them, and a part of one.
-    proxy.limit("server", 7 * bench.object_bytes, "hold")
-    task = asyncio.create_task(tier.store(batch))
-    await proxy.spent.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    for transfer in batch:
-        transfer.payload[:] = b"n" * len(transfer.payload)
-    proxy.release()
-    there = [key for key, found in zip(KEYS, await bench.has(tier, *KEYS), strict=True) if found]
-    assert await bench.loads(tier, *there)
-    assert KEYS[-1] not in there
-    assert await bench.put(tier, *KEYS) == [None] * 20
-    assert await bench.loads(tier, *KEYS)
-
-
 @pytest.mark.parametrize("piece_bytes", [1, 7, 100])
 async def test_stores_sent_together_get_each_its_own_reply(piece_bytes):
     said = [b"+OK", b"-OOM command not allowed", b"+OK", b"-MOVED 7 h:1", b"+OK"]

@@ -233,7 +233,6 @@ def sentinel_group(make_server):
 
 
 async def open_at(bench, port, **options):
-    """Open a tier through Sentinel, and store eight chunks."""
     url = f"redis://:secret@127.0.0.1:{port}?sentinel=kv"
     tier = await bench.open(url, sentinel_password="guarded", **options)
     assert await bench.put(tier, *KEYS[:8]) == [None] * 8

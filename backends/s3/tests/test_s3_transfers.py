@@ -9,7 +9,6 @@ from support.copies import ByteLedger, traced_peak
 from support.s3_server import S3Server
 
 from kvtier_sdk import (
-    TierTimeoutError,
     TierUnavailableError,
 )
 
@@ -80,15 +79,3 @@ async def test_lookups_wait_for_no_chunk(bench, scripted):
 async def test_no_server(bench, tmp_path):
     with pytest.raises(TierUnavailableError, match="no connection to 127.0.0.1:"):
         await bench.open(S3Server(tmp_path).url)
-
-
-async def test_a_server_that_falls_silent_in_mid_body(bench, proxy):
-    endpoint = await proxy.start()
-    tier = await bench.open(bench.url_of(endpoint=endpoint), connections=1, read_timeout="300ms")
-    await bench.put(tier, KEYS[0])
-    proxy.limit("client", 50_000, "hold")
-    (verdict,) = await tier.load([bench.empty(KEYS[0])])
-    assert type(verdict) is TierTimeoutError
-    assert verdict.retryable
-    proxy.release()
-    assert await bench.loads(tier, KEYS[0])

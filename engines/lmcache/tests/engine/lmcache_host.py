@@ -139,7 +139,6 @@ class Host:
         return Found(len(hits), equal)
 
     def forget(self) -> None:
-        """Empty L1."""
         self.manager.clear()
 
     def count(self, counter: str) -> int:

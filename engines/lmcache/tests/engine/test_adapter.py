@@ -64,14 +64,6 @@ def test_without_shared_memory_a_thread_is_used_and_the_flags_are_named(
     assert f"runs in threads, which may slow LMCache down: {LACK}" in caplog.text
 
 
-def test_the_flags_that_are_named_give_a_process(tmp_path: Path) -> None:
-    with hosted(f"file://{tmp_path}/kv?direct_io=off", runner="process") as host:
-        host.store(PROMPT)
-        host.forget()
-        assert host.load(PROMPT) == Found(hits=12, equal=12)
-        assert host.adapter.report_status()["runner"] == "process"
-
-
 def test_direct_io_reaches_lmcaches_memory(tmp_path: Path) -> None:
     with hosted(f"file://{tmp_path}/kv?direct_io=on") as host:
         host.store(PROMPT)

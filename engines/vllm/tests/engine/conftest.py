@@ -62,7 +62,6 @@ class Plain:
         return outputs
 
     def close(self) -> None:
-        """End the engine."""
         if self._engine is not None:
             self._engine.close()
 
@@ -77,7 +76,6 @@ def plain(start_engine: StartEngine) -> Iterator[Plain]:
 
 @pytest.fixture(scope="module", params=OFFLOADING, ids=lambda way: way.name)
 def offloading_way(request: pytest.FixtureRequest) -> Way:
-    """Each way to offload, in turn."""
     chosen: Way = request.param
     return chosen
 
@@ -97,5 +95,4 @@ def another_hash(monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for the test's module."""
     return tmp_path_factory.mktemp("tiers")
