@@ -30,12 +30,6 @@ class S3Server:
 
     It keeps its port over restarts. Use it as a context manager, or call :meth:`start` and
     :meth:`kill`.
-
-    Args:
-        directory: directory of the buckets and the server's log; made if it is missing.
-        options: further options of ``rclone serve s3``.
-        buckets: names of the buckets; made if they are missing.
-        scheme: ``https`` if the options make it speak TLS.
     """
 
     def __init__(
@@ -63,12 +57,10 @@ class S3Server:
 
     @property
     def url(self) -> str:
-        """The URL of a tier in this server."""
         return self.tier_url()
 
     @property
     def pid(self) -> int | None:
-        """The id of the server's process, while it runs."""
         return None if self._process is None else self._process.pid
 
     def tier_url(
@@ -117,7 +109,6 @@ class S3Server:
         self._process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """End the server's hang."""
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
 

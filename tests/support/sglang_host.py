@@ -100,7 +100,6 @@ class Host:
 
     @property
     def storage(self) -> Any:
-        """Our storage backend."""
         return self.controller.storage_backend
 
     def attach(self, *, backend: str = "dynamic", **tier: Any) -> None:
@@ -167,18 +166,15 @@ class Host:
         return torch.randn(flat.shape, generator=generator).to(flat.dtype)
 
     def count(self, counter: str) -> int:
-        """Return a counter of the tier."""
         return sum(getattr(stats, counter) for stats in self.storage.stats_now())
 
     def failures(self) -> dict[str, int]:
-        """Return the tier's failures by reason."""
         (stats,) = self.storage.stats_now()
         return dict(stats.failures)
 
 
 @contextmanager
 def hosted(kind: Kind = KIND, **tier: Any) -> Iterator[Host]:
-    """Make a host, and detach its storage at the end."""
     host = Host(kind, **tier)
     try:
         yield host

@@ -71,7 +71,6 @@ class Way:
 
     @property
     def offloads(self) -> bool:
-        """True if anything is offloaded."""
         return self.spec is not None
 
     def offloading(
@@ -139,12 +138,7 @@ class EngineError(Exception):
 
 
 class Interpreter:
-    """A Python process that has imported vLLM and starts engines, each in a fork.
-
-    Args:
-        folder: directory of its socket and its log.
-        threads: number of threads with which each engine computes.
-    """
+    """A Python process that has imported vLLM and starts engines, each in a fork."""
 
     def __init__(self, folder: Path, *, threads: int = 1) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -174,14 +168,6 @@ class Interpreter:
 
 class Engine:
     """An engine process. Commands are the public methods of ``vllm_host.Host``.
-
-    Args:
-        interpreter: the interpreter that starts it.
-        model: directory of the model.
-        log: file for the engine's output.
-        offloading: vLLM's ``kv_connector_extra_config``.
-        environment: variables besides this process's.
-        options: further arguments of ``LLM``.
 
     Raises:
         EngineError: it did not start; the message is its exception.
@@ -247,7 +233,6 @@ class Engine:
             raise EngineError(f"shutting down: {json.loads(error)['error']}")
 
     def log(self) -> str:
-        """Return the engine's output."""
         return self._log.read_text()
 
     def _send(self, document: dict[str, Any]) -> None:

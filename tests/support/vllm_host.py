@@ -141,7 +141,6 @@ class Host:
         return False
 
     def abort(self, index: int) -> None:
-        """Abort an added request."""
         name = list(self._served)[index]
         self._engine.abort_request([name])
         del self._served[name]
@@ -154,11 +153,9 @@ class Host:
         return [self._told(output) for output in served.values()]
 
     def reset_device(self) -> bool:
-        """Empty the device cache."""
         return bool(self._llm.reset_prefix_cache())
 
     def reset_all(self) -> bool:
-        """Empty the device cache and the host pool."""
         return bool(self._llm.reset_prefix_cache(reset_connector=True))
 
     def shut_down(self) -> None:
@@ -175,12 +172,10 @@ class Host:
         }
 
     def device_blocks(self) -> int:
-        """Count the blocks in the device's prefix cache."""
         pool = self._scheduler.kv_cache_manager.block_pool
         return len(pool.cached_block_hash_to_block)
 
     def primary_chunks(self) -> int:
-        """Count the chunks in the host pool."""
         manager = self._manager()
         if self._is_ours(manager):
             usage = manager.usage()
@@ -203,7 +198,6 @@ class Host:
         }
 
     def preemptions(self) -> int:
-        """Count the preemptions of requests."""
         return int(self._metric("vllm:num_preemptions"))
 
     def metrics(self) -> dict[str, float]:
