@@ -39,6 +39,13 @@ def header_file(bench):
         os.close(fd)
 
 
+async def open_both(pair, capacity_chunks=None):
+    """Open a tier at each bench; the capacity is in chunks."""
+    one, other = pair
+    options = {} if capacity_chunks is None else {"capacity": capacity_chunks * one.object_bytes}
+    return one, await one.open(**options), other, await other.open(**options)
+
+
 def no_locks(fd, operation):
     raise OSError(errno.ENOLCK, "no locks")
 
@@ -53,9 +60,7 @@ def assert_clean(bench):
 
 @pytest.mark.parametrize("use", ["load", "touch", "store"])
 async def test_a_chunk_that_another_used_stays(pair, use):
-    one, other = pair
-    capacity = 3 * one.object_bytes
-    first, second = await one.open(capacity=capacity), await other.open(capacity=capacity)
+    one, first, other, second = await open_both(pair, 3)
     await other.put(second, *KEYS[:3])
     if use == "load":
         assert await one.loads(first, KEYS[0])
@@ -88,9 +93,7 @@ async def test_chunks_of_a_process_with_another_clock_are_evicted_in_turn(pair, 
 
 
 async def test_a_clock_far_ahead_elsewhere_costs_only_what_was_used_by_it(pair):
-    one, other = pair
-    capacity = 4 * one.object_bytes
-    first, second = await one.open(capacity=capacity), await other.open(capacity=capacity)
+    one, first, other, second = await open_both(pair, 4)
     await other.put(second, *KEYS[:4])
     one.clock.ahead_s = 86400
     assert await one.loads(first, KEYS[0])
@@ -119,9 +122,7 @@ async def test_a_use_by_a_slow_clock_makes_no_chunk_older(pair, use):
 
 
 async def test_each_knows_which_chunks_another_evicted_and_which_it_deleted(pair):
-    one, other = pair
-    capacity = 4 * one.object_bytes
-    first, second = await one.open(capacity=capacity), await other.open(capacity=capacity)
+    one, first, other, second = await open_both(pair, 4)
     await other.put(second, *KEYS[:4])
     await other.put(second, KEYS[4])
     await second.delete([KEYS[3]])
@@ -133,9 +134,7 @@ async def test_each_knows_which_chunks_another_evicted_and_which_it_deleted(pair
 
 
 async def test_each_reports_all_removals_once(pair):
-    one, other = pair
-    capacity = 2 * one.object_bytes
-    first, second = await one.open(capacity=capacity), await other.open(capacity=capacity)
+    one, first, other, second = await open_both(pair, 2)
     await one.put(first, *KEYS[:2])
     await other.put(second, *KEYS[2:4])
     assert other.removed == KEYS[:2]
@@ -153,8 +152,7 @@ async def test_each_reports_all_removals_once(pair):
 
 async def test_case_15_one_key_stored_twice_at_once(pair, monkeypatch):
     """Let both write to a temporary named after the key: one of the renames fails."""
-    one, other = pair
-    first, second = await one.open(), await other.open()
+    one, first, other, second = await open_both(pair)
     both = threading.Barrier(2)
     real = os.pwritev
 
@@ -274,9 +272,7 @@ async def test_a_choice_of_victims_asks_one_other_process_whether_it_lives(make_
 async def test_a_compacted_ledger_is_followed(pair, monkeypatch):
     monkeypatch.setattr(usage_replica, "_MIN_COMPACTION_BYTES", 1000)
     monkeypatch.setattr(usage_replica, "_COMPACTION_GROWTH", 2)
-    one, other = pair
-    capacity = 4 * one.object_bytes
-    first, second = await one.open(capacity=capacity), await other.open(capacity=capacity)
+    one, first, other, second = await open_both(pair, 4)
     monkeypatch.setattr(Root, "scan", lambda *args: pytest.fail("recounted"))
     ledger = one.root / ".shared" / "ledger"
     await other.put(second, b"old")
@@ -302,8 +298,7 @@ async def test_a_compacted_ledger_is_followed(pair, monkeypatch):
     "damage", ["zeros", "short", "checksum", "short ledger", "zeros in ledger", "other ledger"]
 )
 async def test_damaged_shared_files_cause_a_recount(pair, damage):
-    one, other = pair
-    first, second = await one.open(), await other.open()
+    one, first, other, second = await open_both(pair)
     await one.put(first, *KEYS[:5])
     with header_file(one) as fd:
         if damage == "zeros":
@@ -454,8 +449,7 @@ async def test_a_lost_lease_is_taken_again(pair):
 
 
 async def test_a_store_succeeds_without_room_for_the_ledger(pair, monkeypatch):
-    one, other = pair
-    first, second = await one.open(), await other.open()
+    one, first, other, second = await open_both(pair)
     real = os.pwrite
 
     def full(fd, data, offset):
@@ -650,8 +644,7 @@ async def test_a_tier_that_still_counts_is_closed(bench, slow_count):
 
 
 async def test_a_chunk_removed_and_stored_again_is_not_reported(pair):
-    one, other = pair
-    first, second = await one.open(), await other.open()
+    one, first, other, second = await open_both(pair)
     await one.put(first, KEYS[0])
     await second.delete([KEYS[0]])
     await other.put(second, KEYS[0])
