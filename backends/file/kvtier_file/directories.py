@@ -20,7 +20,7 @@ class UntrustedDirectoryError(PermissionError):
 
 
 class Directories:
-    """Opens a root and the directories in it. Every open checks who may write there.
+    """Opens a root and the directories in it. Every open checks the write permissions.
 
     A check at the start is not enough: if a directory is removed while the tier runs, another user
     can make it again and plant chunks in it.

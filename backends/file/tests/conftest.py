@@ -168,7 +168,7 @@ def mounted(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def on_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 4 MiB in a file, where a directory takes room, unlike in memory."""
+    """A file system of 4 MiB in a file, where a directory needs room, unlike in memory."""
     image, at = tmp_path / "image", tmp_path / "on_disk"
     image.write_bytes(bytes(4 * 2**20))
     at.mkdir()

@@ -271,7 +271,7 @@ def test_loads(twins, state, used_ns, lifetime):
 
 
 def test_loads_at_once_leave_the_time_of_the_store(twins, part):
-    """A load that restored the time would find the one that another's read has just set."""
+    """A load that restored the time could restore a time that another load has just set."""
     twins.arrange(STATES["whole"][0])
     fd = os.open(twins.roots[0], os.O_RDONLY)
     name, size_bytes = f"{KEY.hex()}.kv", twins.bench.object_bytes

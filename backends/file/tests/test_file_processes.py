@@ -39,7 +39,7 @@ def worker(root, **options):
 
 
 class Watch:
-    """A watch on a file system of the test's: its use is one number, which no change overtakes."""
+    """Watches the used bytes of the test's own file system, a single number without races."""
 
     def __init__(self, bench):
         self._bench = bench
@@ -57,7 +57,7 @@ class Watch:
 
     def _run(self):
         while not self._stop.is_set():
-            # The ledger grows; measured first, its size is at most what is subtracted below.
+            # Measured first, since the ledger grows meanwhile.
             ledger_bytes = (self._root / ".shared" / "ledger").stat().st_blocks * 512
             used_bytes = self._free_before - self._free_bytes() - ledger_bytes
             self.most_bytes = max(self.most_bytes, used_bytes)

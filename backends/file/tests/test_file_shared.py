@@ -139,7 +139,7 @@ async def test_each_reports_all_removals_once(pair):
     await other.put(second, *KEYS[2:4])
     assert other.removed == KEYS[:2]
     assert one.removed == []
-    # A lookup sees it on disk. Every call that takes the lock learns of it too.
+    # A lookup sees it on disk. Every call under the lock learns of it too.
     assert await one.has(first, KEYS[0]) == [False]
     assert one.removed == KEYS[:2]
     await second.delete([KEYS[2]])

@@ -116,7 +116,7 @@ async def test_no_spare_stays_after_a_failure(bench, full, monkeypatch):
 
 
 async def test_one_chunk_makes_one_spare(bench, make_bench, monkeypatch):
-    """It may take the room of many: their files are removed at once, not when it is written."""
+    """If it needs the room of several chunks, the other files are removed at once."""
     small = make_bench()
     small.chunk_bytes = 10_000
     small.facts = {"model": "smaller"}

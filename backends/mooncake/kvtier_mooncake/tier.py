@@ -24,7 +24,7 @@ from kvtier_sdk import (
     run_blocking,
 )
 
-_NOT_THERE = "stored, and not there: evicted at once, or another store of it has not ended"
+_NOT_THERE = "stored, but absent: evicted at once, or another store of it has not ended"
 
 
 class MooncakeTier(SecondaryTierManager):

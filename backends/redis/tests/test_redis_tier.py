@@ -168,7 +168,7 @@ async def test_what_the_server_evicts_is_a_plain_miss(bench, make_server):
     assert 0 < sum(there) < 200
     batch = [bench.empty(key) for key in keys]
     for found, transfer, verdict in zip(there, batch, await tier.load(batch), strict=True):
-        # Each is evicted whole, or there whole; replies take room too, so more may go meanwhile.
+        # The server evicts whole values only; replies need room too, so it may evict more.
         if verdict is None:
             assert found
             assert bench.holds(transfer)

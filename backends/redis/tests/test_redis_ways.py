@@ -473,7 +473,7 @@ async def test_a_dead_node_costs_its_own_keys_only(bench, broken_cluster, is_new
     for server in cluster.alive:
         server.ask("FLUSHDB")
     assert await bench.put(tier, *cluster.kept) == [None] * len(cluster.kept)
-    # Who deletes has to know what is left; all that can be deleted is.
+    # Chunks on the dead node remain, which is an error; all others are deleted.
     with pytest.raises(TierUnavailableError):
         await tier.delete(KEYS)
     # The manifest came back with the chunks, unless its node is the dead one.

@@ -213,7 +213,7 @@ class Bucket:
 
 @functools.cache
 def _models(data_path: str | None) -> Any:
-    """Return botocore's models of AWS's services, read once: that takes a tenth of a second."""
+    """Read botocore's models of AWS's services, once, because it needs a tenth of a second."""
     return create_loader(data_path)
 
 

@@ -30,8 +30,8 @@ NAMES_A_USER = (
 _IN_HEADERS = ("access_key_id", "secret_access_key", "session_token", "region", "sse_kms_key_id")
 #: Completes an error about an option, or about credentials found elsewhere.
 NOT_IN_HEADER = (
-    "holds a character that no header can: a line break, a control character or one outside of "
-    "ASCII; a file's last line break is often copied with a key"
+    "contains a character that a header cannot hold: a line break, a control character or a "
+    "character outside of ASCII; a file's last line break is often copied with a key"
 )
 
 

@@ -34,7 +34,7 @@ class ObjectDeniedError(ChunkError, TierAuthError):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A refusal by the server; what it does not say is empty.
+    """A refusal by the server. A field that it does not send is empty.
 
     Attributes:
         code: S3's error code; derived from the status if the server gives none.
@@ -289,8 +289,7 @@ class Faults:
                 "check options 'region' and 'endpoint'"
             )
         time = f", where it is {refusal.date}" if refusal.date else ""
-        advice = _ADVICE.get(code, "")
-        return advice.format(bucket=self._bucket, server=self._server, time=time)
+        return _ADVICE.get(code, "").format(bucket=self._bucket, server=self._server, time=time)
 
     def translate(self, error: Exception) -> Exception:
         """Translate an exception of aiobotocore or of the system."""

@@ -45,7 +45,7 @@ class Names:
         return self._chunk.fullmatch(name) is not None
 
     def key_in(self, name: str) -> OffloadKey | None:
-        """Return the key of the chunk in an object; ``None`` if it holds no chunk of ours."""
+        """Return the key of the chunk in an object; ``None`` for other objects."""
         _, _, last = name.rpartition("/")
         try:
             key = bytes.fromhex(last.removesuffix(_SUFFIX))

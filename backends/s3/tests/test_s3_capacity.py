@@ -1,4 +1,4 @@
-"""Capacity and max_age of a prefix: what a sweep deletes, who sweeps, and who takes over."""
+"""Capacity and max_age of a prefix: the victims of a sweep, its owner, and the next owner."""
 
 from __future__ import annotations
 

@@ -157,6 +157,8 @@ def test_what_cannot_be_in_a_header_is_refused(name, value):
     given = {**keys, "sse": "aws:kms", name: value}
     with pytest.raises(ConfigError) as caught:
         config("s3://kv", **given)
-    said = f"option '{name}' holds a character that no header can: a line break, a control "
+    said = (
+        f"option '{name}' contains a character that a header cannot hold: a line break, a control "
+    )
     assert said in str(caught.value)
     assert "hunter" not in str(caught.value)

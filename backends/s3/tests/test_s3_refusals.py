@@ -1,4 +1,4 @@
-"""Refusals by rclone, and by a scripted server for those that rclone does not have."""
+"""Refusals by rclone, and by a scripted server where rclone never refuses."""
 
 from __future__ import annotations
 
@@ -291,7 +291,7 @@ async def test_objects_that_cannot_be_deleted(bench, scripted, make_reply):
         )
         return make_reply(200, f"<DeleteResult>{errors}</DeleteResult>")
 
-    # A permanent error tells more than one that a retry would mend.
+    # A permanent error says more than a temporary one.
     for codes in (["AccessDenied"], ["NoSuchKey", "SlowDown", "AccessDenied", "InternalError"]):
         scripted.answers = [answer(*codes)]
         with pytest.raises(TierAuthError, match="AccessDenied: no"):

@@ -1,4 +1,4 @@
-"""How the adapter is configured, what it reports, and what LMCache's L1 has to be."""
+"""The adapter's options and reports, and its demands on LMCache's L1."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_lmcache_learns_what_the_tier_evicts(tmp_path: Path) -> None:
             host.store(chunks, alice)
         assert host.count("evicted_chunks")
         wait_until(agree, "LMCache's count to be that of the tier")
-        # What is stored twice is there once, and what is gone is not deducted again.
+        # A second store counts once, and a second deletion deducts nothing.
         host.forget()
         host.store(new, alice)
         wait_until(agree, "the count of objects that are stored again")
