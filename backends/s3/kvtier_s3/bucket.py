@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
 from aiobotocore.config import AioConfig
@@ -34,6 +34,8 @@ _DELETE_BATCH = 1000
 _LISTING_TIMEOUT_S = 20.0
 _DEFAULT_REGION = "us-east-1"
 _PORTS = {"http": 80, "https": 443}
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,31 +172,39 @@ class Bucket:
             self._credentials.suspect()
             raise
 
-    async def listing(self, start: str) -> AsyncIterator[StoredObject]:
+    def listing(self, start: str) -> AsyncIterator[StoredObject]:
         """List the objects whose names begin with a text, page by page."""
-        async for page in self._pages(Prefix=start):
-            for found in page.get("Contents", ()):
-                modified_s = found["LastModified"].timestamp()
-                yield StoredObject(modified_s, found["Key"], found["Size"])
+        return self._listed(
+            lambda page: [
+                StoredObject(found["LastModified"].timestamp(), found["Key"], found["Size"])
+                for found in page.get("Contents", ())
+            ],
+            Prefix=start,
+        )
 
-    async def directories(self, start: str) -> AsyncIterator[str]:
+    def directories(self, start: str) -> AsyncIterator[str]:
         """List the directories below a text: names up to the next slash, each once."""
-        async for page in self._pages(Prefix=start, Delimiter="/"):
-            for found in page.get("CommonPrefixes", ()):
-                yield found["Prefix"]
+        return self._listed(
+            lambda page: [found["Prefix"] for found in page.get("CommonPrefixes", ())],
+            Prefix=start,
+            Delimiter="/",
+        )
 
-    async def _pages(self, **query: str) -> AsyncIterator[Any]:
+    async def _listed(
+        self, read: Callable[[Mapping[str, Any]], Iterable[T]], **query: str
+    ) -> AsyncIterator[T]:
         await self.credentials()  # so that errors of credentials are reported as such
         with self._asking():
             pages = self._client.get_paginator("list_objects_v2").paginate(
                 Bucket=self._config.bucket, **query
             )
             async for page in pages:
-                yield page
+                for found in read(page):
+                    yield found
 
     async def delete(self, names: Sequence[str]) -> None:
         """Delete objects; absent ones are not an error."""
-        await self.credentials()  # as in _pages
+        await self.credentials()  # as in _listed
         for start in range(0, len(names), _DELETE_BATCH):
             objects = [{"Key": name} for name in names[start : start + _DELETE_BATCH]]
             with self._asking():
