@@ -167,6 +167,9 @@ class RedisTierConfig(ExpiringTierConfig):
         ``rediss:`` is the same over TLS; ``redis+unix:///run/redis.sock?db=1`` has the socket's
         path.
         """
+        if any("@" in name for name in url.options):
+            # Not shown: a password with a question mark ends up in the query.
+            raise ConfigError(f"{url.scheme}: write '%3F' for '?' in a user or a password")
         given: dict[str, Any] = {
             "username": url.username or None,
             "password": url.password,

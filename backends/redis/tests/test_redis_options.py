@@ -99,6 +99,7 @@ rests = st.sampled_from(["", "/0?bogus=1", ":70000/0", "/zero", ":1/0?ttl=soon",
 @example("redis://", "u", "1?", "", "")
 @example("redis:", "u", "", "", "/0")
 @example("redis:/", "", "", "?", "/0?bogus=1")
+@example("redis://", "", "?", "", "/0?bogus=1")
 def test_a_password_is_in_no_message_whatever_is_around_it(start, user, before, after, rest):
     message = ""
     try:
