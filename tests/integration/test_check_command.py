@@ -151,7 +151,7 @@ def test_what_vllm_is_given_is_read(tmp_path: Path, extra: dict[str, Any]) -> No
         (HOST, {"kv_connector": "NixlConnector"}, "option 'kv_connector' is 'NixlConnector'; "),
         ({**HOST, "cpu_bytes": 1}, {}, "unknown option 'cpu_bytes'; "),
         ({**HOST, "secondary_tiers": ["memroy:"]}, {}, "did you mean 'memory'?"),
-        ({**GUEST, "secondary_tiers": [{"type": "fs"}]}, {}, "nothing is ours"),
+        ({**GUEST, "secondary_tiers": [{"type": "fs"}]}, {}, "kvtier is not used"),
         ({**GUEST, "secondary_tiers": [{"type": "kvtier"}]}, {}, "'secondary_tiers[0].backend'"),
         ({**GUEST, "secondary_tiers": "memory:"}, {}, "'secondary_tiers' should be a list"),
         ({**GUEST, "cpu_bytes_to_use": None}, {}, "'cpu_bytes_to_use' is missing"),

@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from support.memcached_store import MemcachedStore
 from support.stores import Folder, RedisStore, S3Store, ServedStore, Store
@@ -16,21 +19,17 @@ STORES: dict[str, type[Store]] = {
 }
 
 
-@contextmanager
-def running(name: str, folder: Path, chunk_bytes: int) -> Iterator[Store]:
-    """Start one of :data:`STORES`, empty, and end it after the block.
+def store_fixture(chunk_bytes: int) -> Any:
+    """Make the fixture ``store``: each of :data:`STORES`, running and empty."""
 
-    Args:
-        name: the store.
-        folder: the folder of its files.
-        chunk_bytes: length of a chunk.
-    """
-    store = STORES[name](folder, chunk_bytes)  # type: ignore[call-arg]
-    try:
-        yield store
-    finally:
-        if isinstance(store, ServedStore):
-            store.kill()
+    @pytest.fixture(params=STORES, name="store")
+    def each_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+        made = STORES[request.param](tmp_path / "store", chunk_bytes)  # type: ignore[call-arg]
+        yield made
+        if isinstance(made, ServedStore):
+            made.kill()
+
+    return each_store
 
 
 @contextmanager

@@ -21,12 +21,7 @@ _PATIENCE_S = 120.0
 
 
 class LMCacheServer:
-    """A server, started by the page's command, and otherwise with LMCache's defaults.
-
-    Args:
-        folder: the folder of its log and of the tier's files.
-        adapter: the L2 adapter, if it is not the page's.
-    """
+    """A server, started by the page's command, and otherwise with LMCache's defaults."""
 
     def __init__(self, folder: Path, adapter: dict[str, Any] | None = None) -> None:
         (text,) = re.findall(r"^    (lmcache server .*?)^    \}'$", _PAGE.read_text(), re.M | re.S)

@@ -41,13 +41,7 @@ class MooncakeError(Exception):
 
 
 class MooncakeStore:
-    """A store whose parts a test can kill and freeze. The master keeps its port over restarts.
-
-    Args:
-        directory: directory of the logs; made if it is missing.
-        options: further options of the master's command line.
-        segment_bytes: memory that each node lends.
-    """
+    """A store whose parts a test can kill and freeze. The master keeps its port over restarts."""
 
     def __init__(self, directory: Path, *options: str, segment_bytes: int = 256 * 2**20) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -60,15 +54,10 @@ class MooncakeStore:
 
     @property
     def url(self) -> str:
-        """The URL of a tier in this store."""
         return f"mooncake://127.0.0.1:{self.port}"
 
     def start(self, nodes: int = 1) -> MooncakeStore:
-        """Start the master and its nodes.
-
-        Raises:
-            MooncakeError: a part is not installed, or does not start.
-        """
+        """Start the master and its nodes."""
         self.start_master()
         for _ in range(nodes):
             self.add_node()
@@ -90,13 +79,11 @@ class MooncakeStore:
             self.wait_until(lambda node=node: node.ask("put", "x", b"x") == 0, "a node is back")
 
     def add_node(self) -> Node:
-        """Start a node."""
         node = Node(f"127.0.0.1:{self.port}", self._segment_bytes, self._log)
         self.nodes.append(node)
         return node
 
     def kill_master(self) -> None:
-        """Kill the master, if it runs."""
         if self._master is not None:
             self._master.kill()
             self._master.wait()
@@ -108,12 +95,10 @@ class MooncakeStore:
         self._master.send_signal(signal.SIGSTOP)
 
     def unfreeze(self) -> None:
-        """End the master's hang."""
         assert self._master is not None
         self._master.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """Kill the nodes and the master."""
         while self.nodes:
             self.nodes.pop().kill()
         self.kill_master()
@@ -125,11 +110,7 @@ class MooncakeStore:
             return [name for name in reply.read().decode().split() if name.startswith("kvtier/")]
 
     def wait_until(self, condition: Callable[[], object], what: str) -> None:
-        """Poll a condition until it is true.
-
-        Raises:
-            MooncakeError: it does not become true in time.
-        """
+        """Poll a condition until it is true."""
         end_s = time.monotonic() + _START_S
         while not condition():
             if time.monotonic() > end_s:
@@ -146,11 +127,6 @@ class MooncakeStore:
 
 class Node:
     """A process that lends memory to a store.
-
-    Args:
-        master: the master's address.
-        segment_bytes: memory that it lends.
-        log: file for its output.
 
     Raises:
         MooncakeError: it does not start.
@@ -177,7 +153,6 @@ class Node:
         return ast.literal_eval(self._result())
 
     def kill(self) -> None:
-        """Kill it, if it runs."""
         self._process.kill()
         self._process.communicate()
 

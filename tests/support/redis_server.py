@@ -20,7 +20,6 @@ class ServerError(Exception):
 
 
 def free_port() -> int:
-    """Return a free port of the loopback."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -29,11 +28,6 @@ def free_port() -> int:
 
 
 def program(name: str) -> str:
-    """Return the path of one of Redis's programs.
-
-    Raises:
-        ServerError: it is not installed.
-    """
     found = shutil.which(name)
     if found is None:
         raise ServerError(f"{name} is missing: try 'make redis-server'")
@@ -44,11 +38,6 @@ class Server:
     """A redis-server process with its own directory, on a free port.
 
     It keeps its port: :meth:`start` after :meth:`kill` is a restart.
-
-    Args:
-        directory: directory of its log and files; made if it is missing.
-        options: further options of its command line.
-        sentinel: configuration that makes it a Sentinel.
     """
 
     def __init__(self, directory: Path, *options: str, sentinel: str | None = None) -> None:
@@ -61,11 +50,7 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, ready: Callable[[], object] | None = None) -> Server:
-        """Start it, and wait until it answers, or until ``ready``.
-
-        Raises:
-            ServerError: it is not installed, has ended, or does not answer.
-        """
+        """Start it, and wait until it answers, or until ``ready``."""
         arguments = ["--dir", str(self.directory), "--save", "", *self.options]
         if self.sentinel is not None:
             (self.directory / "sentinel.conf").write_text(f"port {self.port}\n{self.sentinel}\n")
@@ -78,11 +63,7 @@ class Server:
         return self
 
     def wait_until(self, condition: Callable[[], object], what: str) -> None:
-        """Poll a condition until it is true; while the server refuses, it counts as false.
-
-        Raises:
-            ServerError: it does not become true in time, or the server ended.
-        """
+        """Poll a condition until it is true; while the server refuses, it counts as false."""
         end_s = time.monotonic() + _START_S
         while True:
             try:
@@ -104,7 +85,6 @@ class Server:
         return bool(self.ask("INFO", "persistence")["loading"])  # type: ignore[index]
 
     def ask(self, *words: object) -> object:
-        """Send one command, and return the reply."""
         with self.client() as client:
             return client.execute_command(*words)
 
@@ -118,7 +98,6 @@ class Server:
         self._process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """End the server's hang."""
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
 

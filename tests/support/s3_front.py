@@ -24,13 +24,7 @@ _HOP_BY_HOP = {"connection", "transfer-encoding", "content-length", "expect"}
 
 
 class S3Front:
-    """The running program, as a context manager.
-
-    Args:
-        server_port: port of the server.
-        guarded: the directory of the server's buckets; deletions there are refused, and so are
-            conditional puts of existing objects.
-    """
+    """The running program, as a context manager."""
 
     def __init__(self, server_port: int, *, guarded: Path | None = None) -> None:
         command = [sys.executable, __file__, str(server_port)]

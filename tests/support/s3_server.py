@@ -30,12 +30,6 @@ class S3Server:
 
     It keeps its port over restarts. Use it as a context manager, or call :meth:`start` and
     :meth:`kill`.
-
-    Args:
-        directory: directory of the buckets and the server's log; made if it is missing.
-        options: further options of ``rclone serve s3``.
-        buckets: names of the buckets; made if they are missing.
-        scheme: ``https`` if the options make it speak TLS.
     """
 
     def __init__(
@@ -63,27 +57,16 @@ class S3Server:
 
     @property
     def url(self) -> str:
-        """The URL of a tier in this server."""
         return self.tier_url()
 
     @property
     def pid(self) -> int | None:
-        """The id of the server's process, while it runs."""
         return None if self._process is None else self._process.pid
 
     def tier_url(
         self, place: str = "kv/chunks", *, endpoint: str | None = None, **options: object
     ) -> str:
-        """Return the URL of a tier in this server, credentials included.
-
-        Args:
-            place: bucket and prefix.
-            endpoint: another address of the server, such as a proxy's.
-            options: options of the tier.
-
-        Returns:
-            For example ``s3://kv/chunks?endpoint=http://127.0.0.1:...``.
-        """
+        """Return the URL of a tier in this server, credentials included."""
         given = {
             "endpoint": endpoint or self.endpoint,
             "region": REGION,
@@ -94,26 +77,12 @@ class S3Server:
         return f"s3://{place}?{urlencode(given, quote_via=quote, safe=':/')}"
 
     def make_shards(self, place: str) -> None:
-        """Make the directories of a namespace's shards before the server needs them.
-
-        If two requests make a directory at once, the server answers one of them with 500. A runner
-        tries again; a test that calls a tier directly does not.
-
-        Args:
-            place: bucket, prefix and fingerprint.
-        """
+        """Make the directories of a namespace's shards before the server needs them."""
         for shard in range(256):
             (self.buckets / place / f"{shard:02x}").mkdir(parents=True)
 
     def start(self) -> S3Server:
-        """Start the server, and wait until it answers.
-
-        Returns:
-            The server itself.
-
-        Raises:
-            S3ServerError: it does not start.
-        """
+        """Start the server, and wait until it answers."""
         command = [_rclone(), "serve", "s3", "--addr", f"127.0.0.1:{self.port}"]
         command += [
             "--auth-key",
@@ -140,7 +109,6 @@ class S3Server:
         self._process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """End the server's hang."""
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
 

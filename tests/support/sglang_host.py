@@ -100,16 +100,10 @@ class Host:
 
     @property
     def storage(self) -> Any:
-        """Our storage backend."""
         return self.controller.storage_backend
 
     def attach(self, *, backend: str = "dynamic", **tier: Any) -> None:
-        """Attach a storage, as SGLang does at its start and at runtime.
-
-        Args:
-            backend: SGLang's name of the backend; ours is dynamic.
-            tier: the tier's entry, if the backend is ours.
-        """
+        """Attach a storage, as SGLang does at its start and at runtime."""
         kind = self.kind
         place = {"tp_rank": kind.tp_rank, "tp_size": kind.tp_size, "pp_rank": 0, "pp_size": 1}
         with get_parallel().override(attn_dcp_size=1, attn_dcp_rank=0, attn_dp_size=1, **place):
@@ -130,11 +124,7 @@ class Host:
         self.controller.detach_storage_backend()
 
     def store(self, pages: Sequence[int]) -> int:
-        """Have SGLang back pages up.
-
-        Returns:
-            The number of pages that SGLang counts as stored.
-        """
+        """Have SGLang back pages up."""
         indices = self.pool.alloc(len(pages) * PAGE_TOKENS)
         for place, page in enumerate(pages):
             self.pool.set_from_flat_data_page(int(indices[place * PAGE_TOKENS]), self.content(page))
@@ -144,11 +134,7 @@ class Host:
         return int(operation.completed_tokens) // PAGE_TOKENS
 
     def load(self, pages: Sequence[int]) -> int:
-        """Have SGLang prefetch pages, and compare them.
-
-        Returns:
-            The number of leading pages in SGLang's host pool that have the stored bytes.
-        """
+        """Have SGLang prefetch pages, and compare them."""
         self.pool.kv_buffer.zero_()
         controller = self.controller
         controller.prefetch(f"request-{next(self._requests)}", _tokens_of(pages))
@@ -180,23 +166,15 @@ class Host:
         return torch.randn(flat.shape, generator=generator).to(flat.dtype)
 
     def count(self, counter: str) -> int:
-        """Return a counter of the tier."""
         return sum(getattr(stats, counter) for stats in self.storage.stats_now())
 
     def failures(self) -> dict[str, int]:
-        """Return the tier's failures by reason."""
         (stats,) = self.storage.stats_now()
         return dict(stats.failures)
 
 
 @contextmanager
 def hosted(kind: Kind = KIND, **tier: Any) -> Iterator[Host]:
-    """Make a host, and detach its storage at the end.
-
-    Args:
-        kind: the kind of its model and pages.
-        tier: the tier's entry.
-    """
     host = Host(kind, **tier)
     try:
         yield host

@@ -43,12 +43,7 @@ CONFIG = {
 
 
 def make_model(folder: Path, **config: Any) -> Path:
-    """Make a small Llama without weights: vLLM generates them from its seed.
-
-    Args:
-        folder: its directory, which is made.
-        config: settings that differ from :data:`CONFIG`.
-    """
+    """Make a small Llama without weights: vLLM generates them from its seed."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(CONFIG | config))
     return folder
@@ -76,7 +71,6 @@ class Way:
 
     @property
     def offloads(self) -> bool:
-        """True if anything is offloaded."""
         return self.spec is not None
 
     def offloading(
@@ -88,16 +82,7 @@ class Way:
         patient: bool = True,
         **entry: Any,
     ) -> dict[str, Any] | None:
-        """Return vLLM's ``kv_connector_extra_config`` for one tier.
-
-        Args:
-            url: URL of the tier.
-            host_bytes: size of the host pool.
-            verify: check digests.
-            patient: wait for the tier however long it takes, since the machine may be busy and
-                the small model may compute faster than it loads. ``False`` is the default of both.
-            entry: more options of the tier.
-        """
+        """Return vLLM's ``kv_connector_extra_config`` for one tier."""
         if self.spec is None:
             return None
         entry = {"url": url, **({"lookup_deadline": "30s"} if patient else {}), **entry}
@@ -153,12 +138,7 @@ class EngineError(Exception):
 
 
 class Interpreter:
-    """A Python process that has imported vLLM and starts engines, each in a fork.
-
-    Args:
-        folder: directory of its socket and its log.
-        threads: number of threads with which each engine computes.
-    """
+    """A Python process that has imported vLLM and starts engines, each in a fork."""
 
     def __init__(self, folder: Path, *, threads: int = 1) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -188,14 +168,6 @@ class Interpreter:
 
 class Engine:
     """An engine process. Commands are the public methods of ``vllm_host.Host``.
-
-    Args:
-        interpreter: the interpreter that starts it.
-        model: directory of the model.
-        log: file for the engine's output.
-        offloading: vLLM's ``kv_connector_extra_config``.
-        environment: variables besides this process's.
-        options: further arguments of ``LLM``.
 
     Raises:
         EngineError: it did not start; the message is its exception.
@@ -261,7 +233,6 @@ class Engine:
             raise EngineError(f"shutting down: {json.loads(error)['error']}")
 
     def log(self) -> str:
-        """Return the engine's output."""
         return self._log.read_text()
 
     def _send(self, document: dict[str, Any]) -> None:

@@ -36,10 +36,7 @@ TICK = [1, 2, 3]
 
 
 def give_weight() -> None:
-    """Generate weights that differ by layer and are large enough for keys and values to matter.
-
-    vLLM's weights are so small and alike that after any prompt all tokens are about equally likely.
-    """
+    """Generate weights that differ by layer and are large enough for keys and values to matter."""
     from vllm.model_executor.model_loader import dummy_loader
 
     make_up = dummy_loader.initialize_single_dummy_weight
@@ -55,10 +52,7 @@ def give_weight() -> None:
 
 
 def hide_llvmlite() -> None:
-    """Keep vLLM from a search that fails: it mistakes any attribute of llvmlite for a function.
-
-    LMCache imports numba, and with it llvmlite, before vLLM 0.32 searches all modules for kernels.
-    """
+    """Keep vLLM from a search that fails: it mistakes any attribute of llvmlite for a function."""
     from llvmlite.binding import ffi
 
     find = ffi._lib_wrapper.__getattr__
@@ -147,7 +141,6 @@ class Host:
         return False
 
     def abort(self, index: int) -> None:
-        """Abort an added request."""
         name = list(self._served)[index]
         self._engine.abort_request([name])
         del self._served[name]
@@ -160,11 +153,9 @@ class Host:
         return [self._told(output) for output in served.values()]
 
     def reset_device(self) -> bool:
-        """Empty the device cache."""
         return bool(self._llm.reset_prefix_cache())
 
     def reset_all(self) -> bool:
-        """Empty the device cache and the host pool."""
         return bool(self._llm.reset_prefix_cache(reset_connector=True))
 
     def shut_down(self) -> None:
@@ -181,12 +172,10 @@ class Host:
         }
 
     def device_blocks(self) -> int:
-        """Count the blocks in the device's prefix cache."""
         pool = self._scheduler.kv_cache_manager.block_pool
         return len(pool.cached_block_hash_to_block)
 
     def primary_chunks(self) -> int:
-        """Count the chunks in the host pool."""
         manager = self._manager()
         if self._is_ours(manager):
             usage = manager.usage()
@@ -209,7 +198,6 @@ class Host:
         }
 
     def preemptions(self) -> int:
-        """Count the preemptions of requests."""
         return int(self._metric("vllm:num_preemptions"))
 
     def metrics(self) -> dict[str, float]:
@@ -249,11 +237,7 @@ class Host:
         )
 
     def _step_as_served(self) -> None:
-        """Release the interpreter lock after a step that computes nothing.
-
-        vLLM does so in its engine process, but not for an engine inside another process. Without
-        it, a thread that copies for the waiting engine can wait seconds for the lock.
-        """
+        """Release the interpreter lock after a step that computes nothing."""
         core = self._engine.engine_core.engine_core
         step = core.step_fn
 

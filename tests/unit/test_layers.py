@@ -45,7 +45,7 @@ ONLY_IN = {
     "lmcache": ("kvtier_lmcache",),
     "sglang": ("kvtier_sglang",),
     "prometheus_client": ("kvtier_sdk.exporter",),
-    "typer": ("kvtier_sdk.cli", "kvtier_vllm.command"),
+    "typer": ("kvtier_sdk.cli", "kvtier_vllm.tools"),
     "rich": ("kvtier_sdk.cli",),
 }
 #: The modules that packages import from, to the names that are public there.

@@ -16,7 +16,6 @@ class Budget:
     Not thread-safe, except for ``in``.
 
     Attributes:
-        used_bytes: bytes of stored chunks.
         latest_ns: time of the latest known use, removed chunks included.
     """
 
@@ -94,11 +93,7 @@ class Budget:
         open_namespaces: Collection[str],
         last_used_ns: Callable[[ChunkId], int | None],
     ) -> list[ChunkId]:
-        """Choose the chunks to evict.
-
-        Raises:
-            TierCapacityError: evicting all unpinned chunks would not make enough room.
-        """
+        """Choose the chunks to evict."""
         excess_bytes = self.excess_bytes(need_bytes, reserved_bytes, headroom_bytes)
         evictable_bytes = self.used_bytes - sum(self._size_bytes(one) for one in pinned)
         if excess_bytes > evictable_bytes:

@@ -10,9 +10,11 @@ The time of its store is its file's access time, which a use does not change.
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Callable
 from typing import NamedTuple
 
-from kvtier_sdk import OffloadKey
+from kvtier_sdk import Clock, OffloadKey
 
 #: Exclusive upper bound of times of use, in the year 2116.
 MAX_USED_NS = 2**62
@@ -67,11 +69,7 @@ class Lifetime(NamedTuple):
     aged_ns: int = 0
 
     def used_ns(self, status: os.stat_result) -> int:
-        """Return the last use of a file's chunk.
-
-        It is 0 (expired, if chunks expire) for a time in the future and, if there is a maximum age,
-        for a chunk that is older or of unknown age.
-        """
+        """Return the last use of a file's chunk; 0 if its times are in the future or too old."""
         used_ns, stored_ns = status.st_mtime_ns, status.st_atime_ns
         if not 0 <= used_ns <= self.latest_ns:
             return 0
@@ -83,12 +81,7 @@ class Lifetime(NamedTuple):
 
 
 class ChunkId(NamedTuple):
-    """The name of a chunk among all namespaces of a root.
-
-    Attributes:
-        fingerprint: its namespace's fingerprint.
-        key: its key in that namespace.
-    """
+    """The name of a chunk among all namespaces of a root."""
 
     fingerprint: str
     key: OffloadKey
@@ -97,13 +90,33 @@ class ChunkId(NamedTuple):
 class StoredChunk(NamedTuple):
     """A chunk on disk.
 
-    Attributes:
-        chunk_id: its name.
-        size_bytes: length of its file.
-        used_ns: time of the last known use, in nanoseconds since the epoch. Another process may
-            have used the chunk since.
+    Another process may have used it since ``used_ns``.
     """
 
     chunk_id: ChunkId
     size_bytes: int
     used_ns: int
+
+
+class RecencyClock:
+    """Gives out times of use: the wall clock's time, but later than every known use.
+
+    Clocks differ a little, and are set back a little, but uses stay in order. A known use further
+    ahead is ignored: chunks with times that continued from it would never expire.
+    """
+
+    def __init__(self, clock: Clock, latest_ns: Callable[[], int]) -> None:
+        self._clock = clock
+        self._latest_ns = latest_ns
+        self._lock = threading.Lock()
+        self._next_ns = 0
+
+    def take(self, count: int) -> range:
+        """Return ascending times, in nanoseconds since the epoch, with a count of 0 uses."""
+        with self._lock:
+            now_ns = int(self._clock.wall_s() * 1e9)
+            known_ns = (now_ns, self._latest_ns() + 1, self._next_ns)
+            start_ns = max(one for one in known_ns if one <= now_ns + MOST_AHEAD_NS)
+            start_ns += -start_ns % USE_NS
+            self._next_ns = start_ns + count * USE_NS
+        return range(start_ns, start_ns + count * USE_NS, USE_NS)

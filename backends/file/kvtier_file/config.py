@@ -56,17 +56,7 @@ class FileTierConfig(BoundedTierConfig):
 
     @classmethod
     def options_from_url(cls, url: TierURL) -> dict[str, Any]:
-        """Read ``file:///data/kv?capacity=1GiB``: root from the path, other options from the query.
-
-        Args:
-            url: the parsed URL.
-
-        Returns:
-            Options, not yet validated.
-
-        Raises:
-            ConfigError: the URL has a host, or the root is given twice.
-        """
+        """Read ``file:///data/kv?capacity=1GiB``."""
         if url.host is not None or url.port is not None or url.username is not None:
             path = f"{url.host or ''}{url.path}"
             raise ConfigError(

@@ -20,7 +20,7 @@ class UntrustedDirectoryError(PermissionError):
 
 
 class Directories:
-    """Opens a root and the directories in it. Every open checks who may write there.
+    """Opens a root and the directories in it. Every open checks the write permissions.
 
     A check at the start is not enough: if a directory is removed while the tier runs, another user
     can make it again and plant chunks in it.
@@ -41,12 +41,7 @@ class Directories:
         return self._checked(os.open(root, os.O_RDONLY | os.O_DIRECTORY), str(root))
 
     def open(self, name: str, parent_fd: int, *, create: bool = False) -> int:
-        """Open a directory.
-
-        Raises:
-            UntrustedDirectoryError: other users could change it.
-            OSError: it is missing, or is not a directory (a symbolic link, for example).
-        """
+        """Open a directory."""
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
         try:
             fd = os.open(name, flags, dir_fd=parent_fd)
@@ -80,11 +75,7 @@ class Directories:
 
 
 def open_file(name: str, flags: int, directory_fd: int) -> int:
-    """Open a file.
-
-    Raises:
-        OSError: it cannot be opened, or is a symbolic link.
-    """
+    """Open a file."""
     return os.open(name, flags | os.O_NOFOLLOW, _FILE_MODE, dir_fd=directory_fd)
 
 

@@ -21,7 +21,7 @@ from kvtier_sdk import (
 FOREIGN = frozenset({errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV})
 #: The tier has no chunk under this name.
 ABSENT = FOREIGN | {errno.ENOENT, errno.ENAMETOOLONG}
-#: There is no room.
+#: The file system refuses more data.
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 #: At a chunk's file, these affect only that chunk: permissions, bad sectors, a foreign file.

@@ -14,11 +14,7 @@ from kvtier_sdk import CorruptChunkError
 
 
 def open_direct(name: str, flags: int, directory_fd: int) -> int:
-    """Open a file whose data bypasses the page cache, where the file system allows it.
-
-    Raises:
-        OSError: it cannot be opened, or is a symbolic link.
-    """
+    """Open a file whose data bypasses the page cache, where the file system allows it."""
     try:
         return open_file(name, flags | os.O_DIRECT, directory_fd)
     except OSError as error:
@@ -52,23 +48,14 @@ def is_sole_owner(fd: int, size_bytes: int) -> bool:
 
 
 def write_buffers(fd: int, buffers: Iterable[memoryview]) -> None:
-    """Write buffers one after the other, from the beginning of the file.
-
-    Raises:
-        OSError: not all buffers were written.
-    """
+    """Write buffers one after the other, from the beginning of the file."""
     for moved_bytes in _transfer(os.pwritev, fd, buffers):
         if moved_bytes == 0:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 def read_buffers(fd: int, buffers: Iterable[memoryview]) -> None:
-    """Fill buffers one after the other, from the beginning of the file.
-
-    Raises:
-        CorruptChunkError: the file ends before the buffers do.
-        OSError: not all buffers were filled.
-    """
+    """Fill buffers one after the other, from the beginning of the file."""
     for moved_bytes in _transfer(os.preadv, fd, buffers):
         if moved_bytes == 0:
             raise CorruptChunkError("the file was truncated during the read")

@@ -38,11 +38,7 @@ class Ledger:
         self._fd = fd
 
     def read(self, start: int, end: int) -> Iterator[Change]:
-        """Iterate over the changes between two offsets.
-
-        Raises:
-            LedgerDamagedError: the file does not contain them.
-        """
+        """Iterate over the changes between two offsets."""
         # Read in parts, because a header that others wrote may claim any length.
         content = b""
         while start < end:

@@ -26,12 +26,7 @@ class Maintenance(ChunkStore):
     """
 
     def open(self) -> None:
-        """Open the root, which must exist.
-
-        Raises:
-            ConfigError: there is no such directory, or it is not usable with these options.
-            TierError: the file system fails.
-        """
+        """Open the root, which must exist."""
         self._is_open = True
         try:
             self._root.open(create=False)
@@ -55,11 +50,7 @@ class Maintenance(ChunkStore):
         return hits
 
     def load(self, batch: Sequence[Transfer]) -> list[TierError | None]:
-        """Read a batch with a verdict per transfer, ``None`` for success, and record no use.
-
-        Raises:
-            TierError: the namespace's directory cannot be opened.
-        """
+        """Read a batch with a verdict per transfer, ``None`` for success, and record no use."""
         verdicts: Verdicts = {}
         with self._existing("readable") as directory:
             for transfer in batch:
@@ -77,20 +68,12 @@ class Maintenance(ChunkStore):
                 super().delete(keys)
 
     def list_shard(self, shard: str) -> list[Entry]:
-        """Return the chunks of one shard, including chunks that no engine can load.
-
-        Raises:
-            TierError: the file system fails.
-        """
+        """Return the chunks of one shard, including chunks that no engine can load."""
         with self._existing("readable") as directory:
             return [entry_of(stored) for stored in directory.list_shard(shard)] if directory else []
 
     def usage(self) -> Usage:
-        """Return the usage of all namespaces under the root, as it is on disk.
-
-        Raises:
-            TierError: the file system fails.
-        """
+        """Return the usage of all namespaces under the root, as it is on disk."""
         with self._translating("readable"), self._call():
             lengths = [
                 stored.size_bytes

@@ -40,13 +40,7 @@ _SUFFIX = ".kv"
 
 
 class NamespaceDirectory:
-    """The chunks of one namespace. Methods block; made for one call of the tier, in one thread.
-
-    Attributes:
-        fingerprint: the namespace's fingerprint.
-        lifetime: limits for the times of its chunks.
-        temporaries: the files being written.
-    """
+    """The chunks of one namespace. Methods block; made for one call of the tier, in one thread."""
 
     def __init__(
         self,
@@ -69,15 +63,10 @@ class NamespaceDirectory:
         self.temporaries = Temporaries(fd, names, directories)
 
     def close(self) -> None:
-        """Close the directory of temporary files."""
         self.temporaries.close()
 
     def find(self, key: OffloadKey) -> StoredChunk | None:
-        """Return the chunk as its file shows it, or ``None`` if there is no regular file.
-
-        Raises:
-            OSError: the file cannot be examined.
-        """
+        """Return the chunk as its file shows it, or ``None`` if there is no regular file."""
         try:
             with self._shard(key) as shard_fd:
                 status = os.stat(_file_name(key), dir_fd=shard_fd, follow_symlinks=False)
@@ -93,13 +82,7 @@ class NamespaceDirectory:
         buffers: Sequence[memoryview],
         used_ns: int | None,
     ) -> None:
-        """Fill buffers from a chunk's file, and record its use.
-
-        Raises:
-            ChunkNotFoundError: there is no such file, or it has expired.
-            CorruptChunkError: the file has another length, or is not a regular file.
-            OSError: it cannot be read.
-        """
+        """Fill buffers from a chunk's file, and record its use."""
         expected_bytes = sum(map(len, buffers))
         try:
             with (
@@ -146,11 +129,7 @@ class NamespaceDirectory:
         return compiled.batch_io.read(self._fd, object_bytes, direct, strict, self.lifetime, files)
 
     def write(self, key: OffloadKey, buffers: Sequence[memoryview], used_ns: int) -> str:
-        """Write a chunk's content to a temporary file, and make the chunk's shard.
-
-        Raises:
-            OSError: the write failed; nothing is left of the file.
-        """
+        """Write a chunk's content to a temporary file, and make the chunk's shard."""
         self._make_shard(key)
         return self.temporaries.write(buffers, direct=self._direct, used_ns=used_ns)
 
@@ -166,11 +145,7 @@ class NamespaceDirectory:
             return [None] * len(batch)
 
     def place(self, temporary: str, key: OffloadKey) -> None:
-        """Give a temporary file the chunk's name.
-
-        Raises:
-            OSError: it is still a temporary file.
-        """
+        """Give a temporary file the chunk's name."""
         with self._shard(key, create=True) as shard_fd:
             self.temporaries.rename(temporary, _file_name(key), shard_fd)
 
@@ -183,21 +158,13 @@ class NamespaceDirectory:
             return bytes(len(written))
 
     def sync_name(self, key: OffloadKey) -> None:
-        """Make a chunk's name survive a power failure, if option ``fsync`` is set.
-
-        Raises:
-            OSError: the name may not survive one.
-        """
+        """Make a chunk's name survive a power failure, if option ``fsync`` is set."""
         if self._sync:
             with self._shard(key) as shard_fd:
                 os.fsync(shard_fd)
 
     def touch(self, key: OffloadKey, used_ns: int, size_bytes: int) -> bool:
-        """Record a use of a chunk; return false if its file is missing, not whole or expired.
-
-        Raises:
-            OSError: the use cannot be recorded.
-        """
+        """Record a use of a chunk; return false if its file is missing, not whole or expired."""
         try:
             with self._shard(key) as shard_fd:
                 name = _file_name(key)
@@ -235,13 +202,7 @@ class NamespaceDirectory:
         return outcomes
 
     def remove(self, key: OffloadKey, into: Temporaries | None = None) -> bool:
-        """Remove a chunk's file, or make it a spare; return false if there is no file.
-
-        A directory in its place is left alone.
-
-        Raises:
-            OSError: it is still there.
-        """
+        """Remove a chunk's file, or make it a spare; return false if there is no file there."""
         try:
             with self._shard(key) as shard_fd:
                 name = _file_name(key)
@@ -254,11 +215,7 @@ class NamespaceDirectory:
         return True
 
     def list_shard(self, shard: str) -> list[StoredChunk]:
-        """Return the chunks of one shard in any order; foreign files are left out.
-
-        Raises:
-            OSError: the shard cannot be read.
-        """
+        """Return the chunks of one shard in any order; foreign files are left out."""
         chunks = []
         try:
             with (
@@ -288,11 +245,7 @@ class NamespaceDirectory:
             return None
 
     def write_manifest(self, text: str) -> None:
-        """Write the manifest, unless there is one.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Write the manifest, unless there is one."""
         try:
             os.stat(_MANIFEST, dir_fd=self._fd, follow_symlinks=False)
         except FileNotFoundError:

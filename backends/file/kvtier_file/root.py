@@ -22,7 +22,6 @@ class Root:
     """A root, in which the tier owns one namespace. Methods block; callable from any thread.
 
     Attributes:
-        directories: opens the root and all directories below it.
         is_closing: set to true to end a scan under way.
     """
 
@@ -41,12 +40,7 @@ class Root:
 
     @property
     def fd(self) -> int:
-        """The descriptor. A root removed by hand is made again, but its parents are not.
-
-        Raises:
-            UntrustedDirectoryError: another user has made it again.
-            OSError: the root is not open, or cannot be made again.
-        """
+        """The descriptor. A root removed by hand is made again, but its parents are not."""
         fd = self._fd
         if fd is None:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
@@ -57,12 +51,7 @@ class Root:
         return fd
 
     def open(self, *, create: bool = True) -> None:
-        """Open the directory; make it and its parents if they are missing.
-
-        Raises:
-            UntrustedDirectoryError: other users could change it.
-            OSError: it cannot be opened or made.
-        """
+        """Open the directory; make it and its parents if they are missing."""
         self.is_closing = False
         try:
             self._fd = self.directories.open_root(self._config.root)
@@ -77,7 +66,6 @@ class Root:
                 pass
 
     def close(self) -> None:
-        """Close the directory, if it is open."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
@@ -86,10 +74,8 @@ class Root:
     def namespace(
         self, fingerprint: str | None = None, *, create: bool = True
     ) -> Iterator[NamespaceDirectory]:
-        """Open a namespace's directory for a block; by default the tier's own.
-
-        It is opened each time, so that a directory removed by hand is made again.
-        """
+        """Open a namespace's directory for a block; by default the tier's own."""
+        # Opened each time, so that a directory removed by hand is made again.
         fingerprint = fingerprint or self._fingerprint
         with ClosingFd(self.directories.open(fingerprint, self.fd, create=create)) as fd:
             directory = NamespaceDirectory(
@@ -114,14 +100,7 @@ class Root:
         return Lifetime(now_ns + MOST_AHEAD_NS, before(config.expiry_s), before(config.max_age_s))
 
     def prepare(self, manifest: str) -> bool:
-        """Make the tier's namespace, check that it is writable, and probe O_DIRECT.
-
-        On a full file system, skip the probe and return false; stores make what is missing.
-
-        Raises:
-            ConfigError: the file system does not support option ``direct_io`` or ``max_age``.
-            OSError: the namespace is not writable.
-        """
+        """Make the tier's namespace and probe O_DIRECT; return false on a full file system."""
         try:
             with self.namespace() as directory:
                 directory.temporaries.probe(direct=False)
@@ -136,11 +115,9 @@ class Root:
         return True
 
     def headroom_bytes(self) -> int | None:
-        """Return the bytes that may be written before ``min_free`` is violated, or ``None``.
-
-        The bytes of a write under way count twice, as used space and as a reservation, until it
-        is placed. So up to the bytes under way may stay free beyond ``min_free``.
-        """
+        """Return the bytes that may be written before ``min_free`` is violated, or ``None``."""
+        # The bytes of a write under way count twice, as used space and as a reservation, until it
+        # is placed. So up to that many bytes may stay free beyond ``min_free``.
         if not self._config.min_free:
             return None
         size_bytes, free_bytes = self._room()
@@ -159,7 +136,6 @@ class Root:
         return free_bytes - min_free
 
     def free_bytes(self) -> int:
-        """Return the free bytes of the file system."""
         return self._room()[1]
 
     def _room(self) -> tuple[int, int]:
@@ -172,11 +148,6 @@ class Root:
         return int(min_free * size_bytes) if isinstance(min_free, float) else min_free
 
     def check_capacity(self) -> None:
-        """Check that option ``capacity`` does not exceed the size of the file system.
-
-        Raises:
-            ConfigError: it does.
-        """
         capacity_bytes = self._config.capacity_bytes
         size_bytes, _ = self._room()
         if capacity_bytes is not None and 0 < size_bytes < capacity_bytes:
@@ -189,23 +160,13 @@ class Root:
             )
 
     def sweep(self, is_held: Callable[[str], bool]) -> None:
-        """Remove the temporary files of dead processes in all namespaces.
-
-        Raises:
-            OSError: some of the files cannot be removed.
-        """
+        """Remove the temporary files of dead processes in all namespaces."""
         for directory in self.namespaces():
             directory.temporaries.sweep(is_held)
 
     def scan(self) -> Iterator[StoredChunk]:
-        """Iterate over the chunks on disk, of all namespaces.
-
-        An engine cannot load files of the wrong length in the tier's own namespace, and removes
-        them.
-
-        Raises:
-            OSError: the disk cannot be read, or the root is about to be closed.
-        """
+        """Iterate over the chunks on disk, of all namespaces."""
+        # An engine cannot load files of the wrong length in its own namespace, and removes them.
         own = None if self._context.maintenance else self._fingerprint
         for directory in self.namespaces():
             for shard in SHARDS:
@@ -218,17 +179,6 @@ class Root:
                         directory.remove(key)
                     else:
                         yield stored
-
-    def manifests(self) -> list[StoredNamespace]:
-        """Return the namespaces on disk with the facts of their manifests.
-
-        Raises:
-            OSError: the root cannot be read.
-        """
-        return [
-            StoredNamespace.read(directory.fingerprint, directory.read_manifest())
-            for directory in self.namespaces()
-        ]
 
     def remove(self, chunk_id: ChunkId, into: Temporaries | None = None) -> None:
         """Remove a chunk of any namespace. A missing one is ignored."""

@@ -26,12 +26,7 @@ _MAX_BYTES = 2**20
 
 
 class Reservation(NamedTuple):
-    """A process's row in the header.
-
-    Attributes:
-        fingerprint: the namespace that the process has open.
-        reserved_bytes: room reserved for its writes under way.
-    """
+    """A process's row in the header: its namespace, and the room reserved for its writes."""
 
     fingerprint: str
     reserved_bytes: int
@@ -47,8 +42,6 @@ class SharedHeader:
         generation: a random number, new with each compaction of the ledger.
         ledger_bytes: valid length of the ledger.
         compacted_bytes: length of the ledger after its last compaction.
-        used_bytes: bytes of all stored chunks.
-        chunks: number of stored chunks.
         reservations: the processes' reservations, by lease.
     """
 
@@ -62,7 +55,6 @@ class SharedHeader:
 
     @property
     def reserved_bytes(self) -> int:
-        """Bytes reserved by all processes together."""
         return sum(one.reserved_bytes for one in self.reservations.values())
 
 
@@ -96,7 +88,6 @@ class HeaderFile:
         self._content = b""
 
     def write(self, header: SharedHeader) -> None:
-        """Replace the content."""
         content = _encode(header)
         if content != self._content:
             os.pwrite(self._fd, content, 0)

@@ -28,6 +28,8 @@ class SharedUsage:
     is short of room.
 
     Attributes:
+        budget: this process's copy of the count. Without the lock, it may be asked for
+            ``in`` and ``latest_ns`` only.
         is_counted: true once the chunks on disk have been counted for the first time.
     """
 
@@ -39,7 +41,7 @@ class SharedUsage:
         self._fingerprint = context.namespace.fingerprint
         self._report_removed = context.report_removed
         self._replica = UsageReplica(capacity_bytes, self._fingerprint)
-        self._budget = self._replica.budget
+        self.budget = self._replica.budget
         self._reserved_bytes = 0
         self._opened: SharedFiles | None = None
         self.is_counted = False
@@ -51,20 +53,12 @@ class SharedUsage:
         self._last_asked = ""
 
     def open(self) -> None:
-        """Join the processes that use the root.
-
-        Raises:
-            OSError: the files cannot be made or locked.
-        """
+        """Join the processes that use the root."""
         with self._thread_lock:
             self._join()
 
     def sweep(self) -> None:
-        """Clean up after dead processes. The first process counts the chunks on disk.
-
-        Raises:
-            OSError: the files cannot be locked, or some leftovers cannot be removed.
-        """
+        """Clean up after dead processes. The first process counts the chunks on disk."""
         with self.locked():
             self._reap_dead_leases(
                 [one for one in self._other_leases() if not self._files.leases.is_held(one)]
@@ -79,21 +73,9 @@ class SharedUsage:
                 self._files.header.write(header)
             self._leave()
 
-    def __contains__(self, chunk_id: ChunkId) -> bool:
-        """Return true if the chunk was counted at the last update; needs no lock."""
-        return chunk_id in self._budget
-
-    def latest_ns(self) -> int:
-        """Return the latest known use of any chunk; needs no lock."""
-        return self._budget.latest_ns
-
     @contextmanager
     def locked(self, *, releasing_bytes: int = 0) -> Iterator[None]:
-        """Hold the shared lock for a block, with the changes of all other processes applied.
-
-        Raises:
-            OSError: the files cannot be locked, read or written.
-        """
+        """Hold the shared lock for a block, with the changes of all other processes applied."""
         removed: dict[OffloadKey, bool] = {}
         try:
             with self._thread_lock:
@@ -118,16 +100,6 @@ class SharedUsage:
     # With the lock held.
 
     @property
-    def chunks(self) -> int:
-        """Number of stored chunks."""
-        return len(self._budget)
-
-    @property
-    def used_bytes(self) -> int:
-        """Bytes of stored chunks."""
-        return self._budget.used_bytes
-
-    @property
     def reserved_bytes(self) -> int:
         """Bytes that all processes have reserved."""
         return self._header.reserved_bytes
@@ -146,14 +118,6 @@ class SharedUsage:
     def discard(self, chunk_id: ChunkId, *, evicted: bool = False) -> None:
         """Stop counting a chunk that was deleted, or ``evicted`` to make room for others."""
         self._record((*chunk_id, EVICTED if evicted else DELETED, 0))
-
-    def touch(self, chunk_id: ChunkId, used_ns: int) -> None:
-        """Set a chunk's last use in this process's copy only, so that it evicts the chunk later."""
-        self._budget.touch(chunk_id, used_ns)
-
-    def oldest(self) -> list[ChunkId]:
-        """Return the least recently used chunk of each namespace."""
-        return self._budget.oldest()
 
     def recount(self) -> None:
         """Count the chunks on disk."""
@@ -174,17 +138,13 @@ class SharedUsage:
         pinned: Callable[[], frozenset[ChunkId]],
         last_used_ns: Callable[[ChunkId], int | None],
     ) -> list[ChunkId]:
-        """Choose the chunks to evict before ``need_bytes`` can be reserved.
-
-        Raises:
-            TierCapacityError: evicting all unpinned chunks would not make enough room.
-        """
+        """Choose the chunks to evict before ``need_bytes`` can be reserved."""
         reserved_bytes = self._header.reserved_bytes
-        if self._budget.excess_bytes(need_bytes, reserved_bytes, headroom_bytes) <= 0:
+        if self.budget.excess_bytes(need_bytes, reserved_bytes, headroom_bytes) <= 0:
             return []
 
         def choose() -> list[ChunkId]:
-            return self._budget.victims(
+            return self.budget.victims(
                 need_bytes,
                 self._header.reserved_bytes,
                 headroom_bytes,
@@ -202,16 +162,6 @@ class SharedUsage:
                 raise
             return choose()
 
-    def expired(
-        self,
-        before_ns: int,
-        *,
-        pinned: Callable[[], frozenset[ChunkId]],
-        last_used_ns: Callable[[ChunkId], int | None],
-    ) -> list[ChunkId]:
-        """Choose the unpinned chunks that were last used before a time."""
-        return self._budget.expired(before_ns, pinned=pinned(), last_used_ns=last_used_ns)
-
     def _record(self, change: Change) -> None:
         self.mark_dirty()
         self._changes.append(change)
@@ -226,7 +176,7 @@ class SharedUsage:
         return {*self._header.reservations, *self._files.leases.names()} - {self._lease}
 
     def _next_lease(self) -> list[str]:
-        """Return one other process's lease, each in turn: checking all each time takes too long."""
+        """Return the lease of one other process, of each in turn: checking all would be slow."""
         others = sorted(self._header.reservations.keys() - {self._lease})
         later = [one for one in others if one > self._last_asked]
         asked = (later or others)[:1]
@@ -258,11 +208,8 @@ class SharedUsage:
         return self._opened
 
     def _join(self) -> None:
-        """Open the shared files and acquire the lease, unless that is done. Needs the thread lock.
-
-        A store may come before the first count, and whichever comes first joins: a lease of the
-        same name cannot be acquired twice.
-        """
+        """Open the shared files and acquire the lease, unless that is done."""
+        # A store may come before the first count, and a lease cannot be acquired twice.
         if self._opened is not None and not self._opened.are_lost():
             return
         self._leave()
@@ -293,7 +240,7 @@ class SharedUsage:
     def _begin(self) -> None:
         self._header = self._files.header.read()
         self._asked = set()
-        self._budget.know_time(self._root.lifetime().latest_ns)
+        self.budget.know_time(self._root.lifetime().latest_ns)
         self._enter_reservation()
         if not self._replica.catch_up(self._header, self._files.ledger):
             self.recount()
@@ -301,8 +248,8 @@ class SharedUsage:
 
     def _end(self, succeeded: bool) -> None:
         header = self._header
-        header.used_bytes = self._budget.used_bytes
-        header.chunks = len(self._budget)
+        header.used_bytes = self.budget.used_bytes
+        header.chunks = len(self.budget)
         changes, self._changes = self._changes, []
         # After an unexpected error it is unknown what was renamed or unlinked.
         if succeeded and not header.clean:

@@ -6,20 +6,19 @@ import errno
 import math
 import os
 import threading
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
-from kvtier_file.chunks import ChunkId, StoredChunk
+from kvtier_file.chunks import ChunkId, RecencyClock, StoredChunk
 from kvtier_file.compiled import DONE, NOT_DONE
 from kvtier_file.config import FileTierConfig
 from kvtier_file.errors import FAULTS, chunk_error, open_error, tier_error
-from kvtier_file.leases import new_lease
 from kvtier_file.namespace import NamespaceDirectory
-from kvtier_file.pins import Pins
-from kvtier_file.recency_clock import RecencyClock
 from kvtier_file.root import Root
+from kvtier_file.shared_files import new_lease
 from kvtier_file.shared_usage import SharedUsage
 from kvtier_file.temporaries import Temporaries, TemporaryNames
 from kvtier_sdk import (
@@ -61,14 +60,14 @@ class ChunkStore:
         self._object_bytes = context.object_bytes
         capacity_bytes = config.capacity_bytes or _NO_LIMIT_BYTES
         self._step_chunks = max(1, capacity_bytes // (_MAX_STEPS * self._object_bytes))
-        self._pins = Pins()
+        self._pins = _Pins()
         lease = new_lease()
         self._root = Root(config, context, TemporaryNames(lease))
         self._usage = SharedUsage(self._root, lease, config.capacity_bytes, context)
         self._wall_s = context.clock.wall_s
         self._logger = context.logger
         self._evicted_age_s = context.gauge("evicted_age_seconds")
-        self._clock = RecencyClock(context.clock, self._usage.latest_ns)
+        self._clock = RecencyClock(context.clock, lambda: self._usage.budget.latest_ns)
         # Time at which the file system last refused a write; used under the shared lock.
         self._refused_s = -math.inf
         # Guards the attributes below.
@@ -77,12 +76,7 @@ class ChunkStore:
         self._is_open = False
 
     def open(self) -> None:
-        """Open the root. Chunks can be looked up and loaded; :meth:`count` must follow.
-
-        Raises:
-            ConfigError: the root is not usable.
-            TierError: the file system fails.
-        """
+        """Open the root. Chunks can be looked up and loaded; :meth:`count` must follow."""
         self._is_open = True
         try:
             self._root.open()
@@ -95,15 +89,7 @@ class ChunkStore:
             raise
 
     def count(self) -> None:
-        """Check the root, make missing directories, sweep, and count the chunks on disk.
-
-        Lookups and loads go on meanwhile; stores wait for it. More chunks take longer;
-        :meth:`close` ends it early.
-
-        Raises:
-            ConfigError: the root is not usable with these options.
-            TierError: the file system fails; the next store counts again.
-        """
+        """Check the root, make directories, and count the chunks; only stores wait for it."""
         try:
             with self._call():
                 self._usage.open()
@@ -123,10 +109,8 @@ class ChunkStore:
             raise open_error(error, self._config.root) from error
 
     def close(self) -> None:
-        """Refuse further calls, and close the root once no call is under way.
-
-        If a descriptor were closed during a call, its number could soon mean another directory.
-        """
+        """Refuse further calls, and close the root once no call is under way."""
+        # If a descriptor were closed during a call, its number could soon mean another directory.
         with self._lock:
             self._is_open = False
             is_idle = not self._calls
@@ -135,15 +119,7 @@ class ChunkStore:
             self._close_files()
 
     def contains(self, keys: Sequence[OffloadKey]) -> list[bool]:
-        """Return which chunks are on disk; any process may have stored them.
-
-        A file that has expired or has the wrong length is a miss and is removed. A file that cannot
-        be examined is a miss too.
-
-        Raises:
-            ChunkError: none of the files can be examined.
-            TierError: the file system fails.
-        """
+        """Return which chunks are on disk; files that cannot be loaded are removed."""
         hits = []
         faults: Verdicts = {}
         # Only these need the lock: a miss is the common case and must not wait for it.
@@ -156,7 +132,7 @@ class ChunkStore:
                     with self._fault(key, faults, "readable"):
                         found = directory.find(key)
                 hits.append(outcome == DONE or self._is_loadable(found, directory))
-                if not hits[-1] and (found or self._id(key) in self._usage):
+                if not hits[-1] and (found or self._id(key) in self._usage.budget):
                     surprising.append(key)
             self._reconcile(directory, surprising)
         if faults and len(faults) == len(keys):
@@ -164,11 +140,7 @@ class ChunkStore:
         return hits
 
     def store(self, batch: Sequence[Transfer]) -> list[TierError | None]:
-        """Write a batch with a verdict per transfer, ``None`` for success.
-
-        Raises:
-            TierError: the shared files cannot be used.
-        """
+        """Write a batch with a verdict per transfer, ``None`` for success."""
         verdicts: Verdicts = {}
         with self._pinned(batch), self._directory("writable") as directory:
             missing = list(self._missing(directory, batch, verdicts).items())
@@ -178,11 +150,7 @@ class ChunkStore:
         return [verdicts.get(transfer.key) for transfer in batch]
 
     def load(self, batch: Sequence[Transfer]) -> list[TierError | None]:
-        """Read a batch; return an error or ``None`` for each transfer.
-
-        Raises:
-            TierError: the namespace's directory cannot be opened.
-        """
+        """Read a batch; return an error or ``None`` for each transfer."""
         verdicts: Verdicts = {}
         surprising = []
         times_ns = self._clock.take(len(batch))
@@ -194,18 +162,14 @@ class ChunkStore:
                     with self._verdict(key, verdicts, "readable", at_file=True):
                         directory.read(key, transfer.buffers, used_ns)
                 found = not isinstance(verdicts.get(key), ChunkNotFoundError)
-                if found != (self._id(key) in self._usage):
+                if found != (self._id(key) in self._usage.budget):
                     surprising.append(key)
             with suppress(OSError):  # the bytes are here; their count matters less
                 self._reconcile(directory, surprising)
         return [verdicts.get(transfer.key) for transfer in batch]
 
     def delete(self, keys: Sequence[OffloadKey]) -> None:
-        """Remove chunks. A failure at one does not stop the others.
-
-        Raises:
-            TierError: some chunks could not be removed.
-        """
+        """Remove chunks. A failure at one does not stop the others."""
         failure: OSError | None = None
         with self._directory("writable") as directory:
             with self._usage.locked():
@@ -216,17 +180,13 @@ class ChunkStore:
                     except OSError as error:
                         failure = error
                         continue
-                    if removed or self._id(key) in self._usage:
+                    if removed or self._id(key) in self._usage.budget:
                         self._usage.discard(self._id(key))
             if failure is not None:
                 raise failure
 
     def touch(self, keys: Sequence[OffloadKey]) -> None:
-        """Record a use of each chunk now; the last key is the most recent.
-
-        Raises:
-            TierError: the file system fails.
-        """
+        """Record a use of each chunk now; the last key is the most recent."""
         times_ns = self._clock.take(len(keys))
         with self._directory("writable") as directory:
             outcomes = directory.touch_batch(keys, times_ns, self._object_bytes)
@@ -236,11 +196,7 @@ class ChunkStore:
                         directory.touch(key, used_ns, self._object_bytes)
 
     def list_shard(self, shard: str) -> list[Entry]:
-        """Return the loadable chunks of one shard of this namespace.
-
-        Raises:
-            TierError: the file system fails.
-        """
+        """Return the loadable chunks of one shard of this namespace."""
         with self._directory("readable") as directory:
             return [
                 entry_of(stored)
@@ -249,27 +205,23 @@ class ChunkStore:
             ]
 
     def namespaces(self) -> list[StoredNamespace]:
-        """Return all namespaces under the root.
-
-        Raises:
-            TierError: the file system fails.
-        """
+        """Return all namespaces under the root."""
         with self._translating("readable"), self._call():
-            return self._root.manifests()
+            return [
+                StoredNamespace.read(directory.fingerprint, directory.read_manifest())
+                for directory in self._root.namespaces()
+            ]
 
     def usage(self) -> Usage:
-        """Return the usage of all namespaces under the root, by all processes.
-
-        Raises:
-            TierError: the shared files cannot be used.
-        """
+        """Return the usage of all namespaces under the root, by all processes."""
         with self._translating("readable"), self._call(), self._usage.locked():
             # Files removed by hand are not reported, and without a recount their room stays taken.
-            if any(self._root.last_used_ns(one) is None for one in self._usage.oldest()):
+            budget = self._usage.budget
+            if any(self._root.last_used_ns(one) is None for one in budget.oldest()):
                 self._usage.recount()
             return Usage(
-                self._usage.chunks,
-                self._usage.used_bytes,
+                len(budget),
+                budget.used_bytes,
                 self._config.capacity_bytes,
                 self._root.free_bytes(),
             )
@@ -279,10 +231,8 @@ class ChunkStore:
     def _missing(
         self, directory: NamespaceDirectory, batch: Sequence[Transfer], verdicts: Verdicts
     ) -> dict[OffloadKey, Transfer]:
-        """Return the transfers to write; record a use of the other chunks.
-
-        A file that cannot be touched is overwritten, like a chunk that the SDK has replaced.
-        """
+        """Return the transfers to write; record a use of the other chunks."""
+        # A file that cannot be touched is overwritten, like a chunk that the SDK replaces.
         missing = {}
         uncounted = []
         times_ns = self._clock.take(len(batch))
@@ -302,7 +252,7 @@ class ChunkStore:
                         is_there = directory.touch(key, used_ns, self._object_bytes)
                 if not is_there:
                     missing[key] = transfer
-                elif self._id(key) not in self._usage:
+                elif self._id(key) not in self._usage.budget:
                     uncounted.append(key)
         self._reconcile(directory, uncounted)
         return missing
@@ -392,10 +342,12 @@ class ChunkStore:
             self._remove_expired()
             free_bytes = self._root.headroom_bytes()
             # Computed once, because some file systems free the room of removed files late.
-            most_bytes = None if free_bytes is None else free_bytes + usage.used_bytes
+            most_bytes = None if free_bytes is None else free_bytes + usage.budget.used_bytes
 
             def reserve(keys: Collection[OffloadKey]) -> None:
-                headroom_bytes = None if most_bytes is None else most_bytes - usage.used_bytes
+                headroom_bytes = (
+                    None if most_bytes is None else most_bytes - usage.budget.used_bytes
+                )
                 need_bytes = len(keys) * self._object_bytes
                 self._make_room(need_bytes, headroom_bytes, temporaries, spares=len(keys))
                 usage.reserve(need_bytes)
@@ -443,8 +395,8 @@ class ChunkStore:
         """Remove expired chunks of all namespaces. Needs the lock."""
         expired_ns = self._root.lifetime().expired_ns
         if expired_ns:
-            expired = self._usage.expired(
-                expired_ns, pinned=self._pins.pinned, last_used_ns=self._root.last_used_ns
+            expired = self._usage.budget.expired(
+                expired_ns, pinned=self._pins.pinned(), last_used_ns=self._root.last_used_ns
             )
             with suppress(OSError):  # they are misses anyway; the next store tries again
                 self._remove(expired)
@@ -483,7 +435,7 @@ class ChunkStore:
                 self._root.remove(chunk_id, into)
             except OSError:
                 # Mark it as used, so that the next store tries others first.
-                usage.touch(chunk_id, self._clock.take(1)[0])
+                usage.budget.touch(chunk_id, self._clock.take(1)[0])
                 raise
             usage.discard(chunk_id, evicted=evicted)
 
@@ -498,13 +450,13 @@ class ChunkStore:
                 with self._fault(key, {}, "writable"):
                     found = directory.find(key)
                     if found and self._is_loadable(found, directory):
-                        if found.chunk_id not in usage:
+                        if found.chunk_id not in usage.budget:
                             usage.add(found)
                         continue
                     if found:
                         usage.mark_dirty()
                         directory.remove(key)
-                    if self._id(key) in usage:
+                    if self._id(key) in usage.budget:
                         usage.discard(self._id(key))
 
     # Helpers.
@@ -548,10 +500,7 @@ class ChunkStore:
     def _verdict(
         self, key: OffloadKey, verdicts: Verdicts, ability: str, *, at_file: bool = False
     ) -> _Verdict:
-        """Turn an error of the block into the verdict of one key.
-
-        ``at_file``: the block accesses the chunk's own file, whose faults are not the tier's.
-        """
+        """Turn an error of the block into the verdict of one key; ``at_file``: of its file."""
         return _Verdict(self._config.root, key, verdicts, ability, FAULTS if at_file else ())
 
     @contextmanager
@@ -576,7 +525,7 @@ class ChunkStore:
 
 
 class _Verdict:
-    """Turns an error of its block into a verdict. A class: a generator takes twice as long."""
+    """Turns an error of its block into a verdict; a generator would be half as fast."""
 
     __slots__ = ("_ability", "_faults", "_key", "_root", "_verdicts")
 
@@ -608,6 +557,37 @@ class _Verdict:
             return False
         self._verdicts[self._key] = error
         return True
+
+
+class _Pins:
+    """The chunks that this process is moving, so that it does not evict them.
+
+    Other processes need not see the pins: a file unlinked during a read stays readable, and a file
+    unlinked before it is a miss.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[ChunkId] = Counter()
+
+    @contextmanager
+    def held(self, chunk_ids: Collection[ChunkId]) -> Iterator[None]:
+        """Pin chunks while the block runs."""
+        with self._lock:
+            self._counts.update(chunk_ids)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._counts.subtract(chunk_ids)
+                for chunk_id in chunk_ids:
+                    if not self._counts[chunk_id]:
+                        del self._counts[chunk_id]
+
+    def pinned(self) -> frozenset[ChunkId]:
+        """Return the pinned chunks."""
+        with self._lock:
+            return frozenset(self._counts)
 
 
 def entry_of(stored: StoredChunk) -> Entry:

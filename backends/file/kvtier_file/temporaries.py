@@ -41,7 +41,6 @@ class TemporaryNames:
         self._counter = itertools.count()
 
     def new(self) -> str:
-        """Return an unused name. Callable from any thread."""
         return f"{self._lease}-{next(self._counter)}.tmp"
 
 
@@ -65,11 +64,8 @@ class Temporaries:
             self._fd = None
 
     def adopt(self, name: str, directory_fd: int) -> bool:
-        """Move an evicted chunk's file here, as a spare; return false if that is not possible.
-
-        With ``sync`` there are no spares: after a power failure, a file might have its old name and
-        new content.
-        """
+        """Move an evicted chunk's file here, as a spare; return false if that is not possible."""
+        # With ``sync``, a power failure might leave a file with its old name and new content.
         if self._sync:
             return False
         spare = self._names.new()
@@ -86,11 +82,7 @@ class Temporaries:
     def write(
         self, buffers: Sequence[memoryview], *, direct: bool = False, used_ns: int | None = None
     ) -> str:
-        """Write buffers to a new file, or over a spare of the same length.
-
-        Raises:
-            OSError: the write failed; nothing is left of the file.
-        """
+        """Write buffers to a new file, or over a spare of the same length."""
         name, fd = self._open_spare(sum(map(len, buffers)), direct) or self._open_new(direct)
         try:
             with ClosingFd(fd):
@@ -107,11 +99,7 @@ class Temporaries:
     def write_batch(
         self, batch: Sequence[Transfer], times_ns: Sequence[int], *, direct: bool
     ) -> Sequence[str | None]:
-        """Write each transfer to a new file or over a spare; return ``None`` for unusual cases.
-
-        Raises:
-            OSError: the directory cannot be opened; nothing is written.
-        """
+        """Write each transfer to a new file or over a spare; return ``None`` for unusual cases."""
         # With ``sync``, waiting for the disk takes far longer than the calls that a batch saves.
         if compiled.batch_io is None or self._sync:
             return [None] * len(batch)
@@ -126,22 +114,13 @@ class Temporaries:
         ]
 
     def rename_batch(self, names: Sequence[tuple[str, str, str]], namespace_fd: int) -> bytes:
-        """Move files to their places, in the usual cases.
-
-        Raises:
-            OSError: the directory cannot be opened; no file was moved.
-        """
+        """Move files to their places, in the usual cases."""
         if compiled.batch_io is None:
             return bytes(len(names))
         strict = self._directories.is_strict
         return compiled.batch_io.place(self._open(), namespace_fd, strict, tuple(names))
 
     def rename(self, temporary: str, name: str, directory_fd: int) -> None:
-        """Move a file to its place.
-
-        Raises:
-            OSError: it was not moved.
-        """
         os.rename(temporary, name, src_dir_fd=self._open(), dst_dir_fd=directory_fd)
 
     def discard(self, name: str) -> None:
@@ -150,11 +129,7 @@ class Temporaries:
             os.unlink(name, dir_fd=self._open())
 
     def sweep(self, is_held: Callable[[str], bool]) -> None:
-        """Remove the files of dead processes.
-
-        Raises:
-            OSError: some of the files cannot be removed.
-        """
+        """Remove the files of dead processes."""
         try:
             directory_fd = self._open(create=False)
         except (FileNotFoundError, NotADirectoryError):
@@ -166,11 +141,7 @@ class Temporaries:
                     os.unlink(name, dir_fd=directory_fd)
 
     def probe(self, *, direct: bool) -> bool:
-        """Write, read back and remove a page; return true if it is intact and ``direct`` holds.
-
-        Raises:
-            OSError: it cannot be written or read.
-        """
+        """Write, read back and remove a page; return true if it is intact and ``direct`` holds."""
         name = self._names.new()
         directory_fd = self._open()
         # Anonymous memory is aligned to pages, as O_DIRECT requires.
@@ -188,11 +159,7 @@ class Temporaries:
                     os.unlink(name, dir_fd=directory_fd)
 
     def keeps_times(self, used_ns: int) -> bool:
-        """Return true if a read leaves a file's times as they were set, to the nanosecond.
-
-        Raises:
-            OSError: no file can be written or read.
-        """
+        """Return true if a read leaves a file's times as they were set, to the nanosecond."""
         name = self.write([memoryview(b"times")], used_ns=used_ns)
         try:
             with ClosingFd(open_file(name, os.O_RDONLY | os.O_NOATIME, self._open())) as fd:

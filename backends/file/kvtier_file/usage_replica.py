@@ -17,11 +17,7 @@ _COMPACTION_GROWTH = 8
 
 
 class UsageReplica:
-    """A budget that follows the changes of all processes. Used under the shared lock.
-
-    Attributes:
-        budget: the stored chunks.
-    """
+    """A budget that follows the changes of all processes. Used under the shared lock."""
 
     def __init__(self, capacity_bytes: int | None, fingerprint: str) -> None:
         self.budget = Budget(capacity_bytes)
@@ -69,11 +65,7 @@ class UsageReplica:
                     removed[key] = size_bytes == EVICTED
 
     def publish(self, header: SharedHeader, ledger: Ledger, changes: Sequence[Change]) -> None:
-        """Append applied changes to the ledger, or compact it, and declare the header clean.
-
-        Raises:
-            OSError: the ledger cannot be written.
-        """
+        """Append applied changes to the ledger, or compact it, and declare the header clean."""
         limit_bytes = max(_MIN_COMPACTION_BYTES, _COMPACTION_GROWTH * header.compacted_bytes)
         if self._generation is None or header.ledger_bytes > limit_bytes:
             header.ledger_bytes = header.compacted_bytes = ledger.compact(self.budget)

@@ -21,6 +21,7 @@ import support.workbench
 
 import kvtier_file
 from kvtier_file import FileTier, compiled
+from kvtier_file.shared_header import HeaderFile, SharedHeader
 from kvtier_sdk import SystemClock, TierSpec
 
 PAGE_BYTES = 4096
@@ -44,8 +45,6 @@ class SetClock(SystemClock):
 
 
 class Workbench(support.workbench.Workbench):
-    """A workbench for file tiers below one root."""
-
     clock: SetClock
 
     def __init__(self, root: Path, chunk_bytes: int = 100_000) -> None:
@@ -62,12 +61,18 @@ class Workbench(support.workbench.Workbench):
         return self.make_tier(TierSpec.from_options(entry))
 
     def file(self, key: bytes) -> Path:
-        """Return the file of a stored chunk."""
         (found,) = self.directory.glob(f"*/{key.hex()}.kv")
         return found
 
     def temporaries(self) -> list[str]:
         return sorted(os.listdir(self.directory / "tmp"))
+
+    def header(self) -> SharedHeader:
+        """Return what the processes of the root share."""
+        with open(self.root / ".shared" / "header", "rb") as file:
+            header_file = HeaderFile(file.fileno())
+            with header_file.locked():
+                return header_file.read()
 
     def stored_bytes(self) -> int:
         return sum(found.stat().st_size for found in self.root.glob("*/??/*.kv"))
@@ -113,18 +118,8 @@ def part(tmp_path_factory) -> ModuleType:
     source = Path(kvtier_file.__file__).with_name("_batch_io.c")
     library = tmp_path_factory.mktemp("compiled") / "_batch_io.abi3.so"
     warnings = ["-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter"]
-    command = [
-        compiler,
-        "-O2",
-        "-shared",
-        "-fPIC",
-        *warnings,
-        f"-I{headers}",
-        source,
-        "-o",
-        library,
-    ]
-    subprocess.run(command, check=True)
+    command = [compiler, "-O2", "-shared", "-fPIC", *warnings, f"-I{headers}", source]
+    subprocess.run([*command, "-o", library], check=True)
     spec = importlib.util.spec_from_file_location("_batch_io", library)
     assert spec is not None
     assert spec.loader is not None
@@ -173,7 +168,7 @@ def mounted(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def on_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 4 MiB in a file, where a directory takes room, unlike in memory."""
+    """A file system of 4 MiB in a file, where a directory needs room, unlike in memory."""
     image, at = tmp_path / "image", tmp_path / "on_disk"
     image.write_bytes(bytes(4 * 2**20))
     at.mkdir()
@@ -188,7 +183,6 @@ def on_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 async def small(mounted: Path) -> AsyncIterator[Workbench]:
-    """A bench on the small file system."""
     bench = Workbench(mounted / "kv", chunk_bytes=31 * PAGE_BYTES)
     yield bench
     await bench.close()

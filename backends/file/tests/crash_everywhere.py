@@ -16,7 +16,6 @@ from pathlib import Path
 from conftest import Workbench
 
 from kvtier_file import compiled
-from kvtier_file.shared_header import HeaderFile
 from kvtier_file.store import ChunkStore
 
 CAPACITY_CHUNKS = 4
@@ -37,7 +36,6 @@ def put(store: ChunkStore, bench: Workbench, *keys: bytes) -> list[object]:
 
 
 def die_at(last: int) -> None:
-    """Kill this process after its ``last``-th call."""
     made = 0
 
     def counted(call):
@@ -83,9 +81,7 @@ def check(store: ChunkStore, bench: Workbench, last: int) -> None:
     put(store, bench, KEYS[7])
     put(store, bench, KEYS[6])
     assert bench.temporaries() == [], where
-    fd = os.open(bench.root / ".shared" / "header", os.O_RDWR)
-    header = HeaderFile(fd).read()
-    os.close(fd)
+    header = bench.header()
     assert header.clean, where
     assert header.reserved_bytes == 0, where
     assert len(header.reservations) == 1, where

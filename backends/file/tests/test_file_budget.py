@@ -93,7 +93,7 @@ class BudgetMachine(RuleBasedStateMachine):
             with pytest.raises(TierCapacityError):
                 victims()
             return
-        # Twice, because choosing changes nothing but what is known of the latest use.
+        # Twice, because a choice updates nothing but the latest known uses.
         for _ in range(2):
             expected = self.expected(free_to_go, excess, open_namespaces)
             assert victims() == expected

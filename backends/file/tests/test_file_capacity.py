@@ -6,7 +6,6 @@ import errno
 import os
 import re
 import shutil
-import subprocess
 import threading
 from unittest.mock import ANY
 
@@ -136,26 +135,6 @@ async def test_a_lower_capacity_is_met_at_open(bench):
     assert bench.stored_bytes() == 2 * bench.object_bytes
 
 
-async def test_other_namespaces_count_and_are_evicted_first(bench):
-    await bench.put(await bench.open(), *KEYS[:3])
-    await bench.close()
-    bench.facts = {"model": "m", "dtype": "fp8"}
-    other = bench.directory
-    tier = await bench.open()
-    await bench.put(tier, *KEYS[:2])
-    await bench.close()
-    bench.facts = {"model": "m", "dtype": "bf16"}
-    tier = await bench.open(capacity=5 * bench.object_bytes)
-    assert (await tier.usage()).chunks == 5
-    assert await bench.put(tier, *KEYS[3:5]) == [None, None]
-    assert list(other.glob("??/*.kv")) == []
-    assert bench.removed == []
-    assert await bench.has(tier, *KEYS[:5]) == [True] * 5
-    assert await bench.put(tier, KEYS[5]) == [None]
-    assert bench.removed == KEYS[:1]
-    assert bench.stored_bytes() == 5 * bench.object_bytes
-
-
 async def test_another_namespace_may_be_removed_by_hand(bench):
     await bench.put(await bench.open(), *KEYS[:3])
     await bench.close()
@@ -165,27 +144,6 @@ async def test_another_namespace_may_be_removed_by_hand(bench):
     other.rename(bench.root.parent / "away")
     assert await bench.put(tier, *KEYS[:3]) == [None] * 3
     assert not other.exists()
-
-
-async def test_files_removed_by_hand_make_room(bench):
-    tier = await bench.open(capacity=2 * bench.object_bytes)
-    await bench.put(tier, *KEYS[:2])
-    bench.file(KEYS[1]).unlink()
-    assert await bench.has(tier, *KEYS[:2]) == [True, False]
-    assert (bench.removed, bench.evicted) == ([KEYS[1]], [])
-    assert await bench.put(tier, KEYS[2]) == [None]
-    assert await bench.has(tier, *KEYS[:3]) == [True, False, True]
-
-
-async def test_a_chunk_of_another_process_is_found_and_counted(bench):
-    other = await bench.open()
-    tier = await bench.open(capacity=2 * bench.object_bytes)
-    await bench.put(other, *KEYS[:2])
-    assert await bench.loads(tier, KEYS[0])
-    assert await bench.put(tier, KEYS[1]) == [None]
-    assert (await tier.usage()).chunks == 2
-    assert await bench.put(tier, KEYS[2]) == [None]
-    assert await bench.has(tier, *KEYS[:3]) == [False, True, True]
 
 
 async def test_in_place_of_a_chunk_that_cannot_be_evicted_another_goes(bench, monkeypatch):
@@ -217,41 +175,6 @@ async def test_replacing_a_damaged_chunk_keeps_the_count(bench):
     assert await bench.loads(tier, *KEYS[:2])
 
 
-async def test_concurrent_batches_never_exceed_the_capacity(small):
-    """The file system's use is one number, which no change can overtake: watch it."""
-    capacity = 6 * small.object_bytes
-    tier = await small.open(capacity=capacity)
-    status = os.statvfs(small.root)
-    base_blocks = status.f_blocks - status.f_bfree
-    # Directories and the manifest; less than one chunk.
-    slack = small.object_bytes // 2
-    most = 0
-    stop = threading.Event()
-
-    def watch():
-        nonlocal most
-        while not stop.is_set():
-            status = os.statvfs(small.root)
-            used = (status.f_blocks - status.f_bfree - base_blocks) * status.f_frsize
-            most = max(most, used)
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        for round_ in range(15):
-            start = 2 * round_
-            batches = [[KEYS[(start + 3 * n + m) % 60] for m in range(2)] for n in range(6)]
-            verdicts = await asyncio.gather(*(small.put(tier, *batch) for batch in batches))
-            flat = [verdict for batch in verdicts for verdict in batch]
-            assert all(verdict is None or type(verdict) is TierCapacityError for verdict in flat)
-            assert None in flat
-    finally:
-        stop.set()
-        watcher.join()
-    assert 5 * small.object_bytes < most <= capacity + slack
-    assert (await tier.usage()).used_bytes == small.stored_bytes() <= capacity
-
-
 async def test_min_free_stays_free(small):
     tier = await small.open(min_free="512KiB")
     for key in KEYS[:30]:
@@ -263,7 +186,6 @@ async def test_min_free_stays_free(small):
 
 
 async def fill(bench, tier):
-    """Store until the first eviction."""
     for index in range(10**6):
         if bench.removed:
             bench.removed.clear()
@@ -304,20 +226,6 @@ async def test_min_free_as_a_share(small):
     for key in KEYS[4:20]:
         assert await small.put(tier, key) == [None]
     assert small.stored_bytes() <= 2**20
-
-
-async def test_min_free_that_cannot_be_met_evicts_nothing(small):
-    tier = await small.open(min_free="512KiB")
-    await small.put(tier, *KEYS[:3])
-    (small.root / "filler").write_bytes(bytes(1280 * 1024))
-    (verdict,) = await small.put(tier, KEYS[4])
-    # Two of the three have to go, and do; with a bigger filler that is not enough.
-    assert verdict is None
-    before = small.stored_bytes()
-    with open(small.root / "filler", "ab") as filler:
-        filler.write(bytes(2**20 - 512 * 1024 + 64 * 1024 - before))
-    (verdict,) = await small.put(tier, KEYS[5])
-    assert verdict is None or isinstance(verdict, TierCapacityError)
 
 
 @pytest.mark.parametrize("min_free", ["100%", "1TiB"])
@@ -485,18 +393,6 @@ async def test_a_chunk_of_unknown_age_is_too_old(bench, in_both_forms):
     assert await bench.has(tier, *KEYS[:3]) == [False, False, True]
 
 
-async def test_a_tool_that_reads_a_chunk_leaves_its_age(bench):
-    tier = await bench.open()
-    await bench.put(tier, KEYS[0])
-    before = bench.file(KEYS[0]).stat().st_atime_ns
-    tool = bench.make()
-    tool = type(tool)(tool.config, dataclasses.replace(tool.context, maintenance=True))
-    bench.opened.append(tool)
-    await tool.open()
-    assert await bench.loads(tool, KEYS[0])
-    assert bench.file(KEYS[0]).stat().st_atime_ns == before
-
-
 async def test_a_file_system_with_coarse_times_has_no_maximum_age(bench, monkeypatch):
     real = os.utime
 
@@ -550,18 +446,6 @@ async def test_a_quota_is_met_by_eviction_and_said_once(bench, monkeypatch, capl
     bench.clock.ahead_s = 700
     await bench.put(tier, KEYS[10])
     assert len(caplog.messages) == 2
-
-
-@pytest.mark.parametrize("limit", ["size=1m", "nr_inodes=80"])
-async def test_eviction_for_what_is_not_announced_is_said_once(small, caplog, limit):
-    tier = await small.open()
-    subprocess.run(["mount", "-o", f"remount,{limit}", small.root.parent], check=True)
-    for key in KEYS:
-        assert await small.put(tier, key) == [None]
-    assert small.evicted
-    (message,) = caplog.messages
-    assert "refused a write with" in message
-    assert "min_free" not in message
 
 
 async def test_a_root_that_is_made_again_is_said_once(bench, caplog):

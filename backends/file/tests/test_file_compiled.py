@@ -271,7 +271,7 @@ def test_loads(twins, state, used_ns, lifetime):
 
 
 def test_loads_at_once_leave_the_time_of_the_store(twins, part):
-    """A load that restored the time would find the one that another's read has just set."""
+    """A load that restored the time could restore a time that another load has just set."""
     twins.arrange(STATES["whole"][0])
     fd = os.open(twins.roots[0], os.O_RDONLY)
     name, size_bytes = f"{KEY.hex()}.kv", twins.bench.object_bytes
@@ -335,19 +335,6 @@ def test_a_file_that_is_there_is_not_written_over_before_its_time(twins):
     )
     assert names == [None]
     assert taken.read_bytes() == b"another's"
-
-
-def test_a_directory_as_long_as_a_chunk_is_none(twins, part):
-    twins.arrange(directory)
-    fd = os.open(twins.roots[0], os.O_RDONLY)
-    name = f"{KEY.hex()}.kv"
-    length = os.stat(f"{shard_of(KEY)}/{name}", dir_fd=fd).st_size
-    try:
-        assert list(
-            part.touch(fd, length, True, (LATEST_NS, 0, 0), ((shard_of(KEY), name, -1),))
-        ) == [NOT_DONE]
-    finally:
-        os.close(fd)
 
 
 def test_a_write_that_fails_leaves_no_file(part, mounted):

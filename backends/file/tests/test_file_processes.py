@@ -13,7 +13,6 @@ from unittest.mock import ANY
 
 import pytest
 
-from kvtier_file.shared_header import HeaderFile
 from kvtier_sdk import TierCapacityError, Usage
 
 HERE = Path(__file__).parent
@@ -39,21 +38,12 @@ def worker(root, **options):
         process.communicate()
 
 
-def read_header(root):
-    fd = os.open(root / ".shared" / "header", os.O_RDWR)
-    try:
-        header_file = HeaderFile(fd)
-        with header_file.locked():
-            return header_file.read()
-    finally:
-        os.close(fd)
-
-
 class Watch:
-    """A watch on a file system of the test's: its use is one number, which no change overtakes."""
+    """Watches the used bytes of the test's own file system, a single number without races."""
 
-    def __init__(self, root):
-        self._root = root
+    def __init__(self, bench):
+        self._bench = bench
+        self._root = bench.root
         self._free_before = self._free_bytes()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
@@ -67,11 +57,11 @@ class Watch:
 
     def _run(self):
         while not self._stop.is_set():
-            # The ledger grows; measured first, its size is at most what is subtracted below.
+            # Measured first, since the ledger grows meanwhile.
             ledger_bytes = (self._root / ".shared" / "ledger").stat().st_blocks * 512
             used_bytes = self._free_before - self._free_bytes() - ledger_bytes
             self.most_bytes = max(self.most_bytes, used_bytes)
-            header = read_header(self._root)
+            header = self._bench.header()
             counted_bytes = header.used_bytes + header.reserved_bytes
             self.most_counted_bytes = max(self.most_counted_bytes, counted_bytes)
             self.looks += 1
@@ -91,7 +81,7 @@ async def test_processes_share_one_root_and_one_is_killed(small, processes):
     capacity = WORK["capacity_chunks"] * small.object_bytes
     tier = await small.open(capacity=capacity)
     with ExitStack() as stack:
-        watch = stack.enter_context(Watch(small.root))
+        watch = stack.enter_context(Watch(small))
         doomed, *others = (
             stack.enter_context(worker(small.root, seed=seed)) for seed in range(processes)
         )
@@ -118,26 +108,9 @@ async def test_processes_share_one_root_and_one_is_killed(small, processes):
     assert await small.put(tier, *KEYS[:16]) == [None] * 16
     assert await small.put(tier, *KEYS[16:32]) == [None] * 16
     assert small.temporaries() == []
-    header = read_header(small.root)
+    header = small.header()
     assert (header.clean, header.reserved_bytes, len(header.reservations)) == (True, 0, 1)
     assert (header.chunks, header.used_bytes) == (16, small.stored_bytes())
-
-
-async def test_case_15_processes_store_the_same_keys_at_once(bench):
-    """Name temporaries after the key alone: one of the renames fails."""
-    bench.chunk_bytes = WORK["chunk_bytes"]
-    tier = await bench.open()
-    with ExitStack() as stack:
-        # One seed: both do the same in the same order.
-        options = {"seed": 1, "capacity_chunks": 100}
-        both = [stack.enter_context(worker(bench.root, **options)) for _ in range(2)]
-        for process in both:
-            output, complaints = process.communicate(timeout=120)
-            assert (process.returncode, complaints) == (0, "")
-            assert "refused" not in json.loads(output.splitlines()[-1])
-    assert await tier.usage() == Usage(40, 40 * bench.object_bytes, None, ANY)
-    assert bench.stored_bytes() == 40 * bench.object_bytes
-    assert await bench.loads(tier, *KEYS)
 
 
 async def test_reservations_of_the_dead_are_freed(bench):
@@ -146,7 +119,7 @@ async def test_reservations_of_the_dead_are_freed(bench):
     with worker(bench.root, seed=0, capacity_chunks=3, gate="write") as writer:
         assert next(writer.stdout) == "ready\n"
         assert next(writer.stdout) == "writing\n"
-        reserved_bytes = read_header(bench.root).reserved_bytes
+        reserved_bytes = bench.header().reserved_bytes
         assert reserved_bytes > 0
         live = bench.temporaries()
         verdicts = await bench.put(tier, *KEYS[:3])
@@ -159,7 +132,7 @@ async def test_reservations_of_the_dead_are_freed(bench):
         writer.wait()
         assert await bench.put(tier, *KEYS[:3]) == [None] * 3
     assert bench.temporaries() == []
-    assert read_header(bench.root).reserved_bytes == 0
+    assert bench.header().reserved_bytes == 0
 
 
 async def test_the_next_open_sweeps_after_a_kill(bench):
@@ -171,7 +144,7 @@ async def test_the_next_open_sweeps_after_a_kill(bench):
     tier = await bench.open()
     assert bench.temporaries() == []
     assert await tier.usage() == Usage(0, 0, None, ANY)
-    header = read_header(bench.root)
+    header = bench.header()
     assert (header.reserved_bytes, len(header.reservations)) == (0, 1)
 
 
@@ -203,7 +176,7 @@ async def test_a_forked_child_holds_neither_the_lock_nor_the_lease(bench):
         with open(bench.root / ".shared" / "header") as header:
             fcntl.flock(header, fcntl.LOCK_EX | fcntl.LOCK_NB)
         await bench.open()
-        assert len(read_header(bench.root).reservations) == 1
+        assert len(bench.header().reservations) == 1
 
 
 def test_a_kill_at_any_call_leaves_the_count_right(tmp_path):

@@ -2,36 +2,15 @@
 
 import json
 import os
-import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from kvtier_file import recency
-from kvtier_file.leases import new_lease
+from kvtier_file.shared_files import new_lease
 from kvtier_file.temporaries import TemporaryNames
 from kvtier_sdk import Namespace
 
 KEYS = [index.to_bytes(20, "big") for index in range(20)]
-
-WRITER = """
-import asyncio, importlib.util, pathlib, sys
-spec = importlib.util.spec_from_file_location("workbench", sys.argv[2])
-module = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
-
-async def main():
-    bench = module.Workbench(pathlib.Path(sys.argv[1]))
-    tier = await bench.open(capacity=40 * bench.object_bytes)
-    for index in range(10**6):
-        key = index.to_bytes(20, "big")
-        assert await bench.put(tier, key) == [None]
-        print(index, flush=True)
-
-asyncio.run(main())
-"""
 
 
 async def test_recency_survives(bench):
@@ -83,16 +62,6 @@ async def test_a_file_with_an_impossible_time_is_evicted_first(bench, used_ns):
     assert bench.removed == [KEYS[2], KEYS[0]]
 
 
-async def test_usage_survives_and_a_wrong_length_does_not(bench):
-    tier = await bench.open()
-    await bench.put(tier, *KEYS[:4])
-    os.truncate(bench.file(KEYS[0]), 1)
-    await bench.close()
-    tier = await bench.open()
-    assert (await tier.usage()).used_bytes == 3 * bench.object_bytes == bench.stored_bytes()
-    assert await bench.has(tier, *KEYS[:4]) == [False, True, True, True]
-
-
 async def test_foreign_files_are_left_alone_and_not_counted(bench):
     tier = await bench.open()
     await bench.put(tier, KEYS[0])
@@ -127,32 +96,6 @@ async def test_only_temporaries_of_dead_processes_are_swept(bench):
     assert sorted(os.listdir(directory / "tmp")) == sorted([names[0], "not-ours"])
 
 
-async def test_a_writer_killed_at_work(bench):
-    conftest = os.path.join(os.path.dirname(__file__), "conftest.py")
-    tests = Path(__file__).parents[3] / "tests"
-    writer = subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(bench.root), conftest],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(tests)},
-    )
-    assert writer.stdout is not None
-    with writer, writer.stdout as lines:
-        stored = [int(next(lines)) for _ in range(25)]
-        writer.send_signal(signal.SIGKILL)
-        stored += [int(line) for line in lines]
-    # As if it had also died a little earlier.
-    (lease,) = os.listdir(bench.root / ".shared" / "leases")
-    (bench.directory / "tmp" / TemporaryNames(lease).new()).write_bytes(bytes(100))
-    tier = await bench.open(capacity=40 * bench.object_bytes)
-    kept = stored[-39:]  # one more may have been under way, and have evicted the fortieth
-    assert await bench.loads(tier, *(index.to_bytes(20, "big") for index in kept))
-    assert bench.temporaries() == []
-    sizes = {path.stat().st_size for path in bench.directory.glob("??/*.kv")}
-    assert sizes == {bench.object_bytes}
-    assert bench.stored_bytes() <= 40 * bench.object_bytes
-
-
 async def test_the_manifest_holds_the_facts_and_is_not_replaced(bench):
     await bench.open()
     manifest = bench.directory / "manifest.json"
@@ -166,12 +109,11 @@ async def test_the_manifest_holds_the_facts_and_is_not_replaced(bench):
     assert bench.temporaries() == []
 
 
-@pytest.mark.parametrize("direct_io", ["off", "auto"])
-async def test_two_namespaces_do_not_see_each_other(bench, direct_io):
-    first = await bench.open(direct_io=direct_io)
-    await bench.put(first, KEYS[0])
-    bench.facts = {"model": "other"}
-    second = await bench.open(direct_io=direct_io)
-    assert await bench.has(second, KEYS[0]) == [False]
-    await second.delete([KEYS[0]])
-    assert await bench.has(first, KEYS[0]) == [True]
+async def test_usage_survives_and_a_wrong_length_does_not(bench):
+    tier = await bench.open()
+    await bench.put(tier, *KEYS[:4])
+    os.truncate(bench.file(KEYS[0]), 1)
+    await bench.close()
+    tier = await bench.open()
+    assert (await tier.usage()).used_bytes == 3 * bench.object_bytes == bench.stored_bytes()
+    assert await bench.has(tier, *KEYS[:4]) == [False, True, True, True]

@@ -15,10 +15,9 @@ from unittest.mock import ANY
 import pytest
 
 from kvtier_file import usage_replica
-from kvtier_file.leases import Leases
 from kvtier_file.namespace import NamespaceDirectory
 from kvtier_file.root import Root
-from kvtier_file.shared_header import HeaderFile
+from kvtier_file.shared_files import Leases
 from kvtier_file.store import ChunkStore
 from kvtier_sdk import ChunkNotFoundError, TierCapacityError, TierError, Usage
 
@@ -40,47 +39,28 @@ def header_file(bench):
         os.close(fd)
 
 
-def read_header(bench):
-    with header_file(bench) as fd:
-        return HeaderFile(fd).read()
+async def open_both(pair, capacity_chunks=None):
+    """Open a tier at each bench; the capacity is in chunks."""
+    one, other = pair
+    options = {} if capacity_chunks is None else {"capacity": capacity_chunks * one.object_bytes}
+    return one, await one.open(**options), other, await other.open(**options)
+
+
+def no_locks(fd, operation):
+    raise OSError(errno.ENOLCK, "no locks")
 
 
 def assert_clean(bench):
-    """Check that the counters agree with the disk."""
-    header = read_header(bench)
+    header = bench.header()
     assert header.clean
     files = list(bench.root.glob("*/??/*.kv"))
     assert (header.chunks, header.used_bytes) == (len(files), bench.stored_bytes())
     assert header.reserved_bytes == 0
 
 
-async def test_one_budget(pair):
-    one, other = pair
-    capacity = 4 * one.object_bytes
-    first, second = await one.open(capacity=capacity), await other.open(capacity=capacity)
-    await one.put(first, *KEYS[:3])
-    await other.put(second, *KEYS[3:6])
-    assert one.stored_bytes() == capacity
-    for tier in (first, second):
-        assert await tier.usage() == Usage(4, capacity, capacity, ANY)
-    assert_clean(one)
-
-
-async def test_the_oldest_chunk_is_evicted_if_another_stored_it(pair):
-    one, other = pair
-    capacity = 2 * one.object_bytes
-    first, second = await one.open(capacity=capacity), await other.open(capacity=capacity)
-    await one.put(first, KEYS[0])
-    await other.put(second, KEYS[1])
-    await other.put(second, KEYS[2])
-    assert await other.has(second, *KEYS[:3]) == [False, True, True]
-
-
 @pytest.mark.parametrize("use", ["load", "touch", "store"])
 async def test_a_chunk_that_another_used_stays(pair, use):
-    one, other = pair
-    capacity = 3 * one.object_bytes
-    first, second = await one.open(capacity=capacity), await other.open(capacity=capacity)
+    one, first, other, second = await open_both(pair, 3)
     await other.put(second, *KEYS[:3])
     if use == "load":
         assert await one.loads(first, KEYS[0])
@@ -113,9 +93,7 @@ async def test_chunks_of_a_process_with_another_clock_are_evicted_in_turn(pair, 
 
 
 async def test_a_clock_far_ahead_elsewhere_costs_only_what_was_used_by_it(pair):
-    one, other = pair
-    capacity = 4 * one.object_bytes
-    first, second = await one.open(capacity=capacity), await other.open(capacity=capacity)
+    one, first, other, second = await open_both(pair, 4)
     await other.put(second, *KEYS[:4])
     one.clock.ahead_s = 86400
     assert await one.loads(first, KEYS[0])
@@ -144,9 +122,7 @@ async def test_a_use_by_a_slow_clock_makes_no_chunk_older(pair, use):
 
 
 async def test_each_knows_which_chunks_another_evicted_and_which_it_deleted(pair):
-    one, other = pair
-    capacity = 4 * one.object_bytes
-    first, second = await one.open(capacity=capacity), await other.open(capacity=capacity)
+    one, first, other, second = await open_both(pair, 4)
     await other.put(second, *KEYS[:4])
     await other.put(second, KEYS[4])
     await second.delete([KEYS[3]])
@@ -158,14 +134,12 @@ async def test_each_knows_which_chunks_another_evicted_and_which_it_deleted(pair
 
 
 async def test_each_reports_all_removals_once(pair):
-    one, other = pair
-    capacity = 2 * one.object_bytes
-    first, second = await one.open(capacity=capacity), await other.open(capacity=capacity)
+    one, first, other, second = await open_both(pair, 2)
     await one.put(first, *KEYS[:2])
     await other.put(second, *KEYS[2:4])
     assert other.removed == KEYS[:2]
     assert one.removed == []
-    # A lookup sees it on disk. Every call that takes the lock learns of it too.
+    # A lookup sees it on disk. Every call under the lock learns of it too.
     assert await one.has(first, KEYS[0]) == [False]
     assert one.removed == KEYS[:2]
     await second.delete([KEYS[2]])
@@ -176,20 +150,9 @@ async def test_each_reports_all_removals_once(pair):
     assert one.removed == other.removed == KEYS[:3]
 
 
-async def test_a_chunk_removed_and_stored_again_is_not_reported(pair):
-    one, other = pair
-    first, second = await one.open(), await other.open()
-    await one.put(first, KEYS[0])
-    await second.delete([KEYS[0]])
-    await other.put(second, KEYS[0])
-    await first.usage()
-    assert one.removed == []
-
-
 async def test_case_15_one_key_stored_twice_at_once(pair, monkeypatch):
     """Let both write to a temporary named after the key: one of the renames fails."""
-    one, other = pair
-    first, second = await one.open(), await other.open()
+    one, first, other, second = await open_both(pair)
     both = threading.Barrier(2)
     real = os.pwritev
 
@@ -216,7 +179,7 @@ async def test_reservations_of_all_count(pair, monkeypatch, make_gate):
         patch.setattr(os, "pwritev", gate)
         store = asyncio.create_task(one.put(first, KEYS[0]))
         await gate.reached()
-        assert read_header(one).reserved_bytes == capacity
+        assert one.header().reserved_bytes == capacity
         (verdict,) = await other.put(second, KEYS[2])
         gate.leave.set()
         assert await store == [None]
@@ -238,24 +201,6 @@ async def test_open_namespaces_compete_by_recency_and_others_go_first(make_bench
     # They were used later than the chunks of 'other', but no process has them open.
     await other.put(second, KEYS[2])
     assert await other.has(second, *KEYS[:3]) == [True] * 3
-
-
-async def test_a_live_temporary_is_never_swept(pair, monkeypatch, make_gate):
-    one, other = pair
-    first = await one.open()
-    gate = make_gate(os.pwritev)
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "pwritev", gate)
-        store = asyncio.create_task(one.put(first, KEYS[0]))
-        await gate.reached()
-    temporaries = one.temporaries()
-    assert len(temporaries) == 1
-    # An open sweeps, and so does a process short of room.
-    second = await other.open(capacity=other.object_bytes)
-    assert isinstance((await other.put(second, KEYS[1]))[0], TierCapacityError)
-    assert one.temporaries() == temporaries
-    gate.leave.set()
-    assert await store == [None]
 
 
 async def test_lookups_and_loads_need_no_lock(pair):
@@ -327,16 +272,14 @@ async def test_a_choice_of_victims_asks_one_other_process_whether_it_lives(make_
 async def test_a_compacted_ledger_is_followed(pair, monkeypatch):
     monkeypatch.setattr(usage_replica, "_MIN_COMPACTION_BYTES", 1000)
     monkeypatch.setattr(usage_replica, "_COMPACTION_GROWTH", 2)
-    one, other = pair
-    capacity = 4 * one.object_bytes
-    first, second = await one.open(capacity=capacity), await other.open(capacity=capacity)
+    one, first, other, second = await open_both(pair, 4)
     monkeypatch.setattr(Root, "scan", lambda *args: pytest.fail("recounted"))
     ledger = one.root / ".shared" / "ledger"
     await other.put(second, b"old")
     generations, lengths = set(), []
     for key in KEYS:
         await one.put(first, key)
-        generations.add(read_header(one).generation)
+        generations.add(one.header().generation)
         lengths.append(ledger.stat().st_size)
         assert_clean(one)
     assert len(generations) > 3
@@ -355,8 +298,7 @@ async def test_a_compacted_ledger_is_followed(pair, monkeypatch):
     "damage", ["zeros", "short", "checksum", "short ledger", "zeros in ledger", "other ledger"]
 )
 async def test_damaged_shared_files_cause_a_recount(pair, damage):
-    one, other = pair
-    first, second = await one.open(), await other.open()
+    one, first, other, second = await open_both(pair)
     await one.put(first, *KEYS[:5])
     with header_file(one) as fd:
         if damage == "zeros":
@@ -398,9 +340,7 @@ async def test_shared_files_removed_by_hand_are_made_and_joined_again(pair, lost
     assert one.stored_bytes() == capacity
     for tier in (first, second):
         assert await tier.usage() == Usage(4, capacity, capacity, ANY)
-    assert (
-        len(read_header(one).reservations) == len(os.listdir(one.root / ".shared" / "leases")) == 2
-    )
+    assert len(one.header().reservations) == len(os.listdir(one.root / ".shared" / "leases")) == 2
     assert_clean(one)
 
 
@@ -433,9 +373,7 @@ async def test_a_root_removed_by_hand_is_made_and_joined_again(pair, first_call,
     assert await one.loads(first, KEYS[7])
     for tier in (first, second):
         assert await tier.usage() == Usage(4, capacity, capacity, ANY)
-    assert (
-        len(read_header(one).reservations) == len(os.listdir(one.root / ".shared" / "leases")) == 2
-    )
+    assert len(one.header().reservations) == len(os.listdir(one.root / ".shared" / "leases")) == 2
     assert_clean(one)
 
 
@@ -475,11 +413,7 @@ async def test_a_failed_rejoin_is_tried_again(bench, monkeypatch):
     tier = await bench.open()
     shutil.rmtree(bench.root / ".shared")
     with monkeypatch.context() as patch:
-
-        def broken(fd, operation):
-            raise OSError(errno.ENOLCK, "no locks")
-
-        patch.setattr(fcntl, "flock", broken)
+        patch.setattr(fcntl, "flock", no_locks)
         with pytest.raises(Exception, match="No locks available"):
             await bench.put(tier, KEYS[0])
     assert await bench.put(tier, KEYS[0]) == [None]
@@ -515,8 +449,7 @@ async def test_a_lost_lease_is_taken_again(pair):
 
 
 async def test_a_store_succeeds_without_room_for_the_ledger(pair, monkeypatch):
-    one, other = pair
-    first, second = await one.open(), await other.open()
+    one, first, other, second = await open_both(pair)
     real = os.pwrite
 
     def full(fd, data, offset):
@@ -529,7 +462,7 @@ async def test_a_store_succeeds_without_room_for_the_ledger(pair, monkeypatch):
         assert await one.put(first, *KEYS[:3]) == [None] * 3
         await second.delete([KEYS[0]])
         assert (await first.usage()).chunks == (await second.usage()).chunks == 2
-        assert not read_header(one).clean
+        assert not one.header().clean
     assert (await second.usage()).chunks == 2
     assert one.removed == other.removed == [KEYS[0]]
     assert_clean(one)
@@ -540,11 +473,7 @@ async def test_a_lock_that_fails_fails_stores_and_not_loads(pair, monkeypatch):
     tier, second = await bench.open(), await other.open()
     await bench.put(tier, KEYS[0])
     with monkeypatch.context() as patch:
-
-        def broken(fd, operation):
-            raise OSError(errno.ENOLCK, "no locks")
-
-        patch.setattr(fcntl, "flock", broken)
+        patch.setattr(fcntl, "flock", no_locks)
         with pytest.raises(Exception, match="No locks available"):
             await bench.put(tier, KEYS[1])
         assert await bench.loads(tier, KEYS[0])
@@ -555,17 +484,6 @@ async def test_a_lock_that_fails_fails_stores_and_not_loads(pair, monkeypatch):
     assert_clean(bench)
 
 
-async def test_changes_while_no_process_ran_are_counted_at_open(bench):
-    await bench.put(await bench.open(), *KEYS[:3])
-    await bench.close()
-    file = bench.file(KEYS[0])
-    file.unlink()
-    bench.file(KEYS[1]).rename(bench.directory / "0a.kv")
-    tier = await bench.open()
-    assert await tier.usage() == Usage(1, bench.object_bytes, None, ANY)
-    assert_clean(bench)
-
-
 async def test_a_failed_open_leaves_no_lease_and_no_descriptor(bench, monkeypatch):
     before = sorted(os.listdir("/proc/self/fd"))
     with monkeypatch.context() as patch:
@@ -573,11 +491,7 @@ async def test_a_failed_open_leaves_no_lease_and_no_descriptor(bench, monkeypatc
         with pytest.raises(ZeroDivisionError):
             await bench.open()
         assert os.listdir(bench.root / ".shared" / "leases") == []
-
-        def broken(fd, operation):
-            raise OSError(errno.ENOLCK, "no locks")
-
-        patch.setattr(fcntl, "flock", broken)
+        patch.setattr(fcntl, "flock", no_locks)
         with pytest.raises(Exception, match="No locks available"):
             await bench.open()
     assert sorted(os.listdir("/proc/self/fd")) == before
@@ -591,10 +505,7 @@ async def test_a_lock_lost_after_the_write_leaves_no_file_and_no_reservation(ben
         real = os.pwritev
 
         def breaking(*args):
-            def broken(fd, operation):
-                raise OSError(errno.ENOLCK, "no locks")
-
-            patch.setattr(fcntl, "flock", broken)
+            patch.setattr(fcntl, "flock", no_locks)
             return real(*args)
 
         patch.setattr(os, "pwritev", breaking)
@@ -642,17 +553,6 @@ async def test_a_tier_opens_while_another_writes_more_than_its_capacity(
     assert await store == [None, None]
     assert await other.put(second, KEYS[2]) == [None]
     assert await second.usage() == Usage(1, one.object_bytes, one.object_bytes, ANY)
-
-
-async def test_a_closed_tier_leaves_no_reservation_and_no_lease(pair):
-    one, other = pair
-    first = await one.open()
-    await one.put(first, KEYS[0])
-    await other.open()
-    await one.close()
-    await other.close()
-    assert read_header(one).reservations == {}
-    assert os.listdir(one.root / ".shared" / "leases") == []
 
 
 @pytest.fixture
@@ -741,3 +641,23 @@ async def test_a_tier_that_still_counts_is_closed(bench, slow_count):
     await closing
     assert tier._counting.done()
     assert not os.listdir(bench.root / ".shared" / "leases")
+
+
+async def test_a_chunk_removed_and_stored_again_is_not_reported(pair):
+    one, first, other, second = await open_both(pair)
+    await one.put(first, KEYS[0])
+    await second.delete([KEYS[0]])
+    await other.put(second, KEYS[0])
+    await first.usage()
+    assert one.removed == []
+
+
+async def test_a_closed_tier_leaves_no_reservation_and_no_lease(pair):
+    one, other = pair
+    first = await one.open()
+    await one.put(first, KEYS[0])
+    await other.open()
+    await one.close()
+    await other.close()
+    assert one.header().reservations == {}
+    assert os.listdir(one.root / ".shared" / "leases") == []

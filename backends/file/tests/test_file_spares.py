@@ -29,7 +29,6 @@ def is_marked(bench, key: bytes) -> bool:
 
 @pytest.fixture(params=["python", "compiled"])
 def batch_io(request, monkeypatch):
-    """The compiled part, or none."""
     part = request.getfixturevalue("part") if request.param == "compiled" else None
     monkeypatch.setattr(compiled, "batch_io", part)
     return part
@@ -37,7 +36,6 @@ def batch_io(request, monkeypatch):
 
 @pytest.fixture
 async def full(bench, batch_io):
-    """A tier of two chunks, with the first two keys."""
     tier = await bench.open(capacity=2 * bench.object_bytes)
     assert await bench.put(tier, *KEYS[:2]) == [None, None]
     return tier
@@ -118,7 +116,7 @@ async def test_no_spare_stays_after_a_failure(bench, full, monkeypatch):
 
 
 async def test_one_chunk_makes_one_spare(bench, make_bench, monkeypatch):
-    """It may take the room of many: their files are removed at once, not when it is written."""
+    """If it needs the room of several chunks, the other files are removed at once."""
     small = make_bench()
     small.chunk_bytes = 10_000
     small.facts = {"model": "smaller"}

@@ -3,43 +3,15 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 from unittest.mock import ANY
 
 import pytest
-from support.runners import RUNNERS
 
 from kvtier_sdk import ChunkError, Usage
 
-HERE = Path(__file__).parent
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(HERE.parents[2] / "tests")}
 KEYS = [index.to_bytes(20, "big") for index in range(6)]
-#: What makes the superuser subject to permissions.
-_AS_USER = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
-
-
-@pytest.mark.parametrize("runner", RUNNERS)
-def test_one_unreadable_file_under_an_engine(tmp_path, runner):
-    command = [sys.executable, HERE / "unreadable_file.py", tmp_path / "kv", runner]
-    ended = subprocess.run(
-        [*(_AS_USER if os.geteuid() == 0 else []), *command],
-        capture_output=True,
-        text=True,
-        env=ENVIRONMENT,
-        timeout=120,
-    )
-    assert ended.returncode == 0, ended.stderr
-    # A load for each round, none tried twice, and none refused.
-    assert json.loads(ended.stdout) == {
-        "hits": {"bad": 0, "good": 38},
-        "failures": {"load.failed": 38},
-        "again": ["HIT"] * 4,
-    }
 
 
 @pytest.fixture

@@ -18,11 +18,7 @@ _DEVICES = Path("/sys/class/infiniband")
 
 
 def make_client(config: MooncakeTierConfig) -> tuple[Any, Any]:
-    """Import the library and make a client, without connecting it.
-
-    Raises:
-        ConfigError: the library cannot be imported here.
-    """
+    """Import the library and make a client, without connecting it."""
     timeout_ms = str(round(config.timeout_s * 1000))
     os.environ["MC_RPC_TIMEOUT_MS"] = os.environ["MC_RPC_CONNECT_TIMEOUT_MS"] = timeout_ms
     # One attempt: kvtier's core retries, with pauses.
@@ -46,11 +42,7 @@ def make_client(config: MooncakeTierConfig) -> tuple[Any, Any]:
 
 
 def reach_master(config: MooncakeTierConfig) -> str:
-    """Probe the master and return our address; the client itself would retry for seconds.
-
-    Raises:
-        TierUnavailableError: the master cannot be reached.
-    """
+    """Probe the master and return our address; the client itself would retry for seconds."""
     try:
         with socket.create_connection((config.host, config.port), config.timeout_s) as connection:
             address: str = connection.getsockname()[0]
@@ -60,12 +52,7 @@ def reach_master(config: MooncakeTierConfig) -> str:
 
 
 def connect(client: Any, config: MooncakeTierConfig, regions: Iterable[Region]) -> None:
-    """Connect a client to its master, and for RDMA register memory with it.
-
-    Raises:
-        ConfigError: an RDMA device is not on this machine.
-        TierError: the master cannot be reached, or the client refuses a setting.
-    """
+    """Connect a client to its master, and for RDMA register memory with it."""
     if config.protocol == "rdma":
         # The client reports a missing device with the same status as an outage.
         here = {device.name for device in _DEVICES.glob("*")}

@@ -52,7 +52,7 @@ class MooncakeTierConfig(TierConfig):
         if self.devices is not None and self.protocol != "rdma":
             raise ValueError("option 'devices' is given without 'protocol=rdma'")
         if 0 < self.lend_bytes < _LEAST_LENT_BYTES:
-            raise ValueError("option 'lend' is below 16MiB, the least that the store takes")
+            raise ValueError("option 'lend' is below 16MiB, the store's minimum")
         return self
 
     @property
@@ -63,17 +63,7 @@ class MooncakeTierConfig(TierConfig):
 
     @classmethod
     def options_from_url(cls, url: TierURL) -> dict[str, Any]:
-        """Read ``mooncake://master:50051?protocol=rdma``.
-
-        Args:
-            url: the parsed URL.
-
-        Returns:
-            Options, not yet validated.
-
-        Raises:
-            ConfigError: a part has no meaning, or is given twice.
-        """
+        """Read ``mooncake://master:50051?protocol=rdma``."""
         if url.path.strip("/") or url.username or url.password:
             raise ConfigError(
                 f"{url.scheme}: takes the master alone; write 'mooncake://kv-1:50051'"

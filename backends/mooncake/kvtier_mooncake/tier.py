@@ -24,16 +24,11 @@ from kvtier_sdk import (
     run_blocking,
 )
 
-_NOT_THERE = "stored, and not there: evicted at once, or another store of it has not ended"
+_NOT_THERE = "stored, but absent: evicted at once, or another store of it has not ended"
 
 
 class MooncakeTier(SecondaryTierManager):
-    """Stores chunks as objects of a Mooncake Store, without a copy on this machine.
-
-    Args:
-        config: the options.
-        context: the tier's surroundings.
-    """
+    """Stores chunks as objects of a Mooncake Store, without a copy on this machine."""
 
     config_model = MooncakeTierConfig
     locality = Locality.REMOTE

@@ -11,7 +11,6 @@ from kvtier_sdk.testing import TierSubject
 
 
 def listening_ports() -> list[int]:
-    """The TCP ports on which this process listens."""
     own = {os.readlink(entry.path) for entry in os.scandir("/proc/self/fd") if entry.is_symlink()}
     ports = []
     for table in ("tcp", "tcp6"):

@@ -42,7 +42,6 @@ def cold(engine: Live) -> None:
 
 
 def found(engine: Live, name: str) -> list[str]:
-    """Ask for all chunks, and compare the bytes of those that are found."""
     cold(engine)
     request = engine.begin(name)
     results = engine.settle(request, *KEYS)

@@ -20,10 +20,9 @@ _FOREIGN = frozenset("@/;, ")
 
 
 def _host(value: object) -> object:
-    """Check a host's name or address."""
     if isinstance(value, str) and not _is_host(value):
         # The value is not shown: a URL given here by mistake may hold a password.
-        raise ValueError("this is no name or address of a host; the port is option 'port'")
+        raise ValueError("this is not a host's name or address; the port is option 'port'")
     return value
 
 
@@ -41,28 +40,24 @@ def _hosts(value: object) -> tuple[str, ...]:
     """Split ``"b:26379,c:26379"``, or check a list of servers."""
     parts = value.split(",") if isinstance(value, str) else value
     if not isinstance(parts, list | tuple) or not all(isinstance(part, str) for part in parts):
-        raise ValueError(f"{value!r} is no list of servers; write for example 'b:26379,c:26379'")
+        raise ValueError(f"{value!r} is not a list of servers; write for example 'b:26379,c:26379'")
     found = tuple(part.strip() for part in parts if part.strip())
     for part in found:
         # Without brackets, the end of an IPv6 address and the port cannot be told apart.
         if _FOREIGN & set(part) or part.rpartition("]")[2].count(":") > 1:
-            raise ValueError("one is no server; write for example 'b:26379,[::1]:26379'")
+            raise ValueError("one is not a server; write for example 'b:26379,[::1]:26379'")
         split_host(part, default_port=1)
     return found
 
 
 def split_host(text: str, *, default_port: int) -> HostPort:
-    """Split ``host``, ``host:port`` or ``[address]:port``.
-
-    Raises:
-        ValueError: the port is not a number from 1 to 65535, or the host is missing.
-    """
+    """Split ``host``, ``host:port`` or ``[address]:port``."""
     host, colon, port = text.rpartition(":")
     if not colon or text.endswith("]"):
         host, port = text, str(default_port)
     host = host.removeprefix("[").removesuffix("]")
     if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 2**16:
-        raise ValueError(f"{text!r} is no server; write for example 'b:26379'")
+        raise ValueError(f"{text!r} is not a server; write for example 'b:26379'")
     return host, int(port)
 
 
@@ -154,10 +149,7 @@ class RedisTierConfig(ExpiringTierConfig):
 
     @property
     def young_ms(self) -> int | None:
-        """The time after a chunk's store in which a use may renew its time to live.
-
-        ``None`` if a use always may. A later renewal would exceed the chunk's maximum age.
-        """
+        """The time after a chunk's store in which a use may renew its time to live, if limited."""
         if self.max_age_s is None:
             return None
         return round((self.max_age_s - (self.ttl_s or self.max_age_s)) * 1000)
@@ -174,16 +166,10 @@ class RedisTierConfig(ExpiringTierConfig):
 
         ``rediss:`` is the same over TLS; ``redis+unix:///run/redis.sock?db=1`` has the socket's
         path.
-
-        Args:
-            url: the parts.
-
-        Returns:
-            Options, not yet validated.
-
-        Raises:
-            ConfigError: a part has no meaning, or is given twice.
         """
+        if any("@" in name for name in url.options):
+            # Not shown: a password with a question mark ends up in the query.
+            raise ConfigError(f"{url.scheme}: write '%3F' for '?' in a user or a password")
         given: dict[str, Any] = {
             "username": url.username or None,
             "password": url.password,
@@ -201,8 +187,11 @@ class RedisTierConfig(ExpiringTierConfig):
                 raise ConfigError(
                     f"{url.scheme}: takes a host; write two slashes, as in 'redis://kv-1:6379'"
                 )
-            if url.path.strip("/"):
-                given["db"] = url.path.strip("/")
+            if db := url.path.strip("/"):
+                # Not shown: in a URL without its second slash, this may be a password.
+                if not db.isdigit():
+                    raise ConfigError(f"{url.scheme}: option 'db': the path is not a number")
+                given["db"] = db
             if url.scheme == "rediss":
                 given["tls"] = True
         return url.options_beside(given)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from contextlib import suppress
 
 from kvtier_redis.config import HostPort, RedisTierConfig
 from kvtier_redis.faults import reply_error, translated
@@ -21,11 +22,7 @@ Address = HostPort | str
 
 
 def tls_context(config: RedisTierConfig) -> ssl.SSLContext | None:
-    """Make the TLS context that the options describe.
-
-    Raises:
-        ConfigError: a file cannot be read or holds no certificate.
-    """
+    """Make the TLS context that the options describe."""
     if not config.tls:
         return None
     option = "tls_ca"
@@ -38,7 +35,7 @@ def tls_context(config: RedisTierConfig) -> ssl.SSLContext | None:
         reason = error.strerror
         if isinstance(error, ssl.SSLError):
             # OpenSSL says "PEM lib" for anything that it does not find in a file.
-            reason = "it holds no certificate"
+            reason = "it contains no certificate"
             if option == "tls_cert" and config.tls_key is None:
                 reason += ", or no key beside it; option 'tls_key' names a file with the key"
         raise ConfigError(f"option {option!r}: cannot be used: {reason}") from None
@@ -46,14 +43,6 @@ def tls_context(config: RedisTierConfig) -> ssl.SSLContext | None:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     return context
-
-
-def _mismatch(peer: str, *, speaks_tls: bool) -> TierError:
-    if speaks_tls:
-        text = "speaks TLS; write 'rediss:' for 'redis:', or set option 'tls' to true"
-    else:
-        text = "speaks no TLS; write 'redis:' for 'rediss:', or set option 'tls' to false"
-    return TierUnavailableError(f"{peer} {text}", retryable=False)
 
 
 class Connector:
@@ -72,11 +61,7 @@ class Connector:
         self._tls = tls_context(config)
 
     async def connect(self, address: Address, *, is_for_chunks: bool = True) -> Connection:
-        """Connect to a server and sign in.
-
-        Raises:
-            TierError: the server cannot be reached in time, or refuses.
-        """
+        """Connect to a server and sign in."""
         timeout_s = self._config.connect_timeout_s
         with translated():
             connection = await Connection.connect(
@@ -99,22 +84,20 @@ class Connector:
         return connection
 
     async def tls_mismatch(self) -> TierError | None:
-        """Explain that a server speaks TLS and the options do not, or the reverse; else ``None``.
-
-        Call it when no server replies: most servers answer the wrong protocol with silence.
-        """
+        """Explain a silent server that speaks TLS where the options do not, or the reverse."""
         if self._config.socket is not None:
             return None
-        for address in self._config.seeds:
-            try:
+        if self._tls:
+            speaks_other = self._speaks_plain
+            text = "does not speak TLS; write 'redis:' for 'rediss:', or set option 'tls' to false"
+        else:
+            speaks_other = self._speaks_tls
+            text = "speaks TLS; write 'rediss:' for 'redis:', or set option 'tls' to true"
+        for host, port in self._config.seeds:
+            with suppress(TierError, OSError):  # TimeoutError is one
                 async with self._clock.timeout(self._config.connect_timeout_s):
-                    is_other = await (
-                        self._speaks_plain(address) if self._tls else self._speaks_tls(address)
-                    )
-            except (TierError, OSError):  # TimeoutError is one
-                continue
-            if is_other:
-                return _mismatch(f"{address[0]}:{address[1]}", speaks_tls=self._tls is None)
+                    if await speaks_other((host, port)):
+                        return TierUnavailableError(f"{host}:{port} {text}", retryable=False)
         return None
 
     async def _speaks_tls(self, address: Address) -> bool:

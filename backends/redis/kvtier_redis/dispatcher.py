@@ -51,12 +51,8 @@ class Dispatcher:
         self._pools: dict[Address, ConnectionPool[Connection]] = {}
 
     async def run(self, exchanges: Sequence[Exchange]) -> None:
-        """Send each request to the server of its key, and set its outcome.
-
-        A server that is out of reach fails only the requests about its own keys.
-
-        After a cancellation nothing touches their buffers.
-        """
+        """Send each request to the server of its key, and set its outcome."""
+        # Once this is cancelled, nothing touches the requests' buffers.
         try:
             await self._run(exchanges)
         except asyncio.CancelledError:
@@ -80,7 +76,6 @@ class Dispatcher:
             )
 
     def close(self) -> None:
-        """Close all connections."""
         for pool in self._pools.values():
             pool.close()
 
@@ -143,10 +138,8 @@ class Dispatcher:
     async def _take_turns(
         self, pool: ConnectionPool[Connection], queue: deque[Exchange], turn: int
     ) -> TierError | None:
-        """Send requests from a shared queue; return the error that stopped it early, if any.
-
-        It stops there so that a server out of reach is tried once, not once for each chunk.
-        """
+        """Send requests from a shared queue; return the error that stopped it early, if any."""
+        # It stops so that a server out of reach is tried once, not once for each chunk.
         try:
             while queue:
                 async with pool.borrow() as connection:
@@ -178,4 +171,6 @@ def _redirect_address(where: str, asked: Address) -> Address:
             place = f"{asked[0]}{place}"
         return split_host(place, default_port=0)
     except ValueError:
-        raise TierUnavailableError(f"a node sent us to {place!r}, which is none") from None
+        raise TierUnavailableError(
+            f"a node redirected a request to {place!r}, which is not an address"
+        ) from None

@@ -81,14 +81,12 @@ _NO_CLUSTER = ("MOVED", "ASK", "CROSSSLOT")
 _SETTINGS = (
     (
         "cluster support disabled",
-        "the server is no node of a cluster; leave out option 'cluster'",
+        "the server is not a node of a cluster; leave out option 'cluster'",
     ),
     ("DB index is out of range", "the server has no database of that number; check option 'db'"),
-    ("unknown command 'SENTINEL'", "the server is no Sentinel; leave out option 'sentinel'"),
+    ("unknown command 'SENTINEL'", "the server is not a Sentinel; leave out option 'sentinel'"),
     ("unknown command 'SET'", "the server is a Sentinel; option 'sentinel' names its service"),
 )
-
-
 # OpenSSL's codes for a certificate that names another host or another address.
 _OTHER_NAME = (62, 64)
 
@@ -137,7 +135,7 @@ def client_error(error: Exception) -> TierError:
         return reply_error(str(error))
     text = str(error) or type(error).__name__
     if isinstance(error, _OF_REPLIES):
-        return TierUnavailableError(f"a reply that makes no sense, or a cut connection: {text}")
+        return TierUnavailableError(f"an invalid reply, or a cut connection: {text}")
     return TierError(text)
 
 
@@ -180,11 +178,7 @@ def _tls_refusal(error: BaseException | None) -> str | None:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Translate the exceptions of redis-py and of the system.
-
-    Raises:
-        TierError: the translation, with the original as its cause.
-    """
+    """Translate the exceptions of redis-py and of the system."""
     try:
         yield
     except (TierError, ConfigError):

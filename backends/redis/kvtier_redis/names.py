@@ -27,7 +27,6 @@ class Names:
         self.manifest = start + _MANIFEST
 
     def of(self, key: OffloadKey) -> bytes:
-        """Return the server's key of a chunk."""
         return self._start + key
 
     def young(self, key: OffloadKey) -> bytes:
@@ -35,7 +34,6 @@ class Names:
         return self._young + key
 
     def key_in(self, name: bytes) -> OffloadKey:
-        """Return the chunk's key in one of the server's keys."""
         return name.removeprefix(self._start)
 
     @property
@@ -56,7 +54,6 @@ class Names:
         return fingerprint if is_ours and StoredNamespace.is_fingerprint(fingerprint) else None
 
     def manifest_of(self, fingerprint: str) -> bytes:
-        """Return the server's key of a namespace's manifest."""
         return self._root + fingerprint.encode() + _MANIFEST
 
 

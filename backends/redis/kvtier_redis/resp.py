@@ -17,7 +17,7 @@ _END = b"\r\n"
 # Longer than any server's error message.
 _LINE_LIMIT_BYTES = 4096
 _DIGITS_LIMIT = 19
-_NO_REPLY = "the server sent what is no reply to a command about a chunk"
+_NO_REPLY = "the server sent an invalid reply to a command about a chunk"
 #: The most requests under way at once on a connection.
 MOST_AT_ONCE = 128
 
@@ -41,12 +41,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One reply of the server.
-
-    Attributes:
-        kind: its kind.
-        text: the line without its first character and its end; for a value its length.
-    """
+    """One reply: a line without its first character and its end, or the length of a value."""
 
     kind: Kind
     text: str = ""
@@ -66,7 +61,7 @@ class Exchange:
 
     Attributes:
         name: the server's key.
-        parts: the request in pieces, in order; none of them empty.
+        parts: the request in pieces; none of them empty.
         target: the buffers for a value of exactly their length; empty for other requests.
         success: the kind of reply to expect, if the request is not for a value.
         or_absent: true if :attr:`Kind.ABSENT` is expected too.
@@ -101,11 +96,7 @@ def _bulk(word: bytes) -> bytes:
 
 
 async def call(connection: Connection, *words: bytes) -> Reply:
-    """Run one command whose reply is not a value.
-
-    Raises:
-        TierError: no reply came; the connection is closed.
-    """
+    """Run one command whose reply is not a value."""
     exchange = Exchange(b"", [command(*words)])
     await run_some(connection, deque([exchange]), 1)
     if isinstance(exchange.outcome, Reply):
@@ -116,14 +107,10 @@ async def call(connection: Connection, *words: bytes) -> Reply:
 async def run_some(connection: Connection, queue: deque[Exchange], most: int) -> None:
     """Make requests from the left of a queue, which other connections may share.
 
-    Requests whose reply is not a value are sent together, to save system calls. Values are
-    requested one at a time: if several were under way, each system call would receive only a piece.
-
-    Afterwards every request removed from the queue has its outcome. If the connection broke or is
-    no longer usable, it is closed and no further requests were removed.
-
-    A cancellation closes the connection; once it is raised, nothing touches the buffers.
+    A broken connection is closed. Once a cancellation is raised, nothing touches the buffers.
     """
+    # Requests for values go one at a time: with several under way, each system call would receive
+    # only a piece. The others are sent together, to save system calls.
     while queue and most:
         batch = [queue.popleft()]
         if not batch[0].target:
@@ -174,16 +161,14 @@ async def _receive_reply(connection: Connection) -> Reply:
     if line == _ABSENT_LINE:
         return Reply(Kind.ABSENT, text)
     if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS_LIMIT):
-        raise TierUnavailableError("the server sent a number that is none")
+        raise TierUnavailableError("the server sent an invalid number")
     return Reply(Kind.OTHER_LENGTH if mark == b"$" else Kind.NUMBER, text)
 
 
 async def _receive_value(connection: Connection, target: Sequence[memoryview]) -> Reply:
-    """Receive a value into its buffers, or the reply that comes instead.
-
-    The line before a value is known from the expected length, so one system call can receive line
-    and value. Another reply may overwrite the buffers, as a failed load may.
-    """
+    """Receive a value into its buffers, or the reply that comes instead."""
+    # The line before a value is known from the expected length, so one system call can receive
+    # both. Another reply may overwrite the buffers, as a failed load may.
     value_bytes = sum(map(len, target))
     line = b"$%d\r\n" % value_bytes
     start, end = memoryview(bytearray(len(line))), memoryview(bytearray(len(_END)))
@@ -202,7 +187,7 @@ async def _receive_value(connection: Connection, target: Sequence[memoryview]) -
             return reply
         await connection.receive([*target, end])
     if end != _END:
-        raise TierUnavailableError("the server sent a value that does not end where it should")
+        raise TierUnavailableError("the server sent a value of the wrong length")
     return _FILLED
 
 

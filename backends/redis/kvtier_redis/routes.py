@@ -48,11 +48,7 @@ class Route(ABC):
 
     @abstractmethod
     def server_of(self, name: bytes) -> Address:
-        """Return the server that holds a key, as far as is known.
-
-        Raises:
-            TierError: no server is known.
-        """
+        """Return the server that holds a key, as far as is known."""
 
     def suspect(self) -> None:
         """Search again in the background: a chunk was not where it should be."""
@@ -63,27 +59,18 @@ class Route(ABC):
         """Return redis-py's clients of the servers that hold chunks, as far as is known."""
 
     async def open(self) -> None:
-        """Connect and sign in.
-
-        Raises:
-            TierError: no server can be reached, or one refuses.
-        """
+        """Connect and sign in."""
         with translated():
             await self._client.ping()
 
     async def close(self) -> None:
-        """Close all connections."""
         await self._close_client()
 
     async def _close_client(self) -> None:
         await self._client.aclose()
 
     async def names(self, pattern: bytes) -> AsyncIterator[bytes]:
-        """Iterate over the matching string keys on all servers; a key may be repeated.
-
-        Raises:
-            TierError: raised by the iteration, if a server does not answer.
-        """
+        """Iterate over the matching string keys on all servers; a key may be repeated."""
         # Only strings are chunks: other applications may have lists and hashes below our prefix.
         rest = ("MATCH", pattern, "COUNT", _SCAN_COUNT, "TYPE", "string")
         for server in self._servers():
@@ -95,11 +82,7 @@ class Route(ABC):
                     yield name
 
     async def value(self, name: bytes) -> bytes | None:
-        """Return the beginning of a value, such as a manifest; ``None`` if empty or absent.
-
-        Raises:
-            TierError: its server did not answer.
-        """
+        """Return the beginning of a value, such as a manifest; ``None`` if empty or absent."""
         with translated():
             try:
                 value: bytes = await self._client.getrange(name, 0, _MOST_VALUE_BYTES)
@@ -111,27 +94,15 @@ class Route(ABC):
         return value or None
 
     async def facts(self) -> list[dict[str, Any]]:
-        """Ask the servers that hold chunks for ``INFO``.
-
-        Raises:
-            TierError: none answered.
-        """
+        """Ask the servers that hold chunks for ``INFO``."""
         return await self._ask_each(_info)
 
     async def key_count(self) -> int:
-        """Count the keys in the servers that answer.
-
-        Raises:
-            TierError: none answered.
-        """
+        """Count the keys in the servers that answer."""
         return sum(await self._ask_each(lambda server: server.execute_command("DBSIZE")))
 
     async def _ask_each(self, ask: Callable[[Any], Awaitable[T]]) -> list[T]:
-        """Ask all servers; return the answers that came.
-
-        Raises:
-            TierError: none answered.
-        """
+        """Ask all servers; return the answers that came."""
         outcomes: list[T | TierError] = []
         for server in self._servers():
             try:
@@ -166,11 +137,7 @@ class _Moving(Route):
 
     @abstractmethod
     async def _find(self) -> None:
-        """Find the places of keys.
-
-        Raises:
-            TierError: no server knows them; the places known before still hold.
-        """
+        """Find the places of keys."""
 
     def suspect(self) -> None:
         self._is_in_doubt = True

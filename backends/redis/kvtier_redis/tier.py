@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from kvtier_redis.config import RedisTierConfig
 from kvtier_redis.connector import Connector
 from kvtier_redis.dispatcher import Dispatcher
 from kvtier_redis.faults import SettingError, reply_error, was_reset
-from kvtier_redis.limits import limit_problem
 from kvtier_redis.names import Names
 from kvtier_redis.resp import MOST_AT_ONCE, Exchange, Kind, Reply, command, set_command
 from kvtier_redis.routes import Route, open_route
@@ -44,6 +43,9 @@ _TURN_BYTES = 2 * 2**20
 _COMMAND_CONNECTIONS = 4
 # Keys whose lengths a scan requests at a time.
 _SCAN_BATCH = 500
+_LIMIT_ADVICE = (
+    "set 'maxmemory' and 'maxmemory-policy allkeys-lru', in its configuration or by CONFIG SET"
+)
 
 
 class RedisTier(SecondaryTierManager):
@@ -117,7 +119,7 @@ class RedisTier(SecondaryTierManager):
         await self._opened.aclose()
 
     async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
-        counts = await self._count(keys, b"EXISTS")
+        counts = await self._numbers(keys, b"EXISTS")
         check_any_answered(counts)
         return [count == 1 for count in counts]
 
@@ -140,11 +142,9 @@ class RedisTier(SecondaryTierManager):
         return verdicts
 
     async def _mark_young(self, keys: Sequence[OffloadKey], stored_s: float) -> None:
-        """Let uses extend the life of chunks, until they would outlive their maximum age.
-
-        The mark follows a successful store: a chunk that was not replaced keeps its age. Without a
-        mark, a use extends nothing.
-        """
+        """Let uses extend the life of chunks, until they would outlive their maximum age."""
+        # After a successful store, since a chunk that was not replaced keeps its age. Without a
+        # mark, a use extends nothing.
         if not self.config.young_ms:
             return
         past_ms = math.ceil((self.context.clock.now_s() - stored_s) * 1000)
@@ -156,10 +156,8 @@ class RedisTier(SecondaryTierManager):
             )
 
     def _manifest_beside(self, exchanges: Sequence[Exchange]) -> list[Exchange]:
-        """Write the manifest again: the server may have been emptied, or have evicted it.
-
-        It goes only with chunks for its server, so that no batch waits for another node.
-        """
+        """Write the manifest again: the server may have been emptied, or have evicted it."""
+        # Only beside chunks for the same server, so that no batch waits for another node.
         name = self._names.manifest
         with suppress(TierError):
             server = self._route.server_of(name)
@@ -186,7 +184,7 @@ class RedisTier(SecondaryTierManager):
         ]
 
     async def delete(self, keys: Sequence[OffloadKey]) -> None:
-        counts = await self._count(keys, b"UNLINK")
+        counts = await self._numbers(keys, b"UNLINK")
         self.context.report_removed(
             [key for key, count in zip(keys, counts, strict=True) if count == 1]
         )
@@ -198,8 +196,8 @@ class RedisTier(SecondaryTierManager):
     async def touch(self, keys: Sequence[OffloadKey]) -> None:
         extended = await self._extended(keys)
         expiry = b"%d" % (self.config.expiry_ms or 0)
-        counts = await self._count(list(extended), b"PEXPIRE", expiry)
-        counts += await self._count([key for key in keys if key not in extended], b"TOUCH")
+        counts = await self._numbers(list(extended), b"PEXPIRE", after=[expiry])
+        counts += await self._numbers([key for key in keys if key not in extended], b"TOUCH")
         check_any_answered(counts)
 
     async def scan(self) -> AsyncIterator[Entry]:
@@ -253,67 +251,22 @@ class RedisTier(SecondaryTierManager):
             return set()
         if self.config.young_ms is None:
             return set(keys)
-        counts = await self._count(keys, b"EXISTS", name_of=self._names.young)
+        counts = await self._numbers(keys, b"EXISTS", name_of=self._names.young)
         return {key for key, count in zip(keys, counts, strict=True) if count == 1}
 
-    async def _count(
+    async def _numbers(
         self,
         keys: Sequence[OffloadKey],
-        word: bytes,
-        *rest: bytes,
+        *words: bytes,
+        after: Sequence[bytes] = (),
         name_of: Callable[[OffloadKey], bytes] | None = None,
-    ) -> list[int | TierError]:
-        """Run a command that replies with a number for each key; return the numbers or errors."""
-        exchanges = [
-            Exchange(name, [command(word, name, *rest)], success=Kind.NUMBER)
-            for name in map(name_of or self._names.of, keys)
-        ]
-        await self._commands.run(exchanges)
-        return [
-            exchange.outcome
-            if isinstance(exchange.outcome, TierError)
-            else int(exchange.outcome.text)
-            for exchange in exchanges
-            if exchange.outcome is not None
-        ]
-
-    async def _entries(self, keys: Sequence[OffloadKey]) -> list[Entry]:
-        if self.context.maintenance:
-            return await self._entries_untouched(keys)
-        entries = []
-        for key, length in zip(keys, await self._count(keys, b"STRLEN"), strict=True):
-            if isinstance(length, TierError):
-                raise length
-            if length:  # 0 if the key is gone by now
-                entries.append(Entry(key, length))
-        return entries
-
-    async def _entries_untouched(self, keys: Sequence[OffloadKey]) -> list[Entry]:
-        """Return entries for a tool: without using the chunks, with their last use if known."""
-        idle_s = await self._numbers(keys, b"OBJECT", b"IDLETIME")
-        # Where STRLEN would count as a use, the key's memory stands in for its length.
-        words = (b"MEMORY", b"USAGE") if self._connector.reads_are_uses else (b"STRLEN",)
-        lengths = await self._numbers(keys, *words)
-        now_s = self.context.clock.wall_s()
-        entries = []
-        for key, length, idle in zip(keys, lengths, idle_s, strict=True):
-            if isinstance(length, TierError):
-                raise length
-            if length:
-                # A server with LFU eviction keeps no idle time and refuses.
-                used_s = now_s - idle if isinstance(idle, int) else None
-                entries.append(Entry(key, length, used_s))
-        return entries
-
-    async def _numbers(
-        self, keys: Sequence[OffloadKey], *words: bytes
+        or_absent: bool = False,
     ) -> list[int | TierError | None]:
         """Run a command on each key; return numbers, errors, or ``None`` for a key that is gone."""
         exchanges = []
-        for key in keys:
-            name = self._names.of(key)
-            asks = [command(*words, name)]
-            exchanges.append(Exchange(name, asks, success=Kind.NUMBER, or_absent=True))
+        for name in map(name_of or self._names.of, keys):
+            asks = [command(*words, name, *after)]
+            exchanges.append(Exchange(name, asks, success=Kind.NUMBER, or_absent=or_absent))
         await self._commands.run(exchanges)
         return [
             int(outcome.text)
@@ -322,16 +275,33 @@ class RedisTier(SecondaryTierManager):
             for outcome in (exchange.outcome for exchange in exchanges)
         ]
 
+    async def _entries(self, keys: Sequence[OffloadKey]) -> list[Entry]:
+        idle_s: Sequence[int | TierError | None] = [None] * len(keys)
+        if self.context.maintenance:
+            idle_s = await self._numbers(keys, b"OBJECT", b"IDLETIME", or_absent=True)
+        # Where STRLEN would count as a tool's use, the key's memory stands in for its length.
+        words = (b"MEMORY", b"USAGE") if self._connector.reads_are_uses else (b"STRLEN",)
+        lengths = await self._numbers(keys, *words, or_absent=True)
+        now_s = self.context.clock.wall_s()
+        entries = []
+        for key, length, idle in zip(keys, lengths, idle_s, strict=True):
+            if isinstance(length, TierError):
+                raise length
+            if length:  # the key may be gone by now
+                # A server with LFU eviction keeps no idle time and refuses.
+                used_s = now_s - idle if isinstance(idle, int) else None
+                entries.append(Entry(key, length, used_s))
+        return entries
+
     async def _check_servers(self) -> None:
         """Report settings of the servers that will cause errors later."""
         facts = await self._route.facts()
         if any(fact.get("cluster_enabled") for fact in facts) and not self._route.is_cluster:
             raise reply_error("MOVED")
-        if self.context.maintenance:
+        if self.context.maintenance:  # a tool stores nothing
             return
-        for problem in {limit_problem(fact, self.config.expiry_ms is not None) for fact in facts}:
-            # A tool stores nothing.
-            if problem and not self.context.maintenance:
+        for problem in {_limit_problem(fact, self.config.expiry_ms is not None) for fact in facts}:
+            if problem:
                 self.context.logger.warning("%s", problem)
 
     async def _write_manifest(self) -> None:
@@ -376,3 +346,20 @@ def _not_loaded(outcome: Reply | TierError | None, object_bytes: int) -> TierErr
     if outcome.kind is Kind.ABSENT:
         return ChunkNotFoundError("no such chunk")
     return CorruptChunkError(f"{outcome.text} bytes stored; expected {object_bytes}")
+
+
+def _limit_problem(facts: Mapping[str, Any], has_ttl: bool) -> str | None:
+    """Explain why a server will not make room for new chunks, or return ``None``."""
+    if "maxmemory" not in facts:
+        return None
+    policy = str(facts.get("maxmemory_policy"))
+    if not facts["maxmemory"]:
+        if has_ttl:
+            return None
+        return f"the server has no memory limit, so chunks fill its machine; {_LIMIT_ADVICE}"
+    if policy == "noeviction" or (policy.startswith("volatile-") and not has_ttl):
+        return (
+            f"the server evicts no chunk (maxmemory-policy {policy}), so stores fail once it is "
+            f"full; {_LIMIT_ADVICE}"
+        )
+    return None

@@ -36,7 +36,6 @@ def rights() -> SimpleNamespace:
 
 @pytest.fixture
 def make_server(tmp_path: Path) -> Iterator[Callable[..., Server]]:
-    """Make servers; the test's end kills them."""
     made: list[Server] = []
 
     def make(*options: str, sentinel: str | None = None) -> Server:
@@ -63,5 +62,4 @@ async def bench() -> AsyncIterator[RedisBench]:
 
 @pytest.fixture
 def make_proxy() -> Callable[[int], Proxy]:
-    """Make a :class:`Proxy` to a server's port."""
     return lambda port: Proxy(port, "redis")

@@ -75,7 +75,7 @@ def test_everything_in_a_url():
         ("redis://h/1?cluster=yes", r"'db' cannot be used beside 'cluster'"),
         ("redis+unix:///s?cluster=yes", r"'socket' cannot be used beside 'cluster'"),
         ("redis://h?hosts=b", r"'hosts' is given without 'sentinel' or 'cluster'"),
-        ("redis://h?cluster=yes&hosts=b:x", r"'b:x' is no server"),
+        ("redis://h?cluster=yes&hosts=b:x", r"'b:x' is not a server"),
         ("redis://h?connect_timeout=0s", r"option 'connect_timeout'"),
     ],
 )
@@ -98,6 +98,8 @@ rests = st.sampled_from(["", "/0?bogus=1", ":70000/0", "/zero", ":1/0?ttl=soon",
 @example("redis://", "u?ttl=", "", "", "")
 @example("redis://", "u", "1?", "", "")
 @example("redis:", "u", "", "", "/0")
+@example("redis:/", "", "", "?", "/0?bogus=1")
+@example("redis://", "", "?", "", "/0?bogus=1")
 def test_a_password_is_in_no_message_whatever_is_around_it(start, user, before, after, rest):
     message = ""
     try:

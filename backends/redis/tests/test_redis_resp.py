@@ -20,17 +20,6 @@ PIECES = st.lists(st.integers(1, 12), max_size=20)
 
 
 def replies(text: bytes, pieces=(), *, slots: int = 0, stores: int = 0) -> tuple[list, bool]:
-    """Make requests to a server that sends a text.
-
-    Args:
-        text: the bytes that it sends.
-        pieces: lengths of the pieces of the text.
-        slots: number of requests for a value, each into guarded buffers.
-        stores: number of other requests, which follow.
-
-    Returns:
-        The outcomes, and true if the connection was usable afterwards.
-    """
     targets = [GuardedBuffers(*LENGTHS) for _ in range(slots)]
     exchanges = [Exchange(b"k", [b"load"], slot.buffers) for slot in targets]
     exchanges += [Exchange(b"k", [b"store"]) for _ in range(stores)]
@@ -85,7 +74,7 @@ def test_lines_come_one_behind_the_other(lines, pieces):
 def test_another_length_is_never_taken_for_the_value(length, pieces):
     outcomes, is_usable = replies(b"$%d\r\n%b" % (length, VALUE * 3), pieces, slots=1)
     assert outcomes == [Reply(Kind.OTHER_LENGTH, str(length))]
-    # It closes at once: the next request would take the rest for its reply.
+    # The connection closes at once: the next request would mistake the rest for its reply.
     assert not is_usable
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
 from aiobotocore.config import AioConfig
@@ -35,15 +35,14 @@ _LISTING_TIMEOUT_S = 20.0
 _DEFAULT_REGION = "us-east-1"
 _PORTS = {"http": 80, "https": 443}
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
     """The place of a bucket's objects.
 
     Attributes:
-        is_tls: true if the server speaks TLS.
-        host: the server.
-        port: its port.
         authority: host and port, as in a request's Host header.
         path: the part before an object's name; begins and ends with a slash.
         region: the region that requests are signed for.
@@ -72,12 +71,9 @@ class Place:
 
 
 class StoredObject(NamedTuple):
-    """One object of a listing; the oldest is the smallest.
+    """One object of a listing, last written at ``modified_s`` by the server's clock.
 
-    Attributes:
-        modified_s: time of its last write, in seconds since the epoch by the server's clock.
-        name: its name.
-        size_bytes: its length.
+    In this order of the fields, the oldest object is the smallest.
     """
 
     modified_s: float
@@ -105,13 +101,7 @@ class Bucket:
         self.faults = Faults(config.bucket, config.endpoint or "AWS", config.region or "")
 
     async def open(self) -> None:
-        """Find the credentials and the bucket's place. Nothing is sent to the bucket.
-
-        Raises:
-            ConfigError: an option cannot work.
-            TierAuthError: there are no credentials.
-            TierError: the source of the credentials failed.
-        """
+        """Find the credentials and the bucket's place. Nothing is sent to the bucket."""
         config = self._config
         with self.faults.bringing_credentials():
             session = AioSession(profile=config.profile)
@@ -147,7 +137,6 @@ class Bucket:
         self.faults = Faults(config.bucket, f"{scheme}://{self.place.authority}", self.place.region)
 
     async def close(self) -> None:
-        """Close the client."""
         await self._opened.aclose()
 
     @property
@@ -158,11 +147,7 @@ class Bucket:
         return f"{scheme.upper()}_PROXY" if scheme in proxies else None
 
     async def credentials(self) -> Credentials:
-        """Return the current credentials, renewed if they are temporary and due.
-
-        Raises:
-            TierAuthError: they could not be renewed, or do not fit in a header.
-        """
+        """Return the current credentials, renewed if they are temporary and due."""
         with self.faults.bringing_credentials():
             found = await self._credentials.get_frozen_credentials()
         for name in ("access_key", "secret_key", "token"):
@@ -187,44 +172,39 @@ class Bucket:
             self._credentials.suspect()
             raise
 
-    async def listing(self, start: str) -> AsyncIterator[StoredObject]:
-        """List the objects whose names begin with a text, page by page.
+    def listing(self, start: str) -> AsyncIterator[StoredObject]:
+        """List the objects whose names begin with a text, page by page."""
+        return self._listed(
+            lambda page: [
+                StoredObject(found["LastModified"].timestamp(), found["Key"], found["Size"])
+                for found in page.get("Contents", ())
+            ],
+            Prefix=start,
+        )
 
-        Raises:
-            TierError: the bucket could not be listed.
-        """
+    def directories(self, start: str) -> AsyncIterator[str]:
+        """List the directories below a text: names up to the next slash, each once."""
+        return self._listed(
+            lambda page: [found["Prefix"] for found in page.get("CommonPrefixes", ())],
+            Prefix=start,
+            Delimiter="/",
+        )
+
+    async def _listed(
+        self, read: Callable[[Mapping[str, Any]], Iterable[T]], **query: str
+    ) -> AsyncIterator[T]:
         await self.credentials()  # so that errors of credentials are reported as such
         with self._asking():
             pages = self._client.get_paginator("list_objects_v2").paginate(
-                Bucket=self._config.bucket, Prefix=start
+                Bucket=self._config.bucket, **query
             )
             async for page in pages:
-                for found in page.get("Contents", ()):
-                    modified_s = found["LastModified"].timestamp()
-                    yield StoredObject(modified_s, found["Key"], found["Size"])
-
-    async def directories(self, start: str) -> AsyncIterator[str]:
-        """List the directories below a text: names up to the next slash, each once.
-
-        Raises:
-            TierError: the bucket could not be listed.
-        """
-        await self.credentials()  # as in listing
-        with self.faults.translated():
-            pages = self._client.get_paginator("list_objects_v2").paginate(
-                Bucket=self._config.bucket, Prefix=start, Delimiter="/"
-            )
-            async for page in pages:
-                for found in page.get("CommonPrefixes", ()):
-                    yield found["Prefix"]
+                for found in read(page):
+                    yield found
 
     async def delete(self, names: Sequence[str]) -> None:
-        """Delete objects; absent ones are not an error.
-
-        Raises:
-            TierError: some could not be deleted.
-        """
-        await self.credentials()  # as in listing
+        """Delete objects; absent ones are not an error."""
+        await self.credentials()  # as in _listed
         for start in range(0, len(names), _DELETE_BATCH):
             objects = [{"Key": name} for name in names[start : start + _DELETE_BATCH]]
             with self._asking():
@@ -243,7 +223,7 @@ class Bucket:
 
 @functools.cache
 def _models(data_path: str | None) -> Any:
-    """Return botocore's models of AWS's services, read once: that takes a tenth of a second."""
+    """Read botocore's models of AWS's services, once, because it needs a tenth of a second."""
     return create_loader(data_path)
 
 

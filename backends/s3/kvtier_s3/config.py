@@ -26,14 +26,12 @@ NEEDS_TLS = "option 'sse_secret_key' cannot be sent to an endpoint without TLS"
 NAMES_A_USER = (
     "it cannot hold a user or a password; give options 'access_key_id' and 'secret_access_key'"
 )
-
-
 #: Options whose values go into requests' signatures or headers.
 _IN_HEADERS = ("access_key_id", "secret_access_key", "session_token", "region", "sse_kms_key_id")
 #: Completes an error about an option, or about credentials found elsewhere.
 NOT_IN_HEADER = (
-    "holds a character that no header can: a line break, a control character or one outside of "
-    "ASCII; a file's last line break is often copied with a key"
+    "contains a character that a header cannot hold: a line break, a control character or a "
+    "character outside of ASCII; a file's last line break is often copied with a key"
 )
 
 
@@ -46,7 +44,7 @@ def _bucket(value: object) -> str:
     if isinstance(value, str) and _BUCKET.fullmatch(value):
         return value
     raise ValueError(
-        f"{value!r} is no bucket; write its name alone, of letters, digits, '.', '-' and '_', "
+        f"{value!r} is not a bucket; write its name alone, of letters, digits, '.', '-' and '_', "
         "or the ARN of an access point in one region (arn:aws:s3:region:account:accesspoint/name)"
     )
 
@@ -61,7 +59,9 @@ def _endpoint(value: object) -> str:
                 return value.rstrip("/")
         except ValueError:
             pass
-    raise ValueError(f"{value!r} is no endpoint; write for example 'https://s3.example.com:9000'")
+    raise ValueError(
+        f"{value!r} is not an endpoint; write for example 'https://s3.example.com:9000'"
+    )
 
 
 def _prefix(value: object) -> str:
@@ -210,17 +210,7 @@ class S3TierConfig(BoundedTierConfig):
 
     @classmethod
     def options_from_url(cls, url: TierURL) -> dict[str, Any]:
-        """Read ``s3://bucket/prefix?region=eu-west-1``.
-
-        Args:
-            url: the parts.
-
-        Returns:
-            Options, not yet validated.
-
-        Raises:
-            ConfigError: a part has no meaning, or is given twice.
-        """
+        """Read ``s3://bucket/prefix?region=eu-west-1``."""
         if url.port is not None:
             raise ConfigError(
                 f"{url.scheme}: a bucket has no port; write "

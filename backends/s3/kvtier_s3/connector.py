@@ -12,11 +12,7 @@ _OTHER_NAME = (62, 64)
 
 
 def tls_context(config: S3TierConfig, ca_file: str | None) -> ssl.SSLContext:
-    """Make the TLS context that the options describe.
-
-    Raises:
-        ConfigError: the file cannot be read or holds no certificate.
-    """
+    """Make the TLS context that the options describe."""
     try:
         context = ssl.create_default_context(cafile=ca_file)
     except OSError as error:  # SSLError is one
@@ -49,31 +45,17 @@ def _tls_error(peer: str, error: ssl.SSLError) -> TierUnavailableError:
     return TierUnavailableError(text, retryable=False)
 
 
-class Connector:
-    """Makes connections to one server."""
-
-    def __init__(
-        self, host: str, port: int, tls: ssl.SSLContext | None, config: S3TierConfig, clock: Clock
-    ) -> None:
-        self._address = (host, port)
-        self._tls = tls
-        self._config = config
-        self._clock = clock
-
-    async def connect(self) -> Connection:
-        """Connect to the server.
-
-        Raises:
-            TierError: the server cannot be reached in time.
-        """
-        try:
-            return await Connection.connect(
-                self._address,
-                clock=self._clock,
-                timeout_s=self._config.connect_timeout_s,
-                tls=self._tls,
-                stall_timeout_s=self._config.read_timeout_s,
-            )
-        except ssl.SSLError as error:
-            host, port = self._address
-            raise _tls_error(f"{host}:{port}", error) from None
+async def connect(
+    address: tuple[str, int], tls: ssl.SSLContext | None, config: S3TierConfig, clock: Clock
+) -> Connection:
+    """Connect to the server."""
+    try:
+        return await Connection.connect(
+            address,
+            clock=clock,
+            timeout_s=config.connect_timeout_s,
+            tls=tls,
+            stall_timeout_s=config.read_timeout_s,
+        )
+    except ssl.SSLError as error:
+        raise _tls_error(f"{address[0]}:{address[1]}", error) from None

@@ -33,11 +33,7 @@ class CurrentCredentials(AioCredentials):  # type: ignore[misc]
         self._find_at_s = 0.0
 
     async def open(self) -> None:
-        """Find the credentials.
-
-        Raises:
-            TierAuthError: there are none.
-        """
+        """Find the credentials."""
         if self._config.access_key_id is None:
             self._found = await self._find()
             if self._found is None:

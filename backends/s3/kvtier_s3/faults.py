@@ -34,14 +34,12 @@ class ObjectDeniedError(ChunkError, TierAuthError):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A refusal by the server.
+    """A refusal by the server. A field that it does not send is empty.
 
     Attributes:
-        status: HTTP status.
         code: S3's error code; derived from the status if the server gives none.
-        message: S3's explanation; may be empty.
-        region: the bucket's region; empty if the server does not say.
-        date: the server's time; empty if it does not say.
+        region: the bucket's region.
+        date: the server's time.
     """
 
     status: int
@@ -141,6 +139,27 @@ _ELSEWHERE = frozenset(
         "TemporaryRedirect",
     }
 )
+_NO_S3 = (
+    "what answers at {server} is not an S3 service, or not at this path; check option 'endpoint'"
+)
+_ADVICE = {
+    "NoSuchBucket": (
+        "bucket {bucket!r} does not exist at {server}; create it, or check option 'bucket'"
+    ),
+    "NoSuchKey": _NO_S3,
+    "NotFound": _NO_S3,
+    "InvalidObjectState": ("the chunk is archived; let the bucket's rules expire chunks instead"),
+    "InvalidBucketName": "{bucket!r} is not a valid name of a bucket; check option 'bucket'",
+    "RequestTimeTooSkewed": "this machine's clock is wrong, seen from the server{time}; set it",
+    "InvalidAccessKeyId": "there is no such access key id; check option 'access_key_id'",
+    "SignatureDoesNotMatch": (
+        "the secret access key does not fit the access key id; check option 'secret_access_key'"
+    ),
+    "ExpiredToken": "the temporary credentials have expired",
+    "XAmzContentSHA256Mismatch": (
+        "the server wants payloads signed; set option 'sign_payload' to true"
+    ),
+}
 _CLASSES: tuple[tuple[type[Exception] | tuple[type[Exception], ...], type[Exception]], ...] = (
     (
         (
@@ -269,36 +288,8 @@ class Faults:
                 f"bucket {self._bucket!r} is not at {self._server} in region {self._region!r}; "
                 "check options 'region' and 'endpoint'"
             )
-        match code:
-            case "NoSuchBucket":
-                return (
-                    f"bucket {self._bucket!r} does not exist at {self._server}; "
-                    "create it, or check option 'bucket'"
-                )
-            case "NoSuchKey" | "NotFound":
-                return (
-                    f"what answers at {self._server} is no S3 service, or not at this path; "
-                    "check option 'endpoint'"
-                )
-            case "InvalidObjectState":
-                return "the chunk is archived; let the bucket's rules expire chunks instead"
-            case "InvalidBucketName":
-                return f"{self._bucket!r} is no name for a bucket; check option 'bucket'"
-            case "RequestTimeTooSkewed":
-                time = f", where it is {refusal.date}" if refusal.date else ""
-                return f"this machine's clock is wrong, seen from the server{time}; set it"
-            case "InvalidAccessKeyId":
-                return "there is no such access key id; check option 'access_key_id'"
-            case "SignatureDoesNotMatch":
-                return (
-                    "the secret access key does not fit the access key id; "
-                    "check option 'secret_access_key'"
-                )
-            case "ExpiredToken":
-                return "the temporary credentials have expired"
-            case "XAmzContentSHA256Mismatch":
-                return "the server wants payloads signed; set option 'sign_payload' to true"
-        return ""
+        time = f", where it is {refusal.date}" if refusal.date else ""
+        return _ADVICE.get(code, "").format(bucket=self._bucket, server=self._server, time=time)
 
     def translate(self, error: Exception) -> Exception:
         """Translate an exception of aiobotocore or of the system."""
@@ -313,12 +304,7 @@ class Faults:
 
     @contextmanager
     def translated(self) -> Iterator[None]:
-        """Translate the exceptions of aiobotocore and of the system.
-
-        Raises:
-            TierError: the translation, with the original as its cause.
-            ConfigError: a setting is wrong, found before anything was sent.
-        """
+        """Translate the exceptions of aiobotocore and of the system."""
         try:
             yield
         except (TierError, ConfigError):
@@ -327,16 +313,11 @@ class Faults:
             raise self.translate(error) from error
         except _OF_RESPONSES as error:
             text = str(error) or type(error).__name__
-            raise TierError(f"the server's answer makes no sense: {text}") from error
+            raise TierError(f"the server's answer is invalid: {text}") from error
 
     @contextmanager
     def bringing_credentials(self) -> Iterator[None]:
-        """:meth:`translated`, with unknown exceptions attributed to the credentials.
-
-        Raises:
-            TierError: the translation, with the original as its cause.
-            ConfigError: a setting is wrong, found before anything was sent.
-        """
+        """:meth:`translated`, with unknown exceptions attributed to the credentials."""
         with self.translated():
             try:
                 yield

@@ -26,7 +26,6 @@ class Response:
     """One response of the server.
 
     Attributes:
-        status: HTTP status.
         headers: values by name in lower case.
         body: the body, unless it is in the buffers or was too long to keep.
         length_bytes: the body's length; ``None`` if the head does not give it.
@@ -54,17 +53,7 @@ async def request(
     *,
     has_body: bool = True,
 ) -> Response:
-    """Send a request and receive its response.
-
-    A 200's body goes into the buffers if it has exactly their length. Any other body is kept if it
-    is short; a long one closes the connection.
-
-    Raises:
-        TierTimeoutError: no byte moved for too long.
-        TierUnavailableError: the connection broke, or the response is not valid HTTP.
-
-    After a cancellation nothing touches the buffers.
-    """
+    """Send a request and receive its response; a body of the target's length goes into it."""
     # A server that refuses may respond before it has received the whole request.
     await connection.send(parts)
     status = 0
@@ -122,7 +111,7 @@ async def _receive_chunked(connection: Connection) -> bytes | None:
         piece = bytearray(piece_bytes + len(_LINE_END))
         await connection.receive([memoryview(piece)])
         if not piece.endswith(_LINE_END):
-            raise _nonsense("a piece that does not end where it should")
+            raise _nonsense("a piece of the wrong length")
         pieces.append(piece[:piece_bytes])
     # Further headers may follow, then an empty line.
     while (line := await _receive_line(connection)) != _LINE_END:
@@ -142,7 +131,7 @@ def _piece_length(line: bytes) -> int:
     except ValueError:
         length_bytes = -1
     if length_bytes < 0:
-        raise _nonsense("a length that is no number")
+        raise _nonsense("an invalid length")
     return length_bytes
 
 
@@ -156,13 +145,13 @@ def _parse_head(text: bytes) -> tuple[int, dict[str, str], bool]:
     version, _, rest = first.partition(" ")
     status = rest[:3]
     if version not in ("HTTP/1.1", "HTTP/1.0") or not (status.isascii() and status.isdigit()):
-        raise _nonsense("what is no response of HTTP")
+        raise _nonsense("an invalid HTTP response")
     headers: dict[str, str] = {}
     for line in lines:
         name, colon, value = line.partition(":")
         name = name.lower()
         if not colon or not name or name != name.strip():
-            raise _nonsense("a header that is none")
+            raise _nonsense("an invalid header")
         value = value.strip()
         if name == "content-length" and headers.get(name, value) != value:
             raise _nonsense("two lengths")
@@ -176,5 +165,5 @@ def _length_in(headers: Mapping[str, str]) -> int | None:
     if text is None:
         return None
     if not (text.isascii() and text.isdigit()) or len(text) > _DIGITS_LIMIT:
-        raise _nonsense("a length that is no number")
+        raise _nonsense("an invalid length")
     return int(text)

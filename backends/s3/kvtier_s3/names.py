@@ -34,11 +34,9 @@ class Names:
 
     @staticmethod
     def manifest_in(directory: str) -> str:
-        """Return the name of the manifest in a namespace's directory."""
         return f"{directory}manifest.json"
 
     def of(self, key: OffloadKey) -> str:
-        """Return the name of a chunk's object."""
         shard = hashlib.blake2b(key, digest_size=1).hexdigest()
         return f"{self.start}{shard}/{key.hex()}{_SUFFIX}"
 
@@ -47,7 +45,7 @@ class Names:
         return self._chunk.fullmatch(name) is not None
 
     def key_in(self, name: str) -> OffloadKey | None:
-        """Return the key of the chunk in an object; ``None`` if it holds no chunk of ours."""
+        """Return the key of the chunk in an object; ``None`` for other objects."""
         _, _, last = name.rpartition("/")
         try:
             key = bytes.fromhex(last.removesuffix(_SUFFIX))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from urllib.parse import quote
 
 from kvtier_s3.bucket import Bucket
 from kvtier_s3.config import S3TierConfig
-from kvtier_s3.connector import Connector, tls_context
+from kvtier_s3.connector import connect, tls_context
 from kvtier_s3.faults import NO_OBJECT, refusal_of
 from kvtier_s3.http import Response, request, request_head
 from kvtier_s3.signing import EMPTY, UNSIGNED, Signer
@@ -26,11 +27,7 @@ Buffers = Sequence[bytes | memoryview]
 
 
 class Objects:
-    """Reads and writes objects, each in one request.
-
-    Raises:
-        ConfigError: the TLS options cannot work.
-    """
+    """Reads and writes objects, each in one request."""
 
     def __init__(
         self, bucket: Bucket, config: S3TierConfig, clock: Clock, logger: logging.Logger
@@ -42,37 +39,28 @@ class Objects:
         self._logger = logger
         self._path = place.path
         self._signer = Signer(place.authority, place.region)
-        connect = Connector(place.host, place.port, tls, config, clock).connect
-        self._connections = ConnectionPool(connect, config.connections)
+        reach = partial(connect, (place.host, place.port), tls, config, clock)
+        self._connections = ConnectionPool(reach, config.connections)
         # A lookup is one request per chunk. A larger pool of its own saves waiting for payloads.
-        self._lookups = ConnectionPool(connect, config.lookup_connections)
+        self._lookups = ConnectionPool(reach, config.lookup_connections)
         self._read_headers = config.read_headers
         self._write_headers = config.write_headers
         self._signs_payload = config.sign_payload
         self._is_conditional = config.conditional_put
 
     def close(self) -> None:
-        """Close all connections."""
         self._connections.close()
         self._lookups.close()
 
     async def check(self, start: str) -> None:
-        """Check that the bucket exists and can be listed.
-
-        Raises:
-            TierError: it does not exist or cannot be listed.
-        """
+        """Check that the bucket exists and can be listed."""
         query = f"list-type=2&max-keys=1&prefix={quote(start, safe='')}"
         response = await self._ask("GET", self._path.removesuffix("/") or "/", {}, query=query)
         if response.status != 200:
             raise self._bucket.refused(refusal_of(response))
 
     async def has(self, name: str) -> bool:
-        """Return true if an object exists.
-
-        Raises:
-            TierError: the server did not say.
-        """
+        """Return true if an object exists."""
         response = await self._ask("HEAD", self._at(name), self._read_headers)
         if response.status == 404:
             return False
@@ -81,15 +69,7 @@ class Objects:
         return True
 
     async def read(self, name: str, target: Sequence[memoryview]) -> None:
-        """Fill buffers from an object.
-
-        Raises:
-            ChunkNotFoundError: there is no such object.
-            CorruptChunkError: it has another length.
-            TierError: it could not be read.
-
-        After a cancellation nothing touches the buffers.
-        """
+        """Fill buffers from an object."""
         response = await self._ask("GET", self._at(name), self._read_headers, target=target)
         if response.is_filled:
             return
@@ -108,13 +88,7 @@ class Objects:
         )
 
     async def write(self, name: str, buffers: Buffers) -> None:
-        """Write an object, replacing an existing one.
-
-        Raises:
-            TierError: it was not written; an existing object stays.
-
-        After a cancellation nothing touches the buffers.
-        """
+        """Write an object, replacing an existing one."""
         response = await self._put(name, buffers, self._write_headers)
         if response.status != 200:
             raise self._refused(response)

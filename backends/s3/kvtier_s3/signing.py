@@ -21,13 +21,7 @@ _ALGORITHM = "AWS4-HMAC-SHA256"
 
 
 class Credentials(NamedTuple):
-    """The credentials of a request.
-
-    Attributes:
-        access_key_id: names the secret.
-        secret_access_key: the secret.
-        token: proves temporary credentials; ``None`` for lasting ones.
-    """
+    """The credentials of a request; only temporary credentials have a token."""
 
     access_key_id: str
     secret_access_key: str

@@ -45,7 +45,6 @@ class S3Bench(Workbench):
         self.use(server)
 
     def use(self, server: S3Server) -> None:
-        """Open tiers in this server from now on."""
         self.server = server
         server.make_shards(f"kv/{self.prefix}/{self.namespace.fingerprint}")
 
@@ -62,7 +61,6 @@ class S3Bench(Workbench):
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[Any]:
-        """Open another client of the server."""
         async with get_session().create_client(
             "s3",
             endpoint_url=self.server.endpoint,
@@ -74,7 +72,6 @@ class S3Bench(Workbench):
             yield client
 
     async def overwrite(self, key: bytes, content: bytes) -> None:
-        """Replace a chunk by other bytes."""
         async with self.client() as client:
             await client.put_object(Bucket="kv", Key=self.name(key), Body=content)
 
@@ -87,7 +84,6 @@ class S3Bench(Workbench):
 
 
 def reply(status: int, body: bytes | str = b"", **headers: str) -> bytes:
-    """Encode a response."""
     body = body.encode() if isinstance(body, str) else body
     lines = [f"HTTP/1.1 {status} Word", f"Content-Length: {len(body)}"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
@@ -126,7 +122,6 @@ class Scripted:
     _writers: list[asyncio.StreamWriter] = field(default_factory=list)
 
     async def start(self) -> str:
-        """Listen, and return the endpoint."""
         self.answers_puts.set()
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         return f"http://127.0.0.1:{self.port}"
@@ -182,7 +177,6 @@ class Scripted:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """One server for all tests of a module."""
     with S3Server(tmp_path_factory.mktemp("s3")) as server:
         yield server
 

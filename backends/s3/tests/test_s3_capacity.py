@@ -1,4 +1,4 @@
-"""Capacity and max_age of a prefix: what a sweep deletes, who sweeps, and who takes over."""
+"""Capacity and max_age of a prefix: the victims of a sweep, its owner, and the next owner."""
 
 from __future__ import annotations
 
@@ -139,11 +139,6 @@ async def test_a_sweep_that_fails_is_told_and_tried_again(bench, filled, caplog)
     await wait_until(lambda: are(bench, filled, False, False, False, True, True, True))
 
 
-async def test_deleted_chunks_are_reported(bench, filled):
-    await filled.delete(KEYS[:2])
-    assert bench.removed == KEYS[:2]
-
-
 async def test_a_capacity_below_one_chunk_is_refused(bench):
     with pytest.raises(ConfigError, match="is below one chunk"):
         await bench.open(bench.url, capacity=bench.object_bytes - 1)
@@ -152,3 +147,8 @@ async def test_a_capacity_below_one_chunk_is_refused(bench):
 def test_free_space_of_a_bucket_is_refused(bench):
     with pytest.raises(ConfigError, match="option 'min_free': a bucket has no free space"):
         bench.make(bench.url, min_free="5%")
+
+
+async def test_deleted_chunks_are_reported(bench, filled):
+    await filled.delete(KEYS[:2])
+    assert bench.removed == KEYS[:2]

@@ -22,12 +22,6 @@ def head(status: int = 200, *headers: str) -> bytes:
 
 
 def receive(text: bytes, pieces=(), slot: GuardedBuffers | None = None, *, has_body: bool = True):
-    """Send a request to a server that sends a text.
-
-    Returns:
-        The response, and true if the connection was usable afterwards.
-    """
-
     async def talk(connection):
         target = () if slot is None else slot.buffers
         response = await request(connection, [b"GET"], target, has_body=has_body)

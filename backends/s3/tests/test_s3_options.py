@@ -76,7 +76,7 @@ def test_what_is_said_about_encryption():
         ("s3://kv:9000", r"a bucket has no port; write 's3://bucket/prefix\?endpoint=http://host"),
         ("s3://kv/a?prefix=b", r"'prefix' is given in the URL twice"),
         ("s3://kv?bucket=b", r"'bucket' is given in the URL twice"),
-        ("s3://kv?endpoint=h:9000", r"'h:9000' is no endpoint; write for example 'https://"),
+        ("s3://kv?endpoint=h:9000", r"'h:9000' is not an endpoint; write for example 'https://"),
         ("s3://kv?endpoint=ftp://h", r"option 'endpoint'"),
         ("s3://kv?endpoint=http://h:x", r"option 'endpoint'"),
         ("s3://kv/a/../b", r"option 'prefix'"),
@@ -126,7 +126,7 @@ def test_what_is_no_bucket(bucket):
         config("s3:", bucket=bucket)
     assert len(str(caught.value).splitlines()) == 1
     if bucket:
-        assert "is no bucket; write its name alone" in str(caught.value)
+        assert "is not a bucket; write its name alone" in str(caught.value)
 
 
 @pytest.mark.parametrize("arn", ["arn:aws:s3", "arn:aws-cn:s3"])
@@ -157,6 +157,8 @@ def test_what_cannot_be_in_a_header_is_refused(name, value):
     given = {**keys, "sse": "aws:kms", name: value}
     with pytest.raises(ConfigError) as caught:
         config("s3://kv", **given)
-    said = f"option '{name}' holds a character that no header can: a line break, a control "
+    said = (
+        f"option '{name}' contains a character that a header cannot hold: a line break, a control "
+    )
     assert said in str(caught.value)
     assert "hunter" not in str(caught.value)

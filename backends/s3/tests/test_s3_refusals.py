@@ -1,4 +1,4 @@
-"""Refusals by rclone, and by a scripted server for those that rclone does not have."""
+"""Refusals by rclone, and by a scripted server where rclone never refuses."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def test_a_machine_whose_clock_is_wrong(bench, scripted, make_reply):
         ),
         (301, "PermanentRedirect", {}, "check options 'region' and 'endpoint'"),
         (400, "IllegalLocationConstraintException", {}, "check options 'region' and 'endpoint'"),
-        (400, "InvalidBucketName", {}, "'kv' is no name for a bucket"),
+        (400, "InvalidBucketName", {}, "'kv' is not a valid name of a bucket"),
         (400, "XAmzContentSHA256Mismatch", {}, "set option 'sign_payload' to true"),
     ],
 )
@@ -121,7 +121,9 @@ NO_S3 = "<html><h1>404 Not Found</h1></html>"
 @pytest.mark.parametrize("body", ["", NO_S3, says("NoSuchKey")])
 async def test_what_is_no_s3_service_is_no_missing_chunk(bench, scripted, make_reply, body):
     scripted.answers = [make_reply(404, body)]
-    with pytest.raises(ConfigError, match="is no S3 service, or not at this path; .*'endpoint'"):
+    with pytest.raises(
+        ConfigError, match="is not an S3 service, or not at this path; .*'endpoint'"
+    ):
         await bench.open(scripted.url())
     tier = await bench.open(scripted.url(connections=1))
     scripted.answers = [make_reply(404, body)]
@@ -151,9 +153,6 @@ async def test_a_bucket_that_goes_away_is_an_error_of_its_chunks(bench, scripted
     ("status", "code"),
     [
         (503, "SlowDown"),
-        (429, "TooManyRequests"),
-        (500, "InternalError"),
-        (503, ""),
         (502, ""),
         (400, "RequestTimeout"),
         (409, "ConditionalRequestConflict"),
@@ -275,23 +274,6 @@ async def test_a_body_of_unsaid_length_is_no_damage(bench, scripted, chunk_bytes
     assert await bench.put(tier, KEYS[0]) == [None]
 
 
-async def test_bytes_behind_a_response_do_not_answer_the_next_request(bench, scripted, make_reply):
-    tier = await bench.open(scripted.url(), connections=1)
-    scripted.answers = [make_reply(200, bench.content(KEYS[0])) + make_reply(404)]
-    assert await bench.loads(tier, KEYS[0])
-    scripted.answers = [make_reply(200, bench.content(KEYS[1]))]
-    assert await bench.loads(tier, KEYS[1])
-
-
-async def test_a_connection_that_the_server_ends_is_not_used_again(bench, scripted, make_reply):
-    tier = await bench.open(scripted.url(), connections=1)
-    before = scripted.connections
-    scripted.answers = [make_reply(200, Connection="close"), None]
-    assert await bench.put(tier, KEYS[0]) == [None]
-    assert await bench.put(tier, KEYS[1]) == [None]
-    assert scripted.connections == before + 1
-
-
 async def test_a_connection_that_idled_too_long_is_replaced(bench, scripted, make_reply):
     tier = await bench.open(scripted.url(), connections=1)
     scripted.answers = [make_reply(200), None]  # ends it after the answer, without a word
@@ -309,7 +291,7 @@ async def test_objects_that_cannot_be_deleted(bench, scripted, make_reply):
         )
         return make_reply(200, f"<DeleteResult>{errors}</DeleteResult>")
 
-    # A permanent error tells more than one that a retry would mend.
+    # A permanent error says more than a temporary one.
     for codes in (["AccessDenied"], ["NoSuchKey", "SlowDown", "AccessDenied", "InternalError"]):
         scripted.answers = [answer(*codes)]
         with pytest.raises(TierAuthError, match="AccessDenied: no"):
@@ -344,7 +326,7 @@ async def test_malformed_responses_are_no_fault_of_the_credentials(
 ):
     tier = await bench.open(scripted.url())
     scripted.answers = [make_reply(status, body)] * 200
-    with pytest.raises(TierError, match="the server's answer makes no sense: ") as caught:
+    with pytest.raises(TierError, match="the server's answer is invalid: ") as caught:
         await anext(tier.scan())
     assert type(caught.value) is TierError
 

@@ -22,20 +22,3 @@ def test_a_trace_hits_what_an_unlimited_cache_hits_and_a_new_client_everything(
     host, s3 = second["tiers"]
     assert host["hit_blocks"] + s3["hit_blocks"] == second["blocks"]
     assert s3["hit_blocks"] > 0
-
-
-def test_several_tiers_at_once(server, tmp_path) -> None:
-    trace, unlimited = write_trace(tmp_path / "trace.jsonl")
-    tiers = [
-        *("--tier", "memory:?capacity=256KiB"),
-        *("--tier", f"file://{tmp_path / 'files'}?capacity=512KiB"),
-        *("--tier", server.tier_url("kv/several", lookup_deadline="20s")),
-    ]
-    first = replay(trace, *tiers)
-    assert first["hit_rate"] == pytest.approx(unlimited)
-    second = replay(trace, *tiers)
-    assert second["hit_rate"] == 1.0
-    for report in (first, second):
-        assert report["wrong_bytes"] == 0
-        assert len(report["tiers"]) == 4
-    assert second["tiers"][3]["hit_blocks"] > 0

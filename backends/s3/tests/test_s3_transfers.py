@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
 
 import pytest
 from support.copies import ByteLedger, traced_peak
 from support.s3_server import S3Server
 
-from kvtier_s3.http import request
 from kvtier_sdk import (
-    Connection,
-    SystemClock,
-    TierTimeoutError,
     TierUnavailableError,
 )
 
@@ -84,58 +79,3 @@ async def test_lookups_wait_for_no_chunk(bench, scripted):
 async def test_no_server(bench, tmp_path):
     with pytest.raises(TierUnavailableError, match="no connection to 127.0.0.1:"):
         await bench.open(S3Server(tmp_path).url)
-
-
-async def test_a_server_that_falls_silent_in_mid_body(bench, proxy):
-    endpoint = await proxy.start()
-    tier = await bench.open(bench.url_of(endpoint=endpoint), connections=1, read_timeout="300ms")
-    await bench.put(tier, KEYS[0])
-    proxy.limit("client", 50_000, "hold")
-    (verdict,) = await tier.load([bench.empty(KEYS[0])])
-    assert type(verdict) is TierTimeoutError
-    assert verdict.retryable
-    proxy.release()
-    assert await bench.loads(tier, KEYS[0])
-
-
-@asynccontextmanager
-async def peer_that_says(answer: bytes):
-    """Open a connection to a server that sends a response, reads nothing, and waits."""
-    leave = asyncio.Event()
-
-    async def serve(reader, writer):
-        writer.write(answer)
-        await leave.wait()
-        writer.close()
-
-    # Its buffers take only a little.
-    peer = await asyncio.start_server(serve, "127.0.0.1", 0, limit=1024)
-    address = peer.sockets[0].getsockname()
-    connection = await Connection.connect(address, clock=SystemClock(), timeout_s=10)
-    yield connection
-    leave.set()
-    connection.close("the test is over")
-    peer.close()
-
-
-@pytest.mark.parametrize(
-    ("answer", "target"),
-    [
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 400000\r\n\r\n", 1000),
-        (b"HTTP/1.1 403 No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n", 0),
-        (b"HTTP/1.1 500 No\r\n\r\n", 0),
-    ],
-)
-async def test_a_connection_on_which_no_response_can_follow_is_closed(answer, target):
-    async with peer_that_says(answer) as connection:
-        await request(connection, [b"GET / HTTP/1.1\r\n\r\n"], [memoryview(bytearray(target))])
-        # It closes at once: the next request would take the rest for its response.
-        assert not connection.is_usable
-
-
-async def test_nothing_is_sent_after_the_response():
-    content = memoryview(bytearray(64 * 2**20))  # more than the sockets between hold
-    answer = b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\n\r\n"
-    async with peer_that_says(answer) as connection, asyncio.timeout(30):
-        assert (await request(connection, [b"PUT", content])).status == 503
-        assert not connection.is_usable

@@ -174,10 +174,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         return self._pop(_LOAD, task_id)
 
     def delete(self, keys: list[ObjectKey]) -> None:
-        """Delete objects, and wait until that has ended; a tier that cannot delete keeps them.
-
-        LMCache deletes objects that it knows as stored, to keep its quotas.
-        """
+        """Delete objects, and wait until they are gone; a tier that cannot delete keeps them."""
         if Capability.DELETE in self._spec.tier_class.capabilities:
             ended = threading.Event()
             layouts = [self._layouts.get(_kind_of(key)) for key in keys]
@@ -322,11 +319,8 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         keys: Sequence[OffloadKey],
         removed: bool,
     ) -> None:
-        """Tell LMCache's listeners about objects that the tier has stored or lost.
-
-        LMCache adds up the bytes that this server stored. So an object's size is given only once,
-        and is 0 when an object leaves that an earlier server stored.
-        """
+        """Tell LMCache's listeners about objects that the tier has stored or lost."""
+        # LMCache adds up the bytes that this server stored, so only these have a size.
         objects, sizes = [], []
         for key in keys:
             chunk_hash, rank, salt, group = key_parts(key)
@@ -387,11 +381,7 @@ def _kind_of(key: ObjectKey) -> tuple[str, int, int]:
 
 
 def _runnable(spec: TierSpec, memory: EngineMemory) -> TierSpec:
-    """Return the tier with a runner that can reach the memory.
-
-    Raises:
-        ConfigError: the tier needs a process, which cannot map the memory.
-    """
+    """Return the tier with a runner that can reach the memory."""
     if wants_process(spec) and not memory.is_shared:
         fault = (
             "a process of its own cannot map LMCache's L1 memory: start 'lmcache server' with "

@@ -32,12 +32,7 @@ class KVTierL2AdapterConfig(L2AdapterConfigBase):  # type: ignore[misc]
 
     @classmethod
     def from_dict(cls, d: dict[str, Any]) -> Self:
-        """Read ``adapter_params``: a tier's entry, and the options of the adapter.
-
-        Raises:
-            ConfigError: an option is wrong or missing.
-            BackendError: the backend cannot be found or loaded.
-        """
+        """Read ``adapter_params``: a tier's entry, and the options of the adapter."""
         tier, options = AdapterOptions.read(d, ADAPTER_PARAMS)
         return cls(tier, options, _serde_beside(d))
 
@@ -54,14 +49,9 @@ class KVTierL2AdapterConfig(L2AdapterConfigBase):  # type: ignore[misc]
 
 
 def _serde_beside(params: Mapping[str, Any]) -> str | None:
-    """Return the serde that is configured beside ``adapter_params``.
-
-    The adapter needs it, since lookups name the tensors before serialization, but LMCache does not
-    pass it on. It is found in the frames of LMCache's loader, which calls :meth:`from_dict`.
-
-    Raises:
-        ConfigError: the length of serialized objects does not follow from the tensors.
-    """
+    """Return the serde that is configured beside ``adapter_params``."""
+    # Lookups name the tensors before serialization, but LMCache does not pass the serde on: search
+    # the frames of its loader, which calls ``from_dict``.
     frame = sys._getframe(1)
     while frame.f_back is not None:
         frame = frame.f_back

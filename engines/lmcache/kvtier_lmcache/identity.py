@@ -19,12 +19,7 @@ _SALT_BYTES = 16
 
 
 class ObjectLayout(NamedTuple):
-    """The tensors of an object, one after the other.
-
-    Attributes:
-        tensors: dtype and shape of each.
-        size_bytes: length of the object.
-    """
+    """The tensors of an object, one after the other, by dtype and shape."""
 
     tensors: tuple[tuple[str, tuple[int, ...]], ...]
     size_bytes: int
@@ -33,11 +28,7 @@ class ObjectLayout(NamedTuple):
     def of(
         cls, shapes: Sequence[Sequence[int]], dtypes: Sequence[Any], serde: str | None = None
     ) -> ObjectLayout:
-        """Return the layout of tensors of these shapes and torch's dtypes.
-
-        LMCache looks objects up by their tensors before serialization and stores the bytes after
-        it. Serialization makes one byte of each element, so both have the same layout here.
-        """
+        """Return the layout of tensors; serialization makes one byte of each element."""
         return _layout(tuple(shapes), tuple(dtypes), serde)
 
 
@@ -57,13 +48,7 @@ def _layout(
 
 
 def namespace_of(model: str, layout: ObjectLayout, declared: Mapping[str, Any]) -> Namespace:
-    """Return the namespace of a model's objects.
-
-    Args:
-        model: LMCache's name of the model.
-        layout: layout of one object; its shapes include the tokens of a chunk.
-        declared: the facts that the operator declares.
-    """
+    """Return the namespace of a model's objects."""
     release = ".".join(version("lmcache").split(".")[:2])
     tensors = [[dtype, list(shape)] for dtype, shape in layout.tensors]
     facts = {"engine": f"lmcache {release}", "model": model, "tensors": tensors}
@@ -71,10 +56,7 @@ def namespace_of(model: str, layout: ObjectLayout, declared: Mapping[str, Any]) 
 
 
 def offload_key(key: ObjectKey) -> OffloadKey:
-    """Return the key of an object: its chain hash, rank and salt, and its group.
-
-    The model is in the namespace. The tenant's salt is in the key as a digest.
-    """
+    """Return the key of an object: its chain hash, rank and salt, and its group."""
     rank = key.kv_rank.to_bytes(_RANK_BYTES, "big")
     return make_offload_key(
         key.chunk_hash + rank + salt_digest(key.cache_salt), key.object_group_id

@@ -12,14 +12,7 @@ if TYPE_CHECKING:
 
 
 def l1_memory(description: L1MemoryDesc | None) -> EngineMemory:
-    """Return the memory that holds LMCache's objects.
-
-    Args:
-        description: LMCache's description of its L1 memory, if it has one.
-
-    Raises:
-        ConfigError: LMCache has none, or objects do not begin at multiples of 4,096 bytes.
-    """
+    """Return the memory that holds LMCache's objects."""
     if description is None:
         raise ConfigError(
             "kvtier needs an L1 in this machine's memory, and LMCache has none here: leave out "

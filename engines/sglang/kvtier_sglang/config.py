@@ -18,8 +18,6 @@ class StorageConfig(NamedTuple):
     """The configuration of a storage backend.
 
     Attributes:
-        tier: the tier.
-        options: the options of the adapter.
         zero_copy: true if SGLang names pages by their indices in its host pool.
     """
 
@@ -29,12 +27,7 @@ class StorageConfig(NamedTuple):
 
     @classmethod
     def read(cls, extra_config: Mapping[str, Any] | None) -> Self:
-        """Read option ``tier`` of SGLang's table: a URL, or a tier's entry.
-
-        Raises:
-            ConfigError: an option is wrong or missing.
-            BackendError: the backend cannot be found or loaded.
-        """
+        """Read option ``tier`` of SGLang's table: a URL, or a tier's entry."""
         extra_config = extra_config or {}
         given = extra_config.get(_TIER)
         if given is None:

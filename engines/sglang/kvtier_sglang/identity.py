@@ -32,17 +32,7 @@ _ALWAYS_SPLIT = frozenset({"mamba"})
 
 
 class PageIdentity:
-    """The namespace and the keys of one host pool's pages.
-
-    Args:
-        config: SGLang's configuration: the model and this rank's place.
-        pool: the host pool.
-        pool_name: SGLang's name of the pool: ``kv``, ``mamba``, ...
-        declared: facts that the operator declares.
-
-    Attributes:
-        namespace: the namespace of the pool's chunks.
-    """
+    """The namespace and the keys of one host pool's pages, with what the operator declares."""
 
     def __init__(
         self,
@@ -76,10 +66,5 @@ class PageIdentity:
         self._suffix = f":{place}".encode()
 
     def key(self, page_hash: str, part: int) -> OffloadKey:
-        """Return the key of a part of a page.
-
-        Args:
-            page_hash: SGLang's chain hash of the page, with the tenant's salt in it.
-            part: index of the part, from 0.
-        """
+        """Return the key of a part of a page."""
         return make_offload_key(page_hash.encode() + self._suffix, part)

@@ -29,9 +29,6 @@ class Pages(ABC):
         memory: the slots, one for each part.
         parts: number of parts of a page.
         tokens: number of tokens, and so of SGLang's indices, of a page.
-
-    Args:
-        pool: SGLang's host pool.
     """
 
     memory: PoolMemory
@@ -43,16 +40,7 @@ class Pages(ABC):
 
     @abstractmethod
     def move(self, operation: Operation, indices: torch.Tensor, move: Move) -> list[bool]:
-        """Move pages between the host pool and a tier.
-
-        Args:
-            operation: a load or a store.
-            indices: the host pool's indices of the tokens of whole pages.
-            move: moves parts between slots and the tier.
-
-        Returns:
-            For each page, true if it was moved.
-        """
+        """Move pages between the host pool and a tier."""
 
     @abstractmethod
     def close(self) -> None:
@@ -60,11 +48,7 @@ class Pages(ABC):
 
 
 class PlacedPages(Pages):
-    """Pages that a tier reads and writes in place.
-
-    Args:
-        pool: a host pool for which :func:`lie_whole` is true.
-    """
+    """Pages that a tier reads and writes in place."""
 
     def __init__(self, pool: Any) -> None:
         super().__init__(pool)
@@ -85,11 +69,7 @@ class PlacedPages(Pages):
 
 
 class StagedPages(Pages):
-    """Pages that are copied to and from our own shared memory, some at a time.
-
-    Args:
-        pool: SGLang's host pool.
-    """
+    """Pages that are copied to and from our own shared memory, some at a time."""
 
     parts = 1
 
@@ -187,15 +167,6 @@ def lie_whole(pool: Any) -> bool:
 
 
 def pages_of(pool: Any, *, in_place: bool) -> Pages:
-    """Return the pages of a host pool.
-
-    Args:
-        pool: SGLang's host pool.
-        in_place: true if the tier can reach the pool's memory, and SGLang passes indices into it.
-
-    Raises:
-        ConfigError: the pool's pages cannot be copied, or no memory for copies is left.
-    """
     if in_place and lie_whole(pool):
         return PlacedPages(pool)
     try:

@@ -23,14 +23,6 @@ class PoolTier:
     """Moves pages between an SGLang host pool and a tier. Callable from any thread; calls wait.
 
     A call returns only when its I/O has ended, since SGLang reuses the pages afterwards.
-
-    Attributes:
-        chunks: the tier, which stores the pages as chunks.
-
-    Args:
-        chunks: the tier, which stores the pages as chunks.
-        pages: the pool's pages.
-        identity: computes the pages' keys.
     """
 
     def __init__(self, chunks: ModelTier, pages: Pages, identity: PageIdentity) -> None:
@@ -45,17 +37,7 @@ class PoolTier:
     def move(
         self, operation: Operation, hashes: Sequence[str], indices: torch.Tensor
     ) -> list[bool]:
-        """Load or store pages of the host pool.
-
-        Args:
-            operation: a load or a store.
-            hashes: the pages' hashes.
-            indices: the host pool's indices of the pages' tokens.
-
-        Returns:
-            For each page, true if it was moved whole. A page that failed to load holds anything.
-            No page is moved if the number of indices does not fit the number of pages.
-        """
+        """Load or store pages of the host pool."""
         if len(indices) != len(hashes) * self._pages.tokens:
             return [False] * len(hashes)
         return self._pages.move(operation, indices, partial(self._move, operation, hashes))

@@ -17,21 +17,9 @@ _FACTS = ("hash_algorithm", "hash_seed", "tokens_per_hash", "blocks_per_chunk", 
 
 
 def chunk_keys(tokens: Sequence[int], facts: Mapping[str, Any]) -> list[list[OffloadKey]]:
-    """Compute the keys of a prompt's chunks.
+    """Compute the keys of a prompt's whole chunks.
 
-    Only whole chunks have a key. vLLM mixes more into the hashes of a request with an adapter, a
-    cache salt, images or audio: such a request has other keys.
-
-    Args:
-        tokens: the prompt's token ids.
-        facts: the facts of an engine's namespace.
-
-    Returns:
-        The keys of each KV-cache group, in the order of the prompt.
-
-    Raises:
-        ConfigError: the facts do not describe a vLLM engine, or the hash needs a package that is
-            missing.
+    A request with an adapter, a cache salt, images or audio has other keys.
     """
     if missing := [name for name in _FACTS if name not in facts]:
         raise ConfigError(

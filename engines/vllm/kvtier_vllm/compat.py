@@ -55,42 +55,31 @@ def warn_if_untried() -> None:
 
 
 def register_tier(tier_type: str, module: str, class_name: str) -> None:
-    """Register a secondary tier with vLLM, unless it is registered already.
-
-    Args:
-        tier_type: the tier's type in a configuration.
-        module: the module from which vLLM imports the class when it needs it.
-        class_name: name of the class.
-    """
+    """Register a secondary tier with vLLM, unless it is registered already."""
     # Registering a name twice is an error, and the factory has no public test for a name.
     if tier_type not in SecondaryTierFactory._registry:
         SecondaryTierFactory.register_tier(tier_type, module, class_name)
 
 
 def end_tokens(req_context: ReqContext) -> dict[OffloadKey, int]:
-    """Return all chunks of a request in prefix order, each with the number of tokens up to its end.
-
-    The chunks of generated tokens are included. Empty if this release does not provide them.
-    """
+    """Return a request's chunks in prefix order, each with the number of tokens up to its end."""
     # vLLM has a public method for the position of one chunk only.
     found: dict[OffloadKey, int] = getattr(req_context, "_offload_key_positions", {})
     return found
 
 
 def check_engine_configs(check: Callable[[Any], None]) -> None:
-    """Have each engine's configuration checked as soon as vLLM has made it, before any worker.
-
-    vLLM reads the options of its connector in the workers only, after it has loaded the model.
-
-    Args:
-        check: called with vLLM's ``VllmConfig``; an exception from it ends the start.
-    """
+    """Have each engine's configuration checked as soon as vLLM has made it, before any worker."""
+    # vLLM itself reads the options of its connector in the workers, after it has loaded the model.
     module = sys.modules.get("vllm.engine.arg_utils")
     if module is None:
         return  # a process that makes no engine's configuration
     make = getattr(module.EngineArgs, "create_engine_config", None)
     if make is None:
-        _log.warning("this vLLM shows no engine's configuration: mistakes in it are told late")
+        _log.warning(
+            "cannot hook into this vLLM's configuration: kvtier's options are checked only after "
+            "the model has loaded"
+        )
         return
     if vars(make).get(_CHECKS):
         return
@@ -106,10 +95,8 @@ def check_engine_configs(check: Callable[[Any], None]) -> None:
 
 
 def runs_here(vllm_config: Any) -> bool:
-    """Return true if the engine of this configuration will run on this machine.
-
-    All engines of a front end may run on other machines.
-    """
+    """Return true if the engine of this configuration will run on this machine."""
+    # All engines of a front end may run on other machines.
     parallel = vllm_config.parallel_config
     return bool(parallel.data_parallel_backend != "ray" and parallel.data_parallel_size_local > 0)
 
@@ -120,28 +107,14 @@ def is_command() -> bool:
 
 
 def computation() -> Any:
-    """Return the stream on which the calling thread computes; ``None`` on a CPU.
-
-    vLLM's connector submits copies on the model runner's thread, where this is the stream of the
-    model's forward pass.
-    """
+    """Return the stream on which the calling thread computes; ``None`` on a CPU."""
     # vLLM's own worker finds the stream in the same way.
     return None if current_platform.is_cpu() else current_platform.current_stream()
 
 
 def device_facts(dtype: str, block_sizes: Iterable[int]) -> dict[str, object]:
-    """Return the facts about this host that decide how keys and values lie within a block.
-
-    The name of vLLM's KV layout does not tell how a kernel packs a block: on a CPU the packing
-    depends on the instruction set of the host, at the same size.
-
-    Args:
-        dtype: dtype of the KV cache, as vLLM names it.
-        block_sizes: tokens per block, for each group.
-
-    Returns:
-        Facts for a namespace: ``device`` and ``kv_packing``.
-    """
+    """Return the facts about this host that decide how keys and values lie within a block."""
+    # vLLM's KV layout does not tell: on a CPU a kernel packs blocks by the instruction set.
     packing: object = None
     if current_platform.is_cpu():
         packing = [platform.machine(), *_cpu_packing(dtype, block_sizes)]
@@ -177,10 +150,7 @@ def _instruction_sets() -> list[str]:
 
 
 def expected_hash() -> tuple[str, bytes]:
-    """Return algorithm and seed of the chain hashes under vLLM's default configuration.
-
-    The actual ones are not known before the first request.
-    """
+    """Return algorithm and seed of the chain hashes under vLLM's default configuration."""
     name = "sha256"
     hash_function = get_hash_fn_by_name(name)
     return name, bytes(hash_function(kv_cache_utils.resolve_none_hash_seed(hash_function)))

@@ -16,17 +16,9 @@ if TYPE_CHECKING:
 
 
 class KVTierOffloadingWorker(OffloadingWorker):  # type: ignore[misc]
-    """A worker that copies between vLLM's KV blocks and the slots of a replica.
+    """A worker that copies between vLLM's KV blocks and this worker's part of each slot.
 
-    Args:
-        kv_caches: the device's tensors, as vLLM describes them.
-        slots: this worker's part of every slot, of shape (slots, bytes).
-        blocks_per_chunk: number of blocks in a chunk.
-        on_shutdown: called once no copy runs: at the end of :meth:`shutdown`, or if the constructor
-            raises.
-
-    Raises:
-        ConfigError: there is no worker for this device or these tensors.
+    It calls ``on_shutdown`` once no copy runs, also if the constructor raises.
     """
 
     def __init__(
@@ -89,13 +81,6 @@ class KVTierOffloadingWorker(OffloadingWorker):  # type: ignore[misc]
 def worker_over_region(
     kv_caches: CanonicalKVCaches, region: Any, blocks_per_chunk: int
 ) -> KVTierOffloadingWorker:
-    """Make a worker over vLLM's shared region.
-
-    Args:
-        kv_caches: the device's tensors.
-        region: this rank's mapping, which the worker takes over.
-        blocks_per_chunk: number of blocks in a chunk.
-    """
     page_bytes = sum(cache.page_size_bytes for cache in kv_caches.tensors)
     slots = region.create_next_worker_view(page_bytes * blocks_per_chunk)
     return KVTierOffloadingWorker(kv_caches, slots, blocks_per_chunk, region.cleanup)
@@ -104,13 +89,6 @@ def worker_over_region(
 def worker_over_pool(
     kv_caches: CanonicalKVCaches, pool: HostPool, blocks_per_chunk: int
 ) -> KVTierOffloadingWorker:
-    """Make a worker over its part of a host pool.
-
-    Args:
-        kv_caches: the device's tensors.
-        pool: the pool, mapped as this worker, which the worker takes over.
-        blocks_per_chunk: number of blocks in a chunk.
-    """
     slots = pool.part(pool.worker or 0, "device copies")
     return KVTierOffloadingWorker(kv_caches, slots, blocks_per_chunk, pool.close)
 

@@ -23,20 +23,7 @@ _WHERE = "kv_transfer_config"
 
 
 def check_engine(transfer: Mapping[str, Any], model: str, hub_cache: Path) -> None:
-    """Check our part of an engine's configuration; do nothing if there is none.
-
-    Stores over the network are contacted, but nothing in them is changed.
-
-    Args:
-        transfer: vLLM's ``kv_transfer_config``.
-        model: the model's name or path.
-        hub_cache: the directory of the hub's files.
-
-    Raises:
-        ConfigError: an option is wrong, there is no room for the host pool, or the revision of the
-            model cannot be determined.
-        TierError: a store refuses the credentials, or cannot be reached and is required.
-    """
+    """Check our part of an engine's configuration; do nothing if there is none."""
     extra = transfer.get(EXTRA_CONFIG.where)
     if transfer.get("kv_connector") != CONNECTOR or not isinstance(extra, Mapping):
         return

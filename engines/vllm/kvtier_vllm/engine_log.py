@@ -17,12 +17,8 @@ class _EngineLog(logging.Handler):
 
 
 def join_engine_log() -> None:
-    """Log kvtier's lines through vLLM's handlers, at its level; call again when that changes.
-
-    vLLM configures its own logger only: without this, INFO lines are dropped, and warnings lack
-    level and time. Nothing changes if the program handles kvtier's lines itself, or vLLM has no
-    handler.
-    """
+    """Log kvtier's lines through vLLM's handlers, at its level; call again when that changes."""
+    # vLLM configures its own logger only.
     ours, engine = logging.getLogger("kvtier"), logging.getLogger("vllm")
     if engine.hasHandlers() and not ours.hasHandlers():
         ours.addHandler(_EngineLog(engine))

@@ -29,18 +29,6 @@ class Identity:
     The seed of the chain hashes is not known earlier. Tiers are opened under the expected
     namespace, so that a wrong setting stops the engine at its start. If the seed turns out to be
     different, they must be reopened.
-
-    Attributes:
-        namespace: the namespace as far as it is known now.
-
-    Args:
-        config: vLLM's description of the engine.
-        chunk_bytes: payload of a slot.
-        slot_layout: the worker that fills the slots.
-        declared: the facts that the operator declares.
-
-    Raises:
-        ConfigError: the model's revision is not declared, and cannot be determined.
     """
 
     def __init__(
@@ -62,11 +50,7 @@ class Identity:
         self.namespace = self._with_hash(*compat.expected_hash())
 
     def settle(self) -> bool:
-        """Read the actual seed at the first request; later calls do nothing.
-
-        Returns:
-            True if the namespace has changed.
-        """
+        """Read the actual seed at the first request; later calls do nothing."""
         if self._settled:
             return False
         actual = compat.actual_hash()

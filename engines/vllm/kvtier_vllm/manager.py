@@ -82,7 +82,6 @@ class _Request:
     """Our state of a request, stored in vLLM's own record of the request.
 
     Attributes:
-        context: the request as our manager knows it.
         sources: the index of the tier of each chunk that was prepared for loading; -1 for the pool.
         step: the step of the request's latest lookup.
         first: the first chunk that was looked up in that step.
@@ -98,12 +97,10 @@ class _Request:
     retried: OffloadKey | None = None
 
     def answer_waiting(self, key: OffloadKey) -> EngineLookupResult:
-        """Return an answer that makes vLLM put the request off after few lookups.
-
-        A ``RETRY`` puts the request off, whatever follows. vLLM scans a prefix up to a ``MISS``, so
-        the group's next chunk gets one, and the scan ends after two chunks. A sliding window is
-        scanned from its end, past misses, and gets both answers in turn.
-        """
+        """Return an answer that makes vLLM put the request off after few lookups."""
+        # A ``RETRY`` puts it off, whatever follows. vLLM scans a prefix up to a ``MISS``, so the
+        # group's next chunk gets one. A sliding window is scanned from its end, past misses, and
+        # gets both answers in turn.
         retried = self.retried
         if retried is None or retried == key or _group(retried) != _group(key):
             self.retried = key
@@ -115,17 +112,7 @@ class _Request:
 class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
     """Translates between vLLM's offloading connector and a :class:`TieringManager`.
 
-    Args:
-        make_manager: opens a manager for a namespace, with tiers, and waits for them if asked.
-        tiers: the tiers, in order.
-        identity: the engine's namespace.
-        steps_in_flight: number of steps that vLLM may have scheduled and not yet finished.
-        on_shutdown: called at the end of :meth:`shutdown`.
-        clock: source of time; the system's by default.
-
-    Raises:
-        ConfigError: a tier cannot work with its options.
-        TierError: a tier cannot be reached.
+    vLLM may have scheduled ``steps_in_flight`` steps that have not finished.
     """
 
     def __init__(
@@ -276,7 +263,7 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
             self._reset_steps = self._steps_in_flight + 2
 
     def on_reset_flushed(self) -> None:
-        """Handle the end of the copies from before the last reset; vLLM calls it since 0.33."""
+        """Handle the end of the copies from before a reset; vLLM calls this since 0.33."""
         self._manager.on_reset_flushed()
 
     @property
@@ -314,10 +301,7 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
         ]
 
     def _settle(self) -> None:
-        """Reopen the tiers if the namespace is certain now, and differs from the expected one.
-
-        No request waits for a tier that is unreachable, or that does not close.
-        """
+        """Reopen the tiers if the namespace is certain now, and differs from the expected one."""
         if not self._identity.settle():
             return
         _log.info("the seed of the hashes is known now: the tiers are opened under it")

@@ -56,16 +56,7 @@ class StatsFeed:
     def take(
         self, stats: Sequence[TierStats], usage: PoolUsage | None = None
     ) -> OffloadingConnectorStats | None:
-        """Return the changes since the last call.
-
-        Args:
-            stats: the counters of each tier.
-            usage: the host pool's usage, if it is to be reported.
-
-        Returns:
-            Increments of counters, new values of gauges, and observations; the first call adds all
-            series that are 0. ``None`` if nothing has changed.
-        """
+        """Return the changes since the last call."""
         told = OffloadingConnectorStats()
         for sample in metric_samples(stats, usage, zeros=not self._taken):
             name, labels, value = sample.metric.name, sample.labels, sample.value
@@ -90,16 +81,9 @@ class StatsFeed:
 def observations(
     bounds: Sequence[float], before: HistogramValue | None, now: HistogramValue
 ) -> list[float]:
-    """Return observations that lead from one state of a histogram to a later one.
-
-    vLLM counts observations one by one, and the histogram has not kept them. These lie in the same
-    buckets and have the same sum; a single observation is exact.
-
-    Args:
-        bounds: upper bounds of the buckets.
-        before: the state before; ``None`` for the first.
-        now: the later state; after a tier was reopened, it has begun from 0.
-    """
+    """Return observations that lead from one state of a histogram to a later one."""
+    # vLLM counts single observations, which the histogram has not kept. These lie in the same
+    # buckets and have the same sum.
     if before is None or sum(before.counts) > sum(now.counts):
         before = HistogramValue((0,) * len(now.counts), 0.0)
     gained = [count - old for count, old in zip(now.counts, before.counts, strict=True)]

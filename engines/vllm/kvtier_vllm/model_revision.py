@@ -27,27 +27,7 @@ _PIECES, _PIECE_BYTES = 64, 4096
 
 
 def model_facts(model: str, hub_cache: Path, revision: str | None = None) -> dict[str, str | None]:
-    """Return facts that identify a model.
-
-    The path of a model is a fact, unless something more reliable is known: a commit, or the digest
-    of the files together with the operator's ``revision``, which must distinguish models whose
-    samples are equal.
-
-    Args:
-        model: a directory or a file, or a name on the Hugging Face hub.
-        hub_cache: the directory of the hub's files.
-        revision: the operator's name for the revision.
-
-    Returns:
-        Facts for a namespace, each ``None`` if there is none. ``model`` is the name or the path.
-        ``model_revision`` is the operator's revision, or the commit. ``model_files`` is a digest of
-        local files, independent of their place; or the commit, if the operator names a different
-        revision.
-
-    Raises:
-        ConfigError: the operator names no revision, and the files are not the whole model, or the
-            cache holds no revision of it, or several that differ.
-    """
+    """Return facts that identify a model; its path only if nothing more reliable is known."""
     path = Path(model)
     if not path.exists():
         return _facts(model, revision or _commit(model, hub_cache))

@@ -57,23 +57,15 @@ class GuestOptions(IdentityOptions):
 
 @dataclass(frozen=True, slots=True)
 class SecondaryTierEntry:
-    """One of our tiers under vLLM's own manager: an entry of its ``secondary_tiers``.
-
-    Attributes:
-        tier: the tier.
-        options: how it runs here.
-    """
+    """One of our tiers under vLLM's own manager: an entry of its ``secondary_tiers``."""
 
     tier: TierSpec
     options: GuestOptions
 
     @classmethod
     def of_tier(cls, spec: Any, options: Mapping[str, Any]) -> Self:
-        """Find the entry of the tier that vLLM's ``spec`` makes with these ``options``.
-
-        vLLM makes one tier after the other. The first call reads all entries and keeps them with
-        the spec. Raises as :meth:`read_all`.
-        """
+        """Find the entry of the tier that vLLM's ``spec`` makes with these ``options``."""
+        # vLLM makes one tier after the other; the first call reads all entries.
         entries = spec.extra_config.get(_TIERS, [])
         if not hasattr(spec, "kvtier_entries"):
             spec.kvtier_entries = cls.read_all(entries)
@@ -83,14 +75,7 @@ class SecondaryTierEntry:
 
     @classmethod
     def read_all(cls, entries: Sequence[Mapping[str, Any]]) -> dict[Place, Self]:
-        """Read our entries; return them by their places, such as ``secondary_tiers[0]``.
-
-        vLLM checks the other entries.
-
-        Raises:
-            ConfigError: an option is wrong, a backend cannot be found or loaded, or two entries
-                share a name or conflict otherwise.
-        """
+        """Read our entries; vLLM checks the others."""
         ours = {place: place.table(entry) for place, entry in _ours(entries).items()}
         options = {
             place: validate_options(GuestOptions, GuestOptions.take_from(entry), place)

@@ -15,14 +15,8 @@ _log = logging.getLogger("kvtier.vllm")
 
 
 def register() -> None:
-    """Register ``"type": "kvtier"`` with vLLM's factory of secondary tiers.
-
-    From then on kvtier's lines are in vLLM's log, and an engine's configuration is checked before
-    vLLM starts a worker.
-
-    It may be called any number of times, in any process. It never raises: vLLM does not catch a
-    plugin's errors, and an engine that does not use kvtier must still start.
-    """
+    """Register ``"type": "kvtier"`` with vLLM's factory of secondary tiers."""
+    # vLLM does not catch a plugin's errors, and an engine without kvtier must still start.
     try:
         from kvtier_vllm import compat
         from kvtier_vllm.engine_log import join_engine_log

@@ -16,17 +16,7 @@ from kvtier_sdk.engine import ReplicaLease
 
 
 class JoinedRegion(SharedOffloadRegion):  # type: ignore[misc]
-    """vLLM's region, mapped by one member of a replica.
-
-    Args:
-        engine_id: id of the replica.
-        workers: number of its workers.
-        worker: the member that this process is; ``None`` is the scheduler.
-        geometry: vLLM's other arguments.
-
-    Raises:
-        ConfigError: another process holds this member's lease.
-    """
+    """vLLM's region, mapped by one member of a replica; without a worker, it is the scheduler."""
 
     def __init__(self, engine_id: str, workers: int, worker: int | None, **geometry: Any) -> None:
         super().__init__(engine_id, **geometry)
@@ -41,7 +31,7 @@ class JoinedRegion(SharedOffloadRegion):  # type: ignore[misc]
         return self._lease.absent()
 
     def cleanup(self) -> None:
-        """Release the region; vLLM's worker calls this."""
+        """Release the region, as vLLM's worker does."""
         super().cleanup()
         self._lease.close()
 
@@ -49,34 +39,15 @@ class JoinedRegion(SharedOffloadRegion):  # type: ignore[misc]
 
 
 def enter(region: SharedOffloadRegion, workers: int, worker: int | None) -> ReplicaLease:
-    """Become a member of the replica that shares a region; the last member removes its name.
-
-    The lease lasts until both it and the region are closed.
-
-    Args:
-        region: the region as vLLM has made or opened it.
-        workers: number of workers of the replica.
-        worker: the member that this process is; ``None`` is the scheduler.
-
-    Raises:
-        ConfigError: another process holds this member's lease.
-    """
+    """Become a member of the replica that shares a region; the last member removes its name."""
     # From now on the last member removes the name, not the process that made the file.
     region._creator = False
     return ReplicaLease.enter(region.fd, region.mmap_path, workers=workers, worker=worker)
 
 
 def refuse_absent(absent: Sequence[str]) -> None:
-    """Refuse to start an engine if any of its processes is absent from its host pool.
-
-    vLLM makes the scheduler after all workers, so every worker must be there by then.
-
-    Args:
-        absent: the names of the absent processes.
-
-    Raises:
-        ConfigError: a process is absent.
-    """
+    """Refuse to start an engine if any of its processes is absent from its host pool."""
+    # vLLM makes the scheduler after all workers, so every worker must be there by then.
     if absent:
         raise ConfigError(
             f"{', '.join(absent)} of this engine cannot be seen in its host pool: the scheduler "

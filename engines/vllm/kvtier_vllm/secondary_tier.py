@@ -68,7 +68,6 @@ class _Request:
     """The tier's answers to one request. They never outlive it.
 
     Attributes:
-        context: the request.
         answers: for each chunk, true if the tier has it; ``None`` until it answers.
         new: chunks still to be looked up.
         deadline_s: time after which missing answers count as misses.
@@ -309,10 +308,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
         )
 
     def _settle(self) -> None:
-        """Reopen the tier if the namespace is certain now, and differs from the expected one.
-
-        No request waits for a tier that is unreachable, or that does not close.
-        """
+        """Reopen the tier if the namespace is certain now, and differs from the expected one."""
         if not self._identity.settle():
             return
         name = self._spec.name

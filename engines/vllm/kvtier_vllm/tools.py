@@ -1,15 +1,79 @@
-"""vLLM for the command ``kvtier``."""
+"""vLLM for the command ``kvtier``, and its command ``kvtier vllm-config``."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from enum import Enum
+from typing import Annotated, Any, ClassVar
 
-from kvtier_sdk import OffloadKey, TieringConfig
-from kvtier_sdk.engine import EngineTools
+import typer
+
+from kvtier_sdk import ConfigError, OffloadKey, TieringConfig
+from kvtier_sdk.engine import EngineTools, url_without_password
 from kvtier_vllm.block_hashes import chunk_keys
-from kvtier_vllm.command import vllm_config_command
-from kvtier_vllm.transfer_config import POOL_DIRECTORY, is_transfer_config, read_transfer_config
+from kvtier_vllm.transfer_config import (
+    POOL_DIRECTORY,
+    is_transfer_config,
+    make_transfer_config,
+    read_transfer_config,
+)
+
+
+class Manager(Enum):
+    """The manager that decides which chunks are kept."""
+
+    KVTIER = "kvtier"
+    VLLM = "vllm"
+
+
+def vllm_config_command(
+    tiers: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="URL...",
+            help="The tiers, in the order in which they are searched, for example "
+            "'file:///data/kv?capacity=200GiB'.",
+        ),
+    ],
+    pool: Annotated[
+        str,
+        typer.Option(
+            metavar="SIZE",
+            help="Host memory of all workers of a replica together, for example 32GiB. /dev/shm "
+            "needs as much room.",
+        ),
+    ],
+    manager: Annotated[
+        Manager, typer.Option(help="Whose manager runs: kvtier's, or vLLM's own with our tiers.")
+    ] = Manager.KVTIER,
+    model_revision: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            help="What tells this model from others of its name. vLLM's log asks for it if needed.",
+        ),
+    ] = None,
+) -> None:
+    """Print the value of vLLM's --kv-transfer-config for these tiers, as JSON.
+
+    Every option is checked first. Nothing is contacted: 'kvtier check' does that.
+
+    \b
+      kvtier vllm-config 'file:///data/kv?capacity=200GiB' --pool 32GiB > kv.json
+      vllm serve MODEL --kv-transfer-config "$(cat kv.json)"
+    """
+    for url in tiers:
+        if url_without_password(url) != url:
+            raise ConfigError(
+                f"{url_without_password(url)} has a secret in it, which vLLM's command line would "
+                "show to everyone on the machine"
+            )
+    config = make_transfer_config(
+        tiers, pool, our_manager=manager is Manager.KVTIER, model_revision=model_revision
+    )
+    read_transfer_config(config, where="vllm-config")
+    print(json.dumps(config, indent=2))
 
 
 class VLLMTools(EngineTools):

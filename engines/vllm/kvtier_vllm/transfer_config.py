@@ -61,20 +61,7 @@ def is_transfer_config(options: Mapping[str, Any]) -> bool:
 def make_transfer_config(
     tiers: Sequence[str], pool: str, *, our_manager: bool, model_revision: str | None = None
 ) -> dict[str, Any]:
-    """Make the argument of ``vllm serve --kv-transfer-config``.
-
-    Args:
-        tiers: URLs, in the order in which the tiers are searched.
-        pool: size of the host pool, such as ``"32GiB"``.
-        our_manager: true for kvtier's manager, false for vLLM's own with our tiers.
-        model_revision: distinguishes models of the same name.
-
-    Returns:
-        The options, which :func:`read_transfer_config` checks.
-
-    Raises:
-        ConfigError: ``pool`` is not a size (checked only for vLLM's manager).
-    """
+    """Make the argument of ``vllm serve --kv-transfer-config``."""
     revision = {} if model_revision is None else {"model_revision": model_revision}
     extra: dict[str, Any]
     if our_manager:
@@ -87,7 +74,7 @@ def make_transfer_config(
         }
     else:
         try:
-            pool_bytes = parse_bytes(pool)  # vLLM takes bytes only
+            pool_bytes = parse_bytes(pool)  # vLLM accepts bytes only
         except ValueError as error:
             raise ConfigError(f"{EXTRA_CONFIG.at('cpu_bytes_to_use')}: {error}") from None
         extra = {
@@ -103,20 +90,7 @@ def make_transfer_config(
 
 
 def read_transfer_config(options: Mapping[str, Any], *, where: str) -> TieringConfig:
-    """Read the argument of ``vllm serve --kv-transfer-config``.
-
-    Args:
-        options: the whole argument.
-        where: its source, with which each error message begins.
-
-    Returns:
-        The host pool and our tiers, validated. Under its own manager, vLLM checks the other
-        tiers.
-
-    Raises:
-        ConfigError: an option is wrong, it names a class that vLLM cannot import, or it does not
-            use kvtier at all.
-    """
+    """Read the argument of ``vllm serve --kv-transfer-config``."""
     place = Place(where)
     connector = options.get("kv_connector")
     if connector != CONNECTOR:
@@ -151,19 +125,16 @@ def _read_guests(extra: Mapping[str, Any]) -> TieringConfig:
     guests = SecondaryTierEntry.read_all(list(tables.values())).values()
     if not guests:
         raise ConfigError(
-            f"{EXTRA_CONFIG} no entry of 'secondary_tiers' has \"type\": {TIER_TYPE!r}; nothing is "
-            "ours"
+            f"{EXTRA_CONFIG} no entry of 'secondary_tiers' has \"type\": {TIER_TYPE!r}; "
+            "kvtier is not used"
         )
     tiers = tuple(guest.tier for guest in guests)
     return TieringConfig.model_construct(pool_bytes=pool_bytes, tiers=tiers)
 
 
 def _check_module(module: object, place: Place, class_name: str) -> None:
-    """Check the module from which vLLM imports a class that is not registered with it.
-
-    Our own cannot be imported here, where vLLM may be missing. A foreign module may re-export our
-    class, so only its absence is a mistake.
-    """
+    """Check the module from which vLLM imports a class that is not registered with it."""
+    # Ours cannot be imported here, where vLLM may be missing; a foreign one may re-export ours.
     if isinstance(module, str) and _may_hold(module, class_name):
         return
     fault = f"is {module!r}, where there is no {class_name}"

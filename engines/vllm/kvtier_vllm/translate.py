@@ -32,29 +32,14 @@ def engine_locality(locality: Locality) -> EngineLocality:
 
 
 def request_context(engine_request: ReqContext, request_id: str | None = None) -> RequestContext:
-    """Return a request as tiers see it.
-
-    Args:
-        engine_request: the request as vLLM describes it.
-        request_id: the id to use instead of vLLM's.
-
-    Returns:
-        Its context; ``params`` are vLLM's ``kv_transfer_params``.
-    """
+    """Return a request as tiers see it."""
     return RequestContext(
         request_id or engine_request.req_id, params=engine_request.kv_transfer_params or {}
     )
 
 
 def engine_event(event: OffloadingEvent) -> EngineEvent:
-    """Return an event as vLLM publishes it.
-
-    Args:
-        event: the event.
-
-    Returns:
-        vLLM's event; if it comes from a secondary tier, the tier is its owner.
-    """
+    """Return an event as vLLM publishes it."""
     return EngineEvent(
         keys=list(event.keys),
         medium=engine_medium(event.medium),

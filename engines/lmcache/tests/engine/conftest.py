@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 from lmcache_host import KIND, OBJECT_BYTES, Kind, stored_elsewhere
-from support.engine_stores import STORES, another_process, running
-from support.stores import Store
+from support.engine_stores import another_process, store_fixture
 
 StoreElsewhere = Callable[..., int]
 
 
-@pytest.fixture(params=STORES)
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    """Each store, running and empty."""
-    with running(request.param, tmp_path / "store", OBJECT_BYTES) as made:
-        yield made
+store = store_fixture(OBJECT_BYTES)
 
 
 @pytest.fixture(scope="session")

@@ -139,7 +139,6 @@ class Host:
         return Found(len(hits), equal)
 
     def forget(self) -> None:
-        """Empty L1."""
         self.manager.clear()
 
     def count(self, counter: str) -> int:
@@ -167,14 +166,7 @@ class Host:
 def hosted(
     url: str, *, shared: bool = True, serde: dict[str, str] | None = None, **params: Any
 ) -> Iterator[Host]:
-    """Make a storage manager from the command line of LMCache's server, and close it at the end.
-
-    Args:
-        url: the tier's.
-        shared: give the flags for an L1 that another process can map; otherwise none.
-        serde: LMCache's, beside ``adapter_params``.
-        params: further ``adapter_params``.
-    """
+    """Make a storage manager from the command line of LMCache's server, and close it at the end."""
     adapter = {
         "type": "plugin",
         "module_path": "kvtier_lmcache",
@@ -197,11 +189,7 @@ def hosted(
 
 
 def stored_elsewhere(url: str, chunks: Sequence[int], kind: Kind, **options: Any) -> int:
-    """Store a prompt in a storage manager of this process; for another process to call.
-
-    Returns:
-        How many chunks the tier counts as stored.
-    """
+    """Store a prompt in a storage manager of this process; for another process to call."""
     with hosted(url, **options) as host:
         host.store(chunks, kind)
         return host.count("stored_chunks")

@@ -38,7 +38,6 @@ _ARENA_BYTES = 64 << 20
 
 
 def main() -> int:
-    """Run the tests; return pytest's exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

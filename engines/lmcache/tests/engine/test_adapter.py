@@ -1,4 +1,4 @@
-"""How the adapter is configured, what it reports, and what LMCache's L1 has to be."""
+"""The adapter's options and reports, and its demands on LMCache's L1."""
 
 from __future__ import annotations
 
@@ -64,14 +64,6 @@ def test_without_shared_memory_a_thread_is_used_and_the_flags_are_named(
     assert f"runs in threads, which may slow LMCache down: {LACK}" in caplog.text
 
 
-def test_the_flags_that_are_named_give_a_process(tmp_path: Path) -> None:
-    with hosted(f"file://{tmp_path}/kv?direct_io=off", runner="process") as host:
-        host.store(PROMPT)
-        host.forget()
-        assert host.load(PROMPT) == Found(hits=12, equal=12)
-        assert host.adapter.report_status()["runner"] == "process"
-
-
 def test_direct_io_reaches_lmcaches_memory(tmp_path: Path) -> None:
     with hosted(f"file://{tmp_path}/kv?direct_io=on") as host:
         host.store(PROMPT)
@@ -126,7 +118,7 @@ def test_lmcache_learns_what_the_tier_evicts(tmp_path: Path) -> None:
             host.store(chunks, alice)
         assert host.count("evicted_chunks")
         wait_until(agree, "LMCache's count to be that of the tier")
-        # What is stored twice is there once, and what is gone is not deducted again.
+        # A second store counts once, and a second deletion deducts nothing.
         host.forget()
         host.store(new, alice)
         wait_until(agree, "the count of objects that are stored again")

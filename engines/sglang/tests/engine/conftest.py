@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 import pytest
-from support.engine_stores import STORES, another_process, running
+from support.engine_stores import another_process, store_fixture
 from support.sglang_host import KIND, PART_BYTES, Kind, stored_elsewhere
-from support.stores import Store
 
 StoreElsewhere = Callable[..., int]
 
 
-@pytest.fixture(params=STORES)
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    """Each store, running and empty."""
-    with running(request.param, tmp_path / "store", PART_BYTES) as made:
-        yield made
+store = store_fixture(PART_BYTES)
 
 
 @pytest.fixture(scope="session")

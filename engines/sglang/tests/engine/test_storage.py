@@ -171,18 +171,9 @@ def test_each_rank_serves_metrics_at_a_port_of_its_own(url: str) -> None:
     assert f'kvtier_stored_chunks_total{{tier="file:org/model-a"}} {PARTS}.0' in text
 
 
-@pytest.mark.parametrize(
-    ("tier", "message"),
-    [
-        ({}, "option 'tier.type' is missing"),
-        ({"url": "file:///data/kv", "capcity": "1GiB"}, "'tier.capcity'; did you mean 'capacity'"),
-        ({"url": "nowhere://kv"}, "nowhere"),
-    ],
-)
-def test_a_mistake_ends_the_attachment(tier: dict[str, str], message: str) -> None:
-    with pytest.raises(Exception, match="tier") as caught:
-        Host(KIND, **tier)
-    assert message in str(caught.value)
+def test_a_mistake_ends_the_attachment() -> None:
+    with pytest.raises(Exception, match="'tier.capcity'; did you mean 'capacity'"):
+        Host(KIND, url="file:///data/kv", capcity="1GiB")
 
 
 def test_a_missing_tier_says_what_to_write() -> None:

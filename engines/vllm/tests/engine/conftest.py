@@ -24,10 +24,7 @@ OFFLOADING = [OUR_TIERS, OUR_MANAGER]
 
 @pytest.fixture(scope="session")
 def start_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartEngine]:
-    """Start an engine of the test model; the caller closes it.
-
-    With ``fresh``, it runs in a new interpreter and shares nothing with others.
-    """
+    """Start an engine of the test model; the caller closes it."""
     model = make_model(tmp_path_factory.mktemp("model"))
     folder = tmp_path_factory.mktemp("engines")
     numbers = itertools.count()
@@ -65,7 +62,6 @@ class Plain:
         return outputs
 
     def close(self) -> None:
-        """End the engine."""
         if self._engine is not None:
             self._engine.close()
 
@@ -80,7 +76,6 @@ def plain(start_engine: StartEngine) -> Iterator[Plain]:
 
 @pytest.fixture(scope="module", params=OFFLOADING, ids=lambda way: way.name)
 def offloading_way(request: pytest.FixtureRequest) -> Way:
-    """Each way to offload, in turn."""
     chosen: Way = request.param
     return chosen
 
@@ -100,5 +95,4 @@ def another_hash(monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for the test's module."""
     return tmp_path_factory.mktemp("tiers")

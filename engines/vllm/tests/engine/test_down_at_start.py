@@ -13,7 +13,6 @@ from support.vllm_engine import (
     OUR_MANAGER,
     OUR_TIERS,
     Engine,
-    Way,
     make_prompt,
     same,
     settle_until,
@@ -24,22 +23,10 @@ PROMPTS = [make_prompt(seed, chunks) for seed, chunks in enumerate(CHUNKS)]
 FULL = [chunks * BLOCK_TOKENS for chunks in CHUNKS]
 
 
-class Case(NamedTuple):
-    """A way to offload into a store, and vLLM's algorithm of the chain hashes.
-
-    With another algorithm than its default, the tiers are opened again at the first request.
-    """
-
-    way: Way
-    kind: type[ServedStore]
-    algorithm: str
-
-    def __str__(self) -> str:
-        return f"{self.way.name}-{self.kind.name}-{self.algorithm}"
-
-
+#: A way to offload into a store, and vLLM's algorithm of the chain hashes. With another algorithm
+#: than its default, the tiers are opened again at the first request.
 CASES = [
-    Case(way, kind, algorithm)
+    pytest.param((way, kind, algorithm), id=f"{way.name}-{kind.name}-{algorithm}")
     for way in (OUR_TIERS, OUR_MANAGER)
     for kind, algorithm in (
         (RedisStore, "sha256"),
@@ -57,7 +44,7 @@ class Early(NamedTuple):
     store: ServedStore
 
 
-@pytest.fixture(scope="module", params=CASES, ids=str)
+@pytest.fixture(scope="module", params=CASES)
 def early(
     request: pytest.FixtureRequest, start_engine: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Early]:

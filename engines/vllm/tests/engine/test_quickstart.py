@@ -35,7 +35,6 @@ _VARIABLES = {
 
 
 def commands() -> list[str]:
-    """The README's commands, without their comments."""
     text = (ROOT / "README.md").read_text()
     section = text.partition("\n## Run it under vLLM\n")[2]
     (block,) = re.findall(r"```sh\n(.*?)```", section, re.DOTALL)[:1]
@@ -126,7 +125,6 @@ def serving(
 
 
 def answers(url: str) -> bool:
-    """Return true if a GET succeeds."""
     try:
         with urllib.request.urlopen(url, timeout=5):
             return True
@@ -135,7 +133,6 @@ def answers(url: str) -> bool:
 
 
 def complete(port: int, model: Path) -> str:
-    """Ask for the prompt's continuation."""
     body = {"model": str(model), "prompt": PROMPT, "max_tokens": 4, "temperature": 0}
     asked = urllib.request.Request(
         f"http://127.0.0.1:{port}/v1/completions",
@@ -148,7 +145,6 @@ def complete(port: int, model: Path) -> str:
 
 
 def metric(port: int, name: str) -> float:
-    """The sum of a metric's samples."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
         text = answer.read().decode()
     found = re.findall(rf"^{name}{{[^}}]*}} (\S+)$", text, re.MULTILINE)

@@ -34,7 +34,6 @@ MEMBERS = (None, *range(WORKERS))
 
 
 def path_of(engine_id: str) -> Path:
-    """Return vLLM's path for a replica's memory."""
     return Path(f"/dev/shm/vllm_offload_{engine_id}.mmap")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from support.memcached_store import MemcachedStore
@@ -28,19 +28,9 @@ PROMPTS = [make_prompt(seed, chunks) for seed, chunks in enumerate(CHUNKS)]
 FULL = [chunks * BLOCK_TOKENS for chunks in CHUNKS]
 
 
-class Case(NamedTuple):
-    """A way to offload into a store, and the runner of its tier in the second process."""
-
-    way: Way
-    kind: type[Store]
-    runner: str
-
-    def __str__(self) -> str:
-        return f"{self.way.name}-{self.kind.name}-{self.runner}"
-
-
+#: A way to offload into a store, and the runner of its tier in the second process.
 CASES = [
-    Case(way, kind, runner)
+    pytest.param((way, kind, runner), id=f"{way.name}-{kind.name}-{runner}")
     for way in (OUR_TIERS, OUR_MANAGER)
     for kind in (Folder, RedisStore, S3Store, Mooncake, MemcachedStore)
     for runner in kind.runners
@@ -51,12 +41,7 @@ CASES = [
 class Second:
     """The second process, which has served the same prompts as the first, and nothing else.
 
-    Attributes:
-        engine: its engine.
-        store: the store that both use.
-        before: blocks on the device and chunks in the host pool before it served anything.
-        outputs: outputs of the prompts.
-        stats: the tier's counters after they were served.
+    Before, it had ``before`` blocks on the device and chunks in the host pool.
     """
 
     engine: Engine
@@ -66,7 +51,7 @@ class Second:
     stats: dict[str, Any]
 
 
-@pytest.fixture(scope="module", params=CASES, ids=str)
+@pytest.fixture(scope="module", params=CASES)
 def second(
     request: pytest.FixtureRequest, start_engine: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Second]:
@@ -94,17 +79,11 @@ def test_without_offloading_nothing_is_found(start_engine: Any, plain: Any) -> N
     assert [output["cached"] for output in outputs] == [0, 0, 0]
 
 
-def test_the_second_process_answers_as_an_engine_without_offloading(
+def test_the_second_process_is_served_every_full_chunk_by_the_tier(
     second: Second, plain: Any
 ) -> None:
     assert same(second.outputs, plain.outputs(PROMPTS))
-
-
-def test_the_second_process_finds_every_full_chunk(second: Second) -> None:
     assert [output["cached"] for output in second.outputs] == FULL
-
-
-def test_what_it_found_came_from_the_tier(second: Second) -> None:
     assert second.before == (0, 0)
     stats = second.stats
     assert stats["loaded_chunks"] == stats["hit_chunks"] == sum(CHUNKS) == second.store.chunks()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import itertools
 import os
-import signal
 import uuid
 import warnings
 from collections.abc import Callable, Iterator
@@ -29,7 +28,7 @@ with warnings.catch_warnings():
     from vllm_config import KEYS, make_config
 
     from kvtier_sdk import ConfigError, TierUnavailableError
-    from kvtier_sdk.runner import ProcessRunner, ThreadRunner
+    from kvtier_sdk.runner import ThreadRunner
     from kvtier_vllm import KVTierSecondaryTier
 
 SLOTS, ROW_BYTES = 8, 8192
@@ -188,22 +187,6 @@ def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     store.kill()
 
 
-@pytest.mark.parametrize(
-    ("url", "runner", "kind"),
-    [
-        ("memory:", "process", ProcessRunner),
-        ("memory:", "auto", ThreadRunner),
-        ("remote", "auto", ProcessRunner),
-        ("remote", "thread", ThreadRunner),
-    ],
-)
-def test_a_tier_runs_where_its_options_say(
-    make_tier: MakeTier, remote: str, url: str, runner: str, kind: type
-) -> None:
-    tier = make_tier(url=remote if url == "remote" else url, runner=runner)
-    assert type(tier._tier._runner) is kind
-
-
 def test_memory_that_no_process_can_map_is_for_threads(
     make_tier: MakeTier, remote: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -212,24 +195,6 @@ def test_memory_that_no_process_can_map_is_for_threads(
         make_tier(private, url="memory:", runner="process")
     assert type(make_tier(private, url=remote)._tier._runner) is ThreadRunner
     assert "remote: runs in a thread, which may slow the engine down" in caplog.text
-
-
-def test_a_tier_whose_process_dies_fails_its_jobs_and_comes_back(
-    make_tier: MakeTier, memory: Any
-) -> None:
-    tier = make_tier(url="memory:?latency=500ms", runner="process")
-    context = request(tier, "stores")
-    tier.submit_store(TransferJob(1, KEYS[:2], np.array([3, 5], np.int32), False, context))
-    before = tier._tier._runner.pid
-    os.kill(before, signal.SIGKILL)
-    while not (finished := list(tier.get_finished_jobs())):
-        pass
-    assert [(result.job_id, result.success) for result in finished] == [(1, False)]
-    assert tier.stats.failures == {"store.unavailable": 2}
-    while tier.stats.reads_open:
-        assert list(tier.get_finished_jobs()) == []
-    assert tier._tier._runner.pid not in (None, before)
-    assert look_up(tier, request(tier, "looks"), KEYS[:1]) == [MISS]
 
 
 def test_a_tier_that_is_refused_lets_go_of_the_memory(make_tier: MakeTier) -> None:
@@ -247,15 +212,6 @@ def test_what_is_wrong_with_a_tier_reaches_the_engine_from_its_process(
     with pytest.raises(TierUnavailableError, match="Connection refused"):
         make_tier(url=f"redis://127.0.0.1:{free_port()}", runner="process", required=True)
     assert len(os.listdir("/proc/self/fd")) == open_files
-
-
-@pytest.mark.parametrize("runner", ["thread", "process"])
-def test_an_engine_starts_without_a_store_that_is_down(make_tier: MakeTier, runner: str) -> None:
-    tier = make_tier(url=f"redis://127.0.0.1:{free_port()}", runner=runner)
-    assert tier.stats.is_open == 0
-    assert look_up(tier, request(tier, "early"), KEYS[:1]) == [MISS]
-    tier.submit_store(TransferJob(1, KEYS[:1], np.array([3], np.int32), False, request(tier, "r")))
-    assert [(job.job_id, job.success) for job in tier.get_finished_jobs()] == [(1, False)]
 
 
 def test_the_first_request_waits_neither_for_the_closing_nor_for_the_opening_of_a_tier(

@@ -37,7 +37,6 @@ def cold(engine: Engine) -> Engine:
 
 
 def loaded_chunks(engine: Engine) -> int:
-    """Return the number of chunks that were loaded from the tier."""
     count: int = engine.stats()["memory"]["loaded_chunks"]
     return count
 

@@ -23,7 +23,6 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def levels() -> Iterator[None]:
-    """The loggers' levels, put back at the end."""
     before = OURS.level, ENGINE.level
     yield
     for logger, level in zip((OURS, ENGINE), before, strict=True):
