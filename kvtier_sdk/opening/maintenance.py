@@ -6,7 +6,6 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
 from itertools import islice
 from typing import TypeVar
 
@@ -16,7 +15,7 @@ from kvtier_sdk.errors import TierError, TierTimeoutError
 from kvtier_sdk.namespace import Namespace, StoredNamespace
 from kvtier_sdk.opening.blocking_tier import BlockingTier
 from kvtier_sdk.pool import HostPool
-from kvtier_sdk.runner import ThreadRunner, TierLoop
+from kvtier_sdk.runner import ThreadRunner
 from kvtier_sdk.runner.calls import TierCaller
 from kvtier_sdk.runner.jobs import Job, Verdict
 from kvtier_sdk.tiering.tier_client import NO_REQUEST, TierClient
@@ -75,16 +74,13 @@ def open_for_maintenance(
             pool = HostPool(max(1, _EXAMINED_BYTES // chunk_bytes), chunk_bytes)
             ended.callback(pool.close)
         reported = threading.Event()
-        make_loop = partial(
-            TierLoop,
+        runner = ThreadRunner(
             spec,
             namespace=namespace,
-            memory=pool,
+            pool=pool,
             clock=clock,
+            notify=reported.set,
             maintenance=not stores,
-        )
-        runner = ThreadRunner(
-            spec.name, lambda report: make_loop(report=report), clock, reported.set
         )
         client = TierClient(spec, runner, TierListener(), clock=clock, chunk_bytes=pool.chunk_bytes)
         ended.callback(client.close, timeout_s)

@@ -7,14 +7,7 @@ from collections.abc import Callable
 from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.namespace import Namespace
-from kvtier_sdk.runner import (
-    PoolMemory,
-    ProcessRunner,
-    ThreadRunner,
-    TierLoop,
-    fault_of_process,
-)
-from kvtier_sdk.runner.jobs import Report
+from kvtier_sdk.runner import PoolMemory, ProcessRunner, ThreadRunner, fault_of_process
 from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.types import Locality, Medium
 
@@ -48,29 +41,13 @@ def make_runner(
     Raises:
         ConfigError: the tier must run in a process of its own, and cannot.
     """
+    runner: type[ThreadRunner | ProcessRunner] = ThreadRunner
     if wants_process(spec):
         fault = fault_of_process(spec, pool)
         if fault is None or spec.runner.runner == "process" or spec.tier_class.needs_process:
-            return ProcessRunner(
-                spec,
-                namespace=namespace,
-                pool=pool,
-                clock=clock,
-                notify=notify,
-                verify=verify,
+            runner = ProcessRunner
+        else:
+            TierLog(spec.name, clock).warning(
+                "runs in a thread, which may slow the engine down: %s", fault
             )
-        TierLog(spec.name, clock).warning(
-            "runs in a thread, which may slow the engine down: %s", fault
-        )
-
-    def make_loop(report: Callable[[Report], None]) -> TierLoop:
-        return TierLoop(
-            spec,
-            namespace=namespace,
-            memory=pool,
-            clock=clock,
-            report=report,
-            verify=verify,
-        )
-
-    return ThreadRunner(spec.name, make_loop, clock, notify)
+    return runner(spec, namespace=namespace, pool=pool, clock=clock, notify=notify, verify=verify)

@@ -27,7 +27,7 @@ from kvtier_sdk.options.secret_sources import VariableSecret
 from kvtier_sdk.options.secrets import text_of_all
 from kvtier_sdk.options.tier import RunnerOptions
 from kvtier_sdk.pool import PoolLayout
-from kvtier_sdk.runner.process.codec import PROTOCOL_VERSION
+from kvtier_sdk.runner.process.messages import PROTOCOL_VERSION
 
 _OTHER_OPTIONS = (
     "a process of its own gets the options as plain data, in which these are not the same: give "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -14,19 +15,17 @@ from kvtier_sdk.runner.base import PoolMemory
 from kvtier_sdk.runner.jobs import (
     Job,
     JobResult,
-    OpeningEnded,
     ProcessStarted,
     Report,
     RunnerStopped,
     Verdict,
     uniform_result,
 )
-from kvtier_sdk.runner.log import TierLog
-from kvtier_sdk.runner.loop_thread import LoopThread
+from kvtier_sdk.runner.loop_thread import LoopRunner
 from kvtier_sdk.runner.process.bootstrap import fault_of
-from kvtier_sdk.runner.process.channel import Channel
 from kvtier_sdk.runner.process.child_process import ChildProcess
-from kvtier_sdk.runner.process.codec import (
+from kvtier_sdk.runner.process.messages import (
+    Channel,
     Kind,
     MessageError,
     message,
@@ -34,13 +33,10 @@ from kvtier_sdk.runner.process.codec import (
     read_reports,
     write_job,
 )
-from kvtier_sdk.runner.process.supervisor import Supervisor
-
-#: How long the kernel may take to end a process that is killed.
-_KILL_S = 10.0
+from kvtier_sdk.runner.process.supervisor import Change, Supervisor
 
 
-class ProcessRunner:
+class ProcessRunner(LoopRunner):
     """Runs a tier in a process of its own, which maps the pool; only keys and verdicts cross.
 
     The engine's own thread writes jobs into the process's socket and reads reports out of it,
@@ -54,6 +50,9 @@ class ProcessRunner:
     Raises:
         ConfigError: the pool cannot be shared, or another process cannot build the tier.
     """
+
+    # The kernel may need this long to end a process that is killed.
+    _grace_s = 10.0
 
     def __init__(
         self,
@@ -71,32 +70,24 @@ class ProcessRunner:
             if spec.tier_class.needs_process:
                 reason = f"backend {spec.backend!r} has to run in a process of its own"
             raise ConfigError(f"tier {spec.name!r}: {reason}, but {fault}")
-        self._name = spec.name
-        self._notify = notify
-        self._log = TierLog(spec.name, clock)
+        super().__init__(spec, clock, notify)
         # The channel to the process, or ``None``. Only the engine's thread changes it.
         self._data: Channel | None = None
-        # Starts and deaths of processes that the engine's thread has not polled yet.
-        self._changes: deque[tuple[ChildProcess, RunnerStopped | ProcessStarted]] = deque()
-        # Failed starts, likewise not polled yet.
-        self._failures: deque[OpeningEnded] = deque()
+        # Changes that the engine's thread has not polled yet, each with its process's channel.
+        self._changes: deque[tuple[Channel | None, Change]] = deque()
         # Reports that :meth:`peek` or :meth:`close` read before a poll.
         self._unpolled: list[Report] = []
         self._reading = threading.Lock()
         self._watched = False
-        self._closing = False
         self._supervisor = Supervisor(
             spec,
             namespace=namespace,
             pool=pool,
             clock=clock,
             log=self._log,
-            on_start=self._started,
-            on_failure=self._failed,
-            on_death=self._died,
+            report=self._changed,
             verify=verify,
         )
-        self._thread = LoopThread(spec.name, clock, self._log, self._supervisor.abandon)
 
     @property
     def pid(self) -> int | None:
@@ -104,58 +95,31 @@ class ProcessRunner:
         child = self._supervisor.child
         return None if child is None else child.pid
 
-    def begin(self) -> None:
-        """Start the supervisor thread, and begin to start the process."""
-        self._thread.start(self._supervisor.open)
-
-    def start(self) -> bool:
-        """Begin if needed, and wait for the tier to open in the process.
-
-        An error closes the runner.
-
-        Raises:
-            ConfigError: a setting cannot work.
-            BackendError: the backend cannot be imported in the process.
-            TierError: the store refuses the credentials, or cannot be reached and the tier is
-                required.
-        """
-        self.begin()
-        try:
-            is_open = self._thread.wait_opened()
-        except BaseException:
-            self.close(timeout_s=5.0)
-            raise
-        child = self._supervisor.first
-        if child is not None:
-            self._data = child.data
-        self._watch()
-        return bool(is_open)
-
     def submit(self, jobs: Sequence[Job]) -> Sequence[JobResult]:
         """Write jobs into the process's socket; return the results of refused ones."""
-        if self._closing or not self._thread.is_running:
+        if self._closing or not self.is_running:
             return [self._refusal(job, Verdict.CANCELLED) for job in jobs]
         if self._data is None:
             reason = "the tier has no process now"
             return [self._refusal(job, Verdict.UNAVAILABLE, reason) for job in jobs]
         if self._data.is_full:
-            reason = "the tier's process does not take its jobs"
+            reason = "the tier's process does not read its jobs"
             return [self._refusal(job, Verdict.UNAVAILABLE, reason) for job in jobs]
         written = []
         refused = []
         for job in jobs:
             try:
-                written.append(write_job(job))
+                written.append(message(Kind.JOB, write_job(job)))
             except Exception:
                 reason = "could not be handed to the tier's process"
                 self._log.exception("a job %s", reason)
                 refused.append(self._refusal(job, Verdict.FAILED, reason))
         if written:
-            self._data.write(message(Kind.JOBS, b"".join(written)))
+            self._data.write(b"".join(written))
         return refused
 
     def poll(self) -> Sequence[Report]:
-        if not self._thread.is_here:
+        if not self._is_here:
             return ()  # in a forked copy, the socket is the parent's
         with self._reading:
             reports, self._unpolled = self._unpolled, []
@@ -163,25 +127,22 @@ class ProcessRunner:
                 self._data.flush()
                 self._read(self._data, reports)
             while self._changes:
-                child, change = self._changes.popleft()
-                if isinstance(change, ProcessStarted):
-                    self._data = child.data
-                    reports.append(change)
-                    self._read(self._data, reports)
-                    continue
-                # The process is gone, so everything that it wrote has arrived.
-                self._read(child.data, reports)
-                child.data.close()
-                self._data = None
+                data, change = self._changes.popleft()
+                if data is not None and isinstance(change, RunnerStopped):
+                    # The process is gone, so everything that it wrote has arrived.
+                    self._read(data, reports)
+                    data.close()
+                    self._data = None
                 reports.append(change)
-            while self._failures:
-                reports.append(self._failures.popleft())
+                if data is not None and isinstance(change, ProcessStarted):
+                    self._data = data
+                    self._read(data, reports)
         if self._notify is not None and not self._watched:
             self._watch()
         return reports
 
     def peek(self) -> Sequence[Report]:
-        if not self._thread.is_here:
+        if not self._is_here:
             return ()
         with self._reading:
             known = len(self._unpolled)
@@ -190,90 +151,84 @@ class ProcessRunner:
             if len(self._unpolled) > known:
                 # The socket no longer wakes the engine for reports that were read here, so notify
                 # it.
-                self._thread.call_soon(self._readable)
+                self._call_soon(self._readable)
             changes = [change for _, change in self._changes.copy()]
-            return [*self._unpolled, *changes, *self._failures.copy()]
+            return [*self._unpolled, *changes]
 
     def suspect(self) -> None:
         """Have the process pinged, and killed if it does not answer."""
-        self._thread.call_soon(self._suspect)
+        self._call_soon(self._suspect)
 
     def log_end(self, topic: str, message: str) -> bool:
-        if not self._thread.is_running or self._data is None or self._data.is_full:
+        if not self.is_running or self._data is None or self._data.is_full:
             return False
         self._data.write(plain_message(Kind.LOG, [topic, message]))
         return True
 
-    def drain(self, timeout_s: float) -> bool:
-        default = not self._thread.is_running
-        return self._thread.call(self._supervisor.drain(timeout_s), 2 * timeout_s + 1.0, default)
-
     def close(self, timeout_s: float) -> None:
-        """Drain, close the tier and end the process. A second call does nothing."""
-        # Set first: an interrupted caller may call again while this one still drains.
-        if self._closing:
-            return
-        self._closing = True
-        if self._thread.is_open:
-            self.drain(timeout_s)
-        self._thread.close(
-            lambda: self._supervisor.close(timeout_s), timeout_s + _KILL_S, join_s=timeout_s
-        )
+        super().close(timeout_s)
         # Poll once more to close the dead process's channel, because no other poll may follow.
         self._unpolled = list(self.poll())
 
     # --- on the engine's thread, or one that peeks ----------------------------------------------
 
+    def _await_opening(self) -> bool:
+        is_open = self._wait_opened()
+        if self._supervisor.first is not None:
+            self._data = self._supervisor.first.data
+        self._watch()
+        return bool(is_open)
+
     def _read(self, data: Channel, reports: list[Report]) -> None:
         if data.at_end:
             return
+        error = None
         try:
             for _, body in data.read():
                 reports += read_reports(body)
-        except MessageError as error:
+        except MessageError as caught:
+            error = caught
             data.at_end = True
-            self._thread.call_soon(self._distrust, data, error)
         if data.at_end:
-            self._thread.call_soon(self._lost, data)
+            self._call_soon(self._lost, data, error)
 
     def _refusal(self, job: Job, verdict: Verdict, reason: str | None = None) -> JobResult:
-        error = None if reason is None else f"{self._name} {job.operation.value}: {reason}"
+        error = None if reason is None else f"{self._spec.name} {job.operation.value}: {reason}"
         return uniform_result(job, verdict, error=error)
 
     def _watch(self) -> None:
         """Have the supervisor thread notify the engine when the process has written something."""
         if self._notify is not None and self._data is not None and not self._data.at_end:
             self._watched = True
-            self._thread.call_soon(self._add_reader, self._data)
+            self._call_soon(self._add_reader, self._data)
 
     # --- on the supervisor's thread -------------------------------------------------------------
 
-    def _started(self, child: ChildProcess, is_restart: bool) -> None:
-        self._changes.append((child, ProcessStarted(child.is_open, is_restart)))
-        self._notify_engine()
+    async def _open(self) -> bool:
+        return await self._supervisor.open()
 
-    def _failed(self, reason: str) -> None:
-        self._failures.append(OpeningEnded(reason))
-        self._notify_engine()
+    async def _drain(self, timeout_s: float) -> bool:
+        return await self._supervisor.drain(timeout_s)
 
-    def _died(self, child: ChildProcess, reason: str) -> None:
-        self._remove_reader(child.data)
-        verdict = Verdict.CANCELLED if self._closing else Verdict.UNAVAILABLE
-        told = None if self._closing else reason
-        self._changes.append((child, RunnerStopped(verdict, io_ended=True, reason=told)))
+    async def _close(self, timeout_s: float) -> None:
+        await self._supervisor.close(timeout_s)
+
+    def _ended(self) -> None:
+        self._supervisor.abandon()
+
+    def _changed(self, change: Change, child: ChildProcess | None) -> None:
+        if child is not None and isinstance(change, RunnerStopped):
+            self._remove_reader(child.data)
+        self._changes.append((None if child is None else child.data, change))
         self._notify_engine()
 
     def _suspect(self) -> None:
         if self._supervisor.child is not None:
             self._supervisor.child.suspect()
 
-    def _distrust(self, data: Channel, error: object) -> None:
+    def _lost(self, data: Channel, error: MessageError | None) -> None:
         if (child := self._living(data)) is not None:
-            child.distrust(error)
-
-    def _lost(self, data: Channel) -> None:
-        if (child := self._living(data)) is not None:
-            child.lost()
+            child.lost(error)
 
     def _living(self, data: Channel) -> ChildProcess | None:
         """Return the process behind a channel, if it has not been replaced meanwhile."""
@@ -284,10 +239,11 @@ class ProcessRunner:
         if self._living(data) is None:
             self._watched = False
             return
-        self._thread.event_loop.add_reader(data, self._readable)
+        asyncio.get_running_loop().add_reader(data, self._readable)
 
     def _remove_reader(self, data: Channel) -> None:
-        self._thread.event_loop.remove_reader(data)
+        if self._event_loop is not None:
+            self._event_loop.remove_reader(data)
         self._watched = False
 
     def _readable(self) -> None:
@@ -296,14 +252,6 @@ class ProcessRunner:
         if child is not None:
             self._remove_reader(child.data)
         self._notify_engine()
-
-    def _notify_engine(self) -> None:
-        if self._notify is None:
-            return
-        try:
-            self._notify()
-        except Exception:
-            self._log.exception("notifying the engine failed")
 
 
 def fault_of_process(spec: TierSpec, pool: PoolMemory) -> str | None:

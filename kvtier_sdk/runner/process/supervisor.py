@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable
-from functools import partial
+from typing import TypeAlias
 
 from kvtier_sdk.aio.clock import Clock, wait_out
 from kvtier_sdk.config.tier_spec import TierSpec
@@ -15,6 +15,7 @@ from kvtier_sdk.options.model import secrets_of
 from kvtier_sdk.options.units import format_seconds
 from kvtier_sdk.runner.backoff import Backoff
 from kvtier_sdk.runner.base import PoolMemory
+from kvtier_sdk.runner.jobs import OpeningEnded, ProcessStarted, RunnerStopped, Verdict
 from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.runner.opening import may_pass, not_in_time
 from kvtier_sdk.runner.process.bootstrap import write_bootstrap
@@ -29,6 +30,8 @@ _MAX_PAUSE_S = 30.0
 _START_S = 30.0
 #: How long a cancelled opening may take to end.
 _CANCEL_S = 5.0
+
+Change: TypeAlias = ProcessStarted | RunnerStopped | OpeningEnded
 
 
 class Supervisor:
@@ -47,9 +50,7 @@ class Supervisor:
         pool: PoolMemory,
         clock: Clock,
         log: TierLog,
-        on_start: Callable[[ChildProcess, bool], None],
-        on_failure: Callable[[str], None],
-        on_death: Callable[[ChildProcess, str], None],
+        report: Callable[[Change, ChildProcess | None], None],
         verify: bool,
     ) -> None:
         self.child: ChildProcess | None = None
@@ -59,22 +60,13 @@ class Supervisor:
         self._pool = pool
         self._clock = clock
         self._log = log
-        self._on_start = on_start
-        self._on_failure = on_failure
-        self._on_death = on_death
+        self._report = report
         self._verify = verify
         self._task: asyncio.Task[None] | None = None
         self._closing = False
 
     async def open(self) -> bool:
-        """Start the process and open the tier in it.
-
-        Raises:
-            ConfigError: a setting cannot work.
-            BackendError: the backend cannot be imported in the process.
-            TierError: the store refuses the credentials; or the tier is required, and the store
-                cannot be reached or the process died.
-        """
+        """Start the process and open the tier in it; return true if it is open."""
         options = self._spec.runner
         starting: asyncio.Task[ChildProcess] | None
         starting = self._clock.spawn(self._start(), name=f"start {self._spec.name}")
@@ -103,7 +95,6 @@ class Supervisor:
         return self.child is not None and self.child.is_open
 
     async def drain(self, timeout_s: float) -> bool:
-        """Drain the tier; return true if all jobs have ended."""
         return self.child is None or await self.child.drain(timeout_s)
 
     async def close(self, timeout_s: float) -> None:
@@ -119,25 +110,41 @@ class Supervisor:
 
     def abandon(self) -> None:
         """Kill the process and block until it is gone; for a loop that has stopped."""
-        self._closing = True
         if self.child is not None:
             self.child.kill_and_wait()
-            self._on_death(self.child, "its supervisor has ended")
+            self._report_death(self.child, "its supervisor has ended")
             self.child = None
+        self._closing = True
 
     async def _start(self) -> ChildProcess:
         """Start a process, and wait until it accepts jobs; it bounds the opening by itself."""
-        limit_s = self._spec.runner.open_deadline_s + _START_S
         pool_fd = copy_fd(self._pool.fd)
         try:
-            async with self._clock.timeout(limit_s) as limit:
-                return await self._start_with(pool_fd)
-        except TimeoutError:
-            if not limit.expired():
-                raise  # raised by the tier
-            raise not_in_time(self._spec.name, self._spec.runner.open_deadline_s) from None
+            return await self._start_with(pool_fd)
         finally:
             os.close(pool_fd)
+
+    async def _start_with(self, pool_fd: int) -> ChildProcess:
+        spec = self._spec
+        bootstrap = write_bootstrap(
+            spec,
+            namespace=self._namespace,
+            layout=self._pool.layout,
+            pool_fd=pool_fd,
+            verify=self._verify,
+        )
+        child = ChildProcess(spec.name, self._clock, self._log, secrets_of(spec.config))
+        deadline_s = spec.runner.open_deadline_s
+        try:
+            async with self._clock.timeout(deadline_s + _START_S) as limit:
+                await child.start(bootstrap, pool_fd)
+        except BaseException as error:
+            await child.end(_CANCEL_S)
+            child.data.close()
+            if isinstance(error, TimeoutError) and limit.expired():
+                raise not_in_time(spec.name, deadline_s) from None
+            raise
+        return child
 
     async def _break_off(self, starting: asyncio.Task[ChildProcess]) -> None:
         """End a process that is being started."""
@@ -148,25 +155,6 @@ class Supervisor:
             child = starting.result()
             await child.end(_CANCEL_S)
             child.data.close()
-
-    async def _start_with(self, pool_fd: int) -> ChildProcess:
-        bootstrap = partial(
-            write_bootstrap,
-            self._spec,
-            namespace=self._namespace,
-            layout=self._pool.layout,
-            pool_fd=pool_fd,
-            verify=self._verify,
-        )
-        secrets = secrets_of(self._spec.config)
-        child = ChildProcess(self._spec.name, self._clock, self._log, secrets)
-        try:
-            await child.start(bootstrap, pool_fd)
-        except BaseException:
-            await child.end(_CANCEL_S)
-            child.data.close()
-            raise
-        return child
 
     async def _supervise(self, starting: asyncio.Task[ChildProcess] | None) -> None:
         """Start another process whenever one ends, until the tier is closed."""
@@ -189,7 +177,7 @@ class Supervisor:
             died_s = self._clock.now_s()
             if not self._closing:
                 self._log.warning("%s", reason)
-            self._on_death(child, reason)
+            self._report_death(child, reason)
             child.let_go()
             if self._closing:
                 return
@@ -211,9 +199,15 @@ class Supervisor:
             self.child = await starting
         except Exception as error:
             self._note_failure(error)
-            return
-        self._on_start(self.child, is_restart)
+        else:
+            self._report(ProcessStarted(self.child.is_open, is_restart), self.child)
 
     def _note_failure(self, error: Exception) -> None:
         self._log.warning("the tier's process could not be started: %s", error)
-        self._on_failure(str(error))
+        self._report(OpeningEnded(str(error)), None)
+
+    def _report_death(self, child: ChildProcess, reason: str) -> None:
+        stopped = RunnerStopped(Verdict.UNAVAILABLE, io_ended=True, reason=reason)
+        if self._closing:
+            stopped = RunnerStopped(Verdict.CANCELLED, io_ended=True)
+        self._report(stopped, child)

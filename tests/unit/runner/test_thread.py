@@ -25,7 +25,7 @@ from kvtier_sdk import (
     SystemClock,
     TierSpec,
 )
-from kvtier_sdk.runner import ThreadRunner, TierLoop
+from kvtier_sdk.runner import ThreadRunner
 from kvtier_sdk.runner.jobs import (
     ChunksRemoved,
     Job,
@@ -94,22 +94,10 @@ class Rig:
             "held", "memory", HeldTier, MemoryTierConfig(), RunnerOptions(lookup_deadline=60)
         )
         spec = spec if engine_waits else spec.in_background()
-        loops: list[TierLoop] = []
-
-        def make_loop(report: Callable[[Report], None]) -> TierLoop:
-            loops.append(
-                TierLoop(
-                    spec,
-                    namespace=Namespace({}),
-                    memory=self.pool,
-                    clock=self.clock,
-                    report=report,
-                )
-            )
-            return loops[0]
-
-        self.runner = ThreadRunner("held", make_loop, self.clock, self.notify)
-        tier = loops[0]._tier
+        self.runner = ThreadRunner(
+            spec, namespace=Namespace({}), pool=self.pool, clock=self.clock, notify=self.notify
+        )
+        tier = self.runner._tier_loop._tier
         assert isinstance(tier, HeldTier)
         self.tier = tier
 
@@ -163,7 +151,7 @@ class Rig:
 
 
 def end_of_thread(rig: Rig) -> None:
-    thread = rig.runner._thread._thread
+    thread = rig.runner._thread
     assert thread is not None
     thread.join(30)
     assert not thread.is_alive()

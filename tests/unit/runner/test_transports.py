@@ -184,7 +184,7 @@ def test_what_a_tier_raises_when_it_is_closed_is_in_its_log(
     rig.client.open()
     rig.client.close(5.0)
     assert "closing the tier failed" in caplog.text
-    assert not rig.runner._thread.is_running  # type: ignore[attr-defined]
+    assert not rig.runner.is_running  # type: ignore[attr-defined]
 
 
 def test_an_opening_that_is_interrupted_ends_before_the_tier_is_closed(
@@ -196,7 +196,7 @@ def test_an_opening_that_is_interrupted_ends_before_the_tier_is_closed(
         rig.wait_past("hanging")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(rig.runner._thread._opened, "result", interrupt)  # type: ignore[attr-defined]
+    monkeypatch.setattr(rig.runner._opened, "result", interrupt)  # type: ignore[attr-defined]
     with pytest.raises(KeyboardInterrupt):
         rig.client.open()
     assert rig.past() == ["open", "hanging", "cancelled", "closed"]

@@ -293,7 +293,7 @@ def test_the_end_of_a_dead_process_is_not_charged_to_the_next_one(
 ) -> None:
     """An engine that was idle reads the old socket's end after the next process has started."""
     suspected: list[int | None] = []
-    monkeypatch.setattr(ChildProcess, "lost", lambda child: suspected.append(child.pid))
+    monkeypatch.setattr(ChildProcess, "lost", lambda child, error: suspected.append(child.pid))
     rig = make_rig()
     rig.client.open()
     first = pid_of(rig.runner)
@@ -308,7 +308,7 @@ def test_the_end_of_a_dead_process_is_not_charged_to_the_next_one(
     second = pid_of(rig.runner)
     assert second != first
     rig.take()
-    rig.runner._thread.call(asyncio.sleep(0.05), 30.0, None)  # type: ignore[attr-defined]
+    rig.runner._call(asyncio.sleep(0.05), 30.0, None)  # type: ignore[attr-defined]
     assert second not in suspected
     assert rig.do(Operation.LOOKUP, 0) == ["not_found"]
 
