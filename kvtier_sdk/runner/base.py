@@ -15,19 +15,16 @@ class SlotMemory(Protocol):
 
     @property
     def chunk_bytes(self) -> int:
-        """Payload of a slot, in bytes."""
+        """Payload of a slot."""
 
     @property
     def region(self) -> Region:
         """All slots with their padding, at their address in this process."""
 
     def padded_view(self, slot: int, alignment: int, holder: str) -> memoryview:
-        """Return a slot's payload, its length rounded up to ``alignment``.
+        """Return a slot's payload, its length rounded up to ``alignment``, a power of two.
 
-        Args:
-            slot: the slot's index.
-            alignment: in bytes, a power of two.
-            holder: the name under which the pool logs a view still in use when it closes.
+        A pool that closes logs its views still in use, each with its ``holder``.
         """
 
 
@@ -35,12 +32,10 @@ class PoolMemory(SlotMemory, Protocol):
     """Slots that a tier's process can map too, by descriptor."""
 
     @property
-    def slots(self) -> int:
-        """Number of slots."""
+    def slots(self) -> int: ...
 
     @property
-    def layout(self) -> PoolLayout:
-        """Offsets and lengths in the mapping."""
+    def layout(self) -> PoolLayout: ...
 
     @property
     def is_shared(self) -> bool:

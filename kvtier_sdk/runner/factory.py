@@ -13,7 +13,7 @@ from kvtier_sdk.types import Locality, Medium
 
 
 def wants_process(spec: TierSpec) -> bool:
-    """Return true if the tier of ``spec`` is to run in a process of its own, where possible.
+    """Return true if a tier is to run in a process of its own, where possible.
 
     ``auto`` chooses one for a tier that keeps its chunks outside of this machine's memory: each
     wake-up of a thread that reads from a network or a disk waits for the interpreter lock, and
@@ -36,11 +36,7 @@ def make_runner(
     notify: Callable[[], None] | None = None,
     verify: bool,
 ) -> ThreadRunner | ProcessRunner:
-    """Make the runner that a tier's options ask for.
-
-    Raises:
-        ConfigError: the tier must run in a process of its own, and cannot.
-    """
+    """Make the runner that a tier's options ask for."""
     runner: type[ThreadRunner | ProcessRunner] = ThreadRunner
     if wants_process(spec):
         fault = fault_of_process(spec, pool)

@@ -57,9 +57,9 @@ _STACK_STARTS = ("Current thread 0x", "Thread 0x")
 class ChildProcess:
     """Starts a process, has it open the tier, and ends it.
 
-    Two sockets lead to it. Jobs and reports go through ``data``, which belongs to the engine's
-    thread. Everything else goes through a control socket, which belongs to the loop on which this
-    object was made.
+    Two sockets lead to it, because two threads of the engine use them. Jobs and reports go through
+    ``data``, which belongs to the engine's thread. Everything else goes through a control socket,
+    which belongs to the loop on which this object was made.
 
     Attributes:
         data: the channel of jobs and reports.
@@ -90,18 +90,12 @@ class ChildProcess:
 
     @property
     def pid(self) -> int | None:
-        """Id of the process, once it was started."""
         return None if self._process is None else self._process.pid
 
     async def start(self, bootstrap: Mapping[str, Any], pool_fd: int) -> None:
-        """Start the process, have it open the tier, and wait until it takes jobs.
+        """Start the process, have it open the tier, and wait until it accepts jobs.
 
         If this raises or is cancelled, call :meth:`end`.
-
-        Raises:
-            ConfigError: a setting cannot work.
-            BackendError: the backend cannot be imported there.
-            TierError: the store cannot be reached, or the process cannot be started or died.
         """
         with self._their_control, self._their_data:
             try:

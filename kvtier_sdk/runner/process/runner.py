@@ -42,13 +42,8 @@ class ProcessRunner(LoopRunner):
     The engine's own thread writes jobs into the process's socket and reads reports out of it,
     inside :meth:`submit` and :meth:`poll`: a separate thread for this would take the interpreter
     lock from the engine each time. A mostly idle supervisor thread starts the process and restarts
-    it when it dies.
-
-    For an engine that wants to be notified, the supervisor thread watches the socket and wakes up
-    once for each burst of reports.
-
-    Raises:
-        ConfigError: the pool cannot be shared, or another process cannot build the tier.
+    it when it dies. For an engine that wants to be notified, that thread also watches the socket,
+    and wakes up once for each burst of reports.
     """
 
     # The kernel may need this long to end a process that is killed.
@@ -98,12 +93,12 @@ class ProcessRunner(LoopRunner):
     def submit(self, jobs: Sequence[Job]) -> Sequence[JobResult]:
         """Write jobs into the process's socket; return the results of refused ones."""
         if self._closing or not self.is_running:
-            return [self._refusal(job, Verdict.CANCELLED) for job in jobs]
-        if self._data is None:
+            return [uniform_result(job, Verdict.CANCELLED) for job in jobs]
+        data = self._data
+        if data is None or data.is_full:
             reason = "the tier has no process now"
-            return [self._refusal(job, Verdict.UNAVAILABLE, reason) for job in jobs]
-        if self._data.is_full:
-            reason = "the tier's process does not read its jobs"
+            if data is not None:
+                reason = "the tier's process does not read its jobs"
             return [self._refusal(job, Verdict.UNAVAILABLE, reason) for job in jobs]
         written = []
         refused = []
@@ -115,7 +110,7 @@ class ProcessRunner(LoopRunner):
                 self._log.exception("a job %s", reason)
                 refused.append(self._refusal(job, Verdict.FAILED, reason))
         if written:
-            self._data.write(b"".join(written))
+            data.write(b"".join(written))
         return refused
 
     def poll(self) -> Sequence[Report]:
@@ -156,7 +151,6 @@ class ProcessRunner(LoopRunner):
             return [*self._unpolled, *changes]
 
     def suspect(self) -> None:
-        """Have the process pinged, and killed if it does not answer."""
         self._call_soon(self._suspect)
 
     def log_end(self, topic: str, message: str) -> bool:
@@ -192,8 +186,8 @@ class ProcessRunner(LoopRunner):
         if data.at_end:
             self._call_soon(self._lost, data, error)
 
-    def _refusal(self, job: Job, verdict: Verdict, reason: str | None = None) -> JobResult:
-        error = None if reason is None else f"{self._spec.name} {job.operation.value}: {reason}"
+    def _refusal(self, job: Job, verdict: Verdict, reason: str) -> JobResult:
+        error = f"{self._spec.name} {job.operation.value}: {reason}"
         return uniform_result(job, verdict, error=error)
 
     def _watch(self) -> None:
