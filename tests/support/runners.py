@@ -266,9 +266,6 @@ class MisbehavingTier(MemoryTier):
         ):
             raise TierAuthError("wrong key")
 
-    def _tell_secret(self) -> None:
-        self._note(f"secret {self.config.secret_key.get_secret_value()}")
-
     def _quote_secret(self) -> None:
         """Raise an error that quotes the secret, as a Redis server without AUTH does."""
         secret = self.config.secret_key.get_secret_value()
