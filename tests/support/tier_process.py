@@ -43,7 +43,6 @@ class HeldBackClock(SystemClock):
             await asyncio.sleep(0.002)
 
     def go_on(self) -> None:
-        """End one pause."""
         self.paused.clear()
         self._turns.release()
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.runners import Rig
+from support.runners import Rig, rig_maker
 
 from kvtier_sdk import SystemClock
 from kvtier_sdk.runner import ThreadRunner
@@ -52,15 +52,8 @@ def clock() -> CountingClock:
 
 @pytest.fixture
 def make_rig(tmp_path: Path, clock: CountingClock) -> Iterator[MakeRig]:
-    rigs: list[Rig] = []
-
-    def make(**options: Any) -> Rig:
-        rigs.append(Rig("thread", tmp_path, clock=clock, **options))
-        return rigs[-1]
-
-    yield make
-    for rig in rigs:
-        rig.close()
+    with rig_maker("thread", tmp_path, clock=clock) as make:
+        yield make
 
 
 def runner_of(rig: Rig) -> ThreadRunner:

@@ -8,13 +8,13 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from support.runners import CHUNK_BYTES, KEYS, RUNNERS, ExpiredError, Rig
+from support.runners import CHUNK_BYTES, KEYS, RUNNERS, ExpiredError, Rig, rig_maker
 
 from kvtier_sdk import ConfigError, TierContractError, TierUnavailableError, metric_samples
 from kvtier_sdk.chunk_header import header_bytes
+from kvtier_sdk.runner import ThreadRunner
 from kvtier_sdk.runner.breaker import BreakerState, Direction
 from kvtier_sdk.runner.jobs import BreakerMoved, ChunksRemoved, Operation
 
@@ -23,17 +23,8 @@ MakeRig = Callable[..., Rig]
 
 @pytest.fixture(params=RUNNERS)
 def make_rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeRig]:
-    """Make a runner around a misbehaving tier; the test's end closes it."""
-    rigs: list[Rig] = []
-
-    def make(**options: Any) -> Rig:
-        rigs.append(Rig(request.param, tmp_path, **options))
-        rigs[-1].kind = request.param  # type: ignore[attr-defined]
-        return rigs[-1]
-
-    yield make
-    for rig in rigs:
-        rig.close()
+    with rig_maker(request.param, tmp_path) as make:
+        yield make
 
 
 def test_chunks_go_there_and_back(make_rig: MakeRig) -> None:
@@ -257,13 +248,12 @@ def test_a_call_that_never_returns_does_not_hold_the_end_back(
     with caplog.at_level(logging.WARNING, logger="kvtier.tier.held"):
         rig.client.close(0.01)
     rig.submit(rig.lookups(2))
-    if rig.kind == "thread":  # type: ignore[attr-defined]
+    assert rig.take() == ["cancelled"] * 4
+    if isinstance(rig.runner, ThreadRunner):
         assert "did not close within 0.01 s; its thread is left behind" in caplog.text
-        assert rig.take() == ["cancelled"] * 4
         assert rig.client.jobs.unreleased == 2, "those may still touch their slots"
     else:
         assert "did not close within 0.01 s; its process is killed" in caplog.text
-        assert rig.take() == ["cancelled"] * 4
         assert all(result.released for result in rig.results)
 
 
