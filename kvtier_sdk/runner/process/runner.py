@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
-from kvtier_sdk.aio.clock import Clock
+from kvtier_sdk.aio.clock import Clock, wait_out
 from kvtier_sdk.config.tier_spec import TierSpec
-from kvtier_sdk.errors import ConfigError
+from kvtier_sdk.errors import ConfigError, TierError
 from kvtier_sdk.namespace import Namespace
+from kvtier_sdk.options.model import secrets_of
+from kvtier_sdk.options.units import format_seconds
+from kvtier_sdk.runner.backoff import Backoff
 from kvtier_sdk.runner.base import PoolMemory
 from kvtier_sdk.runner.jobs import (
     Job,
     JobResult,
+    OpeningEnded,
     ProcessStarted,
     Report,
     RunnerStopped,
@@ -22,8 +27,9 @@ from kvtier_sdk.runner.jobs import (
     uniform_result,
 )
 from kvtier_sdk.runner.loop_thread import LoopRunner
-from kvtier_sdk.runner.process.bootstrap import fault_of
-from kvtier_sdk.runner.process.child_process import ChildProcess
+from kvtier_sdk.runner.opening import may_pass, not_in_time
+from kvtier_sdk.runner.process.bootstrap import fault_of, write_bootstrap
+from kvtier_sdk.runner.process.child_process import ChildProcess, copy_fd
 from kvtier_sdk.runner.process.messages import (
     Channel,
     Kind,
@@ -33,7 +39,16 @@ from kvtier_sdk.runner.process.messages import (
     read_reports,
     write_job,
 )
-from kvtier_sdk.runner.process.supervisor import Change, Supervisor
+
+#: The pause before a process is restarted doubles from the first up to the longest. A process that
+#: lives at least as long as the longest pause resets it.
+_FIRST_PAUSE_S = 1.0
+_MAX_PAUSE_S = 30.0
+#: How much longer than ``open_deadline`` a process may take to answer. A silent one is blocking its
+#: loop, and is killed.
+_START_S = 30.0
+#: How long a cancelled opening may take to end.
+_CANCEL_S = 5.0
 
 
 class ProcessRunner(LoopRunner):
@@ -66,29 +81,28 @@ class ProcessRunner(LoopRunner):
                 reason = f"backend {spec.backend!r} has to run in a process of its own"
             raise ConfigError(f"tier {spec.name!r}: {reason}, but {fault}")
         super().__init__(spec, clock, notify)
-        # The channel to the process, or ``None``. Only the engine's thread changes it.
+        # The process's channel, or ``None``. After the start only the engine's thread changes it.
         self._data: Channel | None = None
         # Changes that the engine's thread has not polled yet, each with its process's channel.
-        self._changes: deque[tuple[Channel | None, Change]] = deque()
+        self._changes: deque[
+            tuple[Channel | None, ProcessStarted | RunnerStopped | OpeningEnded]
+        ] = deque()
         # Reports that :meth:`peek` or :meth:`close` read before a poll.
         self._unpolled: list[Report] = []
         self._reading = threading.Lock()
         self._watched = False
-        self._supervisor = Supervisor(
-            spec,
-            namespace=namespace,
-            pool=pool,
-            clock=clock,
-            log=self._log,
-            report=self._changed,
-            verify=verify,
-        )
+        self._namespace = namespace
+        self._pool = pool
+        self._verify = verify
+        # The process that accepts jobs, if there is one. Only the supervisor thread changes it.
+        self._child: ChildProcess | None = None
+        self._supervising: asyncio.Task[None] | None = None
+        self._ending = False
 
     @property
     def pid(self) -> int | None:
         """Id of the tier's process, while there is one."""
-        child = self._supervisor.child
-        return None if child is None else child.pid
+        return None if self._child is None else self._child.pid
 
     def submit(self, jobs: Sequence[Job]) -> Sequence[JobResult]:
         """Write jobs into the process's socket; return the results of refused ones."""
@@ -168,8 +182,6 @@ class ProcessRunner(LoopRunner):
 
     def _await_opening(self) -> bool:
         is_open = self._wait_opened()
-        if self._supervisor.first is not None:
-            self._data = self._supervisor.first.data
         self._watch()
         return bool(is_open)
 
@@ -199,26 +211,159 @@ class ProcessRunner(LoopRunner):
     # --- on the supervisor's thread -------------------------------------------------------------
 
     async def _open(self) -> bool:
-        return await self._supervisor.open()
+        options = self._spec.runner
+        starting: asyncio.Task[ChildProcess] | None
+        starting = self._clock.spawn(self._start(), name=f"start {self._spec.name}")
+        try:
+            async with self._clock.timeout(
+                options.open_deadline_s if self._spec.engine_waits else 0
+            ):
+                await asyncio.wait([starting])
+        except TimeoutError:
+            if options.required:
+                await self._break_off(starting)
+                raise not_in_time(self._spec.name, options.open_deadline_s) from None
+        except asyncio.CancelledError:
+            await self._break_off(starting)
+            raise
+        else:
+            try:
+                self._child = starting.result()
+                self._data = self._child.data
+            except TierError as error:
+                if options.required or not may_pass(error):
+                    raise
+                self._note_failure(error)
+            starting = None
+        supervising = self._supervise(starting)
+        self._supervising = self._clock.spawn(supervising, name=f"supervise {self._spec.name}")
+        return self._child is not None and self._child.is_open
 
     async def _drain(self, timeout_s: float) -> bool:
-        return await self._supervisor.drain(timeout_s)
+        return self._child is None or await self._child.drain(timeout_s)
 
     async def _close(self, timeout_s: float) -> None:
-        await self._supervisor.close(timeout_s)
+        self._ending = True
+        if self._supervising is None:
+            return
+        if self._child is not None:
+            await self._child.end(timeout_s)
+        else:
+            self._supervising.cancel()
+        await asyncio.wait([self._supervising])
 
     def _ended(self) -> None:
-        self._supervisor.abandon()
+        if self._child is not None:
+            self._child.kill_and_wait()
+            self._report_death(self._child, "its supervisor has ended")
+            self._child = None
 
-    def _changed(self, change: Change, child: ChildProcess | None) -> None:
-        if child is not None and isinstance(change, RunnerStopped):
-            self._remove_reader(child.data)
-        self._changes.append((None if child is None else child.data, change))
+    async def _start(self) -> ChildProcess:
+        """Start a process, and wait until it accepts jobs; it bounds the opening by itself."""
+        pool_fd = copy_fd(self._pool.fd)
+        try:
+            return await self._start_with(pool_fd)
+        finally:
+            os.close(pool_fd)
+
+    async def _start_with(self, pool_fd: int) -> ChildProcess:
+        spec = self._spec
+        bootstrap = write_bootstrap(
+            spec,
+            namespace=self._namespace,
+            layout=self._pool.layout,
+            pool_fd=pool_fd,
+            verify=self._verify,
+        )
+        child = ChildProcess(spec.name, self._clock, self._log, secrets_of(spec.config))
+        deadline_s = spec.runner.open_deadline_s
+        try:
+            async with self._clock.timeout(deadline_s + _START_S) as limit:
+                await child.start(bootstrap, pool_fd)
+        except BaseException as error:
+            await child.end(_CANCEL_S)
+            child.data.close()
+            if isinstance(error, TimeoutError) and limit.expired():
+                raise not_in_time(spec.name, deadline_s) from None
+            raise
+        return child
+
+    async def _break_off(self, starting: asyncio.Task[ChildProcess]) -> None:
+        """End a process that is being started."""
+        starting.cancel()
+        await wait_out([starting])
+        if not starting.cancelled() and starting.exception() is None:
+            # The start succeeded before the cancellation reached it.
+            child = starting.result()
+            await child.end(_CANCEL_S)
+            child.data.close()
+
+    async def _supervise(self, starting: asyncio.Task[ChildProcess] | None) -> None:
+        """Start another process whenever one ends, until the tier is closed."""
+        backoff = Backoff(_FIRST_PAUSE_S, _MAX_PAUSE_S)
+        if starting is not None:
+            try:
+                await self._started(starting, is_restart=False)
+            except asyncio.CancelledError:
+                await self._break_off(starting)
+                raise
+            if self._child is not None:
+                self._log.info("the tier's process was started")
+        if self._child is None:
+            await self._restart(backoff, is_restart=False)
+            # A warning, because the failures before it were warnings too.
+            self._log.warning("the tier's process was started")
+        while self._child is not None:
+            reason = f"the tier's process died: {await self._child.ended}"
+            child, self._child = self._child, None
+            died_s = self._clock.now_s()
+            if not self._ending:
+                self._log.warning("%s", reason)
+            self._report_death(child, reason)
+            child.let_go()
+            if self._ending:
+                return
+            if died_s - child.started_s >= _MAX_PAUSE_S:
+                backoff.reset()
+            await self._restart(backoff, is_restart=True)
+            away = format_seconds(self._clock.now_s() - died_s)
+            self._log.warning("the tier's process was restarted, %s after the last one died", away)
+
+    async def _restart(self, backoff: Backoff, *, is_restart: bool) -> None:
+        while self._child is None:
+            pause_s = backoff.next_s()
+            self._log.info("the tier's process is restarted in %g s", pause_s)
+            await self._clock.sleep(pause_s)
+            await self._started(self._start(), is_restart=is_restart)
+
+    async def _started(self, starting: Awaitable[ChildProcess], *, is_restart: bool) -> None:
+        try:
+            self._child = await starting
+        except Exception as error:
+            self._note_failure(error)
+        else:
+            self._report(ProcessStarted(self._child.is_open, is_restart), self._child.data)
+
+    def _note_failure(self, error: Exception) -> None:
+        self._log.warning("the tier's process could not be started: %s", error)
+        self._report(OpeningEnded(str(error)), None)
+
+    def _report_death(self, child: ChildProcess, reason: str) -> None:
+        self._remove_reader(child.data)
+        stopped = RunnerStopped(Verdict.UNAVAILABLE, io_ended=True, reason=reason)
+        if self._closing:
+            stopped = RunnerStopped(Verdict.CANCELLED, io_ended=True)
+        self._report(stopped, child.data)
+
+    def _report(
+        self, change: ProcessStarted | RunnerStopped | OpeningEnded, data: Channel | None
+    ) -> None:
+        self._changes.append((data, change))
         self._notify_engine()
 
     def _suspect(self) -> None:
-        if self._supervisor.child is not None:
-            self._supervisor.child.suspect()
+        if self._child is not None:
+            self._child.suspect()
 
     def _lost(self, data: Channel, error: MessageError | None) -> None:
         if (child := self._living(data)) is not None:
@@ -226,7 +371,7 @@ class ProcessRunner(LoopRunner):
 
     def _living(self, data: Channel) -> ChildProcess | None:
         """Return the process behind a channel, if it has not been replaced meanwhile."""
-        child = self._supervisor.child
+        child = self._child
         return child if child is not None and child.data is data else None
 
     def _add_reader(self, data: Channel) -> None:
@@ -242,7 +387,7 @@ class ProcessRunner(LoopRunner):
 
     def _readable(self) -> None:
         """Notify the engine once; its next poll reads and has the socket watched again."""
-        child = self._supervisor.child
+        child = self._child
         if child is not None:
             self._remove_reader(child.data)
         self._notify_engine()

@@ -15,8 +15,7 @@ from support.runners import CHUNK_BYTES, KEYS, RUNNERS, ExpiredError, Rig, rig_m
 from kvtier_sdk import ConfigError, TierContractError, TierUnavailableError, metric_samples
 from kvtier_sdk.chunk_header import header_bytes
 from kvtier_sdk.runner import ThreadRunner
-from kvtier_sdk.runner.breaker import BreakerState, Direction
-from kvtier_sdk.runner.jobs import BreakerMoved, ChunksRemoved, Operation
+from kvtier_sdk.runner.jobs import ChunksRemoved, Operation
 
 MakeRig = Callable[..., Rig]
 
@@ -94,19 +93,6 @@ def test_what_is_no_key_is_told_to_who_lets_go_of_it(make_rig: MakeRig) -> None:
         "not_found": None,
     }
     assert rig.others == []
-
-
-def test_a_breaker_that_opens_is_reported(make_rig: MakeRig) -> None:
-    rig = make_rig(
-        on_lookup="refuse", runner={"breaker_failures": 1, "retries": 0, "probe_interval": 30}
-    )
-    rig.client.open()
-    assert rig.do(Operation.LOOKUP, 0) == ["unavailable"]
-    assert rig.results[-1].error == "held lookup: connection refused"
-    rig.wait_for(1, others=1)
-    (moved,) = rig.others
-    assert isinstance(moved, BreakerMoved)
-    assert (moved.direction, moved.state) == (Direction.READ, BreakerState.OPEN)
 
 
 def test_jobs_before_the_start_and_after_the_end_are_cancelled(make_rig: MakeRig) -> None:

@@ -17,7 +17,7 @@ from support.tier_process import HeldBackClock, children, is_there, pid_of
 from kvtier_sdk import TierUnavailableError
 from kvtier_sdk.metrics import metric_samples
 from kvtier_sdk.runner.jobs import Job, Operation, ProcessStarted, RunnerStopped
-from kvtier_sdk.runner.process import supervisor
+from kvtier_sdk.runner.process import runner as process_runner
 from kvtier_sdk.runner.process.child_process import ChildProcess
 
 
@@ -188,8 +188,8 @@ def test_a_process_that_hangs_when_it_is_restarted_is_given_up(
     rig.client.open()
     brief = rig.client.spec.runner.model_copy(update={"open_deadline_s": 0.01})
     spec = replace(rig.client.spec, runner=brief)
-    monkeypatch.setattr(rig.runner._supervisor, "_spec", spec)  # type: ignore[attr-defined]
-    monkeypatch.setattr(supervisor, "_START_S", 0.0)
+    monkeypatch.setattr(rig.runner, "_spec", spec)
+    monkeypatch.setattr(process_runner, "_START_S", 0.0)
     os.kill(pid_of(rig.runner), signal.SIGKILL)
     for _ in range(2):
         assert clock.paused.wait(30)
