@@ -51,7 +51,6 @@ class LoopRunner(ABC):
         self._started_s = 0.0
         self._stopped = threading.Event()
         self._closed = threading.Event()
-        self._loop_ends = False
         self._closing = False
 
     @property
@@ -198,7 +197,7 @@ class LoopRunner(ABC):
         asyncio.set_event_loop(event_loop)
         event_loop.call_soon(self._start_opening)
         try:
-            run_until(event_loop, lambda: self._loop_ends, self._log)
+            run_until(event_loop, self._closed.is_set, self._log)
         except BaseException:
             self._log.exception("the tier's loop has ended; the tier is not used any longer")
         finally:
@@ -241,7 +240,6 @@ class LoopRunner(ABC):
             await self._close(timeout_s)
         finally:
             self._closed.set()
-            self._loop_ends = True
             asyncio.get_running_loop().stop()
 
 

@@ -45,7 +45,7 @@ _STDERR = 2
 _READ_BYTES = 1 << 16
 #: Where processors are scarce, the engine goes first.
 _NICENESS = 5
-#: How long, after the engine is gone, the tier may take to close, and the process to end.
+#: Once the engine is gone, the tier may take this long to close, and the process to end.
 _ORPHAN_CLOSE_S = 0.5
 _ORPHAN_END_S = 5.0
 #: How long a tier that did not open may take to close.
@@ -231,14 +231,7 @@ class Child:
         while self._reports:
             reports.append(self._reports.popleft())
         if reports:
-            self._data.write(message(Kind.REPORTS, write_reports(reports)))
-            if self._data.has_unsent:
-                self._event_loop.add_writer(self._data, self._send_rest)
-
-    def _send_rest(self) -> None:
-        self._data.flush()
-        if not self._data.has_unsent:
-            self._event_loop.remove_writer(self._data)
+            self._data.send(message(Kind.REPORTS, write_reports(reports)), self._event_loop)
 
 
 class _LogSender(logging.Handler):

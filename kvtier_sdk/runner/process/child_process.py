@@ -109,15 +109,13 @@ class ChildProcess:
         assert self._stderr is not None
         self._event_loop.add_reader(self._control, self._read_control)
         self._event_loop.add_reader(self._stderr, self._read_stderr, self._stderr)
-        self._control.write(plain_message(Kind.BOOTSTRAP, bootstrap))
-        if self._control.has_unsent:
-            self._event_loop.add_writer(self._control, self._write_control)
+        self._send(plain_message(Kind.BOOTSTRAP, bootstrap))
         await self._opened
 
     async def drain(self, timeout_s: float) -> bool:
         """Drain the tier; return true if all jobs have ended, or the process is gone."""
         self._drained = self._event_loop.create_future()
-        self._control.write(plain_message(Kind.DRAIN, timeout_s))
+        self._send(plain_message(Kind.DRAIN, timeout_s))
         await self._within(2 * timeout_s + 0.5, self._drained, self.ended)
         return self.ended.done() or (self._drained.done() and self._drained.result())
 
@@ -126,7 +124,7 @@ class ChildProcess:
 
         On cancellation the process is killed at once. Either way it is gone when this returns.
         """
-        self._control.write(plain_message(Kind.CLOSE, timeout_s / 2))
+        self._send(plain_message(Kind.CLOSE, timeout_s / 2))
         try:
             if not await self._within(timeout_s, self.ended):
                 self._log.warning(
@@ -172,7 +170,7 @@ class ChildProcess:
             self.kill("it was stuck, and was killed")
             return
         self._unanswered += 1
-        self._control.write(message(Kind.PING))
+        self._send(message(Kind.PING))
         self._clock.call_at(self._clock.now_s() + _PING_S, self._ping)
 
     async def _within(self, timeout_s: float, *futures: asyncio.Future[Any]) -> bool:
@@ -201,10 +199,8 @@ class ChildProcess:
         if not stderr.read():
             self._event_loop.remove_reader(stderr)
 
-    def _write_control(self) -> None:
-        self._control.flush()
-        if not self._control.has_unsent:
-            self._event_loop.remove_writer(self._control)
+    def _send(self, data: bytes) -> None:
+        self._control.send(data, self._event_loop)
 
     def let_go(self) -> None:
         """Close the control socket of a process that is gone. A second call does nothing."""

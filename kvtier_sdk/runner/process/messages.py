@@ -7,6 +7,7 @@ unpickled. Both ends are the same release; :data:`PROTOCOL_VERSION` ensures it.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging
@@ -189,7 +190,7 @@ def read_reports(body: bytes) -> list[SentReport]:
 
 
 class Channel:
-    """One end of a socket of messages, which never waits and needs no event loop. For one thread.
+    """One end of a socket that carries messages. It never waits, and belongs to one thread.
 
     Attributes:
         at_end: true once the peer has closed its end, or the connection is broken.
@@ -226,6 +227,12 @@ class Channel:
         elif (count := self._send(data)) < len(data):
             self._unsent += data[count:]
 
+    def send(self, data: bytes, event_loop: asyncio.AbstractEventLoop) -> None:
+        """Write messages, and have a loop send later what the socket does not accept now."""
+        self.write(data)
+        if self._unsent:
+            event_loop.add_writer(self, self._send_rest, event_loop)
+
     def flush(self) -> None:
         """Send as much of the unsent data as the socket accepts."""
         if self._unsent:
@@ -259,6 +266,11 @@ class Channel:
         self.at_end = True
         self._unsent.clear()
         self._socket.close()
+
+    def _send_rest(self, event_loop: asyncio.AbstractEventLoop) -> None:
+        self.flush()
+        if not self._unsent:
+            event_loop.remove_writer(self)
 
     def _send(self, data: bytes | bytearray) -> int:
         """Send as much as the socket accepts; return the count, or everything for a broken peer."""

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from kvtier_sdk.aio.clock import Clock, wait_out
 from kvtier_sdk.config.tier_spec import TierSpec
-from kvtier_sdk.errors import ConfigError, TierError
+from kvtier_sdk.errors import TierError
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.options.model import secrets_of
 from kvtier_sdk.options.units import format_seconds
@@ -28,7 +28,7 @@ from kvtier_sdk.runner.jobs import (
 )
 from kvtier_sdk.runner.loop_thread import LoopRunner
 from kvtier_sdk.runner.opening import may_pass, not_in_time
-from kvtier_sdk.runner.process.bootstrap import fault_of, write_bootstrap
+from kvtier_sdk.runner.process.bootstrap import write_bootstrap
 from kvtier_sdk.runner.process.child_process import ChildProcess, copy_fd
 from kvtier_sdk.runner.process.messages import (
     Channel,
@@ -74,12 +74,6 @@ class ProcessRunner(LoopRunner):
         notify: Callable[[], None] | None = None,
         verify: bool = True,
     ) -> None:
-        fault = fault_of_process(spec, pool)
-        if fault is not None:
-            reason = "option 'runner' is 'process'"
-            if spec.tier_class.needs_process:
-                reason = f"backend {spec.backend!r} has to run in a process of its own"
-            raise ConfigError(f"tier {spec.name!r}: {reason}, but {fault}")
         super().__init__(spec, clock, notify)
         # The process's channel, or ``None``. After the start only the engine's thread changes it.
         self._data: Channel | None = None
@@ -178,7 +172,7 @@ class ProcessRunner(LoopRunner):
         # Poll once more to close the dead process's channel, because no other poll may follow.
         self._unpolled = list(self.poll())
 
-    # --- on the engine's thread, or one that peeks ----------------------------------------------
+    # --- on the engine's thread, or a thread that peeks -----------------------------------------
 
     def _await_opening(self) -> bool:
         is_open = self._wait_opened()
@@ -391,16 +385,3 @@ class ProcessRunner(LoopRunner):
         if child is not None:
             self._remove_reader(child.data)
         self._notify_engine()
-
-
-def fault_of_process(spec: TierSpec, pool: PoolMemory) -> str | None:
-    """Return why a tier cannot run in a process of its own, or ``None``."""
-    fault = fault_of(spec)
-    if not pool.is_shared:
-        fault = (
-            "the host pool is of one process: make it with open_pool, HostPool.create or "
-            "HostPool.join"
-        )
-    if fault is None or spec.tier_class.needs_process:
-        return fault
-    return f"{fault}, or use runner 'thread'"

@@ -209,14 +209,6 @@ def test_params_that_are_too_large_do_not_arrive(
     assert warning.startswith("request r7: its parameters are not passed to tiers in processes: ")
 
 
-def test_params_are_encoded_once_a_request() -> None:
-    params = {"tenant": "a"}
-    request = RequestContext("r", params=params)
-    first = write_job(Job(1, Operation.LOOKUP, [b"k"], (), request, 1.0))
-    params["tenant"] = "b"
-    assert write_job(Job(1, Operation.LOOKUP, [b"k"], (), request, 1.0)) == first
-
-
 def test_params_that_json_cannot_express_arrive_as_text() -> None:
     request = RequestContext("r", params={"where": Ellipsis, 3: 1, (1, 2): "no name"})
     job = read_job(write_job(Job(1, Operation.LOOKUP, [b"k"], (), request, 1.0)))
