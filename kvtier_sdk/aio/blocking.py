@@ -102,7 +102,7 @@ def close_blocking_threads(loop: asyncio.AbstractEventLoop) -> None:
 
 
 async def run_blocking(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run a blocking function in a thread and wait for it, even if cancelled.
+    """Run ``function(*args, **kwargs)``, which blocks, in a thread; wait for it even if cancelled.
 
     A cancellation is held back until the function has returned, and then raised. So after a
     cancellation nothing touches the function's buffers (``asyncio.to_thread`` returns at once and

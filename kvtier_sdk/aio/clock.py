@@ -45,7 +45,11 @@ class Clock(ABC):
         return asyncio.get_running_loop().call_later(delay_s, callback, *args)
 
     def spawn(self, coroutine: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
-        """Start a task on the running loop. The caller must keep it and retrieve its outcome."""
+        """Start a task on the running loop that runs ``coroutine``.
+
+        The caller must keep the task and retrieve its outcome. Logs and debuggers show its
+        ``name``.
+        """
         return asyncio.get_running_loop().create_task(coroutine, name=name)
 
     def timeout(self, delay_s: float) -> asyncio.Timeout:

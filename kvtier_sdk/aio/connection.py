@@ -218,7 +218,7 @@ class Connection:
         return text
 
     def unread(self, text: bytes) -> None:
-        """Put back the bytes that were received last, to be received again."""
+        """Put back ``text``, the bytes that were received last, to be received again."""
         self._unread = text + self._unread
 
     def close(self, reason: str) -> None:

@@ -32,10 +32,12 @@ class PoolMemory(SlotMemory, Protocol):
     """Slots that a tier's process can map too, by descriptor."""
 
     @property
-    def slots(self) -> int: ...
+    def slots(self) -> int:
+        """Number of slots."""
 
     @property
-    def layout(self) -> PoolLayout: ...
+    def layout(self) -> PoolLayout:
+        """Offsets and lengths in the mapping."""
 
     @property
     def is_shared(self) -> bool:

@@ -15,7 +15,7 @@ from kvtier_sdk.types import Locality, Medium
 
 
 def wants_process(spec: TierSpec) -> bool:
-    """Return true if a tier is to run in a process of its own, where possible.
+    """Return true if the tier of ``spec`` is to run in a process of its own, where possible.
 
     ``auto`` chooses one for a tier that keeps its chunks outside of this machine's memory: each
     wake-up of a thread that reads from a network or a disk waits for the interpreter lock, and

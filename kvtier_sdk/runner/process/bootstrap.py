@@ -87,7 +87,7 @@ def read_bootstrap(bootstrap: Mapping[str, Any]) -> tuple[TierSpec, Namespace, P
         )
     namespace = Namespace(bootstrap["facts"])
     if namespace.fingerprint != bootstrap["fingerprint"]:
-        raise ConfigError(f"{place} the namespace's facts are no plain JSON values")
+        raise ConfigError(f"{place} the namespace's facts are not plain JSON values")
     tier_class = _load_class(name, bootstrap["tier_class"])
     model = tier_class.config_model
     secrets = {name: VariableSecret(*of) for name, of in bootstrap["variables"].items()}
