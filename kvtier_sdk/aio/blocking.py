@@ -49,7 +49,7 @@ class _Threads:
             self._changed.notify()
 
     def withdraw(self, call: _Call) -> bool:
-        """Remove a call from the queue; return whether it was there and so never runs."""
+        """Remove a call from the queue; return true if it was there and so never runs."""
         with self._changed:
             try:
                 self._calls.remove(call)
@@ -102,26 +102,15 @@ def close_blocking_threads(loop: asyncio.AbstractEventLoop) -> None:
 
 
 async def run_blocking(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run a blocking function in a thread and wait for it, even if cancelled.
+    """Run ``function(*args, **kwargs)``, which blocks, in a thread; wait for it even if cancelled.
 
     A cancellation is held back until the function has returned, and then raised. So after a
     cancellation nothing touches the function's buffers (``asyncio.to_thread`` returns at once and
     leaves the thread writing). A call that is cancelled before it starts never runs. A call that
     never returns keeps its thread and the coroutine, but does not keep the interpreter from
-    exiting.
-
-    ::
+    exiting. At most 16 of a loop's calls run at once; the rest wait in order::
 
         data = await run_blocking(path.read_bytes)
-
-    Args:
-        function: called in a daemon thread that belongs to the running event loop. At most 16
-            of a loop's calls run at once; the rest wait in order. Idle threads end with the loop.
-        args: positional arguments of ``function``.
-        kwargs: keyword arguments of ``function``.
-
-    Returns:
-        The result of ``function``. Its exceptions are raised here.
     """
     loop = asyncio.get_running_loop()
     returned: asyncio.Future[None] = loop.create_future()

@@ -25,10 +25,7 @@ class Clock(ABC):
 
     @abstractmethod
     def wall_s(self) -> float:
-        """Return seconds since the epoch, for times that outlive the process.
-
-        Callable from any thread.
-        """
+        """Return seconds since the epoch, for times that outlive the process. Any thread."""
 
     @abstractmethod
     def new_event_loop(self) -> asyncio.AbstractEventLoop:
@@ -39,28 +36,19 @@ class Clock(ABC):
         await asyncio.sleep(delay_s)
 
     def call_at(self, when_s: float, callback: Callable[..., object], *args: Any) -> TimerHandle:
-        """Call ``callback(*args)`` on the running loop at ``when_s`` of :meth:`now_s`.
+        """Call ``callback(*args)``, which must not raise, when :meth:`now_s` reaches ``when_s``.
 
-        Args:
-            when_s: the time of the call; a time in the past means as soon as possible.
-            callback: called with ``args``; must not raise.
-            args: the arguments of ``callback``.
-
-        Returns:
-            A handle whose ``cancel()`` cancels the call.
+        The call is made on the running loop; its handle can ``cancel()`` it. A time in the past
+        means as soon as possible.
         """
         delay_s = max(0.0, when_s - self.now_s())
         return asyncio.get_running_loop().call_later(delay_s, callback, *args)
 
     def spawn(self, coroutine: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
-        """Start a task on the running loop. The caller must keep it and retrieve its outcome.
+        """Start a task on the running loop that runs ``coroutine``.
 
-        Args:
-            coroutine: the coroutine that the task runs.
-            name: the task's name, for logs and debuggers.
-
-        Returns:
-            The task.
+        The caller must keep the task and retrieve its outcome. Logs and debuggers show its
+        ``name``.
         """
         return asyncio.get_running_loop().create_task(coroutine, name=name)
 
@@ -116,10 +104,9 @@ TimerHandle = asyncio.TimerHandle
 
 
 async def wait_out(tasks: Sequence[asyncio.Future[Any]]) -> None:
-    """Wait until all tasks have ended, even if the caller is cancelled meanwhile.
+    """Wait until all tasks have ended; only then raise a cancellation of the caller.
 
-    The caller's cancellation is raised when they have ended, not before. The outcomes are left to
-    the owners of the tasks.
+    The tasks' outcomes are left to their owners.
     """
     cancelled: asyncio.CancelledError | None = None
     while any(not task.done() for task in tasks):
@@ -152,10 +139,7 @@ class SystemClock(Clock):
 
 
 def _has_standard_streams() -> bool:
-    """Return whether descriptors 0 to 2 are open.
-
-    If not, a new loop would get one of them, and uvloop aborts when it closes one.
-    """
+    """Return true if descriptors 0 to 2 are open; uvloop aborts when it closes one of them."""
     try:
         for stream_fd in range(3):
             os.fstat(stream_fd)

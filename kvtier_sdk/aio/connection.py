@@ -46,7 +46,8 @@ class Connection:
       :class:`TierTimeoutError` and closes the connection.
     - *One call at a time.* A second call while one waits raises :class:`RuntimeError` and leaves
       the first alone, so that requests never mix.
-    - A closed connection stays closed, and every later call raises the reason.
+    - A closed connection stays closed, and every later call raises the reason as a
+      :class:`TierError`. Buffers that such a call was to fill may hold anything.
 
     A :class:`ConnectionPool` lends it to one borrower at a time, and closes it if the borrower
     fails in the middle of a conversation. All calls are made on one event loop.
@@ -58,9 +59,6 @@ class Connection:
         clock: for timers.
         stall_timeout_s: the longest time that a call waits without moving a byte; ``None`` for
             no limit.
-
-    Attributes:
-        peer: the server's name, for messages.
     """
 
     def __init__(
@@ -116,9 +114,6 @@ class Connection:
                 they must match the host.
             stall_timeout_s: as for the class.
 
-        Returns:
-            A usable connection.
-
         Raises:
             TierTimeoutError: the limit has passed.
             TierUnavailableError: the server cannot be reached.
@@ -162,15 +157,8 @@ class Connection:
         reply, which says why. Until the rest is sent the connection is not usable for another
         request.
 
-        Args:
-            buffers: the bytes to send.
-
         Returns:
             The buffers that were not sent; usually none.
-
-        Raises:
-            TierError: the connection is closed.
-            RuntimeError: another call is under way.
         """
         self._check()
         self._unsent = [buffer for buffer in buffers if len(buffer)]
@@ -187,15 +175,7 @@ class Connection:
         return rest
 
     async def receive(self, buffers: Sequence[memoryview]) -> None:
-        """Fill buffers, one after the other.
-
-        Args:
-            buffers: writable and contiguous.
-
-        Raises:
-            TierError: the connection is closed; the buffers may hold anything.
-            RuntimeError: another call is under way.
-        """
+        """Fill writable, contiguous buffers, one after the other."""
         self._check()
         rooms = self._take_unread(buffers)
         if rooms:
@@ -212,10 +192,6 @@ class Connection:
 
         Returns:
             The parts of the buffers that are not filled.
-
-        Raises:
-            TierError: the connection is closed; the buffers may hold anything.
-            RuntimeError: another call is under way.
         """
         self._check()
         if self._unread:
@@ -225,16 +201,8 @@ class Connection:
     async def receive_until(self, end: bytes, *, most_bytes: int) -> bytes:
         """Receive text up to and including a mark, such as a line end.
 
-        Args:
-            end: the mark.
-            most_bytes: the maximum length of the text.
-
-        Returns:
-            The text, mark included. The bytes after it are received next.
-
-        Raises:
-            TierError: the connection is closed, or the text is too long; this closes it.
-            RuntimeError: another call is under way.
+        The bytes after the mark are received next. A text longer than ``most_bytes`` closes the
+        connection.
         """
         self._check()
         start = 0
@@ -250,19 +218,11 @@ class Connection:
         return text
 
     def unread(self, text: bytes) -> None:
-        """Put back the bytes that were received last, to be received again.
-
-        Args:
-            text: the bytes.
-        """
+        """Put back ``text``, the bytes that were received last, to be received again."""
         self._unread = text + self._unread
 
     def close(self, reason: str) -> None:
-        """Close the connection at once; harmless if it is closed.
-
-        Args:
-            reason: the reason, for the errors of the call under way and of later ones.
-        """
+        """Close the connection at once; the call under way and later ones raise the reason."""
         self._close(TierUnavailableError(f"connection to {self.peer} lost: {reason}"))
 
     def _close(self, error: TierError) -> None:
@@ -317,7 +277,6 @@ class Connection:
             self._rooms = ()
 
     async def _wait_writable(self) -> Sequence[Any]:
-        """Send as fast as the socket accepts bytes; return the buffers that are not sent."""
         descriptor = self._stream.descriptor
         self._loop.add_writer(descriptor, self._on_writable)
         try:
@@ -388,7 +347,7 @@ class Connection:
             self._waiter.set_result(rest)
 
     def _read(self) -> bool:
-        """Fill the rooms with the bytes available; return whether the call is done or failed."""
+        """Fill the rooms with the bytes available; return true if the call is done or failed."""
         while self._rooms:
             count_bytes = self._read_into(self._rooms)
             if not count_bytes:
@@ -402,7 +361,7 @@ class Connection:
         return True
 
     def _read_into(self, rooms: Sequence[Any]) -> int:
-        """Read once; return 0 if nothing is there, or if the end or an error closed it."""
+        """Read once; return 0 if there was nothing, or if the end or an error closed it."""
         try:
             count_bytes = self._stream.read(rooms)
         except _NOT_NOW:
@@ -418,7 +377,7 @@ class Connection:
         return count_bytes
 
     def _write(self) -> bool:
-        """Send what the socket takes; return whether the call is done, refused or answered."""
+        """Send what the socket accepts; return true if the call is done, refused or answered."""
         while self._unsent:
             try:
                 count_bytes = self._stream.write(self._unsent)
@@ -437,22 +396,18 @@ class Connection:
 
 
 class _Stream:
-    """A socket, read and written with vectors of buffers.
-
-    Attributes:
-        descriptor: the socket's descriptor, for the event loop to watch.
-    """
+    """A socket, read and written with vectors of buffers."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self.descriptor = sock.fileno()
 
     def has_pending(self) -> bool:
-        """Return whether bytes were taken from the system and not read yet."""
+        """Return true if bytes were taken from the system and not read yet."""
         return False
 
     def is_drained(self) -> bool:
-        """Return whether the loop will report the next bytes, after a read that left room."""
+        """Return true if the loop will report the next bytes, after a read that left room."""
         # uvloop reports a reset only once, with the bytes before it, which are read by now.
         return self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
 
@@ -461,7 +416,6 @@ class _Stream:
         return os.readv(self.descriptor, rooms[:_MOST_BUFFERS])
 
     def write(self, views: Sequence[Any]) -> int:
-        """Send as much as possible now."""
         return os.writev(self.descriptor, views[:_MOST_BUFFERS])
 
     def close(self) -> None:
@@ -494,7 +448,6 @@ def _rest_of(views: Sequence[Any], count_bytes: int) -> Sequence[Any]:
 
 
 async def _open_socket(address: tuple[str, int] | str, tls: ssl.SSLContext | None) -> socket.socket:
-    """Return a connected socket, after the TLS handshake if there is one."""
     if isinstance(address, str):
         return await _connected(socket.AF_UNIX, address)
     host, port = address

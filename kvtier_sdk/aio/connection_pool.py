@@ -11,14 +11,12 @@ _CLOSED = "the tier was closed"
 
 
 class _Poolable(Protocol):
-    """The interface of a pool's connections, which need not be :class:`Connection` objects."""
+    """A pool's connection, which need not be a :class:`Connection`."""
 
     @property
-    def is_usable(self) -> bool:
-        """True if the connection can be lent."""
+    def is_usable(self) -> bool: ...
 
-    def close(self, reason: str, /) -> None:
-        """Close the connection at once; harmless if it is already closed."""
+    def close(self, reason: str, /) -> None: ...
 
 
 C = TypeVar("C", bound=_Poolable)
@@ -59,15 +57,10 @@ class ConnectionPool(Generic[C]):
         Args:
             for_store: true for a store; stores leave half of the connections to other calls.
 
-        Yields:
-            A usable connection. It is kept for the next borrower if it is still usable.
-
-        Raises:
-            BaseException: the error of ``dial`` or of the block.
-
-        A block that raises, or is cancelled, closes the connection: it may have stopped in the
-        middle of a conversation, and the next borrower would receive the rest. An error that leaves
-        the connection sound should be raised after the block. A cancelled borrower frees its place.
+        A connection that is still usable after the block is kept for the next borrower. A block
+        that raises, or is cancelled, closes the connection: it may have stopped in the middle of a
+        conversation, and the next borrower would receive the rest. An error that leaves the
+        connection sound should be raised after the block.
         """
         async with self._stores if for_store else nullcontext(), self._free:
             connection = self._take() or await self._dial()

@@ -38,11 +38,7 @@ class RunningCalls:
         self._idle.set()
 
     async def __aenter__(self) -> None:
-        """Begin a call.
-
-        Raises:
-            TierUnavailableError: the tier was closed.
-        """
+        """Begin a call; raises :class:`TierUnavailableError` once the tier was closed."""
         if self._is_closed:
             raise TierUnavailableError("the tier was closed", retryable=False)
         self._count += 1

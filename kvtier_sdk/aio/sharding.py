@@ -35,14 +35,11 @@ async def call_by_shard(
         items: the batch: keys, or transfers.
         shard_of: returns the shard of an item.
         call: called once for each shard, with the shard and its items in their order; returns one
-            result per item.
+            result per item, or a ValueError is raised.
 
     Returns:
         One result per item, in the order of ``items``. A :class:`TierError` that ``call`` raised is
         the result of each of its items.
-
-    Raises:
-        ValueError: ``call`` returned more or fewer results than it got items.
 
     Once this has returned or raised, also by a cancellation, no call runs any more.
     """

@@ -7,7 +7,6 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import TypeVar, cast
 
 from kvtier_sdk.aio.clock import Clock, SystemClock
@@ -16,7 +15,7 @@ from kvtier_sdk.errors import TierError, TierTimeoutError, TierUnavailableError
 from kvtier_sdk.namespace import Namespace, StoredNamespace
 from kvtier_sdk.opening.tiers import make_client
 from kvtier_sdk.pool import HostPool
-from kvtier_sdk.runner import PoolMemory, ThreadRunner, TierLoop
+from kvtier_sdk.runner import PoolMemory, ThreadRunner
 from kvtier_sdk.runner.calls import TierCaller
 from kvtier_sdk.runner.jobs import Job, JobResult, Verdict
 from kvtier_sdk.tiering.tier_client import NO_REQUEST, TierClient
@@ -111,11 +110,13 @@ def open_for_maintenance(
             pool = HostPool(max(1, _EXAMINED_BYTES // chunk_bytes), chunk_bytes)
             ended.callback(pool.close)
         reported = threading.Event()
-        make_loop = partial(
-            TierLoop, spec, namespace=namespace, memory=pool, clock=clock, maintenance=not stores
-        )
         runner = ThreadRunner(
-            spec.name, lambda report: make_loop(report=report), clock, reported.set
+            spec,
+            namespace=namespace,
+            pool=pool,
+            clock=clock,
+            notify=reported.set,
+            maintenance=not stores,
         )
         client = TierClient(spec, runner, TierListener(), clock=clock, chunk_bytes=pool.chunk_bytes)
         ended.callback(client.close, timeout_s)

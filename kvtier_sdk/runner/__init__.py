@@ -2,7 +2,7 @@
 
 from kvtier_sdk.runner.base import PoolMemory, SlotMemory, TierRunner
 from kvtier_sdk.runner.loop import TierLoop
-from kvtier_sdk.runner.process.runner import ProcessRunner, fault_of_process
+from kvtier_sdk.runner.process.runner import ProcessRunner
 from kvtier_sdk.runner.thread import ThreadRunner
 
 __all__ = [
@@ -12,5 +12,4 @@ __all__ = [
     "ThreadRunner",
     "TierLoop",
     "TierRunner",
-    "fault_of_process",
 ]

@@ -15,19 +15,16 @@ class SlotMemory(Protocol):
 
     @property
     def chunk_bytes(self) -> int:
-        """Payload of a slot, in bytes."""
+        """Payload of a slot."""
 
     @property
     def region(self) -> Region:
         """All slots with their padding, at their address in this process."""
 
     def padded_view(self, slot: int, alignment: int, holder: str) -> memoryview:
-        """Return a slot's payload, its length rounded up to ``alignment``.
+        """Return a slot's payload, its length rounded up to ``alignment``, a power of two.
 
-        Args:
-            slot: the slot's index.
-            alignment: in bytes, a power of two.
-            holder: the name under which the pool logs a view still in use when it closes.
+        A pool that closes logs its views still in use, each with its ``holder``.
         """
 
 

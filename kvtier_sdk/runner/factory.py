@@ -6,16 +6,11 @@ from collections.abc import Callable
 
 from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.config.tier_spec import TierSpec
+from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.namespace import Namespace
-from kvtier_sdk.runner import (
-    PoolMemory,
-    ProcessRunner,
-    ThreadRunner,
-    TierLoop,
-    fault_of_process,
-)
-from kvtier_sdk.runner.jobs import Report
+from kvtier_sdk.runner import PoolMemory, ProcessRunner, ThreadRunner
 from kvtier_sdk.runner.log import TierLog
+from kvtier_sdk.runner.process.bootstrap import fault_of
 from kvtier_sdk.types import Locality, Medium
 
 
@@ -42,32 +37,31 @@ def make_runner(
     clock: Clock,
     notify: Callable[[], None] | None = None,
 ) -> ThreadRunner | ProcessRunner:
-    """Make the runner that a tier's options ask for.
-
-    Raises:
-        ConfigError: the tier must run in a process of its own, and cannot.
-    """
+    """Make the runner for a tier; raise ConfigError if it needs a process and cannot have one."""
+    runner: type[ThreadRunner | ProcessRunner] = ThreadRunner
     if wants_process(spec):
-        fault = fault_of_process(spec, pool)
-        if fault is None or spec.runner.runner == "process" or spec.tier_class.needs_process:
-            return ProcessRunner(
-                spec,
-                namespace=namespace,
-                pool=pool,
-                clock=clock,
-                notify=notify,
+        fault = _fault_of_process(spec, pool)
+        if fault is None:
+            runner = ProcessRunner
+        elif spec.tier_class.needs_process:
+            raise ConfigError(
+                f"tier {spec.name!r}: backend {spec.backend!r} has to run in a process of its own, "
+                f"but {fault}"
             )
-        TierLog(spec.name, clock).warning(
-            "runs in a thread, which may slow the engine down: %s", fault
-        )
+        else:
+            fault = f"{fault}, or use runner 'thread'"
+            if spec.runner.runner == "process":
+                raise ConfigError(f"tier {spec.name!r}: option 'runner' is 'process', but {fault}")
+            TierLog(spec.name, clock).warning(
+                "runs in a thread, which may slow the engine down: %s", fault
+            )
+    return runner(spec, namespace=namespace, pool=pool, clock=clock, notify=notify)
 
-    def make_loop(report: Callable[[Report], None]) -> TierLoop:
-        return TierLoop(
-            spec,
-            namespace=namespace,
-            memory=pool,
-            clock=clock,
-            report=report,
-        )
 
-    return ThreadRunner(spec.name, make_loop, clock, notify)
+def _fault_of_process(spec: TierSpec, pool: PoolMemory) -> str | None:
+    if not pool.is_shared:
+        return (
+            "the host pool is of one process: make it with open_pool, HostPool.create or "
+            "HostPool.join"
+        )
+    return fault_of(spec)

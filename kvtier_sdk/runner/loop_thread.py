@@ -1,4 +1,4 @@
-"""An event loop in a daemon thread of its own, driven from another thread."""
+"""The part that both transports share: an event loop in a daemon thread of its own."""
 
 from __future__ import annotations
 
@@ -6,75 +6,65 @@ import asyncio
 import concurrent.futures
 import os
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from kvtier_sdk.aio.blocking import close_blocking_threads
 from kvtier_sdk.aio.clock import Clock
+from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import TierError
 from kvtier_sdk.runner.log import TierLog
 
 T = TypeVar("T")
-Call: TypeAlias = Callable[[], Coroutine[Any, Any, T]]
 
 #: When the log first says that an opening goes on; the time doubles for each further line.
 _PROGRESS_S = 5.0
+#: How long a tier whose start failed may take to close.
+_FAILED_CLOSE_S = 5.0
 
 
-class LoopThread:
-    """Runs an event loop in a thread, from an asynchronous opening to an asynchronous closing.
+class LoopRunner(ABC):
+    """Opens, drains and closes a tier, or its process, on an event loop in a thread.
 
     The thread is a daemon: a tier that is stuck in a system call cannot keep the interpreter from
     exiting. A forked copy of the process lacks the thread: there it counts as ended, and nothing
     touches the loop, because its descriptors are also the parent's.
     """
 
-    def __init__(self, name: str, clock: Clock, log: TierLog, on_end: Callable[[], None]) -> None:
-        self._name = name
+    #: How much longer than its limit a closing may take.
+    _grace_s = 0.0
+
+    def __init__(self, spec: TierSpec, clock: Clock, notify: Callable[[], None] | None) -> None:
+        self._spec = spec
         self._clock = clock
-        self._log = log
-        self._on_end = on_end
+        self._notify = notify
+        self._log = TierLog(spec.name, clock)
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         # Id of the process that has the thread.
         self._pid = -1
         self._opened: concurrent.futures.Future[bool] = concurrent.futures.Future()
+        # Kept here, because a loop holds its tasks only weakly.
         self._opening: asyncio.Task[None] | None = None
         self._closing_task: asyncio.Task[None] | None = None
         self._started_s = 0.0
         self._stopped = threading.Event()
         self._closed = threading.Event()
-        self._loop_ends = False
         self._closing = False
-
-    @property
-    def event_loop(self) -> asyncio.AbstractEventLoop:
-        """The loop; only after :meth:`start`."""
-        assert self._event_loop is not None
-        return self._event_loop
-
-    @property
-    def is_here(self) -> bool:
-        """True in the process that started the thread, false in its forked copies."""
-        return self._pid == os.getpid()
 
     @property
     def is_running(self) -> bool:
         """True from the start until the loop has ended or is left behind."""
-        return self.is_here and not self._stopped.is_set()
+        return self._is_here and not self._stopped.is_set()
 
     @property
-    def is_open(self) -> bool:
-        """True once the opening has ended without an error."""
-        return self.is_here and self._opened.done() and self._opened.exception() is None
+    def _is_here(self) -> bool:
+        """True in the process that started the thread, false in its forked copies."""
+        return self._pid == os.getpid()
 
-    @property
-    def opened(self) -> concurrent.futures.Future[bool]:
-        """The outcome of the opening, which may go on after :meth:`start`."""
-        return self._opened
-
-    def start(self, opening: Call[bool]) -> None:
-        """Start the thread, and run ``opening`` in it. A second call does nothing."""
+    def begin(self) -> None:
+        """Start the thread, and begin to open the tier in it. A second call does nothing."""
         if self._thread is not None:
             return
         self._pid = os.getpid()
@@ -83,13 +73,69 @@ class LoopThread:
         self._event_loop.set_exception_handler(self._log_unhandled)
         self._thread = threading.Thread(
             target=self._run,
-            args=(self._event_loop, opening),
-            name=f"kvtier-{self._name}",
+            args=(self._event_loop,),
+            name=f"kvtier-{self._spec.name}",
             daemon=True,
         )
         self._thread.start()
 
-    def wait_opened(self, timeout_s: float | None = None) -> bool | None:
+    def start(self) -> bool:
+        """Begin if needed, and wait for the tier to open; an error closes the runner."""
+        self.begin()
+        try:
+            return self._await_opening()
+        except BaseException:
+            self.close(_FAILED_CLOSE_S)
+            raise
+
+    def drain(self, timeout_s: float) -> bool:
+        if not self.is_running:
+            return True
+        return self._call(self._drain(timeout_s), 2 * timeout_s + 1.0, default=False)
+
+    def close(self, timeout_s: float) -> None:
+        """Drain, close the tier and end the thread. A second call does nothing.
+
+        A thread that takes longer is left behind, and ends by itself when it can.
+        """
+        # Set first: after an interrupt the caller may call again while the first call still drains.
+        if self._closing:
+            return
+        self._closing = True
+        if self._thread is None or not self._is_here:
+            return
+        if self._opened.done() and self._opened.exception() is None:
+            self.drain(timeout_s)
+        self._call_soon(self._start_closing, timeout_s)
+        if self._closed.wait(timeout_s + self._grace_s):
+            self._thread.join(timeout_s)
+        else:
+            self._log.warning(
+                "the tier did not close within %g s; its thread is left behind", timeout_s
+            )
+        self._stopped.set()
+
+    @abstractmethod
+    def _await_opening(self) -> bool:
+        """Wait in the engine's thread as long as it may; return true if the tier is open."""
+
+    @abstractmethod
+    async def _open(self) -> bool:
+        """Open the tier; return true if it is open."""
+
+    @abstractmethod
+    async def _drain(self, timeout_s: float) -> bool:
+        """Drain the tier; return true if all jobs have ended."""
+
+    @abstractmethod
+    async def _close(self, timeout_s: float) -> None:
+        """Close the tier."""
+
+    @abstractmethod
+    def _ended(self) -> None:
+        """Conclude all jobs, since the loop has stopped."""
+
+    def _wait_opened(self, timeout_s: float | None = None) -> bool | None:
         """Return the opening's result, or ``None`` after ``timeout_s``; log while waiting.
 
         Raises:
@@ -112,9 +158,9 @@ class LoopThread:
             self._log.warning("still opening after %g s", end_s)
             next_s *= 2
 
-    def call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float, default: T) -> T:
+    def _call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float, default: T) -> T:
         """Run a coroutine in the thread; return its result, or ``default`` if there is none."""
-        if self._event_loop is None or not self.is_here:
+        if self._event_loop is None or not self._is_here:
             coroutine.close()
             return default
         try:
@@ -128,43 +174,37 @@ class LoopThread:
             future.cancel()
             return default
 
-    def call_soon(self, callback: Callable[..., object], *args: object) -> None:
+    def _call_soon(self, callback: Callable[..., object], *args: object) -> None:
         """Run a callback in the thread, unless its loop has ended."""
-        if self._event_loop is None or not self.is_here:
+        if self._event_loop is None or not self._is_here:
             return
         try:
             self._event_loop.call_soon_threadsafe(callback, *args)
         except RuntimeError:  # the loop has been closed
             return
 
-    def close(self, closing: Call[None], timeout_s: float, *, join_s: float) -> bool:
-        """Cancel an opening that goes on, run ``closing`` in the thread, and end the thread.
-
-        A thread that takes longer is left behind and ends later by itself; this returns false.
-        """
-        if self._thread is None or self._closing or not self.is_here:
-            return True
-        self._closing = True
-        self.call_soon(self._start_closing, closing)
-        closed = self._closed.wait(timeout_s)
-        if closed:
-            self._thread.join(join_s)
-        # A thread that is left behind counts as ended, though it still closes the tier when it can.
-        self._stopped.set()
-        return closed
-
-    def _run(self, event_loop: asyncio.AbstractEventLoop, opening: Call[bool]) -> None:
-        asyncio.set_event_loop(event_loop)
-        event_loop.call_soon(self._start_opening, opening)
+    def _notify_engine(self) -> None:
+        if self._notify is None:
+            return
         try:
-            run_until(event_loop, lambda: self._loop_ends, self._log)
+            self._notify()
+        except Exception:
+            self._log.exception("notifying the engine failed")
+
+    # --- in the thread ------------------------------------------------------------------------
+
+    def _run(self, event_loop: asyncio.AbstractEventLoop) -> None:
+        asyncio.set_event_loop(event_loop)
+        event_loop.call_soon(self._start_opening)
+        try:
+            run_until(event_loop, self._closed.is_set, self._log)
         except BaseException:
             self._log.exception("the tier's loop has ended; the tier is not used any longer")
         finally:
             # Set first, so that jobs submitted from now on are refused.
             self._stopped.set()
             self._closed.set()
-            self._on_end()
+            self._ended()
             end_event_loop(event_loop, self._clock)
             if not self._opened.done():
                 self._opened.set_exception(TierError("its loop ended while it was opened"))
@@ -175,36 +215,32 @@ class LoopThread:
         """Log an error that no task handled, in the tier's log, which masks its secrets."""
         self._log.error("%s", context["message"], exc_info=context.get("exception"))
 
-    def _stop(self) -> None:
-        self._loop_ends = True
-        asyncio.get_running_loop().stop()
+    def _start_opening(self) -> None:
+        self._opening = self._clock.spawn(self._run_opening(), name=f"open {self._spec.name}")
 
-    def _start_opening(self, opening: Call[bool]) -> None:
-        # Kept here, because a loop holds its tasks only weakly.
-        self._opening = self._clock.spawn(self._open(opening), name=f"open {self._name}")
-
-    async def _open(self, opening: Call[bool]) -> None:
+    async def _run_opening(self) -> None:
         try:
-            self._opened.set_result(await opening())
+            self._opened.set_result(await self._open())
         except Exception as error:
             self._opened.set_exception(error)
         except asyncio.CancelledError:
             # The thread is being closed, so nobody waits for the opening any longer.
             self._opened.set_exception(TierError("it was closed while it was opened"))
 
-    def _start_closing(self, closing: Call[None]) -> None:
-        self._closing_task = self._clock.spawn(self._close(closing), name=f"close {self._name}")
+    def _start_closing(self, timeout_s: float) -> None:
+        closing = self._run_closing(timeout_s)
+        self._closing_task = self._clock.spawn(closing, name=f"close {self._spec.name}")
 
-    async def _close(self, closing: Call[None]) -> None:
+    async def _run_closing(self, timeout_s: float) -> None:
         try:
             # An opening that does not end in time must not go on while the tier is closed.
             if self._opening is not None:
                 self._opening.cancel()
                 await asyncio.wait([self._opening])
-            await closing()
+            await self._close(timeout_s)
         finally:
             self._closed.set()
-            self._stop()
+            asyncio.get_running_loop().stop()
 
 
 def run_until(
@@ -219,7 +255,7 @@ def run_until(
             log.exception("a task raised SystemExit, and was ended by it")
 
 
-async def close_tier(close: Call[None], log: TierLog) -> None:
+async def close_tier(close: Callable[[], Coroutine[Any, Any, None]], log: TierLog) -> None:
     """Close a tier, and log its error."""
     try:
         await close()

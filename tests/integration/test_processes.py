@@ -35,19 +35,6 @@ def url_of(tier: str, directory: Path, runner: str) -> str:
     return f"{tier}{directory if tier == 'file://' else ''}?runner={runner}"
 
 
-@pytest.mark.parametrize("runner", RUNNERS)
-@pytest.mark.parametrize("tier", ["memory:", "file://"])
-def test_what_leaves_the_primary_tier_comes_back(tier: str, runner: str, tmp_path: Path) -> None:
-    keys = KEYS[:40]
-    with live([url_of(tier, tmp_path, runner)], slots=16) as engine:
-        first = engine.begin("first")
-        engine.there_and_back(first, *keys)
-        engine.manager.on_request_finished(first)
-        assert engine.manager.stats[1].loaded_chunks >= 24
-        assert engine.manager.stats[1].failures == {}
-        assert set(engine.manager.left_over().values()) == {0}
-
-
 def test_two_processes_find_each_others_files(tmp_path: Path) -> None:
     for number, runner in enumerate(["process", "thread", "process"]):
         with live([f"file://{tmp_path}?runner={runner}"], slots=32) as engine:
@@ -71,6 +58,7 @@ def test_a_replay_through_processes_hits_what_one_through_threads_does(
         assert report.wrong_bytes == 0
         assert set(report.left_over.values()) == {0}
         assert sum(stats.loaded_chunks for stats in report.tiers[1:])
+        assert all(stats.failures == {} for stats in report.tiers)
         hits.append(report.hit_chunks)
     assert hits[0] == hits[1]
 

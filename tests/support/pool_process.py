@@ -70,7 +70,6 @@ class PoolProcess:
         )
 
     def send(self, line: str) -> None:
-        """Send a line, without waiting for its answer."""
         assert self._process.stdin is not None
         self._open_lines += 1
         self._process.stdin.write(line + "\n")
@@ -88,16 +87,13 @@ class PoolProcess:
         return value
 
     def run(self, line: str) -> Any:
-        """Send a line, and wait for its answer."""
         self.send(line)
         return self.answer()
 
     def is_at_rest(self) -> bool:
-        """Return true if the process can serve another test."""
         return self._is_reusable and not self._open_lines
 
     def kill(self) -> None:
-        """Kill it with SIGKILL, and wait for its end."""
         self._is_reusable = False
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
@@ -116,13 +112,11 @@ class PoolProcesses:
         self._given: list[PoolProcess] = []
 
     def start(self, *, pass_fds: tuple[int, ...] = ()) -> PoolProcess:
-        """Return a process that holds no pool, and inherits these descriptors."""
         known = not pass_fds and self._idle
         self._given.append(self._idle.pop() if known else PoolProcess(pass_fds))
         return self._given[-1]
 
     def take_back(self) -> None:
-        """End a test: keep its processes for the next one, and kill the busy ones."""
         for process in self._given:
             if process.is_at_rest():
                 process.run("forget()")
@@ -132,7 +126,6 @@ class PoolProcesses:
         self._given.clear()
 
     def kill(self) -> None:
-        """Kill the processes after all tests."""
         for process in self._idle:
             process.kill()
 
@@ -143,7 +136,6 @@ def _lines() -> Iterator[str]:
 
 
 def main() -> None:
-    """Evaluate the lines on standard input."""
     scope: dict[str, Any] = {
         "PoolLayout": PoolLayout,
         "fill": fill,

@@ -11,7 +11,7 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +106,7 @@ class MisbehavingTier(MemoryTier):
         self._note("opened")
 
     async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
-        self._check(fault_of_keys(self, keys))
+        _check(fault_of_keys(self, keys))
         self._lookups.add()
         await self._do(self.config.on_lookup)
         if self.config.answer:
@@ -114,21 +114,17 @@ class MisbehavingTier(MemoryTier):
         return await super().lookup(keys, request)
 
     async def store(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
-        self._check(fault_of_batch(self, batch))
+        _check(fault_of_batch(self, batch))
         verdicts = await super().store(batch)
         self._stored.set(len(self._objects))
         return verdicts
 
     async def load(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
-        self._check(fault_of_batch(self, batch))
+        _check(fault_of_batch(self, batch))
         await self._do(self.config.on_load)
         if self.config.answer:
             return self._answer(len(batch))
         return await super().load(batch)
-
-    def _check(self, fault: str | None) -> None:
-        if fault is not None:
-            raise TierContractError(fault)
 
     async def close(self) -> None:
         await asyncio.sleep(self.config.close_s)
@@ -221,7 +217,6 @@ class MisbehavingTier(MemoryTier):
         self._block()
 
     def _leave_a_copy(self) -> None:
-        """Die, and leave a forked copy alive that holds the same files open."""
         if os.fork() == 0:
             threading.Event().wait(20)
         os._exit(7)
@@ -265,9 +260,6 @@ class MisbehavingTier(MemoryTier):
             != Path(f"{self.config.diary}.key").read_text()
         ):
             raise TierAuthError("wrong key")
-
-    def _tell_secret(self) -> None:
-        self._note(f"secret {self.config.secret_key.get_secret_value()}")
 
     def _quote_secret(self) -> None:
         """Raise an error that quotes the secret, as a Redis server without AUTH does."""
@@ -336,9 +328,13 @@ class MisbehavingTier(MemoryTier):
             self._leave()
 
     def _refuse_again(self) -> None:
-        """Refuse every open but the first."""
         if "opened" in self._past():
             self._refuse()
+
+
+def _check(fault: str | None) -> None:
+    if fault is not None:
+        raise TierContractError(fault)
 
 
 def misbehaving(
@@ -349,15 +345,7 @@ def misbehaving(
     runner: dict[str, Any] | None = None,
     **script: Any,
 ) -> TierSpec:
-    """Make the specification of a misbehaving tier, required unless ``runner`` differs.
-
-    Args:
-        kind: ``thread`` or ``process``.
-        diary: the file of its diary.
-        name: its name.
-        runner: further options that every tier has.
-        script: its own options.
-    """
+    """Specify a misbehaving tier in a thread or process, required unless ``runner`` differs."""
     patience = dict.fromkeys(["lookup_deadline", "load_deadline", "store_deadline"], 60)
     return TierSpec(
         name,
@@ -371,11 +359,7 @@ def misbehaving(
 
 
 class SeenRunner:
-    """A runner, and all its reports other than results.
-
-    Args:
-        runner: the real one.
-    """
+    """A runner, and all its reports other than results."""
 
     def __init__(self, runner: TierRunner) -> None:
         self.runner = runner
@@ -401,10 +385,7 @@ class Rig(TierListener):
     Args:
         kind: ``thread`` or ``process``.
         directory: directory of the tier's diary.
-        clock: the clock of runner and client.
         runner: further options that every tier has.
-        notifies: let the runner notify of new reports.
-        engine_waits: the runner's ``engine_waits``.
         script: options of the misbehaving tier.
     """
 
@@ -452,11 +433,9 @@ class Rig(TierListener):
     stored = loaded = answered
 
     def past(self) -> list[str]:
-        """Return the lines of the tier's diary."""
         return self._diary.read_text().split("\n")[:-1] if self._diary.exists() else []
 
     def wait_past(self, what: str) -> None:
-        """Wait for a line in the tier's diary."""
         for _ in range(6000):
             if any(line.startswith(what) for line in self.past()):
                 return
@@ -464,7 +443,6 @@ class Rig(TierListener):
         raise AssertionError(f"not {what} but {self.past()}")
 
     def unblock(self) -> None:
-        """Release a blocked tier."""
         Path(f"{self._diary}.released").touch()
 
     def job(self, operation: Operation, *chunks: int) -> Job:
@@ -495,7 +473,6 @@ class Rig(TierListener):
         return verdicts
 
     def wait_open(self) -> None:
-        """Poll until the tier is open."""
         self.wait_until(lambda: bool(self.client.stats.is_open))
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
@@ -517,3 +494,16 @@ class Rig(TierListener):
         self.unblock()
         self.client.close(5.0)
         self.pool.close()
+
+
+@contextlib.contextmanager
+def rig_maker(kind: str, directory: Path, **usual: Any) -> Iterator[Callable[..., Rig]]:
+    """Make rigs, and close them at the end."""
+    with contextlib.ExitStack() as ended:
+
+        def make(**options: Any) -> Rig:
+            rig = Rig(kind, directory, **{**usual, **options})
+            ended.callback(rig.close)
+            return rig
+
+        yield make

@@ -43,7 +43,6 @@ class HeldBackClock(SystemClock):
             await asyncio.sleep(0.002)
 
     def go_on(self) -> None:
-        """End one pause."""
         self.paused.clear()
         self._turns.release()
 
@@ -91,16 +90,7 @@ def is_there(pid: int) -> bool:
 
 def children() -> list[int]:
     """Return the processes of this process's tiers."""
-    found = []
-    # The command line of a tier's process before and after it has renamed itself.
-    shown = (b"process.child", b"kvtier tier ")
-    for place in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            parent = int((place / "stat").read_text().rpartition(")")[2].split()[1])
-            line = (place / "cmdline").read_bytes()
-            if parent == os.getpid() and any(text in line for text in shown):
-                found.append(int(place.name))
-    return found
+    return list(tier_processes(os.getpid()))
 
 
 def tier_processes(parent: int) -> dict[int, str]:

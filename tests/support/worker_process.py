@@ -22,7 +22,6 @@ TARGETS = [20, 22, 21, 30, 31, 16]
 
 
 def layers(rank: int) -> list[torch.Tensor]:
-    """Make the KV cache of a rank, a tensor for each layer."""
     source = torch.Generator().manual_seed(rank)
     shape = (BLOCKS, PAGE_BYTES)
     return [
@@ -31,7 +30,6 @@ def layers(rank: int) -> list[torch.Tensor]:
 
 
 def main() -> None:
-    """Run the process."""
     fd, rank = (int(word) for word in sys.argv[1:])
     pool = HostPool.attach(fd, worker=rank)
     cache = layers(rank)

@@ -27,7 +27,7 @@ from kvtier_sdk.options.secret_sources import VariableSecret
 from kvtier_sdk.options.secrets import text_of_all
 from kvtier_sdk.options.tier import RunnerOptions
 from kvtier_sdk.pool import PoolLayout
-from kvtier_sdk.runner.process.codec import PROTOCOL_VERSION
+from kvtier_sdk.runner.process.messages import PROTOCOL_VERSION
 
 _OTHER_OPTIONS = (
     "a process of its own gets the options as plain data, in which these are not the same: give "
@@ -36,10 +36,9 @@ _OTHER_OPTIONS = (
 
 
 def fault_of(spec: TierSpec) -> str | None:
-    """Return in a sentence why a process of its own cannot build a tier, or ``None``.
+    """Return why a process of its own cannot build a tier, or ``None``.
 
-    Options with a plain form pass; the process checks that they mean the same there
-    (:func:`read_bootstrap`).
+    Only the process itself can check that its options mean the same there.
     """
     tier_class = spec.tier_class
     if tier_class.__module__ == "__main__" or "<locals>" in tier_class.__qualname__:
@@ -57,10 +56,7 @@ def fault_of(spec: TierSpec) -> str | None:
 def write_bootstrap(
     spec: TierSpec, *, namespace: Namespace, layout: PoolLayout, pool_fd: int
 ) -> dict[str, Any]:
-    """Return the data from which the process builds a tier without a fault, secrets included.
-
-    ``pool_fd`` is the pool's descriptor in the process.
-    """
+    """Return the data from which the process builds a tier without a fault, secrets included."""
     return {
         "version": PROTOCOL_VERSION,
         "name": spec.name,
@@ -82,12 +78,7 @@ def write_bootstrap(
 
 
 def read_bootstrap(bootstrap: Mapping[str, Any]) -> tuple[TierSpec, Namespace, PoolLayout]:
-    """Read, in the process, the data that :func:`write_bootstrap` returned in the engine.
-
-    Raises:
-        ConfigError: the data is from another release, or does not mean the same here.
-        BackendLoadError: the backend cannot be imported here.
-    """
+    """Read the bootstrap data in the process; refuse data that does not mean the same here."""
     name = bootstrap["name"]
     place = Place(f"tier {name!r}")
     if bootstrap["version"] != PROTOCOL_VERSION:
@@ -96,7 +87,7 @@ def read_bootstrap(bootstrap: Mapping[str, Any]) -> tuple[TierSpec, Namespace, P
         )
     namespace = Namespace(bootstrap["facts"])
     if namespace.fingerprint != bootstrap["fingerprint"]:
-        raise ConfigError(f"{place} the namespace's facts are no plain JSON values")
+        raise ConfigError(f"{place} the namespace's facts are not plain JSON values")
     tier_class = _load_class(name, bootstrap["tier_class"])
     model = tier_class.config_model
     secrets = {name: VariableSecret(*of) for name, of in bootstrap["variables"].items()}
@@ -136,9 +127,8 @@ def write_error(error: BaseException) -> dict[str, Any]:
 def read_error(told: Mapping[str, Any]) -> BaseException:
     """Make an exception again from the data of :func:`write_error`.
 
-    Its class is the first one that this process has already imported and that gives the same text
-    when made from the plain arguments or from the text; otherwise it is a :class:`TierError` with
-    the class's name.
+    It is of the first class that the engine has imported, and that gives the same text again when
+    made from the arguments or the text; otherwise it is a :class:`TierError` with the class's name.
     """
     for path in told["classes"]:
         found = _known_class(path)

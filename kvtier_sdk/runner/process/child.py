@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import faulthandler
 import logging
 import os
@@ -16,41 +17,43 @@ import socket
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
 from typing import Any, NoReturn
 
 from kvtier_sdk.aio.clock import SystemClock
 from kvtier_sdk.options.model import secrets_of
-from kvtier_sdk.options.secrets import MaskingFormatter, Secrets
+from kvtier_sdk.options.secrets import MaskingFormatter
 from kvtier_sdk.pool import HostPool
 from kvtier_sdk.runner.jobs import Report
 from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.runner.loop import TierLoop
 from kvtier_sdk.runner.loop_thread import close_tier, run_until
 from kvtier_sdk.runner.process.bootstrap import read_bootstrap, write_error
-from kvtier_sdk.runner.process.channel import Channel
-from kvtier_sdk.runner.process.codec import (
+from kvtier_sdk.runner.process.messages import (
+    Channel,
     Kind,
     MessageSplitter,
     message,
     plain_message,
-    read_jobs,
+    read_job,
     read_plain,
     write_reports,
 )
-from kvtier_sdk.runner.process.title import set_process_title
 
 _STDERR = 2
 _READ_BYTES = 1 << 16
 #: Where processors are scarce, the engine goes first.
 _NICENESS = 5
-#: How long, after the engine is gone, the tier may take to close, and the process to end.
+#: Once the engine is gone, the tier may take this long to close, and the process to end.
 _ORPHAN_CLOSE_S = 0.5
 _ORPHAN_END_S = 5.0
 #: How long a tier that did not open may take to close.
 _REFUSED_CLOSE_S = 5.0
 #: How long sending the last reports may take.
 _LAST_REPORTS_S = 1.0
+#: Indices of the command line's bounds among the fields of /proc/PID/stat after the name.
+_ARG_START, _ARG_END = 45, 46
 
 
 class Child:
@@ -98,45 +101,49 @@ class Child:
 
     def _take(self, kind: Kind, body: bytes) -> None:
         if kind is Kind.BOOTSTRAP:
-            self._begin(read_plain(body))
+            self._opening = self._spawn(self._open(read_plain(body)), "open")
         elif kind is Kind.DRAIN:
             self._spawn(self._drain(read_plain(body)), "drain")
         elif kind is Kind.CLOSE:
             self._end(read_plain(body))
         elif kind is Kind.PING:
-            self._send(message(Kind.PING, b""))
+            self._send(message(Kind.PING))
 
     def _send(self, data: bytes) -> None:
         """Write to the control socket, in any thread, even if the engine is gone."""
         with self._writing, contextlib.suppress(OSError):
             self._control.sendall(data)
 
-    def _spawn(self, coroutine: Any, name: str) -> asyncio.Task[None]:
-        task: asyncio.Task[None] = self._clock.spawn(coroutine, name=name)
+    def _spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = self._clock.spawn(coroutine, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     # --- the tier ---------------------------------------------------------------------------
 
-    def _begin(self, bootstrap: Mapping[str, Any]) -> None:
+    async def _open(self, bootstrap: Mapping[str, Any]) -> None:
         try:
             self._tier_loop = self._build(bootstrap)
+            is_open = await self._tier_loop.open()
         except BaseException as error:  # a panic in a Rust client is not an Exception
-            self._refuse(error)
+            if not self._ending:
+                self._ending = True
+                await self._refuse(error)
         else:
-            self._opening = self._spawn(self._open(self._tier_loop), "open")
+            self._event_loop.add_reader(self._data, self._take_jobs, self._tier_loop)
+            self._send(plain_message(Kind.OPENED, is_open))
 
     def _build(self, bootstrap: Mapping[str, Any]) -> TierLoop:
         name = bootstrap["name"]
         title = f"kvtier tier {name!r} ({bootstrap['backend']})"
-        set_process_title(title, short=f"kvtier:{name}")
+        _set_title(title, short=f"kvtier:{name}")
         sender = _LogSender(self._log.logger.name, self._send)
         logging.getLogger().addHandler(sender)
         self._log.logger.setLevel(bootstrap["log_level"])
         spec, namespace, layout = read_bootstrap(bootstrap)
         # The lines of other loggers, such as a client's or asyncio's, may show secrets too.
-        sender.hide(secrets_of(spec.config))
+        sender.setFormatter(MaskingFormatter(secrets=secrets_of(spec.config)))
         # The pages exist already, and touching all of them takes long for a large pool.
         pool = HostPool.attach(bootstrap["pool_fd"], layout, prefault=False)
         os.close(bootstrap["pool_fd"])
@@ -149,26 +156,13 @@ class Child:
             give_up=self._give_up,
         )
 
-    async def _open(self, tier_loop: TierLoop) -> None:
+    async def _refuse(self, error: BaseException) -> None:
+        """Close a tier that did not open, tell the engine why, and end."""
         try:
-            is_open = await tier_loop.open()
-        except Exception as error:
-            await self._refuse_opened(error)
-        else:
-            self._event_loop.add_reader(self._data, self._take_jobs)
-            self._send(plain_message(Kind.OPENED, is_open))
-
-    async def _refuse_opened(self, error: Exception) -> None:
-        """Close a tier that did not open, then refuse, unless the process is ending already."""
-        if not self._ending and self._tier_loop is not None:
-            self._ending = True
-            with contextlib.suppress(TimeoutError):
-                async with self._clock.timeout(_REFUSED_CLOSE_S):
-                    await close_tier(self._tier_loop.close, self._log)
-            self._refuse(error)
-
-    def _refuse(self, error: BaseException) -> NoReturn:
-        try:
+            if self._tier_loop is not None:
+                with contextlib.suppress(TimeoutError):
+                    async with self._clock.timeout(_REFUSED_CLOSE_S):
+                        await close_tier(self._tier_loop.close, self._log)
             self._send(plain_message(Kind.REFUSED, write_error(error)))
         finally:
             # Exit even if nothing was sent: the engine waits for a message or the process's end.
@@ -176,7 +170,7 @@ class Child:
 
     def _give_up(self) -> None:
         """Ask the engine to kill this process, and so to conclude its jobs."""
-        self._send(message(Kind.HUNG, b""))
+        self._send(message(Kind.HUNG))
 
     async def _drain(self, timeout_s: float) -> None:
         ended = self._tier_loop is None or await self._tier_loop.drain(timeout_s)
@@ -205,14 +199,15 @@ class Child:
 
     # --- jobs and reports ---------------------------------------------------------------------
 
-    def _take_jobs(self) -> None:
+    def _take_jobs(self, tier_loop: TierLoop) -> None:
+        jobs = []
         for kind, body in self._data.read():
-            if self._tier_loop is None:
-                continue
             if kind is Kind.LOG:
-                self._tier_loop.log_end(*read_plain(body))
+                tier_loop.log_end(*read_plain(body))
             else:
-                self._tier_loop.submit(read_jobs(body))
+                jobs.append(read_job(body))
+        if jobs:
+            tier_loop.submit(jobs)
         if self._data.at_end:
             self._event_loop.remove_reader(self._data)
             self._end(_ORPHAN_CLOSE_S)
@@ -235,14 +230,7 @@ class Child:
         while self._reports:
             reports.append(self._reports.popleft())
         if reports:
-            self._data.write(message(Kind.REPORTS, write_reports(reports)))
-            if self._data.has_unsent:
-                self._event_loop.add_writer(self._data, self._send_rest)
-
-    def _send_rest(self) -> None:
-        self._data.flush()
-        if not self._data.has_unsent:
-            self._event_loop.remove_writer(self._data)
+            self._data.send(message(Kind.REPORTS, write_reports(reports)), self._event_loop)
 
 
 class _LogSender(logging.Handler):
@@ -253,10 +241,6 @@ class _LogSender(logging.Handler):
         self.setFormatter(MaskingFormatter())
         self._own = own
         self._send_message = send
-
-    def hide(self, secrets: Secrets) -> None:
-        """Mask these secrets from now on."""
-        self.setFormatter(MaskingFormatter(secrets=secrets))
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -284,6 +268,20 @@ def _watch_parent(control: socket.socket) -> None:
         control.shutdown(socket.SHUT_RD)
     threading.Event().wait(_ORPHAN_END_S)
     os._exit(1)
+
+
+def _set_title(title: str, *, short: str) -> None:
+    """Name this process, on Linux only."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        Path("/proc/self/comm").write_bytes(short.encode()[:15])
+        # The name, in parentheses, may contain blanks.
+        fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        start, end = int(fields[_ARG_START]), int(fields[_ARG_END])
+        if start < end:
+            # Overwriting is safe: Python keeps copies of its arguments. The last byte stays 0, as
+            # the text's end.
+            text = title.encode()[: end - start - 1]
+            ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
 
 
 def _open_standard_streams() -> None:

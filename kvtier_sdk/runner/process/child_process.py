@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import logging
+import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections import deque
+from collections.abc import Mapping
+from typing import IO, Any
 
 from kvtier_sdk.aio.clock import Clock, wait_out
 from kvtier_sdk.errors import TierUnavailableError
@@ -19,9 +22,14 @@ from kvtier_sdk.options.secret_sources import environment_without_secrets
 from kvtier_sdk.options.secrets import Secrets
 from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.runner.process.bootstrap import read_error
-from kvtier_sdk.runner.process.channel import Channel
-from kvtier_sdk.runner.process.codec import Kind, MessageError, message, plain_message, read_plain
-from kvtier_sdk.runner.process.stderr import StderrLog
+from kvtier_sdk.runner.process.messages import (
+    Channel,
+    Kind,
+    MessageError,
+    message,
+    plain_message,
+    read_plain,
+)
 
 # The process gets the engine's ``sys.path``, which holds no secrets, to find the same modules.
 _PROGRAM = (
@@ -36,14 +44,22 @@ _NONSENSE = (MessageError, LookupError, TypeError, ValueError)
 #: in pings, not seconds, because a process is not stuck if the whole machine was suspended.
 _PING_S = 1.0
 _MAX_UNANSWERED = 10
+_READ_BYTES = 1 << 16
+#: A line is cut at this length, because a library may write without ever ending one.
+_MAX_LINE_BYTES = 4096
+#: How many of the last lines are repeated when the process dies.
+_LAST_LINES = 4
+#: Begins a stack that faulthandler writes when a process crashes: good for the log, too long to
+#: repeat.
+_STACK_STARTS = ("Current thread 0x", "Thread 0x")
 
 
 class ChildProcess:
     """Starts a process, has it open the tier, and ends it.
 
-    Two sockets lead to it. Jobs and reports go through ``data``, which belongs to the engine's
-    thread. Everything else goes through a control socket, which belongs to the loop on which this
-    object was made.
+    Two sockets lead to it, because two threads of the engine use them. Jobs and reports go through
+    ``data``, which belongs to the engine's thread. Everything else goes through a control socket,
+    which belongs to the loop on which this object was made.
 
     Attributes:
         data: the channel of jobs and reports.
@@ -66,7 +82,7 @@ class ChildProcess:
         self._control, self._their_control = _socket_pair()
         self.data, self._their_data = _socket_pair()
         self._process: subprocess.Popen[bytes] | None = None
-        self._stderr: StderrLog | None = None
+        self._stderr: _StderrLog | None = None
         self._reaper: threading.Thread | None = None
         self._killed_for: str | None = None
         self._unanswered = 0
@@ -74,18 +90,12 @@ class ChildProcess:
 
     @property
     def pid(self) -> int | None:
-        """Id of the process, once it was started."""
         return None if self._process is None else self._process.pid
 
-    async def start(self, bootstrap: Callable[[], Mapping[str, Any]], pool_fd: int) -> None:
-        """Start the process, have it open the tier, and wait until it takes jobs.
+    async def start(self, bootstrap: Mapping[str, Any], pool_fd: int) -> None:
+        """Start the process, have it open the tier, and wait until it accepts jobs.
 
         If this raises or is cancelled, call :meth:`end`.
-
-        Raises:
-            ConfigError: a setting cannot work.
-            BackendError: the backend cannot be imported there.
-            TierError: the store cannot be reached, or the process cannot be started or died.
         """
         with self._their_control, self._their_data:
             try:
@@ -99,15 +109,13 @@ class ChildProcess:
         assert self._stderr is not None
         self._event_loop.add_reader(self._control, self._read_control)
         self._event_loop.add_reader(self._stderr, self._read_stderr, self._stderr)
-        self._control.write(plain_message(Kind.BOOTSTRAP, bootstrap()))
-        if self._control.has_unsent:
-            self._event_loop.add_writer(self._control, self._write_control)
+        self._send(plain_message(Kind.BOOTSTRAP, bootstrap))
         await self._opened
 
     async def drain(self, timeout_s: float) -> bool:
         """Drain the tier; return true if all jobs have ended, or the process is gone."""
         self._drained = self._event_loop.create_future()
-        self._control.write(plain_message(Kind.DRAIN, timeout_s))
+        self._send(plain_message(Kind.DRAIN, timeout_s))
         await self._within(2 * timeout_s + 0.5, self._drained, self.ended)
         return self.ended.done() or (self._drained.done() and self._drained.result())
 
@@ -116,7 +124,7 @@ class ChildProcess:
 
         On cancellation the process is killed at once. Either way it is gone when this returns.
         """
-        self._control.write(plain_message(Kind.CLOSE, timeout_s / 2))
+        self._send(plain_message(Kind.CLOSE, timeout_s / 2))
         try:
             if not await self._within(timeout_s, self.ended):
                 self._log.warning(
@@ -139,14 +147,14 @@ class ChildProcess:
         if self._reaper is not None:
             self._reaper.join()
 
-    def distrust(self, error: object) -> None:
-        """Kill a process that has sent an invalid message."""
-        self._log.error("the tier's process is killed: it sent %s", error)
-        self.kill()
-
-    def lost(self) -> None:
-        """Kill a process that has closed its end of a socket, unless it is about to end."""
-        self._clock.call_at(self._clock.now_s() + _PARTING_S, self.kill)
+    def lost(self, error: Exception | None) -> None:
+        """Kill a process that has closed its end of a socket, or has sent an invalid message."""
+        if error is None:
+            # It may be about to end by itself.
+            self._clock.call_at(self._clock.now_s() + _PARTING_S, self.kill)
+        else:
+            self._log.error("the tier's process is killed: it sent %s", error)
+            self.kill()
 
     def suspect(self) -> None:
         """Ping the process until it answers; kill it if it does not."""
@@ -162,7 +170,7 @@ class ChildProcess:
             self.kill("it was stuck, and was killed")
             return
         self._unanswered += 1
-        self._control.write(message(Kind.PING, b""))
+        self._send(message(Kind.PING))
         self._clock.call_at(self._clock.now_s() + _PING_S, self._ping)
 
     async def _within(self, timeout_s: float, *futures: asyncio.Future[Any]) -> bool:
@@ -177,24 +185,22 @@ class ChildProcess:
     # --- the control socket -----------------------------------------------------------------
 
     def _read_control(self) -> None:
+        error = None
         try:
             for kind, body in self._control.read():
                 self._take(kind, body)
-        except _NONSENSE as error:
+        except _NONSENSE as caught:
+            error = caught
+        if error is not None or self._control.at_end:
             self._event_loop.remove_reader(self._control)
-            self.distrust(error)
-        if self._control.at_end:
-            self._event_loop.remove_reader(self._control)
-            self.lost()
+            self.lost(error)
 
-    def _read_stderr(self, stderr: StderrLog) -> None:
+    def _read_stderr(self, stderr: _StderrLog) -> None:
         if not stderr.read():
             self._event_loop.remove_reader(stderr)
 
-    def _write_control(self) -> None:
-        self._control.flush()
-        if not self._control.has_unsent:
-            self._event_loop.remove_writer(self._control)
+    def _send(self, data: bytes) -> None:
+        self._control.send(data, self._event_loop)
 
     def let_go(self) -> None:
         """Close the control socket of a process that is gone. A second call does nothing."""
@@ -235,7 +241,7 @@ class ChildProcess:
             process_group=0,
         )
         assert self._process.stderr is not None
-        self._stderr = StderrLog(self._process.stderr, self._log, self._secrets)
+        self._stderr = _StderrLog(self._process.stderr, self._log, self._secrets)
         self._reaper = threading.Thread(
             target=self._reap, args=(self._process,), name=f"kvtier-{self._name}-wait", daemon=True
         )
@@ -266,6 +272,61 @@ class ChildProcess:
         error = TierUnavailableError(text)
         error.tier, error.operation = self._name, "open"
         return error
+
+
+class _StderrLog:
+    """Writes a process's standard error to the tier's log, and keeps the last lines.
+
+    Reading never waits.
+    """
+
+    def __init__(self, pipe: IO[bytes], log: TierLog, secrets: Secrets) -> None:
+        os.set_blocking(pipe.fileno(), False)
+        self._pipe = pipe
+        self._log = log
+        self._secrets = secrets
+        self._rest = b""
+        self._last: deque[str] = deque(maxlen=_LAST_LINES)
+        self._in_stack = False
+
+    def fileno(self) -> int:
+        return self._pipe.fileno()
+
+    def read(self) -> bool:
+        """Log the lines that have arrived; return false at the end of the pipe."""
+        while True:
+            try:
+                data = os.read(self.fileno(), _READ_BYTES)
+            except (BlockingIOError, InterruptedError):
+                return True
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            if not data or len(self._rest) > _MAX_LINE_BYTES:
+                lines.append(self._rest)
+                self._rest = b""
+            self._take(lines)
+            if not data:
+                return False
+
+    def close(self) -> str:
+        """Read the rest and close the pipe; return the last lines."""
+        if self.read() and self._rest:
+            self._take([self._rest])
+        self._pipe.close()
+        return "; ".join(self._last)
+
+    def _take(self, lines: list[bytes]) -> None:
+        texts = [line[:_MAX_LINE_BYTES].decode(errors="replace").rstrip() for line in lines]
+        for file in self._secrets.files if any(texts) else ():
+            # The process may have read a newer secret than the engine, and printed it.
+            with contextlib.suppress(OSError, ValueError):
+                file.read_again()
+        texts = [self._secrets.mask(text) for text in texts if text]
+        for text in texts:
+            self._in_stack = self._in_stack or text.startswith(_STACK_STARTS)
+            if not self._in_stack:
+                self._last.append(text)
+        if texts:
+            self._log.log(logging.WARNING, "stderr: %s", "\n".join(texts))
 
 
 def _socket_pair() -> tuple[Channel, socket.socket]:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
-from kvtier_sdk.aio.clock import Clock
+from kvtier_sdk.aio.clock import Clock, wait_out
 from kvtier_sdk.config.tier_spec import TierSpec
-from kvtier_sdk.errors import ConfigError
+from kvtier_sdk.errors import TierError
 from kvtier_sdk.namespace import Namespace
+from kvtier_sdk.options.model import secrets_of
+from kvtier_sdk.options.units import format_seconds
 from kvtier_sdk.runner.base import PoolMemory
+from kvtier_sdk.runner.breaker import Backoff
 from kvtier_sdk.runner.jobs import (
     Job,
     JobResult,
@@ -21,12 +26,12 @@ from kvtier_sdk.runner.jobs import (
     Verdict,
     uniform_result,
 )
-from kvtier_sdk.runner.log import TierLog
-from kvtier_sdk.runner.loop_thread import LoopThread
-from kvtier_sdk.runner.process.bootstrap import fault_of
-from kvtier_sdk.runner.process.channel import Channel
-from kvtier_sdk.runner.process.child_process import ChildProcess
-from kvtier_sdk.runner.process.codec import (
+from kvtier_sdk.runner.loop_thread import LoopRunner
+from kvtier_sdk.runner.opening import may_pass, not_in_time
+from kvtier_sdk.runner.process.bootstrap import write_bootstrap
+from kvtier_sdk.runner.process.child_process import ChildProcess, copy_fd
+from kvtier_sdk.runner.process.messages import (
+    Channel,
     Kind,
     MessageError,
     message,
@@ -34,26 +39,30 @@ from kvtier_sdk.runner.process.codec import (
     read_reports,
     write_job,
 )
-from kvtier_sdk.runner.process.supervisor import Supervisor
 
-#: How long the kernel may take to end a process that is killed.
-_KILL_S = 10.0
+#: The pause before a process is restarted doubles from the first up to the longest. A process that
+#: lives at least as long as the longest pause resets it.
+_FIRST_PAUSE_S = 1.0
+_MAX_PAUSE_S = 30.0
+#: How much longer than ``open_deadline`` a process may take to answer. A silent one is blocking its
+#: loop, and is killed.
+_START_S = 30.0
+#: How long a cancelled opening may take to end.
+_CANCEL_S = 5.0
 
 
-class ProcessRunner:
+class ProcessRunner(LoopRunner):
     """Runs a tier in a process of its own, which maps the pool; only keys and verdicts cross.
 
     The engine's own thread writes jobs into the process's socket and reads reports out of it,
     inside :meth:`submit` and :meth:`poll`: a separate thread for this would take the interpreter
     lock from the engine each time. A mostly idle supervisor thread starts the process and restarts
-    it when it dies.
-
-    For an engine that wants to be notified, the supervisor thread watches the socket and wakes up
-    once for each burst of reports.
-
-    Raises:
-        ConfigError: the pool cannot be shared, or another process cannot build the tier.
+    it when it dies. For an engine that wants to be notified, that thread also watches the socket,
+    and wakes up once for each burst of reports.
     """
+
+    # The kernel may need this long to end a process that is killed.
+    _grace_s = 10.0
 
     def __init__(
         self,
@@ -64,96 +73,54 @@ class ProcessRunner:
         clock: Clock,
         notify: Callable[[], None] | None = None,
     ) -> None:
-        fault = fault_of_process(spec, pool)
-        if fault is not None:
-            reason = "option 'runner' is 'process'"
-            if spec.tier_class.needs_process:
-                reason = f"backend {spec.backend!r} has to run in a process of its own"
-            raise ConfigError(f"tier {spec.name!r}: {reason}, but {fault}")
-        self._name = spec.name
-        self._notify = notify
-        self._log = TierLog(spec.name, clock)
-        # The channel to the process, or ``None``. Only the engine's thread changes it.
+        super().__init__(spec, clock, notify)
+        # The process's channel, or ``None``. After the start only the engine's thread changes it.
         self._data: Channel | None = None
-        # Starts and deaths of processes that the engine's thread has not polled yet.
-        self._changes: deque[tuple[ChildProcess, RunnerStopped | ProcessStarted]] = deque()
-        # Failed starts, likewise not polled yet.
-        self._failures: deque[OpeningEnded] = deque()
+        # Changes that the engine's thread has not polled yet, each with its process's channel.
+        self._changes: deque[
+            tuple[Channel | None, ProcessStarted | RunnerStopped | OpeningEnded]
+        ] = deque()
         # Reports that :meth:`peek` or :meth:`close` read before a poll.
         self._unpolled: list[Report] = []
         self._reading = threading.Lock()
         self._watched = False
-        self._closing = False
-        self._supervisor = Supervisor(
-            spec,
-            namespace=namespace,
-            pool=pool,
-            clock=clock,
-            log=self._log,
-            on_start=self._started,
-            on_failure=self._failed,
-            on_death=self._died,
-        )
-        self._thread = LoopThread(spec.name, clock, self._log, self._supervisor.abandon)
+        self._namespace = namespace
+        self._pool = pool
+        # The process that accepts jobs, if there is one. Only the supervisor thread changes it.
+        self._child: ChildProcess | None = None
+        self._supervising: asyncio.Task[None] | None = None
+        self._ending = False
 
     @property
     def pid(self) -> int | None:
         """Id of the tier's process, while there is one."""
-        child = self._supervisor.child
-        return None if child is None else child.pid
-
-    def begin(self) -> None:
-        """Start the supervisor thread, and begin to start the process."""
-        self._thread.start(self._supervisor.open)
-
-    def start(self) -> bool:
-        """Begin if needed, and wait for the tier to open in the process.
-
-        An error closes the runner.
-
-        Raises:
-            ConfigError: a setting cannot work.
-            BackendError: the backend cannot be imported in the process.
-            TierError: the store refuses the credentials, or cannot be reached and the tier is
-                required.
-        """
-        self.begin()
-        try:
-            is_open = self._thread.wait_opened()
-        except BaseException:
-            self.close(timeout_s=5.0)
-            raise
-        child = self._supervisor.first
-        if child is not None:
-            self._data = child.data
-        self._watch()
-        return bool(is_open)
+        return None if self._child is None else self._child.pid
 
     def submit(self, jobs: Sequence[Job]) -> Sequence[JobResult]:
         """Write jobs into the process's socket; return the results of refused ones."""
-        if self._closing or not self._thread.is_running:
-            return [self._refusal(job, Verdict.CANCELLED) for job in jobs]
-        if self._data is None:
+        if self._closing or not self.is_running:
+            return [uniform_result(job, Verdict.CANCELLED) for job in jobs]
+        data = self._data
+        if data is None or data.is_full:
             reason = "the tier has no process now"
-            return [self._refusal(job, Verdict.UNAVAILABLE, reason) for job in jobs]
-        if self._data.is_full:
-            reason = "the tier's process does not take its jobs"
+            if data is not None:
+                reason = "the tier's process does not read its jobs"
             return [self._refusal(job, Verdict.UNAVAILABLE, reason) for job in jobs]
         written = []
         refused = []
         for job in jobs:
             try:
-                written.append(write_job(job))
+                written.append(message(Kind.JOB, write_job(job)))
             except Exception:
                 reason = "could not be handed to the tier's process"
                 self._log.exception("a job %s", reason)
                 refused.append(self._refusal(job, Verdict.FAILED, reason))
         if written:
-            self._data.write(message(Kind.JOBS, b"".join(written)))
+            data.write(b"".join(written))
         return refused
 
     def poll(self) -> Sequence[Report]:
-        if not self._thread.is_here:
+        if not self._is_here:
             return ()  # in a forked copy, the socket is the parent's
         with self._reading:
             reports, self._unpolled = self._unpolled, []
@@ -161,25 +128,22 @@ class ProcessRunner:
                 self._data.flush()
                 self._read(self._data, reports)
             while self._changes:
-                child, change = self._changes.popleft()
-                if isinstance(change, ProcessStarted):
-                    self._data = child.data
-                    reports.append(change)
-                    self._read(self._data, reports)
-                    continue
-                # The process is gone, so everything that it wrote has arrived.
-                self._read(child.data, reports)
-                child.data.close()
-                self._data = None
+                data, change = self._changes.popleft()
+                if data is not None and isinstance(change, RunnerStopped):
+                    # The process is gone, so everything that it wrote has arrived.
+                    self._read(data, reports)
+                    data.close()
+                    self._data = None
                 reports.append(change)
-            while self._failures:
-                reports.append(self._failures.popleft())
+                if data is not None and isinstance(change, ProcessStarted):
+                    self._data = data
+                    self._read(data, reports)
         if self._notify is not None and not self._watched:
             self._watch()
         return reports
 
     def peek(self) -> Sequence[Report]:
-        if not self._thread.is_here:
+        if not self._is_here:
             return ()
         with self._reading:
             known = len(self._unpolled)
@@ -188,130 +152,233 @@ class ProcessRunner:
             if len(self._unpolled) > known:
                 # The socket no longer wakes the engine for reports that were read here, so notify
                 # it.
-                self._thread.call_soon(self._readable)
+                self._call_soon(self._readable)
             changes = [change for _, change in self._changes.copy()]
-            return [*self._unpolled, *changes, *self._failures.copy()]
+            return [*self._unpolled, *changes]
 
     def suspect(self) -> None:
-        """Have the process pinged, and killed if it does not answer."""
-        self._thread.call_soon(self._suspect)
+        self._call_soon(self._suspect)
 
     def log_end(self, topic: str, message: str) -> bool:
-        if not self._thread.is_running or self._data is None or self._data.is_full:
+        if not self.is_running or self._data is None or self._data.is_full:
             return False
         self._data.write(plain_message(Kind.LOG, [topic, message]))
         return True
 
-    def drain(self, timeout_s: float) -> bool:
-        default = not self._thread.is_running
-        return self._thread.call(self._supervisor.drain(timeout_s), 2 * timeout_s + 1.0, default)
-
     def close(self, timeout_s: float) -> None:
-        """Drain, close the tier and end the process. A second call does nothing."""
-        # Set first: an interrupted caller may call again while this one still drains.
-        if self._closing:
-            return
-        self._closing = True
-        if self._thread.is_open:
-            self.drain(timeout_s)
-        self._thread.close(
-            lambda: self._supervisor.close(timeout_s), timeout_s + _KILL_S, join_s=timeout_s
-        )
+        super().close(timeout_s)
         # Poll once more to close the dead process's channel, because no other poll may follow.
         self._unpolled = list(self.poll())
 
-    # --- on the engine's thread, or one that peeks ----------------------------------------------
+    # --- on the engine's thread, or a thread that peeks -----------------------------------------
+
+    def _await_opening(self) -> bool:
+        is_open = self._wait_opened()
+        self._watch()
+        return bool(is_open)
 
     def _read(self, data: Channel, reports: list[Report]) -> None:
         if data.at_end:
             return
+        error = None
         try:
             for _, body in data.read():
                 reports += read_reports(body)
-        except MessageError as error:
+        except MessageError as caught:
+            error = caught
             data.at_end = True
-            self._thread.call_soon(self._distrust, data, error)
         if data.at_end:
-            self._thread.call_soon(self._lost, data)
+            self._call_soon(self._lost, data, error)
 
-    def _refusal(self, job: Job, verdict: Verdict, reason: str | None = None) -> JobResult:
-        error = None if reason is None else f"{self._name} {job.operation.value}: {reason}"
+    def _refusal(self, job: Job, verdict: Verdict, reason: str) -> JobResult:
+        error = f"{self._spec.name} {job.operation.value}: {reason}"
         return uniform_result(job, verdict, error=error)
 
     def _watch(self) -> None:
         """Have the supervisor thread notify the engine when the process has written something."""
         if self._notify is not None and self._data is not None and not self._data.at_end:
             self._watched = True
-            self._thread.call_soon(self._add_reader, self._data)
+            self._call_soon(self._add_reader, self._data)
 
     # --- on the supervisor's thread -------------------------------------------------------------
 
-    def _started(self, child: ChildProcess, is_restart: bool) -> None:
-        self._changes.append((child, ProcessStarted(child.is_open, is_restart)))
-        self._notify_engine()
+    async def _open(self) -> bool:
+        options = self._spec.runner
+        starting: asyncio.Task[ChildProcess] | None
+        starting = self._clock.spawn(self._start(), name=f"start {self._spec.name}")
+        try:
+            async with self._clock.timeout(
+                options.open_deadline_s if self._spec.engine_waits else 0
+            ):
+                await asyncio.wait([starting])
+        except TimeoutError:
+            if options.required:
+                await self._break_off(starting)
+                raise not_in_time(self._spec.name, options.open_deadline_s) from None
+        except asyncio.CancelledError:
+            await self._break_off(starting)
+            raise
+        else:
+            try:
+                self._child = starting.result()
+                self._data = self._child.data
+            except TierError as error:
+                if options.required or not may_pass(error):
+                    raise
+                self._note_failure(error)
+            starting = None
+        supervising = self._supervise(starting)
+        self._supervising = self._clock.spawn(supervising, name=f"supervise {self._spec.name}")
+        return self._child is not None and self._child.is_open
 
-    def _failed(self, reason: str) -> None:
-        self._failures.append(OpeningEnded(reason))
-        self._notify_engine()
+    async def _drain(self, timeout_s: float) -> bool:
+        return self._child is None or await self._child.drain(timeout_s)
 
-    def _died(self, child: ChildProcess, reason: str) -> None:
+    async def _close(self, timeout_s: float) -> None:
+        self._ending = True
+        if self._supervising is None:
+            return
+        if self._child is not None:
+            await self._child.end(timeout_s)
+        else:
+            self._supervising.cancel()
+        await asyncio.wait([self._supervising])
+
+    def _ended(self) -> None:
+        if self._child is not None:
+            self._child.kill_and_wait()
+            self._report_death(self._child, "its supervisor has ended")
+            self._child = None
+
+    async def _start(self) -> ChildProcess:
+        """Start a process, and wait until it accepts jobs; it bounds the opening by itself."""
+        pool_fd = copy_fd(self._pool.fd)
+        try:
+            return await self._start_with(pool_fd)
+        finally:
+            os.close(pool_fd)
+
+    async def _start_with(self, pool_fd: int) -> ChildProcess:
+        spec = self._spec
+        bootstrap = write_bootstrap(
+            spec,
+            namespace=self._namespace,
+            layout=self._pool.layout,
+            pool_fd=pool_fd,
+        )
+        child = ChildProcess(spec.name, self._clock, self._log, secrets_of(spec.config))
+        deadline_s = spec.runner.open_deadline_s
+        try:
+            async with self._clock.timeout(deadline_s + _START_S) as limit:
+                await child.start(bootstrap, pool_fd)
+        except BaseException as error:
+            await child.end(_CANCEL_S)
+            child.data.close()
+            if isinstance(error, TimeoutError) and limit.expired():
+                raise not_in_time(spec.name, deadline_s) from None
+            raise
+        return child
+
+    async def _break_off(self, starting: asyncio.Task[ChildProcess]) -> None:
+        """End a process that is being started."""
+        starting.cancel()
+        await wait_out([starting])
+        if not starting.cancelled() and starting.exception() is None:
+            # The start succeeded before the cancellation reached it.
+            child = starting.result()
+            await child.end(_CANCEL_S)
+            child.data.close()
+
+    async def _supervise(self, starting: asyncio.Task[ChildProcess] | None) -> None:
+        """Start another process whenever one ends, until the tier is closed."""
+        backoff = Backoff(_FIRST_PAUSE_S, _MAX_PAUSE_S)
+        if starting is not None:
+            try:
+                await self._started(starting, is_restart=False)
+            except asyncio.CancelledError:
+                await self._break_off(starting)
+                raise
+            if self._child is not None:
+                self._log.info("the tier's process was started")
+        if self._child is None:
+            await self._restart(backoff, is_restart=False)
+            # A warning, because the failures before it were warnings too.
+            self._log.warning("the tier's process was started")
+        while self._child is not None:
+            reason = f"the tier's process died: {await self._child.ended}"
+            child, self._child = self._child, None
+            died_s = self._clock.now_s()
+            if not self._ending:
+                self._log.warning("%s", reason)
+            self._report_death(child, reason)
+            child.let_go()
+            if self._ending:
+                return
+            if died_s - child.started_s >= _MAX_PAUSE_S:
+                backoff.reset()
+            await self._restart(backoff, is_restart=True)
+            away = format_seconds(self._clock.now_s() - died_s)
+            self._log.warning("the tier's process was restarted, %s after the last one died", away)
+
+    async def _restart(self, backoff: Backoff, *, is_restart: bool) -> None:
+        while self._child is None:
+            pause_s = backoff.next_s()
+            self._log.info("the tier's process is restarted in %g s", pause_s)
+            await self._clock.sleep(pause_s)
+            await self._started(self._start(), is_restart=is_restart)
+
+    async def _started(self, starting: Awaitable[ChildProcess], *, is_restart: bool) -> None:
+        try:
+            self._child = await starting
+        except Exception as error:
+            self._note_failure(error)
+        else:
+            self._report(ProcessStarted(self._child.is_open, is_restart), self._child.data)
+
+    def _note_failure(self, error: Exception) -> None:
+        self._log.warning("the tier's process could not be started: %s", error)
+        self._report(OpeningEnded(str(error)), None)
+
+    def _report_death(self, child: ChildProcess, reason: str) -> None:
         self._remove_reader(child.data)
-        verdict = Verdict.CANCELLED if self._closing else Verdict.UNAVAILABLE
-        told = None if self._closing else reason
-        self._changes.append((child, RunnerStopped(verdict, io_ended=True, reason=told)))
+        stopped = RunnerStopped(Verdict.UNAVAILABLE, io_ended=True, reason=reason)
+        if self._closing:
+            stopped = RunnerStopped(Verdict.CANCELLED, io_ended=True)
+        self._report(stopped, child.data)
+
+    def _report(
+        self, change: ProcessStarted | RunnerStopped | OpeningEnded, data: Channel | None
+    ) -> None:
+        self._changes.append((data, change))
         self._notify_engine()
 
     def _suspect(self) -> None:
-        if self._supervisor.child is not None:
-            self._supervisor.child.suspect()
+        if self._child is not None:
+            self._child.suspect()
 
-    def _distrust(self, data: Channel, error: object) -> None:
+    def _lost(self, data: Channel, error: MessageError | None) -> None:
         if (child := self._living(data)) is not None:
-            child.distrust(error)
-
-    def _lost(self, data: Channel) -> None:
-        if (child := self._living(data)) is not None:
-            child.lost()
+            child.lost(error)
 
     def _living(self, data: Channel) -> ChildProcess | None:
         """Return the process behind a channel, if it has not been replaced meanwhile."""
-        child = self._supervisor.child
+        child = self._child
         return child if child is not None and child.data is data else None
 
     def _add_reader(self, data: Channel) -> None:
         if self._living(data) is None:
             self._watched = False
             return
-        self._thread.event_loop.add_reader(data, self._readable)
+        asyncio.get_running_loop().add_reader(data, self._readable)
 
     def _remove_reader(self, data: Channel) -> None:
-        self._thread.event_loop.remove_reader(data)
+        if self._event_loop is not None:
+            self._event_loop.remove_reader(data)
         self._watched = False
 
     def _readable(self) -> None:
         """Notify the engine once; its next poll reads and has the socket watched again."""
-        child = self._supervisor.child
+        child = self._child
         if child is not None:
             self._remove_reader(child.data)
         self._notify_engine()
-
-    def _notify_engine(self) -> None:
-        if self._notify is None:
-            return
-        try:
-            self._notify()
-        except Exception:
-            self._log.exception("notifying the engine failed")
-
-
-def fault_of_process(spec: TierSpec, pool: PoolMemory) -> str | None:
-    """Return why a tier cannot run in a process of its own, or ``None``."""
-    fault = fault_of(spec)
-    if not pool.is_shared:
-        fault = (
-            "the host pool is of one process: make it with open_pool, HostPool.create or "
-            "HostPool.join"
-        )
-    if fault is None or spec.tier_class.needs_process:
-        return fault
-    return f"{fault}, or use runner 'thread'"

@@ -32,10 +32,10 @@ from kvtier_sdk import (
     make_offload_key,
 )
 from kvtier_sdk.chunk_header import ChunkHeader
-from kvtier_sdk.runner.process.codec import (
+from kvtier_sdk.runner.process.messages import (
     MessageError,
     MessageSplitter,
-    read_jobs,
+    read_job,
     read_plain,
     read_reports,
     write_job,
@@ -186,14 +186,14 @@ def messages(data: bytes) -> None:
     with suppress(MessageError):
         for start in range(0, len(data), 7):
             splitter.split(data[start : start + 7])
-    for read in (read_plain, _read_jobs, _read_reports):
+    for read in (read_plain, _read_job, _read_reports):
         with suppress(MessageError):
             read(data)
 
 
-def _read_jobs(data: bytes) -> None:
-    jobs = read_jobs(data)
-    assert repr(read_jobs(b"".join(map(write_job, jobs)))) == repr(jobs)
+def _read_job(data: bytes) -> None:
+    job = read_job(data)
+    assert repr(read_job(write_job(job))) == repr(job)
 
 
 def _read_reports(data: bytes) -> None:

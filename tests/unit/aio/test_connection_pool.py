@@ -41,13 +41,6 @@ def server() -> Server:
     return Server()
 
 
-async def test_a_connection_is_lent_again(server: Server) -> None:
-    pool = ConnectionPool(server.dial, 2)
-    for _ in range(3):
-        async with pool.borrow() as line:
-            assert line is server.lines[0]
-
-
 async def test_the_one_that_was_used_last_goes_first(server: Server) -> None:
     pool = ConnectionPool(server.dial, 2)
     async with pool.borrow() as first, pool.borrow():
@@ -71,23 +64,6 @@ async def test_no_more_than_the_limit_are_lent(server: Server) -> None:
 
     await asyncio.gather(*(use() for _ in range(9)))
     assert most == len(server.lines) == 2
-
-
-async def test_one_that_broke_is_not_kept(server: Server) -> None:
-    pool = ConnectionPool(server.dial, 1)
-    async with pool.borrow() as line:
-        line.close("it broke")
-    async with pool.borrow() as line:
-        assert line is server.lines[1]
-
-
-async def test_one_that_breaks_while_nobody_has_it_is_not_lent(server: Server) -> None:
-    pool = ConnectionPool(server.dial, 1)
-    async with pool.borrow():
-        pass
-    server.lines[0].close("the server went away")
-    async with pool.borrow() as line:
-        assert line is server.lines[1]
 
 
 async def test_a_refused_dial_keeps_nobody_out(server: Server) -> None:
@@ -132,14 +108,15 @@ async def test_one_whose_borrower_failed_is_not_lent(
 
 async def test_one_that_is_not_usable_is_closed(server: Server) -> None:
     pool = ConnectionPool(server.dial, 1)
+    async with pool.borrow() as broken:
+        broken.is_usable = False
+    assert broken.closed_for is not None
+    async with pool.borrow() as stale:
+        assert stale is server.lines[1]
+    stale.is_usable = False
     async with pool.borrow() as line:
-        line.is_usable = False
-    assert line.closed_for is not None
-    async with pool.borrow() as line:
-        pass
-    line.is_usable = False
-    async with pool.borrow():
-        assert line.closed_for is not None
+        assert stale.closed_for is not None
+        assert line is server.lines[2]
 
 
 class Borrowers:

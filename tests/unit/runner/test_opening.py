@@ -53,7 +53,7 @@ def assert_used(rig: Rig) -> None:
 
 
 def end_of_thread(rig: Rig) -> None:
-    thread = rig.runner._thread._thread  # type: ignore[attr-defined]
+    thread = rig.runner._thread  # type: ignore[attr-defined]
     thread.join(30)
     assert not thread.is_alive()
 

@@ -8,32 +8,22 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from support.runners import CHUNK_BYTES, KEYS, RUNNERS, ExpiredError, Rig
+from support.runners import CHUNK_BYTES, KEYS, RUNNERS, ExpiredError, Rig, rig_maker
 
 from kvtier_sdk import ConfigError, TierContractError, TierUnavailableError, metric_samples
 from kvtier_sdk.chunk_header import header_bytes
-from kvtier_sdk.runner.breaker import BreakerState, Direction
-from kvtier_sdk.runner.jobs import BreakerMoved, ChunksRemoved, Operation
+from kvtier_sdk.runner import ThreadRunner
+from kvtier_sdk.runner.jobs import ChunksRemoved, Operation
 
 MakeRig = Callable[..., Rig]
 
 
 @pytest.fixture(params=RUNNERS)
 def make_rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeRig]:
-    """Make a runner around a misbehaving tier; the test's end closes it."""
-    rigs: list[Rig] = []
-
-    def make(**options: Any) -> Rig:
-        rigs.append(Rig(request.param, tmp_path, **options))
-        rigs[-1].kind = request.param  # type: ignore[attr-defined]
-        return rigs[-1]
-
-    yield make
-    for rig in rigs:
-        rig.close()
+    with rig_maker(request.param, tmp_path) as make:
+        yield make
 
 
 def test_chunks_go_there_and_back(make_rig: MakeRig) -> None:
@@ -105,19 +95,6 @@ def test_what_is_no_key_is_told_to_who_lets_go_of_it(make_rig: MakeRig) -> None:
     assert rig.others == []
 
 
-def test_a_breaker_that_opens_is_reported(make_rig: MakeRig) -> None:
-    rig = make_rig(
-        on_lookup="refuse", runner={"breaker_failures": 1, "retries": 0, "probe_interval": 30}
-    )
-    rig.client.open()
-    assert rig.do(Operation.LOOKUP, 0) == ["unavailable"]
-    assert rig.results[-1].error == "held lookup: connection refused"
-    rig.wait_for(1, others=1)
-    (moved,) = rig.others
-    assert isinstance(moved, BreakerMoved)
-    assert (moved.direction, moved.state) == (Direction.READ, BreakerState.OPEN)
-
-
 def test_jobs_before_the_start_and_after_the_end_are_cancelled(make_rig: MakeRig) -> None:
     rig = make_rig()
     rig.submit(rig.lookups(2))
@@ -184,7 +161,7 @@ def test_what_a_tier_raises_when_it_is_closed_is_in_its_log(
     rig.client.open()
     rig.client.close(5.0)
     assert "closing the tier failed" in caplog.text
-    assert not rig.runner._thread.is_running  # type: ignore[attr-defined]
+    assert not rig.runner.is_running  # type: ignore[attr-defined]
 
 
 def test_an_opening_that_is_interrupted_ends_before_the_tier_is_closed(
@@ -196,7 +173,7 @@ def test_an_opening_that_is_interrupted_ends_before_the_tier_is_closed(
         rig.wait_past("hanging")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(rig.runner._thread._opened, "result", interrupt)  # type: ignore[attr-defined]
+    monkeypatch.setattr(rig.runner._opened, "result", interrupt)  # type: ignore[attr-defined]
     with pytest.raises(KeyboardInterrupt):
         rig.client.open()
     assert rig.past() == ["open", "hanging", "cancelled", "closed"]
@@ -257,13 +234,12 @@ def test_a_call_that_never_returns_does_not_hold_the_end_back(
     with caplog.at_level(logging.WARNING, logger="kvtier.tier.held"):
         rig.client.close(0.01)
     rig.submit(rig.lookups(2))
-    if rig.kind == "thread":  # type: ignore[attr-defined]
+    assert rig.take() == ["cancelled"] * 4
+    if isinstance(rig.runner, ThreadRunner):
         assert "did not close within 0.01 s; its thread is left behind" in caplog.text
-        assert rig.take() == ["cancelled"] * 4
         assert rig.client.jobs.unreleased == 2, "those may still touch their slots"
     else:
         assert "did not close within 0.01 s; its process is killed" in caplog.text
-        assert rig.take() == ["cancelled"] * 4
         assert all(result.released for result in rig.results)
 
 

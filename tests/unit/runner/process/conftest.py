@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from support.runners import Rig
+from support.runners import Rig, rig_maker
 from support.tier_process import HeldBackClock
 
 
@@ -18,13 +17,5 @@ def clock() -> HeldBackClock:
 
 @pytest.fixture
 def make_rig(tmp_path: Path, clock: HeldBackClock) -> Iterator[Callable[..., Rig]]:
-    """Make a process runner around a misbehaving tier; the test's end closes it."""
-    rigs: list[Rig] = []
-
-    def make(**options: Any) -> Rig:
-        rigs.append(Rig("process", tmp_path, **{"clock": clock, **options}))
-        return rigs[-1]
-
-    yield make
-    for rig in rigs:
-        rig.close()
+    with rig_maker("process", tmp_path, clock=clock) as make:
+        yield make

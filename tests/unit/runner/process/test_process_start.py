@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -75,14 +75,8 @@ def test_secrets_are_neither_in_the_command_line_nor_in_the_environment(
     assert (place / "comm").read_text() == "kvtier:held\n"
 
 
-def test_secrets_arrive(make_rig: Callable[..., Rig]) -> None:
-    rig = make_rig(secret_key="hunter2", on_open="tell_secret")
-    rig.client.open()
-    assert "secret hunter2" in rig.past()
-
-
 def test_a_backend_that_only_the_engine_has_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: HostPool
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     module = tmp_path / "fleeting.py"
@@ -94,18 +88,21 @@ def test_a_backend_that_only_the_engine_has_is_said(
     module.unlink()
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     with pytest.raises(BackendLoadError, match="'fleeting'.* use runner 'thread'"):
-        start(fleeting.FleetingTier)
+        make(shared, fleeting.FleetingTier, option="process").start()
 
 
-def start(tier_class: type[MemoryTier], config: MemoryTierConfig | None = None) -> None:
-    """Start a tier in a process, and end it."""
+@pytest.fixture
+def shared() -> Iterator[HostPool]:
     pool = HostPool.create(PoolLayout(1, 64))
-    try:
-        runner = make(pool, tier_class, config, "process")
-        runner.start()
-        runner.close(5.0)
-    finally:
-        pool.close()
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def own() -> Iterator[HostPool]:
+    pool = HostPool(1, 64)
+    yield pool
+    pool.close()
 
 
 def make(
@@ -139,54 +136,41 @@ class BytesConfig(MisbehavingConfig):
 
 
 def test_auto_takes_a_process_for_all_but_memory_where_that_can_be(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, shared: HostPool, own: HostPool
 ) -> None:
     class LocalClassTier(RemoteTier):
         pass
 
-    shared, own = HostPool.create(PoolLayout(1, 64)), HostPool(1, 64)
     caplog.set_level(logging.WARNING)
-    try:
-        assert isinstance(make(shared, MemoryTier), ThreadRunner)
-        assert not isinstance(make(shared, MemoryTier), ProcessRunner)
-        for tier_class in (RemoteTier, DiskTier):
-            script = MisbehavingConfig()
-            assert isinstance(make(shared, tier_class, script), ProcessRunner)
-            assert not isinstance(make(shared, tier_class, script, "thread"), ProcessRunner)
-        assert caplog.text == ""
-        assert not isinstance(make(own, RemoteTier, MisbehavingConfig()), ProcessRunner)
-        assert "runs in a thread, which may slow the engine down: the host pool" in caplog.text
-        assert not isinstance(make(shared, LocalClassTier, MisbehavingConfig()), ProcessRunner)
-        assert "cannot import" in caplog.text
-    finally:
-        shared.close()
-        own.close()
+    assert isinstance(make(shared, MemoryTier), ThreadRunner)
+    script = MisbehavingConfig()
+    for tier_class in (RemoteTier, DiskTier):
+        assert isinstance(make(shared, tier_class, script), ProcessRunner)
+        assert isinstance(make(shared, tier_class, script, "thread"), ThreadRunner)
+    assert caplog.text == ""
+    assert isinstance(make(own, RemoteTier, script), ThreadRunner)
+    assert "runs in a thread, which may slow the engine down: the host pool" in caplog.text
+    assert isinstance(make(shared, LocalClassTier, script), ThreadRunner)
+    assert "cannot import" in caplog.text
 
 
-def test_what_cannot_run_in_a_process_is_told_with_what_to_do() -> None:
+def test_what_cannot_run_in_a_process_is_told_with_what_to_do(
+    shared: HostPool, own: HostPool
+) -> None:
     class LocalClassTier(MemoryTier):
         pass
 
-    shared, own = HostPool.create(PoolLayout(1, 64)), HostPool(1, 64)
-    beginning = "tier 'mine': option 'runner' is 'process', but "
-    try:
-        for pool, tier_class, config, message in (
-            (own, MemoryTier, None, "the host pool is of one process: make it with open_pool"),
-            (shared, LocalClassTier, None, "a process of its own cannot import"),
-            (
-                shared,
-                MisbehavingTier,
-                BytesConfig(key=b"\xff"),
-                "a process of its own gets the options",
-            ),
-        ):
-            with pytest.raises(ConfigError) as told:
-                make(pool, tier_class, config, "process")
-            assert str(told.value).startswith(beginning + message)
-            assert str(told.value).endswith("or use runner 'thread'")
-    finally:
-        shared.close()
-        own.close()
+    odd = BytesConfig(key=b"\xff")
+    for pool, tier_class, config, message in (
+        (own, MemoryTier, None, "the host pool is of one process: make it with open_pool"),
+        (shared, LocalClassTier, None, "a process of its own cannot import"),
+        (shared, MisbehavingTier, odd, "a process of its own gets the options"),
+    ):
+        with pytest.raises(ConfigError) as told:
+            make(pool, tier_class, config, "process")
+        beginning = "tier 'mine': option 'runner' is 'process', but "
+        assert str(told.value).startswith(beginning + message)
+        assert str(told.value).endswith("or use runner 'thread'")
 
 
 def test_the_pool_is_shared_where_a_tier_wants_a_process() -> None:
@@ -203,21 +187,13 @@ class NeedyTier(MisbehavingTier):
 
 
 @pytest.mark.parametrize("option", ["auto", "process", "thread"])
-def test_a_tier_that_needs_a_process_gets_one(option: str) -> None:
-    pool = HostPool.create(PoolLayout(1, 64))
-    try:
-        assert isinstance(make(pool, NeedyTier, MisbehavingConfig(), option), ProcessRunner)
-    finally:
-        pool.close()
+def test_a_tier_that_needs_a_process_gets_one(option: str, shared: HostPool) -> None:
+    assert isinstance(make(shared, NeedyTier, MisbehavingConfig(), option), ProcessRunner)
 
 
-def test_where_no_process_can_be_a_tier_that_needs_one_is_refused() -> None:
-    pool = HostPool(1, 64)
-    try:
-        with pytest.raises(ConfigError) as caught:
-            make(pool, NeedyTier, MisbehavingConfig())
-    finally:
-        pool.close()
+def test_where_no_process_can_be_a_tier_that_needs_one_is_refused(own: HostPool) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make(own, NeedyTier, MisbehavingConfig())
     assert str(caught.value) == (
         "tier 'mine': backend 'memory' has to run in a process of its own, but the host pool is of "
         "one process: make it with open_pool, HostPool.create or HostPool.join"

@@ -1,4 +1,4 @@
-"""A stuck process is told from a busy one, killed, and restarted."""
+"""A stuck process is distinguished from a busy one, killed and restarted."""
 
 from __future__ import annotations
 

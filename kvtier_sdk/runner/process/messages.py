@@ -1,4 +1,4 @@
-"""Messages between an engine and a tier's process: jobs, reports and plain data.
+"""Messages between an engine and a tier's process, and the socket that carries them.
 
 A message is its length, its kind and its body: MessagePack for jobs and reports, JSON for plain
 data. Keys, slot indices and verdicts cross; payloads do not. Nothing received is executed or
@@ -7,8 +7,12 @@ unpickled. Both ends are the same release; :data:`PROTOCOL_VERSION` ensures it.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import logging
+import select
+import socket
 import struct
 from collections.abc import Sequence
 from enum import IntEnum
@@ -21,14 +25,16 @@ from kvtier_sdk.runner.jobs import Job, JobResult, OpeningEnded, Operation, Repo
 from kvtier_sdk.types import OffloadKey, RequestContext
 
 #: Version of the messages below. A process of another version is refused.
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 
 _HEAD = struct.Struct("<IB")
-_LENGTH = struct.Struct("<I")
 #: Room for seven million keys. A longer message is invalid; the receiver does not wait for its end.
 _MAX_BODY_BYTES = 1 << 28
 #: The longest JSON of a request's params.
 _MAX_PARAMS_BYTES = 1 << 14
+_READ_BYTES = 1 << 16
+#: With more than this unsent, the peer is assumed to be stuck.
+_MAX_UNSENT_BYTES = 8 << 20
 _params_encoder = json.JSONEncoder(default=str, skipkeys=True)
 _log = logging.getLogger("kvtier.runner")
 
@@ -53,8 +59,8 @@ class Kind(IntEnum):
 
     #: To the child: plain data from which it builds the tier.
     BOOTSTRAP = 1
-    #: To the child: jobs.
-    JOBS = 2
+    #: To the child: a job.
+    JOB = 2
     #: To the child: drain within so many seconds. From the child: whether all jobs ended.
     DRAIN = 3
     #: To the child: drain, close and exit within so many seconds.
@@ -80,22 +86,15 @@ class MessageError(KVTierError):
     """The bytes received are not a message of this release."""
 
 
-def message(kind: Kind, body: bytes) -> bytes:
-    """Build a message."""
+def message(kind: Kind, body: bytes = b"") -> bytes:
     return _HEAD.pack(len(body), kind) + body
 
 
 def plain_message(kind: Kind, data: object) -> bytes:
-    """Build a message of plain data."""
     return message(kind, json.dumps(data).encode())
 
 
 def read_plain(body: bytes) -> Any:
-    """Read the plain data of a message.
-
-    Raises:
-        MessageError: the body is not JSON.
-    """
     try:
         return json.loads(body)
     except _MALFORMED as error:
@@ -109,11 +108,7 @@ class MessageSplitter:
         self._unsplit = bytearray()
 
     def split(self, data: bytes | memoryview) -> list[tuple[Kind, bytes]]:
-        """Add the next bytes of the stream; return the messages that they complete.
-
-        Raises:
-            MessageError: a message is of an unknown kind, or too long.
-        """
+        """Add the next bytes of the stream; return the messages that they complete."""
         self._unsplit += data
         messages = []
         at, size = 0, len(self._unsplit)
@@ -131,7 +126,7 @@ class MessageSplitter:
 
 
 def write_job(job: Job) -> bytes:
-    """Encode a job; a message joins encoded jobs.
+    """Encode a job.
 
     Values in the request's ``params`` that JSON cannot express arrive as text. Params that are too
     large, nested too deeply or contain themselves do not arrive.
@@ -139,10 +134,9 @@ def write_job(job: Job) -> bytes:
     request = job.request
     request_id = request.request_id.encode(errors="surrogatepass")
     params = _params_json(request) if request.params else b""
-    encoded = _encode(
+    return _encode(
         (job.job_id, job.operation, job.keys, job.slots, request_id, params, job.deadline_s)
     )
-    return _LENGTH.pack(len(encoded)) + encoded
 
 
 def _params_json(request: RequestContext) -> bytes:
@@ -167,33 +161,15 @@ def _params_json(request: RequestContext) -> bytes:
     return request._params_json or b""
 
 
-def read_jobs(body: bytes) -> list[Job]:
-    """Decode the jobs of a message.
-
-    Raises:
-        MessageError: the body is malformed.
-    """
-    jobs = []
-    rest = memoryview(body)
+def read_job(body: bytes) -> Job:
     try:
-        while rest:
-            (length,) = _LENGTH.unpack_from(rest)
-            end = _LENGTH.size + length
-            if end > len(rest):
-                raise ValueError("truncated")
-            jobs.append(_read_job(rest[_LENGTH.size : end]))
-            rest = rest[end:]
+        job_id, operation, keys, slots, request_id, params, deadline_s = _job_decoder.decode(body)
+        params = json.loads(params) if params else {}
+        if not isinstance(params, dict):
+            raise ValueError("the request's params are not an object")
+        request = RequestContext(request_id.decode(errors="surrogatepass"), params)
     except _MALFORMED as error:
-        raise MessageError(f"malformed jobs: {error}") from None
-    return jobs
-
-
-def _read_job(encoded: memoryview) -> Job:
-    job_id, operation, keys, slots, request_id, params, deadline_s = _job_decoder.decode(encoded)
-    params = json.loads(params) if params else {}
-    if not isinstance(params, dict):
-        raise ValueError("the request's params are not an object")
-    request = RequestContext(request_id.decode(errors="surrogatepass"), params)
+        raise MessageError(f"malformed job: {error}") from None
     return Job(job_id, operation, keys, slots, request, deadline_s)
 
 
@@ -207,12 +183,100 @@ def write_reports(reports: Sequence[Report]) -> bytes:
 
 
 def read_reports(body: bytes) -> list[SentReport]:
-    """Decode the reports of a message.
-
-    Raises:
-        MessageError: the body is malformed.
-    """
     try:
         return _reports_decoder.decode(body)
     except _MALFORMED as error:
         raise MessageError(f"malformed reports: {error}") from None
+
+
+class Channel:
+    """One end of a socket that carries messages. It never waits, and belongs to one thread.
+
+    Attributes:
+        at_end: true once the peer has closed its end, or the connection is broken.
+    """
+
+    def __init__(self, own: socket.socket) -> None:
+        own.setblocking(False)
+        self.at_end = False
+        self._socket = own
+        self._readable = select.poll()
+        self._readable.register(own, select.POLLIN)
+        self._splitter = MessageSplitter()
+        self._arrived = memoryview(bytearray(_READ_BYTES))
+        self._unsent = bytearray()
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    @property
+    def has_unsent(self) -> bool:
+        """True if the socket has not accepted everything that was written."""
+        return bool(self._unsent)
+
+    @property
+    def is_full(self) -> bool:
+        """True if the peer has left so much unread that it should get no more."""
+        return len(self._unsent) > _MAX_UNSENT_BYTES
+
+    def write(self, data: bytes) -> None:
+        """Write messages after earlier unsent ones. If the peer is broken, they are lost."""
+        if self._unsent:
+            self._unsent += data
+            self.flush()
+        elif (count := self._send(data)) < len(data):
+            self._unsent += data[count:]
+
+    def send(self, data: bytes, event_loop: asyncio.AbstractEventLoop) -> None:
+        """Write messages, and have a loop send later what the socket does not accept now."""
+        self.write(data)
+        if self._unsent:
+            event_loop.add_writer(self, self._send_rest, event_loop)
+
+    def flush(self) -> None:
+        """Send as much of the unsent data as the socket accepts."""
+        if self._unsent:
+            del self._unsent[: self._send(self._unsent)]
+
+    def read(self) -> list[tuple[Kind, bytes]]:
+        """Read everything that has arrived; raise MessageError if it is not messages."""
+        messages: list[tuple[Kind, bytes]] = []
+        # Poll first: a read without data raises an exception, which costs several times as much.
+        while not self.at_end and self._readable.poll(0):
+            try:
+                count = self._socket.recv_into(self._arrived)
+            except (BlockingIOError, InterruptedError):
+                break
+            except OSError:
+                count = 0
+            if count == 0:
+                self.at_end = True
+            messages += self._splitter.split(self._arrived[:count])
+            if count < _READ_BYTES:
+                break  # nothing more was there; another read would cost a system call
+        return messages
+
+    def finish(self, timeout_s: float) -> None:
+        """Wait until everything is sent, or the peer is broken or takes too long."""
+        self._socket.settimeout(timeout_s)
+        with contextlib.suppress(OSError):
+            self._socket.sendall(self._unsent)
+
+    def close(self) -> None:
+        self.at_end = True
+        self._unsent.clear()
+        self._socket.close()
+
+    def _send_rest(self, event_loop: asyncio.AbstractEventLoop) -> None:
+        self.flush()
+        if not self._unsent:
+            event_loop.remove_writer(self)
+
+    def _send(self, data: bytes | bytearray) -> int:
+        """Send as much as the socket accepts; return the count, or everything for a broken peer."""
+        try:
+            return self._socket.send(data)
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError:
+            return len(data)

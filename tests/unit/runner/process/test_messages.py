@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import socket
 from collections.abc import Callable
-from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -26,12 +26,13 @@ from kvtier_sdk.runner.jobs import (
     Operation,
     Verdict,
 )
-from kvtier_sdk.runner.process.codec import (
+from kvtier_sdk.runner.process.messages import (
+    Channel,
     Kind,
     MessageError,
     MessageSplitter,
     message,
-    read_jobs,
+    read_job,
     read_plain,
     read_reports,
     write_job,
@@ -86,10 +87,10 @@ def as_data(items: list[Any]) -> list[tuple[type, dict[str, Any]]]:
     ]
 
 
-@given(st.lists(jobs, max_size=5))
-def test_jobs_arrive_as_they_were(sent: list[Job]) -> None:
-    before = as_data(sent)
-    assert as_data(read_jobs(b"".join(map(write_job, sent)))) == before
+@given(jobs)
+def test_a_job_arrives_as_it_was(sent: Job) -> None:
+    before = as_data([sent])
+    assert as_data([read_job(write_job(sent))]) == before
 
 
 @given(st.lists(reports, max_size=8))
@@ -107,41 +108,20 @@ def mangled(data: st.DataObject, written: bytes) -> bytes:
     return bytes(changed[:kept]) + data.draw(st.binary(max_size=3))
 
 
-@given(st.lists(jobs, max_size=3), st.data())
-def test_malformed_jobs_raise_a_message_error_and_nothing_else(
-    sent: list[Job], data: st.DataObject
+@pytest.mark.parametrize(
+    ("read", "bodies"),
+    [(read_job, jobs.map(write_job)), (read_reports, st.lists(reports).map(write_reports))],
+    ids=["job", "reports"],
+)
+@given(st.data())
+def test_a_mangled_body_raises_a_message_error_and_nothing_else(
+    read: Callable[[bytes], object], bodies: st.SearchStrategy[bytes], data: st.DataObject
 ) -> None:
+    body = data.draw(bodies)
     with contextlib.suppress(MessageError):
-        read_jobs(mangled(data, b"".join(map(write_job, sent))))
-
-
-@given(st.lists(reports, max_size=3), st.data())
-def test_malformed_reports_raise_a_message_error_and_nothing_else(
-    sent: list[Any], data: st.DataObject
-) -> None:
-    with contextlib.suppress(MessageError):
-        read_reports(mangled(data, write_reports(sent)))
-
-
-@given(st.lists(jobs, min_size=1, max_size=3), st.data())
-def test_truncated_jobs_are_refused_or_are_a_whole_number_of_jobs(
-    sent: list[Job], data: st.DataObject
-) -> None:
-    written = list(map(write_job, sent))
-    ends = list(accumulate(map(len, written), initial=0))
-    cut = data.draw(st.integers(0, ends[-1]))
-    if cut in ends:
-        assert len(read_jobs(b"".join(written)[:cut])) == ends.index(cut)
-    else:
-        with pytest.raises(MessageError):
-            read_jobs(b"".join(written)[:cut])
-
-
-@given(st.lists(reports, min_size=1, max_size=3), st.data())
-def test_truncated_reports_are_refused(sent: list[Any], data: st.DataObject) -> None:
-    written = write_reports(sent)
+        read(mangled(data, body))
     with pytest.raises(MessageError):
-        read_reports(written[: data.draw(st.integers(0, len(written) - 1))])
+        read(body[: data.draw(st.integers(0, len(body) - 1))])
 
 
 NESTED = b"\x91" * 100_000
@@ -153,19 +133,13 @@ PARAMS = write_job(Job(1, Operation.LOOKUP, [b"k"], (), RequestContext("r", {"a"
 @pytest.mark.parametrize(
     ("read", "body"),
     [
-        pytest.param(read_reports, b"", id="nothing"),
-        pytest.param(read_reports, b"\x91\x90", id="an empty report"),
-        pytest.param(read_reports, b"\x91\x91\x80", id="a result without a job"),
         pytest.param(read_reports, b"\xdd\xff\xff\xff\xff", id="four billion reports"),
         pytest.param(read_reports, b"\x91\x95\xc0\xc0\xc0\xc0" + NESTED, id="deep nesting"),
-        pytest.param(read_reports, b"\x91\x91\x81\xa1\xff\x01", id="a name that is not text"),
         pytest.param(read_reports, UNKNOWN_VERDICT, id="an unknown verdict"),
-        pytest.param(read_jobs, b"\xff\xff\xff\xff", id="a job of four gigabytes"),
-        pytest.param(read_jobs, NEGATIVE_SLOT, id="a negative slot"),
-        pytest.param(read_jobs, PARAMS.replace(b'{"a": 1}', b"[[[[1]]]]"), id="params in a list"),
-        pytest.param(read_jobs, PARAMS.replace(b'{"a": 1}', b'{"a": 1]'), id="params not JSON"),
+        pytest.param(read_job, NEGATIVE_SLOT, id="a negative slot"),
+        pytest.param(read_job, PARAMS.replace(b'{"a": 1}', b"[[[[1]]]]"), id="params in a list"),
+        pytest.param(read_job, PARAMS.replace(b'{"a": 1}', b'{"a": 1]'), id="params not JSON"),
         pytest.param(read_plain, b"{", id="not JSON"),
-        pytest.param(read_plain, b"\xff", id="not text"),
         pytest.param(read_plain, b"[" * 100_000, id="plain data, deeply nested"),
     ],
 )
@@ -188,15 +162,21 @@ def test_a_stream_is_split_into_its_messages_wherever_it_is_cut(
     assert arrived == sent
 
 
-@pytest.mark.parametrize("head", [b"\0\0\0\0\x63", b"\xff\xff\xff\x7f\x63"])
-def test_a_message_of_an_unknown_kind_is_refused_before_its_body_arrives(head: bytes) -> None:
-    with pytest.raises(MessageError, match="a message of kind 99"):
-        MessageSplitter().split(head)
-
-
-def test_a_message_of_gigabytes_is_refused_before_its_body_arrives() -> None:
-    with pytest.raises(MessageError, match="a message of kind 7 and 2147483647 bytes"):
-        MessageSplitter().split(b"\xff\xff\xff\x7f" + bytes([Kind.REPORTS]))
+@pytest.mark.parametrize(
+    ("head", "said"),
+    [
+        (b"\0\0\0\0\x63", "kind 99 and 0 bytes"),
+        (b"\xff\xff\xff\x7f" + bytes([Kind.REPORTS]), "kind 7 and 2147483647 bytes"),
+    ],
+)
+def test_an_invalid_message_is_refused_before_its_body_arrives(head: bytes, said: str) -> None:
+    ours, theirs = socket.socketpair()
+    channel = Channel(ours)
+    theirs.sendall(head)
+    with pytest.raises(MessageError, match=f"a message of {said}"):
+        channel.read()
+    channel.close()
+    theirs.close()
 
 
 def test_an_error_that_names_a_file_with_any_bytes_arrives() -> None:
@@ -223,21 +203,56 @@ def test_params_that_are_too_large_do_not_arrive(
 ) -> None:
     request = RequestContext("r7", params=params)
     for job_id in range(3):
-        (job,) = read_jobs(write_job(Job(job_id, Operation.LOOKUP, [b"k"], (), request, 1.0)))
+        job = read_job(write_job(Job(job_id, Operation.LOOKUP, [b"k"], (), request, 1.0)))
         assert job.request.params == {}
     (warning,) = caplog.messages
     assert warning.startswith("request r7: its parameters are not passed to tiers in processes: ")
 
 
-def test_params_are_encoded_once_a_request() -> None:
-    params = {"tenant": "a"}
-    request = RequestContext("r", params=params)
-    first = write_job(Job(1, Operation.LOOKUP, [b"k"], (), request, 1.0))
-    params["tenant"] = "b"
-    assert write_job(Job(1, Operation.LOOKUP, [b"k"], (), request, 1.0)) == first
-
-
 def test_params_that_json_cannot_express_arrive_as_text() -> None:
     request = RequestContext("r", params={"where": Ellipsis, 3: 1, (1, 2): "no name"})
-    (job,) = read_jobs(write_job(Job(1, Operation.LOOKUP, [b"k"], (), request, 1.0)))
+    job = read_job(write_job(Job(1, Operation.LOOKUP, [b"k"], (), request, 1.0)))
     assert job.request.params == {"where": "Ellipsis", "3": 1}
+
+
+@pytest.mark.parametrize("unread", [False, True], ids=["closed", "reset"])
+def test_what_a_process_wrote_before_its_end_is_read(unread: bool) -> None:
+    ours, theirs = socket.socketpair()
+    channel = Channel(ours)
+    if unread:
+        channel.write(message(Kind.JOB, b"never read"))
+    theirs.sendall(message(Kind.LOG, b"last words"))
+    theirs.close()
+    arrived = channel.read()
+    assert [(kind, bytes(body)) for kind, body in arrived] == [(Kind.LOG, b"last words")]
+    assert channel.read() == []
+    assert channel.at_end
+    channel.close()
+
+
+def test_what_the_socket_does_not_accept_is_sent_later_and_in_order() -> None:
+    ours, theirs = (Channel(end) for end in socket.socketpair())
+    sent = [(Kind.JOB, bytes([n]) * 100_000) for n in range(20)]
+    for kind, body in sent:
+        ours.write(message(kind, body))
+    assert ours.has_unsent
+    arrived = []
+    while len(arrived) < len(sent):
+        arrived += [(kind, bytes(body)) for kind, body in theirs.read()]
+        ours.flush()
+    assert arrived == sent
+    assert not ours.has_unsent
+    ours.close()
+    theirs.close()
+
+
+def test_a_peer_that_reads_nothing_fills_it() -> None:
+    ours, theirs = socket.socketpair()
+    channel = Channel(ours)
+    for _ in range(100):
+        channel.write(message(Kind.JOB, bytes(100_000)))
+    assert channel.is_full
+    theirs.close()
+    channel.flush()
+    assert not channel.has_unsent, "for a broken peer it is lost"
+    channel.close()
