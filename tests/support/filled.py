@@ -15,7 +15,7 @@ from kvtier_sdk import (
     Verdict,
     make_offload_key,
 )
-from kvtier_sdk.opening.blocking_tier import BlockingTier
+from kvtier_sdk.opening.maintenance import BlockingTier
 from support.live import content
 
 CHUNK_BYTES = 4096

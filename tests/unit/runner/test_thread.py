@@ -110,7 +110,7 @@ def test_an_opening_that_the_engine_does_not_wait_for_notifies_when_it_ends(
 def test_a_report_of_another_thread_notifies_too(make_rig: MakeRig) -> None:
     rig = make_rig()
     rig.client.open()
-    runner_of(rig)._tier_loop._tier.context.report_removed([b"a"])
+    runner_of(rig)._tier_loop.call.tier.context.report_removed([b"a"])
     rig.wait_for(0, others=1)
     assert isinstance(rig.others[0], ChunksRemoved)
 
