@@ -15,18 +15,16 @@ from kvtier_sdk.events import OffloadingEvent
 from kvtier_sdk.metrics import PoolUsage, Sample, TierStats, metric_samples
 from kvtier_sdk.registry import load_store_policy
 from kvtier_sdk.runner import PoolMemory, TierRunner
-from kvtier_sdk.tiering.cascade import Cascade
+from kvtier_sdk.runner.jobs import Job, Operation, Verdict
+from kvtier_sdk.tiering.cascade import Cascade, ManagedTier
 from kvtier_sdk.tiering.compute_rate import ComputeRate
-from kvtier_sdk.tiering.device_copies import DeviceCopies
-from kvtier_sdk.tiering.managed_tier import ManagedTier
 from kvtier_sdk.tiering.outputs import LoadSpec, PrepareStoreOutput, ResetScope
-from kvtier_sdk.tiering.prefix_order import NameOrder, PrefixOrder
 from kvtier_sdk.tiering.promotions import Promotions
-from kvtier_sdk.tiering.records import RequestState, Slot, SlotState, Wait
-from kvtier_sdk.tiering.search import TierSearch
+from kvtier_sdk.tiering.records import NameOrder, PrefixOrder, RequestState, Slot, SlotState, Wait
+from kvtier_sdk.tiering.search import LookupTable, TierSearch
 from kvtier_sdk.tiering.slots import PrimaryTier, Purge
 from kvtier_sdk.tiering.tier_client import TierClient
-from kvtier_sdk.tiering.tier_reports import TierReports
+from kvtier_sdk.tiering.tier_listener import TierListener
 from kvtier_sdk.trace import TraceRecorder
 from kvtier_sdk.types import LookupResult, OffloadKey, RequestContext
 
@@ -97,7 +95,8 @@ class TieringManager:
         self._requests: dict[str, RequestState] = {}
         self._search = TierSearch(self._tiers, self._primary, self._promotions, self._requests)
         self._touched: dict[OffloadKey, None] = {}
-        self._copies = DeviceCopies(self._primary)
+        # Slots that copies from before a reset may still touch.
+        self._stale_copies: list[Slot] = []
         self._collected = False
         self._now_s = self._primary.now_s = clock.now_s()
 
@@ -120,7 +119,7 @@ class TieringManager:
         client = TierClient(
             spec,
             runner,
-            TierReports(1 << index, self._primary, lookups, self._promotions, self._cascade),
+            _Reports(1 << index, self._primary, lookups, self._promotions, self._cascade),
             clock=self._clock,
             chunk_bytes=self._pool.chunk_bytes,
             # Queued chunks are pinned; without a limit a slow tier could pin all of a small pool.
@@ -343,7 +342,7 @@ class TieringManager:
             if slot is None or slot.state is not _READY:
                 raise KVTierError(f"prepare_load of chunk {key.hex()}, which is not readable")
             slots.append(slot)
-        self._copies.begin(keys, slots, state)
+        state.begin_copies(keys, slots)
         sources = []
         for key in keys:
             # A chunk promoted for this request is a hit of its tier, even if it has waited since.
@@ -368,9 +367,11 @@ class TieringManager:
         state = self._requests.get(request.request_id)
         if state is None:
             return
-        loaded = self._copies.end(keys, state)
-        self._primary.stats.loaded_chunks += loaded
-        self._primary.stats.loaded_bytes += loaded * self._pool.chunk_bytes
+        ended = state.end_copies(keys)
+        for slot in ended:
+            self._primary.unpin(slot)
+        self._primary.stats.loaded_chunks += len(ended)
+        self._primary.stats.loaded_bytes += len(ended) * self._pool.chunk_bytes
         self._end_if_over(state)
 
     def touch(self, keys: Collection[OffloadKey], request: RequestContext) -> None:
@@ -555,7 +556,7 @@ class TieringManager:
         for tier in self._tiers:
             tier.client.withdraw()
         for state in list(self._requests.values()):
-            self._copies.disown(state)
+            self._stale_copies += state.start_over()
             self._end_if_over(state)
         self._touched.clear()
         self._cascade.forget()
@@ -578,7 +579,9 @@ class TieringManager:
 
     def on_reset_flushed(self) -> None:
         """Free the slots of device copies from before the last reset: the copies have ended."""
-        self._copies.flushed()
+        stale, self._stale_copies = self._stale_copies, []
+        for slot in stale:
+            self._primary.unpin(slot)
 
     def shutdown(self, timeout_s: float = 10.0) -> None:
         """Let running stores finish, close the tiers, and forget all requests.
@@ -646,3 +649,44 @@ def _check_keys(keys: Collection[OffloadKey]) -> None:
     for kind in set(map(type, keys)):
         if kind is not bytes:
             raise KVTierError(f"a chunk's key is a {kind.__name__}; it should be bytes")
+
+
+class _Reports(TierListener):
+    """Applies a tier's reports to the manager's tables."""
+
+    def __init__(
+        self,
+        bit: int,
+        primary: PrimaryTier,
+        lookups: LookupTable,
+        promotions: Promotions,
+        cascade: Cascade,
+    ) -> None:
+        self._bit = bit
+        self._primary = primary
+        self._lookups = lookups
+        self._promotions = promotions
+        self._cascade = cascade
+
+    def answered(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
+        self._lookups.answered(job.tag, self._bit, verdicts)
+
+    def loaded(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
+        landed = self._promotions.concluded(job, verdicts)
+        if landed:
+            self._primary.publish(landed, job.request)
+            self._cascade.landed(landed)
+
+    def stored(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
+        self._cascade.settled(self._bit, job, verdicts)
+
+    def removed(self, tier: TierClient, keys: Sequence[OffloadKey], *, evicted: bool) -> None:
+        self._promotions.removed(self._bit.bit_length() - 1, keys)
+        self._cascade.removed(self._bit, keys, evicted=evicted)
+
+    def released(self, tier: TierClient, job: Job) -> None:
+        if job.operation is Operation.STORE:
+            for index in job.slots:
+                self._primary.unpin(self._primary.slots[index])
+        elif job.operation is Operation.LOAD:
+            self._promotions.released(job)

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from kvtier_sdk.runner.jobs import Job, Verdict
-from kvtier_sdk.tiering.lookups import PendingLookup
-from kvtier_sdk.tiering.managed_tier import ManagedTier
-from kvtier_sdk.tiering.records import Promotion, RequestState, Slot, SlotState
+from kvtier_sdk.tiering.cascade import ManagedTier
+from kvtier_sdk.tiering.records import PendingLookup, Promotion, RequestState, Slot, SlotState
 from kvtier_sdk.tiering.slots import PrimaryTier
 from kvtier_sdk.types import OffloadKey
 

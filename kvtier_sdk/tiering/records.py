@@ -1,12 +1,15 @@
-"""The records of slots and of the requests that are alive, which refer to each other."""
+"""The records of slots, lookups and live requests, which refer to each other."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 
-from kvtier_sdk.tiering.lookups import PendingLookup
-from kvtier_sdk.tiering.prefix_order import NameOrder, PrefixOrder
-from kvtier_sdk.types import OffloadKey, RequestContext
+from kvtier_sdk.types import GROUP_BYTES, OffloadKey, RequestContext
+
+_UNKNOWN = (None, 0)
 
 
 class SlotState(Enum):
@@ -21,6 +24,69 @@ class SlotState(Enum):
     READY = "ready"
     #: Holds no chunk, but the holder of a pin may still read or write it.
     QUARANTINED = "quarantined"
+
+
+@dataclass(eq=False, slots=True)
+class PendingLookup:
+    """The chunks that one request looked up in one step, and the tiers' answers so far.
+
+    Tiers are bits of a mask. Other requests that look up one of these chunks meanwhile share the
+    pending lookup. Each tier's lookup job carries it as its tag, so a late answer reaches the
+    lookup that it belongs to and never a later one.
+
+    Attributes:
+        keys: the chunks.
+        request: the request that needs them.
+        waiting: tiers that have not answered.
+        step: the step in which it began.
+        hits: by chunk, the tiers that have it and have not failed to load it: 0 if all of them
+            have failed, no entry if no tier has it.
+        deadline_s: clock time from which the missing answers of tiers count as misses; infinite
+            until the tiers are asked.
+        doubt: why a miss may be wrong: a tier could not be asked, or did not answer. The miss is
+            counted under this reason.
+        skipped: tiers that may have the chunks and could not be asked.
+        sealed: true once it was handed over: no more keys are added.
+        shared: true if the request may ask all tiers, so that other requests may use the answers.
+        worth_loading: true if loading is faster than recomputing; ``None`` until decided.
+        is_known: true if no tier is asked, because the tiers in ``hits`` are known to have the
+            chunks. If they fail to load a chunk, the tiers are asked for it.
+    """
+
+    request: RequestContext
+    waiting: int
+    step: int
+    shared: bool
+    keys: list[OffloadKey] = field(default_factory=list)
+    hits: dict[OffloadKey, int] = field(default_factory=dict)
+    deadline_s: float = math.inf
+    doubt: str | None = None
+    skipped: int = 0
+    sealed: bool = False
+    worth_loading: bool | None = None
+    is_known: bool = False
+
+    def first_hit(self, key: OffloadKey, tiers: int) -> int:
+        """Return the index of the first of these tiers that has the chunk; there must be one."""
+        mask = self.hits[key] & tiers
+        return (mask & -mask).bit_length() - 1
+
+    def run_from(self, key: OffloadKey, tier: int, limit: int) -> list[OffloadKey]:
+        """Return the consecutive chunks from ``key`` on that ``tier`` is the first to have."""
+        hits, bit = self.hits, 1 << tier
+        before = bit - 1
+        start = self.keys.index(key)
+        run = []
+        for found in self.keys[start : start + limit]:
+            mask = hits.get(found, 0)
+            if not mask & bit or mask & before:
+                break
+            run.append(found)
+        return run
+
+    def strike(self, key: OffloadKey, tier: int) -> None:
+        """Remove a tier from the hits of a chunk that it cannot load after all."""
+        self.hits[key] &= ~(1 << tier)
 
 
 class Promotion:
@@ -63,6 +129,7 @@ class Offers:
         self.followers: dict[int, RequestContext] = {}
 
 
+@dataclass(eq=False, slots=True)
 class Slot:
     """One slot. A plain record: the table and the manager keep it consistent.
 
@@ -82,34 +149,71 @@ class Slot:
         position: its index in the prefix, likewise.
     """
 
-    __slots__ = (
-        "copies",
-        "hit_step",
-        "index",
-        "key",
-        "offers",
-        "parent",
-        "pins",
-        "position",
-        "promotion",
-        "state",
-        "used_s",
-    )
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.key: OffloadKey = b""
-        self.state: SlotState = SlotState.FREE
-        self.pins = 0
-        self.hit_step = -1
-        self.used_s = 0.0
-        self.copies = 0
-        self.promotion: Promotion | None = None
-        self.offers: Offers | None = None
-        self.parent: OffloadKey | None = None
-        self.position = 0
+    index: int
+    key: OffloadKey = b""
+    state: SlotState = SlotState.FREE
+    pins: int = 0
+    hit_step: int = -1
+    used_s: float = 0.0
+    copies: int = 0
+    promotion: Promotion | None = None
+    offers: Offers | None = None
+    parent: OffloadKey | None = None
+    position: int = 0
 
 
+class PrefixOrder:
+    """Parent and position of one request's chunks, learnt from the order in which they are named.
+
+    An engine looks a prefix up from its start, again in each step, and stores it in order. The
+    chunk named before a new one is its parent. Each KV-cache group is a prefix of its own.
+    """
+
+    __slots__ = ("_known", "_latest")
+
+    def __init__(self) -> None:
+        self._known: dict[OffloadKey, tuple[OffloadKey | None, int]] = {}
+        self._latest: dict[bytes, OffloadKey] = {}
+
+    @property
+    def keys(self) -> Collection[OffloadKey]:
+        """The chunks, in the order in which they were first named."""
+        return self._known.keys()
+
+    def note(self, key: OffloadKey) -> tuple[OffloadKey | None, int]:
+        """Record the next chunk that was named; return its parent and its position."""
+        group = key[-GROUP_BYTES:]
+        place = self._known.get(key)
+        if place is None:
+            parent = self._latest.get(group)
+            place = (None, 0) if parent is None else (parent, self._known[parent][1] + 1)
+            self._known[key] = place
+        self._latest[group] = key
+        return place
+
+
+class NameOrder:
+    """The chunks of one request, only in the order in which they were first named.
+
+    It replaces a :class:`PrefixOrder` if the policy does not use parents and positions, at less
+    than half of the cost.
+
+    Attributes:
+        keys: the chunks.
+    """
+
+    __slots__ = ("keys",)
+
+    def __init__(self) -> None:
+        self.keys: dict[OffloadKey, None] = {}
+
+    def note(self, key: OffloadKey) -> tuple[None, int]:
+        """Record the next chunk that was named; return an unknown parent and position."""
+        self.keys[key] = None
+        return _UNKNOWN
+
+
+@dataclass(eq=False, slots=True)
 class Wait:
     """The pending answers that a request got in one step, and the changes that end its wait.
 
@@ -121,28 +225,15 @@ class Wait:
         put_off: a chunk whose lookup begins once fewer others are pending.
     """
 
-    __slots__ = (
-        "_key",
-        "_lookups",
-        "_slot",
-        "_state",
-        "hits",
-        "latest",
-        "prefix",
-        "put_off",
-        "step",
-    )
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-        self.latest: PendingLookup | None = None
-        self.prefix: tuple[OffloadKey, OffloadKey] | None = None
-        self.hits = 0
-        self.put_off: OffloadKey | None = None
-        self._lookups: list[tuple[PendingLookup, int]] = []
-        self._slot: Slot | None = None
-        self._key: OffloadKey = b""
-        self._state = SlotState.FREE
+    step: int
+    latest: PendingLookup | None = None
+    prefix: tuple[OffloadKey, OffloadKey] | None = None
+    hits: int = 0
+    put_off: OffloadKey | None = None
+    _lookups: list[tuple[PendingLookup, int]] = field(default_factory=list)
+    _slot: Slot | None = None
+    _key: OffloadKey = b""
+    _state: SlotState = SlotState.FREE
 
     def note_lookup(self, pending: PendingLookup) -> None:
         """Add a lookup that awaits answers."""
@@ -165,6 +256,7 @@ class Wait:
         return False
 
 
+@dataclass(eq=False, slots=True)
 class RequestState:
     """One request. A plain record, which is dropped as a whole when the request is over.
 
@@ -187,47 +279,21 @@ class RequestState:
         finished: true once the engine is done with it; completions may still arrive.
     """
 
-    __slots__ = (
-        "arrived_s",
-        "asked",
-        "asking",
-        "asks_first",
-        "claims",
-        "context",
-        "copies",
-        "finished",
-        "known",
-        "missed",
-        "prefix_order",
-        "tiers",
-        "turn",
-        "wait",
-        "writes",
-    )
-
-    def __init__(
-        self,
-        context: RequestContext,
-        prefix_order: PrefixOrder | NameOrder | None,
-        *,
-        tiers: int = -1,
-        arrived_s: float = 0.0,
-    ) -> None:
-        self.context = context
-        self.tiers = tiers
-        self.turn = -1
-        self.asked: dict[OffloadKey, PendingLookup] = {}
-        self.asking: PendingLookup | None = None
-        self.known: PendingLookup | None = None
-        self.asks_first = False
-        self.claims: dict[OffloadKey, Slot] = {}
-        self.copies: dict[OffloadKey, list[Slot]] = {}
-        self.writes: dict[OffloadKey, Slot] = {}
-        self.prefix_order = prefix_order
-        self.arrived_s = arrived_s
-        self.wait: Wait | None = None
-        self.missed: set[OffloadKey] = set()
-        self.finished = False
+    context: RequestContext
+    prefix_order: PrefixOrder | NameOrder | None
+    tiers: int = -1
+    arrived_s: float = 0.0
+    turn: int = -1
+    asked: dict[OffloadKey, PendingLookup] = field(default_factory=dict)
+    asking: PendingLookup | None = None
+    known: PendingLookup | None = None
+    asks_first: bool = False
+    claims: dict[OffloadKey, Slot] = field(default_factory=dict)
+    copies: dict[OffloadKey, list[Slot]] = field(default_factory=dict)
+    writes: dict[OffloadKey, Slot] = field(default_factory=dict)
+    wait: Wait | None = None
+    missed: set[OffloadKey] = field(default_factory=set)
+    finished: bool = False
 
     @property
     def over(self) -> bool:
@@ -247,6 +313,32 @@ class RequestState:
         if self.copies:
             held += [slot.index for copied in list(self.copies.values()) for slot in copied]
         return held
+
+    def begin_copies(self, keys: Sequence[OffloadKey], slots: Sequence[Slot]) -> None:
+        """Pin the slot of each chunk that is copied to the device."""
+        copies = self.copies
+        for key, slot in zip(keys, slots, strict=True):
+            slot.pins += 1
+            slot.copies += 1
+            if key in copies:
+                copies[key].append(slot)
+            else:
+                copies[key] = [slot]
+
+    def end_copies(self, keys: Collection[OffloadKey]) -> list[Slot]:
+        """Return the slots of ended copies, whose pins the caller releases."""
+        copies = self.copies
+        ended = []
+        for key in keys:
+            slots = copies.get(key)
+            if slots is None:
+                continue
+            slot = slots.pop()
+            if not slots:
+                del copies[key]
+            slot.copies -= 1
+            ended.append(slot)
+        return ended
 
     def start_over(self) -> list[Slot]:
         """Forget everything but the request itself; return the slots that copies still touch."""

@@ -6,20 +6,128 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Final
 
-from kvtier_sdk.tiering.lookups import LookupTable, PendingLookup
-from kvtier_sdk.tiering.managed_tier import ManagedTier
+from kvtier_sdk.runner.jobs import Verdict
+from kvtier_sdk.tiering.cascade import ManagedTier
 from kvtier_sdk.tiering.outputs import MissReason
 from kvtier_sdk.tiering.promotions import Promotions
-from kvtier_sdk.tiering.records import RequestState, Wait
+from kvtier_sdk.tiering.records import PendingLookup, RequestState, Wait
 from kvtier_sdk.tiering.slots import PrimaryTier
 from kvtier_sdk.tiering.tier_client import TierClient
-from kvtier_sdk.types import LookupResult, OffloadKey
+from kvtier_sdk.types import LookupResult, OffloadKey, RequestContext
 
 # Bound once, because this is the engine's thread; compiled code reads a final name directly.
 _MISS: Final = LookupResult.MISS
 _HIT_PENDING: Final = LookupResult.HIT_PENDING
 _RETRY: Final = LookupResult.RETRY
 _ABSENT: Final = MissReason.ABSENT.value
+_OK: Final = Verdict.OK
+_NOT_FOUND: Final = Verdict.NOT_FOUND
+
+#: The most chunks that are looked up at once, in some 15 ms of a step. Requests further back in the
+#: queue would wait for device blocks anyway, and their answers would be stale by then.
+MOST_CHUNKS: Final = 16_384
+#: Miss reasons by verdict, if a tier gave no answer; other verdicts count as failed lookups.
+_DOUBTS = {
+    Verdict.TIMEOUT: MissReason.TIMEOUT.value,
+    Verdict.UNAVAILABLE: MissReason.UNAVAILABLE.value,
+}
+
+
+class LookupTable:
+    """The pending lookups, and the limit on chunks that are looked up at once.
+
+    Attributes:
+        open: the pending lookup of each chunk, for others to share.
+        waiting_chunks: number of chunks for which an answer is missing.
+        limit: number of chunks after which no further request begins its lookups.
+    """
+
+    def __init__(self) -> None:
+        self.open: dict[OffloadKey, PendingLookup] = {}
+        self.waiting_chunks = 0
+        self.limit = MOST_CHUNKS
+        # Chunks that this step looked up without asking a tier, which takes time too.
+        self._joined = 0
+        self._new: list[PendingLookup] = []
+
+    @property
+    def is_full(self) -> bool:
+        """True if no further request may begin its lookups in this step."""
+        return self.waiting_chunks + self._joined >= self.limit
+
+    def begin(
+        self, request: RequestContext, tiers: int, step: int, *, shared: bool
+    ) -> PendingLookup:
+        """Begin a lookup, to be handed over at the end of the step."""
+        pending = PendingLookup(request, tiers, step, shared)
+        self._new.append(pending)
+        return pending
+
+    def add(self, pending: PendingLookup, key: OffloadKey) -> None:
+        """Add a chunk to a lookup that is not yet handed over."""
+        pending.keys.append(key)
+        if not pending.waiting:
+            self._joined += 1
+            return
+        self.waiting_chunks += 1
+        if pending.shared:
+            self.open[key] = pending
+
+    def join(self, key: OffloadKey) -> PendingLookup | None:
+        """Return the pending lookup of a chunk, to share its answers; ``None`` if there is none."""
+        pending = self.open.get(key)
+        if pending is not None:
+            self._joined += 1
+        return pending
+
+    def step_ended(self) -> None:
+        """Reset the count of joined chunks for the next step."""
+        self._joined = 0
+
+    def take_new(self) -> list[PendingLookup]:
+        """Return the lookups that began since the last call, and seal them.
+
+        In some of them no tier is asked, because the chunks are known to be in a tier.
+        """
+        taken, self._new = self._new, []
+        for pending in taken:
+            pending.sealed = True
+        return taken
+
+    def answered(self, pending: PendingLookup, bit: int, verdicts: Sequence[Verdict]) -> None:
+        """Apply a tier's answers, unless the lookup was given up before."""
+        if not pending.waiting & bit:
+            return
+        hits = pending.hits
+        for key, verdict in zip(pending.keys, verdicts, strict=True):
+            if verdict is _OK:
+                hits[key] = hits.get(key, 0) | bit
+            elif verdict is not _NOT_FOUND:
+                pending.doubt = _DOUBTS.get(verdict, MissReason.LOOKUP_FAILED.value)
+        pending.waiting &= ~bit
+        if not pending.waiting:
+            self._close(pending)
+
+    def give_up(self, pending: PendingLookup) -> None:
+        """Stop waiting for the tiers that have not answered."""
+        pending.waiting = 0
+        pending.doubt = MissReason.TIMEOUT.value
+        self._close(pending)
+
+    def forget(self) -> None:
+        """Drop every lookup: answers under way no longer concern any request."""
+        self.open.clear()
+        for pending in self._new:
+            if pending.waiting:
+                self.waiting_chunks -= len(pending.keys)
+        self._new.clear()
+
+    def _close(self, pending: PendingLookup) -> None:
+        self.waiting_chunks -= len(pending.keys)
+        for key in pending.keys:
+            # The table may hold another lookup of the key, if this one is not shared.
+            if self.open.get(key) is pending:
+                del self.open[key]
 
 
 class TierSearch:

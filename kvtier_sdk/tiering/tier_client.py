@@ -32,10 +32,8 @@ from kvtier_sdk.runner.jobs import (
 from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.tiering.job_table import JobTable
 from kvtier_sdk.tiering.known_chunks import KnownChunks
-from kvtier_sdk.tiering.outages import Outages
 from kvtier_sdk.tiering.pace import SLOW_S, Pace
-from kvtier_sdk.tiering.removals import RecentRemovals
-from kvtier_sdk.tiering.tier_counts import count_result, note_state
+from kvtier_sdk.tiering.tier_counts import Outages, count_result, note_state
 from kvtier_sdk.tiering.tier_listener import TierListener
 from kvtier_sdk.types import Capability, OffloadKey, RequestContext
 
@@ -145,7 +143,6 @@ class TierClient:
         self._events = EventLog(
             spec.name, tier_class.medium, tier_class.locality, is_enabled=events
         )
-        self._removals = RecentRemovals(self.jobs)
         self._job_ids = itertools.count(1)
         # The collected jobs, in order; and by request, the load that further chunks of it join.
         self._collected: list[Job] = []
@@ -571,7 +568,7 @@ class TierClient:
                 self.stats.evicted_chunks += len(report.keys)
             self._listener.removed(self, report.keys, evicted=report.evicted)
             self._known.discard(report.keys)
-            self._removals.note(report.keys)
+            self.jobs.note_removed(report.keys)
             self._events.add(report.keys, removed=True)
         else:
             with self._outages.followed():
@@ -599,11 +596,11 @@ class TierClient:
             self._listener.answered(self, job, verdicts)
         elif operation is _LOAD:
             self._listener.loaded(self, job, verdicts)
-            self._known.loaded(job, verdicts, self._removals.without(job, list(job.keys)))
+            self._known.loaded(job, verdicts, self.jobs.without_removed(job, list(job.keys)))
         elif operation is _STORE:
             self._listener.stored(self, job, verdicts)
             stored = [k for k, v in zip(job.keys, verdicts, strict=True) if v is _OK]
-            stored = self._removals.without(job, stored)
+            stored = self.jobs.without_removed(job, stored)
             self._known.found(job, stored)
             self._events.add(stored, removed=False)
         elif operation is _DELETE:

@@ -21,14 +21,13 @@ from kvtier_sdk.runner.health import TierHealth
 from kvtier_sdk.runner.jobs import BreakerMoved, JobResult, Operation, Report, Verdict
 from kvtier_sdk.runner.loop import TierLoop
 from kvtier_sdk.tiering import tier_client
-from kvtier_sdk.tiering.cascade import Cascade
+from kvtier_sdk.tiering.cascade import Cascade, ManagedTier
+from kvtier_sdk.tiering.job_table import JobTable
 from kvtier_sdk.tiering.known_chunks import KnownChunks
-from kvtier_sdk.tiering.lookups import LookupTable, PendingLookup
-from kvtier_sdk.tiering.managed_tier import ManagedTier
 from kvtier_sdk.tiering.manager import TieringManager
 from kvtier_sdk.tiering.promotions import Promotions
-from kvtier_sdk.tiering.records import RequestState, Slot, SlotState, Wait
-from kvtier_sdk.tiering.removals import RecentRemovals
+from kvtier_sdk.tiering.records import PendingLookup, RequestState, Slot, SlotState, Wait
+from kvtier_sdk.tiering.search import LookupTable
 from kvtier_sdk.tiering.slots import PrimaryTier
 from kvtier_sdk.tiering.tier_client import TierClient
 
@@ -142,11 +141,11 @@ def answers_of_before_a_reset_count(patch: pytest.MonkeyPatch) -> None:
 
 @bug("a load rests on an answer", seed=311)
 def what_left_during_its_load_is_known(patch: pytest.MonkeyPatch) -> None:
-    def without(original: Any, self: RecentRemovals, job: Any, keys: list[bytes]) -> list[bytes]:
+    def without(original: Any, self: JobTable, job: Any, keys: list[bytes]) -> list[bytes]:
         kept: list[bytes] = original(self, job, keys)
         return keys if job.operation is Operation.LOAD else kept
 
-    around(patch, RecentRemovals, "without", without)
+    around(patch, JobTable, "without_removed", without)
 
 
 @bug("a load rests on an answer", seed=2369)
@@ -322,21 +321,21 @@ def a_failed_store_counts_as_sent(patch: pytest.MonkeyPatch) -> None:
 
 @bug("events agree with the tiers")
 def what_has_left_once_is_never_announced_again(patch: pytest.MonkeyPatch) -> None:
-    def without(self: RecentRemovals, store: Any, keys: list[bytes]) -> list[bytes]:
-        return [key for key in keys if key not in self._newest]
+    def without(self: JobTable, store: Any, keys: list[bytes]) -> list[bytes]:
+        return [key for key in keys if key not in self._removals]
 
-    patch.setattr(RecentRemovals, "without", without)
+    patch.setattr(JobTable, "without_removed", without)
 
 
 @bug("at rest nothing is left")
 def what_has_left_is_remembered_for_ever(patch: pytest.MonkeyPatch) -> None:
-    def without(original: Any, self: RecentRemovals, store: Any, keys: list[bytes]) -> Any:
-        newest = self._newest.copy()
+    def without(original: Any, self: JobTable, store: Any, keys: list[bytes]) -> Any:
+        newest = self._removals.copy()
         kept = original(self, store, keys)
-        self._newest = newest
+        self._removals = newest
         return kept
 
-    around(patch, RecentRemovals, "without", without)
+    around(patch, JobTable, "without_removed", without)
 
 
 @bug("events agree with the primary tier")
@@ -396,7 +395,7 @@ def stored_is_told_after_removed(patch: pytest.MonkeyPatch) -> None:
         original(self, store, keys)
         return keys
 
-    around(patch, RecentRemovals, "without", without)
+    around(patch, JobTable, "without_removed", without)
 
 
 @bug("the policy knows exactly the readable chunks")

@@ -10,8 +10,7 @@ from enum import Enum
 
 from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.tiering import ResetScope, TieringManager
-from kvtier_sdk.tiering.lookups import PendingLookup
-from kvtier_sdk.tiering.records import SlotState
+from kvtier_sdk.tiering.records import PendingLookup, SlotState
 from kvtier_sdk.types import LookupResult, OffloadKey, RequestContext
 from support.simulation.breach import Journal, short
 from support.simulation.chunks import ChunkTree

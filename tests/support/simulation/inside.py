@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from kvtier_sdk.core_form import IS_COMPILED
 from kvtier_sdk.runner.jobs import Job, Operation
 from kvtier_sdk.tiering import TieringManager
-from kvtier_sdk.tiering.lookups import PendingLookup
-from kvtier_sdk.tiering.managed_tier import ManagedTier
-from kvtier_sdk.tiering.records import Slot
+from kvtier_sdk.tiering.cascade import ManagedTier
+from kvtier_sdk.tiering.records import PendingLookup, Slot
 from kvtier_sdk.tiering.slots import PrimaryTier
 from kvtier_sdk.types import OffloadKey
 from support.simulation.ledger import Transfer
@@ -55,7 +54,7 @@ class Inside:
     @property
     def stale_copies(self) -> list[Slot]:
         """Return the slots that stale copies may still touch, by the manager's own list."""
-        return self._manager._copies._stale
+        return self._manager._stale_copies
 
     def asked(self, request_id: str, key: OffloadKey) -> PendingLookup | None:
         """Return the pending lookup of a request for a chunk."""

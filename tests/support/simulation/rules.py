@@ -119,7 +119,7 @@ class Rules:
             "chunks looked up": inside.chunks_looked_up,
             "promotions": inside.promotions,
             "offers": [slot.index for slot in inside.offered()],
-            "removals": [n for tier in inside.tiers if (n := len(tier.client._removals))],
+            "removals": [n for tier in inside.tiers if (n := tier.client.jobs.removals)],
             "stale copies": len(inside.stale_copies),
             "jobs": [ledger.describe() for ledger in self._see.ledgers if ledger.held],
             "work": self._see.manager.has_pending_work(),

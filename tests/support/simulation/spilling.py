@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from kvtier_sdk.contract import StoreMoment
 from kvtier_sdk.core_form import IS_COMPILED
-from kvtier_sdk.tiering.managed_tier import ManagedTier
+from kvtier_sdk.tiering.cascade import ManagedTier
 from kvtier_sdk.types import OffloadKey
 from support.simulation.breach import short
 from support.simulation.inside import Inside

@@ -82,7 +82,7 @@ def test_what_left_the_tier_while_a_job_moved_it_is_not_known(
     engine.step()
     engine.step()
     assert [client.knows(key) for key in KEYS[:2]] == [False, True]
-    assert not client._removals
+    assert not client.jobs.removals
 
 
 def test_a_load_does_not_fall_through_to_a_tier_that_the_chunk_has_left(
