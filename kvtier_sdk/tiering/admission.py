@@ -35,13 +35,11 @@ class Admission:
     Once the tier evicts, two small models of it compete on a sample of the keys: a cache that gets
     every chunk, and a cache that gets a chunk when it is seen for the second time. Each is as large
     as the tier, scaled to the sample, and evicts the least recently used chunk. The tier is limited
-    to chunks that were seen before only while it is full and the second model clearly has more
-    hits. A chunk that is refused may be offered again when it is used.
+    to chunks seen before only while it is full and the second model clearly has more hits.
 
     Only an eviction shows that the tier is full. It counts as full until it reports a removal of
     another kind, or uses clearly less than its limit: its capacity, or its disk if it evicted below
-    the capacity. A tier that does not report evictions or its usage gets every chunk. The memory
-    that this takes is bounded.
+    the capacity. A tier that does not report evictions or its usage gets every chunk.
     """
 
     def __init__(self, stats: TierStats, log: TierLog, *, enabled: bool) -> None:
@@ -64,7 +62,6 @@ class Admission:
 
     @property
     def is_selective(self) -> bool:
-        """True while the tier gets only chunks that were seen before."""
         return bool(self._stats.is_selective)
 
     def choose(self, slots: Sequence[Slot]) -> Sequence[Slot]:
@@ -77,7 +74,6 @@ class Admission:
         return chosen
 
     def sent(self, keys: Iterable[OffloadKey]) -> None:
-        """Follow chunks that were handed to the tier."""
         for key in keys:
             if crc32(key) < self._limit:
                 self._was_read.setdefault(key, False)
@@ -85,11 +81,9 @@ class Admission:
             self._follow_fewer()
 
     def failed(self, key: OffloadKey) -> None:
-        """Stop following a chunk whose store failed."""
         self._was_read.pop(key, None)
 
     def read(self, key: OffloadKey) -> None:
-        """Record that a chunk was read from the tier."""
         if key in self._was_read:
             self._was_read[key] = True
 
@@ -209,7 +203,6 @@ class _Cache:
         self.keys: OrderedDict[OffloadKey, None] = OrderedDict()
 
     def use(self, key: OffloadKey) -> bool:
-        """Record a use; return true if the key is in the cache."""
         if key not in self.keys:
             return False
         self.keys.move_to_end(key)

@@ -20,22 +20,14 @@ _READY: Final = SlotState.READY
 
 @dataclass(eq=False, slots=True)
 class ManagedTier:
-    """A secondary tier in the manager's order.
-
-    Attributes:
-        client: the tier's client.
-        index: its place in the order in which tiers are asked.
-        store_policy: decides which chunks it gets.
-        whole_requests: true if it gets all chunks of a request.
-        admission: withholds chunks that the tier would evict before they are read.
-        bit: ``1 << index``, its place in masks of tiers.
-    """
+    """A secondary tier, with its place in the order in which tiers are asked."""
 
     client: TierClient
     index: int
     store_policy: StorePolicy
     whole_requests: bool = field(init=False)
     admission: Admission = field(init=False)
+    # Its place in masks of tiers.
     bit: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -58,9 +50,7 @@ class Cascade:
     A chunk is not sent to the same tier again while it stays in the primary tier, unless the store
     failed or the tier reports the chunk removed.
 
-    Attributes:
-        headroom_slots: number of slots to keep free, if a tier gets chunks before their eviction.
-        tracks: true if offers are tracked; plain write-through needs no tracking.
+    Offers are tracked (``tracks``) unless all tiers get each chunk as it is stored.
     """
 
     def __init__(self, primary: PrimaryTier, headroom_slots: int) -> None:
@@ -80,7 +70,6 @@ class Cascade:
         self.tracks = False
 
     def add(self, tier: ManagedTier) -> None:
-        """Add a tier."""
         by_moment = {
             StoreMoment.STORED: self._on_store,
             StoreMoment.HIT: self._on_hit,
@@ -103,7 +92,6 @@ class Cascade:
         return bool(self._on_evict) and self._missing > 0
 
     def stored(self, slots: Sequence[Slot], request: RequestContext) -> None:
-        """Offer chunks that the device has written."""
         for tier in self._on_store:
             chosen = tier.admission.choose(slots)
             for slot in _others(slots, chosen):
@@ -150,10 +138,7 @@ class Cascade:
         self.include(slots, request)
 
     def include(self, slots: Sequence[Slot], request: RequestContext) -> None:
-        """Send a request's chunks to the tiers that want whole requests.
-
-        The chunks are in the primary tier, or on their way to it and sent once they are readable.
-        """
+        """Send chunks to the tiers that want whole requests, now or once they are readable."""
         for tier in self._whole:
             unsent = self._unsent(tier, slots)
             self._send(tier, [slot for slot in unsent if slot.state is _READY], request)
@@ -162,7 +147,6 @@ class Cascade:
                     self._offers(slot).followers[tier.index] = request
 
     def note_missing(self, slot_count: int) -> None:
-        """Record that a store lacked slots."""
         self._missing = max(self._missing, slot_count)
 
     def keep_headroom(self) -> None:
@@ -217,8 +201,7 @@ class Cascade:
                 if slot is not None and slot.offers is not None:
                     slot.offers.sent &= ~bit
 
-    def forget(self) -> None:
-        """Forget the shortage of slots: the primary tier has been emptied."""
+    def forget_shortage(self) -> None:
         self._missing = 0
 
     def _offer(self, tier: ManagedTier, slots: Sequence[Slot], request: RequestContext) -> None:
@@ -290,7 +273,6 @@ class Cascade:
 
 
 def _others(slots: Sequence[Slot], chosen: Sequence[Slot]) -> Sequence[Slot]:
-    """Return the slots that were not chosen."""
     if len(chosen) == len(slots):
         return ()
     kept = set(chosen)

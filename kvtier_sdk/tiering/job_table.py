@@ -25,7 +25,6 @@ class JobTable:
         self._removals: OrderedDict[OffloadKey, int] = OrderedDict()
 
     def __bool__(self) -> bool:
-        """True if any job awaits its conclusion."""
         return bool(self._running)
 
     @property

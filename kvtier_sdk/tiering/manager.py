@@ -45,7 +45,8 @@ class TieringManager:
     goes through ``on_new_request``; ``lookup`` of its chunks from the first to the first ``MISS``,
     repeated each step until none is pending; ``prepare_load``, ``complete_load``,
     ``prepare_store``, ``complete_store``; and ``on_request_finished``, after which completions may
-    still arrive. Each step ends with ``on_schedule_end``.
+    still arrive and are the only calls that do not raise ``KVTierError`` for it. Each step ends
+    with ``on_schedule_end``.
 
     Args:
         pool: the slots' memory; the caller closes it after :meth:`shutdown`.
@@ -103,9 +104,7 @@ class TieringManager:
     def add_tier(self, spec: TierSpec, runner: TierRunner) -> None:
         """Open a secondary tier, wait until it is open, and add it as the last one.
 
-        Args:
-            spec: the tier's specification.
-            runner: runs the tier; it belongs to the manager from now on.
+        The runner belongs to the manager from now on.
 
         Raises:
             ConfigError: there is a tier with that name already, or a setting cannot work.
@@ -170,11 +169,7 @@ class TieringManager:
         return self._primary.usage(held)
 
     def left_over(self) -> dict[str, int]:
-        """Count what is held now; with no live request and no pending work, all counts are 0.
-
-        Returns:
-            Number of pins, of slots that are neither free nor readable, of requests, and of jobs.
-        """
+        """Count what is held now; with no live request and no pending work, all counts are 0."""
         usage = self.usage()
         return {
             "pins": self._primary.pins,
@@ -215,10 +210,6 @@ class TieringManager:
     def lookup(self, key: OffloadKey, request: RequestContext) -> LookupResult:
         """Look up a chunk.
 
-        Args:
-            key: the chunk.
-            request: the request that needs it, registered by :meth:`on_new_request`.
-
         Returns:
             ``HIT``: readable now; ``prepare_load`` of it in this step succeeds. ``HIT_PENDING``:
             on its way into the primary tier, ask again next step. ``RETRY``: a tier is still
@@ -248,14 +239,8 @@ class TieringManager:
         they would not end its wait. Chunks that are readable already are not protected from
         eviction meanwhile, and may be gone when the wait is over.
 
-        Args:
-            request: the request.
-
         Returns:
             False also if nothing was pending: then look its chunks up.
-
-        Raises:
-            KVTierError: the request is unknown.
         """
         return self._wait_of(self._state(request)) is not None
 
@@ -265,12 +250,6 @@ class TieringManager:
         Tiers are asked for at most some 16,000 chunks at once. Later requests are looked up when
         the tiers have answered for earlier ones, so that a step with thousands of new requests
         takes no longer than others. The request's other chunks would be put off too in this step.
-
-        Args:
-            request: the request.
-
-        Raises:
-            KVTierError: the request is unknown.
         """
         wait = self._state(request).wait
         return wait is not None and wait.put_off is not None and wait.step == self._primary.step
@@ -279,10 +258,6 @@ class TieringManager:
         self, keys: Sequence[OffloadKey], request: RequestContext
     ) -> tuple[int, bool]:
         """Look a prefix up from its start to the first miss.
-
-        Args:
-            keys: chunks of one prefix, in order.
-            request: the request that needs them.
 
         Returns:
             The number of chunks from the start that are there or on their way; and true if an
@@ -294,9 +269,6 @@ class TieringManager:
             chunks, pending = manager.lookup_prefix(keys, request)
             if not pending:
                 spec = manager.prepare_load(keys[:chunks], request)
-
-        Raises:
-            KVTierError: the request is unknown.
         """
         state = self._state(request)
         prefix = (keys[0], keys[-1]) if keys else None
@@ -328,9 +300,6 @@ class TieringManager:
             keys: chunks for which :meth:`lookup` returned ``HIT`` in this step.
             request: holds the pins until :meth:`complete_load`.
 
-        Returns:
-            The chunks' slots and sources.
-
         Raises:
             KVTierError: a chunk is not readable, or the request is unknown; nothing is pinned.
         """
@@ -358,12 +327,7 @@ class TieringManager:
         return LoadSpec([slot.index for slot in slots], sources)
 
     def complete_load(self, keys: Collection[OffloadKey], request: RequestContext) -> None:
-        """End copies to the device, successful or not.
-
-        Args:
-            keys: chunks that were prepared for this request; others are ignored.
-            request: the request; an unknown one is ignored.
-        """
+        """End copies to the device, successful or not. Unknown chunks and requests are ignored."""
         state = self._requests.get(request.request_id)
         if state is None:
             return
@@ -375,15 +339,7 @@ class TieringManager:
         self._end_if_over(state)
 
     def touch(self, keys: Collection[OffloadKey], request: RequestContext) -> None:
-        """Count chunks as used. :meth:`prepare_load` does it for its own chunks.
-
-        Args:
-            keys: chunks, in prefix order.
-            request: the request that uses them.
-
-        Raises:
-            KVTierError: a key is not ``bytes``.
-        """
+        """Count chunks, in prefix order, as used. :meth:`prepare_load` does it for its own."""
         _check_keys(keys)
         self._touched.update(dict.fromkeys(keys))
 
@@ -435,10 +391,7 @@ class TieringManager:
     ) -> None:
         """Make the chunks that the device has written readable, and offer them to the tiers.
 
-        Args:
-            keys: chunks that were prepared for this request; others are ignored.
-            request: the request; an unknown one is ignored.
-            success: false if the copies failed: the chunks are forgotten.
+        Unknown chunks and requests are ignored. Without ``success`` the chunks are forgotten.
         """
         state = self._requests.get(request.request_id)
         if state is None:
@@ -559,7 +512,7 @@ class TieringManager:
             self._stale_copies += state.start_over()
             self._end_if_over(state)
         self._touched.clear()
-        self._cascade.forget()
+        self._cascade.forget_shortage()
         self._primary.events.add(removed, removed=True)
         if scope is ResetScope.ALL:
             for tier in self._tiers:
@@ -570,10 +523,7 @@ class TieringManager:
         """Forget the chunks of the host pool at the next step; any thread may call it.
 
         The step begins with the purge. Chunks in use, also by a store into a tier, are forgotten in
-        a later step, once they are not in use; live requests go on.
-
-        Returns:
-            The purge, which later steps continue and update.
+        a later step, which updates the returned purge; live requests go on.
         """
         return self._primary.purge()
 
@@ -612,7 +562,6 @@ class TieringManager:
             self._requests.pop(state.context.request_id, None)
 
     def _wait_of(self, state: RequestState) -> Wait | None:
-        """Return the wait of a request; ``None`` if it has none, or if it is over."""
         if not self._collected:
             self._collect()
         return self._search.wait_of(state)
@@ -630,7 +579,6 @@ class TieringManager:
         return _HIT_PENDING
 
     def _collect(self) -> None:
-        """Apply the tiers' reports since the last call."""
         self._collected = True
         self._now_s = self._primary.now_s = self._clock.now_s()
         for tier in self._tiers:

@@ -32,11 +32,9 @@ class LoadRate:
         self._sampled_s = 0.0
 
     def begin(self, now_s: float) -> None:
-        """Start the measurement: loads are handed over, and none was under way."""
         self._since_s = now_s
 
     def note(self, loaded_bytes: int, now_s: float) -> None:
-        """Record the end of a load."""
         self._pending_bytes += loaded_bytes
         # Loads that end in the same step count as one sample.
         if now_s <= self._since_s or not self._pending_bytes:
@@ -55,15 +53,11 @@ class LoadRate:
 
 
 class Pace:
-    """Follows the loads and stores that a tier has under way.
-
-    Attributes:
-        store_bytes: bytes that the tier has been seen to store in :data:`SLOW_S`.
-        loads: the rate of its loads.
-    """
+    """Follows the loads and stores that a tier has under way."""
 
     def __init__(self, options: RunnerOptions, chunk_bytes: int) -> None:
         call_bytes = max(chunk_bytes, options.max_batch_bytes)
+        # What the tier has been seen to store in SLOW_S.
         self.store_bytes = float(call_bytes * options.concurrency)
         self.loads = LoadRate()
         self._call_bytes = call_bytes
@@ -74,7 +68,6 @@ class Pace:
         self._heard_s = 0.0
 
     def begin(self, job: Job, now_s: float) -> None:
-        """Record the hand-over of a job."""
         operation = job.operation
         if operation not in self._progress_s:
             return
@@ -86,11 +79,9 @@ class Pace:
         self._under_way[operation] += 1
 
     def progress(self, operation: Operation, now_s: float) -> None:
-        """Record the end of a part of a job."""
         self._heard_s = self._progress_s[operation] = now_s
 
     def end(self, job: Job, result: JobResult, now_s: float) -> None:
-        """Record the result of a job."""
         is_late = Verdict.TIMEOUT in result.verdicts
         if not is_late:
             self._heard_s = now_s

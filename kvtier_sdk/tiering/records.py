@@ -13,8 +13,6 @@ _UNKNOWN = (None, 0)
 
 
 class SlotState(Enum):
-    """The state of a slot."""
-
     FREE = "free"
     #: The device is writing it (a store that is not complete).
     WRITING = "writing"
@@ -35,10 +33,7 @@ class PendingLookup:
     lookup that it belongs to and never a later one.
 
     Attributes:
-        keys: the chunks.
-        request: the request that needs them.
         waiting: tiers that have not answered.
-        step: the step in which it began.
         hits: by chunk, the tiers that have it and have not failed to load it: 0 if all of them
             have failed, no entry if no tier has it.
         deadline_s: clock time from which the missing answers of tiers count as misses; infinite
@@ -93,8 +88,6 @@ class Promotion:
     """The promotion of one chunk.
 
     Attributes:
-        pending: the lookup that found the chunk.
-        tier: index of the tier that loads it.
         waiters: while it is loading, the requests that wait for it.
         claims: number of requests that hold a pin on it and have not used it yet.
     """
@@ -134,9 +127,7 @@ class Slot:
     """One slot. A plain record: the table and the manager keep it consistent.
 
     Attributes:
-        index: its place in the pool.
         key: the chunk in it, meaningless when free or quarantined.
-        state: its current state.
         pins: references that forbid eviction and reuse: one for its writer, one for each copy to
             the device and each store into a tier, one for each claim.
         hit_step: the step in which a lookup last answered ``HIT`` for it; until that step ends
@@ -177,7 +168,6 @@ class PrefixOrder:
 
     @property
     def keys(self) -> Collection[OffloadKey]:
-        """The chunks, in the order in which they were first named."""
         return self._known.keys()
 
     def note(self, key: OffloadKey) -> tuple[OffloadKey | None, int]:
@@ -197,9 +187,6 @@ class NameOrder:
 
     It replaces a :class:`PrefixOrder` if the policy does not use parents and positions, at less
     than half of the cost.
-
-    Attributes:
-        keys: the chunks.
     """
 
     __slots__ = ("keys",)
@@ -208,7 +195,6 @@ class NameOrder:
         self.keys: dict[OffloadKey, None] = {}
 
     def note(self, key: OffloadKey) -> tuple[None, int]:
-        """Record the next chunk that was named; return an unknown parent and position."""
         self.keys[key] = None
         return _UNKNOWN
 
@@ -218,7 +204,6 @@ class Wait:
     """The pending answers that a request got in one step, and the changes that end its wait.
 
     Attributes:
-        step: the step.
         latest: the lookup that was added last.
         prefix: the first and the last chunk of the prefix that was looked up as a whole.
         hits: the number of its chunks from the start that were there or on their way.
@@ -236,7 +221,6 @@ class Wait:
     _state: SlotState = SlotState.FREE
 
     def note_lookup(self, pending: PendingLookup) -> None:
-        """Add a lookup that awaits answers."""
         self.latest = pending
         self._lookups.append((pending, pending.waiting))
 
@@ -261,7 +245,6 @@ class RequestState:
     """One request. A plain record, which is dropped as a whole when the request is over.
 
     Attributes:
-        context: the context that the engine gave.
         asked: the pending lookup of each chunk. Its answers never outlive the request.
         asking: the pending lookup that this step's new chunks are added to.
         known: the chunks of this step that are loaded without a lookup.
@@ -351,7 +334,6 @@ class RequestState:
         return touched
 
     def forget_answers(self) -> None:
-        """Forget the tiers' answers so far."""
         self.asked.clear()
         self.asking = None
         self.wait = None

@@ -64,7 +64,6 @@ class LookupTable:
         return pending
 
     def add(self, pending: PendingLookup, key: OffloadKey) -> None:
-        """Add a chunk to a lookup that is not yet handed over."""
         pending.keys.append(key)
         if not pending.waiting:
             self._joined += 1
@@ -81,14 +80,10 @@ class LookupTable:
         return pending
 
     def step_ended(self) -> None:
-        """Reset the count of joined chunks for the next step."""
         self._joined = 0
 
     def take_new(self) -> list[PendingLookup]:
-        """Return the lookups that began since the last call, and seal them.
-
-        In some of them no tier is asked, because the chunks are known to be in a tier.
-        """
+        """Return the lookups that began since the last call, and seal them."""
         taken, self._new = self._new, []
         for pending in taken:
             pending.sealed = True
@@ -131,11 +126,7 @@ class LookupTable:
 
 
 class TierSearch:
-    """Looks chunks up in the tiers, and begins the loads that are worth it.
-
-    Attributes:
-        lookups: the pending lookups.
-    """
+    """Looks chunks up in the tiers, and begins the loads that are worth it."""
 
     def __init__(
         self,
@@ -177,7 +168,6 @@ class TierSearch:
         return _MISS
 
     def wait_of(self, state: RequestState) -> Wait | None:
-        """Return the wait of a request; ``None`` if it has none, or if it is over."""
         wait = state.wait
         if wait is None:
             return None

@@ -180,10 +180,8 @@ class TierClient:
         """Hand over the collected jobs, let stores finish, close the tier, and end its runner.
 
         When this has returned, every job is concluded. A job that is not released has I/O that
-        hangs in a thread; its slots must not be reused. A second call does nothing.
-
-        Args:
-            timeout_s: seconds to drain, and again to close.
+        hangs in a thread; its slots must not be reused. A second call does nothing. The time limit
+        applies to draining, and again to closing.
         """
         self.flush()
         self._runner.close(timeout_s)
@@ -198,11 +196,8 @@ class TierClient:
     def drain(self, timeout_s: float) -> bool:
         """Cancel queued jobs and wait for running ones; then apply their results.
 
-        Args:
-            timeout_s: seconds to wait before running calls are cancelled, and again after that.
-
-        Returns:
-            True if no I/O touches a slot any longer.
+        Running calls are cancelled after ``timeout_s``, and get as long again to end. The result is
+        true if no I/O touches a slot any longer.
         """
         ended = self._runner.drain(timeout_s)
         self.poll()
@@ -229,18 +224,12 @@ class TierClient:
 
     @property
     def takes_reads(self) -> bool:
-        """True if lookups and loads are tried.
-
-        The read breaker is closed, no purge is due, and the tier is not drained.
-        """
+        """True if the read breaker is closed, no purge is due, and the tier is not drained."""
         return not (self.stats.reads_open or self._stale or self.is_drained)
 
     @property
     def takes_stores(self) -> bool:
-        """True if stores are tried.
-
-        The write breaker is closed, no purge is due, and the tier is neither drained nor slow.
-        """
+        """As :attr:`takes_reads`, for the write breaker; false also while the tier is slow."""
         return not (self._refuses_stores or self.stats.is_slow)
 
     @property
@@ -260,10 +249,7 @@ class TierClient:
 
     @property
     def store_room(self) -> int:
-        """Number of chunks for which the queue of stores has room.
-
-        It is also bounded by the bytes that the tier has been seen to move in 2 s.
-        """
+        """As :attr:`load_room`; also bounded by the bytes that the tier was seen to move in 2 s."""
         limit_bytes = min(self._max_store_bytes, self.pace.store_bytes)
         return int(max(0, (limit_bytes - self.store_bytes) // self._chunk_bytes))
 
@@ -273,14 +259,7 @@ class TierClient:
             yield from job.slots
 
     def expected_load_s(self, chunks: int) -> float:
-        """Estimate how long further loads would take.
-
-        Args:
-            chunks: number of chunks to load besides those under way.
-
-        Returns:
-            Seconds, by the measured rate; 0.0 if nothing was measured lately.
-        """
+        """Estimate the seconds of further loads; 0.0 if nothing was measured lately."""
         size_bytes = self.load_bytes + chunks * self._chunk_bytes
         return self.pace.loads.expected_s(size_bytes, self._clock.now_s())
 
@@ -314,12 +293,9 @@ class TierClient:
         Args:
             keys: the chunks; the sequence belongs to the client from now on.
             request: the request that needs the chunks.
-            tag: handed back in ``job.tag``.
+            tag: handed back in ``job.tag``, here and in the other operations.
             worth_s: seconds in which the engine would compute the chunks. The lookup may take as
                 long, but at least ``lookup_deadline`` and at most ``max_lookup_deadline``.
-
-        Returns:
-            The job.
         """
         options = self.spec.runner
         within_s = max(options.lookup_deadline_s, min(worth_s, options.max_lookup_deadline_s))
@@ -345,7 +321,7 @@ class TierClient:
             slots: a slot index for each, which the tier writes until the job is released.
             request: the request that needs the chunks.
             whole: true to take all chunks or none; an empty queue takes any number.
-            tag: handed back in ``job.tag``.
+            tag: as for :meth:`lookup`.
 
         Returns:
             The job with the chunks, or ``None`` if none was taken. Dropped chunks are counted.
@@ -376,16 +352,8 @@ class TierClient:
     ) -> Job | None:
         """Collect a store of as many chunks, from the front, as the queue has room for.
 
-        Args:
-            keys: the chunks.
-            slots: a slot index for each, which the tier reads until the job is released.
-            request: the request that the chunks were computed for.
-            whole: true to take all chunks or none; an empty queue takes any number.
-            tag: handed back in ``job.tag``.
-
-        Returns:
-            The job, with the chunks that were taken, or ``None`` if none was. Dropped chunks are
-            counted.
+        The arguments and the result are those of :meth:`load`. The tier reads the slots until the
+        job is released.
         """
         taken = self._admit(_STORE, len(keys), whole=whole)
         if not taken:
@@ -401,26 +369,15 @@ class TierClient:
     def delete(
         self, keys: Sequence[OffloadKey], request: RequestContext = NO_REQUEST, *, tag: Any = None
     ) -> Job:
-        """Collect a deletion, for a tier with ``Capability.DELETE``.
-
-        Args:
-            keys: the chunks.
-            request: the request that the job serves.
-            tag: handed back in ``job.tag``.
-
-        Returns:
-            The job.
-        """
+        """Collect a deletion, for a tier with ``Capability.DELETE``."""
         job = self._new_job(_DELETE, keys, (), request, self.spec.runner.store_deadline_s, tag)
         self._collected.append(job)
         return job
 
     def touch(self, keys: Sequence[OffloadKey]) -> None:
-        """Tell the tier which chunks were used in this step, if it has ``Capability.TOUCH``.
+        """Tell a tier with ``Capability.TOUCH`` which chunks were used, the most recent one last.
 
-        Args:
-            keys: the chunks, the most recent use last; they replace the chunks of an earlier call
-                in the step.
+        They replace the chunks of an earlier call in the step.
         """
         if self._touches and self.takes_reads:
             self._touched = keys
@@ -625,7 +582,7 @@ class TierClient:
                 self._log_end("no longer slow", f"{name}: no longer slow")
 
     def _log_end(self, topic: str, message: str) -> None:
-        """Log the end of an outage, after its messages held back here and in the tier's loop."""
+        """Log the end of an outage, after the messages that are still held back."""
         self.log.say_held_back()
         if not self._runner.log_end(topic, message):
             self.log.often(logging.WARNING, topic, message)

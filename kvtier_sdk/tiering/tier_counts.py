@@ -37,7 +37,6 @@ _WHAT = {
 
 
 def count_result(stats: TierStats, job: Job, result: JobResult, now_s: float) -> None:
-    """Count a job that is concluded."""
     verdicts, operation = result.verdicts, job.operation
     succeeded = verdicts.count(_OK)
     absent = 0
@@ -67,7 +66,6 @@ def count_result(stats: TierStats, job: Job, result: JobResult, now_s: float) ->
 
 
 def note_state(stats: TierStats, report: Report, now_s: float) -> None:
-    """Update the state of a tier from a report."""
     if isinstance(report, BreakerMoved):
         is_open = int(report.state is not BreakerState.CLOSED)
         if report.direction is Direction.READ:

@@ -16,47 +16,24 @@ class TierListener:
     """Callbacks for the outcome of a tier's jobs. Override those you need; the rest do nothing.
 
     Every method is called on the engine's thread, inside :meth:`TierClient.poll` or
-    :meth:`TierClient.close`. A method may hand the client new jobs, and must not raise.
+    :meth:`TierClient.close`. A method may hand the client new jobs, and must not raise. The
+    verdicts are one per key of the job.
     """
 
     def answered(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
-        """Handle the conclusion of a lookup.
-
-        Args:
-            tier: the client.
-            job: the lookup.
-            verdicts: one per key: ``OK`` if present, ``NOT_FOUND`` if absent; any other means that
-                the lookup failed.
-        """
+        """Handle a lookup: ``OK`` is present, ``NOT_FOUND`` absent, any other verdict a failure."""
 
     def loaded(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
         """Handle the conclusion of a load. Slots with the verdict ``OK`` hold verified chunks.
 
         The other slots may still be written until :meth:`released`.
-
-        Args:
-            tier: the client.
-            job: the load.
-            verdicts: one per key.
         """
 
     def stored(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
-        """Handle the conclusion of a store. Its slots may be read until :meth:`released`.
-
-        Args:
-            tier: the client.
-            job: the store.
-            verdicts: one per key.
-        """
+        """Handle the conclusion of a store. Its slots may be read until :meth:`released`."""
 
     def deleted(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
-        """Handle the conclusion of a deletion.
-
-        Args:
-            tier: the client.
-            job: the deletion.
-            verdicts: one per key.
-        """
+        """Handle the conclusion of a deletion."""
 
     def removed(self, tier: TierClient, keys: Sequence[OffloadKey], *, evicted: bool) -> None:
         """Handle the tier's report that chunks have left it.
@@ -71,8 +48,4 @@ class TierListener:
         """Handle the end of a job's I/O, after its conclusion: its slots are no longer touched.
 
         Jobs that :meth:`TierClient.withdraw` takes back are released too, without a conclusion.
-
-        Args:
-            tier: the client.
-            job: the job.
         """

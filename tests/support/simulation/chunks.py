@@ -19,12 +19,6 @@ class ChunkTree:
 
     Attributes:
         content: the bytes of every chunk named so far.
-
-    Args:
-        groups: number of KV-cache groups.
-        depth: nodes of the longest prompt of a new conversation.
-        chunk_bytes: length of a chunk.
-        rng: the seed's generator.
     """
 
     def __init__(self, groups: int, depth: int, chunk_bytes: int, rng: random.Random) -> None:

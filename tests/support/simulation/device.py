@@ -45,12 +45,6 @@ class Device:
     Attributes:
         live: copies that will be completed.
         stale: copies from before a reset: they go on, and are never completed.
-
-    Args:
-        pool: the slots' memory.
-        content: the bytes of each chunk.
-        rng: the seed's generator.
-        on_breach: called with a broken rule and the reason.
     """
 
     def __init__(
@@ -81,15 +75,7 @@ class Device:
         *,
         writes: bool,
     ) -> None:
-        """Begin copies.
-
-        Args:
-            request_id: the request that it belongs to.
-            keys: the chunks.
-            slots: a slot for each.
-            step: number of this step.
-            writes: true if the device writes the slots.
-        """
+        """Begin copies."""
         for key, slot in zip(keys, slots, strict=True):
             due_step = step + self._rng.choice((0, 1, 2, _LONGEST_COPY_STEPS))
             copy = Copy(request_id, key, slot, due_step, writes=writes)

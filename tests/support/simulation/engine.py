@@ -65,18 +65,6 @@ class Engine:
         step: number of the current step.
         requests: the live requests.
         choosy: names of the tiers that a request may use, if these are not all.
-
-    Args:
-        manager: the manager under test.
-        inside: the manager's tables.
-        device: makes the copies.
-        tree: makes the prompts.
-        plan: plan of the simulation.
-        rng: the seed's generator.
-        clock: the virtual clock.
-        journal: notes each action.
-        on_breach: called with a broken rule and the reason; raises.
-        resetting: a context that is open during a reset.
     """
 
     def __init__(
@@ -115,11 +103,7 @@ class Engine:
         self._later: list[tuple[_Request, list[OffloadKey]]] = []
 
     def run_step(self, *, arrivals: bool = True) -> None:
-        """Play one step to its end.
-
-        Args:
-            arrivals: let requests arrive, be aborted and preempted, and resets happen.
-        """
+        """Play one step to its end."""
         self.step += 1
         self._device.run()
         self.complete_copies(self._device.due(self.step))

@@ -16,11 +16,7 @@ from support.simulation.ledger import Transfer
 
 
 class Inside:
-    """A view of the manager that changes nothing. Its private names are used here and nowhere else.
-
-    Args:
-        manager: the manager.
-    """
+    """The only user of the manager's private names; it changes nothing."""
 
     def __init__(self, manager: TieringManager) -> None:
         self._manager = manager
@@ -28,22 +24,18 @@ class Inside:
 
     @property
     def tiers(self) -> list[ManagedTier]:
-        """The tiers, in order."""
         return self._manager._tiers
 
     @property
     def chunk_bytes(self) -> int:
-        """Payload of a slot."""
         return self._manager._pool.chunk_bytes
 
     @property
     def free(self) -> list[Slot]:
-        """The free list."""
         return self.primary._free
 
     @property
     def requests(self) -> list[str]:
-        """Return the ids of the requests that the manager remembers."""
         return list(self._manager._requests)
 
     @property

@@ -72,12 +72,6 @@ class Ledger:
         given: number of chunks that it was handed to store.
         refuses: directions whose breaker is not closed, as reported to the manager.
         counts: number of occurrences of each event.
-
-    Args:
-        name: name of the tier.
-        clock: the virtual clock.
-        holds: returns true if a slot has exactly a chunk's bytes.
-        on_breach: called with a broken rule and the reason.
     """
 
     def __init__(
@@ -190,11 +184,7 @@ class Ledger:
                 self._put_eras[key] = max(self._put_eras.get(key, 0), self._job_eras[job.job_id])
 
     def reset(self, *, tiers_too: bool) -> None:
-        """Note a reset of the manager, after which answers to earlier lookups mean nothing.
-
-        Args:
-            tiers_too: chunks stored in the tiers before must not be found either.
-        """
+        """Note a reset of the manager, after which answers to earlier lookups mean nothing."""
         self._era += tiers_too
         if tiers_too:
             self.known.clear()
@@ -338,16 +328,7 @@ class Ledger:
 
 
 class WatchedRunner(InlineRunner):
-    """An inline runner that enters its jobs and its reports into a ledger.
-
-    Args:
-        make_loop: as for the inline runner.
-        clock: as for the inline runner.
-        ledger: the ledger.
-        note: called with the jobs that are handed over, in words.
-        let_go: ends hung calls in the tier.
-        rng: decides when a result of a job that is long over comes again.
-    """
+    """An inline runner that enters its jobs and its reports into a ledger."""
 
     def __init__(
         self,

@@ -87,15 +87,7 @@ class Plan:
 
 
 def draw_plan(rng: random.Random, policies: Sequence[str]) -> Plan:
-    """Draw everything that does not change while the simulation runs.
-
-    Args:
-        rng: the seed's generator.
-        policies: names of eviction policies to choose from.
-
-    Returns:
-        The plan.
-    """
+    """Draw everything that does not change while the simulation runs."""
     slots = rng.choice([4, 6, 8, 12, 16, 20, 24, 32, 40])
     # A share of the seeds has no faults at all: a breach there happens in everyday use.
     fault_rate = rng.choice([0.0, 0.02, 0.06, 0.2])

@@ -62,12 +62,7 @@ class _SlotUse:
 
 
 class Rules:
-    """A checker of all rules, which reports the first broken one.
-
-    Args:
-        evidence: the evidence.
-        on_breach: called with a broken rule and the reason; raises.
-    """
+    """A checker of all rules, which reports the first broken one."""
 
     def __init__(self, evidence: Evidence, on_breach: Callable[[str, str], None]) -> None:
         self._see = evidence

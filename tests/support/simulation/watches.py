@@ -10,11 +10,7 @@ from kvtier_sdk.types import OffloadKey, Region, RequestContext
 
 
 class WatchedMemory:
-    """The pool as a runner sees it; it knows the slot of each view.
-
-    Args:
-        pool: the memory.
-    """
+    """The pool as a runner sees it; it knows the slot of each view."""
 
     def __init__(self, pool: HostPool) -> None:
         self._pool = pool
@@ -55,12 +51,6 @@ class WatchedPolicy(EvictionPolicy):
 
     Attributes:
         known: the chunks that it knows.
-
-    Args:
-        policy: the policy that decides.
-        on_breach: called with a broken rule and the reason.
-        on_insert: called with a chunk that has become readable.
-        on_remove: called with a chunk that is gone.
     """
 
     def __init__(

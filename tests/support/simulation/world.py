@@ -52,18 +52,7 @@ _RECOVERY_S = 2.0
 
 
 def simulate(seed: int, *, echo: Callable[[str], None] | None = None) -> SimulationReport:
-    """Play a simulation.
-
-    Args:
-        seed: decides everything.
-        echo: called with each action in words.
-
-    Returns:
-        The report.
-
-    Raises:
-        Breach: a rule was broken; it names the rule, and a way to repeat the breach.
-    """
+    """Play a simulation."""
     with _errors_of_the_sdk(lambda message: world.note_error(message)):
         world = World(seed, echo)
         try:
@@ -77,12 +66,7 @@ def simulate(seed: int, *, echo: Callable[[str], None] | None = None) -> Simulat
 
 
 class World:
-    """A manager, its tiers, an engine, and their watches.
-
-    Args:
-        seed: decides everything.
-        echo: called with each action in words.
-    """
+    """A manager, its tiers, an engine, and their watches."""
 
     def __init__(self, seed: int, echo: Callable[[str], None] | None = None) -> None:
         self.seed = seed

@@ -12,7 +12,7 @@ import pytest
 
 from kvtier_sdk import KVTierError, Region
 from kvtier_sdk.engine import EngineSlots
-from kvtier_sdk.engine.engine_slots import descriptor_of
+from kvtier_sdk.engine.engine_memory import descriptor_of
 
 SLOTS, ROW_BYTES = 4, 8192
 

@@ -84,15 +84,6 @@ def test_a_chunk_on_its_way_into_a_tier_is_purged_once_it_is_there(make: EngineF
     assert (purge.left, purge.forgotten) == ([], 1)
 
 
-def test_a_tier_keeps_what_it_has(make: EngineFactory) -> None:
-    engine = make()
-    stored_below(engine, KEYS[0])
-    engine.manager.reset_cache()
-    assert engine.settle(B, KEYS[0]) == ["HIT"]
-    engine.load(B, KEYS[0])
-    engine.at_rest()
-
-
 def test_an_answer_to_a_question_of_before_means_nothing(make: EngineFactory) -> None:
     engine = make()
     stored_below(engine, KEYS[0])
@@ -144,31 +135,6 @@ def test_slots_that_the_device_may_write_wait_until_it_has_ended(make: EngineFac
     assert engine.look(B, KEYS[2]) == ["HIT"]
     engine.load(B, KEYS[2])
     engine.at_rest()
-
-
-def test_slots_that_the_device_may_read_wait_until_it_has_ended(make: EngineFactory) -> None:
-    engine = make(slots=1, tiers=0)
-    engine.store(A, KEYS[0])
-    assert engine.look(B, KEYS[0]) == ["HIT"]
-    engine.manager.prepare_load([KEYS[0]], B)
-    engine.manager.reset_cache()
-    assert engine.manager.prepare_store([KEYS[1]], A).keys_to_store == []
-    engine.manager.on_reset_flushed()
-    assert engine.manager.prepare_store([KEYS[1]], A).keys_to_store == [KEYS[1]]
-    engine.manager.complete_store([KEYS[1]], A)
-    engine.at_rest()
-
-
-def test_slots_that_a_tier_reads_wait_until_it_has_ended(make: EngineFactory) -> None:
-    engine = make(slots=1)
-    gate = engine.tiers[0].gate = asyncio.Event()
-    engine.store(A, KEYS[0])
-    engine.step()
-    engine.manager.reset_cache()
-    assert engine.manager.usage().quarantined == 1
-    gate.set()
-    engine.at_rest()
-    assert bytes(engine.tiers[0]._objects[KEYS[0]][-4:]) == (KEYS[0] * CHUNK_BYTES)[60:64]
 
 
 def test_requests_live_on_and_those_that_ended_do_not(make: EngineFactory) -> None:
