@@ -18,28 +18,18 @@ from kvtier_sdk.pool.mapped_region import MappedRegion
 from kvtier_sdk.types import Region
 
 
-class EngineMemory:
-    """One stretch of memory that holds an engine's objects, and belongs to the engine.
+class _Mapping:
+    """Memory that belongs to an engine, with a descriptor if another process can map it."""
 
-    Attributes:
-        region: the whole memory.
-
-    Args:
-        engine: the engine's name, for messages.
-        region: the whole memory; begins at a multiple of 4,096 bytes.
-    """
-
-    def __init__(self, engine: str, region: Region) -> None:
+    def __init__(self, engine: str, region: Region, view: memoryview, fd: int | None) -> None:
         self.region = region
         self._engine = engine
-        self._bytes: memoryview | None = memoryview(
-            (ctypes.c_ubyte * region.size_bytes).from_address(region.address)
-        ).cast("B")
-        self._fd = _open_shared(region)
+        self._bytes: memoryview | None = view
+        self._fd = fd
 
     @property
     def is_shared(self) -> bool:
-        """True if another process can map the memory."""
+        """True if another process can map the memory; false once it is closed."""
         return self._fd is not None
 
     @property
@@ -64,26 +54,37 @@ class EngineMemory:
             raise KVTierError(f"the memory of {self._engine} was released")
         return self._bytes
 
-    def slot_at(self, address: int, size_bytes: int) -> int | None:
-        """Return the slot of an object.
-
-        Args:
-            address: the address of its first byte.
-            size_bytes: its length.
-
-        Returns:
-            The slot; ``None`` if the object does not lie in this memory.
-        """
-        slot, offset = divmod(address - self.region.address, ROW_ALIGNMENT)
-        whole = Region(address, round_up(size_bytes, ROW_ALIGNMENT))
-        return None if offset or not self.region.covers(whole) else slot
-
     def close(self) -> None:
         """Release the memory; the engine may free it after that."""
         self._bytes = None
         fd, self._fd = self._fd, None
         if fd is not None:
             os.close(fd)
+
+
+class EngineMemory(_Mapping):
+    """One stretch of memory that holds an engine's objects, and belongs to the engine.
+
+    Attributes:
+        region: the whole memory.
+
+    Args:
+        engine: the engine's name, for messages.
+        region: the whole memory; begins at a multiple of 4,096 bytes.
+    """
+
+    def __init__(self, engine: str, region: Region) -> None:
+        array = (ctypes.c_ubyte * region.size_bytes).from_address(region.address)
+        super().__init__(engine, region, memoryview(array).cast("B"), _open_shared(region))
+
+    def slot_at(self, address: int, size_bytes: int) -> int | None:
+        """Return the slot of an object of ``size_bytes``, whose first byte is at ``address``.
+
+        It is ``None`` if the object does not lie in this memory.
+        """
+        slot, offset = divmod(address - self.region.address, ROW_ALIGNMENT)
+        whole = Region(address, round_up(size_bytes, ROW_ALIGNMENT))
+        return None if offset or not self.region.covers(whole) else slot
 
 
 class OverlappingSlots:
@@ -149,26 +150,7 @@ class OverlappingSlots:
         return self._memory.bytes[start : start + round_up(self.chunk_bytes, alignment)]
 
 
-def _open_shared(memory: Region) -> int | None:
-    """Open the file that the memory maps, by its name, if the engine keeps one."""
-    mapped = MappedRegion.at(memory.address)
-    if (
-        mapped is None
-        or not mapped.is_shared
-        or (mapped.start, mapped.offset) != (memory.address, 0)
-    ):
-        return None
-    with contextlib.suppress(OSError):
-        fd = os.open(mapped.path, os.O_RDWR | os.O_CLOEXEC)
-        status = os.fstat(fd)
-        # A device has no size, and opening it again would give other memory.
-        if (status.st_dev, status.st_ino) == mapped.file and status.st_size >= memory.size_bytes:
-            return fd
-        os.close(fd)
-    return None
-
-
-class EngineSlots:
+class EngineSlots(_Mapping):
     """Slots in a mapping that belongs to an engine: one row per slot.
 
     A tier in a process of its own can map it too, if this process has the mapping's file open.
@@ -197,30 +179,12 @@ class EngineSlots:
                 f"the host memory of {engine} has shape {shape}; expected rows of a multiple of "
                 f"{ROW_ALIGNMENT} bytes"
             )
-        self._engine = engine
         self.slots, self.chunk_bytes = shape
         self.layout = PoolLayout(self.slots, self.chunk_bytes)
-        self._fd = descriptor_of(view)
-        # Not a numpy array, which would prevent the engine from releasing its view.
         self._on_close = on_close
-        self._bytes: memoryview | None = view.cast("B")
-        self.region = Region.of(self._bytes)
-
-    @property
-    def is_shared(self) -> bool:
-        """True if another process can map the memory; false once it is closed."""
-        return self._fd is not None
-
-    @property
-    def fd(self) -> int:
-        """A descriptor of the mapping's file, which :meth:`close` closes.
-
-        Raises:
-            KVTierError: no descriptor was found, or the mapping was released.
-        """
-        if self._fd is None:
-            raise KVTierError(f"no descriptor of {self._engine}'s host memory, or it was released")
-        return self._fd
+        # Not a numpy array, which would prevent the engine from releasing its view.
+        flat = view.cast("B")
+        super().__init__(engine, Region.of(flat), flat, descriptor_of(view))
 
     def padded_view(self, slot: int, alignment: int, holder: str = UNNAMED_HOLDER) -> memoryview:
         """Return a slot's payload; a row is a multiple of every alignment.
@@ -239,19 +203,33 @@ class EngineSlots:
         """
         if not 0 <= slot < self.slots:
             raise IndexError(f"slot {slot} of {self.slots}")
-        if self._bytes is None:
-            raise KVTierError(f"the host memory of {self._engine} was released")
         start = slot * self.chunk_bytes
-        return self._bytes[start : start + self.chunk_bytes]
+        return self.bytes[start : start + self.chunk_bytes]
 
     def close(self) -> None:
         """Release the mapping."""
-        self._bytes = None
-        fd, self._fd = self._fd, None
-        if fd is not None:
-            os.close(fd)
+        super().close()
         if self._on_close is not None:
             self._on_close()
+
+
+def _open_shared(memory: Region) -> int | None:
+    """Open the file that the memory maps, by its name, if the engine keeps one."""
+    mapped = MappedRegion.at(memory.address)
+    if (
+        mapped is None
+        or not mapped.is_shared
+        or (mapped.start, mapped.offset) != (memory.address, 0)
+    ):
+        return None
+    with contextlib.suppress(OSError):
+        fd = os.open(mapped.path, os.O_RDWR | os.O_CLOEXEC)
+        status = os.fstat(fd)
+        # A device has no size, and opening it again would give other memory.
+        if (status.st_dev, status.st_ino) == mapped.file and status.st_size >= memory.size_bytes:
+            return fd
+        os.close(fd)
+    return None
 
 
 def descriptor_of(view: memoryview) -> int | None:

@@ -34,7 +34,7 @@ class ComputeRate:
         self._has_ended_step = False
 
     def named(self, chunks: int, now_s: float) -> None:
-        """Record the number of chunks that a request is about to compute in this step."""
+        """Record that a request begins to compute a number of ``chunks`` at the time ``now_s``."""
         if chunks > 1:
             if not self._chunks:
                 self._since_s = now_s
@@ -44,6 +44,7 @@ class ComputeRate:
         self._chunks += chunks
 
     def step_ended(self, now_s: float) -> None:
+        """Record that the engine has scheduled a step, at the time ``now_s``."""
         if self._chunks:
             if self._has_ended_step or now_s - self._since_s > _LONGEST_S:
                 self.burst_ended(now_s)

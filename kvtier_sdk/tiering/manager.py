@@ -104,7 +104,7 @@ class TieringManager:
     def add_tier(self, spec: TierSpec, runner: TierRunner) -> None:
         """Open a secondary tier, wait until it is open, and add it as the last one.
 
-        The runner belongs to the manager from now on.
+        The ``runner`` of the tier ``spec`` belongs to the manager from now on.
 
         Raises:
             ConfigError: there is a tier with that name already, or a setting cannot work.
@@ -228,9 +228,17 @@ class TieringManager:
             _check_keys([key])
         if state.prefix_order is not None:
             state.prefix_order.note(key)
-        if slot is not None:
-            return self._find(slot, state)
-        return self._search.find(key, state)
+        if slot is None:
+            return self._search.find(key, state)
+        if slot.state is _READY:
+            if self._one_copy and slot.copies and key not in state.copies:
+                return _HIT_PENDING
+            slot.hit_step = self._primary.step
+            return _HIT
+        if slot.state is _LOADING and key not in state.claims:
+            self._promotions.join(slot, state)
+        state.wait_in(self._primary.step).note_slot(slot)
+        return _HIT_PENDING
 
     def is_waiting(self, request: RequestContext) -> bool:
         """Return true if nothing has changed since a request's lookups found chunks pending.
@@ -327,7 +335,10 @@ class TieringManager:
         return LoadSpec([slot.index for slot in slots], sources)
 
     def complete_load(self, keys: Collection[OffloadKey], request: RequestContext) -> None:
-        """End copies to the device, successful or not. Unknown chunks and requests are ignored."""
+        """End copies of ``keys`` to the device, successful or not.
+
+        An unknown ``request`` is ignored, and so are chunks that were not prepared for it.
+        """
         state = self._requests.get(request.request_id)
         if state is None:
             return
@@ -339,7 +350,10 @@ class TieringManager:
         self._end_if_over(state)
 
     def touch(self, keys: Collection[OffloadKey], request: RequestContext) -> None:
-        """Count chunks, in prefix order, as used. :meth:`prepare_load` does it for its own."""
+        """Count ``keys``, in prefix order, as used by ``request``.
+
+        :meth:`prepare_load` does it for its own chunks.
+        """
         _check_keys(keys)
         self._touched.update(dict.fromkeys(keys))
 
@@ -389,9 +403,10 @@ class TieringManager:
     def complete_store(
         self, keys: Collection[OffloadKey], request: RequestContext, success: bool = True
     ) -> None:
-        """Make the chunks that the device has written readable, and offer them to the tiers.
+        """Make the ``keys`` that the device has written readable, and offer them to the tiers.
 
-        Unknown chunks and requests are ignored. Without ``success`` the chunks are forgotten.
+        Without ``success`` they are forgotten. An unknown ``request`` is ignored, and so are chunks
+        that were not prepared for it.
         """
         state = self._requests.get(request.request_id)
         if state is None:
@@ -565,18 +580,6 @@ class TieringManager:
         if not self._collected:
             self._collect()
         return self._search.wait_of(state)
-
-    def _find(self, slot: Slot, state: RequestState) -> LookupResult:
-        """Answer for a chunk that is in the primary tier or on its way there."""
-        if slot.state is _READY:
-            if self._one_copy and slot.copies and slot.key not in state.copies:
-                return _HIT_PENDING
-            slot.hit_step = self._primary.step
-            return _HIT
-        if slot.state is _LOADING and slot.key not in state.claims:
-            self._promotions.join(slot, state)
-        state.wait_in(self._primary.step).note_slot(slot)
-        return _HIT_PENDING
 
     def _collect(self) -> None:
         self._collected = True

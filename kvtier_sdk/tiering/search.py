@@ -13,7 +13,7 @@ from kvtier_sdk.tiering.promotions import Promotions
 from kvtier_sdk.tiering.records import PendingLookup, RequestState, Wait
 from kvtier_sdk.tiering.slots import PrimaryTier
 from kvtier_sdk.tiering.tier_client import TierClient
-from kvtier_sdk.types import LookupResult, OffloadKey, RequestContext
+from kvtier_sdk.types import LookupResult, OffloadKey
 
 # Bound once, because this is the engine's thread; compiled code reads a final name directly.
 _MISS: Final = LookupResult.MISS
@@ -40,6 +40,7 @@ class LookupTable:
         open: the pending lookup of each chunk, for others to share.
         waiting_chunks: number of chunks for which an answer is missing.
         limit: number of chunks after which no further request begins its lookups.
+        new: the lookups of this step, to be handed over at its end.
     """
 
     def __init__(self) -> None:
@@ -48,20 +49,12 @@ class LookupTable:
         self.limit = MOST_CHUNKS
         # Chunks that this step looked up without asking a tier, which takes time too.
         self._joined = 0
-        self._new: list[PendingLookup] = []
+        self.new: list[PendingLookup] = []
 
     @property
     def is_full(self) -> bool:
         """True if no further request may begin its lookups in this step."""
         return self.waiting_chunks + self._joined >= self.limit
-
-    def begin(
-        self, request: RequestContext, tiers: int, step: int, *, shared: bool
-    ) -> PendingLookup:
-        """Begin a lookup, to be handed over at the end of the step."""
-        pending = PendingLookup(request, tiers, step, shared)
-        self._new.append(pending)
-        return pending
 
     def add(self, pending: PendingLookup, key: OffloadKey) -> None:
         pending.keys.append(key)
@@ -84,7 +77,7 @@ class LookupTable:
 
     def take_new(self) -> list[PendingLookup]:
         """Return the lookups that began since the last call, and seal them."""
-        taken, self._new = self._new, []
+        taken, self.new = self.new, []
         for pending in taken:
             pending.sealed = True
         return taken
@@ -112,10 +105,10 @@ class LookupTable:
     def forget(self) -> None:
         """Drop every lookup: answers under way no longer concern any request."""
         self.open.clear()
-        for pending in self._new:
+        for pending in self.new:
             if pending.waiting:
                 self.waiting_chunks -= len(pending.keys)
-        self._new.clear()
+        self.new.clear()
 
     def _close(self, pending: PendingLookup) -> None:
         self.waiting_chunks -= len(pending.keys)
@@ -145,15 +138,26 @@ class TierSearch:
         """Look up a chunk that is not in the primary tier, as :meth:`TieringManager.lookup`."""
         pending = state.asked.get(key)
         if pending is None:
-            if state.turn != self._primary.step and not self._begin_turn(key, state):
-                return _RETRY
+            step = self._primary.step
+            if state.turn != step:
+                if self.lookups.is_full:
+                    # The request is put off to a later step.
+                    state.wait_in(step).put_off = key
+                    return _RETRY
+                state.turn = step
             pending = self._ask(key, state)
             if pending is None:
                 return _MISS
         having = pending.hits.get(key)
         # The request may have joined a load whose lookup was answered by tiers it may not ask.
         if having and having & state.tiers:
-            return self._promote(key, pending, state) if pending.sealed else _RETRY
+            if not pending.sealed:
+                return _RETRY
+            reason = self._begin_load(key, pending, state)
+            if reason is None:
+                return _HIT_PENDING
+            self._count_miss(key, state, reason.value)
+            return _MISS
         if pending.waiting:
             if self._primary.now_s <= pending.deadline_s:
                 wait = state.wait_in(self._primary.step)
@@ -195,14 +199,6 @@ class TierSearch:
                     pending.deadline_s = max(pending.deadline_s, job.deadline_s)
             if pending.skipped:
                 self._drop_lookups(pending.skipped, len(pending.keys))
-
-    def _begin_turn(self, key: OffloadKey, state: RequestState) -> bool:
-        """Let a request begin its lookups in this step; return false if it is put off."""
-        if self.lookups.is_full:
-            state.wait_in(self._primary.step).put_off = key
-            return False
-        state.turn = self._primary.step
-        return True
 
     def _ask(self, key: OffloadKey, state: RequestState) -> PendingLookup | None:
         """Ask the tiers for a chunk, or join an open lookup; return ``None`` for a miss."""
@@ -254,8 +250,9 @@ class TierSearch:
         return pending
 
     def _begin(self, state: RequestState, tiers: int) -> PendingLookup:
-        step, shared = self._primary.step, state.tiers == -1
-        return self.lookups.begin(state.context, tiers, step, shared=shared)
+        pending = PendingLookup(state.context, tiers, self._primary.step, state.tiers == -1)
+        self.lookups.new.append(pending)
+        return pending
 
     def _known_tiers(self, key: OffloadKey, state: RequestState) -> int:
         """Return the mask of tiers known to have a chunk; 0 unless the first to ask is one."""
@@ -292,15 +289,6 @@ class TierSearch:
                 state.asks_first = self._begin_load(key, pending, state) is not None
             if key not in state.claims:
                 del state.asked[key]
-
-    def _promote(
-        self, key: OffloadKey, pending: PendingLookup, state: RequestState
-    ) -> LookupResult:
-        reason = self._begin_load(key, pending, state)
-        if reason is None:
-            return _HIT_PENDING
-        self._count_miss(key, state, reason.value)
-        return _MISS
 
     def _begin_load(
         self, key: OffloadKey, pending: PendingLookup, state: RequestState

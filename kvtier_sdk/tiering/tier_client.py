@@ -181,7 +181,7 @@ class TierClient:
 
         When this has returned, every job is concluded. A job that is not released has I/O that
         hangs in a thread; its slots must not be reused. A second call does nothing. The time limit
-        applies to draining, and again to closing.
+        ``timeout_s`` applies to draining, and again to closing.
         """
         self.flush()
         self._runner.close(timeout_s)
@@ -259,7 +259,7 @@ class TierClient:
             yield from job.slots
 
     def expected_load_s(self, chunks: int) -> float:
-        """Estimate the seconds of further loads; 0.0 if nothing was measured lately."""
+        """Estimate the seconds to load ``chunks`` more; 0.0 if nothing was measured lately."""
         size_bytes = self.load_bytes + chunks * self._chunk_bytes
         return self.pace.loads.expected_s(size_bytes, self._clock.now_s())
 
@@ -352,8 +352,8 @@ class TierClient:
     ) -> Job | None:
         """Collect a store of as many chunks, from the front, as the queue has room for.
 
-        The arguments and the result are those of :meth:`load`. The tier reads the slots until the
-        job is released.
+        The arguments ``keys``, ``slots``, ``request``, ``whole`` and ``tag``, and the result, are
+        those of :meth:`load`. The tier reads the slots until the job is released.
         """
         taken = self._admit(_STORE, len(keys), whole=whole)
         if not taken:
@@ -369,13 +369,16 @@ class TierClient:
     def delete(
         self, keys: Sequence[OffloadKey], request: RequestContext = NO_REQUEST, *, tag: Any = None
     ) -> Job:
-        """Collect a deletion, for a tier with ``Capability.DELETE``."""
+        """Collect a deletion of ``keys``, for a tier with ``Capability.DELETE``.
+
+        ``request`` and ``tag`` are those of the job.
+        """
         job = self._new_job(_DELETE, keys, (), request, self.spec.runner.store_deadline_s, tag)
         self._collected.append(job)
         return job
 
     def touch(self, keys: Sequence[OffloadKey]) -> None:
-        """Tell a tier with ``Capability.TOUCH`` which chunks were used, the most recent one last.
+        """Tell a tier with ``Capability.TOUCH`` that ``keys`` were used, the most recent one last.
 
         They replace the chunks of an earlier call in the step.
         """

@@ -16,24 +16,30 @@ class TierListener:
     """Callbacks for the outcome of a tier's jobs. Override those you need; the rest do nothing.
 
     Every method is called on the engine's thread, inside :meth:`TierClient.poll` or
-    :meth:`TierClient.close`. A method may hand the client new jobs, and must not raise. The
-    verdicts are one per key of the job.
+    :meth:`TierClient.close`. A method may hand the client new jobs, and must not raise.
     """
 
     def answered(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
-        """Handle a lookup: ``OK`` is present, ``NOT_FOUND`` absent, any other verdict a failure."""
+        """Handle the ``verdicts`` of a lookup (``job``) in ``tier``, one per key.
+
+        ``OK`` means present and ``NOT_FOUND`` absent; any other verdict is a failed lookup.
+        """
 
     def loaded(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
-        """Handle the conclusion of a load. Slots with the verdict ``OK`` hold verified chunks.
+        """Handle the ``verdicts`` of a load (``job``) from ``tier``, one per key.
 
-        The other slots may still be written until :meth:`released`.
+        Slots with the verdict ``OK`` hold verified chunks. The others may be written until
+        :meth:`released`.
         """
 
     def stored(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
-        """Handle the conclusion of a store. Its slots may be read until :meth:`released`."""
+        """Handle the ``verdicts`` of a store (``job``) into ``tier``, one per key.
+
+        The slots may be read until :meth:`released`.
+        """
 
     def deleted(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
-        """Handle the conclusion of a deletion."""
+        """Handle the ``verdicts`` of a deletion (``job``) in ``tier``, one per key."""
 
     def removed(self, tier: TierClient, keys: Sequence[OffloadKey], *, evicted: bool) -> None:
         """Handle the tier's report that chunks have left it.
@@ -45,7 +51,8 @@ class TierListener:
         """
 
     def released(self, tier: TierClient, job: Job) -> None:
-        """Handle the end of a job's I/O, after its conclusion: its slots are no longer touched.
+        """Handle the end of the I/O of a ``job`` of ``tier``: its slots are no longer touched.
 
-        Jobs that :meth:`TierClient.withdraw` takes back are released too, without a conclusion.
+        It follows the job's conclusion. Jobs that :meth:`TierClient.withdraw` takes back are
+        released without one.
         """

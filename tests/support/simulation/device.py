@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from kvtier_sdk.pool import HostPool
 from kvtier_sdk.types import OffloadKey
@@ -14,6 +15,7 @@ _NOISE = b"\xbb"
 _LONGEST_COPY_STEPS = 8
 
 
+@dataclass(eq=False, slots=True)
 class Copy:
     """One chunk on its way between the device and a slot.
 
@@ -26,17 +28,12 @@ class Copy:
         written: true if the chunk's bytes are there.
     """
 
-    __slots__ = ("due_step", "key", "request_id", "slot", "writes", "written")
-
-    def __init__(
-        self, request_id: str, key: OffloadKey, slot: int, due_step: int, *, writes: bool
-    ) -> None:
-        self.request_id = request_id
-        self.key = key
-        self.slot = slot
-        self.due_step = due_step
-        self.writes = writes
-        self.written = False
+    request_id: str
+    key: OffloadKey
+    slot: int
+    due_step: int
+    writes: bool
+    written: bool = False
 
 
 class Device:
@@ -78,7 +75,7 @@ class Device:
         """Begin copies."""
         for key, slot in zip(keys, slots, strict=True):
             due_step = step + self._rng.choice((0, 1, 2, _LONGEST_COPY_STEPS))
-            copy = Copy(request_id, key, slot, due_step, writes=writes)
+            copy = Copy(request_id, key, slot, due_step, writes)
             self.live.append(copy)
             if writes:
                 self._scribble(slot)

@@ -126,7 +126,7 @@ class Inside:
     @property
     def new_lookups(self) -> list[PendingLookup]:
         """Return the lookups that no tier has been asked yet."""
-        return self._manager._search.lookups._new
+        return self._manager._search.lookups.new
 
     @property
     def chunks_looked_up(self) -> int:
