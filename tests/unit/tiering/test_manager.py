@@ -160,18 +160,6 @@ def test_when_the_pool_runs_out_the_first_keys_are_stored_and_the_others_named(
     engine.at_rest()
 
 
-def test_promotions_leave_the_reserve_to_stores(make: Callable[..., Engine]) -> None:
-    engine = make(slots=10)
-    stored_below(engine, *KEYS[:10])
-    names = engine.settle(B, *KEYS[:10])
-    assert names.count("HIT") == 9
-    assert engine.manager.stats[1].dropped["load.primary_full"] >= 1
-    assert engine.manager.prepare_store([KEYS[20]], A).keys_to_store == [KEYS[20]]
-    engine.manager.complete_store([KEYS[20]], A, success=False)
-    engine.load(B, *KEYS[:9])
-    engine.at_rest()
-
-
 def test_promoted_chunks_are_held_until_their_request_has_used_them(
     make: Callable[..., Engine],
 ) -> None:
@@ -278,29 +266,6 @@ def test_a_stalled_tier_leaves_half_of_the_pool_to_others(make: Callable[..., En
     assert engine.manager.stats[0].stored_chunks == 12
     engine.tiers[0].gate.set()
     engine.at_rest()
-
-
-def test_a_chunk_that_left_once_is_announced_when_it_is_stored_again(
-    make: Callable[..., Engine],
-) -> None:
-    engine = make()
-    tier = engine.tiers[0]
-    engine.store(A, KEYS[0])
-    engine.step()
-    engine.manager.reset_cache()
-    # From here on the tier is never without a store under way.
-    tier.gate = asyncio.Event()
-    engine.store(A, KEYS[1])
-    engine.step()
-    tier._remove([KEYS[0]])
-    engine.step()
-    engine.store(A, KEYS[0])
-    engine.step()
-    tier.gate.set()
-    engine.step()
-    engine.manager.on_schedule_end()
-    seen = [(e.removed, list(e.keys)) for e in engine.manager.take_events() if e.tier == "tier0"]
-    assert seen == [(False, KEYS[:1]), (True, KEYS[:1]), (False, KEYS[1:2]), (False, KEYS[:1])]
 
 
 def test_a_chunk_that_left_before_its_store_was_concluded_is_not_announced(

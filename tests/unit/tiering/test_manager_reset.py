@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import pytest
 from support.engine import (
-    CHUNK_BYTES,
     KEYS,
     A,
     B,
@@ -98,21 +97,6 @@ def test_an_answer_to_a_question_of_before_means_nothing(make: EngineFactory) ->
     assert engine.settle(B, KEYS[0]) == ["HIT"]
 
 
-def test_a_late_load_does_not_write_into_a_slot_that_was_given_away(make: EngineFactory) -> None:
-    engine = make(slots=2)
-    start_promotion(engine, KEYS[0])
-    gate = engine.tiers[0].gate = asyncio.Event()
-    engine.step()
-    engine.manager.reset_cache()
-    assert engine.manager.usage().quarantined == 1
-    assert engine.manager.prepare_store([KEYS[1], KEYS[2]], A).rejected_keys == [KEYS[2]]
-    engine.manager.complete_store([KEYS[1]], A, success=False)
-    gate.set()
-    engine.at_rest()
-    assert engine.settle(B, KEYS[0]) == ["HIT"], "asked and loaded anew"
-    engine.load(B, KEYS[0])
-
-
 def test_a_load_that_was_not_handed_over_is_withdrawn(make: EngineFactory) -> None:
     engine = make()
     start_promotion(engine, KEYS[0])
@@ -121,20 +105,6 @@ def test_a_load_that_was_not_handed_over_is_withdrawn(make: EngineFactory) -> No
     assert engine.manager.usage().free == 8
     engine.at_rest()
     assert "load" not in [name for name, _ in engine.tiers[0].calls]
-
-
-def test_slots_that_the_device_may_write_wait_until_it_has_ended(make: EngineFactory) -> None:
-    engine = make(slots=2, tiers=0)
-    late = engine.manager.prepare_store(KEYS[:2], A)
-    engine.manager.reset_cache()
-    assert engine.manager.prepare_store([KEYS[2]], A).keys_to_store == []
-    for slot in late.slots:
-        engine.pool.view(slot)[:] = b"x" * CHUNK_BYTES
-    engine.manager.on_reset_flushed()
-    engine.store(A, KEYS[2])
-    assert engine.look(B, KEYS[2]) == ["HIT"]
-    engine.load(B, KEYS[2])
-    engine.at_rest()
 
 
 def test_requests_live_on_and_those_that_ended_do_not(make: EngineFactory) -> None:
