@@ -244,11 +244,8 @@ class TieringManager:
         """Return true if nothing has changed since a request's lookups found chunks pending.
 
         An engine with many waiting requests can skip the lookups of such a request in this step:
-        they would not end its wait. Chunks that are readable already are not protected from
-        eviction meanwhile, and may be gone when the wait is over.
-
-        Returns:
-            False also if nothing was pending: then look its chunks up.
+        they would not end its wait. Chunks that are readable already may be evicted meanwhile. The
+        answer is false also if nothing was pending: then look its chunks up.
         """
         return self._wait_of(self._state(request)) is not None
 

@@ -67,9 +67,8 @@ class TierClient:
     :meth:`drain` and :meth:`close` wait, and only :meth:`open` raises storage errors. All methods
     belong to one thread, unless they say otherwise.
 
-    The client owns the tier's queue limits, its job table and deadlines, its counters, the state
-    of its breakers, its events, and the order of *stored* and *removed*: a chunk that left the
-    tier while its store was under way is not announced as stored.
+    The client owns the tier's queue limits, its job table, its counters and its events. A chunk
+    that left the tier while its store was under way is not announced as stored.
 
     ::
 
@@ -88,16 +87,12 @@ class TierClient:
         jobs: jobs that were handed over and are not yet released.
         load_bytes: payload of loads that are collected or under way.
         store_bytes: payload of stores that are collected or under way.
-        log: the tier's log.
-        pace: follows the tier's loads and stores.
         is_drained: true while the tier is taken out: :attr:`takes_reads` and :attr:`takes_stores`
             are false, and jobs under way end. May be set from any thread.
 
     Args:
-        spec: the tier's specification.
         runner: runs the tier; it belongs to the client from now on.
         listener: is told the outcome of the jobs.
-        clock: the source of time.
         chunk_bytes: payload of a chunk.
         max_store_bytes: limit of the store queue, if lower than the tier's ``max_queue``.
         events: true to collect events for :meth:`take_events`; the caller must take them.
@@ -206,10 +201,9 @@ class TierClient:
     # --- state ----------------------------------------------------------------------------------
 
     def stats_now(self) -> TierStats:
-        """Return a copy of the counters with the current state of the tier.
+        """Return a copy of the counters with the tier's current state; any thread may call it.
 
-        An engine that is idle does not poll, so the copy includes the state that the tier has
-        reported since the last poll. Any thread may call it.
+        An idle engine does not poll, so the copy includes what was reported since the last poll.
         """
         now_s = self._clock.now_s()
         # In this order, a report that a poll applies meanwhile is missed, and not counted twice.
@@ -261,14 +255,14 @@ class TierClient:
     def expected_load_s(self, chunks: int) -> float:
         """Estimate the seconds to load ``chunks`` more; 0.0 if nothing was measured lately."""
         size_bytes = self.load_bytes + chunks * self._chunk_bytes
-        return self.pace.loads.expected_s(size_bytes, self._clock.now_s())
+        return self.pace.expected_s(size_bytes, self._clock.now_s())
 
     def knows(self, key: OffloadKey) -> bool:
         """Return true if a chunk (``key``) can be loaded without a prior lookup.
 
         The tier has stored or loaded it, and has not reported it removed. If the tier has lost it
-        without a report, the load fails, and no chunk is known any more. Nor is one known while
-        loads are under way and the tier has answered nothing for longer than ``lookup_deadline``:
+        without a report, the load fails, and no chunk is known any more. While loads are under way
+        and the tier has been silent for ``lookup_deadline``, no chunk is known either, because
         lookups detect a tier that hangs sooner than loads.
         """
         within_s = self.spec.runner.lookup_deadline_s

@@ -233,7 +233,7 @@ def a_failed_load_is_tried_for_ever(patch: pytest.MonkeyPatch) -> None:
         original(self, slot)
         hits[key] = before
 
-    around(patch, Promotions, "_fail", fail)
+    around(Promotions, "_fail")(fail)(patch)
     patch.setattr(Promotions, "has_failed_since", lambda self, key, tier, step: False)
 
 
