@@ -38,14 +38,9 @@ class AdapterOptions(StrictModel):
 
     @classmethod
     def read(cls, entry: object, place: Place) -> tuple[TierSpec, Self]:
-        """Read a tier's entry in an engine's configuration.
+        """Read a tier's ``entry`` in an engine's configuration: a URL, or a table of options.
 
-        Args:
-            entry: a URL, or a table with the tier's options and these.
-            place: the entry's place; each error message begins with it.
-
-        Returns:
-            The tier's specification, and these options.
+        Each error message begins with the ``place`` of the entry.
 
         Raises:
             ConfigError: an option is wrong or missing.
@@ -58,13 +53,10 @@ class AdapterOptions(StrictModel):
 
 
 def check_store(spec: TierSpec) -> None:
-    """Contact a tier's store over the network, and raise errors that would end an engine's start.
+    """Contact the store of the tier ``spec``, and raise errors that would end an engine's start.
 
     Nothing in the store is changed. A store on this machine is not checked, and neither is a store
     whose backend cannot open it without a change.
-
-    Args:
-        spec: the tier's specification.
 
     Raises:
         ConfigError: an option is wrong, or the tier cannot work with it.

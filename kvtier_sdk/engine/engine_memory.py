@@ -95,6 +95,7 @@ class OverlappingSlots:
     Attributes:
         chunk_bytes: payload of a slot: one object.
         slots: number of slots.
+        region: all of the engine's memory.
         layout: the same geometry, for a process that maps it.
 
     Args:
@@ -112,12 +113,8 @@ class OverlappingSlots:
         self.chunk_bytes = chunk_bytes
         self.slots = 1 + spare_bytes // ROW_ALIGNMENT
         self.layout = PoolLayout(self.slots, chunk_bytes, stride_bytes=ROW_ALIGNMENT)
+        self.region = memory.region
         self._memory = memory
-
-    @property
-    def region(self) -> Region:
-        """All of the engine's memory."""
-        return self._memory.region
 
     @property
     def is_shared(self) -> bool:
@@ -130,15 +127,9 @@ class OverlappingSlots:
         return self._memory.fd
 
     def padded_view(self, slot: int, alignment: int, holder: str = UNNAMED_HOLDER) -> memoryview:
-        """Return the object at a slot; the engine keeps the rest of its last 4,096 bytes free.
+        """Return a writable view of the object at a ``slot``, rounded up to ``alignment``.
 
-        Args:
-            slot: index of the slot, from 0.
-            alignment: a power of two up to 4,096.
-            holder: not used: the engine knows who has its objects.
-
-        Returns:
-            A writable view of ``chunk_bytes``, rounded up to ``alignment``.
+        The engine keeps the rest of the object's last 4,096 bytes free, and knows the ``holder``.
 
         Raises:
             IndexError: there is no such slot.
@@ -187,15 +178,9 @@ class EngineSlots(_Mapping):
         super().__init__(engine, Region.of(flat), flat, descriptor_of(view))
 
     def padded_view(self, slot: int, alignment: int, holder: str = UNNAMED_HOLDER) -> memoryview:
-        """Return a slot's payload; a row is a multiple of every alignment.
+        """Return a writable view of a ``slot``, whose length is a multiple of every ``alignment``.
 
-        Args:
-            slot: index of the slot, from 0.
-            alignment: a power of two up to 4,096.
-            holder: not used: the engine knows who has its slots.
-
-        Returns:
-            A writable view of ``chunk_bytes``; it keeps the memory alive.
+        It keeps the memory alive. The engine knows the ``holder`` itself.
 
         Raises:
             IndexError: there is no such slot.

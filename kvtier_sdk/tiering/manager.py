@@ -45,8 +45,8 @@ class TieringManager:
     goes through ``on_new_request``; ``lookup`` of its chunks from the first to the first ``MISS``,
     repeated each step until none is pending; ``prepare_load``, ``complete_load``,
     ``prepare_store``, ``complete_store``; and ``on_request_finished``, after which completions may
-    still arrive and are the only calls that do not raise ``KVTierError`` for it. Each step ends
-    with ``on_schedule_end``.
+    still arrive. Each step ends with ``on_schedule_end``. Lookups and prepare calls raise
+    ``KVTierError`` for an unknown request; completions ignore it.
 
     Args:
         pool: the slots' memory; the caller closes it after :meth:`shutdown`.
