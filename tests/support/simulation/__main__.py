@@ -15,7 +15,6 @@ _EVERY_SEEDS = 100
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command."""
     options = _parser().parse_args(arguments)
     try:
         if options.seed is not None:

@@ -44,7 +44,6 @@ class ChunkTree:
         return path
 
     def longer(self, path: bytes) -> bytes:
-        """Return a path with one more node."""
         return path + self._rng.choices((b"a", b"b", b"c"), (5, 4, 1))[0]
 
     def ended(self, path: bytes) -> None:

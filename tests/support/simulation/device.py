@@ -20,9 +20,6 @@ class Copy:
     """One chunk on its way between the device and a slot.
 
     Attributes:
-        request_id: the request that it belongs to.
-        key: the chunk.
-        slot: its place in the pool.
         due_step: the first step in which it has ended.
         writes: true if the device writes the slot; otherwise it reads it.
         written: true if the chunk's bytes are there.
@@ -60,7 +57,6 @@ class Device:
 
     @property
     def all(self) -> list[Copy]:
-        """Return every copy in flight."""
         return self.live + self.stale
 
     def begin(
@@ -72,7 +68,6 @@ class Device:
         *,
         writes: bool,
     ) -> None:
-        """Begin copies."""
         for key, slot in zip(keys, slots, strict=True):
             due_step = step + self._rng.choice((0, 1, 2, _LONGEST_COPY_STEPS))
             copy = Copy(request_id, key, slot, due_step, writes)
@@ -122,7 +117,6 @@ class Device:
         return bytes(self._views[slot]) == self._content.get(key)
 
     def close(self) -> None:
-        """Release the pool's memory."""
         self._views.clear()
 
     def _compare(self, copy: Copy) -> None:

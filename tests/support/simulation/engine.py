@@ -35,9 +35,6 @@ class _Request:
     """One request.
 
     Attributes:
-        context: the request as the manager gets it.
-        path: its prefix.
-        phase: its current phase.
         done: number of chunks from the start that were loaded or offered for storing.
         waits_since_s: the time since which it waits.
     """
@@ -50,7 +47,6 @@ class _Request:
         self.wait(now_s)
 
     def wait(self, now_s: float) -> None:
-        """Begin, or begin again."""
         self.phase = _Phase.WAITING
         self.done = 0
         self.waits_since_s = now_s
@@ -103,7 +99,6 @@ class Engine:
         self._later: list[tuple[_Request, list[OffloadKey]]] = []
 
     def run_step(self, *, arrivals: bool = True) -> None:
-        """Play one step to its end."""
         self.step += 1
         self._device.run()
         self.complete_copies(self._device.due(self.step))
@@ -141,7 +136,6 @@ class Engine:
                 self._manager.complete_load(keys, context)
 
     def abort_all(self) -> None:
-        """Abort every request."""
         for request in list(self.requests):
             self._finish(request, "aborted")
 

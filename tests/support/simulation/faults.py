@@ -55,7 +55,6 @@ class Weather:
         self._out_until_s = self._clock.now_s() + self._rng.uniform(0.02, 0.5)
 
     def clear_up(self) -> None:
-        """End all faults."""
         self.calm = True
 
     def open(self) -> None:

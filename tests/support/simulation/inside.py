@@ -40,20 +40,16 @@ class Inside:
 
     @property
     def promotions(self) -> int:
-        """The number of promotions by the manager's own count."""
         return self._manager._promotions._occupied
 
     @property
     def stale_copies(self) -> list[Slot]:
-        """Return the slots that stale copies may still touch, by the manager's own list."""
         return self._manager._stale_copies
 
     def asked(self, request_id: str, key: OffloadKey) -> PendingLookup | None:
-        """Return the pending lookup of a request for a chunk."""
         return self._manager._requests[request_id].asked.get(key)
 
     def missed(self, request_id: str) -> set[OffloadKey]:
-        """Return the chunks whose miss was counted for a request."""
         return self._manager._requests[request_id].missed
 
     def sent(self, tier: ManagedTier) -> Iterator[OffloadKey]:
@@ -110,7 +106,6 @@ class Inside:
 
     @staticmethod
     def running(tier: ManagedTier) -> dict[int, Job]:
-        """Return the jobs without a result, by the manager's own table."""
         return tier.client.jobs._running
 
     @staticmethod
@@ -120,26 +115,21 @@ class Inside:
 
     @property
     def open_lookups(self) -> dict[OffloadKey, PendingLookup]:
-        """Return the pending lookup of each chunk that is being asked for."""
         return self._manager._search.lookups.open
 
     @property
     def new_lookups(self) -> list[PendingLookup]:
-        """Return the lookups that no tier has been asked yet."""
         return self._manager._search.lookups.new
 
     @property
     def chunks_looked_up(self) -> int:
-        """Return the number of chunks that tiers are asked for, by the table's own count."""
         return self._manager._search.lookups.waiting_chunks
 
     @property
     def lookups_full(self) -> bool:
-        """Return true if so many chunks are looked up that a request is put off."""
         return self._manager._search.lookups.is_full
 
     def limit_lookups(self, chunks: int) -> None:
-        """Let a request be put off while so many chunks are looked up."""
         self._manager._search.lookups.limit = chunks
 
     def offered(self) -> Iterator[Slot]:

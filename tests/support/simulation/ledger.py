@@ -38,9 +38,6 @@ class Transfer(NamedTuple):
     """One chunk of a job that holds a pin.
 
     Attributes:
-        operation: load or store.
-        key: the chunk.
-        slot: its slot.
         moves: true while the slot is written or read; the pin stays until the job has ended.
     """
 
@@ -57,7 +54,6 @@ class Ledger:
     later: until then the job is *pending* and *held* for it.
 
     Attributes:
-        name: name of the tier.
         pending: jobs whose result the manager has not taken.
         held: jobs whose end the manager has not taken, and which still hold pins.
         found: chunks that the tier said it has since the last reset, in answers to questions of
@@ -122,7 +118,6 @@ class Ledger:
 
     @property
     def running(self) -> int:
-        """Number of jobs without a result."""
         return len(self._running)
 
     # --- events -------------------------------------------------------------------------------

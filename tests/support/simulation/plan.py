@@ -14,7 +14,6 @@ class TierPlan:
     """The plan of one tier.
 
     Attributes:
-        name: unique.
         options: options of the runner, as written in a configuration.
         capacity_chunks: most chunks that it holds before it evicts the least recently used one;
             ``None`` is unlimited.
@@ -51,11 +50,6 @@ class Plan:
     """The plan of a simulation.
 
     Attributes:
-        slots: number of slots of the pool.
-        policy: eviction policy of the pool.
-        store_reserve: share of the slots that promotions leave to stores.
-        one_copy: as the manager's.
-        recompute_s: as the manager's.
         groups: number of KV-cache groups of a request.
         depth: number of chunks of the longest prefix.
         requests: most requests alive at once.

@@ -19,7 +19,6 @@ def soak(
     processes: int | None = None,
     on_progress: Callable[[SimulationReport], None] | None = None,
 ) -> SimulationReport:
-    """Play one simulation for each of many seeds."""
     total = SimulationReport()
     with _outcomes(range(first_seed, first_seed + seeds), processes) as outcomes:
         for outcome in outcomes:

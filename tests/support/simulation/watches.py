@@ -20,12 +20,10 @@ class WatchedMemory:
 
     @property
     def chunk_bytes(self) -> int:
-        """Payload of a slot."""
         return self._pool.chunk_bytes
 
     @property
     def region(self) -> Region:
-        """All slots."""
         return self._pool.region
 
     def padded_view(self, slot: int, alignment: int, holder: str = "") -> memoryview:
@@ -41,7 +39,6 @@ class WatchedMemory:
         return self._slots.get(id(view))
 
     def release(self) -> None:
-        """Release all views."""
         self._views.clear()
         self._slots.clear()
 
