@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
 from kvtier_sdk.contract import StoreMoment, StorePolicy
@@ -18,26 +17,21 @@ _OK: Final = Verdict.OK
 _READY: Final = SlotState.READY
 
 
-@dataclass(eq=False, slots=True)
 class ManagedTier:
     """A secondary tier, with its place in the order in which tiers are asked."""
 
-    client: TierClient
-    index: int
-    store_policy: StorePolicy
-    whole_requests: bool = field(init=False)
-    admission: Admission = field(init=False)
-    # Its place in masks of tiers.
-    bit: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        client, options = self.client, self.client.spec.runner
+    def __init__(self, client: TierClient, index: int, store_policy: StorePolicy) -> None:
+        self.client = client
+        self.index = index
+        # Its place in masks of tiers.
+        self.bit = 1 << index
+        self.store_policy = store_policy
+        options = client.spec.runner
         self.whole_requests = options.offload_policy == "request"
         # Other tiers are configured to get certain chunks, which admission must not withhold.
-        is_open = self.store_policy.moment is not StoreMoment.HIT and not self.whole_requests
+        is_open = store_policy.moment is not StoreMoment.HIT and not self.whole_requests
         enabled = is_open and options.admission == "auto"
         self.admission = Admission(client.stats, client.log, enabled=enabled)
-        self.bit = 1 << self.index
 
 
 class Cascade:

@@ -224,7 +224,8 @@ class TierClient:
     @property
     def takes_stores(self) -> bool:
         """As :attr:`takes_reads`, for the write breaker; false also while the tier is slow."""
-        return not (self._refuses_stores or self.stats.is_slow)
+        stats = self.stats
+        return not (stats.stores_open or self._stale or self.is_drained or stats.is_slow)
 
     @property
     def has_work(self) -> bool:
@@ -293,9 +294,7 @@ class TierClient:
         """
         options = self.spec.runner
         within_s = max(options.lookup_deadline_s, min(worth_s, options.max_lookup_deadline_s))
-        job = self._new_job(_LOOKUP, keys, (), request, within_s, tag)
-        self._collected.append(job)
-        return job
+        return self._collect(_LOOKUP, keys, (), request, within_s, tag)
 
     def load(
         self,
@@ -327,8 +326,7 @@ class TierClient:
         job = self._open_loads.get(request.request_id) if tag is None else None
         if job is None:
             deadline_s = self.spec.runner.load_deadline_s
-            job = self._new_job(_LOAD, [], [], request, deadline_s, tag)
-            self._collected.append(job)
+            job = self._collect(_LOAD, [], [], request, deadline_s, tag)
             if tag is None:
                 self._open_loads[request.request_id] = job
         job.keys += keys[:taken]  # type: ignore[operator]  # a list until it is handed over
@@ -355,9 +353,8 @@ class TierClient:
         self.store_bytes += taken * self._chunk_bytes
         if taken < len(keys):
             keys, slots = keys[:taken], slots[:taken]
-        job = self._new_job(_STORE, keys, slots, request, self.spec.runner.store_deadline_s, tag)
+        job = self._collect(_STORE, keys, slots, request, self.spec.runner.store_deadline_s, tag)
         job.queue_bytes = self.store_bytes
-        self._collected.append(job)
         return job
 
     def delete(
@@ -367,9 +364,7 @@ class TierClient:
 
         ``request`` and ``tag`` are those of the job.
         """
-        job = self._new_job(_DELETE, keys, (), request, self.spec.runner.store_deadline_s, tag)
-        self._collected.append(job)
-        return job
+        return self._collect(_DELETE, keys, (), request, self.spec.runner.store_deadline_s, tag)
 
     def touch(self, keys: Sequence[OffloadKey]) -> None:
         """Tell a tier with ``Capability.TOUCH`` that ``keys`` were used, the most recent one last.
@@ -418,7 +413,7 @@ class TierClient:
         """Hand over the collected jobs in one hop."""
         if self._touched:
             within_s = self.spec.runner.store_deadline_s
-            self._collected.append(self._new_job(_TOUCH, self._touched, (), NO_REQUEST, within_s))
+            self._collect(_TOUCH, self._touched, (), NO_REQUEST, within_s)
             self._touched = ()
         if self._stale and not self.is_drained:
             self._collect_purge()
@@ -457,7 +452,7 @@ class TierClient:
 
     # --- inside ---------------------------------------------------------------------------------
 
-    def _new_job(
+    def _collect(
         self,
         operation: Operation,
         keys: Sequence[OffloadKey],
@@ -467,16 +462,16 @@ class TierClient:
         tag: Any = None,
     ) -> Job:
         deadline_s = self._clock.now_s() + within_s
-        return Job(next(self._job_ids), operation, keys, slots, request, deadline_s, tag)
+        job = Job(next(self._job_ids), operation, keys, slots, request, deadline_s, tag)
+        self._collected.append(job)
+        return job
 
     def _collect_purge(self) -> None:
         now_s = self._clock.now_s()
         if self._erasable and not self._purging and now_s >= self._purge_at_s:
             self._purging = True
             self._purge_at_s = now_s + self.spec.runner.max_probe_interval_s
-            self._collected.append(
-                self._new_job(_PURGE, [EVERY_CHUNK], (), NO_REQUEST, _PURGE_DEADLINE_S)
-            )
+            self._collect(_PURGE, [EVERY_CHUNK], (), NO_REQUEST, _PURGE_DEADLINE_S)
 
     def _admit(self, operation: Operation, count: int, *, whole: bool) -> int:
         """Return how many of ``count`` chunks may join a queue; count the others as dropped."""
@@ -495,14 +490,10 @@ class TierClient:
         return taken
 
     @property
-    def _refuses_stores(self) -> bool:
-        return bool(self.stats.stores_open) or self._stale or self.is_drained
-
-    @property
     def _refusal(self) -> str:
         if self.is_drained:
             return "drained"
-        return "unavailable" if self._refuses_stores else "slow"
+        return "unavailable" if self.stats.stores_open or self._stale else "slow"
 
     def _return_bytes(self, job: Job) -> None:
         if job.operation is _STORE:
