@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 
-from kvtier_sdk import HostPool, OffloadKey, RequestContext, make_offload_key
+from kvtier_sdk import EvictionPolicy, HostPool, OffloadKey, RequestContext, make_offload_key
 from kvtier_sdk.engine import TieringManager
-from kvtier_sdk.policies.lru import LRUPolicy
 from kvtier_sdk.testing import VirtualClock
 
 
-class RecordingPolicy(LRUPolicy):
+class RecordingPolicy(EvictionPolicy):
+    """A policy that records its inserts, and evicts nothing."""
+
     uses_prefix = True
 
     def __init__(self) -> None:
-        super().__init__()
         self.places: dict[OffloadKey, tuple[OffloadKey | None, int]] = {}
 
     def on_insert(
         self, key: OffloadKey, parent: OffloadKey | None, position: int, request: RequestContext
     ) -> None:
-        super().on_insert(key, parent, position, request)
         self.places[key] = parent, position
+
+    def on_access(self, key: OffloadKey) -> None:
+        assert key in self.places
+
+    def on_remove(self, key: OffloadKey) -> None:
+        del self.places[key]
+
+    def choose_victims(
+        self, count: int, is_evictable: Callable[[OffloadKey], bool]
+    ) -> Sequence[OffloadKey]:
+        return []
 
 
 def key_of(path: str) -> OffloadKey:
