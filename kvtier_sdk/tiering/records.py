@@ -248,7 +248,7 @@ class RequestState:
         asked: the pending lookup of each chunk. Its answers never outlive the request.
         asking: the pending lookup that this step's new chunks are added to.
         known: the chunks of this step that are loaded without a lookup.
-        asks_first: true if no more chunks are, because the load of one could not begin.
+        asks_first: true once such a load could not begin: the tiers are asked for other chunks.
         claims: slots of chunks that are promoted for the request, pinned until it uses them or
             ends.
         copies: slots that are being copied to the device, by key; one entry for each copy.

@@ -191,7 +191,7 @@ class TierClient:
     def drain(self, timeout_s: float) -> bool:
         """Cancel queued jobs and wait for running ones; then apply their results.
 
-        Running calls are cancelled after ``timeout_s``, and get as long again to end. The result is
+        Running calls are cancelled after ``timeout_s``, and get as long again to end. It returns
         true if no I/O touches a slot any longer.
         """
         ended = self._runner.drain(timeout_s)
@@ -223,7 +223,7 @@ class TierClient:
 
     @property
     def takes_stores(self) -> bool:
-        """As :attr:`takes_reads`, for the write breaker; false also while the tier is slow."""
+        """True under the same conditions for the write breaker, and if the tier is not slow."""
         stats = self.stats
         return not (stats.stores_open or self._stale or self.is_drained or stats.is_slow)
 
@@ -244,7 +244,7 @@ class TierClient:
 
     @property
     def store_room(self) -> int:
-        """As :attr:`load_room`; also bounded by the bytes that the tier was seen to move in 2 s."""
+        """Number of chunks that the queue of stores takes; the tier's measured pace bounds it too."""
         limit_bytes = min(self._max_store_bytes, self.pace.store_bytes)
         return int(max(0, (limit_bytes - self.store_bytes) // self._chunk_bytes))
 
