@@ -244,7 +244,7 @@ class TierClient:
 
     @property
     def store_room(self) -> int:
-        """Number of chunks that the queue of stores takes; the tier's measured pace bounds it too."""
+        """Number of chunks that the queue of stores takes; the tier's pace bounds it too."""
         limit_bytes = min(self._max_store_bytes, self.pace.store_bytes)
         return int(max(0, (limit_bytes - self.store_bytes) // self._chunk_bytes))
 
