@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
 from enum import Enum
 
 from kvtier_sdk.types import GROUP_BYTES, OffloadKey, RequestContext
@@ -24,7 +23,6 @@ class SlotState(Enum):
     QUARANTINED = "quarantined"
 
 
-@dataclass(eq=False, slots=True)
 class PendingLookup:
     """The chunks that one request looked up in one step, and the tiers' answers so far.
 
@@ -48,18 +46,34 @@ class PendingLookup:
             chunks. If they fail to load a chunk, the tiers are asked for it.
     """
 
-    request: RequestContext
-    waiting: int
-    step: int
-    shared: bool
-    keys: list[OffloadKey] = field(default_factory=list)
-    hits: dict[OffloadKey, int] = field(default_factory=dict)
-    deadline_s: float = math.inf
-    doubt: str | None = None
-    skipped: int = 0
-    sealed: bool = False
-    worth_loading: bool | None = None
-    is_known: bool = False
+    __slots__ = (
+        "deadline_s",
+        "doubt",
+        "hits",
+        "is_known",
+        "keys",
+        "request",
+        "sealed",
+        "shared",
+        "skipped",
+        "step",
+        "waiting",
+        "worth_loading",
+    )
+
+    def __init__(self, request: RequestContext, waiting: int, step: int, shared: bool) -> None:
+        self.request = request
+        self.waiting = waiting
+        self.step = step
+        self.shared = shared
+        self.keys: list[OffloadKey] = []
+        self.hits: dict[OffloadKey, int] = {}
+        self.deadline_s = math.inf
+        self.doubt: str | None = None
+        self.skipped = 0
+        self.sealed = False
+        self.worth_loading: bool | None = None
+        self.is_known = False
 
     def first_hit(self, key: OffloadKey, tiers: int) -> int:
         """Return the index of the first of these tiers that has the chunk; there must be one."""
@@ -122,7 +136,6 @@ class Offers:
         self.followers: dict[int, RequestContext] = {}
 
 
-@dataclass(eq=False, slots=True)
 class Slot:
     """One slot. A plain record: the table and the manager keep it consistent.
 
@@ -140,17 +153,32 @@ class Slot:
         position: its index in the prefix, likewise.
     """
 
-    index: int
-    key: OffloadKey = b""
-    state: SlotState = SlotState.FREE
-    pins: int = 0
-    hit_step: int = -1
-    used_s: float = 0.0
-    copies: int = 0
-    promotion: Promotion | None = None
-    offers: Offers | None = None
-    parent: OffloadKey | None = None
-    position: int = 0
+    __slots__ = (
+        "copies",
+        "hit_step",
+        "index",
+        "key",
+        "offers",
+        "parent",
+        "pins",
+        "position",
+        "promotion",
+        "state",
+        "used_s",
+    )
+
+    def __init__(self, index: int, key: OffloadKey = b"") -> None:
+        self.index = index
+        self.key = key
+        self.state: SlotState = SlotState.FREE
+        self.pins = 0
+        self.hit_step = -1
+        self.used_s = 0.0
+        self.copies = 0
+        self.promotion: Promotion | None = None
+        self.offers: Offers | None = None
+        self.parent: OffloadKey | None = None
+        self.position = 0
 
 
 class PrefixOrder:
@@ -199,7 +227,6 @@ class NameOrder:
         return _UNKNOWN
 
 
-@dataclass(eq=False, slots=True)
 class Wait:
     """The pending answers that a request got in one step, and the changes that end its wait.
 
@@ -210,15 +237,28 @@ class Wait:
         put_off: a chunk whose lookup begins once fewer others are pending.
     """
 
-    step: int
-    latest: PendingLookup | None = None
-    prefix: tuple[OffloadKey, OffloadKey] | None = None
-    hits: int = 0
-    put_off: OffloadKey | None = None
-    _lookups: list[tuple[PendingLookup, int]] = field(default_factory=list)
-    _slot: Slot | None = None
-    _key: OffloadKey = b""
-    _state: SlotState = SlotState.FREE
+    __slots__ = (
+        "_key",
+        "_lookups",
+        "_slot",
+        "_state",
+        "hits",
+        "latest",
+        "prefix",
+        "put_off",
+        "step",
+    )
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.latest: PendingLookup | None = None
+        self.prefix: tuple[OffloadKey, OffloadKey] | None = None
+        self.hits = 0
+        self.put_off: OffloadKey | None = None
+        self._lookups: list[tuple[PendingLookup, int]] = []
+        self._slot: Slot | None = None
+        self._key: OffloadKey = b""
+        self._state: SlotState = SlotState.FREE
 
     def note_lookup(self, pending: PendingLookup) -> None:
         self.latest = pending
@@ -240,7 +280,6 @@ class Wait:
         return False
 
 
-@dataclass(eq=False, slots=True)
 class RequestState:
     """One request. A plain record, which is dropped as a whole when the request is over.
 
@@ -262,21 +301,46 @@ class RequestState:
         finished: true once the engine is done with it; completions may still arrive.
     """
 
-    context: RequestContext
-    prefix_order: PrefixOrder | NameOrder | None
-    tiers: int = -1
-    arrived_s: float = 0.0
-    turn: int = -1
-    asked: dict[OffloadKey, PendingLookup] = field(default_factory=dict)
-    asking: PendingLookup | None = None
-    known: PendingLookup | None = None
-    asks_first: bool = False
-    claims: dict[OffloadKey, Slot] = field(default_factory=dict)
-    copies: dict[OffloadKey, list[Slot]] = field(default_factory=dict)
-    writes: dict[OffloadKey, Slot] = field(default_factory=dict)
-    wait: Wait | None = None
-    missed: set[OffloadKey] = field(default_factory=set)
-    finished: bool = False
+    __slots__ = (
+        "arrived_s",
+        "asked",
+        "asking",
+        "asks_first",
+        "claims",
+        "context",
+        "copies",
+        "finished",
+        "known",
+        "missed",
+        "prefix_order",
+        "tiers",
+        "turn",
+        "wait",
+        "writes",
+    )
+
+    def __init__(
+        self,
+        context: RequestContext,
+        prefix_order: PrefixOrder | NameOrder | None,
+        tiers: int = -1,
+        arrived_s: float = 0.0,
+    ) -> None:
+        self.context = context
+        self.prefix_order = prefix_order
+        self.tiers = tiers
+        self.arrived_s = arrived_s
+        self.turn = -1
+        self.asked: dict[OffloadKey, PendingLookup] = {}
+        self.asking: PendingLookup | None = None
+        self.known: PendingLookup | None = None
+        self.asks_first = False
+        self.claims: dict[OffloadKey, Slot] = {}
+        self.copies: dict[OffloadKey, list[Slot]] = {}
+        self.writes: dict[OffloadKey, Slot] = {}
+        self.wait: Wait | None = None
+        self.missed: set[OffloadKey] = set()
+        self.finished = False
 
     @property
     def over(self) -> bool:
