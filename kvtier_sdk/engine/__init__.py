@@ -8,12 +8,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from kvtier_sdk.config.tiering_config import read_tiers
-from kvtier_sdk.engine.adapter_options import AdapterOptions
-from kvtier_sdk.engine.engine_memory import EngineMemory, OverlappingSlots
-from kvtier_sdk.engine.engine_slots import EngineSlots
+from kvtier_sdk.engine.adapter_options import AdapterOptions, check_store
+from kvtier_sdk.engine.engine_memory import EngineMemory, EngineSlots, OverlappingSlots
 from kvtier_sdk.engine.model_tier import ModelTier, Work
 from kvtier_sdk.engine.replica_lease import ReplicaLease
-from kvtier_sdk.engine.store_check import check_store
 from kvtier_sdk.engine.tools import EngineTools
 from kvtier_sdk.events import PRIMARY
 from kvtier_sdk.opening.pools import open_pool, pool_size_bytes

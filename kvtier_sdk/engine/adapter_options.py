@@ -1,4 +1,4 @@
-"""The entry of a tier under an engine's own manager: a backend's options, and a few more."""
+"""The entry of a tier under an engine's own manager, and a check of its store before a start."""
 
 from __future__ import annotations
 
@@ -8,9 +8,16 @@ from typing import Any, Self
 from pydantic import Field
 
 from kvtier_sdk.config.tier_spec import TierSpec
+from kvtier_sdk.errors import TierTimeoutError, TierUnavailableError
+from kvtier_sdk.namespace import Namespace
+from kvtier_sdk.opening.maintenance import open_for_maintenance
 from kvtier_sdk.options.model import StrictModel, validate_options
 from kvtier_sdk.options.place import Place
 from kvtier_sdk.options.units import Count, Seconds
+from kvtier_sdk.types import Capability, Locality
+
+#: The longest time to wait for a store that the engine can start without.
+_PATIENCE_S = 5.0
 
 
 class AdapterOptions(StrictModel):
@@ -31,14 +38,9 @@ class AdapterOptions(StrictModel):
 
     @classmethod
     def read(cls, entry: object, place: Place) -> tuple[TierSpec, Self]:
-        """Read a tier's entry in an engine's configuration.
+        """Read a tier's ``entry`` in an engine's configuration: a URL, or a table of options.
 
-        Args:
-            entry: a URL, or a table with the tier's options and these.
-            place: the entry's place; each error message begins with it.
-
-        Returns:
-            The tier's specification, and these options.
+        Each error message begins with the ``place`` of the entry.
 
         Raises:
             ConfigError: an option is wrong or missing.
@@ -48,3 +50,29 @@ class AdapterOptions(StrictModel):
         own = cls.take_from(options)
         spec = TierSpec.from_options(options, where=place.where, path=place.path)
         return spec, validate_options(cls, own, place)
+
+
+def check_store(spec: TierSpec) -> None:
+    """Contact the store of the tier ``spec``, and raise errors that would end an engine's start.
+
+    Nothing in the store is changed. A store on this machine is not checked, and neither is a store
+    whose backend cannot open it without a change.
+
+    Raises:
+        ConfigError: an option is wrong, or the tier cannot work with it.
+        TierError: the store refuses the credentials, or cannot be reached and is required.
+    """
+    tier_class = spec.tier_class
+    # A backend without NAMESPACES does not know the rules for maintenance, and might write.
+    keeps_rules = Capability.NAMESPACES in tier_class.capabilities
+    if not keeps_rules or tier_class.locality is not Locality.REMOTE:
+        return
+    required, deadline_s = spec.runner.required, spec.runner.open_deadline_s
+    timeout_s = deadline_s if required else min(deadline_s, _PATIENCE_S)
+    try:
+        with open_for_maintenance(spec, Namespace({}), timeout_s=timeout_s):
+            pass
+    except (TierUnavailableError, TierTimeoutError):
+        # The engine starts without a store that is not required, and logs that.
+        if required:
+            raise

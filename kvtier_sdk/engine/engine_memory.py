@@ -1,10 +1,13 @@
-"""An engine's own memory as slots for a runner."""
+"""An engine's own memory, or a host pool that it makes itself, as slots for a runner."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import os
+from collections.abc import Callable
+
+import numpy as np
 
 from kvtier_sdk.chunk_header import round_up
 from kvtier_sdk.errors import ConfigError, KVTierError
@@ -15,28 +18,18 @@ from kvtier_sdk.pool.mapped_region import MappedRegion
 from kvtier_sdk.types import Region
 
 
-class EngineMemory:
-    """One stretch of memory that holds an engine's objects, and belongs to the engine.
+class _Mapping:
+    """Memory that belongs to an engine, with a descriptor if another process can map it."""
 
-    Attributes:
-        region: the whole memory.
-
-    Args:
-        engine: the engine's name, for messages.
-        region: the whole memory; begins at a multiple of 4,096 bytes.
-    """
-
-    def __init__(self, engine: str, region: Region) -> None:
+    def __init__(self, engine: str, region: Region, view: memoryview, fd: int | None) -> None:
         self.region = region
         self._engine = engine
-        self._bytes: memoryview | None = memoryview(
-            (ctypes.c_ubyte * region.size_bytes).from_address(region.address)
-        ).cast("B")
-        self._fd = _open_shared(region)
+        self._bytes: memoryview | None = view
+        self._fd = fd
 
     @property
     def is_shared(self) -> bool:
-        """True if another process can map the memory."""
+        """True if another process can map the memory; false once it is closed."""
         return self._fd is not None
 
     @property
@@ -61,26 +54,37 @@ class EngineMemory:
             raise KVTierError(f"the memory of {self._engine} was released")
         return self._bytes
 
-    def slot_at(self, address: int, size_bytes: int) -> int | None:
-        """Return the slot of an object.
-
-        Args:
-            address: the address of its first byte.
-            size_bytes: its length.
-
-        Returns:
-            The slot; ``None`` if the object does not lie in this memory.
-        """
-        slot, offset = divmod(address - self.region.address, ROW_ALIGNMENT)
-        whole = Region(address, round_up(size_bytes, ROW_ALIGNMENT))
-        return None if offset or not self.region.covers(whole) else slot
-
     def close(self) -> None:
         """Release the memory; the engine may free it after that."""
         self._bytes = None
         fd, self._fd = self._fd, None
         if fd is not None:
             os.close(fd)
+
+
+class EngineMemory(_Mapping):
+    """One stretch of memory that holds an engine's objects, and belongs to the engine.
+
+    Attributes:
+        region: the whole memory.
+
+    Args:
+        engine: the engine's name, for messages.
+        region: the whole memory; begins at a multiple of 4,096 bytes.
+    """
+
+    def __init__(self, engine: str, region: Region) -> None:
+        array = (ctypes.c_ubyte * region.size_bytes).from_address(region.address)
+        super().__init__(engine, region, memoryview(array).cast("B"), _open_shared(region))
+
+    def slot_at(self, address: int, size_bytes: int) -> int | None:
+        """Return the slot of an object of ``size_bytes``, whose first byte is at ``address``.
+
+        It is ``None`` if the object does not lie in this memory.
+        """
+        slot, offset = divmod(address - self.region.address, ROW_ALIGNMENT)
+        whole = Region(address, round_up(size_bytes, ROW_ALIGNMENT))
+        return None if offset or not self.region.covers(whole) else slot
 
 
 class OverlappingSlots:
@@ -91,6 +95,7 @@ class OverlappingSlots:
     Attributes:
         chunk_bytes: payload of a slot: one object.
         slots: number of slots.
+        region: all of the engine's memory.
         layout: the same geometry, for a process that maps it.
 
     Args:
@@ -108,12 +113,8 @@ class OverlappingSlots:
         self.chunk_bytes = chunk_bytes
         self.slots = 1 + spare_bytes // ROW_ALIGNMENT
         self.layout = PoolLayout(self.slots, chunk_bytes, stride_bytes=ROW_ALIGNMENT)
+        self.region = memory.region
         self._memory = memory
-
-    @property
-    def region(self) -> Region:
-        """All of the engine's memory."""
-        return self._memory.region
 
     @property
     def is_shared(self) -> bool:
@@ -126,15 +127,9 @@ class OverlappingSlots:
         return self._memory.fd
 
     def padded_view(self, slot: int, alignment: int, holder: str = UNNAMED_HOLDER) -> memoryview:
-        """Return the object at a slot; the engine keeps the rest of its last 4,096 bytes free.
+        """Return a writable view of the object at a ``slot``, rounded up to ``alignment``.
 
-        Args:
-            slot: index of the slot, from 0.
-            alignment: a power of two up to 4,096.
-            holder: not used: the engine knows who has its objects.
-
-        Returns:
-            A writable view of ``chunk_bytes``, rounded up to ``alignment``.
+        The engine keeps the rest of the object's last 4,096 bytes free, and knows the ``holder``.
 
         Raises:
             IndexError: there is no such slot.
@@ -144,6 +139,63 @@ class OverlappingSlots:
             raise IndexError(f"slot {slot} of {self.slots}")
         start = slot * ROW_ALIGNMENT
         return self._memory.bytes[start : start + round_up(self.chunk_bytes, alignment)]
+
+
+class EngineSlots(_Mapping):
+    """Slots in a mapping that belongs to an engine: one row per slot.
+
+    A tier in a process of its own can map it too, if this process has the mapping's file open.
+
+    Attributes:
+        slots: number of slots.
+        chunk_bytes: payload of a slot: a whole row, the engine's padding included.
+        region: the whole mapping, at the address that it has in this process.
+        layout: the same geometry, for a process that maps it.
+
+    Args:
+        engine: the engine's name, for messages.
+        view: the engine's memory, of shape (slots, row bytes), contiguous.
+        on_close: called by :meth:`close`, for a mapping that the engine does not release itself.
+
+    Raises:
+        ConfigError: rows do not begin at multiples of 4,096 bytes.
+    """
+
+    def __init__(
+        self, engine: str, view: memoryview, on_close: Callable[[], None] | None = None
+    ) -> None:
+        shape = view.shape
+        if shape is None or len(shape) != 2 or shape[1] % ROW_ALIGNMENT:
+            raise ConfigError(
+                f"the host memory of {engine} has shape {shape}; expected rows of a multiple of "
+                f"{ROW_ALIGNMENT} bytes"
+            )
+        self.slots, self.chunk_bytes = shape
+        self.layout = PoolLayout(self.slots, self.chunk_bytes)
+        self._on_close = on_close
+        # Not a numpy array, which would prevent the engine from releasing its view.
+        flat = view.cast("B")
+        super().__init__(engine, Region.of(flat), flat, descriptor_of(view))
+
+    def padded_view(self, slot: int, alignment: int, holder: str = UNNAMED_HOLDER) -> memoryview:
+        """Return a writable view of a ``slot``, whose length is a multiple of every ``alignment``.
+
+        It keeps the memory alive. The engine knows the ``holder`` itself.
+
+        Raises:
+            IndexError: there is no such slot.
+            KVTierError: the mapping was released.
+        """
+        if not 0 <= slot < self.slots:
+            raise IndexError(f"slot {slot} of {self.slots}")
+        start = slot * self.chunk_bytes
+        return self.bytes[start : start + self.chunk_bytes]
+
+    def close(self) -> None:
+        """Release the mapping."""
+        super().close()
+        if self._on_close is not None:
+            self._on_close()
 
 
 def _open_shared(memory: Region) -> int | None:
@@ -162,4 +214,28 @@ def _open_shared(memory: Region) -> int | None:
         if (status.st_dev, status.st_ino) == mapped.file and status.st_size >= memory.size_bytes:
             return fd
         os.close(fd)
+    return None
+
+
+def descriptor_of(view: memoryview) -> int | None:
+    """Return a new descriptor of the open file that a view maps from its start, or ``None``.
+
+    An engine may not expose the file behind its host memory, but the kernel knows it.
+    """
+    address = int(np.asarray(view).ctypes.data)
+    region = MappedRegion.at(address)
+    if region is None or not region.is_shared or (region.start, region.offset) != (address, 0):
+        return None
+    return _open_descriptor(region.file)
+
+
+def _open_descriptor(file: tuple[int, int]) -> int | None:
+    for name in os.listdir("/proc/self/fd"):
+        # Other threads may close the file or reuse its number, but a duplicate stays as it is.
+        with contextlib.suppress(OSError):
+            copy = os.dup(int(name))
+            status = os.fstat(copy)
+            if (status.st_dev, status.st_ino) == file:
+                return copy
+            os.close(copy)
     return None

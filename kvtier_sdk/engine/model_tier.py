@@ -60,9 +60,7 @@ class ModelTier(TierListener):
     Args:
         spec: the tier's specification, with a name of its own.
         memory: the slots, each of the length of a chunk.
-        namespace: the chunks' namespace.
         engine: the name of the engine that owns the memory.
-        clock: the source of time.
         shutdown_timeout_s: seconds to drain the tier, and again to close it.
         changed: called in the model's thread with chunks, and false if the tier has stored them
             or true if they have left it; before the work that caused it is done.

@@ -27,12 +27,11 @@ class ReplicaLease:
 
     @classmethod
     def enter(cls, fd: int, path: str | Path, *, workers: int, worker: int | None) -> Self:
-        """Become a member.
+        """Become a member of a replica with a number of ``workers``.
 
         Args:
             fd: a descriptor of the file, which stays the caller's.
             path: the file's name, which the engine must no longer remove.
-            workers: number of workers of the replica.
             worker: index of this process among the workers, from 0; ``None`` for the scheduler.
 
         Raises:

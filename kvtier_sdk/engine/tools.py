@@ -32,14 +32,9 @@ class EngineTools(ABC):
 
     @abstractmethod
     def read(self, options: Mapping[str, Any], *, where: str) -> TieringConfig:
-        """Read the engine's configuration.
+        """Read the host pool and the tiers from ``options``, the engine's whole configuration.
 
-        Args:
-            options: the whole configuration.
-            where: its source; each error message begins with it.
-
-        Returns:
-            The host pool and the tiers, validated.
+        Each error message begins with its source, ``where``.
 
         Raises:
             ConfigError: an option is wrong, or nothing in it is kvtier's.
@@ -47,23 +42,14 @@ class EngineTools(ABC):
 
     @abstractmethod
     def chunk_keys(self, tokens: Sequence[int], facts: Mapping[str, Any]) -> list[list[OffloadKey]]:
-        """Compute the keys of a prompt's chunks as the engine does.
+        """Compute the keys of a prompt's chunks as the engine does, for each KV-cache group.
 
-        Args:
-            tokens: the prompt's token ids.
-            facts: the namespace's facts.
-
-        Returns:
-            The keys of each KV-cache group, in the order of the prompt.
+        The prompt is given as ``tokens``, its token ids, and the namespace by its ``facts``.
 
         Raises:
             ConfigError: the facts do not determine the keys.
         """
 
     def in_its_words(self, message: str) -> str:
-        """Return an error message about the host pool with the engine's names of options.
-
-        Args:
-            message: the message, with the names of options in a :class:`TieringConfig`.
-        """
+        """Return a ``message`` about a :class:`TieringConfig` with the engine's option names."""
         return message

@@ -25,9 +25,7 @@ class ARCPolicy(EvictionPolicy):
     The paper chooses a victim when it knows the newcomer; here room is made before that. So a tie
     that the paper breaks by the newcomer is broken in favour of T1.
 
-    A chunk promoted from a tier is inserted, and then used by the request that waits for it, so it
-    moves on to T2. That is right, because storing it was its first use. A chunk read only once, as
-    in a scan, is only inserted: it passes through T1 and leaves T2 alone.
+    A promoted chunk is inserted and then used, so it moves on to T2: storing it was its first use.
     """
 
     uses_prefix = False

@@ -45,8 +45,8 @@ class PrefixPolicy(EvictionPolicy):
     are remembered beyond eviction, for at least three evicted chunks per slot.
 
     The right weight depends on the workload: 0 evicts the least recently used chunk, and where
-    conversations pause for longer than the pool lasts, 4 and 8 hit twice as often. Each candidate
-    is simulated with a sample of the chunks, and the candidate with the most hits of late is used.
+    conversations pause for longer than the pool lasts, 4 and 8 hit twice as often. So each weight
+    is simulated with a sample of the chunks, and the one with the most hits of late is used.
 
     A chunk is used together with the chunks before it in its prefix, and the last chunk's use is
     recorded first. So a chunk has no more uses than its predecessors, is older, and leaves first.
@@ -63,8 +63,7 @@ class PrefixPolicy(EvictionPolicy):
         self._queues: list[_Queue] = [OrderedDict() for _ in _CLASSES]
         self._queue_of = [self._queues[of] for of in _CLASS_OF]
         # A chunk's uses at its last eviction, by a hash of its key: recent evictions, and older
-        # ones. Two dictionaries that only grow need no order. Keeping an order would sometimes
-        # stop the thread for longer than a call may take.
+        # ones. Keeping them in order would sometimes stop the thread for longer than a call may.
         self._ghosts: dict[int, int] = {}
         self._older_ghosts: dict[int, int] = {}
         self._most_ghosts = 0
@@ -152,11 +151,7 @@ class PrefixPolicy(EvictionPolicy):
 
 
 class _Simulations:
-    """Pools in miniature, one for each weight, and the choice between the weights.
-
-    Attributes:
-        bonuses: by class, the worth of earlier uses with the chosen weight, in references.
-    """
+    """Pools in miniature, one for each weight, and the choice between the weights."""
 
     def __init__(self, slots: int, one_in: int) -> None:
         # The number of references that count as one time.
@@ -169,6 +164,7 @@ class _Simulations:
             _Simulation([round(weight * turn * log2(least)) for least in _CLASSES], slots / one_in)
             for weight in _WEIGHTS
         ]
+        # By class, the worth of earlier uses with the chosen weight, in references.
         self.bonuses = self._bonuses[0]
         # Bucket and class of each sampled chunk's last use, as one number, whether or not the chunk
         # is resident: recent uses, and older ones.
@@ -203,10 +199,7 @@ class _Simulation:
     """A pool in miniature with one weight: the number of its chunks by worth, without their keys.
 
     A chunk's worth changes with its uses only, which do not depend on the weight. So the pool holds
-    the chunks whose worth is above a floor, and the floor never falls.
-
-    Attributes:
-        hits: uses of chunks that it held; older uses count less.
+    the chunks whose worth is above a floor, and the floor never falls. Older ``hits`` count less.
     """
 
     __slots__ = ("_bonuses", "_chunks", "_counts", "_floor", "_slots", "hits")

@@ -16,14 +16,10 @@ class Through(StorePolicy):
         return True
 
 
-class OnEvict(StorePolicy):
+class OnEvict(Through):
     """Stores every chunk that the primary tier evicts, just before it does (spill)."""
 
     moment = StoreMoment.EVICTED
-    filters = False
-
-    def wants(self, key: OffloadKey, hits: int, request: RequestContext) -> bool:
-        return True
 
 
 class AfterHits(StorePolicy):

@@ -28,6 +28,9 @@ _MUCH_EVIDENCE = 64
 # A tier is clearly below a limit if the used bytes, divided by this, are still free.
 _ROOM_SHARE = 16
 
+# The keys of a model, least recently used first.
+_Cache = OrderedDict[OffloadKey, None]
+
 
 class Admission:
     """Decides whether a tier is given chunks that were never seen before.
@@ -35,13 +38,11 @@ class Admission:
     Once the tier evicts, two small models of it compete on a sample of the keys: a cache that gets
     every chunk, and a cache that gets a chunk when it is seen for the second time. Each is as large
     as the tier, scaled to the sample, and evicts the least recently used chunk. The tier is limited
-    to chunks that were seen before only while it is full and the second model clearly has more
-    hits. A chunk that is refused may be offered again when it is used.
+    to chunks seen before only while it is full and the second model clearly has more hits.
 
     Only an eviction shows that the tier is full. It counts as full until it reports a removal of
     another kind, or uses clearly less than its limit: its capacity, or its disk if it evicted below
-    the capacity. A tier that does not report evictions or its usage gets every chunk. The memory
-    that this takes is bounded.
+    the capacity. A tier that does not report evictions or its usage gets every chunk.
     """
 
     def __init__(self, stats: TierStats, log: TierLog, *, enabled: bool) -> None:
@@ -64,7 +65,6 @@ class Admission:
 
     @property
     def is_selective(self) -> bool:
-        """True while the tier gets only chunks that were seen before."""
         return bool(self._stats.is_selective)
 
     def choose(self, slots: Sequence[Slot]) -> Sequence[Slot]:
@@ -77,7 +77,6 @@ class Admission:
         return chosen
 
     def sent(self, keys: Iterable[OffloadKey]) -> None:
-        """Follow chunks that were handed to the tier."""
         for key in keys:
             if crc32(key) < self._limit:
                 self._was_read.setdefault(key, False)
@@ -85,11 +84,9 @@ class Admission:
             self._follow_fewer()
 
     def failed(self, key: OffloadKey) -> None:
-        """Stop following a chunk whose store failed."""
         self._was_read.pop(key, None)
 
     def read(self, key: OffloadKey) -> None:
-        """Record that a chunk was read from the tier."""
         if key in self._was_read:
             self._was_read[key] = True
 
@@ -117,9 +114,9 @@ class Admission:
     def _forget(self) -> None:
         """Forget the tier's size, and the models, which hold for that size only."""
         self._capacity = 0
-        self._all = _Cache()
-        self._reused = _Cache()
-        self._seen_once = _Cache()
+        self._all: _Cache = OrderedDict()
+        self._reused: _Cache = OrderedDict()
+        self._seen_once: _Cache = OrderedDict()
         # Single hits, in one of the two models only, and the lead of the second model in them.
         self._single_hits = self._lead = 0.0
         self._has_gain = False
@@ -173,17 +170,18 @@ class Admission:
 
     def _compete(self, key: OffloadKey, is_hit: bool) -> None:
         capacity = self._capacity
-        in_all, in_reused = self._all.use(key), self._reused.use(key)
+        in_all, in_reused = _use(self._all, key), _use(self._reused, key)
         if is_hit and in_all != in_reused:
             self._single_hits += 1
             self._lead += 1 if in_reused else -1
         if not in_all:
-            self._all.add(key, capacity)
+            _add(self._all, key, capacity)
         if not in_reused:
-            if self._seen_once.discard(key):
-                self._reused.add(key, capacity)
+            if key in self._seen_once:
+                del self._seen_once[key]
+                _add(self._reused, key, capacity)
             else:
-                self._seen_once.add(key, _MEMORY * capacity)
+                _add(self._seen_once, key, _MEMORY * capacity)
         self._period += 1
         if self._period >= max(_MIN_PERIOD, capacity):
             self._period = 0
@@ -195,33 +193,20 @@ class Admission:
     def _follow_fewer(self) -> None:
         self._limit //= 2
         self._capacity //= 2
-        for keys in (self._was_read, self._all.keys, self._reused.keys, self._seen_once.keys):
+        for keys in (self._was_read, self._all, self._reused, self._seen_once):
             for key in [key for key in keys if crc32(key) >= self._limit]:
                 del keys[key]
 
 
-class _Cache:
-    """A model of a cache: its keys, least recently used first."""
+def _use(cache: _Cache, key: OffloadKey) -> bool:
+    """Record a use; return true if the key is in the cache."""
+    if key not in cache:
+        return False
+    cache.move_to_end(key)
+    return True
 
-    __slots__ = ("keys",)
 
-    def __init__(self) -> None:
-        self.keys: OrderedDict[OffloadKey, None] = OrderedDict()
-
-    def use(self, key: OffloadKey) -> bool:
-        """Record a use; return true if the key is in the cache."""
-        if key not in self.keys:
-            return False
-        self.keys.move_to_end(key)
-        return True
-
-    def add(self, key: OffloadKey, capacity: int) -> None:
-        self.keys[key] = None
-        while len(self.keys) > capacity:
-            self.keys.popitem(last=False)
-
-    def discard(self, key: OffloadKey) -> bool:
-        if key not in self.keys:
-            return False
-        del self.keys[key]
-        return True
+def _add(cache: _Cache, key: OffloadKey, capacity: int) -> None:
+    cache[key] = None
+    while len(cache) > capacity:
+        cache.popitem(last=False)

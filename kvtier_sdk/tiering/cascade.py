@@ -5,16 +5,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from kvtier_sdk.contract import StoreMoment
+from kvtier_sdk.contract import StoreMoment, StorePolicy
 from kvtier_sdk.runner.jobs import Job, Verdict
-from kvtier_sdk.tiering.managed_tier import ManagedTier
+from kvtier_sdk.tiering.admission import Admission
 from kvtier_sdk.tiering.records import Offers, Slot, SlotState
 from kvtier_sdk.tiering.slots import PrimaryTier
-from kvtier_sdk.tiering.tier_client import NO_REQUEST
+from kvtier_sdk.tiering.tier_client import NO_REQUEST, TierClient
 from kvtier_sdk.types import OffloadKey, RequestContext
 
 _OK: Final = Verdict.OK
 _READY: Final = SlotState.READY
+
+
+class ManagedTier:
+    """A secondary tier, with its place in the order in which tiers are asked."""
+
+    def __init__(self, client: TierClient, index: int, store_policy: StorePolicy) -> None:
+        self.client = client
+        self.index = index
+        # Its place in masks of tiers.
+        self.bit = 1 << index
+        self.store_policy = store_policy
+        options = client.spec.runner
+        self.whole_requests = options.offload_policy == "request"
+        # Other tiers are configured to get certain chunks, which admission must not withhold.
+        is_open = store_policy.moment is not StoreMoment.HIT and not self.whole_requests
+        enabled = is_open and options.admission == "auto"
+        self.admission = Admission(client.stats, client.log, enabled=enabled)
 
 
 class Cascade:
@@ -27,9 +44,7 @@ class Cascade:
     A chunk is not sent to the same tier again while it stays in the primary tier, unless the store
     failed or the tier reports the chunk removed.
 
-    Attributes:
-        headroom_slots: number of slots to keep free, if a tier gets chunks before their eviction.
-        tracks: true if offers are tracked; plain write-through needs no tracking.
+    Offers are tracked (``tracks``) unless all tiers get each chunk as it is stored.
     """
 
     def __init__(self, primary: PrimaryTier, headroom_slots: int) -> None:
@@ -49,7 +64,6 @@ class Cascade:
         self.tracks = False
 
     def add(self, tier: ManagedTier) -> None:
-        """Add a tier."""
         by_moment = {
             StoreMoment.STORED: self._on_store,
             StoreMoment.HIT: self._on_hit,
@@ -72,7 +86,6 @@ class Cascade:
         return bool(self._on_evict) and self._missing > 0
 
     def stored(self, slots: Sequence[Slot], request: RequestContext) -> None:
-        """Offer chunks that the device has written."""
         for tier in self._on_store:
             chosen = tier.admission.choose(slots)
             for slot in _others(slots, chosen):
@@ -119,10 +132,7 @@ class Cascade:
         self.include(slots, request)
 
     def include(self, slots: Sequence[Slot], request: RequestContext) -> None:
-        """Send a request's chunks to the tiers that want whole requests.
-
-        The chunks are in the primary tier, or on their way to it and sent once they are readable.
-        """
+        """Send chunks to the tiers that want whole requests, now or once they are readable."""
         for tier in self._whole:
             unsent = self._unsent(tier, slots)
             self._send(tier, [slot for slot in unsent if slot.state is _READY], request)
@@ -131,7 +141,6 @@ class Cascade:
                     self._offers(slot).followers[tier.index] = request
 
     def note_missing(self, slot_count: int) -> None:
-        """Record that a store lacked slots."""
         self._missing = max(self._missing, slot_count)
 
     def keep_headroom(self) -> None:
@@ -186,8 +195,7 @@ class Cascade:
                 if slot is not None and slot.offers is not None:
                     slot.offers.sent &= ~bit
 
-    def forget(self) -> None:
-        """Forget the shortage of slots: the primary tier has been emptied."""
+    def forget_shortage(self) -> None:
         self._missing = 0
 
     def _offer(self, tier: ManagedTier, slots: Sequence[Slot], request: RequestContext) -> None:
@@ -259,7 +267,6 @@ class Cascade:
 
 
 def _others(slots: Sequence[Slot], chosen: Sequence[Slot]) -> Sequence[Slot]:
-    """Return the slots that were not chosen."""
     if len(chosen) == len(slots):
         return ()
     kept = set(chosen)

@@ -34,12 +34,7 @@ class ComputeRate:
         self._has_ended_step = False
 
     def named(self, chunks: int, now_s: float) -> None:
-        """Record the number of chunks that a request computes in this step.
-
-        Args:
-            chunks: the number of chunks.
-            now_s: the current time, before they are computed.
-        """
+        """Record that a request begins to compute a number of ``chunks`` at the time ``now_s``."""
         if chunks > 1:
             if not self._chunks:
                 self._since_s = now_s

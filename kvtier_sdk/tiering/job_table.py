@@ -1,21 +1,30 @@
-"""The jobs of one tier that are not yet released."""
+"""The jobs of one tier that are not yet released, and the chunks that left it meanwhile."""
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections import OrderedDict
+from collections.abc import Iterable
 
 from kvtier_sdk.runner.jobs import Job, Operation
+from kvtier_sdk.types import OffloadKey
+
+_MOVES = (Operation.STORE, Operation.LOAD)
 
 
 class JobTable:
-    """Jobs that await their conclusion, and jobs in quarantine. Pure state; one thread."""
+    """Jobs that await their conclusion, jobs in quarantine, and removals during stores and loads.
+
+    If a chunk was removed before its job was concluded, either may have come first, so the chunk
+    counts as removed. Job ids grow: a removal concerns the jobs up to the newest at that time.
+    """
 
     def __init__(self) -> None:
         self._running: dict[int, Job] = {}
         self._quarantined: dict[int, Job] = {}
+        # By removed chunk: the newest job at its removal. The latest removal is last.
+        self._removals: OrderedDict[OffloadKey, int] = OrderedDict()
 
     def __bool__(self) -> bool:
-        """True if any job awaits its conclusion."""
         return bool(self._running)
 
     @property
@@ -33,18 +42,7 @@ class JobTable:
         """Concluded jobs that may still touch their slots."""
         return list(self._quarantined.values())
 
-    @property
-    def newest(self) -> int:
-        """Id of the newest job that awaits its conclusion; there must be one."""
-        return next(reversed(self._running))
-
-    def oldest(self, operations: Container[Operation]) -> int | None:
-        """Return the id of the oldest running job with such an operation, or ``None``."""
-        running = self._running.items()
-        return next((job_id for job_id, job in running if job.operation in operations), None)
-
     def add(self, job: Job) -> None:
-        """Register a job that is being handed over."""
         self._running[job.job_id] = job
 
     def conclude(self, job_id: int) -> Job | None:
@@ -57,3 +55,33 @@ class JobTable:
     def release(self, job_id: int) -> Job | None:
         """Remove a concluded job whose I/O has ended."""
         return self._quarantined.pop(job_id, None)
+
+    @property
+    def removals(self) -> int:
+        """Number of removed chunks that are remembered."""
+        return len(self._removals)
+
+    def note_removed(self, keys: Iterable[OffloadKey]) -> None:
+        """Remember chunks that have left the tier, if a store or a load is under way."""
+        if self._oldest_move() is None:
+            return
+        newest = next(reversed(self._running))
+        for key in keys:
+            self._removals[key] = newest
+            self._removals.move_to_end(key)
+
+    def without_removed(self, job: Job, keys: list[OffloadKey]) -> list[OffloadKey]:
+        """Return ``keys`` without the chunks that have left since the job's hand-over."""
+        removals = self._removals
+        if not removals:
+            return keys
+        kept = [key for key in keys if removals.get(key, 0) < job.job_id]
+        # Forget the chunks that left before every job that is still under way.
+        oldest = self._oldest_move()
+        while removals and (oldest is None or next(iter(removals.values())) < oldest):
+            removals.popitem(last=False)
+        return kept
+
+    def _oldest_move(self) -> int | None:
+        running = self._running.items()
+        return next((job_id for job_id, job in running if job.operation in _MOVES), None)

@@ -30,7 +30,6 @@ class KnownChunks:
         return self._hashes[hashed % _PLACES] == hashed
 
     def add(self, keys: Iterable[OffloadKey]) -> None:
-        """Remember chunks."""
         if self._hashes is None:
             self._hashes = array("q", bytes(8 * _PLACES))
         for key in keys:
@@ -46,7 +45,6 @@ class KnownChunks:
                     self._hashes[hashed % _PLACES] = 0
 
     def clear(self) -> None:
-        """Forget all chunks."""
         self._hashes = None
 
     def purge(self, newest_job: int) -> None:

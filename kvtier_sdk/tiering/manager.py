@@ -15,18 +15,16 @@ from kvtier_sdk.events import OffloadingEvent
 from kvtier_sdk.metrics import PoolUsage, Sample, TierStats, metric_samples
 from kvtier_sdk.registry import load_store_policy
 from kvtier_sdk.runner import PoolMemory, TierRunner
-from kvtier_sdk.tiering.cascade import Cascade
+from kvtier_sdk.runner.jobs import Job, Operation, Verdict
+from kvtier_sdk.tiering.cascade import Cascade, ManagedTier
 from kvtier_sdk.tiering.compute_rate import ComputeRate
-from kvtier_sdk.tiering.device_copies import DeviceCopies
-from kvtier_sdk.tiering.managed_tier import ManagedTier
 from kvtier_sdk.tiering.outputs import LoadSpec, PrepareStoreOutput, ResetScope
-from kvtier_sdk.tiering.prefix_order import NameOrder, PrefixOrder
 from kvtier_sdk.tiering.promotions import Promotions
-from kvtier_sdk.tiering.records import RequestState, Slot, SlotState, Wait
-from kvtier_sdk.tiering.search import TierSearch
+from kvtier_sdk.tiering.records import NameOrder, PrefixOrder, RequestState, Slot, SlotState, Wait
+from kvtier_sdk.tiering.search import LookupTable, TierSearch
 from kvtier_sdk.tiering.slots import PrimaryTier, Purge
 from kvtier_sdk.tiering.tier_client import TierClient
-from kvtier_sdk.tiering.tier_reports import TierReports
+from kvtier_sdk.tiering.tier_listener import TierListener
 from kvtier_sdk.trace import TraceRecorder
 from kvtier_sdk.types import LookupResult, OffloadKey, RequestContext
 
@@ -47,7 +45,8 @@ class TieringManager:
     goes through ``on_new_request``; ``lookup`` of its chunks from the first to the first ``MISS``,
     repeated each step until none is pending; ``prepare_load``, ``complete_load``,
     ``prepare_store``, ``complete_store``; and ``on_request_finished``, after which completions may
-    still arrive. Each step ends with ``on_schedule_end``.
+    still arrive. Each step ends with ``on_schedule_end``. Lookups and prepare calls raise
+    ``KVTierError`` for an unknown request; completions ignore it.
 
     Args:
         pool: the slots' memory; the caller closes it after :meth:`shutdown`.
@@ -97,16 +96,15 @@ class TieringManager:
         self._requests: dict[str, RequestState] = {}
         self._search = TierSearch(self._tiers, self._primary, self._promotions, self._requests)
         self._touched: dict[OffloadKey, None] = {}
-        self._copies = DeviceCopies(self._primary)
+        # Slots that copies from before a reset may still touch.
+        self._stale_copies: list[Slot] = []
         self._collected = False
         self._now_s = self._primary.now_s = clock.now_s()
 
     def add_tier(self, spec: TierSpec, runner: TierRunner) -> None:
         """Open a secondary tier, wait until it is open, and add it as the last one.
 
-        Args:
-            spec: the tier's specification.
-            runner: runs the tier; it belongs to the manager from now on.
+        The ``runner`` of the tier ``spec`` belongs to the manager from now on.
 
         Raises:
             ConfigError: there is a tier with that name already, or a setting cannot work.
@@ -120,7 +118,7 @@ class TieringManager:
         client = TierClient(
             spec,
             runner,
-            TierReports(1 << index, self._primary, lookups, self._promotions, self._cascade),
+            _Reports(1 << index, self._primary, lookups, self._promotions, self._cascade),
             clock=self._clock,
             chunk_bytes=self._pool.chunk_bytes,
             # Queued chunks are pinned; without a limit a slow tier could pin all of a small pool.
@@ -171,11 +169,7 @@ class TieringManager:
         return self._primary.usage(held)
 
     def left_over(self) -> dict[str, int]:
-        """Count what is held now; with no live request and no pending work, all counts are 0.
-
-        Returns:
-            Number of pins, of slots that are neither free nor readable, of requests, and of jobs.
-        """
+        """Count what is held now; with no live request and no pending work, all counts are 0."""
         usage = self.usage()
         return {
             "pins": self._primary.pins,
@@ -216,10 +210,6 @@ class TieringManager:
     def lookup(self, key: OffloadKey, request: RequestContext) -> LookupResult:
         """Look up a chunk.
 
-        Args:
-            key: the chunk.
-            request: the request that needs it, registered by :meth:`on_new_request`.
-
         Returns:
             ``HIT``: readable now; ``prepare_load`` of it in this step succeeds. ``HIT_PENDING``:
             on its way into the primary tier, ask again next step. ``RETRY``: a tier is still
@@ -238,25 +228,24 @@ class TieringManager:
             _check_keys([key])
         if state.prefix_order is not None:
             state.prefix_order.note(key)
-        if slot is not None:
-            return self._find(slot, state)
-        return self._search.find(key, state)
+        if slot is None:
+            return self._search.find(key, state)
+        if slot.state is _READY:
+            if self._one_copy and slot.copies and key not in state.copies:
+                return _HIT_PENDING
+            slot.hit_step = self._primary.step
+            return _HIT
+        if slot.state is _LOADING and key not in state.claims:
+            self._promotions.join(slot, state)
+        state.wait_in(self._primary.step).note_slot(slot)
+        return _HIT_PENDING
 
     def is_waiting(self, request: RequestContext) -> bool:
         """Return true if nothing has changed since a request's lookups found chunks pending.
 
         An engine with many waiting requests can skip the lookups of such a request in this step:
-        they would not end its wait. Chunks that are readable already are not protected from
-        eviction meanwhile, and may be gone when the wait is over.
-
-        Args:
-            request: the request.
-
-        Returns:
-            False also if nothing was pending: then look its chunks up.
-
-        Raises:
-            KVTierError: the request is unknown.
+        they would not end its wait. Chunks that are readable already may be evicted meanwhile. The
+        answer is false also if nothing was pending: then look its chunks up.
         """
         return self._wait_of(self._state(request)) is not None
 
@@ -266,12 +255,6 @@ class TieringManager:
         Tiers are asked for at most some 16,000 chunks at once. Later requests are looked up when
         the tiers have answered for earlier ones, so that a step with thousands of new requests
         takes no longer than others. The request's other chunks would be put off too in this step.
-
-        Args:
-            request: the request.
-
-        Raises:
-            KVTierError: the request is unknown.
         """
         wait = self._state(request).wait
         return wait is not None and wait.put_off is not None and wait.step == self._primary.step
@@ -280,10 +263,6 @@ class TieringManager:
         self, keys: Sequence[OffloadKey], request: RequestContext
     ) -> tuple[int, bool]:
         """Look a prefix up from its start to the first miss.
-
-        Args:
-            keys: chunks of one prefix, in order.
-            request: the request that needs them.
 
         Returns:
             The number of chunks from the start that are there or on their way; and true if an
@@ -295,9 +274,6 @@ class TieringManager:
             chunks, pending = manager.lookup_prefix(keys, request)
             if not pending:
                 spec = manager.prepare_load(keys[:chunks], request)
-
-        Raises:
-            KVTierError: the request is unknown.
         """
         state = self._state(request)
         prefix = (keys[0], keys[-1]) if keys else None
@@ -329,9 +305,6 @@ class TieringManager:
             keys: chunks for which :meth:`lookup` returned ``HIT`` in this step.
             request: holds the pins until :meth:`complete_load`.
 
-        Returns:
-            The chunks' slots and sources.
-
         Raises:
             KVTierError: a chunk is not readable, or the request is unknown; nothing is pinned.
         """
@@ -343,7 +316,7 @@ class TieringManager:
             if slot is None or slot.state is not _READY:
                 raise KVTierError(f"prepare_load of chunk {key.hex()}, which is not readable")
             slots.append(slot)
-        self._copies.begin(keys, slots, state)
+        state.begin_copies(keys, slots)
         sources = []
         for key in keys:
             # A chunk promoted for this request is a hit of its tier, even if it has waited since.
@@ -359,29 +332,24 @@ class TieringManager:
         return LoadSpec([slot.index for slot in slots], sources)
 
     def complete_load(self, keys: Collection[OffloadKey], request: RequestContext) -> None:
-        """End copies to the device, successful or not.
+        """End copies of ``keys`` to the device, successful or not.
 
-        Args:
-            keys: chunks that were prepared for this request; others are ignored.
-            request: the request; an unknown one is ignored.
+        An unknown ``request`` is ignored, and so are chunks that were not prepared for it.
         """
         state = self._requests.get(request.request_id)
         if state is None:
             return
-        loaded = self._copies.end(keys, state)
-        self._primary.stats.loaded_chunks += loaded
-        self._primary.stats.loaded_bytes += loaded * self._pool.chunk_bytes
+        ended = state.end_copies(keys)
+        for slot in ended:
+            self._primary.unpin(slot)
+        self._primary.stats.loaded_chunks += len(ended)
+        self._primary.stats.loaded_bytes += len(ended) * self._pool.chunk_bytes
         self._end_if_over(state)
 
     def touch(self, keys: Collection[OffloadKey], request: RequestContext) -> None:
-        """Count chunks as used. :meth:`prepare_load` does it for its own chunks.
+        """Count ``keys``, in prefix order, as used by ``request``.
 
-        Args:
-            keys: chunks, in prefix order.
-            request: the request that uses them.
-
-        Raises:
-            KVTierError: a key is not ``bytes``.
+        :meth:`prepare_load` does it for its own chunks.
         """
         _check_keys(keys)
         self._touched.update(dict.fromkeys(keys))
@@ -432,12 +400,10 @@ class TieringManager:
     def complete_store(
         self, keys: Collection[OffloadKey], request: RequestContext, success: bool = True
     ) -> None:
-        """Make the chunks that the device has written readable, and offer them to the tiers.
+        """Make the ``keys`` that the device has written readable, and offer them to the tiers.
 
-        Args:
-            keys: chunks that were prepared for this request; others are ignored.
-            request: the request; an unknown one is ignored.
-            success: false if the copies failed: the chunks are forgotten.
+        Without ``success`` they are forgotten. An unknown ``request`` is ignored, and so are chunks
+        that were not prepared for it.
         """
         state = self._requests.get(request.request_id)
         if state is None:
@@ -555,10 +521,10 @@ class TieringManager:
         for tier in self._tiers:
             tier.client.withdraw()
         for state in list(self._requests.values()):
-            self._copies.disown(state)
+            self._stale_copies += state.start_over()
             self._end_if_over(state)
         self._touched.clear()
-        self._cascade.forget()
+        self._cascade.forget_shortage()
         self._primary.events.add(removed, removed=True)
         if scope is ResetScope.ALL:
             for tier in self._tiers:
@@ -569,16 +535,15 @@ class TieringManager:
         """Forget the chunks of the host pool at the next step; any thread may call it.
 
         The step begins with the purge. Chunks in use, also by a store into a tier, are forgotten in
-        a later step, once they are not in use; live requests go on.
-
-        Returns:
-            The purge, which later steps continue and update.
+        a later step, which updates the returned purge; live requests go on.
         """
         return self._primary.purge()
 
     def on_reset_flushed(self) -> None:
         """Free the slots of device copies from before the last reset: the copies have ended."""
-        self._copies.flushed()
+        stale, self._stale_copies = self._stale_copies, []
+        for slot in stale:
+            self._primary.unpin(slot)
 
     def shutdown(self, timeout_s: float = 10.0) -> None:
         """Let running stores finish, close the tiers, and forget all requests.
@@ -609,25 +574,11 @@ class TieringManager:
             self._requests.pop(state.context.request_id, None)
 
     def _wait_of(self, state: RequestState) -> Wait | None:
-        """Return the wait of a request; ``None`` if it has none, or if it is over."""
         if not self._collected:
             self._collect()
         return self._search.wait_of(state)
 
-    def _find(self, slot: Slot, state: RequestState) -> LookupResult:
-        """Answer for a chunk that is in the primary tier or on its way there."""
-        if slot.state is _READY:
-            if self._one_copy and slot.copies and slot.key not in state.copies:
-                return _HIT_PENDING
-            slot.hit_step = self._primary.step
-            return _HIT
-        if slot.state is _LOADING and slot.key not in state.claims:
-            self._promotions.join(slot, state)
-        state.wait_in(self._primary.step).note_slot(slot)
-        return _HIT_PENDING
-
     def _collect(self) -> None:
-        """Apply the tiers' reports since the last call."""
         self._collected = True
         self._now_s = self._primary.now_s = self._clock.now_s()
         for tier in self._tiers:
@@ -646,3 +597,44 @@ def _check_keys(keys: Collection[OffloadKey]) -> None:
     for kind in set(map(type, keys)):
         if kind is not bytes:
             raise KVTierError(f"a chunk's key is a {kind.__name__}; it should be bytes")
+
+
+class _Reports(TierListener):
+    """Applies a tier's reports to the manager's tables."""
+
+    def __init__(
+        self,
+        bit: int,
+        primary: PrimaryTier,
+        lookups: LookupTable,
+        promotions: Promotions,
+        cascade: Cascade,
+    ) -> None:
+        self._bit = bit
+        self._primary = primary
+        self._lookups = lookups
+        self._promotions = promotions
+        self._cascade = cascade
+
+    def answered(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
+        self._lookups.answered(job.tag, self._bit, verdicts)
+
+    def loaded(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
+        landed = self._promotions.concluded(job, verdicts)
+        if landed:
+            self._primary.publish(landed, job.request)
+            self._cascade.landed(landed)
+
+    def stored(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
+        self._cascade.settled(self._bit, job, verdicts)
+
+    def removed(self, tier: TierClient, keys: Sequence[OffloadKey], *, evicted: bool) -> None:
+        self._promotions.removed(self._bit.bit_length() - 1, keys)
+        self._cascade.removed(self._bit, keys, evicted=evicted)
+
+    def released(self, tier: TierClient, job: Job) -> None:
+        if job.operation is Operation.STORE:
+            for index in job.slots:
+                self._primary.unpin(self._primary.slots[index])
+        elif job.operation is Operation.LOAD:
+            self._promotions.released(job)

@@ -13,7 +13,7 @@ class LoadSpec:
     """The slots of a load's chunks.
 
     Attributes:
-        slots: one slot index per key, in the order of the keys.
+        slots: one slot index per key, in order.
         sources: the origin of each chunk for this request: the index of the tier that it was
             promoted from, or -1 if it was in the primary tier.
     """

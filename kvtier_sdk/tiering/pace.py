@@ -8,52 +8,53 @@ from typing import Final
 
 from kvtier_sdk.options.tier import RunnerOptions
 from kvtier_sdk.runner.jobs import Job, JobResult, Operation, Verdict
-from kvtier_sdk.tiering.load_rate import LoadRate
 
 #: A tier whose loads or stores make no progress for this long is slow. The queue of stores is
 #: bounded by the bytes that the tier moves in this time.
 SLOW_S: Final = 2.0
 
+#: Weight of the newest sample in the running mean.
+_NEWEST_WEIGHT = 0.2
+#: A tier that was judged too slow gets no loads, so no sample would correct the judgement. After
+#: this long without a sample it is tried again.
+_LIFE_S = 10.0
+
 _LOAD: Final = Operation.LOAD
 
 
 class Pace:
-    """Follows the loads and stores that a tier has under way.
-
-    Attributes:
-        store_bytes: bytes that the tier has been seen to store in :data:`SLOW_S`.
-        loads: the rate of its loads.
-    """
+    """Follows the loads and stores that a tier has under way."""
 
     def __init__(self, options: RunnerOptions, chunk_bytes: int) -> None:
         call_bytes = max(chunk_bytes, options.max_batch_bytes)
+        # What the tier has been seen to store in SLOW_S.
         self.store_bytes = float(call_bytes * options.concurrency)
-        self.loads = LoadRate()
         self._call_bytes = call_bytes
         # Jobs under way, and when each kind last made progress or began.
         self._under_way: Counter[Operation] = Counter()
         self._progress_s = {_LOAD: -math.inf, Operation.STORE: -math.inf}
         # Time of the tier's last answer, or of the hand-over of loads if none was under way.
         self._heard_s = 0.0
+        # The loads' running mean over the time in which some were under way.
+        self._bytes_per_s = 0.0
+        self._pending_bytes = 0
+        self._since_s = 0.0
+        self._sampled_s = 0.0
 
     def begin(self, job: Job, now_s: float) -> None:
-        """Record the hand-over of a job."""
         operation = job.operation
         if operation not in self._progress_s:
             return
         if not self._under_way[operation]:
             self._progress_s[operation] = now_s
             if operation is _LOAD:
-                self._heard_s = now_s
-                self.loads.begin(now_s)
+                self._heard_s = self._since_s = now_s
         self._under_way[operation] += 1
 
     def progress(self, operation: Operation, now_s: float) -> None:
-        """Record the end of a part of a job."""
         self._heard_s = self._progress_s[operation] = now_s
 
     def end(self, job: Job, result: JobResult, now_s: float) -> None:
-        """Record the result of a job."""
         is_late = Verdict.TIMEOUT in result.verdicts
         if not is_late:
             self._heard_s = now_s
@@ -64,9 +65,9 @@ class Pace:
         if not is_late:
             self._progress_s[operation] = now_s
         if operation is _LOAD:
-            self.loads.note(result.moved_bytes, now_s)
+            self._learn_load(result.moved_bytes, now_s)
         else:
-            self._learn(job, result)
+            self._learn_store(job, result)
 
     def is_slow(self, now_s: float) -> bool:
         """Return true if loads, or stores, have made no progress for :data:`SLOW_S`."""
@@ -79,7 +80,24 @@ class Pace:
         """Return true if no load is under way, or the tier has answered within ``within_s``."""
         return not self._under_way[_LOAD] or now_s - self._heard_s <= within_s
 
-    def _learn(self, store: Job, result: JobResult) -> None:
+    def expected_s(self, size_bytes: int, now_s: float) -> float:
+        """Estimate the seconds to load ``size_bytes``; 0.0 without a recent sample."""
+        if not self._bytes_per_s or now_s - self._sampled_s > _LIFE_S:
+            return 0.0
+        return size_bytes / self._bytes_per_s
+
+    def _learn_load(self, loaded_bytes: int, now_s: float) -> None:
+        self._pending_bytes += loaded_bytes
+        # Loads that end in the same step count as one sample.
+        if now_s <= self._since_s or not self._pending_bytes:
+            return
+        rate = self._pending_bytes / (now_s - self._since_s)
+        weight = _NEWEST_WEIGHT if self._bytes_per_s else 1.0
+        self._bytes_per_s += weight * (rate - self._bytes_per_s)
+        self._pending_bytes = 0
+        self._since_s = self._sampled_s = now_s
+
+    def _learn_store(self, store: Job, result: JobResult) -> None:
         # The stores in front of this one were moved too. A store that took less than SLOW_S shows
         # only that the tier moves at least as much.
         moved_bytes = store.queue_bytes * SLOW_S / max(result.duration_s, 1e-3)

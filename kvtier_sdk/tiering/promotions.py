@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from kvtier_sdk.runner.jobs import Job, Verdict
-from kvtier_sdk.tiering.lookups import PendingLookup
-from kvtier_sdk.tiering.managed_tier import ManagedTier
-from kvtier_sdk.tiering.records import Promotion, RequestState, Slot, SlotState
+from kvtier_sdk.tiering.cascade import ManagedTier
+from kvtier_sdk.tiering.records import PendingLookup, Promotion, RequestState, Slot, SlotState
 from kvtier_sdk.tiering.slots import PrimaryTier
 from kvtier_sdk.types import OffloadKey
 
@@ -24,9 +23,8 @@ class Promotions:
     """Takes slots for loads, and keeps loaded chunks until their requests have used them.
 
     A request *claims* a chunk that is promoted for it: it holds a pin on the slot from then on.
-    A slot that is loading, claimed, or in quarantine after a failed load has a
-    :class:`~kvtier_sdk.tiering.records.Promotion`. Their number is limited, so that the loads of a
-    deep waiting queue leave room for the stores of running requests.
+    A slot that is loading, claimed, or in quarantine after a failed load has a ``Promotion``. Their
+    number is limited, so that a deep waiting queue leaves room to stores of running requests.
     """
 
     def __init__(self, primary: PrimaryTier, limit: int) -> None:
@@ -62,11 +60,7 @@ class Promotions:
         return len(slots)
 
     def join(self, slot: Slot, state: RequestState) -> None:
-        """Have a request wait for a load that is under way.
-
-        If the load fails, the request tries the other tiers that have the chunk: according to the
-        load's lookup if that is shared, or else to the request's own.
-        """
+        """Have a request wait for a load that is under way."""
         promotion = slot.promotion
         assert promotion is not None
         promotion.waiters.append(state)
@@ -74,6 +68,7 @@ class Promotions:
         slot.pins += 1
         state.claims[slot.key] = slot
         if promotion.pending.shared:
+            # If the load fails, the request tries the other tiers that answered this lookup.
             state.asked[slot.key] = promotion.pending
 
     def concluded(self, job: Job, verdicts: Sequence[Verdict]) -> list[Slot]:
@@ -127,7 +122,6 @@ class Promotions:
         return promotion.tier
 
     def abandon(self, state: RequestState) -> None:
-        """Release all promoted chunks that a request holds or waits for."""
         for key in list(state.claims):
             self.let_go(key, state)
 

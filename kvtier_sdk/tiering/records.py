@@ -1,17 +1,17 @@
-"""The records of slots and of the requests that are alive, which refer to each other."""
+"""The records of slots, lookups and live requests, which refer to each other."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection, Sequence
 from enum import Enum
 
-from kvtier_sdk.tiering.lookups import PendingLookup
-from kvtier_sdk.tiering.prefix_order import NameOrder, PrefixOrder
-from kvtier_sdk.types import OffloadKey, RequestContext
+from kvtier_sdk.types import GROUP_BYTES, OffloadKey, RequestContext
+
+_UNKNOWN = (None, 0)
 
 
 class SlotState(Enum):
-    """The state of a slot."""
-
     FREE = "free"
     #: The device is writing it (a store that is not complete).
     WRITING = "writing"
@@ -23,12 +23,85 @@ class SlotState(Enum):
     QUARANTINED = "quarantined"
 
 
+class PendingLookup:
+    """The chunks that one request looked up in one step, and the tiers' answers so far.
+
+    Tiers are bits of a mask. Other requests that look up one of these chunks meanwhile share the
+    pending lookup. Each tier's lookup job carries it as its tag, so a late answer reaches the
+    lookup that it belongs to and never a later one.
+
+    Attributes:
+        waiting: tiers that have not answered.
+        hits: by chunk, the tiers that have it and have not failed to load it: 0 if all of them
+            have failed, no entry if no tier has it.
+        deadline_s: clock time from which the missing answers of tiers count as misses; infinite
+            until the tiers are asked.
+        doubt: why a miss may be wrong: a tier could not be asked, or did not answer. The miss is
+            counted under this reason.
+        skipped: tiers that may have the chunks and could not be asked.
+        sealed: true once it was handed over: no more keys are added.
+        shared: true if the request may ask all tiers, so that other requests may use the answers.
+        worth_loading: true if loading is faster than recomputing; ``None`` until decided.
+        is_known: true if no tier is asked, because the tiers in ``hits`` are known to have the
+            chunks. If they fail to load a chunk, the tiers are asked for it.
+    """
+
+    __slots__ = (
+        "deadline_s",
+        "doubt",
+        "hits",
+        "is_known",
+        "keys",
+        "request",
+        "sealed",
+        "shared",
+        "skipped",
+        "step",
+        "waiting",
+        "worth_loading",
+    )
+
+    def __init__(self, request: RequestContext, waiting: int, step: int, shared: bool) -> None:
+        self.request = request
+        self.waiting = waiting
+        self.step = step
+        self.shared = shared
+        self.keys: list[OffloadKey] = []
+        self.hits: dict[OffloadKey, int] = {}
+        self.deadline_s = math.inf
+        self.doubt: str | None = None
+        self.skipped = 0
+        self.sealed = False
+        self.worth_loading: bool | None = None
+        self.is_known = False
+
+    def first_hit(self, key: OffloadKey, tiers: int) -> int:
+        """Return the index of the first of these tiers that has the chunk; there must be one."""
+        mask = self.hits[key] & tiers
+        return (mask & -mask).bit_length() - 1
+
+    def run_from(self, key: OffloadKey, tier: int, limit: int) -> list[OffloadKey]:
+        """Return the consecutive chunks from ``key`` on that ``tier`` is the first to have."""
+        hits, bit = self.hits, 1 << tier
+        before = bit - 1
+        start = self.keys.index(key)
+        run = []
+        for found in self.keys[start : start + limit]:
+            mask = hits.get(found, 0)
+            if not mask & bit or mask & before:
+                break
+            run.append(found)
+        return run
+
+    def strike(self, key: OffloadKey, tier: int) -> None:
+        """Remove a tier from the hits of a chunk that it cannot load after all."""
+        self.hits[key] &= ~(1 << tier)
+
+
 class Promotion:
     """The promotion of one chunk.
 
     Attributes:
-        pending: the lookup that found the chunk.
-        tier: index of the tier that loads it.
         waiters: while it is loading, the requests that wait for it.
         claims: number of requests that hold a pin on it and have not used it yet.
     """
@@ -67,9 +140,7 @@ class Slot:
     """One slot. A plain record: the table and the manager keep it consistent.
 
     Attributes:
-        index: its place in the pool.
         key: the chunk in it, meaningless when free or quarantined.
-        state: its current state.
         pins: references that forbid eviction and reuse: one for its writer, one for each copy to
             the device and each store into a tier, one for each claim.
         hit_step: the step in which a lookup last answered ``HIT`` for it; until that step ends
@@ -96,9 +167,9 @@ class Slot:
         "used_s",
     )
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, key: OffloadKey = b"") -> None:
         self.index = index
-        self.key: OffloadKey = b""
+        self.key = key
         self.state: SlotState = SlotState.FREE
         self.pins = 0
         self.hit_step = -1
@@ -110,11 +181,56 @@ class Slot:
         self.position = 0
 
 
+class PrefixOrder:
+    """Parent and position of one request's chunks, learnt from the order in which they are named.
+
+    An engine looks a prefix up from its start, again in each step, and stores it in order. The
+    chunk named before a new one is its parent. Each KV-cache group is a prefix of its own.
+    """
+
+    __slots__ = ("_known", "_latest")
+
+    def __init__(self) -> None:
+        self._known: dict[OffloadKey, tuple[OffloadKey | None, int]] = {}
+        self._latest: dict[bytes, OffloadKey] = {}
+
+    @property
+    def keys(self) -> Collection[OffloadKey]:
+        return self._known.keys()
+
+    def note(self, key: OffloadKey) -> tuple[OffloadKey | None, int]:
+        """Record the next chunk that was named; return its parent and its position."""
+        group = key[-GROUP_BYTES:]
+        place = self._known.get(key)
+        if place is None:
+            parent = self._latest.get(group)
+            place = (None, 0) if parent is None else (parent, self._known[parent][1] + 1)
+            self._known[key] = place
+        self._latest[group] = key
+        return place
+
+
+class NameOrder:
+    """The chunks of one request, only in the order in which they were first named.
+
+    It replaces a :class:`PrefixOrder` if the policy does not use parents and positions, at less
+    than half of the cost.
+    """
+
+    __slots__ = ("keys",)
+
+    def __init__(self) -> None:
+        self.keys: dict[OffloadKey, None] = {}
+
+    def note(self, key: OffloadKey) -> tuple[None, int]:
+        self.keys[key] = None
+        return _UNKNOWN
+
+
 class Wait:
     """The pending answers that a request got in one step, and the changes that end its wait.
 
     Attributes:
-        step: the step.
         latest: the lookup that was added last.
         prefix: the first and the last chunk of the prefix that was looked up as a whole.
         hits: the number of its chunks from the start that were there or on their way.
@@ -142,10 +258,9 @@ class Wait:
         self._lookups: list[tuple[PendingLookup, int]] = []
         self._slot: Slot | None = None
         self._key: OffloadKey = b""
-        self._state = SlotState.FREE
+        self._state: SlotState = SlotState.FREE
 
     def note_lookup(self, pending: PendingLookup) -> None:
-        """Add a lookup that awaits answers."""
         self.latest = pending
         self._lookups.append((pending, pending.waiting))
 
@@ -169,11 +284,10 @@ class RequestState:
     """One request. A plain record, which is dropped as a whole when the request is over.
 
     Attributes:
-        context: the context that the engine gave.
         asked: the pending lookup of each chunk. Its answers never outlive the request.
         asking: the pending lookup that this step's new chunks are added to.
         known: the chunks of this step that are loaded without a lookup.
-        asks_first: true if no more chunks are, because the load of one could not begin.
+        asks_first: true once such a load could not begin: the tiers are asked for other chunks.
         claims: slots of chunks that are promoted for the request, pinned until it uses them or
             ends.
         copies: slots that are being copied to the device, by key; one entry for each copy.
@@ -209,12 +323,13 @@ class RequestState:
         self,
         context: RequestContext,
         prefix_order: PrefixOrder | NameOrder | None,
-        *,
         tiers: int = -1,
         arrived_s: float = 0.0,
     ) -> None:
         self.context = context
+        self.prefix_order = prefix_order
         self.tiers = tiers
+        self.arrived_s = arrived_s
         self.turn = -1
         self.asked: dict[OffloadKey, PendingLookup] = {}
         self.asking: PendingLookup | None = None
@@ -223,8 +338,6 @@ class RequestState:
         self.claims: dict[OffloadKey, Slot] = {}
         self.copies: dict[OffloadKey, list[Slot]] = {}
         self.writes: dict[OffloadKey, Slot] = {}
-        self.prefix_order = prefix_order
-        self.arrived_s = arrived_s
         self.wait: Wait | None = None
         self.missed: set[OffloadKey] = set()
         self.finished = False
@@ -248,6 +361,32 @@ class RequestState:
             held += [slot.index for copied in list(self.copies.values()) for slot in copied]
         return held
 
+    def begin_copies(self, keys: Sequence[OffloadKey], slots: Sequence[Slot]) -> None:
+        """Pin the slot of each chunk that is copied to the device."""
+        copies = self.copies
+        for key, slot in zip(keys, slots, strict=True):
+            slot.pins += 1
+            slot.copies += 1
+            if key in copies:
+                copies[key].append(slot)
+            else:
+                copies[key] = [slot]
+
+    def end_copies(self, keys: Collection[OffloadKey]) -> list[Slot]:
+        """Return the slots of ended copies, whose pins the caller releases."""
+        copies = self.copies
+        ended = []
+        for key in keys:
+            slots = copies.get(key)
+            if slots is None:
+                continue
+            slot = slots.pop()
+            if not slots:
+                del copies[key]
+            slot.copies -= 1
+            ended.append(slot)
+        return ended
+
     def start_over(self) -> list[Slot]:
         """Forget everything but the request itself; return the slots that copies still touch."""
         touched = [slot for copied in self.copies.values() for slot in copied]
@@ -259,7 +398,6 @@ class RequestState:
         return touched
 
     def forget_answers(self) -> None:
-        """Forget the tiers' answers so far."""
         self.asked.clear()
         self.asking = None
         self.wait = None

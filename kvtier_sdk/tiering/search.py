@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Final
 
-from kvtier_sdk.tiering.lookups import LookupTable, PendingLookup
-from kvtier_sdk.tiering.managed_tier import ManagedTier
+from kvtier_sdk.runner.jobs import Verdict
+from kvtier_sdk.tiering.cascade import ManagedTier
 from kvtier_sdk.tiering.outputs import MissReason
 from kvtier_sdk.tiering.promotions import Promotions
-from kvtier_sdk.tiering.records import RequestState, Wait
+from kvtier_sdk.tiering.records import PendingLookup, RequestState, Wait
 from kvtier_sdk.tiering.slots import PrimaryTier
 from kvtier_sdk.tiering.tier_client import TierClient
 from kvtier_sdk.types import LookupResult, OffloadKey
@@ -20,14 +20,106 @@ _MISS: Final = LookupResult.MISS
 _HIT_PENDING: Final = LookupResult.HIT_PENDING
 _RETRY: Final = LookupResult.RETRY
 _ABSENT: Final = MissReason.ABSENT.value
+_OK: Final = Verdict.OK
+_NOT_FOUND: Final = Verdict.NOT_FOUND
+
+#: The most chunks that are looked up at once, in some 15 ms of a step. Requests further back in the
+#: queue would wait for device blocks anyway, and their answers would be stale by then.
+MOST_CHUNKS: Final = 16_384
+#: Miss reasons by verdict, if a tier gave no answer; other verdicts count as failed lookups.
+_DOUBTS = {
+    Verdict.TIMEOUT: MissReason.TIMEOUT.value,
+    Verdict.UNAVAILABLE: MissReason.UNAVAILABLE.value,
+}
+
+
+class LookupTable:
+    """The pending lookups, and the limit on chunks that are looked up at once.
+
+    Attributes:
+        open: the pending lookup of each chunk, for others to share.
+        waiting_chunks: number of chunks for which an answer is missing.
+        limit: number of chunks after which no further request begins its lookups.
+        new: the lookups of this step, to be handed over at its end.
+    """
+
+    def __init__(self) -> None:
+        self.open: dict[OffloadKey, PendingLookup] = {}
+        self.waiting_chunks = 0
+        self.limit = MOST_CHUNKS
+        # Chunks that this step looked up without asking a tier, which takes time too.
+        self._joined = 0
+        self.new: list[PendingLookup] = []
+
+    @property
+    def is_full(self) -> bool:
+        """True if no further request may begin its lookups in this step."""
+        return self.waiting_chunks + self._joined >= self.limit
+
+    def add(self, pending: PendingLookup, key: OffloadKey) -> None:
+        pending.keys.append(key)
+        if not pending.waiting:
+            self._joined += 1
+            return
+        self.waiting_chunks += 1
+        if pending.shared:
+            self.open[key] = pending
+
+    def join(self, key: OffloadKey) -> PendingLookup | None:
+        """Return the pending lookup of a chunk, to share its answers; ``None`` if there is none."""
+        pending = self.open.get(key)
+        if pending is not None:
+            self._joined += 1
+        return pending
+
+    def step_ended(self) -> None:
+        self._joined = 0
+
+    def take_new(self) -> list[PendingLookup]:
+        """Return the lookups that began since the last call, and seal them."""
+        taken, self.new = self.new, []
+        for pending in taken:
+            pending.sealed = True
+        return taken
+
+    def answered(self, pending: PendingLookup, bit: int, verdicts: Sequence[Verdict]) -> None:
+        """Apply a tier's answers, unless the lookup was given up before."""
+        if not pending.waiting & bit:
+            return
+        hits = pending.hits
+        for key, verdict in zip(pending.keys, verdicts, strict=True):
+            if verdict is _OK:
+                hits[key] = hits.get(key, 0) | bit
+            elif verdict is not _NOT_FOUND:
+                pending.doubt = _DOUBTS.get(verdict, MissReason.LOOKUP_FAILED.value)
+        pending.waiting &= ~bit
+        if not pending.waiting:
+            self._close(pending)
+
+    def give_up(self, pending: PendingLookup) -> None:
+        """Stop waiting for the tiers that have not answered."""
+        pending.waiting = 0
+        pending.doubt = MissReason.TIMEOUT.value
+        self._close(pending)
+
+    def forget(self) -> None:
+        """Drop every lookup: answers under way no longer concern any request."""
+        self.open.clear()
+        for pending in self.new:
+            if pending.waiting:
+                self.waiting_chunks -= len(pending.keys)
+        self.new.clear()
+
+    def _close(self, pending: PendingLookup) -> None:
+        self.waiting_chunks -= len(pending.keys)
+        for key in pending.keys:
+            # The table may hold another lookup of the key, if this one is not shared.
+            if self.open.get(key) is pending:
+                del self.open[key]
 
 
 class TierSearch:
-    """Looks chunks up in the tiers, and begins the loads that are worth it.
-
-    Attributes:
-        lookups: the pending lookups.
-    """
+    """Looks chunks up in the tiers, and begins the loads that are worth it."""
 
     def __init__(
         self,
@@ -46,15 +138,26 @@ class TierSearch:
         """Look up a chunk that is not in the primary tier, as :meth:`TieringManager.lookup`."""
         pending = state.asked.get(key)
         if pending is None:
-            if state.turn != self._primary.step and not self._begin_turn(key, state):
-                return _RETRY
+            step = self._primary.step
+            if state.turn != step:
+                if self.lookups.is_full:
+                    # The request is put off to a later step.
+                    state.wait_in(step).put_off = key
+                    return _RETRY
+                state.turn = step
             pending = self._ask(key, state)
             if pending is None:
                 return _MISS
         having = pending.hits.get(key)
         # The request may have joined a load whose lookup was answered by tiers it may not ask.
         if having and having & state.tiers:
-            return self._promote(key, pending, state) if pending.sealed else _RETRY
+            if not pending.sealed:
+                return _RETRY
+            reason = self._begin_load(key, pending, state)
+            if reason is None:
+                return _HIT_PENDING
+            self._count_miss(key, state, reason.value)
+            return _MISS
         if pending.waiting:
             if self._primary.now_s <= pending.deadline_s:
                 wait = state.wait_in(self._primary.step)
@@ -69,7 +172,6 @@ class TierSearch:
         return _MISS
 
     def wait_of(self, state: RequestState) -> Wait | None:
-        """Return the wait of a request; ``None`` if it has none, or if it is over."""
         wait = state.wait
         if wait is None:
             return None
@@ -97,14 +199,6 @@ class TierSearch:
                     pending.deadline_s = max(pending.deadline_s, job.deadline_s)
             if pending.skipped:
                 self._drop_lookups(pending.skipped, len(pending.keys))
-
-    def _begin_turn(self, key: OffloadKey, state: RequestState) -> bool:
-        """Let a request begin its lookups in this step; return false if it is put off."""
-        if self.lookups.is_full:
-            state.wait_in(self._primary.step).put_off = key
-            return False
-        state.turn = self._primary.step
-        return True
 
     def _ask(self, key: OffloadKey, state: RequestState) -> PendingLookup | None:
         """Ask the tiers for a chunk, or join an open lookup; return ``None`` for a miss."""
@@ -156,8 +250,9 @@ class TierSearch:
         return pending
 
     def _begin(self, state: RequestState, tiers: int) -> PendingLookup:
-        step, shared = self._primary.step, state.tiers == -1
-        return self.lookups.begin(state.context, tiers, step, shared=shared)
+        pending = PendingLookup(state.context, tiers, self._primary.step, state.tiers == -1)
+        self.lookups.new.append(pending)
+        return pending
 
     def _known_tiers(self, key: OffloadKey, state: RequestState) -> int:
         """Return the mask of tiers known to have a chunk; 0 unless the first to ask is one."""
@@ -194,15 +289,6 @@ class TierSearch:
                 state.asks_first = self._begin_load(key, pending, state) is not None
             if key not in state.claims:
                 del state.asked[key]
-
-    def _promote(
-        self, key: OffloadKey, pending: PendingLookup, state: RequestState
-    ) -> LookupResult:
-        reason = self._begin_load(key, pending, state)
-        if reason is None:
-            return _HIT_PENDING
-        self._count_miss(key, state, reason.value)
-        return _MISS
 
     def _begin_load(
         self, key: OffloadKey, pending: PendingLookup, state: RequestState

@@ -39,18 +39,8 @@ class Purge:
 class PrimaryTier:
     """Slots, the chunks in them, and their eviction. Belongs to one thread.
 
-    A slot is free only when it holds no chunk and has no pin.
-
-    Attributes:
-        slots: every slot, by index.
-        by_key: the slot of each chunk that is readable or being written.
-        chunk_bytes: payload of a slot.
-        step: the manager's step counter; the manager advances it.
-        now_s: the time of the step; the manager advances it.
-        writing: number of slots that the device is writing.
-        loading: number of slots that a tier is writing.
-        stats: counters of the primary tier.
-        events: the chunks that became readable here, or were removed.
+    A slot is free only when it holds no chunk and has no pin. The manager advances ``step`` and
+    ``now_s``, the number and the time of the engine's step.
     """
 
     def __init__(
@@ -61,6 +51,7 @@ class PrimaryTier:
         self.chunk_bytes = chunk_bytes
         self.step = 0
         self.now_s = 0.0
+        # Numbers of slots that the device, and a tier, are writing.
         self.writing = 0
         self.loading = 0
         self.stats = TierStats(PRIMARY, "primary", build_facts("primary"))
@@ -72,17 +63,14 @@ class PrimaryTier:
 
     @property
     def free_slots(self) -> int:
-        """Number of slots that can be taken without an eviction."""
         return len(self._free)
 
     def note_use(self) -> None:
-        """Update the gauges of used chunks and bytes."""
         self.stats.used_chunks = len(self.slots) - len(self._free)
         self.stats.used_bytes = self.stats.used_chunks * self.chunk_bytes
 
     @property
     def pins(self) -> int:
-        """Total number of pins on all slots."""
         return sum(slot.pins for slot in self.slots)
 
     def take(self, count: int) -> tuple[list[Slot], Sequence[OffloadKey]]:

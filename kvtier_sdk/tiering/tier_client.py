@@ -32,10 +32,8 @@ from kvtier_sdk.runner.jobs import (
 from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.tiering.job_table import JobTable
 from kvtier_sdk.tiering.known_chunks import KnownChunks
-from kvtier_sdk.tiering.outages import Outages
 from kvtier_sdk.tiering.pace import SLOW_S, Pace
-from kvtier_sdk.tiering.removals import RecentRemovals
-from kvtier_sdk.tiering.tier_counts import count_result, note_state
+from kvtier_sdk.tiering.tier_counts import Outages, count_result, note_state
 from kvtier_sdk.tiering.tier_listener import TierListener
 from kvtier_sdk.types import Capability, OffloadKey, RequestContext
 
@@ -69,9 +67,8 @@ class TierClient:
     :meth:`drain` and :meth:`close` wait, and only :meth:`open` raises storage errors. All methods
     belong to one thread, unless they say otherwise.
 
-    The client owns the tier's queue limits, its job table and deadlines, its counters, the state
-    of its breakers, its events, and the order of *stored* and *removed*: a chunk that left the
-    tier while its store was under way is not announced as stored.
+    The client owns the tier's queue limits, its job table, its counters and its events. A chunk
+    that left the tier while its store was under way is not announced as stored.
 
     ::
 
@@ -90,16 +87,12 @@ class TierClient:
         jobs: jobs that were handed over and are not yet released.
         load_bytes: payload of loads that are collected or under way.
         store_bytes: payload of stores that are collected or under way.
-        log: the tier's log.
-        pace: follows the tier's loads and stores.
         is_drained: true while the tier is taken out: :attr:`takes_reads` and :attr:`takes_stores`
             are false, and jobs under way end. May be set from any thread.
 
     Args:
-        spec: the tier's specification.
         runner: runs the tier; it belongs to the client from now on.
         listener: is told the outcome of the jobs.
-        clock: the source of time.
         chunk_bytes: payload of a chunk.
         max_store_bytes: limit of the store queue, if lower than the tier's ``max_queue``.
         events: true to collect events for :meth:`take_events`; the caller must take them.
@@ -145,7 +138,6 @@ class TierClient:
         self._events = EventLog(
             spec.name, tier_class.medium, tier_class.locality, is_enabled=events
         )
-        self._removals = RecentRemovals(self.jobs)
         self._job_ids = itertools.count(1)
         # The collected jobs, in order; and by request, the load that further chunks of it join.
         self._collected: list[Job] = []
@@ -183,10 +175,8 @@ class TierClient:
         """Hand over the collected jobs, let stores finish, close the tier, and end its runner.
 
         When this has returned, every job is concluded. A job that is not released has I/O that
-        hangs in a thread; its slots must not be reused. A second call does nothing.
-
-        Args:
-            timeout_s: seconds to drain, and again to close.
+        hangs in a thread; its slots must not be reused. A second call does nothing. The time limit
+        ``timeout_s`` applies to draining, and again to closing.
         """
         self.flush()
         self._runner.close(timeout_s)
@@ -201,11 +191,8 @@ class TierClient:
     def drain(self, timeout_s: float) -> bool:
         """Cancel queued jobs and wait for running ones; then apply their results.
 
-        Args:
-            timeout_s: seconds to wait before running calls are cancelled, and again after that.
-
-        Returns:
-            True if no I/O touches a slot any longer.
+        Running calls are cancelled after ``timeout_s``, and get as long again to end. It returns
+        true if no I/O touches a slot any longer.
         """
         ended = self._runner.drain(timeout_s)
         self.poll()
@@ -214,10 +201,9 @@ class TierClient:
     # --- state ----------------------------------------------------------------------------------
 
     def stats_now(self) -> TierStats:
-        """Return a copy of the counters with the current state of the tier.
+        """Return a copy of the counters with the tier's current state; any thread may call it.
 
-        An engine that is idle does not poll, so the copy includes the state that the tier has
-        reported since the last poll. Any thread may call it.
+        An idle engine does not poll, so the copy includes what was reported since the last poll.
         """
         now_s = self._clock.now_s()
         # In this order, a report that a poll applies meanwhile is missed, and not counted twice.
@@ -232,19 +218,14 @@ class TierClient:
 
     @property
     def takes_reads(self) -> bool:
-        """True if lookups and loads are tried.
-
-        The read breaker is closed, no purge is due, and the tier is not drained.
-        """
+        """True if the read breaker is closed, no purge is due, and the tier is not drained."""
         return not (self.stats.reads_open or self._stale or self.is_drained)
 
     @property
     def takes_stores(self) -> bool:
-        """True if stores are tried.
-
-        The write breaker is closed, no purge is due, and the tier is neither drained nor slow.
-        """
-        return not (self._refuses_stores or self.stats.is_slow)
+        """True under the same conditions for the write breaker, and if the tier is not slow."""
+        stats = self.stats
+        return not (stats.stores_open or self._stale or self.is_drained or stats.is_slow)
 
     @property
     def has_work(self) -> bool:
@@ -263,10 +244,7 @@ class TierClient:
 
     @property
     def store_room(self) -> int:
-        """Number of chunks for which the queue of stores has room.
-
-        It is also bounded by the bytes that the tier has been seen to move in 2 s.
-        """
+        """Number of chunks that the queue of stores takes; the tier's pace bounds it too."""
         limit_bytes = min(self._max_store_bytes, self.pace.store_bytes)
         return int(max(0, (limit_bytes - self.store_bytes) // self._chunk_bytes))
 
@@ -276,23 +254,16 @@ class TierClient:
             yield from job.slots
 
     def expected_load_s(self, chunks: int) -> float:
-        """Estimate how long further loads would take.
-
-        Args:
-            chunks: number of chunks to load besides those under way.
-
-        Returns:
-            Seconds, by the measured rate; 0.0 if nothing was measured lately.
-        """
+        """Estimate the seconds to load ``chunks`` more; 0.0 if nothing was measured lately."""
         size_bytes = self.load_bytes + chunks * self._chunk_bytes
-        return self.pace.loads.expected_s(size_bytes, self._clock.now_s())
+        return self.pace.expected_s(size_bytes, self._clock.now_s())
 
     def knows(self, key: OffloadKey) -> bool:
         """Return true if a chunk (``key``) can be loaded without a prior lookup.
 
         The tier has stored or loaded it, and has not reported it removed. If the tier has lost it
-        without a report, the load fails, and no chunk is known any more. Nor is one known while
-        loads are under way and the tier has answered nothing for longer than ``lookup_deadline``:
+        without a report, the load fails, and no chunk is known any more. While loads are under way
+        and the tier has been silent for ``lookup_deadline``, no chunk is known either, because
         lookups detect a tier that hangs sooner than loads.
         """
         within_s = self.spec.runner.lookup_deadline_s
@@ -317,18 +288,13 @@ class TierClient:
         Args:
             keys: the chunks; the sequence belongs to the client from now on.
             request: the request that needs the chunks.
-            tag: handed back in ``job.tag``.
+            tag: handed back in ``job.tag``, here and in the other operations.
             worth_s: seconds in which the engine would compute the chunks. The lookup may take as
                 long, but at least ``lookup_deadline`` and at most ``max_lookup_deadline``.
-
-        Returns:
-            The job.
         """
         options = self.spec.runner
         within_s = max(options.lookup_deadline_s, min(worth_s, options.max_lookup_deadline_s))
-        job = self._new_job(_LOOKUP, keys, (), request, within_s, tag)
-        self._collected.append(job)
-        return job
+        return self._collect(_LOOKUP, keys, (), request, within_s, tag)
 
     def load(
         self,
@@ -348,7 +314,7 @@ class TierClient:
             slots: a slot index for each, which the tier writes until the job is released.
             request: the request that needs the chunks.
             whole: true to take all chunks or none; an empty queue takes any number.
-            tag: handed back in ``job.tag``.
+            tag: as for :meth:`lookup`.
 
         Returns:
             The job with the chunks, or ``None`` if none was taken. Dropped chunks are counted.
@@ -360,8 +326,7 @@ class TierClient:
         job = self._open_loads.get(request.request_id) if tag is None else None
         if job is None:
             deadline_s = self.spec.runner.load_deadline_s
-            job = self._new_job(_LOAD, [], [], request, deadline_s, tag)
-            self._collected.append(job)
+            job = self._collect(_LOAD, [], [], request, deadline_s, tag)
             if tag is None:
                 self._open_loads[request.request_id] = job
         job.keys += keys[:taken]  # type: ignore[operator]  # a list until it is handed over
@@ -379,16 +344,8 @@ class TierClient:
     ) -> Job | None:
         """Collect a store of as many chunks, from the front, as the queue has room for.
 
-        Args:
-            keys: the chunks.
-            slots: a slot index for each, which the tier reads until the job is released.
-            request: the request that the chunks were computed for.
-            whole: true to take all chunks or none; an empty queue takes any number.
-            tag: handed back in ``job.tag``.
-
-        Returns:
-            The job, with the chunks that were taken, or ``None`` if none was. Dropped chunks are
-            counted.
+        The arguments ``keys``, ``slots``, ``request``, ``whole`` and ``tag``, and the result, are
+        those of :meth:`load`. The tier reads the slots until the job is released.
         """
         taken = self._admit(_STORE, len(keys), whole=whole)
         if not taken:
@@ -396,34 +353,23 @@ class TierClient:
         self.store_bytes += taken * self._chunk_bytes
         if taken < len(keys):
             keys, slots = keys[:taken], slots[:taken]
-        job = self._new_job(_STORE, keys, slots, request, self.spec.runner.store_deadline_s, tag)
+        job = self._collect(_STORE, keys, slots, request, self.spec.runner.store_deadline_s, tag)
         job.queue_bytes = self.store_bytes
-        self._collected.append(job)
         return job
 
     def delete(
         self, keys: Sequence[OffloadKey], request: RequestContext = NO_REQUEST, *, tag: Any = None
     ) -> Job:
-        """Collect a deletion, for a tier with ``Capability.DELETE``.
+        """Collect a deletion of ``keys``, for a tier with ``Capability.DELETE``.
 
-        Args:
-            keys: the chunks.
-            request: the request that the job serves.
-            tag: handed back in ``job.tag``.
-
-        Returns:
-            The job.
+        ``request`` and ``tag`` are those of the job.
         """
-        job = self._new_job(_DELETE, keys, (), request, self.spec.runner.store_deadline_s, tag)
-        self._collected.append(job)
-        return job
+        return self._collect(_DELETE, keys, (), request, self.spec.runner.store_deadline_s, tag)
 
     def touch(self, keys: Sequence[OffloadKey]) -> None:
-        """Tell the tier which chunks were used in this step, if it has ``Capability.TOUCH``.
+        """Tell a tier with ``Capability.TOUCH`` that ``keys`` were used, the most recent one last.
 
-        Args:
-            keys: the chunks, the most recent use last; they replace the chunks of an earlier call
-                in the step.
+        They replace the chunks of an earlier call in the step.
         """
         if self._touches and self.takes_reads:
             self._touched = keys
@@ -467,7 +413,7 @@ class TierClient:
         """Hand over the collected jobs in one hop."""
         if self._touched:
             within_s = self.spec.runner.store_deadline_s
-            self._collected.append(self._new_job(_TOUCH, self._touched, (), NO_REQUEST, within_s))
+            self._collect(_TOUCH, self._touched, (), NO_REQUEST, within_s)
             self._touched = ()
         if self._stale and not self.is_drained:
             self._collect_purge()
@@ -506,7 +452,7 @@ class TierClient:
 
     # --- inside ---------------------------------------------------------------------------------
 
-    def _new_job(
+    def _collect(
         self,
         operation: Operation,
         keys: Sequence[OffloadKey],
@@ -516,16 +462,16 @@ class TierClient:
         tag: Any = None,
     ) -> Job:
         deadline_s = self._clock.now_s() + within_s
-        return Job(next(self._job_ids), operation, keys, slots, request, deadline_s, tag)
+        job = Job(next(self._job_ids), operation, keys, slots, request, deadline_s, tag)
+        self._collected.append(job)
+        return job
 
     def _collect_purge(self) -> None:
         now_s = self._clock.now_s()
         if self._erasable and not self._purging and now_s >= self._purge_at_s:
             self._purging = True
             self._purge_at_s = now_s + self.spec.runner.max_probe_interval_s
-            self._collected.append(
-                self._new_job(_PURGE, [EVERY_CHUNK], (), NO_REQUEST, _PURGE_DEADLINE_S)
-            )
+            self._collect(_PURGE, [EVERY_CHUNK], (), NO_REQUEST, _PURGE_DEADLINE_S)
 
     def _admit(self, operation: Operation, count: int, *, whole: bool) -> int:
         """Return how many of ``count`` chunks may join a queue; count the others as dropped."""
@@ -544,14 +490,10 @@ class TierClient:
         return taken
 
     @property
-    def _refuses_stores(self) -> bool:
-        return bool(self.stats.stores_open) or self._stale or self.is_drained
-
-    @property
     def _refusal(self) -> str:
         if self.is_drained:
             return "drained"
-        return "unavailable" if self._refuses_stores else "slow"
+        return "unavailable" if self.stats.stores_open or self._stale else "slow"
 
     def _return_bytes(self, job: Job) -> None:
         if job.operation is _STORE:
@@ -571,7 +513,7 @@ class TierClient:
                 self.stats.evicted_chunks += len(report.keys)
             self._listener.removed(self, report.keys, evicted=report.evicted)
             self._known.discard(report.keys)
-            self._removals.note(report.keys)
+            self.jobs.note_removed(report.keys)
             self._events.add(report.keys, removed=True)
         else:
             with self._outages.followed():
@@ -599,11 +541,11 @@ class TierClient:
             self._listener.answered(self, job, verdicts)
         elif operation is _LOAD:
             self._listener.loaded(self, job, verdicts)
-            self._known.loaded(job, verdicts, self._removals.without(job, list(job.keys)))
+            self._known.loaded(job, verdicts, self.jobs.without_removed(job, list(job.keys)))
         elif operation is _STORE:
             self._listener.stored(self, job, verdicts)
             stored = [k for k, v in zip(job.keys, verdicts, strict=True) if v is _OK]
-            stored = self._removals.without(job, stored)
+            stored = self.jobs.without_removed(job, stored)
             self._known.found(job, stored)
             self._events.add(stored, removed=False)
         elif operation is _DELETE:
@@ -628,7 +570,7 @@ class TierClient:
                 self._log_end("no longer slow", f"{name}: no longer slow")
 
     def _log_end(self, topic: str, message: str) -> None:
-        """Log the end of an outage, after its messages held back here and in the tier's loop."""
+        """Log the end of an outage, after the messages that are still held back."""
         self.log.say_held_back()
         if not self._runner.log_end(topic, message):
             self.log.often(logging.WARNING, topic, message)

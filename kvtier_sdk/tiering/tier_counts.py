@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from kvtier_sdk.metrics import TierStats
@@ -28,9 +30,13 @@ _LOAD: Final = Operation.LOAD
 _STORE: Final = Operation.STORE
 _TOUCH: Final = Operation.TOUCH
 
+_WHAT = {
+    Direction.READ: "chunks were not looked up in it",
+    Direction.WRITE: "chunks were not stored in it",
+}
+
 
 def count_result(stats: TierStats, job: Job, result: JobResult, now_s: float) -> None:
-    """Count a job that is concluded."""
     verdicts, operation = result.verdicts, job.operation
     succeeded = verdicts.count(_OK)
     absent = 0
@@ -60,7 +66,6 @@ def count_result(stats: TierStats, job: Job, result: JobResult, now_s: float) ->
 
 
 def note_state(stats: TierStats, report: Report, now_s: float) -> None:
-    """Update the state of a tier from a report."""
     if isinstance(report, BreakerMoved):
         is_open = int(report.state is not BreakerState.CLOSED)
         if report.direction is Direction.READ:
@@ -83,3 +88,44 @@ def note_state(stats: TierStats, report: Report, now_s: float) -> None:
         else:
             stats.open_failures += 1
             stats.note_error(report.error, now_s)
+
+
+class Outages:
+    """Counts, per direction, the chunks that were not looked up or stored during an outage."""
+
+    def __init__(self, stats: TierStats, log_end: Callable[[str, str], None]) -> None:
+        self._stats = stats
+        self._log_end = log_end
+        # The count of each direction when its last outage began.
+        self._missed_before = dict.fromkeys(Direction, 0)
+
+    @contextmanager
+    def followed(self) -> Iterator[None]:
+        """Detect an outage that begins or ends in the block, which changes the counters."""
+        before = self._under_way()
+        yield
+        for direction, is_out in self._under_way().items():
+            if is_out and not before[direction]:
+                self._missed_before[direction] = self._missed(direction)
+            elif before[direction] and not is_out:
+                self._tell(direction)
+
+    def _under_way(self) -> dict[Direction, int]:
+        stats = self._stats
+        return {
+            Direction.READ: stats.reads_open,
+            Direction.WRITE: stats.stores_open | stats.is_slow,
+        }
+
+    def _missed(self, direction: Direction) -> int:
+        dropped, failures = self._stats.dropped, self._stats.failures
+        if direction is Direction.READ:
+            return dropped["lookup.unavailable"]
+        unavailable = "store.unavailable"
+        return dropped[unavailable] + dropped["store.slow"] + failures[unavailable]
+
+    def _tell(self, direction: Direction) -> None:
+        count = self._missed(direction) - self._missed_before[direction]
+        if count:
+            message = f"{self._stats.name}: meanwhile {count:,} {_WHAT[direction]}"
+            self._log_end(f"missed {direction.value}s", message)

@@ -20,43 +20,26 @@ class TierListener:
     """
 
     def answered(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
-        """Handle the conclusion of a lookup.
+        """Handle the ``verdicts`` of a lookup (``job``) in ``tier``, one per key.
 
-        Args:
-            tier: the client.
-            job: the lookup.
-            verdicts: one per key: ``OK`` if present, ``NOT_FOUND`` if absent; any other means that
-                the lookup failed.
+        ``OK`` means present and ``NOT_FOUND`` absent; any other verdict is a failed lookup.
         """
 
     def loaded(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
-        """Handle the conclusion of a load. Slots with the verdict ``OK`` hold verified chunks.
+        """Handle the ``verdicts`` of a load (``job``) from ``tier``, one per key.
 
-        The other slots may still be written until :meth:`released`.
-
-        Args:
-            tier: the client.
-            job: the load.
-            verdicts: one per key.
+        Slots with the verdict ``OK`` hold verified chunks. The others may be written until
+        :meth:`released`.
         """
 
     def stored(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
-        """Handle the conclusion of a store. Its slots may be read until :meth:`released`.
+        """Handle the ``verdicts`` of a store (``job``) into ``tier``, one per key.
 
-        Args:
-            tier: the client.
-            job: the store.
-            verdicts: one per key.
+        The slots may be read until :meth:`released`.
         """
 
     def deleted(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
-        """Handle the conclusion of a deletion.
-
-        Args:
-            tier: the client.
-            job: the deletion.
-            verdicts: one per key.
-        """
+        """Handle the ``verdicts`` of a deletion (``job``) in ``tier``, one per key."""
 
     def removed(self, tier: TierClient, keys: Sequence[OffloadKey], *, evicted: bool) -> None:
         """Handle the tier's report that chunks have left it.
@@ -68,11 +51,8 @@ class TierListener:
         """
 
     def released(self, tier: TierClient, job: Job) -> None:
-        """Handle the end of a job's I/O, after its conclusion: its slots are no longer touched.
+        """Handle the end of the I/O of a ``job`` of ``tier``: its slots are no longer touched.
 
-        Jobs that :meth:`TierClient.withdraw` takes back are released too, without a conclusion.
-
-        Args:
-            tier: the client.
-            job: the job.
+        It follows the job's conclusion. Jobs that :meth:`TierClient.withdraw` takes back are
+        released without one.
         """

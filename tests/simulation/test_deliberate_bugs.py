@@ -5,6 +5,7 @@ Each is a small change to one method. ``-s`` shows how many seeds were needed.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,14 +22,13 @@ from kvtier_sdk.runner.health import DirectionHealth
 from kvtier_sdk.runner.jobs import BreakerMoved, JobResult, Operation, Report, Verdict
 from kvtier_sdk.runner.loop import TierLoop
 from kvtier_sdk.tiering import tier_client
-from kvtier_sdk.tiering.cascade import Cascade
+from kvtier_sdk.tiering.cascade import Cascade, ManagedTier
+from kvtier_sdk.tiering.job_table import JobTable
 from kvtier_sdk.tiering.known_chunks import KnownChunks
-from kvtier_sdk.tiering.lookups import LookupTable, PendingLookup
-from kvtier_sdk.tiering.managed_tier import ManagedTier
 from kvtier_sdk.tiering.manager import TieringManager
 from kvtier_sdk.tiering.promotions import Promotions
-from kvtier_sdk.tiering.records import RequestState, Slot, SlotState, Wait
-from kvtier_sdk.tiering.removals import RecentRemovals
+from kvtier_sdk.tiering.records import PendingLookup, RequestState, Slot, SlotState, Wait
+from kvtier_sdk.tiering.search import LookupTable
 from kvtier_sdk.tiering.slots import PrimaryTier
 from kvtier_sdk.tiering.tier_client import TierClient
 
@@ -54,10 +54,18 @@ def bug(*rules: str, seed: int = 0) -> Callable[[Bug], Bug]:
     return enter
 
 
-def around(patch: pytest.MonkeyPatch, owner: type, name: str, change: Callable[..., Any]) -> None:
-    """Replace a method by ``change(original, self, ...)``."""
-    original = getattr(owner, name)
-    patch.setattr(owner, name, lambda self, *a, **k: change(original, self, *a, **k))
+def around(owner: type, name: str) -> Callable[[Callable[..., Any]], Bug]:
+    """Make a bug of a function: a method is replaced by ``function(original, self, ...)``."""
+
+    def make(change: Callable[..., Any]) -> Bug:
+        @functools.wraps(change)
+        def enter(patch: pytest.MonkeyPatch) -> None:
+            original = getattr(owner, name)
+            patch.setattr(owner, name, lambda self, *a, **k: change(original, self, *a, **k))
+
+        return enter
+
+    return make
 
 
 @bug("each pin has its owner")
@@ -75,63 +83,57 @@ def copies_are_forgotten_with_their_request(patch: pytest.MonkeyPatch) -> None:
 
 
 @bug("each pin has its owner")
-def a_slot_is_free_while_its_io_runs(patch: pytest.MonkeyPatch) -> None:
-    def forget(original: Any, self: Any, slot: Slot) -> None:
-        slot.pins = 0
-        original(self, slot)
-
-    around(patch, PrimaryTier, "forget", forget)
+@around(PrimaryTier, "forget")
+def a_slot_is_free_while_its_io_runs(original: Any, self: Any, slot: Slot) -> None:
+    slot.pins = 0
+    original(self, slot)
 
 
 @bug("the manager knows its jobs", "each pin has its owner")
-def a_slot_is_used_again_once_the_deadline_has_passed(patch: pytest.MonkeyPatch) -> None:
-    def conclude(original: Any, self: Any, result: JobResult, now_s: float) -> None:
-        result.released = True
-        original(self, result, now_s)
-
-    around(patch, TierClient, "_conclude", conclude)
-
-
-@bug("each pin has its owner")
-def a_store_does_not_pin(patch: pytest.MonkeyPatch) -> None:
-    def send(
-        original: Any, self: Any, tier: ManagedTier, slots: Sequence[Slot], request: Any
-    ) -> None:
-        pins = [slot.pins for slot in slots]
-        original(self, tier, slots, request)
-        for slot, before in zip(slots, pins, strict=True):
-            slot.pins = before
-
-    around(patch, Cascade, "_send", send)
+@around(TierClient, "_conclude")
+def a_slot_is_used_again_once_the_deadline_has_passed(
+    original: Any, self: Any, result: JobResult, now_s: float
+) -> None:
+    result.released = True
+    original(self, result, now_s)
 
 
 @bug("each pin has its owner")
-def a_reset_forgets_the_quarantine(patch: pytest.MonkeyPatch) -> None:
-    def reset(original: Any, self: Any, scope: Any) -> None:
-        original(self, scope)
-        self.on_reset_flushed()
+@around(Cascade, "_send")
+def a_store_does_not_pin(
+    original: Any, self: Any, tier: ManagedTier, slots: Sequence[Slot], request: Any
+) -> None:
+    pins = [slot.pins for slot in slots]
+    original(self, tier, slots, request)
+    for slot, before in zip(slots, pins, strict=True):
+        slot.pins = before
 
-    around(patch, TieringManager, "reset_cache", reset)
+
+@bug("each pin has its owner")
+@around(TieringManager, "reset_cache")
+def a_reset_forgets_the_quarantine(original: Any, self: Any, scope: Any) -> None:
+    original(self, scope)
+    self.on_reset_flushed()
 
 
 @bug("an answer belongs to its lookup", seed=140)
-def a_late_answer_goes_to_a_later_lookup(patch: pytest.MonkeyPatch) -> None:
-    def answered(original: Any, self: Any, pending: PendingLookup, bit: int, verdicts: Any) -> None:
-        if not pending.waiting:
-            pending = next((self.open[key] for key in pending.keys if key in self.open), pending)
-            # For any keys of the later lookup.
-            verdicts = (verdicts * len(pending.keys))[: len(pending.keys)]
-        original(self, pending, bit, verdicts)
-
-    around(patch, LookupTable, "answered", answered)
+@around(LookupTable, "answered")
+def a_late_answer_goes_to_a_later_lookup(
+    original: Any, self: Any, pending: PendingLookup, bit: int, verdicts: Any
+) -> None:
+    if not pending.waiting:
+        pending = next((self.open[key] for key in pending.keys if key in self.open), pending)
+        # For any keys of the later lookup.
+        verdicts = (verdicts * len(pending.keys))[: len(pending.keys)]
+    original(self, pending, bit, verdicts)
 
 
 @bug("a load rests on an answer", "a load that failed is not tried again on the same answer")
-def verdicts_are_matched_off_by_one(patch: pytest.MonkeyPatch) -> None:
-    def answered(original: Any, self: Any, pending: PendingLookup, bit: int, verdicts: Any) -> None:
-        original(self, pending, bit, [*verdicts[1:], verdicts[0]])
-
-    around(patch, LookupTable, "answered", answered)
+@around(LookupTable, "answered")
+def verdicts_are_matched_off_by_one(
+    original: Any, self: Any, pending: PendingLookup, bit: int, verdicts: Any
+) -> None:
+    original(self, pending, bit, [*verdicts[1:], verdicts[0]])
 
 
 @bug("a load rests on an answer", seed=248)
@@ -141,12 +143,12 @@ def answers_of_before_a_reset_count(patch: pytest.MonkeyPatch) -> None:
 
 
 @bug("a load rests on an answer", seed=311)
-def what_left_during_its_load_is_known(patch: pytest.MonkeyPatch) -> None:
-    def without(original: Any, self: RecentRemovals, job: Any, keys: list[bytes]) -> list[bytes]:
-        kept: list[bytes] = original(self, job, keys)
-        return keys if job.operation is Operation.LOAD else kept
-
-    around(patch, RecentRemovals, "without", without)
+@around(JobTable, "without_removed")
+def what_left_during_its_load_is_known(
+    original: Any, self: JobTable, job: Any, keys: list[bytes]
+) -> list[bytes]:
+    kept: list[bytes] = original(self, job, keys)
+    return keys if job.operation is Operation.LOAD else kept
 
 
 @bug("a load rests on an answer", seed=2369)
@@ -155,11 +157,11 @@ def what_was_loaded_during_a_purge_is_known(patch: pytest.MonkeyPatch) -> None:
 
 
 @bug("promotions leave room to stores", seed=102)
-def promotions_take_the_headroom(patch: pytest.MonkeyPatch) -> None:
-    def init(original: Any, self: Any, primary: PrimaryTier, limit: int) -> None:
-        original(self, primary, len(primary.slots))
-
-    around(patch, Promotions, "__init__", init)
+@around(Promotions, "__init__")
+def promotions_take_the_headroom(
+    original: Any, self: Any, primary: PrimaryTier, limit: int
+) -> None:
+    original(self, primary, len(primary.slots))
 
 
 @bug("what is owed to a tier stays until it had it")
@@ -168,22 +170,19 @@ def a_victim_leaves_before_it_was_stored(patch: pytest.MonkeyPatch) -> None:
 
 
 @bug("the manager never raises", seed=18)
-def a_hit_can_be_evicted_in_its_own_step(patch: pytest.MonkeyPatch) -> None:
-    def find(original: Any, self: Any, slot: Slot, state: RequestState) -> Any:
-        answer = original(self, slot, state)
+@around(TieringManager, "lookup")
+def a_hit_can_be_evicted_in_its_own_step(original: Any, self: Any, key: bytes, request: Any) -> Any:
+    answer = original(self, key, request)
+    for slot in self._primary.slots:
         slot.hit_step = -1
-        return answer
-
-    around(patch, TieringManager, "_find", find)
+    return answer
 
 
 @bug("a job ends in one result")
-def a_job_is_reported_twice(patch: pytest.MonkeyPatch) -> None:
-    def expire(original: Any, self: Any, run: Any) -> None:
-        original(self, run)
-        run.concluded = False
-
-    around(patch, TierLoop, "_expire", expire)
+@around(TierLoop, "_expire")
+def a_job_is_reported_twice(original: Any, self: Any, run: Any) -> None:
+    original(self, run)
+    run.concluded = False
 
 
 @bug("a job ends by its deadline")
@@ -192,11 +191,9 @@ def a_deadline_is_not_kept(patch: pytest.MonkeyPatch) -> None:
 
 
 @bug("a readable slot holds its chunk", "only what was stored under a key reaches the device")
-def a_failed_load_is_a_hit(patch: pytest.MonkeyPatch) -> None:
-    def concluded(original: Any, self: Any, job: Any, verdicts: Any) -> Any:
-        return original(self, job, [Verdict.OK] * len(verdicts))
-
-    around(patch, Promotions, "concluded", concluded)
+@around(Promotions, "concluded")
+def a_failed_load_is_a_hit(original: Any, self: Any, job: Any, verdicts: Any) -> Any:
+    return original(self, job, [Verdict.OK] * len(verdicts))
 
 
 @bug("what is reported as loaded is there", seed=10)
@@ -205,30 +202,26 @@ def a_damaged_chunk_is_taken(patch: pytest.MonkeyPatch) -> None:
 
 
 @bug("what is stored under a key is its chunk", "each pin has its owner")
-def slots_are_handed_over_in_another_order(patch: pytest.MonkeyPatch) -> None:
-    def store(original: Any, self: Any, keys: Any, slots: list[int], request: Any) -> Any:
-        return original(self, keys, slots[::-1], request)
-
-    around(patch, TierClient, "store", store)
+@around(TierClient, "store")
+def slots_are_handed_over_in_another_order(
+    original: Any, self: Any, keys: Any, slots: list[int], request: Any
+) -> Any:
+    return original(self, keys, slots[::-1], request)
 
 
 @bug("an answer is true", "a slot has one owner")
-def a_second_request_begins_a_second_load(patch: pytest.MonkeyPatch) -> None:
-    def lookup(original: Any, self: Any, key: bytes, request: Any) -> Any:
-        table = self._primary.by_key
-        slot = table.get(key)
-        if (
-            slot is None
-            or slot.state is not SlotState.LOADING
-            or key in self._state(request).claims
-        ):
-            return original(self, key, request)
-        del table[key]
-        answer = original(self, key, request)
-        table.setdefault(key, slot)
-        return answer
-
-    around(patch, TieringManager, "lookup", lookup)
+@around(TieringManager, "lookup")
+def a_second_request_begins_a_second_load(
+    original: Any, self: Any, key: bytes, request: Any
+) -> Any:
+    table = self._primary.by_key
+    slot = table.get(key)
+    if slot is None or slot.state is not SlotState.LOADING or key in self._state(request).claims:
+        return original(self, key, request)
+    del table[key]
+    answer = original(self, key, request)
+    table.setdefault(key, slot)
+    return answer
 
 
 @bug("a load that failed is not tried again on the same answer", "a load rests on an answer")
@@ -240,38 +233,36 @@ def a_failed_load_is_tried_for_ever(patch: pytest.MonkeyPatch) -> None:
         original(self, slot)
         hits[key] = before
 
-    around(patch, Promotions, "_fail", fail)
+    around(Promotions, "_fail")(fail)(patch)
     patch.setattr(Promotions, "has_failed_since", lambda self, key, tier, step: False)
 
 
 @bug("what is dropped is counted")
-def a_drop_is_not_counted(patch: pytest.MonkeyPatch) -> None:
-    def admit(original: Any, self: Any, operation: Any, count: int, *, whole: bool) -> int:
-        dropped = self.stats.dropped.copy()
-        taken: int = original(self, operation, count, whole=whole)
-        self.stats.dropped = dropped
-        return taken
-
-    around(patch, TierClient, "_admit", admit)
+@around(TierClient, "_admit")
+def a_drop_is_not_counted(
+    original: Any, self: Any, operation: Any, count: int, *, whole: bool
+) -> int:
+    dropped = self.stats.dropped.copy()
+    taken: int = original(self, operation, count, whole=whole)
+    self.stats.dropped = dropped
+    return taken
 
 
 @bug("stores do not wait for another step")
-def the_last_request_flushes_nothing(patch: pytest.MonkeyPatch) -> None:
-    def finished(original: Any, self: Any, request: Any) -> None:
-        self._flush = lambda: None
-        original(self, request)
-        del self._flush
-
-    around(patch, TieringManager, "on_request_finished", finished)
+@around(TieringManager, "on_request_finished")
+def the_last_request_flushes_nothing(original: Any, self: Any, request: Any) -> None:
+    self._flush = lambda: None
+    original(self, request)
+    del self._flush
 
 
 @bug("at rest nothing is left", "nothing waits for ever")
-def answers_make_no_room_for_those_put_off(patch: pytest.MonkeyPatch) -> None:
-    def close(original: Any, self: LookupTable, pending: PendingLookup) -> None:
-        self.waiting_chunks += len(pending.keys)
-        original(self, pending)
-
-    around(patch, LookupTable, "_close", close)
+@around(LookupTable, "_close")
+def answers_make_no_room_for_those_put_off(
+    original: Any, self: LookupTable, pending: PendingLookup
+) -> None:
+    self.waiting_chunks += len(pending.keys)
+    original(self, pending)
 
 
 @bug("pending work is told")
@@ -304,48 +295,46 @@ def an_open_breaker_is_not_probed(patch: pytest.MonkeyPatch) -> None:
 
 
 @bug("a request asks its own tiers alone", seed=225)
-def who_joins_a_load_may_ask_all_tiers(patch: pytest.MonkeyPatch) -> None:
-    def join(original: Any, self: Any, slot: Slot, state: RequestState) -> None:
-        state.tiers = -1
-        original(self, slot, state)
-
-    around(patch, Promotions, "join", join)
+@around(Promotions, "join")
+def who_joins_a_load_may_ask_all_tiers(
+    original: Any, self: Any, slot: Slot, state: RequestState
+) -> None:
+    state.tiers = -1
+    original(self, slot, state)
 
 
 @bug("what a tier is not offered it has")
-def a_failed_store_counts_as_sent(patch: pytest.MonkeyPatch) -> None:
-    def settled(original: Any, self: Any, bit: int, job: Any, verdicts: Any) -> None:
-        original(self, bit, job, [Verdict.OK] * len(verdicts))
-
-    around(patch, Cascade, "settled", settled)
+@around(Cascade, "settled")
+def a_failed_store_counts_as_sent(
+    original: Any, self: Any, bit: int, job: Any, verdicts: Any
+) -> None:
+    original(self, bit, job, [Verdict.OK] * len(verdicts))
 
 
 @bug("events agree with the tiers")
 def what_has_left_once_is_never_announced_again(patch: pytest.MonkeyPatch) -> None:
-    def without(self: RecentRemovals, store: Any, keys: list[bytes]) -> list[bytes]:
-        return [key for key in keys if key not in self._newest]
+    def without(self: JobTable, store: Any, keys: list[bytes]) -> list[bytes]:
+        return [key for key in keys if key not in self._removals]
 
-    patch.setattr(RecentRemovals, "without", without)
+    patch.setattr(JobTable, "without_removed", without)
 
 
 @bug("at rest nothing is left")
-def what_has_left_is_remembered_for_ever(patch: pytest.MonkeyPatch) -> None:
-    def without(original: Any, self: RecentRemovals, store: Any, keys: list[bytes]) -> Any:
-        newest = self._newest.copy()
-        kept = original(self, store, keys)
-        self._newest = newest
-        return kept
-
-    around(patch, RecentRemovals, "without", without)
+@around(JobTable, "without_removed")
+def what_has_left_is_remembered_for_ever(
+    original: Any, self: JobTable, store: Any, keys: list[bytes]
+) -> Any:
+    newest = self._removals.copy()
+    kept = original(self, store, keys)
+    self._removals = newest
+    return kept
 
 
 @bug("events agree with the primary tier")
-def an_eviction_is_not_announced(patch: pytest.MonkeyPatch) -> None:
-    def add(original: Any, self: Any, keys: Any, *, removed: bool) -> None:
-        if not removed or self._tier != PRIMARY:
-            original(self, keys, removed=removed)
-
-    around(patch, EventLog, "add", add)
+@around(EventLog, "add")
+def an_eviction_is_not_announced(original: Any, self: Any, keys: Any, *, removed: bool) -> None:
+    if not removed or self._tier != PRIMARY:
+        original(self, keys, removed=removed)
 
 
 # --- the tier client ------------------------------------------------------------------------
@@ -357,17 +346,17 @@ def a_release_is_skipped(patch: pytest.MonkeyPatch) -> None:
 
 
 @bug("the manager knows its jobs", "each pin has its owner", "the manager never raises")
-def a_late_report_of_an_old_job_is_applied(patch: pytest.MonkeyPatch) -> None:
+@around(TierClient, "_conclude")
+def a_late_report_of_an_old_job_is_applied(
+    original: Any, self: Any, result: JobResult, now_s: float
+) -> None:
     """Apply it to the oldest running job, as with a table that reuses ids."""
 
-    def conclude(original: Any, self: Any, result: JobResult, now_s: float) -> None:
-        running = self.jobs.running
-        if result.job_id not in self.jobs._running and running:
-            result.job_id = running[0].job_id
-            result.verdicts = (result.verdicts * len(running[0].keys))[: len(running[0].keys)]
-        original(self, result, now_s)
-
-    around(patch, TierClient, "_conclude", conclude)
+    running = self.jobs.running
+    if result.job_id not in self.jobs._running and running:
+        result.job_id = running[0].job_id
+        result.verdicts = (result.verdicts * len(running[0].keys))[: len(running[0].keys)]
+    original(self, result, now_s)
 
 
 @bug("a breaker's state is mirrored")
@@ -382,29 +371,25 @@ def a_breaker_is_not_mirrored(patch: pytest.MonkeyPatch) -> None:
 
 
 @bug("queues are counted")
-def queue_bytes_are_not_given_back(patch: pytest.MonkeyPatch) -> None:
-    def give_back(original: Any, self: Any, job: Any) -> None:
-        if job.result is None or all(verdict is Verdict.OK for verdict in job.result.verdicts):
-            original(self, job)
-
-    around(patch, TierClient, "_return_bytes", give_back)
+@around(TierClient, "_return_bytes")
+def queue_bytes_are_not_given_back(original: Any, self: Any, job: Any) -> None:
+    if job.result is None or all(verdict is Verdict.OK for verdict in job.result.verdicts):
+        original(self, job)
 
 
 @bug("events agree with the tiers", seed=20)
-def stored_is_told_after_removed(patch: pytest.MonkeyPatch) -> None:
-    def without(original: Any, self: Any, store: Any, keys: list[bytes]) -> list[bytes]:
-        original(self, store, keys)
-        return keys
-
-    around(patch, RecentRemovals, "without", without)
+@around(JobTable, "without_removed")
+def stored_is_told_after_removed(
+    original: Any, self: Any, store: Any, keys: list[bytes]
+) -> list[bytes]:
+    original(self, store, keys)
+    return keys
 
 
 @bug("the policy knows exactly the readable chunks")
-def a_policy_chooses_what_is_pinned(patch: pytest.MonkeyPatch) -> None:
-    def choose(original: Any, self: Any, count: int, is_evictable: Any) -> Any:
-        return original(self, count, lambda key: True)
-
-    around(patch, LRUPolicy, "choose_victims", choose)
+@around(LRUPolicy, "choose_victims")
+def a_policy_chooses_what_is_pinned(original: Any, self: Any, count: int, is_evictable: Any) -> Any:
+    return original(self, count, lambda key: True)
 
 
 @bug("nothing waits for ever", "an answer is true")

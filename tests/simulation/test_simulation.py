@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
 from support.core import pure_core_only
-from support.simulation import Breach, SimulationReport, simulate, soak
+from support.simulation import Breach, soak
 from support.simulation.__main__ import main
 
 from kvtier_sdk.tiering.manager import TieringManager
@@ -127,12 +126,3 @@ def test_the_command_shows_what_was_met(capsys: pytest.CaptureFixture[str]) -> N
     with pytest.raises(SystemExit):
         main(["--seeds", "0"])
     assert "0 is not at least 1" in capsys.readouterr().err
-
-
-def test_reports_add_up() -> None:
-    total = SimulationReport()
-    for seed in (1, 2):
-        total.add(simulate(seed))
-    assert total.seeds == 2
-    assert total.counts == simulate(1).counts + simulate(2).counts
-    assert isinstance(total.counts, Counter)

@@ -14,8 +14,7 @@ from zlib import crc32
 from kvtier_sdk.cli.replay.workload import ReplayRequest
 from kvtier_sdk.contract import EvictionPolicy
 from kvtier_sdk.registry import load_policy
-from kvtier_sdk.tiering.prefix_order import PrefixOrder
-from kvtier_sdk.tiering.records import SlotState
+from kvtier_sdk.tiering.records import PrefixOrder, SlotState
 from kvtier_sdk.tiering.slots import PrimaryTier
 from kvtier_sdk.types import OffloadKey, RequestContext
 

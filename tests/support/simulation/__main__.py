@@ -15,14 +15,6 @@ _EVERY_SEEDS = 100
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command.
-
-    Args:
-        arguments: the command line's by default.
-
-    Returns:
-        The exit status: 1 if a rule was broken.
-    """
     options = _parser().parse_args(arguments)
     try:
         if options.seed is not None:

@@ -45,12 +45,7 @@ class Breach(AssertionError):  # noqa: N818  # the word of the field: a rule is 
 
 
 class Journal:
-    """The last actions of a simulation, put into words only on demand.
-
-    Args:
-        now_s: returns the time.
-        echo: called with each action in words at once, if given.
-    """
+    """The last actions of a simulation, put into words only on demand."""
 
     def __init__(
         self, now_s: Callable[[], float], echo: Callable[[str], None] | None = None

@@ -19,12 +19,6 @@ class ChunkTree:
 
     Attributes:
         content: the bytes of every chunk named so far.
-
-    Args:
-        groups: number of KV-cache groups.
-        depth: nodes of the longest prompt of a new conversation.
-        chunk_bytes: length of a chunk.
-        rng: the seed's generator.
     """
 
     def __init__(self, groups: int, depth: int, chunk_bytes: int, rng: random.Random) -> None:
@@ -50,7 +44,6 @@ class ChunkTree:
         return path
 
     def longer(self, path: bytes) -> bytes:
-        """Return a path with one more node."""
         return path + self._rng.choices((b"a", b"b", b"c"), (5, 4, 1))[0]
 
     def ended(self, path: bytes) -> None:

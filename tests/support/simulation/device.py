@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from kvtier_sdk.pool import HostPool
 from kvtier_sdk.types import OffloadKey
@@ -14,29 +15,22 @@ _NOISE = b"\xbb"
 _LONGEST_COPY_STEPS = 8
 
 
+@dataclass(eq=False, slots=True)
 class Copy:
     """One chunk on its way between the device and a slot.
 
     Attributes:
-        request_id: the request that it belongs to.
-        key: the chunk.
-        slot: its place in the pool.
         due_step: the first step in which it has ended.
         writes: true if the device writes the slot; otherwise it reads it.
         written: true if the chunk's bytes are there.
     """
 
-    __slots__ = ("due_step", "key", "request_id", "slot", "writes", "written")
-
-    def __init__(
-        self, request_id: str, key: OffloadKey, slot: int, due_step: int, *, writes: bool
-    ) -> None:
-        self.request_id = request_id
-        self.key = key
-        self.slot = slot
-        self.due_step = due_step
-        self.writes = writes
-        self.written = False
+    request_id: str
+    key: OffloadKey
+    slot: int
+    due_step: int
+    writes: bool
+    written: bool = False
 
 
 class Device:
@@ -45,12 +39,6 @@ class Device:
     Attributes:
         live: copies that will be completed.
         stale: copies from before a reset: they go on, and are never completed.
-
-    Args:
-        pool: the slots' memory.
-        content: the bytes of each chunk.
-        rng: the seed's generator.
-        on_breach: called with a broken rule and the reason.
     """
 
     def __init__(
@@ -69,7 +57,6 @@ class Device:
 
     @property
     def all(self) -> list[Copy]:
-        """Return every copy in flight."""
         return self.live + self.stale
 
     def begin(
@@ -81,18 +68,9 @@ class Device:
         *,
         writes: bool,
     ) -> None:
-        """Begin copies.
-
-        Args:
-            request_id: the request that it belongs to.
-            keys: the chunks.
-            slots: a slot for each.
-            step: number of this step.
-            writes: true if the device writes the slots.
-        """
         for key, slot in zip(keys, slots, strict=True):
             due_step = step + self._rng.choice((0, 1, 2, _LONGEST_COPY_STEPS))
-            copy = Copy(request_id, key, slot, due_step, writes=writes)
+            copy = Copy(request_id, key, slot, due_step, writes)
             self.live.append(copy)
             if writes:
                 self._scribble(slot)
@@ -139,7 +117,6 @@ class Device:
         return bytes(self._views[slot]) == self._content.get(key)
 
     def close(self) -> None:
-        """Release the pool's memory."""
         self._views.clear()
 
     def _compare(self, copy: Copy) -> None:

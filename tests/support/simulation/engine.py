@@ -10,8 +10,7 @@ from enum import Enum
 
 from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.tiering import ResetScope, TieringManager
-from kvtier_sdk.tiering.lookups import PendingLookup
-from kvtier_sdk.tiering.records import SlotState
+from kvtier_sdk.tiering.records import PendingLookup, SlotState
 from kvtier_sdk.types import LookupResult, OffloadKey, RequestContext
 from support.simulation.breach import Journal, short
 from support.simulation.chunks import ChunkTree
@@ -36,9 +35,6 @@ class _Request:
     """One request.
 
     Attributes:
-        context: the request as the manager gets it.
-        path: its prefix.
-        phase: its current phase.
         done: number of chunks from the start that were loaded or offered for storing.
         waits_since_s: the time since which it waits.
     """
@@ -51,7 +47,6 @@ class _Request:
         self.wait(now_s)
 
     def wait(self, now_s: float) -> None:
-        """Begin, or begin again."""
         self.phase = _Phase.WAITING
         self.done = 0
         self.waits_since_s = now_s
@@ -66,18 +61,6 @@ class Engine:
         step: number of the current step.
         requests: the live requests.
         choosy: names of the tiers that a request may use, if these are not all.
-
-    Args:
-        manager: the manager under test.
-        inside: the manager's tables.
-        device: makes the copies.
-        tree: makes the prompts.
-        plan: plan of the simulation.
-        rng: the seed's generator.
-        clock: the virtual clock.
-        journal: notes each action.
-        on_breach: called with a broken rule and the reason; raises.
-        resetting: a context that is open during a reset.
     """
 
     def __init__(
@@ -116,11 +99,6 @@ class Engine:
         self._later: list[tuple[_Request, list[OffloadKey]]] = []
 
     def run_step(self, *, arrivals: bool = True) -> None:
-        """Play one step to its end.
-
-        Args:
-            arrivals: let requests arrive, be aborted and preempted, and resets happen.
-        """
         self.step += 1
         self._device.run()
         self.complete_copies(self._device.due(self.step))
@@ -158,7 +136,6 @@ class Engine:
                 self._manager.complete_load(keys, context)
 
     def abort_all(self) -> None:
-        """Abort every request."""
         for request in list(self.requests):
             self._finish(request, "aborted")
 

@@ -37,11 +37,6 @@ class Weather:
     Attributes:
         calm: true once nothing fails or takes time any more.
         seen: count of each kind of fault.
-
-    Args:
-        plan: plan of the tier.
-        rng: the seed's generator for this tier alone.
-        clock: the virtual clock.
     """
 
     def __init__(self, plan: TierPlan, rng: random.Random, clock: Clock) -> None:
@@ -60,7 +55,6 @@ class Weather:
         self._out_until_s = self._clock.now_s() + self._rng.uniform(0.02, 0.5)
 
     def clear_up(self) -> None:
-        """End all faults."""
         self.calm = True
 
     def open(self) -> None:
@@ -71,16 +65,7 @@ class Weather:
             raise TierUnavailableError("not there yet")
 
     async def suffer(self) -> str:
-        """Spend the time of a call, and raise if the call is to fail as a whole.
-
-        Returns:
-            The fault that is left to the call: ``"some"`` of its chunks fail, the ``"damage"`` of
-            a stored object, a result of wrong ``"length"``, or ``""``.
-
-        Raises:
-            TierError: the call fails.
-            KeyError: as a faulty tier would, too.
-        """
+        """Spend the time of a call, and raise if the call is to fail as a whole."""
         rng = self._rng
         kind = self._draw()
         # All is drawn before the first wait, so that the order of calls changes nothing.

@@ -8,20 +8,15 @@ from collections.abc import Callable, Iterator, Sequence
 from kvtier_sdk.core_form import IS_COMPILED
 from kvtier_sdk.runner.jobs import Job, Operation
 from kvtier_sdk.tiering import TieringManager
-from kvtier_sdk.tiering.lookups import PendingLookup
-from kvtier_sdk.tiering.managed_tier import ManagedTier
-from kvtier_sdk.tiering.records import Slot
+from kvtier_sdk.tiering.cascade import ManagedTier
+from kvtier_sdk.tiering.records import PendingLookup, Slot
 from kvtier_sdk.tiering.slots import PrimaryTier
 from kvtier_sdk.types import OffloadKey
 from support.simulation.ledger import Transfer
 
 
 class Inside:
-    """A view of the manager that changes nothing. Its private names are used here and nowhere else.
-
-    Args:
-        manager: the manager.
-    """
+    """The only user of the manager's private names; it changes nothing."""
 
     def __init__(self, manager: TieringManager) -> None:
         self._manager = manager
@@ -29,40 +24,32 @@ class Inside:
 
     @property
     def tiers(self) -> list[ManagedTier]:
-        """The tiers, in order."""
         return self._manager._tiers
 
     @property
     def chunk_bytes(self) -> int:
-        """Payload of a slot."""
         return self._manager._pool.chunk_bytes
 
     @property
     def free(self) -> list[Slot]:
-        """The free list."""
         return self.primary._free
 
     @property
     def requests(self) -> list[str]:
-        """Return the ids of the requests that the manager remembers."""
         return list(self._manager._requests)
 
     @property
     def promotions(self) -> int:
-        """The number of promotions by the manager's own count."""
         return self._manager._promotions._occupied
 
     @property
     def stale_copies(self) -> list[Slot]:
-        """Return the slots that stale copies may still touch, by the manager's own list."""
-        return self._manager._copies._stale
+        return self._manager._stale_copies
 
     def asked(self, request_id: str, key: OffloadKey) -> PendingLookup | None:
-        """Return the pending lookup of a request for a chunk."""
         return self._manager._requests[request_id].asked.get(key)
 
     def missed(self, request_id: str) -> set[OffloadKey]:
-        """Return the chunks whose miss was counted for a request."""
         return self._manager._requests[request_id].missed
 
     def sent(self, tier: ManagedTier) -> Iterator[OffloadKey]:
@@ -119,7 +106,6 @@ class Inside:
 
     @staticmethod
     def running(tier: ManagedTier) -> dict[int, Job]:
-        """Return the jobs without a result, by the manager's own table."""
         return tier.client.jobs._running
 
     @staticmethod
@@ -129,26 +115,21 @@ class Inside:
 
     @property
     def open_lookups(self) -> dict[OffloadKey, PendingLookup]:
-        """Return the pending lookup of each chunk that is being asked for."""
         return self._manager._search.lookups.open
 
     @property
     def new_lookups(self) -> list[PendingLookup]:
-        """Return the lookups that no tier has been asked yet."""
-        return self._manager._search.lookups._new
+        return self._manager._search.lookups.new
 
     @property
     def chunks_looked_up(self) -> int:
-        """Return the number of chunks that tiers are asked for, by the table's own count."""
         return self._manager._search.lookups.waiting_chunks
 
     @property
     def lookups_full(self) -> bool:
-        """Return true if so many chunks are looked up that a request is put off."""
         return self._manager._search.lookups.is_full
 
     def limit_lookups(self, chunks: int) -> None:
-        """Let a request be put off while so many chunks are looked up."""
         self._manager._search.lookups.limit = chunks
 
     def offered(self) -> Iterator[Slot]:

@@ -38,9 +38,6 @@ class Transfer(NamedTuple):
     """One chunk of a job that holds a pin.
 
     Attributes:
-        operation: load or store.
-        key: the chunk.
-        slot: its slot.
         moves: true while the slot is written or read; the pin stays until the job has ended.
     """
 
@@ -57,7 +54,6 @@ class Ledger:
     later: until then the job is *pending* and *held* for it.
 
     Attributes:
-        name: name of the tier.
         pending: jobs whose result the manager has not taken.
         held: jobs whose end the manager has not taken, and which still hold pins.
         found: chunks that the tier said it has since the last reset, in answers to questions of
@@ -72,12 +68,6 @@ class Ledger:
         given: number of chunks that it was handed to store.
         refuses: directions whose breaker is not closed, as reported to the manager.
         counts: number of occurrences of each event.
-
-    Args:
-        name: name of the tier.
-        clock: the virtual clock.
-        holds: returns true if a slot has exactly a chunk's bytes.
-        on_breach: called with a broken rule and the reason.
     """
 
     def __init__(
@@ -128,7 +118,6 @@ class Ledger:
 
     @property
     def running(self) -> int:
-        """Number of jobs without a result."""
         return len(self._running)
 
     # --- events -------------------------------------------------------------------------------
@@ -190,11 +179,7 @@ class Ledger:
                 self._put_eras[key] = max(self._put_eras.get(key, 0), self._job_eras[job.job_id])
 
     def reset(self, *, tiers_too: bool) -> None:
-        """Note a reset of the manager, after which answers to earlier lookups mean nothing.
-
-        Args:
-            tiers_too: chunks stored in the tiers before must not be found either.
-        """
+        """Note a reset of the manager, after which answers to earlier lookups mean nothing."""
         self._era += tiers_too
         if tiers_too:
             self.known.clear()
@@ -338,16 +323,7 @@ class Ledger:
 
 
 class WatchedRunner(InlineRunner):
-    """An inline runner that enters its jobs and its reports into a ledger.
-
-    Args:
-        make_loop: as for the inline runner.
-        clock: as for the inline runner.
-        ledger: the ledger.
-        note: called with the jobs that are handed over, in words.
-        let_go: ends hung calls in the tier.
-        rng: decides when a result of a job that is long over comes again.
-    """
+    """An inline runner that enters its jobs and its reports into a ledger."""
 
     def __init__(
         self,

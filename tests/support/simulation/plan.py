@@ -14,7 +14,6 @@ class TierPlan:
     """The plan of one tier.
 
     Attributes:
-        name: unique.
         options: options of the runner, as written in a configuration.
         capacity_chunks: most chunks that it holds before it evicts the least recently used one;
             ``None`` is unlimited.
@@ -51,11 +50,6 @@ class Plan:
     """The plan of a simulation.
 
     Attributes:
-        slots: number of slots of the pool.
-        policy: eviction policy of the pool.
-        store_reserve: share of the slots that promotions leave to stores.
-        one_copy: as the manager's.
-        recompute_s: as the manager's.
         groups: number of KV-cache groups of a request.
         depth: number of chunks of the longest prefix.
         requests: most requests alive at once.
@@ -87,15 +81,7 @@ class Plan:
 
 
 def draw_plan(rng: random.Random, policies: Sequence[str]) -> Plan:
-    """Draw everything that does not change while the simulation runs.
-
-    Args:
-        rng: the seed's generator.
-        policies: names of eviction policies to choose from.
-
-    Returns:
-        The plan.
-    """
+    """Draw everything that does not change while the simulation runs."""
     slots = rng.choice([4, 6, 8, 12, 16, 20, 24, 32, 40])
     # A share of the seeds has no faults at all: a breach there happens in everyday use.
     fault_rate = rng.choice([0.0, 0.02, 0.06, 0.2])

@@ -25,7 +25,6 @@ class SimulationReport:
     digest: int = 0
 
     def add(self, other: SimulationReport) -> None:
-        """Add the figures of another report."""
         self.seeds += other.seeds
         self.steps += other.steps
         self.virtual_s += other.virtual_s
@@ -33,7 +32,6 @@ class SimulationReport:
         self.digest ^= other.digest
 
     def table(self) -> str:
-        """Return the figures, one a line."""
         width = max(map(len, self.counts), default=0)
         lines = [f"  {what:{width}}  {count:>12,}" for what, count in sorted(self.counts.items())]
         head = (

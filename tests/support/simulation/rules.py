@@ -11,6 +11,7 @@ from kvtier_sdk.events import PRIMARY, OffloadingEvent
 from kvtier_sdk.runner.breaker import Direction
 from kvtier_sdk.runner.jobs import Operation
 from kvtier_sdk.tiering import TieringManager
+from kvtier_sdk.tiering.cascade import ManagedTier
 from kvtier_sdk.tiering.records import Slot, SlotState
 from kvtier_sdk.types import OffloadKey
 from support.simulation.breach import short
@@ -21,31 +22,6 @@ from support.simulation.tier import SimulatedTier
 from support.simulation.watches import WatchedPolicy
 
 _FREE, _WRITING, _LOADING, _READY, _QUARANTINED = SlotState
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """The evidence that the rules are checked against.
-
-    Attributes:
-        manager: the one under test.
-        inside: its tables.
-        device: knows the copies in flight, and the bytes.
-        ledgers: know the jobs in flight; one a tier.
-        tiers: know their chunks; in the order of the ledgers.
-        policy: knows the readable chunks.
-        choosy: names of the tiers that a request may use, if these are not all.
-        promotion_limit: most slots that promotions may occupy.
-    """
-
-    manager: TieringManager
-    inside: Inside
-    device: Device
-    ledgers: Sequence[Ledger]
-    tiers: Sequence[SimulatedTier]
-    policy: WatchedPolicy
-    choosy: Mapping[str, Collection[str]]
-    promotion_limit: int
 
 
 @dataclass(slots=True)
@@ -62,15 +38,34 @@ class _SlotUse:
 
 
 class Rules:
-    """A checker of all rules, which reports the first broken one.
+    """A checker of all rules, which calls ``on_breach`` with the first broken rule and the reason.
 
-    Args:
-        evidence: the evidence.
-        on_breach: called with a broken rule and the reason; raises.
+    The manager is compared with what the others know: the device, its copies and the bytes; a
+    tier's ledger, its jobs; a tier, its chunks; the policy, the readable chunks. ``choosy`` has the
+    names of the tiers that a request may use, if these are not all.
     """
 
-    def __init__(self, evidence: Evidence, on_breach: Callable[[str, str], None]) -> None:
-        self._see = evidence
+    def __init__(
+        self,
+        manager: TieringManager,
+        inside: Inside,
+        device: Device,
+        ledgers: Sequence[Ledger],
+        tiers: Sequence[SimulatedTier],
+        policy: WatchedPolicy,
+        choosy: Mapping[str, Collection[str]],
+        *,
+        promotion_limit: int,
+        on_breach: Callable[[str, str], None],
+    ) -> None:
+        self._manager = manager
+        self._inside = inside
+        self._device = device
+        self._ledgers = ledgers
+        self._tiers = tiers
+        self._policy = policy
+        self._choosy = choosy
+        self._promotion_limit = promotion_limit
         self._breach = on_breach
         # The content of the primary tier by its events.
         self._announced: set[OffloadKey] = set()
@@ -78,19 +73,19 @@ class Rules:
         self._announced_below: dict[str, set[OffloadKey]] = defaultdict(set)
         # Stores that resets withdrew, by tier.
         self._withdrawn: Counter[int] = Counter()
-        self._offered_again = evidence.inside.count_offers_again()
+        self._offered_again = inside.count_offers_again()
 
     def before_reset(self) -> None:
         """Prepare for a reset: jobs that are only collected will not be handed over."""
-        for tier in self._see.inside.tiers:
-            for item in self._see.inside.collected(tier):
+        for tier in self._inside.tiers:
+            for item in self._inside.collected(tier):
                 self._withdrawn[tier.index] += item.operation is Operation.STORE
 
     def check(self) -> None:
         """Check the rules that hold after every step."""
         uses = self._uses()
         self._check_table()
-        for slot, use in zip(self._see.inside.primary.slots, uses, strict=True):
+        for slot, use in zip(self._inside.primary.slots, uses, strict=True):
             self._check_slot(slot, use)
         self._check_promotions()
         self._check_jobs()
@@ -99,19 +94,19 @@ class Rules:
         self._check_stores()
         self._check_offers()
         self._check_usage()
-        self._check_events(self._see.manager.take_events())
+        self._check_events(self._manager.take_events())
 
     def check_idle(self) -> None:
         """Check the rules that hold when the manager says that no work is pending."""
-        inside = self._see.inside
+        inside = self._inside
         waiting = [item for tier in inside.tiers for item in inside.collected(tier)]
-        jobs = [ledger.describe() for ledger in self._see.ledgers if ledger.pending]
+        jobs = [ledger.describe() for ledger in self._ledgers if ledger.pending]
         if waiting or jobs:
             self._breach("pending work is told", f"none, says the manager: {waiting} {jobs}")
 
     def check_rest(self) -> None:
         """Check the further rules that hold when nothing is left to do."""
-        inside = self._see.inside
+        inside = self._inside
         left = {
             "pins": inside.primary.pins,
             "requests": inside.requests,
@@ -119,16 +114,16 @@ class Rules:
             "chunks looked up": inside.chunks_looked_up,
             "promotions": inside.promotions,
             "offers": [slot.index for slot in inside.offered()],
-            "removals": [n for tier in inside.tiers if (n := len(tier.client._removals))],
+            "removals": [n for tier in inside.tiers if (n := tier.client.jobs.removals)],
             "stale copies": len(inside.stale_copies),
-            "jobs": [ledger.describe() for ledger in self._see.ledgers if ledger.held],
-            "work": self._see.manager.has_pending_work(),
+            "jobs": [ledger.describe() for ledger in self._ledgers if ledger.held],
+            "work": self._manager.has_pending_work(),
             "slots": [
                 slot.index for slot in inside.primary.slots if slot.state not in (_FREE, _READY)
             ],
         }
-        self._check_events(self._see.manager.take_events())
-        for ledger, tier in zip(self._see.ledgers, self._see.tiers, strict=True):
+        self._check_events(self._manager.take_events())
+        for ledger, tier in zip(self._ledgers, self._tiers, strict=True):
             gone = [short(k) for k in self._announced_below[ledger.name] if not tier.holds(k)]
             if gone:
                 self._breach("what is announced is there", f"{ledger.name} has no {gone}")
@@ -136,17 +131,20 @@ class Rules:
         if remains:
             self._breach("at rest nothing is left", str(remains))
 
+    def _pairs(self) -> Iterator[tuple[ManagedTier, Ledger]]:
+        return zip(self._inside.tiers, self._ledgers, strict=True)
+
     # --- slots --------------------------------------------------------------------------------
 
     def _transfers(self) -> Iterator[Transfer]:
         """Return the loads and stores that hold a pin: in flight, or collected by the manager."""
-        for ledger in self._see.ledgers:
+        for ledger in self._ledgers:
             yield from ledger.transfers()
-        for tier in self._see.inside.tiers:
-            yield from self._see.inside.collected(tier)
+        for tier in self._inside.tiers:
+            yield from self._inside.collected(tier)
 
     def _uses(self) -> list[_SlotUse]:
-        uses = [_SlotUse() for _ in self._see.inside.primary.slots]
+        uses = [_SlotUse() for _ in self._inside.primary.slots]
         for transfer in self._transfers():
             use = uses[transfer.slot]
             if transfer.moves:
@@ -154,14 +152,14 @@ class Rules:
                 use.add(who, writes=transfer.operation is Operation.LOAD)
             else:
                 use.pins += 1
-        for copy in self._see.device.all:
+        for copy in self._device.all:
             uses[copy.slot].add(f"copy of {short(copy.key)}", writes=copy.writes)
-        for _, _, slot in self._see.inside.claims():
+        for _, _, slot in self._inside.claims():
             uses[slot.index].pins += 1
         return uses
 
     def _check_table(self) -> None:
-        primary, free = self._see.inside.primary, self._see.inside.free
+        primary, free = self._inside.primary, self._inside.free
         if len({slot.index for slot in free}) != len(free):
             self._breach("a slot has one owner", "one is twice among the free ones")
         if {slot.index for slot in free} != {s.index for s in primary.slots if s.state is _FREE}:
@@ -196,7 +194,7 @@ class Rules:
         if slot.state is _READY:
             if use.writers:
                 self._breach("a readable slot is not written", f"{where}: {use.writers}")
-            if not self._see.device.holds(slot.index, slot.key):
+            if not self._device.holds(slot.index, slot.key):
                 self._breach(
                     "a readable slot holds its chunk",
                     f"{where} with {short(slot.key)}",
@@ -207,28 +205,28 @@ class Rules:
     def _check_promotions(self) -> None:
         loads = [t for t in self._transfers() if t.operation is Operation.LOAD]
         busy = {transfer.slot for transfer in loads if transfer.moves}
-        for request_id, key, slot in self._see.inside.claims():
+        for request_id, key, slot in self._inside.claims():
             if slot.key != key or slot.state not in (_LOADING, _READY):
                 self._breach("a claim is on a chunk", f"{request_id} claims slot {slot.index}")
             busy.add(slot.index)
-        if len(busy) > self._see.promotion_limit:
+        if len(busy) > self._promotion_limit:
             self._breach(
                 "promotions leave room to stores",
-                f"they hold {len(busy)} slots of {self._see.promotion_limit}",
+                f"they hold {len(busy)} slots of {self._promotion_limit}",
             )
         # A chunk that has arrived before others of its job may count until the job has ended.
         arrived = {transfer.slot for transfer in loads}
-        if not len(busy) <= self._see.inside.promotions <= len(busy | arrived):
+        if not len(busy) <= self._inside.promotions <= len(busy | arrived):
             self._breach(
                 "promotions are counted",
-                f"{self._see.inside.promotions}, and there are {len(busy)}",
+                f"{self._inside.promotions}, and there are {len(busy)}",
             )
 
     # --- jobs, lookups, figures ----------------------------------------------------------------
 
     def _check_jobs(self) -> None:
-        inside = self._see.inside
-        for tier, ledger in zip(inside.tiers, self._see.ledgers, strict=True):
+        inside = self._inside
+        for tier, ledger in self._pairs():
             client = tier.client
             running, quarantined = inside.running(tier), inside.quarantined(tier)
             if running.keys() != ledger.pending.keys():
@@ -239,7 +237,7 @@ class Rules:
                 )
             for job in ledger.pending.values():
                 reads = job.operation in (Operation.LOOKUP, Operation.LOAD)
-                may_ask = self._see.choosy.get(job.request.request_id)
+                may_ask = self._choosy.get(job.request.request_id)
                 if reads and may_ask is not None and ledger.name not in may_ask:
                     self._breach(
                         "a request asks its own tiers alone",
@@ -264,7 +262,7 @@ class Rules:
                     self._breach("queues are bounded", f"{client.spec.name}: {counted_bytes} bytes")
 
     def _check_breakers(self) -> None:
-        for tier, ledger in zip(self._see.inside.tiers, self._see.ledgers, strict=True):
+        for tier, ledger in self._pairs():
             stats = tier.client.stats
             for direction, tries, is_open in (
                 (Direction.READ, tier.client.takes_reads, stats.reads_open),
@@ -280,9 +278,9 @@ class Rules:
         """Check that chunks withheld from a tier with ``through`` are counted, with the reason."""
         if IS_COMPILED:
             return
-        inside = self._see.inside
-        expected = self._see.manager.stats[0].stored_chunks
-        for tier, ledger in zip(inside.tiers, self._see.ledgers, strict=True):
+        inside = self._inside
+        expected = self._manager.stats[0].stored_chunks
+        for tier, ledger in self._pairs():
             client = tier.client
             if tier.whole_requests or client.spec.runner.store_policy != "through":
                 continue
@@ -301,8 +299,8 @@ class Rules:
 
     def _check_offers(self) -> None:
         """Check that chunks that a tier is believed to have are there, or on their way."""
-        inside = self._see.inside
-        for tier, ledger in zip(inside.tiers, self._see.ledgers, strict=True):
+        inside = self._inside
+        for tier, ledger in self._pairs():
             under_way = {t.key for t in ledger.transfers()} | {
                 t.key for t in inside.collected(tier)
             }
@@ -314,9 +312,9 @@ class Rules:
                     )
 
     def _check_lookups(self) -> None:
-        inside = self._see.inside
+        inside = self._inside
         answering: dict[int, int] = {}
-        for tier, ledger in zip(inside.tiers, self._see.ledgers, strict=True):
+        for tier, ledger in self._pairs():
             for job in ledger.pending.values():
                 if job.operation is Operation.LOOKUP:
                     answering[id(job.tag)] = answering.get(id(job.tag), 0) | tier.bit
@@ -331,12 +329,10 @@ class Rules:
                 )
 
     def _check_usage(self) -> None:
-        usage = self._see.manager.usage()
+        usage = self._manager.usage()
         parts = usage.free + usage.ready + usage.writing + usage.loading + usage.quarantined
-        states = Counter(slot.state for slot in self._see.inside.primary.slots)
-        pinned = sum(
-            slot.pins > 0 for slot in self._see.inside.primary.slots if slot.state is _READY
-        )
+        states = Counter(slot.state for slot in self._inside.primary.slots)
+        pinned = sum(slot.pins > 0 for slot in self._inside.primary.slots if slot.state is _READY)
         counted = states[_FREE], states[_READY], states[_LOADING], pinned
         if (
             parts != usage.slots
@@ -354,14 +350,14 @@ class Rules:
                 self._announced_below[event.tier].difference_update(event.keys)
             else:
                 self._announced_below[event.tier].update(event.keys)
-        readable = {s.key for s in self._see.inside.primary.slots if s.state is _READY}
+        readable = {s.key for s in self._inside.primary.slots if s.state is _READY}
         if self._announced != readable:
             differing = [short(key) for key in sorted(self._announced ^ readable)]
             self._breach("events agree with the primary tier", str(differing))
-        if self._see.policy.known != readable:
-            differing = [short(key) for key in sorted(self._see.policy.known ^ readable)]
+        if self._policy.known != readable:
+            differing = [short(key) for key in sorted(self._policy.known ^ readable)]
             self._breach("the policy knows exactly the readable chunks", str(differing))
-        for ledger in self._see.ledgers:
+        for ledger in self._ledgers:
             for removed, expected in ((False, ledger.stored), (True, ledger.removed)):
                 said = [
                     key

@@ -19,20 +19,6 @@ def soak(
     processes: int | None = None,
     on_progress: Callable[[SimulationReport], None] | None = None,
 ) -> SimulationReport:
-    """Play one simulation for each of many seeds.
-
-    Args:
-        first_seed: the first seed; the others follow it.
-        seeds: number of seeds.
-        processes: number of processes; one for each core by default.
-        on_progress: called with the figures so far after each seed.
-
-    Returns:
-        The figures of all simulations.
-
-    Raises:
-        Breach: the first breach that was found; no other seed is started after it.
-    """
     total = SimulationReport()
     with _outcomes(range(first_seed, first_seed + seeds), processes) as outcomes:
         for outcome in outcomes:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from kvtier_sdk.contract import StoreMoment
 from kvtier_sdk.core_form import IS_COMPILED
-from kvtier_sdk.tiering.managed_tier import ManagedTier
+from kvtier_sdk.tiering.cascade import ManagedTier
 from kvtier_sdk.types import OffloadKey
 from support.simulation.breach import short
 from support.simulation.inside import Inside
@@ -18,9 +18,6 @@ class SpillRule:
 
     Attributes:
         resetting: true during a reset, when chunks are forgotten, not evicted.
-
-    Args:
-        on_breach: called with a broken rule and the reason; raises.
     """
 
     def __init__(self, on_breach: Callable[[str, str], None]) -> None:
@@ -59,11 +56,7 @@ class SpillRule:
                 )
 
     def step_ended(self, readable: set[OffloadKey]) -> None:
-        """Note the end of a step.
-
-        Args:
-            readable: the readable chunks.
-        """
+        """Note the end of a step."""
         for tier, ledger in self._owed:
             if not tier.client.takes_stores:
                 self._let_go[ledger.name] |= readable

@@ -10,11 +10,7 @@ from kvtier_sdk.types import OffloadKey, Region, RequestContext
 
 
 class WatchedMemory:
-    """The pool as a runner sees it; it knows the slot of each view.
-
-    Args:
-        pool: the memory.
-    """
+    """The pool as a runner sees it; it knows the slot of each view."""
 
     def __init__(self, pool: HostPool) -> None:
         self._pool = pool
@@ -24,12 +20,10 @@ class WatchedMemory:
 
     @property
     def chunk_bytes(self) -> int:
-        """Payload of a slot."""
         return self._pool.chunk_bytes
 
     @property
     def region(self) -> Region:
-        """All slots."""
         return self._pool.region
 
     def padded_view(self, slot: int, alignment: int, holder: str = "") -> memoryview:
@@ -45,7 +39,6 @@ class WatchedMemory:
         return self._slots.get(id(view))
 
     def release(self) -> None:
-        """Release all views."""
         self._views.clear()
         self._slots.clear()
 
@@ -55,12 +48,6 @@ class WatchedPolicy(EvictionPolicy):
 
     Attributes:
         known: the chunks that it knows.
-
-    Args:
-        policy: the policy that decides.
-        on_breach: called with a broken rule and the reason.
-        on_insert: called with a chunk that has become readable.
-        on_remove: called with a chunk that is gone.
     """
 
     def __init__(

@@ -29,7 +29,7 @@ from support.simulation.inside import Inside
 from support.simulation.ledger import Ledger, WatchedRunner
 from support.simulation.plan import CHUNK_BYTES, Plan, TierPlan, draw_plan
 from support.simulation.report import SimulationReport
-from support.simulation.rules import Evidence, Rules
+from support.simulation.rules import Rules
 from support.simulation.spilling import SpillRule
 from support.simulation.tier import (
     PaddedSimulatedTier,
@@ -52,18 +52,6 @@ _RECOVERY_S = 2.0
 
 
 def simulate(seed: int, *, echo: Callable[[str], None] | None = None) -> SimulationReport:
-    """Play a simulation.
-
-    Args:
-        seed: decides everything.
-        echo: called with each action in words.
-
-    Returns:
-        The report.
-
-    Raises:
-        Breach: a rule was broken; it names the rule, and a way to repeat the breach.
-    """
     with _errors_of_the_sdk(lambda message: world.note_error(message)):
         world = World(seed, echo)
         try:
@@ -77,12 +65,7 @@ def simulate(seed: int, *, echo: Callable[[str], None] | None = None) -> Simulat
 
 
 class World:
-    """A manager, its tiers, an engine, and their watches.
-
-    Args:
-        seed: decides everything.
-        echo: called with each action in words.
-    """
+    """A manager, its tiers, an engine, and their watches."""
 
     def __init__(self, seed: int, echo: Callable[[str], None] | None = None) -> None:
         self.seed = seed
@@ -142,17 +125,15 @@ class World:
             resetting=self._resetting,
         )
         self.rules = Rules(
-            Evidence(
-                self.manager,
-                self.inside,
-                self.device,
-                self.ledgers,
-                self.tiers,
-                self.policy,
-                self.engine.choosy,
-                promotion_limit=self.plan.slots - round(self.plan.slots * self.plan.store_reserve),
-            ),
-            self.breach,
+            self.manager,
+            self.inside,
+            self.device,
+            self.ledgers,
+            self.tiers,
+            self.policy,
+            self.engine.choosy,
+            promotion_limit=self.plan.slots - round(self.plan.slots * self.plan.store_reserve),
+            on_breach=self.breach,
         )
 
     def breach(self, rule: str, message: str) -> None:
@@ -180,13 +161,11 @@ class World:
             runner.discard()
 
     def close(self) -> None:
-        """Release the pool's memory."""
         self.device.close()
         self.memory.release()
         self.pool.close()
 
     def play(self) -> None:
-        """Play the simulation to its end."""
         for _ in range(self.plan.steps):
             self._step()
         if self.plan.ends == "shut down":
@@ -218,7 +197,6 @@ class World:
                 )
 
     def report(self) -> SimulationReport:
-        """Return the report."""
         counts = Counter(self.engine.counts)
         for ledger, weather in zip(self.ledgers, self.weathers, strict=True):
             counts.update(ledger.counts)

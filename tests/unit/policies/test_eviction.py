@@ -202,17 +202,6 @@ def test_a_ghost_of_the_second_list_gives_it_its_share_back() -> None:
     assert policy._target == 0
 
 
-def test_the_share_of_those_used_once_is_at_most_everything() -> None:
-    policy = ARCPolicy()
-    policy.open(1)
-    for key in (b"a", b"b"):
-        for _ in range(2):
-            policy.on_insert(key, None, 0, REQUEST)
-            policy.on_remove(key)
-            check_arc(policy, 1)
-    assert policy._target == 1
-
-
 @pytest.mark.parametrize("policy", [ARCPolicy, PrefixPolicy])
 def test_a_policy_that_needs_the_capacity_says_that_it_was_not_opened(
     policy: type[EvictionPolicy],

@@ -35,11 +35,6 @@ def test_it_hits_much_more_where_chats_pause_for_longer_than_the_pool_lasts() ->
     assert prefix > 1.08 * lru
 
 
-def test_the_same_workload_has_the_same_hits_again() -> None:
-    workload = generate("many agents", 500, seed=4)
-    assert count_hits(workload, PrefixPolicy(), 500) == count_hits(workload, PrefixPolicy(), 500)
-
-
 #: Requests of a small tree of prefixes: what a chunk is follows from those before it.
 PATHS = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=6), min_size=1, max_size=60)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 from support.engine import KEYS, A, B, Engine
@@ -23,6 +23,10 @@ def key_of(number: int) -> OffloadKey:
     return make_offload_key(random.Random(number).randbytes(32))
 
 
+def slot_of(number: int) -> Slot:
+    return Slot(0, key_of(number))
+
+
 class Rig:
     """A least recently used cache behind an admission, and nothing in front of it."""
 
@@ -37,9 +41,8 @@ class Rig:
         self.was_read: set[OffloadKey] = set()
 
     def play(self, numbers: Iterator[int]) -> None:
-        for key in map(key_of, numbers):
-            slot = Slot(0)
-            slot.key = key
+        for slot in map(slot_of, numbers):
+            key = slot.key
             if key in self.cache:
                 self.hits += 1
                 self.cache.move_to_end(key)
@@ -57,9 +60,7 @@ class Rig:
                     self.admission.removed([victim], evicted=True)
 
     def takes(self, number: int) -> bool:
-        slot = Slot(0)
-        slot.key = key_of(number)
-        return bool(self.admission.choose([slot]))
+        return bool(self.admission.choose([slot_of(number)]))
 
 
 def popular_and_passing(count: int, popular: int, seed: int = 0) -> Iterator[int]:
@@ -116,16 +117,26 @@ def test_in_a_large_tier_they_are_estimated_from_a_sample() -> None:
     assert len(rig.admission._was_read) <= 1024
 
 
+def limit(engine: Engine, chunks: int) -> None:
+    """Give the tier a capacity of a number of chunks."""
+    tier = engine.tiers[0]
+    capacity = {"capacity_bytes": chunks * tier.context.object_bytes}
+    tier.config = tier.config.model_copy(update=capacity)
+
+
+def store_each(engine: Engine, keys: Iterable[OffloadKey], steps: int = 1) -> None:
+    for key in keys:
+        engine.store(A, key)
+        for _ in range(steps):
+            engine.step()
+
+
 def thrashed(make: EngineFactory, **options: object) -> Engine:
     """A tier of eight chunks; of twelve chunks that it was offered in turn, four come back."""
     engine = make(slots=4, **options)
-    tier = engine.tiers[0]
-    limit = 8 * tier.context.object_bytes
-    tier.config = tier.config.model_copy(update={"capacity_bytes": limit})
+    limit(engine, 8)
     for first in range(4, 324, 8):
-        for key in (*KEYS[:4], *KEYS[first : first + 8]):
-            engine.store(A, key)
-            engine.step()
+        store_each(engine, (*KEYS[:4], *KEYS[first : first + 8]))
     engine.step()
     return engine
 
@@ -144,9 +155,7 @@ def test_a_refused_chunk_is_offered_again_when_it_is_used(make: EngineFactory) -
 
 def test_a_chunk_that_is_computed_again_is_stored(make: EngineFactory) -> None:
     engine = thrashed(make)
-    for key in (KEYS[500], *KEYS[600:610], KEYS[500]):
-        engine.store(A, key)
-        engine.step()
+    store_each(engine, (KEYS[500], *KEYS[600:610], KEYS[500]))
     assert KEYS[500] in engine.tiers[0]._objects
     assert not set(KEYS[600:610]) & set(engine.tiers[0]._objects)
     engine.at_rest()
@@ -155,17 +164,11 @@ def test_a_chunk_that_is_computed_again_is_stored(make: EngineFactory) -> None:
 def test_a_spilling_tier_is_owed_only_what_was_seen_before(make: EngineFactory) -> None:
     engine = thrashed(make, store_policy="on_evict")
     refused = engine.manager.stats[1].not_admitted_chunks
-    for key in KEYS[500:520]:
-        engine.store(A, key)
-        engine.step()
-        engine.step()
+    store_each(engine, KEYS[500:520], steps=2)
     assert engine.manager.stats[1].not_admitted_chunks >= refused + 20
     assert engine.settle(B, KEYS[519]) == ["HIT"]
     engine.load(B, KEYS[519])
-    for key in KEYS[520:530]:
-        engine.store(A, key)
-        engine.step()
-        engine.step()
+    store_each(engine, KEYS[520:530], steps=2)
     assert KEYS[519] in engine.tiers[0]._objects
     engine.at_rest()
 
@@ -188,8 +191,7 @@ def test_an_operators_delete_teaches_no_capacity_and_is_no_eviction(make: Engine
     """The tier has room for 200 chunks, and never holds more than 100."""
     engine = make(slots=4)
     tier = engine.tiers[0]
-    limit = 200 * tier.context.object_bytes
-    tier.config = tier.config.model_copy(update={"capacity_bytes": limit})
+    limit(engine, 200)
     for number, key in enumerate(KEYS[:800]):
         engine.store(A, key)
         engine.step()
@@ -209,9 +211,7 @@ def test_what_an_operator_deletes_from_a_full_tier_is_room(make: EngineFactory) 
     asyncio.run(tier.delete(list(tier._objects)))
     engine.step()
     assert not stats.is_selective
-    for key in KEYS[500:508]:
-        engine.store(A, key)
-        engine.step()
+    store_each(engine, KEYS[500:508])
     assert set(tier._objects) == set(KEYS[500:508])
     engine.at_rest()
 
@@ -226,9 +226,7 @@ def test_refusing_ends_when_the_tier_counts_less_than_its_capacity(
         tier.config = tier.config.model_copy(update={"capacity_bytes": None})
         # Until the tier is asked how full it is.
         engine.steps(5.0)
-        for key in KEYS[500:1500]:
-            engine.store(A, key)
-            engine.step()
+        store_each(engine, KEYS[500:1500])
         engine.step()
     assert not stats.is_selective
     assert set(KEYS[500:1500]) <= set(tier._objects)
@@ -302,11 +300,7 @@ def test_what_other_programs_write_is_no_matter_to_a_tier_that_filled_its_capaci
 def test_a_tier_that_nothing_comes_back_to_is_refused_nothing(make: EngineFactory) -> None:
     """Neither model has a hit, so none has more."""
     engine = make(slots=4)
-    tier = engine.tiers[0]
-    limit = 8 * tier.context.object_bytes
-    tier.config = tier.config.model_copy(update={"capacity_bytes": limit})
-    for key in KEYS[:400]:
-        engine.store(A, key)
-        engine.step()
+    limit(engine, 8)
+    store_each(engine, KEYS[:400])
     assert engine.manager.stats[1].not_admitted_chunks == 0
     engine.at_rest()

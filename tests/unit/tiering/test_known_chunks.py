@@ -82,7 +82,7 @@ def test_what_left_the_tier_while_a_job_moved_it_is_not_known(
     engine.step()
     engine.step()
     assert [client.knows(key) for key in KEYS[:2]] == [False, True]
-    assert not client._removals
+    assert not client.jobs.removals
 
 
 def test_a_load_does_not_fall_through_to_a_tier_that_the_chunk_has_left(
@@ -152,18 +152,15 @@ def test_a_tier_is_not_passed_over_for_a_later_one_that_is_known_to_have_it(
     assert engine.tiers[1].called() == ["lookup"]
 
 
-def test_a_tier_that_may_not_be_asked_is_not_read(make: EngineFactory) -> None:
+@pytest.mark.parametrize("is_drained", [True, False])
+def test_a_tier_that_is_taken_out_or_may_not_be_asked_is_not_read(
+    make: EngineFactory, is_drained: bool
+) -> None:
     engine = with_known(make)
     choosy = RequestContext("choosy")
-    engine.manager.on_new_request(choosy, [])
+    engine.manager.on_new_request(choosy, None if is_drained else [])
+    engine.manager.clients[0].is_drained = is_drained
     assert engine.settle(choosy, *KEYS[:4]) == ["MISS"] * 4
-    assert engine.tiers[0].calls == []
-
-
-def test_a_tier_that_is_taken_out_is_not_read(make: EngineFactory) -> None:
-    engine = with_known(make)
-    engine.manager.clients[0].is_drained = True
-    assert engine.settle(B, *KEYS[:4]) == ["MISS"] * 4
     assert engine.tiers[0].calls == []
 
 

@@ -71,21 +71,3 @@ def test_a_bound_and_a_fixed_time_take_the_place_of_what_was_learnt(
     make: EngineFactory, options: dict[str, object]
 ) -> None:
     assert answers_after(computing(make, **options), 0.1) == ["MISS"] * 4
-
-
-def test_a_lookup_never_has_longer_than_its_bound(make: EngineFactory) -> None:
-    engine = computing(make, manager={"recompute_s": 3600.0})
-    assert answers_after(engine, 1.2) == ["MISS"] * 4
-
-
-def test_a_load_that_would_take_longer_than_recomputing_is_a_miss(make: EngineFactory) -> None:
-    engine = computing(make, lookup_deadline="1s")
-    slow_down(engine, 0.2)
-    engine.look(B, KEYS[0])
-    engine.step(0.2)
-    engine.look(B, KEYS[0])
-    engine.step(0.2)
-    assert engine.look(B, KEYS[0]) == ["HIT"], "nothing was known of the tier's speed"
-    slow_down(engine, 0.0)
-    assert engine.settle(B, *KEYS[1:4]) == ["MISS"] * 3
-    assert engine.manager.stats[0].misses == {"slower_than_recompute": 3}

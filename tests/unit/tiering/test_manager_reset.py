@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import pytest
 from support.engine import (
-    CHUNK_BYTES,
     KEYS,
     A,
     B,
@@ -84,15 +83,6 @@ def test_a_chunk_on_its_way_into_a_tier_is_purged_once_it_is_there(make: EngineF
     assert (purge.left, purge.forgotten) == ([], 1)
 
 
-def test_a_tier_keeps_what_it_has(make: EngineFactory) -> None:
-    engine = make()
-    stored_below(engine, KEYS[0])
-    engine.manager.reset_cache()
-    assert engine.settle(B, KEYS[0]) == ["HIT"]
-    engine.load(B, KEYS[0])
-    engine.at_rest()
-
-
 def test_an_answer_to_a_question_of_before_means_nothing(make: EngineFactory) -> None:
     engine = make()
     stored_below(engine, KEYS[0])
@@ -107,21 +97,6 @@ def test_an_answer_to_a_question_of_before_means_nothing(make: EngineFactory) ->
     assert engine.settle(B, KEYS[0]) == ["HIT"]
 
 
-def test_a_late_load_does_not_write_into_a_slot_that_was_given_away(make: EngineFactory) -> None:
-    engine = make(slots=2)
-    start_promotion(engine, KEYS[0])
-    gate = engine.tiers[0].gate = asyncio.Event()
-    engine.step()
-    engine.manager.reset_cache()
-    assert engine.manager.usage().quarantined == 1
-    assert engine.manager.prepare_store([KEYS[1], KEYS[2]], A).rejected_keys == [KEYS[2]]
-    engine.manager.complete_store([KEYS[1]], A, success=False)
-    gate.set()
-    engine.at_rest()
-    assert engine.settle(B, KEYS[0]) == ["HIT"], "asked and loaded anew"
-    engine.load(B, KEYS[0])
-
-
 def test_a_load_that_was_not_handed_over_is_withdrawn(make: EngineFactory) -> None:
     engine = make()
     start_promotion(engine, KEYS[0])
@@ -130,45 +105,6 @@ def test_a_load_that_was_not_handed_over_is_withdrawn(make: EngineFactory) -> No
     assert engine.manager.usage().free == 8
     engine.at_rest()
     assert "load" not in [name for name, _ in engine.tiers[0].calls]
-
-
-def test_slots_that_the_device_may_write_wait_until_it_has_ended(make: EngineFactory) -> None:
-    engine = make(slots=2, tiers=0)
-    late = engine.manager.prepare_store(KEYS[:2], A)
-    engine.manager.reset_cache()
-    assert engine.manager.prepare_store([KEYS[2]], A).keys_to_store == []
-    for slot in late.slots:
-        engine.pool.view(slot)[:] = b"x" * CHUNK_BYTES
-    engine.manager.on_reset_flushed()
-    engine.store(A, KEYS[2])
-    assert engine.look(B, KEYS[2]) == ["HIT"]
-    engine.load(B, KEYS[2])
-    engine.at_rest()
-
-
-def test_slots_that_the_device_may_read_wait_until_it_has_ended(make: EngineFactory) -> None:
-    engine = make(slots=1, tiers=0)
-    engine.store(A, KEYS[0])
-    assert engine.look(B, KEYS[0]) == ["HIT"]
-    engine.manager.prepare_load([KEYS[0]], B)
-    engine.manager.reset_cache()
-    assert engine.manager.prepare_store([KEYS[1]], A).keys_to_store == []
-    engine.manager.on_reset_flushed()
-    assert engine.manager.prepare_store([KEYS[1]], A).keys_to_store == [KEYS[1]]
-    engine.manager.complete_store([KEYS[1]], A)
-    engine.at_rest()
-
-
-def test_slots_that_a_tier_reads_wait_until_it_has_ended(make: EngineFactory) -> None:
-    engine = make(slots=1)
-    gate = engine.tiers[0].gate = asyncio.Event()
-    engine.store(A, KEYS[0])
-    engine.step()
-    engine.manager.reset_cache()
-    assert engine.manager.usage().quarantined == 1
-    gate.set()
-    engine.at_rest()
-    assert bytes(engine.tiers[0]._objects[KEYS[0]][-4:]) == (KEYS[0] * CHUNK_BYTES)[60:64]
 
 
 def test_requests_live_on_and_those_that_ended_do_not(make: EngineFactory) -> None:

@@ -24,13 +24,6 @@ def below(engine: Engine, tier: int = 0) -> set[bytes]:
     return set(engine.tiers[tier]._objects)
 
 
-def test_on_evict_a_tier_gets_nothing_while_there_is_room(make: EngineFactory) -> None:
-    engine = make(slots=8, store_policy="on_evict")
-    engine.store(A, *KEYS[:4])
-    engine.at_rest()
-    assert below(engine) == set()
-
-
 def test_on_evict_a_tier_gets_what_leaves_and_nothing_else(make: EngineFactory) -> None:
     engine = make(slots=4, store_policy="on_evict", manager={"store_reserve": 0.0})
     engine.store(A, *KEYS[:4])
@@ -172,20 +165,6 @@ def test_a_tier_of_whole_requests_is_sent_a_chunk_once(make: EngineFactory) -> N
     assert sorted(stored) == sorted(KEYS[:50])
 
 
-def test_followers_of_a_prompt_in_flight_send_it_once(make: EngineFactory) -> None:
-    engine = make(offload_policy="request")
-    engine.manager.prepare_store(KEYS[:2], A)
-    for turn in range(5):
-        request = RequestContext(f"follower-{turn}")
-        engine.manager.on_new_request(request)
-        assert engine.look(request, *KEYS[:2])[0] == "HIT_PENDING"
-        assert engine.manager.prepare_store(KEYS[:2], request).keys_to_store == []
-    engine.manager.complete_store(KEYS[:2], A)
-    engine.at_rest()
-    stored = [key for name, keys in engine.tiers[0].calls if name == "store" for key in keys]
-    assert sorted(stored) == sorted(KEYS[:2])
-
-
 def test_the_tail_of_a_prompt_gets_into_a_queue_that_its_head_fills(make: EngineFactory) -> None:
     engine = make(offload_policy="request", max_queue=4 * CHUNK_BYTES)
     engine.store(A, *KEYS[:6])
@@ -251,20 +230,6 @@ def test_a_preempted_request_comes_back_with_its_store_in_flight(make: EngineFac
     engine.tiers[0].gate.set()
     engine.at_rest()
     assert below(engine) == set(KEYS[:3])
-
-
-def test_a_request_that_is_fully_cached_stores_nothing(make: EngineFactory) -> None:
-    engine = make()
-    engine.store(A, *KEYS[:3])
-    engine.at_rest()
-    assert engine.settle(B, *KEYS[:3]) == ["HIT"] * 3
-    engine.load(B, *KEYS[:3])
-    output = engine.manager.prepare_store(KEYS[:3], B)
-    assert (output.keys_to_store, output.slots, output.rejected_keys) == ([], [], [])
-    engine.manager.complete_store([], B)
-    engine.manager.on_request_finished(B)
-    engine.at_rest()
-    assert [name for name, _ in engine.tiers[0].calls].count("store") == 1
 
 
 @pytest.mark.parametrize("text", ["after_hits", "after_hits:0", "after_hits:x", "through:1"])

@@ -33,7 +33,7 @@ with warnings.catch_warnings():
     import kvtier_vllm as ours
     from kvtier_sdk import ConfigError
     from kvtier_sdk.metrics import METRICS, Histogram, TierStats
-    from kvtier_sdk.tiering.lookups import MOST_CHUNKS
+    from kvtier_sdk.tiering.search import MOST_CHUNKS
     from kvtier_vllm import compat
     from kvtier_vllm.copies import KVTierOffloadingWorker
     from kvtier_vllm.manager import KVTierOffloadingManager
