@@ -32,7 +32,6 @@ from connector_loop import ConnectorLoop, Side
 from runner import Benchmark, Sample, positive
 
 from kvtier_sdk import (
-    Clock,
     HostPool,
     Job,
     JobResult,
@@ -46,7 +45,7 @@ from kvtier_sdk import (
 )
 from kvtier_sdk.cli.replay import ReplayRequest, chat_workload, read_trace
 from kvtier_sdk.engine import TieringManager
-from kvtier_sdk.runner import ThreadRunner, TierLoop
+from kvtier_sdk.runner import ThreadRunner
 from kvtier_sdk.runner.jobs import Report
 
 _POLL_S = 50e-6
@@ -184,16 +183,8 @@ class KVTierSide:
             return
         spec = TierSpec.from_url(url, **dict.fromkeys(_DEADLINES, _PATIENT_S))
 
-        def make_loop(report: Callable[[Report], None]) -> TierLoop:
-            return TierLoop(
-                spec,
-                namespace=Namespace({"engine": "benchmark"}),
-                memory=self._pool,
-                clock=clock,
-                report=report,
-            )
-
-        self._runner = _CountingRunner(spec.name, make_loop, clock)
+        namespace = Namespace({"engine": "benchmark"})
+        self._runner = _CountingRunner(spec, namespace=namespace, pool=self._pool, clock=clock)
         self.manager.add_tier(spec, self._runner)
 
     def context(self, request: ReplayRequest) -> RequestContext:
@@ -226,19 +217,12 @@ class KVTierSide:
 class _CountingRunner(ThreadRunner):
     """A runner that counts jobs, so that the benchmark can wait until all are reported."""
 
-    def __init__(
-        self, name: str, make_loop: Callable[[Callable[[Report], None]], TierLoop], clock: Clock
-    ) -> None:
-        def make_counted(report: Callable[[Report], None]) -> TierLoop:
-            def counted(one: Report) -> None:
-                report(one)
-                self._reported += isinstance(one, JobResult)
+    _submitted = 0
+    _reported = 0
 
-            return make_loop(counted)
-
-        super().__init__(name, make_counted, clock)
-        self._submitted = 0
-        self._reported = 0
+    def _take_report(self, report: Report) -> None:
+        super()._take_report(report)
+        self._reported += isinstance(report, JobResult)
 
     def submit(self, jobs: Sequence[Job]) -> Sequence[JobResult]:
         self._submitted += len(jobs)
