@@ -237,7 +237,9 @@ class TieringManager:
             return _HIT
         if slot.state is _LOADING and key not in state.claims:
             self._promotions.join(slot, state)
-        state.wait_in(self._primary.step).note_slot(slot)
+        wait = state.wait_in(self._primary.step)
+        if wait.slot is None:
+            wait.note_slot(slot)
         return _HIT_PENDING
 
     def is_waiting(self, request: RequestContext) -> bool:

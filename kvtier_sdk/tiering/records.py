@@ -235,17 +235,18 @@ class Wait:
         prefix: the first and the last chunk of the prefix that was looked up as a whole.
         hits: the number of its chunks from the start that were there or on their way.
         put_off: a chunk whose lookup begins once fewer others are pending.
+        slot: the first slot on its way that a lookup found.
     """
 
     __slots__ = (
         "_key",
         "_lookups",
-        "_slot",
         "_state",
         "hits",
         "latest",
         "prefix",
         "put_off",
+        "slot",
         "step",
     )
 
@@ -256,7 +257,7 @@ class Wait:
         self.hits = 0
         self.put_off: OffloadKey | None = None
         self._lookups: list[tuple[PendingLookup, int]] = []
-        self._slot: Slot | None = None
+        self.slot: Slot | None = None
         self._key: OffloadKey = b""
         self._state: SlotState = SlotState.FREE
 
@@ -266,12 +267,11 @@ class Wait:
 
     def note_slot(self, slot: Slot) -> None:
         """Watch the first chunk on its way: the request cannot go on before it has arrived."""
-        if self._slot is None:
-            self._slot, self._key, self._state = slot, slot.key, slot.state
+        self.slot, self._key, self._state = slot, slot.key, slot.state
 
     def is_over(self, now_s: float) -> bool:
         """Return true if a tier has answered, a deadline has passed, or the first slot changed."""
-        slot = self._slot
+        slot = self.slot
         if slot is not None and (slot.state is not self._state or slot.key != self._key):
             return True
         for pending, waiting in self._lookups:
@@ -349,9 +349,10 @@ class RequestState:
 
     def wait_in(self, step: int) -> Wait:
         """Return the wait of this step's lookups, a new one if there is none."""
-        if self.wait is None or self.wait.step != step:
-            self.wait = Wait(step)
-        return self.wait
+        wait = self.wait
+        if wait is None or wait.step != step:
+            self.wait = wait = Wait(step)
+        return wait
 
     def held_slots(self) -> list[int]:
         """Return the slots that the request holds for copies to the device."""
