@@ -118,6 +118,9 @@ class Promotions:
             promotion.waiters.remove(state)
         elif not promotion.claims:
             self._vacate(slot)
+        if promotion.pending.is_known:
+            # No tier has answered, and the chunk may leave its tier.
+            state.asked.pop(key, None)
         self._primary.unpin(slot)
         return promotion.tier
 

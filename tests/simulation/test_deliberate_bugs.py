@@ -151,7 +151,7 @@ def what_left_during_its_load_is_known(
     return keys if job.operation is Operation.LOAD else kept
 
 
-@bug("a load rests on an answer", seed=2369)
+@bug("a load rests on an answer", seed=3739)
 def what_was_loaded_during_a_purge_is_known(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(KnownChunks, "found", lambda self, job, keys: self.add(keys))
 

@@ -63,6 +63,23 @@ def test_what_the_tier_has_reported_removed_is_asked_for(make: EngineFactory) ->
     assert misses(engine) == {"absent": 1}
 
 
+def test_a_request_that_asks_again_after_a_load_knows_what_has_left_the_tier_since(
+    make: EngineFactory,
+) -> None:
+    engine = with_known(make)
+    engine.settle(B, KEYS[0])
+    engine.load(B, KEYS[0])
+    for key in KEYS[100 : 100 + 2 * engine.pool.slots]:
+        engine.store(A, key)
+        engine.step()
+        engine.step()
+    engine.tiers[0]._remove(KEYS[:1])
+    engine.step()
+    engine.tiers[0].calls.clear()
+    assert engine.settle(B, KEYS[0]) == ["MISS"]
+    assert engine.tiers[0].called() == ["lookup"]
+
+
 @pytest.mark.parametrize("operation", ["store", "load"])
 def test_what_left_the_tier_while_a_job_moved_it_is_not_known(
     make: EngineFactory, operation: str
