@@ -36,6 +36,7 @@ class S3Server:
         options: further options of ``rclone serve s3``.
         buckets: names of the buckets; made if they are missing.
         scheme: ``https`` if the options make it speak TLS.
+        auth: false for a server that answers requests without a signature.
     """
 
     def __init__(
@@ -44,12 +45,14 @@ class S3Server:
         *options: str,
         buckets: tuple[str, ...] = ("kv",),
         scheme: str = "http",
+        auth: bool = True,
     ) -> None:
         self.port = _free_port()
         self._scheme = scheme
         self.buckets = directory / "buckets"
         self._log = directory / "s3-server.log"
         self._options = options
+        self._auth = auth
         #: The only account's key, which :meth:`start` reads.
         self.secret_access_key = SECRET_ACCESS_KEY
         self._process: subprocess.Popen[bytes] | None = None
@@ -115,12 +118,9 @@ class S3Server:
             S3ServerError: it does not start.
         """
         command = [_rclone(), "serve", "s3", "--addr", f"127.0.0.1:{self.port}"]
-        command += [
-            "--auth-key",
-            f"{ACCESS_KEY_ID},{self.secret_access_key}",
-            "--config",
-            os.devnull,
-        ]
+        if self._auth:
+            command += ["--auth-key", f"{ACCESS_KEY_ID},{self.secret_access_key}"]
+        command += ["--config", os.devnull]
         command += [*self._options, str(self.buckets)]
         with open(self._log, "ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
