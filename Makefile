@@ -36,7 +36,7 @@ REQUESTS ?= 4000
 MINUTES ?= 60
 TRIES ?= 3
 
-.PHONY: help setup redis-server memcached chromium prometheus mooncake servers fuse test test-reader chaos reliability fuzz endurance search test-trace wheels compiled test-wheels check format demo bench bench-backends \
+.PHONY: help setup redis-server memcached chromium prometheus mooncake azurite servers fuse test test-reader chaos reliability fuzz endurance search test-trace wheels compiled test-wheels check format demo bench bench-backends \
 	bench-interference bench-core bench-peers bench-scheduler bench-worker bench-vllm messages gpu-bundle soak docs clean setup-vllm test-vllm test-vllm-compiled test-kernel test-vllm-next demo-vllm \
 	setup-lmcache test-lmcache test-lmcache-own setup-sglang test-sglang test-engines
 
@@ -119,7 +119,16 @@ mooncake:
 		|| { echo "libraries are missing and could not be installed: as root, apt-get install libibverbs1 libnuma1 libcurl4" >&2; exit 1; }
 
 # Everything that a test starts.
-servers: redis-server memcached chromium prometheus mooncake
+servers: redis-server memcached chromium prometheus mooncake azurite
+
+# Azure's emulator. Its tests are skipped where there is no npm.
+azurite: .azurite/.setup
+.azurite/.setup:
+	@mkdir -p .azurite
+	@if command -v npm >/dev/null; \
+	then npm install --prefix .azurite --no-audit --no-fund --silent azurite@3.35.0; \
+	else echo "npm is missing: tests with Azurite are skipped" >&2; fi
+	@touch $@
 
 $(VENV)/.setup: pyproject.toml $(wildcard backends/*/pyproject.toml engines/*/pyproject.toml) requirements-dev.txt
 	$(PYTHON) -m venv $(VENV)
@@ -127,7 +136,7 @@ $(VENV)/.setup: pyproject.toml $(wildcard backends/*/pyproject.toml engines/*/py
 		-r requirements-dev.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
 		-e '.[cli,metrics,seal,testing,torch,uvloop,yaml]' -e backends/file -e backends/redis \
-		-e backends/s3 -e backends/mooncake -e engines/vllm -e engines/lmcache -e engines/sglang
+		-e backends/s3 -e backends/obstore -e backends/mooncake -e engines/vllm -e engines/lmcache -e engines/sglang
 	@touch $@
 
 # On one event loop; test-wheels tests connections and backends on asyncio's too.

@@ -53,11 +53,13 @@ def main() -> None:
     full = "file: there is room for the chunks of one round, and each store removes another"
     bench.option("--full", action="store_true", help=full)
     bench.option("--sealed", action="store_true", help="file: the tier with aes-gcm too")
+    bench.option("--tls", action="store_true", help="s3: over https")
     options = bench.parse()
-    of_files = {name: True for name in ("keep", "full", "sealed") if getattr(options, name)}
+    chosen = ("keep", "full", "sealed", "tls")
+    of_subject = {name: True for name in chosen if getattr(options, name)}
     for backend in options.backend:
         make_subject = getattr(import_module(f"ways.{backend}_ways"), SUBJECTS[backend])
-        with closing(make_subject(options.root, **of_files)) as subject:
+        with closing(make_subject(options.root, **of_subject)) as subject:
             for kib in options.kib:
                 work = _work(subject, kib * 1024, options.total, options.at_a_time)
                 ways = subject.ways(work)

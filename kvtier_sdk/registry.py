@@ -49,6 +49,7 @@ _PUBLISHED = {
     "mooncake": "kvtier-mooncake",
     **dict.fromkeys(("redis", "rediss", "redis+unix"), "kvtier-redis"),
     "s3": "kvtier-s3",
+    **dict.fromkeys(("obstore", "gs", "az"), "kvtier-obstore"),
 }
 
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""S3: the tier, obstore, and bare sockets to the same server."""
+"""S3: the tier, the obstore tier, obstore, and bare sockets to the same server."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,6 +15,7 @@ import botocore.session
 import obstore
 from botocore.config import Config
 from obstore.store import S3Store
+from support.papers import make_papers
 from support.s3_server import ACCESS_KEY_ID, REGION, SECRET_ACCESS_KEY, S3Server
 
 from ways.tier_way import TierWay
@@ -27,7 +29,7 @@ _HEAD_BYTES = 4096
 class Obstore(ClientWay):
     """obstore's ``put_async`` and ``get_async``."""
 
-    def __init__(self, work: Work, endpoint: str, place: str) -> None:
+    def __init__(self, work: Work, endpoint: str, place: str, client: Mapping[str, Any]) -> None:
         super().__init__(work)
         self._place = place
         self._store = S3Store(
@@ -38,7 +40,7 @@ class Obstore(ClientWay):
             region=REGION,
             # As in the tier: a payload's digest would cost more than the rest of a request.
             unsigned_payload=True,
-            client_options={"allow_http": True},
+            client_options={"allow_http": True, **client},
         )
 
     async def put(self, number: int, value: bytes) -> None:
@@ -144,11 +146,19 @@ def _fill(sock: socket.socket, views: Sequence[memoryview]) -> None:
 
 
 class S3Subject(Subject):
-    """A dedicated S3 server, rclone's, on the loopback."""
+    """A dedicated S3 server, rclone's, on the loopback; with ``tls`` over https."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, tls: bool = False) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="kvtier-bench-", dir=root)
-        self._server = S3Server(Path(self._directory.name), buckets=(_BUCKET,))
+        directory = Path(self._directory.name)
+        self._ca: str | None = None
+        options: list[str] = []
+        if tls:
+            papers = make_papers(directory)
+            self._ca, (cert, key) = papers.ca, papers.server
+            options = ["--cert", cert, "--key", key]
+        scheme = "https" if tls else "http"
+        self._server = S3Server(directory, *options, buckets=(_BUCKET,), scheme=scheme)
         self._server.start()
 
     def close(self) -> None:
@@ -166,13 +176,19 @@ class S3Subject(Subject):
             # Each round has its own directory, since the server caches a directory's content.
             return f"round-{work.chunk_bytes}-{number}"
 
-        def tier(number: int) -> Way:
+        def tier(number: int, **more: object) -> Way:
             where = f"{_BUCKET}/{place(number)}"
             self._server.make_shards(f"{where}/{TierWay.namespace.fingerprint}")
-            return TierWay(work, url=self._server.tier_url(where, connections=work.at_a_time))
+            ca = {} if self._ca is None else {"tls_ca": self._ca}
+            url = self._server.tier_url(where, connections=work.at_a_time, **ca, **more)
+            return TierWay(work, url=url.replace("s3:", "obstore:", 1) if more else url)
 
-        return {
+        client = {} if self._ca is None else {"root_certificate": Path(self._ca).read_bytes()}
+        ways: dict[str, Callable[[int], Way]] = {
             "kvtier": tier,
-            "obstore": lambda number: Obstore(work, endpoint, place(number)),
-            "bare sockets": lambda number: BareSockets(work, endpoint, place(number)),
+            "kvtier-obstore": partial(tier, service="s3"),
+            "obstore": lambda number: Obstore(work, endpoint, place(number), client),
         }
+        if self._ca is None:
+            ways["bare sockets"] = lambda number: BareSockets(work, endpoint, place(number))
+        return ways

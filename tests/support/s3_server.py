@@ -29,7 +29,7 @@ class S3Server:
     """An rclone process that serves a directory: each bucket a directory in it.
 
     It keeps its port over restarts. Use it as a context manager, or call :meth:`start` and
-    :meth:`kill`.
+    :meth:`kill`. Without ``auth`` it answers requests that bear no signature.
     """
 
     def __init__(
@@ -38,12 +38,14 @@ class S3Server:
         *options: str,
         buckets: tuple[str, ...] = ("kv",),
         scheme: str = "http",
+        auth: bool = True,
     ) -> None:
         self.port = _free_port()
         self._scheme = scheme
         self.buckets = directory / "buckets"
         self._log = directory / "s3-server.log"
         self._options = options
+        self._auth = auth
         #: The only account's key, which :meth:`start` reads.
         self.secret_access_key = SECRET_ACCESS_KEY
         self._process: subprocess.Popen[bytes] | None = None
@@ -84,12 +86,9 @@ class S3Server:
     def start(self) -> S3Server:
         """Start the server, and wait until it answers."""
         command = [_rclone(), "serve", "s3", "--addr", f"127.0.0.1:{self.port}"]
-        command += [
-            "--auth-key",
-            f"{ACCESS_KEY_ID},{self.secret_access_key}",
-            "--config",
-            os.devnull,
-        ]
+        if self._auth:
+            command += ["--auth-key", f"{ACCESS_KEY_ID},{self.secret_access_key}"]
+        command += ["--config", os.devnull]
         command += [*self._options, str(self.buckets)]
         with open(self._log, "ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)

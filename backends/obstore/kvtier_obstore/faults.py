@@ -1,0 +1,52 @@
+"""Translation of obstore's errors, mostly by their texts: most are of class ``GenericError``."""
+
+from __future__ import annotations
+
+import re
+
+import kvtier_sdk as sdk
+
+_STATUS = re.compile(r"\bstatus: (\d{3})")
+_CODE = re.compile(r"<Code>(\w+)</Code>")
+_KIND = re.compile(r"HttpError \{\s*kind: (\w+)")
+_REASON = re.compile(r'(?:message|error): "([^"]+)"|Invalid\w+\(\s*(\w+)')
+_IN_WORDS = {
+    "UnknownIssuer": "its certificate is not trusted; set option 'tls_ca'",
+    "InvalidContentType": "the server does not speak TLS; write 'http:' in option 'endpoint'",
+}
+_BUSY = frozenset({408, 429, 500, 502, 503, 504})
+
+
+class SettingError(sdk.TierUnavailableError):
+    """A setting cannot work. Opening the tier raises :class:`kvtier_sdk.ConfigError`."""
+
+
+def first_line(error: BaseException) -> str:
+    """Return an error's text without the Rust value."""
+    return str(error).partition("\n")[0].strip()
+
+
+def error_of(error: BaseException) -> sdk.TierError:
+    """Return the SDK's error for one of obstore's."""
+    text, first = str(error), first_line(error)
+    status = int(found[1]) if (found := _STATUS.search(text)) else 0
+    code = found[1] if (found := _CODE.search(text)) else ""
+    said = f"{status} {code}".strip()
+    if code in ("NoSuchBucket", "ContainerNotFound"):
+        return SettingError(f"the bucket does not exist ({said}); create it, or correct 'bucket'")
+    if isinstance(error, FileNotFoundError):
+        return sdk.ChunkNotFoundError("no such chunk")
+    if status in (401, 403):
+        return sdk.TierAuthError(f"the server denies access ({said}); check the credentials")
+    if status == 507:
+        return sdk.TierCapacityError(f"the server has no room ({said})")
+    if status in _BUSY:
+        return sdk.TierUnavailableError(f"the server cannot answer now ({said})")
+    if "BareRedirect" in text:
+        return SettingError("the bucket is in another region; set option 'region'")
+    if kind := _KIND.search(text):
+        if kind[1] == "Timeout":
+            return sdk.TierTimeoutError("no answer within 'timeout'")
+        reason = next(filter(None, found.groups())) if (found := _REASON.search(text)) else kind[1]
+        return sdk.TierUnavailableError(f"no connection: {_IN_WORDS.get(reason, reason)}")
+    return sdk.TierError(first or f"obstore failed: {type(error).__name__}")
