@@ -236,8 +236,15 @@ def _scan(
                 f"{type(error).__name__}: {one_line(str(error))}; install it again"
             )
             continue
+        if points and not package.name:
+            # For example a package that pip has removed halfway.
+            faults.append(
+                f"the package of {points[0].name!r} in {package.locate_file('')} has no metadata; "
+                "remove it, or install it again"
+            )
+            continue
         # A package in an earlier place of the path hides later ones, as for an import.
-        name = package.name.replace("_", "-")
+        name = package.name.replace("_", "-") if points else ""
         if points and name not in seen:
             seen.add(name)
             for point in points:

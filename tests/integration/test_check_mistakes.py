@@ -9,7 +9,7 @@ import pytest
 from support.command import kvtier_json
 from support.small_shm import run_with_shm
 
-INSTALLED = "broken, clumsy, file, memory, mooncake, newer, redis, s3, stranger, talkative"
+INSTALLED = "broken, clumsy, file, memory, mooncake, newer, obstore, redis, s3, stranger, talkative"
 
 
 @pytest.mark.parametrize(

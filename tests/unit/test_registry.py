@@ -178,6 +178,20 @@ def test_entry_points_that_cannot_be_read_hide_no_other_package(install: Install
         load_backend("broken")
 
 
+@pytest.mark.parametrize("leaves_entry_points", [True, False])
+def test_a_package_half_removed_hides_no_other(install: Install, leaves_entry_points: bool) -> None:
+    install("kvtier-mine", "1")
+    install("kvtier-gone", "0.1", name="gone")
+    (metadata,) = Path(sys.path[0]).glob("*.dist-info")
+    (metadata / "METADATA").unlink()
+    if not leaves_entry_points:
+        (metadata / "entry_points.txt").unlink()
+    assert "mine" in [info.name for info in available_backends()]
+    faults = [line for line in unreadable_packages() if line.startswith("the package of 'gone'")]
+    assert len(faults) == leaves_entry_points
+
+
+
 def test_an_unknown_name_lists_the_installed_and_the_closest(install: Install) -> None:
     install("kvtier-mine", "1")
     with pytest.raises(UnknownBackendError) as caught:
