@@ -191,7 +191,6 @@ def test_a_package_half_removed_hides_no_other(install: Install, leaves_entry_po
     assert len(faults) == leaves_entry_points
 
 
-
 def test_an_unknown_name_lists_the_installed_and_the_closest(install: Install) -> None:
     install("kvtier-mine", "1")
     with pytest.raises(UnknownBackendError) as caught:

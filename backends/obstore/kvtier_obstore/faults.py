@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import re
 
-import kvtier_sdk as sdk
+from kvtier_sdk import (
+    ChunkNotFoundError,
+    TierAuthError,
+    TierCapacityError,
+    TierError,
+    TierTimeoutError,
+    TierUnavailableError,
+)
 
 _STATUS = re.compile(r"\bstatus: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
@@ -17,7 +24,7 @@ _IN_WORDS = {
 _BUSY = frozenset({408, 429, 500, 502, 503, 504})
 
 
-class SettingError(sdk.TierUnavailableError):
+class SettingError(TierUnavailableError):
     """A setting cannot work. Opening the tier raises :class:`kvtier_sdk.ConfigError`."""
 
 
@@ -26,7 +33,7 @@ def first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0].strip()
 
 
-def error_of(error: BaseException) -> sdk.TierError:
+def error_of(error: BaseException) -> TierError:
     """Return the SDK's error for one of obstore's."""
     text, first = str(error), first_line(error)
     status = int(found[1]) if (found := _STATUS.search(text)) else 0
@@ -35,18 +42,18 @@ def error_of(error: BaseException) -> sdk.TierError:
     if code in ("NoSuchBucket", "ContainerNotFound"):
         return SettingError(f"the bucket does not exist ({said}); create it, or correct 'bucket'")
     if isinstance(error, FileNotFoundError):
-        return sdk.ChunkNotFoundError("no such chunk")
+        return ChunkNotFoundError("no such chunk")
     if status in (401, 403):
-        return sdk.TierAuthError(f"the server denies access ({said}); check the credentials")
+        return TierAuthError(f"the server denies access ({said}); check the credentials")
     if status == 507:
-        return sdk.TierCapacityError(f"the server has no room ({said})")
+        return TierCapacityError(f"the server has no room ({said})")
     if status in _BUSY:
-        return sdk.TierUnavailableError(f"the server cannot answer now ({said})")
+        return TierUnavailableError(f"the server cannot answer now ({said})")
     if "BareRedirect" in text:
         return SettingError("the bucket is in another region; set option 'region'")
     if kind := _KIND.search(text):
         if kind[1] == "Timeout":
-            return sdk.TierTimeoutError("no answer within 'timeout'")
+            return TierTimeoutError("no answer within 'timeout'")
         reason = next(filter(None, found.groups())) if (found := _REASON.search(text)) else kind[1]
-        return sdk.TierUnavailableError(f"no connection: {_IN_WORDS.get(reason, reason)}")
-    return sdk.TierError(first or f"obstore failed: {type(error).__name__}")
+        return TierUnavailableError(f"no connection: {_IN_WORDS.get(reason, reason)}")
+    return TierError(first or f"obstore failed: {type(error).__name__}")

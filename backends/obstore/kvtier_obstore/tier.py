@@ -13,16 +13,30 @@ import obstore
 from obstore.exceptions import AlreadyExistsError
 from obstore.store import ObjectStore
 
-import kvtier_sdk as sdk
 from kvtier_obstore.config import ObstoreTierConfig
 from kvtier_obstore.faults import SettingError, error_of, first_line
+from kvtier_sdk import (
+    Capability,
+    ChunkNotFoundError,
+    ChunkTierManager,
+    ConfigError,
+    CorruptChunkError,
+    Entry,
+    Locality,
+    Medium,
+    OffloadKey,
+    StoredNamespace,
+    TierContext,
+    TierError,
+    Transfer,
+)
 
 _SUFFIX = ".kv"
 _MANIFEST = "manifest.json"
 _MOST_MANIFEST_BYTES = 1 << 20
 
 
-class ObstoreTier(sdk.ChunkTierManager):
+class ObstoreTier(ChunkTierManager):
     """Chunks as objects of a bucket, named as :class:`kvtier_s3.S3Tier` names them.
 
     An object is written by one request, so an existing object is always whole. A cancelled request
@@ -31,13 +45,13 @@ class ObstoreTier(sdk.ChunkTierManager):
     """
 
     config_model = ObstoreTierConfig
-    medium = sdk.Medium.STORAGE
-    locality = sdk.Locality.REMOTE
-    capabilities = sdk.Capability.DELETE | sdk.Capability.SCAN | sdk.Capability.NAMESPACES
+    medium = Medium.STORAGE
+    locality = Locality.REMOTE
+    capabilities = Capability.DELETE | Capability.SCAN | Capability.NAMESPACES
     contract_version: ClassVar[int] = 1
     config: ObstoreTierConfig
 
-    def __init__(self, config: ObstoreTierConfig, context: sdk.TierContext) -> None:
+    def __init__(self, config: ObstoreTierConfig, context: TierContext) -> None:
         super().__init__(config, context)
         self.fan_out = config.connections
         self._root = f"{config.prefix}/".removeprefix("/")
@@ -53,53 +67,53 @@ class ObstoreTier(sdk.ChunkTierManager):
                 manifest = self.context.namespace.manifest_json().encode()
                 await self._call(self._put, self._start + _MANIFEST, [memoryview(manifest)])
         except SettingError as error:
-            raise sdk.ConfigError(str(error)) from None
+            raise ConfigError(str(error)) from None
 
     async def close(self) -> None:
         self._made = None  # obstore closes the connections of a store that nobody holds
 
-    async def contains_chunk(self, key: sdk.OffloadKey) -> bool:
+    async def contains_chunk(self, key: OffloadKey) -> bool:
         try:
             await self._call(obstore.head_async, self._name(key))
-        except sdk.ChunkNotFoundError:
+        except ChunkNotFoundError:
             return False
         return True
 
-    async def store_chunk(self, transfer: sdk.Transfer) -> None:
+    async def store_chunk(self, transfer: Transfer) -> None:
         put = partial(self._put, replace=transfer.replace or not self.config.conditional_put)
         await self._to_its_end(self._call(put, self._name(transfer.key), transfer.buffers))
 
-    async def load_chunk(self, transfer: sdk.Transfer) -> None:
+    async def load_chunk(self, transfer: Transfer) -> None:
         stored = await self._call(self._get, self._name(transfer.key), self.context.object_bytes)
         split = len(transfer.header)
         transfer.header[:], transfer.payload[:] = stored[:split], stored[split:]
 
-    async def delete(self, keys: Sequence[sdk.OffloadKey]) -> None:
-        async def delete(key: sdk.OffloadKey) -> None:
-            with suppress(sdk.ChunkNotFoundError):
+    async def delete(self, keys: Sequence[OffloadKey]) -> None:
+        async def delete(key: OffloadKey) -> None:
+            with suppress(ChunkNotFoundError):
                 await self._to_its_end(self._call(obstore.delete_async, self._name(key)))
 
         calls = [partial(delete, key) for key in keys]
         await self.context.clock.gather_bounded(calls, limit=self.fan_out)
         self.context.report_removed(keys)
 
-    async def scan(self) -> AsyncIterator[sdk.Entry]:
+    async def scan(self) -> AsyncIterator[Entry]:
         with _translating():
             async for page in obstore.list(self._store(), prefix=self._start):
                 for found in page:
                     key = self._key_in(found["path"])
                     if key is not None:
-                        yield sdk.Entry(key, found["size"], found["last_modified"].timestamp())
+                        yield Entry(key, found["size"], found["last_modified"].timestamp())
 
-    async def namespaces(self) -> AsyncIterator[sdk.StoredNamespace]:
+    async def namespaces(self) -> AsyncIterator[StoredNamespace]:
         listing = await self._call(obstore.list_with_delimiter_async, self._root)
         for directory in listing["common_prefixes"]:
             fingerprint = directory.rpartition("/")[2]
-            if sdk.StoredNamespace.is_fingerprint(fingerprint):
+            if StoredNamespace.is_fingerprint(fingerprint):
                 manifest = None
-                with suppress(sdk.ChunkNotFoundError, sdk.CorruptChunkError):
+                with suppress(ChunkNotFoundError, CorruptChunkError):
                     manifest = await self._call(self._get, f"{directory}/{_MANIFEST}", None)
-                yield sdk.StoredNamespace.read(fingerprint, bytes(manifest) if manifest else None)
+                yield StoredNamespace.read(fingerprint, bytes(manifest) if manifest else None)
 
     def _store(self) -> ObjectStore:
         """Return the store; a new one if the secrets' files have changed."""
@@ -141,14 +155,14 @@ class ObstoreTier(sdk.ChunkTierManager):
         found = await obstore.get_async(store, name)
         stored_bytes = found.meta["size"]
         if stored_bytes != size_bytes and (size_bytes or stored_bytes > _MOST_MANIFEST_BYTES):
-            raise sdk.CorruptChunkError(f"{stored_bytes} bytes stored; expected {size_bytes}")
+            raise CorruptChunkError(f"{stored_bytes} bytes stored; expected {size_bytes}")
         return memoryview(await found.bytes_async())
 
-    def _name(self, key: sdk.OffloadKey) -> str:
+    def _name(self, key: OffloadKey) -> str:
         shard = hashlib.blake2b(key, digest_size=1).hexdigest()
         return f"{self._start}{shard}/{key.hex()}{_SUFFIX}"
 
-    def _key_in(self, name: str) -> sdk.OffloadKey | None:
+    def _key_in(self, name: str) -> OffloadKey | None:
         try:
             key = bytes.fromhex(name.rpartition("/")[2].removesuffix(_SUFFIX))
         except ValueError:
@@ -160,7 +174,7 @@ class ObstoreTier(sdk.ChunkTierManager):
 def _translating() -> Iterator[None]:
     try:
         yield
-    except sdk.TierError:
+    except TierError:
         raise
     except BaseException as error:
         # A panic of obstore is a BaseException of a class that cannot be imported.
