@@ -30,7 +30,7 @@ from kvtier_sdk import Clock, ConfigError, TierAuthError, TierError
 
 # The most objects that one request of S3 can delete.
 _DELETE_BATCH = 1000
-# A server may be silent while it deletes that many objects, or before a page of names.
+# A server may take this long to delete a batch of objects, or to send a page of names.
 _LISTING_TIMEOUT_S = 20.0
 _DEFAULT_REGION = "us-east-1"
 _PORTS = {"http": 80, "https": 443}
@@ -73,7 +73,7 @@ class Place:
 class StoredObject(NamedTuple):
     """One object of a listing, last written at ``modified_s`` by the server's clock.
 
-    In this order of the fields, the oldest object is the smallest.
+    The order of the fields makes the oldest object the smallest.
     """
 
     modified_s: float
@@ -156,7 +156,7 @@ class Bucket:
         return Credentials(found.access_key, found.secret_key, found.token)
 
     def refused(self, refusal: Refusal, *, of_object: bool = False) -> TierError:
-        """Translate a refusal; the credentials may be at fault."""
+        """Translate a refusal, which may make the credentials suspect."""
         error = self.faults.error(refusal, of_object=of_object)
         if isinstance(error, TierAuthError):
             self._credentials.suspect()
@@ -183,7 +183,7 @@ class Bucket:
         )
 
     def directories(self, start: str) -> AsyncIterator[str]:
-        """List the directories below a text: names up to the next slash, each once."""
+        """List the names below a prefix up to their next slash, each once."""
         return self._listed(
             lambda page: [found["Prefix"] for found in page.get("CommonPrefixes", ())],
             Prefix=start,
@@ -193,7 +193,7 @@ class Bucket:
     async def _listed(
         self, read: Callable[[Mapping[str, Any]], Iterable[T]], **query: str
     ) -> AsyncIterator[T]:
-        await self.credentials()  # so that errors of credentials are reported as such
+        await self.credentials()  # reports errors of credentials as such
         with self._asking():
             pages = self._client.get_paginator("list_objects_v2").paginate(
                 Bucket=self._config.bucket, **query
@@ -223,7 +223,7 @@ class Bucket:
 
 @functools.cache
 def _models(data_path: str | None) -> Any:
-    """Read botocore's models of AWS's services, once, because it needs a tenth of a second."""
+    """Read botocore's models of AWS's services, once, because this takes a tenth of a second."""
     return create_loader(data_path)
 
 

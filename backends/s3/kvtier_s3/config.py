@@ -21,7 +21,7 @@ _BUCKET = re.compile(
     r"[A-Za-z0-9._-]{1,255}"
     r"|arn:aws[a-z-]*:s3:[a-z0-9-]+:[0-9]{12}:accesspoint[/:][A-Za-z0-9-]+"
 )
-#: Errors in an endpoint, found in the options or, if these name none, when it is resolved.
+#: Errors in an endpoint, found in the options, or later if the endpoint comes from elsewhere.
 NEEDS_TLS = "option 'sse_secret_key' cannot be sent to an endpoint without TLS"
 NAMES_A_USER = (
     "it cannot hold a user or a password; give options 'access_key_id' and 'secret_access_key'"

@@ -19,8 +19,8 @@ _FIND_PAUSE_S = 0.5
 class CurrentCredentials(AioCredentials):  # type: ignore[misc]
     """Credentials that are searched for again when the server has refused them.
 
-    botocore and the requests for chunks sign with them, so a change applies to all at once. They
-    are not searched for if the options give them: then the runner reads their files again.
+    botocore and the requests for chunks sign with the same credentials, so a change applies to all
+    requests at once. Credentials in the options need no search: the runner reads their files again.
     """
 
     def __init__(self, config: S3TierConfig, clock: Clock, logger: logging.Logger) -> None:
@@ -75,7 +75,8 @@ class CurrentCredentials(AioCredentials):  # type: ignore[misc]
             found = await self._find()
             is_other = found is not None and await found.get_frozen_credentials() != before
         except Exception as error:
-            # A file may be half written, or a service away. The server's refusal gives the reason.
+            # A file may be half written, or a service unreachable. The server's refusal gives the
+            # reason.
             self._logger.debug("no credentials were found: %s", type(error).__name__)
             return
         if is_other:

@@ -29,7 +29,7 @@ class SettingError(TierError):
 
 
 class ObjectDeniedError(ChunkError, TierAuthError):
-    """The server denies access to one object, or to all: one request cannot tell."""
+    """The server denies access to an object, or to all objects: one request cannot tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Refusal:
     date: str
 
 
-# For responses without a body that holds a code, such as those to HEAD.
+# Codes by status, for responses without a code in their body, such as those to HEAD.
 _CODES = {
     301: "PermanentRedirect",
     307: "TemporaryRedirect",
@@ -61,7 +61,7 @@ _CODES = {
     501: "NotImplemented",
     503: "ServiceUnavailable",
 }
-#: Codes for an absent object. In reply to other requests they show a server that is not S3.
+#: Codes for an absent object. As replies to other requests, they show a server that is not S3.
 NO_OBJECT = frozenset({"NoSuchKey", "NotFound"})
 # Codes without a final "Exception", which Faults removes.
 _KINDS: dict[str, type[TierError]] = {
@@ -85,7 +85,7 @@ _KINDS: dict[str, type[TierError]] = {
         ("EntityTooLarge", "InsufficientCapacity", "QuotaExceeded", "XMinioStorageFull"),
         TierCapacityError,
     ),
-    # Temporary.
+    # Temporary states.
     **dict.fromkeys(
         (
             "BandwidthLimitExceeded",
@@ -118,7 +118,7 @@ _KINDS: dict[str, type[TierError]] = {
         ),
         SettingError,
     ),
-    # Archived.
+    # An archived object.
     "InvalidObjectState": ChunkError,
 }
 _STATUSES: dict[int, type[TierError]] = {
@@ -317,7 +317,7 @@ class Faults:
 
     @contextmanager
     def bringing_credentials(self) -> Iterator[None]:
-        """:meth:`translated`, with unknown exceptions attributed to the credentials."""
+        """Translate as :meth:`translated`, and attribute unknown exceptions to the credentials."""
         with self.translated():
             try:
                 yield

@@ -46,7 +46,7 @@ class Sweeper:
         self._bucket = bucket
         self._objects = objects
         self._names = names
-        # Begins with the start time, so that a new process does not take over.
+        # The name begins with the start time, so that a new process does not take over.
         started_ms = int(context.clock.wall_s() * 1000)
         self._signature = f"{names.sweepers}{started_ms:013x}-{uuid.uuid4().hex}"
         self._task: asyncio.Task[None] | None = None
@@ -112,7 +112,7 @@ class Sweeper:
     def _victims(
         self, oldest: Iterable[StoredObject], total_bytes: int, now_s: float
     ) -> dict[bool, list[str]]:
-        """Return the names to delete: expired objects under false, evicted ones under true."""
+        """Return the names to delete: expired objects under false, evicted objects under true."""
         capacity_bytes, max_age_s = self._config.capacity_bytes, self._config.max_age_s
         victims: dict[bool, list[str]] = {False: [], True: []}
         for found in oldest:
