@@ -48,7 +48,7 @@ def draw(section: Section, figures: Figures, scheme: str, file: Path) -> None:
         "svg.hashsalt": section.name,
         "svg.fonttype": "none",
         "font.family": "sans-serif",
-        # Repeated in each text; matplotlib measures with the first one.
+        # The list is written into each text; matplotlib measures texts with the first font.
         "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial"],
         "font.size": 10,
         "text.color": colours["text"],
