@@ -66,7 +66,6 @@ def write_pages(docs: Path) -> None:
 
 
 def read_figures(docs: Path) -> dict[str, Figures]:
-    """Read the figures of all sections."""
     return {name: store.read(docs / "performance" / f"{name}.json") for name in SECTIONS}
 
 

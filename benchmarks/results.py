@@ -73,7 +73,7 @@ class Series:
         return f"{figure(self.median)} ({figure(low)}-{figure(high)})"
 
     def relative_to(self, other: Series) -> Series:
-        """Return the ratio to another way's values, round by round."""
+        """Return the ratios to another way's values, round by round."""
         ratios = [own / peer for own, peer in zip(self.values, other.values, strict=True)]
         return Series(self.group, self.case, self.way, self.quantity, "", ratios)
 
@@ -199,7 +199,7 @@ def _version(package: str) -> str | None:
 
 
 def _file_system(path: Path) -> str:
-    """Return type and device of the file system that holds a path."""
+    """Return the type and device of the file system that holds a path."""
     mounts = [line.split()[:3] for line in Path("/proc/self/mounts").read_text().splitlines()]
     around = [mount for mount in mounts if path.resolve().is_relative_to(mount[1])]
     device, _, kind = max(around, key=lambda mount: len(mount[1]))

@@ -353,7 +353,6 @@ class _Meter:
         self.call(name, 1e6 / len(keys), run)
 
     def medians(self) -> Row:
-        """Return the median of each name's samples."""
         return {name: statistics.median(samples) for name, samples in self.samples.items()}
 
 

@@ -96,7 +96,6 @@ class Setting:
                 must_be_equal(torch.equal(layer[blocks.to(layer.device)].cpu(), there))
 
     def close(self) -> None:
-        """End the workers."""
         for worker in (self.worker, self.unmoved):
             if worker is not None:
                 worker.shutdown()
@@ -111,7 +110,7 @@ class Setting:
             into.copy_(out_of, non_blocking=True)
 
     def _run_by_run(self, operation: str, stream: torch.cuda.Stream | None) -> None:
-        """Copy run by run, however short the runs are."""
+        """Copy each run on its own, even short runs."""
         device = self.worker._device
         gatherer, device._gatherer = device._gatherer, None
         try:

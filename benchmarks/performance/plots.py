@@ -41,7 +41,6 @@ _BAR_INCHES = 0.2
 
 
 def draw(section: Section, figures: Figures, scheme: str, file: Path) -> None:
-    """Write a section's plot."""
     colours = _COLOURS[scheme]
     settings: Any = {
         # Equal figures make equal files.

@@ -130,7 +130,7 @@ class Section:
         return " ".join(filter(None, said))
 
     def legend(self) -> dict[str, str]:
-        """Return the ways of each role in the plot."""
+        """Return the labels of each role's ways in the plot."""
         names: dict[str, dict[str, None]] = {}
         for way in (way for panel in self.panels for way in panel.ways):
             names.setdefault(way.role, {})[way.shown.replace("`", "")] = None

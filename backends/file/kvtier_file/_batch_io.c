@@ -1,8 +1,9 @@
 /* The system calls of a batch of chunks, in one call that does not hold the interpreter lock.
  *
- * Python releases and reacquires the lock at each system call, and a chunk needs up to eleven. This
- * code handles the usual cases only. A file that is missing, foreign, damaged, expired or refused is
- * left unchanged and reported as not done; then the Python code handles it and reports the error.
+ * Python releases and reacquires the lock at each system call, and a chunk needs up to eleven.
+ * This code handles only the usual cases. A file that is missing, foreign, damaged, expired or
+ * refused is left unchanged and reported as not done. The Python code then handles the file and
+ * reports the error.
  *
  * namespace.py describes the files' layout and the rule that no symbolic link is followed.
  * _batch_io.pyi describes the functions' arguments and results.

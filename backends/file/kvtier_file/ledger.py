@@ -1,7 +1,7 @@
 """The ledger: every store and removal under a root, in order.
 
 Each process keeps the list of chunks in its own memory and reads only the new part of the ledger.
-No process lists a directory to learn what another has done.
+So no process needs to list directories to learn of another process's changes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Access to the chunks under a root for a tool, which may run beside engines."""
+"""A tool's access to the chunks under a root, beside running engines."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class NamespaceDirectory:
         self.temporaries.close()
 
     def find(self, key: OffloadKey) -> StoredChunk | None:
-        """Return the chunk as its file shows it, or ``None`` if there is no regular file."""
+        """Return the chunk in a key's file, or ``None`` if there is no regular file."""
         try:
             with self._shard(key) as shard_fd:
                 status = os.stat(_file_name(key), dir_fd=shard_fd, follow_symlinks=False)

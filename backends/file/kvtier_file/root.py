@@ -167,7 +167,8 @@ class Root:
 
     def scan(self) -> Iterator[StoredChunk]:
         """Iterate over the chunks on disk, of all namespaces."""
-        # An engine cannot load files of the wrong length in its own namespace, and removes them.
+        # An engine removes files of the wrong length in its own namespace, because it cannot load
+        # them.
         own = None if self._context.maintenance else self._fingerprint
         for directory in self.namespaces():
             for shard in SHARDS:

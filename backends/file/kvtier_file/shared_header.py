@@ -1,7 +1,7 @@
 """The shared header: a small file with the lock, the counters and the reservations of a root.
 
-It is read and written with ``pread`` and ``pwrite`` under the lock, not mapped: on a network file
-system the lock makes these coherent between machines, but not a mapping.
+The file is not mapped, but read and written with ``pread`` and ``pwrite`` under the lock. On a
+network file system the lock makes reads and writes coherent between machines, but not mappings.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ class Temporaries:
         os.rename(temporary, name, src_dir_fd=self._open(), dst_dir_fd=directory_fd)
 
     def discard(self, name: str) -> None:
-        """Remove a file. Failures are ignored: an earlier error is the one to report."""
+        """Remove a file. Failures are ignored, because the caller reports an earlier error."""
         with suppress(OSError):
             os.unlink(name, dir_fd=self._open())
 
@@ -185,7 +185,7 @@ class Temporaries:
             raise
 
     def _open_spare(self, size_bytes: int, direct: bool) -> tuple[str, int] | None:
-        """Open a spare that can be overwritten, and remove the unusable ones before it."""
+        """Open a spare that can be overwritten, and remove the unusable spares before it."""
         opener = open_direct if direct else open_file
         while self._spares:
             name = self._spares.pop()

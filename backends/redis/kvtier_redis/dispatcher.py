@@ -123,7 +123,7 @@ class Dispatcher:
         await self._clock.gather_bounded(work, limit=len(work))
 
     async def _empty(self, address: Address, queue: deque[Exchange]) -> None:
-        """Send the requests in one server's queue, on as many connections as it has."""
+        """Send all requests in one server's queue over its connections."""
         pool = self._pool_of(address)
         count = min(self._connections, math.ceil(len(queue) / self._share))
         # Each connection gets its share; large requests go in several turns, between other batches.

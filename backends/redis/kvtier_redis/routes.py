@@ -51,7 +51,7 @@ class Route(ABC):
         """Return the server that holds a key, as far as is known."""
 
     def suspect(self) -> None:
-        """Search again in the background: a chunk was not where it should be."""
+        """Search again in the background, because a chunk was not where the route says."""
         return
 
     @abstractmethod

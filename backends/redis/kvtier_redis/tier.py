@@ -246,7 +246,7 @@ class RedisTier(SecondaryTierManager):
         )
 
     async def _extended(self, keys: Sequence[OffloadKey]) -> set[OffloadKey]:
-        """Return the chunks whose time to live a use renews."""
+        """Return the chunks whose time to live is renewed by a use."""
         if self.config.ttl_s is None or self.config.young_ms == 0:
             return set()
         if self.config.young_ms is None:
@@ -287,14 +287,14 @@ class RedisTier(SecondaryTierManager):
         for key, length, idle in zip(keys, lengths, idle_s, strict=True):
             if isinstance(length, TierError):
                 raise length
-            if length:  # the key may be gone by now
+            if length:  # the key may have vanished
                 # A server with LFU eviction keeps no idle time and refuses.
                 used_s = now_s - idle if isinstance(idle, int) else None
                 entries.append(Entry(key, length, used_s))
         return entries
 
     async def _check_servers(self) -> None:
-        """Report settings of the servers that will cause errors later."""
+        """Log settings of the servers that will cause errors later."""
         facts = await self._route.facts()
         if any(fact.get("cluster_enabled") for fact in facts) and not self._route.is_cluster:
             raise reply_error("MOVED")
@@ -309,7 +309,7 @@ class RedisTier(SecondaryTierManager):
         exchange = Exchange(name, [command(b"SET", name, self._manifest)])
         await self._commands.run([exchange])
         error = _error(exchange.outcome)
-        # Stored chunks can still be loaded, and the other nodes still serve theirs.
+        # Stored chunks can still be loaded, and the other nodes still serve their chunks.
         is_harmless = isinstance(error, TierCapacityError) or (
             self._route.is_cluster and isinstance(error, TierUnavailableError)
         )
@@ -319,7 +319,7 @@ class RedisTier(SecondaryTierManager):
             raise error
 
     async def _explained(self, error: TierError, connector: Connector) -> TierError:
-        """Return an error of opening, with the option that would help if it is known."""
+        """Return an error of opening, naming the option that would help, if known."""
         if not error.retryable:
             return error
         mismatch = await connector.tls_mismatch()
@@ -338,7 +338,7 @@ def _error(outcome: Reply | TierError | None) -> TierError | None:
 
 
 def _not_loaded(outcome: Reply | TierError | None, object_bytes: int) -> TierError | None:
-    """Return the verdict of a load; ``None`` if the value is in its buffers."""
+    """Return the error of a load; ``None`` if the value is in its buffers."""
     if not isinstance(outcome, Reply):
         return outcome
     if outcome.kind is Kind.FILLED:

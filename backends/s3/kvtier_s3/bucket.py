@@ -1,4 +1,4 @@
-"""The bucket, through aiobotocore: credentials, place, listing, deletion."""
+"""The bucket, through aiobotocore: its credentials, address, listing and deletion."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from kvtier_s3.faults import NO_OBJECT, Faults, Refusal, refusal_in
 from kvtier_s3.signing import Credentials
 from kvtier_sdk import Clock, ConfigError, TierAuthError, TierError
 
-# The most objects that one request of S3 can delete.
+# The maximum number of objects in one delete request of S3.
 _DELETE_BATCH = 1000
 # A server may take this long to delete a batch of objects, or to send a page of names.
 _LISTING_TIMEOUT_S = 20.0
@@ -173,7 +173,7 @@ class Bucket:
             raise
 
     def listing(self, start: str) -> AsyncIterator[StoredObject]:
-        """List the objects whose names begin with a text, page by page."""
+        """List the objects whose names begin with a prefix, page by page."""
         return self._listed(
             lambda page: [
                 StoredObject(found["LastModified"].timestamp(), found["Key"], found["Size"])
@@ -203,8 +203,8 @@ class Bucket:
                     yield found
 
     async def delete(self, names: Sequence[str]) -> None:
-        """Delete objects; absent ones are not an error."""
-        await self.credentials()  # as in _listed
+        """Delete objects. Absent objects are not an error."""
+        await self.credentials()  # reports errors of credentials as such
         for start in range(0, len(names), _DELETE_BATCH):
             objects = [{"Key": name} for name in names[start : start + _DELETE_BATCH]]
             with self._asking():
@@ -217,7 +217,7 @@ class Bucket:
                 if error.get("Code") not in NO_OBJECT
             ]
             if errors:
-                # Prefer an error that a retry would not fix: it says more.
+                # Prefer an error that a retry would not fix, because it says more.
                 raise min(errors, key=lambda error: error.retryable)
 
 

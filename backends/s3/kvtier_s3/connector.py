@@ -48,7 +48,6 @@ def _tls_error(peer: str, error: ssl.SSLError) -> TierUnavailableError:
 async def connect(
     address: tuple[str, int], tls: ssl.SSLContext | None, config: S3TierConfig, clock: Clock
 ) -> Connection:
-    """Connect to the server."""
     try:
         return await Connection.connect(
             address,

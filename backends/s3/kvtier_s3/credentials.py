@@ -33,7 +33,6 @@ class CurrentCredentials(AioCredentials):  # type: ignore[misc]
         self._find_at_s = 0.0
 
     async def open(self) -> None:
-        """Find the credentials."""
         if self._config.access_key_id is None:
             self._found = await self._find()
             if self._found is None:
@@ -47,7 +46,7 @@ class CurrentCredentials(AioCredentials):  # type: ignore[misc]
         return self
 
     def suspect(self) -> None:
-        """Search again before the next request: the server refused, so they may have changed."""
+        """Search again before the next request, because the server refused these credentials."""
         self._is_suspect = True
 
     async def get_frozen_credentials(self) -> ReadOnlyCredentials:
@@ -66,7 +65,7 @@ class CurrentCredentials(AioCredentials):  # type: ignore[misc]
         return await self._found.get_frozen_credentials()
 
     async def _find(self) -> Any:
-        """Search with a new session and provider chain: both cache what they find."""
+        """Search with a new session and provider chain, because both cache their findings."""
         return await AioSession(profile=self._config.profile).get_credentials()
 
     async def _find_again(self) -> None:

@@ -34,10 +34,10 @@ class ObjectDeniedError(ChunkError, TierAuthError):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A refusal by the server. A field that it does not send is empty.
+    """A refusal by the server. Fields that the server does not send are empty.
 
     Attributes:
-        code: S3's error code; derived from the status if the server gives none.
+        code: S3's error code, or a code for the status if the server gives none.
         region: the bucket's region.
         date: the server's time.
     """
@@ -224,7 +224,7 @@ def refusal_of(response: Response) -> Refusal:
 
 
 def _code(said: str, status: int) -> str:
-    """Return the server's code, or the status's code if it gave none."""
+    """Return the server's code; if there is none, the code of the status."""
     return said if said not in ("", str(status)) else _CODES.get(status, str(status))
 
 
@@ -257,7 +257,6 @@ class Faults:
         self._region = region
 
     def error(self, refusal: Refusal, *, of_object: bool = False) -> TierError:
-        """Translate a refusal."""
         # Services behind S3 vary the codes: "KMS.ThrottlingException".
         word = refusal.code.removeprefix("KMS.").removesuffix("Exception")
         kind = _KINDS.get(word) or _STATUSES.get(refusal.status)

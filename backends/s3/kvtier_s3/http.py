@@ -41,7 +41,6 @@ class Response:
 
 
 def request_head(method: str, target: str, headers: Mapping[str, str]) -> bytes:
-    """Encode the head of a request."""
     lines = [f"{method} {target} HTTP/1.1"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     return "\r\n".join([*lines, "", ""]).encode("latin-1")

@@ -61,7 +61,6 @@ class Objects:
             raise self._bucket.refused(refusal_of(response))
 
     async def has(self, name: str) -> bool:
-        """Return true if an object exists."""
         response = await self._ask("HEAD", self._at(name), self._read_headers)
         if response.status == 404:
             return False
@@ -89,7 +88,7 @@ class Objects:
         )
 
     async def write(self, name: str, buffers: Buffers) -> None:
-        """Write an object, replacing an existing one."""
+        """Write an object, replacing an existing object."""
         response = await self._put(name, buffers, self._write_headers)
         if response.status != 200:
             raise self._refused(response)

@@ -1,7 +1,7 @@
 """Signatures of requests: AWS Signature Version 4, as far as chunks need it.
 
 botocore's signer covers everything, but takes longer than the rest of a request. A test compares
-the two.
+the signatures of both.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The S3 tier: its own connections for chunks, aiobotocore for the rest."""
+"""The S3 tier: its own connections for chunks, aiobotocore for other requests."""
 
 from __future__ import annotations
 

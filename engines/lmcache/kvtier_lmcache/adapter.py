@@ -1,4 +1,4 @@
-"""One of our tiers as an L2 adapter of LMCache's storage manager."""
+"""A kvtier tier as an L2 adapter of LMCache's storage manager."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         return self._pop(_LOAD, task_id)
 
     def delete(self, keys: list[ObjectKey]) -> None:
-        """Delete objects, and wait until they are gone; a tier that cannot delete keeps them."""
+        """Delete objects, and wait for the end. If the tier cannot delete, the objects stay."""
         if Capability.DELETE in self._spec.tier_class.capabilities:
             ended = threading.Event()
             layouts = [self._layouts.get(_kind_of(key)) for key in keys]
@@ -201,7 +201,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         )
 
     def report_status(self) -> dict[str, Any]:
-        """Describe the adapter. It is healthy without its store: LMCache serves without it."""
+        """Describe the adapter. It is healthy without its store, which LMCache can do without."""
         return {
             "is_healthy": all(tier.is_running for tier in self._open_tiers()),
             "type": type(self).__name__,
@@ -236,7 +236,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     def _places(
         self, keys: Sequence[ObjectKey], objects: Sequence[MemoryObj]
     ) -> tuple[list[ObjectLayout | None], list[int | None]]:
-        """Return each object's layout and slot, both ``None`` if it cannot be moved."""
+        """Return each object's layout and slot, both ``None`` for objects that cannot be moved."""
         layouts: list[ObjectLayout | None] = []
         slots: list[int | None] = []
         for key, memory_object in zip(keys, objects, strict=True):
@@ -300,7 +300,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
             self._end(task)
 
     def _end(self, task: _Task) -> None:
-        """Report a task that has ended to LMCache's controllers."""
+        """Report the end of a task to LMCache's controllers."""
         keys = list(compress(task.keys, task.succeeded))
         if keys and task.operation is _LOAD:
             self._notify_keys_accessed(keys)

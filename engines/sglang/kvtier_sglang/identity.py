@@ -27,7 +27,7 @@ _CONTENT = (
     "index_head_dim",
     "storage_format_tag",
 )
-#: A recurrent layer's state is split over ranks even if attention's is replicated.
+#: A recurrent layer's state is split over ranks even if attention is replicated.
 _ALWAYS_SPLIT = frozenset({"mamba"})
 
 

@@ -43,8 +43,7 @@ class Pages(ABC):
         """Move pages between the host pool and a tier."""
 
     @abstractmethod
-    def close(self) -> None:
-        """Release the memory."""
+    def close(self) -> None: ...
 
 
 class PlacedPages(Pages):
