@@ -43,7 +43,7 @@ _BAR_INCHES = 0.2
 def draw(section: Section, figures: Figures, scheme: str, file: Path) -> None:
     colours = _COLOURS[scheme]
     settings: Any = {
-        # Equal figures make equal files.
+        # A fixed salt, so that equal figures make equal files.
         "svg.hashsalt": section.name,
         "svg.fonttype": "none",
         "font.family": "sans-serif",

@@ -198,7 +198,7 @@ class ClientWay(Way):
         await self.work.each(lambda number: self.get(number % keys), range(self.work.chunks))
 
     async def check(self) -> None:
-        """Load everything once more, because keeping the loaded values would have cost memory."""
+        """Load everything once more, because keeping the loaded values costs memory."""
 
         async def compare(number: int) -> None:
             value = memoryview(await self.get(number))

@@ -82,7 +82,7 @@ class Lifetime(NamedTuple):
 
 
 class ChunkId(NamedTuple):
-    """The name of a chunk among all namespaces of a root."""
+    """A chunk's name, unique under its root."""
 
     fingerprint: str
     key: OffloadKey

@@ -63,7 +63,7 @@ class MooncakeTierConfig(TierConfig):
 
     @classmethod
     def options_from_url(cls, url: TierURL) -> dict[str, Any]:
-        """Read ``mooncake://master:50051?protocol=rdma``."""
+        """Read the options in a URL such as ``mooncake://master:50051?protocol=rdma``."""
         if url.path.strip("/") or url.username or url.password:
             raise ConfigError(
                 f"{url.scheme}: takes the master alone; write 'mooncake://kv-1:50051'"

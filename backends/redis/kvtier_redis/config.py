@@ -162,10 +162,10 @@ class RedisTierConfig(ExpiringTierConfig):
 
     @classmethod
     def options_from_url(cls, url: TierURL) -> dict[str, Any]:
-        """Read ``redis://user:password@host:6379/0?ttl=1h``: the path is the database.
+        """Read the options in a URL such as ``redis://user:password@host:6379/0?ttl=1h``.
 
-        ``rediss:`` is the same over TLS; ``redis+unix:///run/redis.sock?db=1`` has the socket's
-        path.
+        The path is the database. ``rediss:`` is the same over TLS. The path of
+        ``redis+unix:///run/redis.sock?db=1`` is the socket's.
         """
         if any("@" in name for name in url.options):
             # Do not show the query: it may hold part of a password with a question mark.

@@ -56,7 +56,7 @@ class Dispatcher:
         try:
             await self._run(exchanges)
         except asyncio.CancelledError:
-            # The caller may have given up on a hanging server. A hang causes no other error.
+            # The caller may have given up on a hanging server. Nothing else reveals a hang.
             self._route.suspect()
             raise
         outcomes = [exchange.outcome for exchange in exchanges]

@@ -137,7 +137,7 @@ class _Moving(Route):
 
     @abstractmethod
     async def _find(self) -> None:
-        """Find the places of keys."""
+        """Find the servers of all keys."""
 
     def suspect(self) -> None:
         self._is_in_doubt = True

@@ -211,7 +211,7 @@ class S3TierConfig(BoundedTierConfig):
 
     @classmethod
     def options_from_url(cls, url: TierURL) -> dict[str, Any]:
-        """Read ``s3://bucket/prefix?region=eu-west-1``."""
+        """Read the options in a URL such as ``s3://bucket/prefix?region=eu-west-1``."""
         if url.port is not None:
             raise ConfigError(
                 f"{url.scheme}: a bucket has no port; write "

@@ -32,7 +32,7 @@ ANNOUNCES_END_OF_RESET = hasattr(OffloadingManager, "on_reset_flushed")
 
 _HASH_ALGORITHMS = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
 
-#: Marks vLLM's method as wrapped.
+#: Name of the attribute that marks vLLM's method as wrapped.
 _CHECKS = "checks_kvtier"
 
 _log = logging.getLogger("kvtier.vllm")

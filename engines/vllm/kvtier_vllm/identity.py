@@ -50,7 +50,7 @@ class Identity:
         self.namespace = self._with_hash(*compat.expected_hash())
 
     def settle(self) -> bool:
-        """Read the actual seed at the first request. Later calls do nothing."""
+        """Read the actual seed once vLLM knows it; return true if the namespace has changed."""
         if self._settled:
             return False
         actual = compat.actual_hash()

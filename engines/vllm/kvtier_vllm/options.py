@@ -1,4 +1,4 @@
-"""Our options in vLLM's ``kv_connector_extra_config``."""
+"""kvtier's options in vLLM's ``kv_connector_extra_config``."""
 
 from __future__ import annotations
 
