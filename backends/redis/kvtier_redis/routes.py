@@ -71,7 +71,7 @@ class Route(ABC):
 
     async def names(self, pattern: bytes) -> AsyncIterator[bytes]:
         """Iterate over the matching string keys on all servers; a key may be repeated."""
-        # Only strings are chunks: other applications may have lists and hashes below our prefix.
+        # Chunks are strings. Other applications may have lists and hashes below the same prefix.
         rest = ("MATCH", pattern, "COUNT", _SCAN_COUNT, "TYPE", "string")
         for server in self._servers():
             cursor = None

@@ -115,7 +115,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
         entry = SecondaryTierEntry.of_tier(offloading_spec, options)
         self._spec = entry.tier
         self._options = entry.options
-        # vLLM's manager reads these for its metrics, its filters and its counts of hits.
+        # vLLM's manager reads these attributes for its metrics, filters and counts of hits.
         tier_class = self._spec.tier_class
         self.tier_type = self._spec.name
         self.medium = engine_medium(tier_class.medium)
