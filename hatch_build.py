@@ -1,4 +1,4 @@
-"""Compiles the core with mypyc for a wheel, where ``HATCH_BUILD_HOOK_ENABLE_CUSTOM`` is set."""
+"""A build hook: compiles the core with mypyc if ``HATCH_BUILD_HOOK_ENABLE_CUSTOM`` is set."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 class CompiledCore(BuildHookInterface[Any]):
     """Adds an extension module beside each source that pyproject.toml names.
 
-    Nothing is written into the checkout: what runs there is always the sources.
+    Nothing is written into the checkout, which always runs from its sources.
     """
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile, but not for an editable install."""
+        """Compile the sources, except for an editable install."""
         if version == "editable":
             return
         from mypyc.build import mypycify
         from setuptools import Distribution
 
-        # It lives as long as the hook: the wheel takes its files from there.
+        # The hook keeps this directory until the wheel has packed its files.
         self._directory = tempfile.TemporaryDirectory(prefix="kvtier-core-")
         work = Path(self._directory.name)
         sources = self._named("compiled") - self._named("interpreted")
         extensions = mypycify(
-            # An error in a module that is not compiled is for the type checker to find.
+            # Ignore errors in modules that are not compiled; the type checker finds these.
             ["--follow-imports=silent", f"--cache-dir={work}/cache", *sorted(sources)],
             group_name="kvtier_sdk",
             debug_level="0",

@@ -2,7 +2,7 @@
 
 Usage: python benchmarks/backends.py [--backend NAME ...] [--kib N ...] [--rounds N] ...
 
-Starts servers of its own on the loopback. The last way of each table is the limit:
+Starts its own servers on the loopback. The last way of each table is the limit:
 
     redis     redis-benchmark, with as many clients as the tier has connections
     file      preadv and pwritev of the same vectors into the same directory, from as many threads
@@ -11,10 +11,10 @@ Starts servers of its own on the loopback. The last way of each table is the lim
 
 A tier is called as its runner calls it: as many batches at a time as the other ways have
 connections, each of up to 8 MiB. The file tier is measured twice: alone, and as an engine uses it,
-in its process and with digests on. Bytes are random; after each turn of any way they are compared
-and removed. Files go past the page cache where the disk allows it. vLLM's C extension needs vLLM's
-environment and is left out elsewhere. MiB/s count the payload. CPU is the client's processor time
-for a chunk, the system's share included; on a busy machine it says more than wall time.
+in the engine's process and with digests on. Bytes are random, and are compared and removed after
+each turn of any way. Files bypass the page cache where the disk allows it. vLLM's C extension needs
+vLLM's environment and is left out elsewhere. MiB/s count the payload. CPU is the client's processor
+time for a chunk, the system's share included; on a busy machine it says more than wall time.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from ways.way import Subject, Way, Work
 
 from kvtier_sdk.options.units import parse_bytes
 
-#: Subjects in the modules ``ways.<name>_ways``. Each module is imported only if it is measured,
-#: since it imports the peers.
+#: Subjects in the modules ``ways.<name>_ways``. A module imports other clients, so it is imported
+#: only if it is measured.
 SUBJECTS = {
     "file": "FileSubject",
     "redis": "RedisSubject",
@@ -41,7 +41,6 @@ SUBJECTS = {
 
 
 def main() -> None:
-    """Measure each backend with chunks of each length."""
     bench = Benchmark(__doc__, rounds=5)
     names = list(SUBJECTS)
     bench.option("--backend", choices=names, nargs="+", default=names, help="default: all of them")
@@ -82,7 +81,7 @@ def _work(subject: Subject, chunk_bytes: int, total_bytes: int, at_a_time: int) 
 def _turn(subject: Subject, make: Callable[[int], Way], number: int) -> Iterator[Sample]:
     yield from make(number).samples()
     subject.clear()
-    # So that the next way's stores begin with no dirty pages of this one.
+    # Write dirty pages back, so that the next way starts without this way's pages.
     os.sync()
 
 

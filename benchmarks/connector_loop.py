@@ -1,15 +1,15 @@
-"""The scheduler side of vLLM's OffloadingConnector, without an engine, to drive any manager.
+"""The scheduler side of vLLM's OffloadingConnector without an engine, to drive any manager.
 
-Each step makes the connector's calls in its order:
+Each step makes the connector's calls in the connector's order:
 
     1. for each waiting request: ``lookup`` from its first chunk to the first miss; if any answer
        is pending, again in the next step; else ``prepare_load`` of the hits
     2. ``on_schedule_end``
-    3. ``prepare_store`` of what a request has computed; ``on_request_finished``
+    3. ``prepare_store`` of the chunks that a request has computed; ``on_request_finished``
     4. the model runs; then ``complete_load`` and ``complete_store``, with sets of keys
 
-The manager's calls are sampled. The model's run is not: it writes and compares the bytes in the
-slots, and lets the tiers finish or go on, as the side decides.
+The manager's calls are measured. The model's run is not: it writes and compares the bytes in the
+slots. Whether it waits for the tiers depends on the side.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FINISHED = object()
 
 
 class Side(Protocol):
-    """A manager behind a common interface, which hides its own types and its waiting."""
+    """A manager behind a common interface, which hides its types and its way of waiting."""
 
     hit: Any
     miss: Any
@@ -65,7 +65,7 @@ class Meter:
         return result
 
     def samples_us(self) -> dict[str, np.ndarray]:
-        """Return the samples of each kind and of ``all``, less the cost of the clock itself."""
+        """Return the samples of each kind and of ``all``, minus the cost of the clock itself."""
         samples = {
             kind: np.maximum(np.array(samples) - self._own_ns, 0) / 1e3
             for kind, samples in self._samples_ns.items()
@@ -109,7 +109,7 @@ class ConnectorLoop:
             active = [serving for serving in active if next(serving, _FINISHED) is not _FINISHED]
 
     def costs(self) -> Iterator[Sample]:
-        """Yield the work done, which all sides should share, and the cost of each kind of call."""
+        """Yield the amount of work, equal for all sides, and the cost of each kind of call."""
         for name, count in self._work.items():
             yield name, "a chunk", "", count / self._chunks
         for kind, us in self._meter.samples_us().items():

@@ -1,12 +1,13 @@
-"""MiB/s of an engine's own storages, beside ours in their place.
+"""MiB/s of an engine's own storages, beside kvtier's storages.
 
 Usage, in the engine's environment: python benchmarks/engine_storage.py lmcache|sglang [--mib N] ...
 
 Each storage stores and loads one batch, called as the engine's own threads call it. A batch has new
 random bytes, all of which are compared after the load. After each turn of any storage its files are
 unlinked and dirty pages are written back, so that every store begins with equal work for the disk.
-A load reads the bytes of the store before it: from the page cache, or past it in group "disk". CPU
-is the time of this process and of the tiers' processes, not of a server. Ours checks digests.
+A load reads the bytes of the preceding store: from the page cache, or from the disk in group
+"disk". CPU is the time of this process and of the tiers' processes, without servers. kvtier's
+storages check digests.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from ways.way import cpu_s
 
 
 def main() -> None:
-    """Measure the storages of each group."""
     bench = Benchmark(__doc__, rounds=15)
     bench.option("engine", choices=("lmcache", "sglang"))
     bench.option("--mib", type=positive, default=128, help="of a batch (%(default)s)")

@@ -2,10 +2,10 @@
 
 Usage: python benchmarks/file_tier.py [--root DIR] [--rounds N] [--total SIZE] ...
 
-The processes of a measurement together move the same number of bytes, however many they are. So
-the ratio to one process is the price, or the gain, of sharing. Each round measures every way and
-every number of processes in turn, so that noise of the machine affects all of them. The tables
-show medians over the rounds. The ways:
+All processes of a measurement together move the same number of bytes, however many they are. So the
+ratio to one process shows the price, or the gain, of sharing. Each round measures every way and
+every number of processes in turn, so that the machine's noise affects all of them. The tables show
+medians over the rounds. The ways:
 
     tier    FileTier, no capacity
     evict   FileTier, with a capacity of half of the bytes written: most stores evict
@@ -55,7 +55,6 @@ class Job:
 
 
 def main() -> None:
-    """Run the rounds and print the tables."""
     if sys.argv[1:2] == ["--worker"]:
         _serve(Job(**json.loads(sys.argv[2])))
         return
@@ -82,7 +81,7 @@ def main() -> None:
         )
         for way, processes in itertools.product(WAYS, arguments.processes):
             if (way, title) == ("evict", "load"):
-                continue  # half of the chunks are evicted by design
+                continue  # half of the chunks are evicted on purpose
             rates = [pair[which] for pair in figures[way, processes]]
             alone = statistics.median(pair[which] for pair in figures[way, arguments.processes[0]])
             middle = statistics.median(rates)
@@ -111,7 +110,7 @@ def _arguments() -> argparse.Namespace:
 def _measure(
     way: str, processes: int, place: Path, arguments: argparse.Namespace
 ) -> tuple[float, float]:
-    """Return the MiB/s stored and loaded by all processes together."""
+    """Return the MiB/s that all processes together store and load."""
     chunks = arguments.total // arguments.chunk // processes
     object_bytes = arguments.chunk + FileSubject.header_bytes
     capacity_bytes = processes * chunks * object_bytes // 2 if way == "evict" else None
@@ -156,7 +155,7 @@ def _phase(workers: Sequence[subprocess.Popen[str]]) -> float:
     return max(end for _, end in spans) - min(start for start, _ in spans)
 
 
-# In a worker.
+# The code below runs in a worker.
 
 
 def _serve(job: Job) -> None:
@@ -193,7 +192,7 @@ async def _run(way: Way) -> None:
         sys.stdin.readline()
         start_s = time.perf_counter()
         await move()
-        # perf_counter is one clock for all processes of the machine.
+        # All processes of the machine share the clock of perf_counter.
         print(start_s, time.perf_counter(), flush=True)
     await way.close()
 

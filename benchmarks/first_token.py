@@ -1,12 +1,12 @@
-"""Time to the first token, and answers from a damaged store: vLLM's file tier beside ours.
+"""Time to the first token, and answers from a damaged store: vLLM's file tier beside kvtier's.
 
 Usage: .venv-vllm/bin/python benchmarks/first_token.py [--tokens N] [--rounds N] [--layers N]
 
 Real engines on the CPU, one for each way to offload, serve the same random prompts in turns. Each
-round serves a new prompt twice: the first time it is computed and stored; then the device cache and
-the host pool are emptied, and the second time its chunks come from the files, which the tiers read
-past the page cache where the disk allows it. Both answers have to be the same. No file is removed.
-At the end one byte of each file is flipped, and a stored prompt is served from the files.
+round serves a new prompt twice. The first time, the engine computes and stores it. Then the device
+cache and the host pool are emptied. The second time, the prompt's chunks come from the files, which
+the tiers read past the page cache where the disk allows it. Both answers must be equal. No file is
+removed. At the end one byte of each file is flipped, and a stored prompt is served from the files.
 """
 
 from __future__ import annotations
@@ -96,17 +96,17 @@ def flip_byte(path: Path) -> None:
 
 
 def offloading(name: str, root: Path) -> dict[str, Any]:
-    """Return vLLM's ``kv_connector_extra_config`` of a way."""
+    """Return vLLM's ``kv_connector_extra_config`` for a way to offload."""
     way = OUR_MANAGER if name == OURS_B else OUR_TIERS
     ours = way.offloading(f"file://{root}", host_bytes=_POOL_BYTES) or {}
     if name == VLLM:
-        # vLLM's own spec does not run on a CPU; ours differs only in the copies to the device.
+        # vLLM's own spec does not run on a CPU. kvtier's spec differs only in the copies to the
+        # device.
         return {**ours, "secondary_tiers": [{"type": "fs", "root_dir": str(root)}]}
     return ours
 
 
 def main() -> None:
-    """Start the engines, and measure."""
     bench = Benchmark(__doc__, rounds=9)
     bench.option("--tokens", type=positive, default=2048, help="of a prompt (%(default)s)")
     bench.option("--layers", type=positive, default=16, help="of the model (%(default)s)")
@@ -119,7 +119,7 @@ def main() -> None:
         interpreter = Interpreter(folder / "interpreter", threads=options.threads)
         stack.callback(interpreter.close)
         sides = {}
-        # A prompt is computed in one step, as on a device.
+        # Let the engine compute a prompt in one step, as on a device.
         lengths = dict.fromkeys(("max_model_len", "max_num_batched_tokens"), options.tokens + 256)
         for number, name in enumerate((OURS_B, OURS_A, VLLM)):
             root = folder / f"kv-{number}"

@@ -1,16 +1,17 @@
-"""Cost of a working tier for the engine: the length of its steps, beside an engine without tiers.
+"""Cost of a working tier for an engine: the length of its steps with and without the tier.
 
-A thread plays the engine: steps of Python and torch, back to back. Each step hands the tier the
-chunks that are due, of 2 MiB of random bytes each, stores and loads in turns. The ways:
+A thread plays the engine: steps of Python and torch, back to back. At each step, the tier gets the
+chunks that are due, of 2 MiB of random bytes each, alternately stores and loads. The ways:
 
-    process   the tier in a process of its own, the default for tiers outside of this memory
+    process   the tier in a process of its own, the default for stores outside of the process
     thread    the tier in a thread of the engine's process
-    apart     the limit: the same load from another program, unknown to the engine's process; to
-              move these bytes costs any engine on this machine as much
+    apart     the limit: another program moves the same bytes, which slows any engine on this
+              machine as much
 
-p50 and p99 are ratios to steps without the load: a quarter of a second of these comes before each
-quarter of a second with it. "longer" is the growth of the mean step, "running" the part of that
-growth in which its thread ran; for the rest it waited for a processor or for the interpreter lock.
+p50 and p99 are ratios to steps without the load: a quarter of a second without the load precedes
+each quarter of a second with it. "longer" is the growth of the mean step. "running" is the part of
+this growth in which the step's thread ran; for the rest, the thread waited for a processor or for
+the interpreter lock.
 """
 
 from __future__ import annotations
@@ -39,7 +40,6 @@ _WIDTH = 64
 
 
 def main() -> None:
-    """Measure each tier at each rate."""
     bench = Benchmark(__doc__, rounds=3)
     bench.option("--tier", choices=_TIERS, nargs="+", default=list(_TIERS), help="all")
     bench.option("--mbps", type=float, nargs="+", default=[300, 800], help="%(default)s")
@@ -89,8 +89,8 @@ def _turn(
 class BusyEngine:
     """An engine that does the same work in each step.
 
-    Half of the work is Python, as in a scheduler. The other half is small calls of torch, each of
-    which releases the interpreter lock and acquires it again, as a kernel launch does.
+    Half of the work is Python, as in a scheduler. The other half consists of small calls of torch.
+    Each call releases the interpreter lock and acquires it again, as a kernel launch does.
     """
 
     def __init__(self, step_s: float) -> None:
@@ -104,8 +104,9 @@ class BusyEngine:
         self._pieces = max(1, round(step_s / float(np.quantile(spent_s, 0.1))))
 
     def run(self, seconds: float, turn: Callable[[], object]) -> npt.NDArray[np.float64]:
-        """Play steps, each begun by ``turn``; return a row of wall and CPU seconds per step."""
-        # As an engine does after its start: the collector need not scan imported modules each time.
+        """Play steps that begin with ``turn``; return the wall and CPU seconds of each step."""
+        # Freeze objects, as an engine does after its start: the collector need not scan them each
+        # time.
         gc.collect()
         gc.freeze()
         marks = [(time.perf_counter(), time.thread_time())]
@@ -137,7 +138,7 @@ def _file(directory: Path) -> Iterator[str]:
 
 @contextmanager
 def _redis(directory: Path) -> Iterator[str]:
-    # Beyond this memory chunks are evicted silently, as in a server used as a cache.
+    # Beyond this memory the server evicts chunks silently, as a cache does.
     server = Server(directory, "--maxmemory", "1gb", "--maxmemory-policy", "allkeys-lru")
     try:
         yield server.start().url

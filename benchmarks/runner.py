@@ -1,4 +1,4 @@
-"""The frame of a benchmark: its options, rounds in which all sides take turns, and its table."""
+"""The frame of a benchmark: options, rounds in which all sides take turns, and a table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import results
 from results import ROOT, Series, gain
 
-# For the tests' support, which starts servers and engines.
+# The benchmarks use the tests' support, which starts servers and engines.
 sys.path.append(str(ROOT / "tests"))
 
 #: Case, quantity, unit and value of one figure of a side in one round.
@@ -48,7 +48,6 @@ class Benchmark:
         self.option("--json", type=Path, metavar="FILE", help="write the figures there too")
 
     def parse(self) -> argparse.Namespace:
-        """Read the command line, and return the options."""
         self.options = self._parser.parse_args()
         return self.options
 
@@ -59,13 +58,13 @@ class Benchmark:
         *,
         warm_up: bool = False,
     ) -> None:
-        """Measure all sides in turns, another one first in each round, and print their figures.
+        """Measure all sides in turns, another side first in each round; print the figures.
 
         Args:
             group: subject of the measurement.
-            sides: the sides by name, kvtier's first. Each is called with the number of the round,
-                does all of its work, and leaves none to the next side.
-            warm_up: play another round first, with the number -1, which does not count.
+            sides: the sides by name, kvtier's first. Each function is called with the number of the
+                round, does all of its work, and leaves no work to the next side.
+            warm_up: play one more round first, with the number -1. Its figures are dropped.
         """
         values: dict[tuple[str, str, str, str], list[float]] = {}
         for number in range(-int(warm_up), self.options.rounds):
@@ -76,7 +75,7 @@ class Benchmark:
         self.add([Series(group, *names, each) for names, each in values.items()], next(iter(sides)))
 
     def add(self, series: Sequence[Series], own: str | None = None) -> None:
-        """Keep the figures of one group, and print them.
+        """Record the figures of one group, and print them.
 
         Args:
             series: the figures.
@@ -103,7 +102,7 @@ class Benchmark:
 
 
 def positive(text: str) -> int:
-    """Read an option that is a whole number of at least 1."""
+    """Read an option that must be a whole number of at least 1."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number} should be at least 1")
@@ -111,6 +110,6 @@ def positive(text: str) -> int:
 
 
 def must_be_equal(equal: bool) -> None:
-    """End the benchmark if the bytes that came back are not the stored ones."""
+    """End the benchmark if the loaded bytes differ from the stored bytes."""
     if not equal:
         sys.exit("wrong bytes came back: the figures mean nothing")

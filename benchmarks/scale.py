@@ -7,8 +7,8 @@ Usage: python benchmarks/scale.py [SECTION ...] [--slots N ...] [--root DIR] ...
     waiting   10,000 requests of 500 chunks, looked up in each step while they wait for a tier
     files     the start of a file tier over a root with a million chunks
 
-Times are medians of the calling thread's CPU time, but wall time in ``files``. Memory is the growth
-of the process's resident memory. Every measurement has a process of its own.
+Times are medians of the calling thread's CPU time, except for wall time in ``files``. Memory is the
+growth of the process's resident memory. Every measurement has a process of its own.
 """
 
 from __future__ import annotations
@@ -59,7 +59,6 @@ _Call = Callable[..., Any]
 
 
 def main() -> None:
-    """Measure the sections."""
     bench = Benchmark(__doc__, root="/dev/shm")
     bench.option("sections", nargs="*", choices=[[], *_SECTIONS], help="default: all")
     sizes = {"nargs": "+", "type": positive}
@@ -107,7 +106,7 @@ def main() -> None:
 
 @dataclass
 class _Slots:
-    """A pool without memory: no tier reads or writes its slots, so the numbers are enough."""
+    """A pool without memory. No tier uses its slots, so the slots' numbers are enough."""
 
     slots: int
     chunk_bytes: int = _CHUNK_BYTES
@@ -119,7 +118,7 @@ def _measure_slots(slots: int) -> Row:
     pool: Any = _Slots(slots)
     manager = TieringManager(pool, policy=load_policy("lru")(), clock=SystemClock())
     meter = _Meter()
-    # Requests that end at once fill the pool. Below, one request in two finds its chunks.
+    # Requests that end at once fill the pool. Afterwards, every second request finds its chunks.
     for _ in range(-(-slots // _REQUEST_CHUNKS)):
         _compute(manager, _Meter(), next(keys), "")
     row = {"bytes": (_resident_bytes() - before_bytes) / slots}
@@ -225,7 +224,7 @@ def _measure_waiting(requests: int) -> Row:
 
 
 def _measure_answers(requests: int) -> Row:
-    """Measure the steps until all requests have their answers, all misses."""
+    """Measure the steps until all requests have their answers, all of them misses."""
     meter = _Meter()
     with _engine(1) as manager:
         waiting = _make_waiting(manager, requests)
@@ -248,7 +247,7 @@ def _measure_answers(requests: int) -> Row:
 
 
 def _make_files(root: Path, files: int, object_bytes: int) -> None:
-    """Make sparse files of the right length."""
+    """Make sparse files of the length that chunks have."""
     directory = root / _NAMESPACE.fingerprint
     for shard in range(256):
         (directory / f"{shard:02x}").mkdir(parents=True, mode=0o700)
@@ -265,7 +264,7 @@ def _measure_start(root: str, files: int) -> Row:
 
 
 async def _start(root: str, files: int) -> Row:
-    # Room for all chunks; the tier refuses more than the file system has.
+    # This is room for all chunks; the tier refuses a capacity beyond the file system's.
     capacity = (files + _REQUEST_CHUNKS) * 2 * _CHUNK_BYTES
     spec = TierSpec.from_url(f"file://{root}", capacity=capacity, min_free=0)
     context = TierContext(
@@ -310,7 +309,7 @@ async def _start(root: str, files: int) -> Row:
 
 
 class _Keys(Iterator[list[bytes]]):
-    """Yields keys as long as an engine's, one request's keys at a time."""
+    """An iterator over requests' keys, each as long as an engine's keys."""
 
     def __init__(self) -> None:
         self._requests = 0
@@ -320,14 +319,14 @@ class _Keys(Iterator[list[bytes]]):
         return self.earlier(1)
 
     def earlier(self, requests: int) -> list[bytes]:
-        """Return the keys of the request that many requests before the next one."""
+        """Return the keys of an earlier request, ``requests`` before the next one."""
         start = (self._requests - requests + 1) * _REQUEST_CHUNKS
         numbers = range(start, start + _REQUEST_CHUNKS)
         return [make_offload_key(number.to_bytes(32, "little")) for number in numbers]
 
 
 class _Meter:
-    """Samples the calling thread's CPU time in calls, by name."""
+    """Samples of the calling thread's CPU time in calls, by name."""
 
     def __init__(self) -> None:
         self.samples: dict[str, list[float]] = defaultdict(list)
@@ -354,19 +353,18 @@ class _Meter:
         self.call(name, 1e6 / len(keys), run)
 
     def medians(self) -> Row:
-        """Return the median of each name's samples."""
         return {name: statistics.median(samples) for name, samples in self.samples.items()}
 
 
 def _apart(measure: _Measure, *arguments: Any) -> Row:
-    """Measure in a process of its own, so that no other measurement's memory counts."""
+    """Measure in a process of its own, so that memory of other measurements does not count."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as processes:
         return processes.submit(measure, *arguments).result()
 
 
 def _settle() -> None:
-    """Exclude existing objects from later collections, as vLLM does after its start."""
+    """Exclude existing objects from later garbage collections, as vLLM does after its start."""
     gc.collect()
     gc.freeze()
 

@@ -3,15 +3,15 @@
 Usage: python benchmarks/scheduler.py [TRACE] [--rounds N] [--concurrency N ...]
 
 First the cost: CPU microseconds of the scheduler's thread per chunk, in the calls of vLLM's
-connector (see ``connector_loop.py``). The sides are the memory tier and no tier, both with the
-policy ``lru`` too, and, if vllm is installed, vLLM's tiering manager with a tier in memory: once
-behind a thread, as its tiers for files and objects work, and once answering at once, the best case,
-which no real store offers. Between two steps the tiers finish all their jobs, so that all sides do
-the same work. All loaded bytes are compared.
+connector (see ``connector_loop.py``). The sides are the memory tier and no tier, both also with the
+policy ``lru``. If vllm is installed, there are two more: vLLM's tiering manager with a tier in
+memory. One answers from a thread, as vLLM's tiers for files and objects do. The other answers at
+once, the best case, which no real store offers. Between two steps the tiers finish all their jobs,
+so that all sides do the same work. All loaded bytes are compared.
 
 Then the interference: wall microseconds of a single call while the file tier writes as fast as it
 can, beside the same loop without tiers. Here the steps have a fixed length and do not wait for the
-tier, so its queue is full.
+tier, so the tier's queue is full.
 """
 
 from __future__ import annotations
@@ -60,7 +60,6 @@ _VLLM_SIDES = {"vLLM, thread": True, "vLLM, at once": False}
 
 
 def main() -> None:
-    """Measure with each number of requests that overlap."""
     bench = Benchmark(__doc__, rounds=3)
     bench.option("trace", nargs="?", type=Path, help="block-hash trace; default: chats")
     bench.option("--requests", type=positive, default=1000, help="of the chats")
@@ -136,7 +135,8 @@ def _play(
     clock_ns: Callable[[], int],
 ) -> ConnectorLoop:
     loop = ConnectorLoop(side, chunk_bytes, clock_ns)
-    # As vLLM's engine does after its start: the collector need not scan imported modules each time.
+    # Freeze objects, as vLLM's engine does after its start: the collector need not scan them each
+    # time.
     gc.collect()
     gc.freeze()
     try:
@@ -150,7 +150,7 @@ def _play(
 
 
 class KVTierSide:
-    """``TieringManager`` with one tier in a thread, digests on, or with none.
+    """``TieringManager`` with digests on, and with no tier or one tier in a thread.
 
     The model runs for ``step_s``, or else until the tier has reported all jobs.
     """
@@ -176,7 +176,7 @@ class KVTierSide:
             self._pool,
             policy=eviction,
             clock=clock,
-            # Nothing is computed, so there is nothing to compare a load with.
+            # Nothing is computed, so loads have no alternative.
             recompute_s=math.inf,
         )
         if url is None:

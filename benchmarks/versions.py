@@ -1,8 +1,8 @@
-"""A benchmark with two versions of kvtier in turns: the gain of a change, or of the compiled core.
+"""A benchmark of two versions of kvtier in turns, to measure a change or the compiled core.
 
 Usage: python benchmarks/versions.py [--rounds N] OLD NEW BENCHMARK.py [OPTION ...]
 
-OLD and NEW are checkouts, or wheels, which are unpacked. In each round each of them runs this
+OLD and NEW are checkouts, or wheels, which are unpacked. In each round, each version runs this
 checkout's benchmark in a process of its own.
 """
 
@@ -24,7 +24,6 @@ from runner import Benchmark, Sample
 
 
 def main() -> None:
-    """Measure both versions."""
     bench = Benchmark(__doc__, rounds=5)
     for name in ("old", "new"):
         bench.option(name, type=Path)

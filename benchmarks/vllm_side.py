@@ -1,4 +1,4 @@
-"""vLLM's tiering manager as a side of ``scheduler.py``, which imports this only with vllm."""
+"""vLLM's tiering manager as a side of ``scheduler.py``, imported only if vllm is installed."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class VLLMSide:
 
 
 class SteppedTier(SecondaryTierManager):
-    """An unlimited dictionary of chunks: answers lookups at once, copies between the steps."""
+    """A dictionary of any size as a tier: answers lookups at once, and copies between the steps."""
 
     medium = Medium.CPU
 
@@ -95,7 +95,7 @@ class SteppedTier(SecondaryTierManager):
         self._slots = np.frombuffer(flat, np.uint8).reshape(-1, self.block_size_bytes)
         self._objects: dict[OffloadKey, np.ndarray] = {}
         self._waiting: list[TransferJob] = []
-        # Results not yet polled. A deque is safe with one thread at each end.
+        # Results that are not polled yet. A deque is safe with one thread at each end.
         self._finished: deque[JobResult] = deque()
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
@@ -141,7 +141,7 @@ class SteppedTier(SecondaryTierManager):
 
 
 class ThreadedTier(SteppedTier):
-    """Works as vLLM's tiers for files and objects: with ``AsyncLookupManager`` and a thread."""
+    """A tier with ``AsyncLookupManager`` and a thread, as in vLLM's tiers for files and objects."""
 
     def __init__(self, view: memoryview, flat: memoryview) -> None:
         super().__init__(view, flat)
@@ -192,7 +192,7 @@ class _Lookups(AsyncLookupManager):
         return [key in self._objects for key in keys]
 
     def are_answered(self) -> bool:
-        """Return true if the last flush is answered: its answers come as one item of a queue."""
+        """Return true if the last flush is answered: its answers are one item of a queue."""
         return self._pending_results.qsize() > 0 or not any(
             state.phase is LookupPhase.IN_FLIGHT for state in self._lookup_state.values()
         )

@@ -10,7 +10,7 @@ and each way's bytes are compared once, before the rounds.
 
 The peer is torch.Tensor.copy_ of one buffer, on a GPU from or to pinned memory. A worker's time is
 from submit to the end of wait. "unmoved", on a CPU, is a worker that plans and hands over as usual
-but copies nothing: no worker is faster. Its GB/s count bytes that it does not move.
+but copies nothing, so no worker is faster. Its GB/s count bytes that it does not move.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Setting:
         mover = CPUDevice(threads=threads) if threads and not cuda else None
         group = KVGroup([KVTensor(layer) for layer in kv])
         self.worker = OffloadWorker([group], host, device=mover)
-        # A device that does everything except copy the bytes.
+        # A device that does everything except copying the bytes.
         idle = None if cuda else CPUDevice(threads=threads or None, copy=lambda *_: None)
         self.unmoved = None if idle is None else OffloadWorker([group], host, device=idle)
 
@@ -96,7 +96,6 @@ class Setting:
                 must_be_equal(torch.equal(layer[blocks.to(layer.device)].cpu(), there))
 
     def close(self) -> None:
-        """End the workers."""
         for worker in (self.worker, self.unmoved):
             if worker is not None:
                 worker.shutdown()
@@ -111,7 +110,7 @@ class Setting:
             into.copy_(out_of, non_blocking=True)
 
     def _run_by_run(self, operation: str, stream: torch.cuda.Stream | None) -> None:
-        """Copy run by run, however short the runs are."""
+        """Copy each run on its own, even short runs."""
         device = self.worker._device
         gatherer, device._gatherer = device._gatherer, None
         try:
@@ -137,7 +136,7 @@ class Setting:
 
 @contextlib.contextmanager
 def used(stream: torch.cuda.Stream | None) -> Iterator[None]:
-    """Let torch work on a stream, and wait for it to finish; on a CPU, do nothing."""
+    """Let torch work on a stream, and wait for the stream to finish; on a CPU, do nothing."""
     with contextlib.nullcontext() if stream is None else torch.cuda.stream(stream):
         yield
     if stream is not None:
@@ -145,7 +144,7 @@ def used(stream: torch.cuda.Stream | None) -> Iterator[None]:
 
 
 def turn(case: str, size_bytes: int, copy: Callable[[], None], number: int) -> Iterator[Sample]:
-    # Small copies are too short for a clock, so repeat them until 4 MiB are moved.
+    # A clock cannot measure small copies, so repeat them until 4 MiB are moved.
     repeats = max(1, 4 * MIB // size_bytes)
     began_s = time.perf_counter()
     for _ in range(repeats):
@@ -158,7 +157,6 @@ def numbers(text: str) -> list[int]:
 
 
 def main() -> None:
-    """Measure each number of layers, size, number of pages and direction."""
     bench = Benchmark(__doc__, rounds=9)
     default = "cuda" if torch.cuda.is_available() else "cpu"
     bench.option("--device", default=default, help=f"cpu or cuda (default: {default})")

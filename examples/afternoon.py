@@ -4,8 +4,8 @@
 
 Two small engines, one per model, share a directory and a Redis server, with default options. Then a
 model is deleted, the disk and the server fail, the directory is recreated, and the engines restart.
-In between, the commands of an operator run and print their output. Every chunk that an engine loads
-is compared with the stored one. The exit status is 1 if a scene did not end as it should.
+In between, an operator's commands run and print their output. Every chunk that an engine loads is
+compared with the stored chunk. The exit status is 1 if a scene did not end as it should.
 
 It needs redis-server. The scene of the full disk mounts a small file system, which needs root.
 """
@@ -80,8 +80,8 @@ class Engine:
         for key, slot in zip(found, slots, strict=True):
             self.unequal_chunks += self.pool.view(slot) != content(key)
         self.manager.complete_load(found, request)
-        # One chunk per step, so that kvtier learns how long computing a chunk takes: it loads a
-        # chunk only if that is faster.
+        # Compute one chunk per step, so that kvtier learns how long this takes: it loads a chunk
+        # only if loading is faster.
         for key in keys[len(found) :]:
             output = self.manager.prepare_store([key], request)
             for slot in output.slots:
@@ -98,7 +98,7 @@ class Engine:
         rest()
 
     def _look_up(self, keys: Sequence[OffloadKey], request: RequestContext) -> int:
-        """Return the number of leading chunks of a prompt that hit."""
+        """Return the number of leading chunks that hit."""
         for count, key in enumerate(keys):
             while (result := self.manager.lookup(key, request)) is not LookupResult.HIT:
                 if result is LookupResult.MISS:
@@ -300,7 +300,7 @@ def fill(file: Path) -> None:
 
 
 def content(key: OffloadKey) -> bytes:
-    """Make the content of a chunk from its key."""
+    """Derive the content of a chunk from its key."""
     return (key * CHUNK_BYTES)[:CHUNK_BYTES]
 
 

@@ -1,6 +1,6 @@
 """Play chats through a host pool and a file tier, then once more in a second process.
 
-The second process begins with an empty host pool: all its hits were left on disk by the first.
+The second process begins with an empty host pool, so it finds its hits on the first process's disk.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 #: A chunk holds 16 tokens of a model with 32 KiB of keys and values per token, such as Llama 3.2 1B
-#: in bfloat16. The pool is smaller than the stored chunks together, so that both processes load.
+#: in bfloat16. The pool is smaller than all stored chunks, so that both processes load chunks.
 CHATS = ["--requests", "200", "--slots", "256", "--chunk-bytes", "512KiB"]
 CHAT_TOKENS = 16
 
-#: A block of Mooncake's traces is 512 tokens. Traces are long, so chunks are small in their place.
+#: A block of Mooncake's traces has 512 tokens. Chunks are small here, because traces are long.
 TRACE = ["--chunk-bytes", "4KiB", "--trace"]
 TRACE_TOKENS = 512
 
@@ -47,7 +47,7 @@ def summary(second: dict[str, Any], chunk_tokens: int) -> str:
 
     Args:
         second: the report of the second process, without a wrong byte.
-        chunk_tokens: number of tokens that a chunk stands for.
+        chunk_tokens: the number of tokens in a chunk.
     """
     found, wanted = second["hit_blocks"], second["blocks"]
     share = f"all {wanted:,}" if found == wanted else f"{found:,} of {wanted:,}"

@@ -2,8 +2,8 @@
 
     make demo-vllm
 
-The first serves a few conversations of several turns and is stopped. The second is a new process:
-it loads the first one's chunks from the file tier, and need not compute them again.
+The first engine serves a few conversations of several turns and is stopped. The second engine is a
+new process. It loads the first engine's chunks from the file tier instead of computing them again.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ def serve(model: Path, chunks: Path) -> None:
                 "spec_name": "KVTierOffloadingSpec",
                 "spec_module_path": "kvtier_vllm",
                 "cpu_bytes_to_use": "512MiB",
-                # Generated weights are in no file by which kvtier could identify the model.
+                # The weights are generated, so kvtier cannot identify the model by its files.
                 "model_revision": "made up",
-                # A lookup that takes longer is a miss; a busy machine needs more than the default.
+                # A slower lookup is a miss, and a busy machine needs more time than the default.
                 "secondary_tiers": [{"type": "file", "root": str(chunks), "lookup_deadline": "1s"}],
             },
         ),
@@ -99,7 +99,7 @@ def serve(model: Path, chunks: Path) -> None:
             }
             print(json.dumps(document), flush=True)
             prompt += document["answer"]
-    # One more step, since the stores just prepared are carried out in the next one.
+    # One more step, because the next step carries out the stores that are prepared now.
     answer([1, 2, 3])
     llm.llm_engine.engine_core.shutdown()
 

@@ -2,8 +2,8 @@
 
     python examples/own_manager.py file:///tmp/kvtier-own-manager
 
-Each chunk goes into a slot, from there into the tier, out of the slot, and back when it is wanted.
-A tier that dies costs hits, never a wait or a wrong byte.
+Each chunk is written to a slot, stored in the tier, evicted from the slot, and loaded again. If the
+tier dies, the engine has fewer hits, but never waits longer or gets a wrong byte.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class SlotTable(TierListener):
 
     def loaded(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
         for key, slot, verdict in zip(job.keys, job.slots, verdicts, strict=True):
-            if verdict is Verdict.OK:  # verified: these are the bytes that were stored
+            if verdict is Verdict.OK:  # the bytes are verified
                 self.chunks[key] = slot
 
     def released(self, tier: TierClient, job: Job) -> None:
         self.busy.difference_update(job.slots)
-        if job.operation is Operation.LOAD:  # a slot whose load failed is free only now
+        if job.operation is Operation.LOAD:  # after a failed load, the slot is free only now
             self.free += set(job.slots) - set(self.chunks.values())
 
 
@@ -62,18 +62,18 @@ class Engine:
         """Fill a slot, and offer the chunk to the tier."""
         slot = self.table.chunks[key] = self.table.free.pop()
         self.pool.view(slot)[:] = content
-        if self.tier.store([key], [slot], request):  # None: its queue is full, or it is down
+        if self.tier.store([key], [slot], request):  # None if the queue is full or the tier down
             self.table.busy.add(slot)
 
     def evict(self, key: OffloadKey) -> None:
-        """Free a chunk's slot, which the tier must not be reading."""
+        """Free a chunk's slot. The tier must not be reading it."""
         slot = self.table.chunks[key]
         assert slot not in self.table.busy
         del self.table.chunks[key]
         self.table.free.append(slot)
 
     def fetch(self, keys: Sequence[OffloadKey], request: RequestContext) -> list[OffloadKey]:
-        """Load chunks, and return the readable ones. The others are recomputed."""
+        """Load chunks, and return those that were loaded. The engine recomputes the others."""
         lookup = self.tier.lookup(keys, request)
         self.step_until(lambda: lookup.result is not None)
         found = [key for key in keys if self.table.present[key]]
@@ -86,7 +86,7 @@ class Engine:
         return [key for key in keys if key in self.table.chunks]
 
     def step_until(self, done: Callable[[], bool]) -> None:
-        """Hand over, poll and compute until ``done``. Deadlines end every wait."""
+        """Flush, poll and compute until ``done``. Deadlines end every wait."""
         while True:
             self.tier.flush()
             self.tier.poll()
@@ -96,7 +96,7 @@ class Engine:
 
 
 def main(url: str) -> None:
-    """Store eight chunks, let them go, fetch them back, and compare the bytes."""
+    """Store eight chunks, evict them, load them again, and compare the bytes."""
     contents = {make_offload_key(bytes([n]) * 32): bytes([n]) * CHUNK_BYTES for n in range(8)}
     table, request = SlotTable(), RequestContext("r1")
     pool = HostPool.create(PoolLayout(SLOTS, CHUNK_BYTES))

@@ -1,6 +1,6 @@
-"""Virtual environments in which real engines run on a CPU; what their scripts share.
+"""Virtual environments in which real engines run on a CPU, and the code that their scripts share.
 
-An environment that is up to date is left alone: stamps in it record its sources.
+An up-to-date environment is left alone. Stamps in an environment record its sources.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ def requirements(wheel: Path) -> Iterator[tuple[str, str]]:
         wheel: its path.
 
     Yields:
-        A project's normalized name, and the requirement as in the metadata; markers are left to
-        pip.
+        A project's normalized name, and the requirement as in the metadata, markers included.
     """
     with zipfile.ZipFile(wheel) as archive:
         name = next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
@@ -45,24 +44,23 @@ def requirements(wheel: Path) -> Iterator[tuple[str, str]]:
 
 
 def our_packages() -> list[Path]:
-    """List the packages of backends and engines."""
     sides = ("backends", "engines")
     return [path.parent for side in sides for path in sorted(ROOT.glob(f"{side}/*/pyproject.toml"))]
 
 
 def install_ours(pip: Pip) -> None:
-    """Install this repository's packages, editable, with servers and peers of their tests."""
+    """Install this repository's packages, editable, with their tests' servers and peers."""
     own = [".[testing]", *map(str, our_packages()), "examples/kvtier-memcached"]
     packages = [part for package in own for part in ("-e", package)]
     lines = DEVELOPMENT.read_text().splitlines()
     wanted = ("aiofiles", "mooncake", "pytest-xdist", "rclone")
     peers = [line for line in lines if line.startswith(wanted)]
-    # An engine is installed without what it does not need here.
+    # pip would warn, because an engine is installed without some of its requirements.
     pip("install", "--no-warn-conflicts", *packages, *peers)
 
 
 def make(engine: str, install_engine: Callable[[Pip], None], script: str) -> None:
-    """Make the environment that the command line names, or bring it up to date.
+    """Create or update the environment that the command line names.
 
     Args:
         engine: its name.

@@ -2,9 +2,10 @@
 
     python scripts/gpu_bundle.py [--no-wheels] [FOLDER]
 
-Such a machine has Python 3.12, torch and numpy. The folder holds the rest: this project's packages
-as their wheels install them, what they and the tests need from the package index, the tests in
-tests/gpu, the worker's benchmark, and run.py, which is started there (python3 run.py --help).
+The machine must have Python 3.12, torch and numpy. The folder holds the rest: this project's
+packages as their wheels install them, the requirements of packages and tests from the package
+index, the tests in tests/gpu, the worker's benchmark, and run.py. Start run.py on that machine
+(python3 run.py --help).
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ PACKAGES = (ROOT, ROOT / "backends/file")
 PYTHON = "3.12"
 #: The oldest system that the wheels support: glibc 2.17 on x86-64.
 PLATFORM = "manylinux2014_x86_64"
-#: Left out, because the machine has a version that fits its torch.
+#: Requirements left out, because the machine has a version that fits its torch.
 LEFT_OUT = frozenset({"numpy"})
 MAX_BYTES = 60 * 1024 * 1024
 
 
 def make(folder: Path, *, wheels: bool) -> None:
-    """Make the folder, in place of an older bundle; ``wheels`` downloads the requirements too."""
+    """Make the folder, replacing an older bundle; ``wheels`` also downloads the requirements."""
     if folder.exists() and any(folder.iterdir()) and not (folder / "run.py").exists():
         raise SystemExit(f"{folder} holds something else: name another folder, or remove it")
     shutil.rmtree(folder, ignore_errors=True)
@@ -56,7 +57,6 @@ def requirements() -> list[str]:
 
 
 def size_bytes(folder: Path) -> int:
-    """Return the total size of a folder's files."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 

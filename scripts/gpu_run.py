@@ -3,9 +3,9 @@
     python3 run.py [--out FOLDER] [--only NAME,NAME] [--limit-s SECONDS]
 
 It needs Python 3.12, torch and numpy, but no network; the rest lies beside this file. Another
-Python does not use the packages in python3.12/ but its own. The report is printed as it grows, and
-written to FOLDER/report.txt and FOLDER/report.json (default: $OUT, or the current folder). The exit
-status is 1 if a check failed. Without a device the parts that need one are skipped.
+version of Python uses its own packages, not those in python3.12/. The report is printed as it
+grows, and written to FOLDER/report.txt and FOLDER/report.json (default: $OUT, or the current
+folder). The exit status is 1 if a check failed. Without a device, parts that need it are skipped.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 TESTS = HERE / "tests/gpu"
-#: Use bundled plugins only, since the machine's own may not fit, and ignore a checkout around it.
+#: Use only bundled plugins, since the machine's own may not fit, and ignore a checkout around them.
 PYTEST = [
     *("-m", "pytest", "-q", "-s", "-rs", "--import-mode=importlib", "-p", "no:cacheprovider"),
     *("-c", os.devnull, "--rootdir", str(HERE), "--confcutdir", str(TESTS)),
     *("-o", "markers=gpu", "-o", "junit_family=xunit1"),
 ]
-#: The time limit of each check in seconds. A driver's call may hang, so the check is then killed.
+#: The time limit of each check in seconds. A driver's call may hang; then the check is killed.
 LIMITS_S = {
     "machine": 60,
     "registration": 60,
@@ -47,7 +47,7 @@ LIMITS_S = {
 
 
 def environment() -> dict[str, str]:
-    """Return a check's environment variables, with the packages beside this file on the path."""
+    """Return a check's environment variables; its path includes the packages beside this file."""
     paths = [str(HERE / "kvtier"), str(HERE / "tests")]
     if sys.version_info[:2] == (3, 12):
         paths.append(str(HERE / "python3.12"))
@@ -60,7 +60,7 @@ def environment() -> dict[str, str]:
 
 
 def run(name: str, limit_s: float, out: Path) -> dict[str, Any]:
-    """Run a check in a process group of its own, since it may crash, hang or lose the device."""
+    """Run a check in its own process group, since it may crash, hang or lose the device."""
     results = out / f"{name}.xml"
     command = [sys.executable, *PYTEST, f"--junitxml={results}", str(TESTS / f"test_{name}.py")]
     if name == "bandwidth":
@@ -85,7 +85,7 @@ def run(name: str, limit_s: float, out: Path) -> dict[str, Any]:
 
 
 def figures(results: Path) -> dict[str, str]:
-    """Read the figures of a check, and remove the file."""
+    """Read the figures of a check, and remove their file."""
     found = {}
     if results.exists():
         for figure in ElementTree.parse(results).iter("property"):
@@ -123,7 +123,7 @@ def main() -> int:
             checks.append(run(name, min(LIMITS_S[name], left_s), arguments.out))
             say(checks[-1]["output"].rstrip())
             say(f"{name}: {checks[-1]['fault'] or 'passed'}; took {checks[-1]['took_s']:.1f} s")
-            # Written after each check, because the next one may end the run.
+            # Write after each check, because the next check may end the run.
             (arguments.out / "report.json").write_text(json.dumps({"checks": checks}, indent=1))
         failed = [check["name"] for check in checks if check["fault"]]
         say(f"\n{len(checks) - len(failed)} passed")

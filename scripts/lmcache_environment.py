@@ -2,9 +2,8 @@
 
     python3 scripts/lmcache_environment.py .venv-lmcache
 
-LMCache's wheel has CUDA's libraries among its requirements, and imports them only where there is a
-GPU. So it is installed with those requirements that its server and its own adapters for files and
-Redis import.
+LMCache's wheel requires CUDA's libraries, but imports them only on a machine with a GPU. So only
+the requirements that its server and its own adapters for files and Redis import are installed.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ NEEDED = frozenset(
 
 
 def install_lmcache(pip: Pip) -> None:
-    """Install LMCache, and those of its requirements that its server needs on a CPU."""
+    """Install LMCache, and the requirements that its server needs on a CPU."""
     with tempfile.TemporaryDirectory() as folder:
         pip("download", "--no-deps", "--dest", folder, LMCACHE)
         (wheel,) = Path(folder).glob("*.whl")

@@ -2,10 +2,10 @@
 
     python3 scripts/sglang_environment.py .venv-sglang
 
-SGLang's wheel has CUDA's libraries among its requirements, and imports them only where there is a
-GPU. So it is installed with those requirements that its host pools, its cache controller and its
-storage backends import. torchvision's wheel is of another build of torch: only its Python runs
-here, and ``tests/support/sglang_platform.py`` declares its operators.
+SGLang's wheel requires CUDA's libraries, but imports them only on a machine with a GPU. So only the
+requirements that its host pools, its cache controller and its storage backends import are
+installed. torchvision's wheel is built for another torch, so only its Python code runs here, and
+``tests/support/sglang_platform.py`` declares its operators.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ NEEDED = frozenset(
         "xxhash",
     }
 )
-# What SGLang imports and does not name.
+# Packages that SGLang imports but does not require.
 UNNAMED = ("dill", "loguru", "sortedcontainers", "traitlets", "triton")
 WITHOUT_DEPENDENCIES = ("torchvision==0.28.0",)
 
 
 def install_sglang(pip: Pip) -> None:
-    """Install SGLang, and those of its requirements that its cache needs on a CPU."""
+    """Install SGLang, and the requirements that its cache needs on a CPU."""
     with tempfile.TemporaryDirectory() as folder:
         pip("download", "--no-deps", "--dest", folder, SGLANG)
         (wheel,) = Path(folder).glob("*.whl")

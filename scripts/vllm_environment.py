@@ -2,8 +2,8 @@
 
     python3 scripts/vllm_environment.py .venv-vllm
 
-The CPU wheels of torchvision, torchaudio and torchcodec are not on PyPI, and a text model needs
-none of them, so vLLM's requirements are installed one by one without these.
+The CPU wheels of torchvision, torchaudio and torchcodec are not on PyPI, and a text model does not
+need them. So vLLM's other requirements are installed one by one.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ LEFT_OUT = frozenset(
     }
 )
 WITHOUT_DEPENDENCIES = ("numba==0.65.0", "llvmlite==0.47.*", "intel-openmp==2024.2.1")
-#: LMCache under vLLM; vLLM's requirements have the rest of its own.
+#: LMCache under vLLM. vLLM's requirements include the rest of LMCache's.
 UNDER_LMCACHE = (LMCACHE, "nvtx", "opentelemetry-exporter-prometheus")
 
 
 def install_vllm(pip: Pip) -> None:
-    """Install vLLM, and those of its requirements that a text model on a CPU needs."""
+    """Install vLLM, and the requirements that a text model needs on a CPU."""
     pip("install", TORCH)
     with tempfile.TemporaryDirectory() as folder:
         pip("download", "--no-deps", "--dest", folder, VLLM)

@@ -2,10 +2,10 @@
 
     python3 scripts/vllm_next.py .venv-vllm
 
-The release's Python files are unpacked beside the environment and come first on its path; their
-dependencies are the environment's. No engine can run like this, but classes, signatures,
-registration and the scheduler's side can be checked. The wheel is large, and kept below the
-environment.
+The release's Python files are unpacked beside the environment and come first on its path. Their
+dependencies come from the environment. No engine runs in this way, but classes, signatures,
+registration and the scheduler's side can be checked. The release's large wheel is kept in the
+environment's directory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TESTS = [f"engines/vllm/tests/engine/test_{name}.py" for name in NAMES]
 
 
 def unpack(environment: Path) -> Path:
-    """Return the folder with the release's Python files; make it if it is missing."""
+    """Return the folder with the release's Python files; create it if it is missing."""
     folder = environment / "next" / NEXT
     if folder.exists():
         return folder

@@ -1,4 +1,4 @@
-"""Compiles the part in C for a wheel, where ``HATCH_BUILD_HOOK_ENABLE_CUSTOM`` is set."""
+"""A build hook: compiles the C extension if ``HATCH_BUILD_HOOK_ENABLE_CUSTOM`` is set."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class CompiledPart(BuildHookInterface[Any]):
-    """Adds an extension module, which serves all versions of Python from 3.11 on."""
+    """Adds one extension module for Python 3.11 and all later versions."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile, but not for an editable install: nothing is written into the checkout."""
+        """Compile the extension, except for an editable install: the checkout stays unchanged."""
         if version == "editable":
             return
         from packaging.tags import platform_tags
         from setuptools import Distribution, Extension
 
-        # It lives as long as the hook: the wheel takes its files from there.
+        # The hook keeps this directory until the wheel has packed its files.
         self._directory = tempfile.TemporaryDirectory(prefix="kvtier-file-")
         extension = Extension(
             "kvtier_file._batch_io", ["kvtier_file/_batch_io.c"], py_limited_api=True

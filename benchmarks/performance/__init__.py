@@ -1,1 +1,1 @@
-"""The report of all benchmarks: what is run, the page that says it, and its plots."""
+"""The report of all benchmarks: the runs, the page with their figures, and its plots."""

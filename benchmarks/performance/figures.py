@@ -1,4 +1,4 @@
-"""The figures of a section, and the file that keeps them."""
+"""The figures of a section, and the file that stores them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Figures:
     quick: bool = False
 
     def find(self, run: str, group: str, case: str, way: str, quantity: str) -> Series | None:
-        """Return one series, or ``None`` where it was not measured."""
+        """Return one series, or ``None`` if it was not measured."""
         wanted = (group, case, way, quantity)
         for each in self.series(run):
             if (each.group, each.case, each.way, each.quantity) == wanted:
@@ -33,22 +33,22 @@ class Figures:
         return list(dict.fromkeys(of))
 
     def series(self, run: str) -> Sequence[Series]:
-        """Return the series of a run, none where it was not measured."""
+        """Return the series of a run; none if the run was not measured."""
         return self.runs[run].series if run in self.runs else ()
 
 
 def median(series: Series | None) -> str | None:
-    """Format a median with its unit; ``None`` where it was not measured."""
+    """Format a median with its unit; ``None`` if it was not measured."""
     return f"{figure(series.median)} {series.unit}".strip() if series else None
 
 
 def read(file: Path) -> Figures:
-    """Read a section's figures; none where the file is missing."""
+    """Read a section's figures; none if the file is missing."""
     return msgspec.json.decode(file.read_bytes(), type=Figures) if file.exists() else Figures({})
 
 
 def write(file: Path, figures: Figures) -> None:
-    """Write a section's figures, a series a line."""
+    """Write a section's figures, one series per line."""
     text = msgspec.json.format(msgspec.json.encode(figures), indent=1).decode()
     lines = re.sub(r"\{[^{}]*\}|\[[^][{}]*\]", lambda part: " ".join(part[0].split()), text)
     lines = re.sub(r"\{[^{}]*\}", lambda part: " ".join(part[0].split()), lines)

@@ -1,4 +1,4 @@
-"""The page and the README's table, made from the figures alone."""
+"""The page and the README's table, both made from the figures."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ _QUICK = (
 
 
 def page(figures: Mapping[str, Figures]) -> str:
-    """Return the text of the page."""
     parts = [_INTRODUCTION, *([_QUICK + "\n"] if _is_quick(figures) else [])]
     if rows := list(_glance(figures, "")):
         parts.append("## At a glance\n\n" + _glance_table(figures, rows) + "\n")
@@ -40,7 +39,7 @@ def page(figures: Mapping[str, Figures]) -> str:
 
 
 def readme(text: str, figures: Mapping[str, Figures]) -> str:
-    """Return the README's text with the table of these figures."""
+    """Return the README's text with an updated table."""
     table = _glance_table(figures, list(_glance(figures, "docs/performance.md")))
     quick = " A quick run." if _is_quick(figures) else ""
     caption = (
@@ -55,7 +54,7 @@ def readme(text: str, figures: Mapping[str, Figures]) -> str:
 
 
 def _glance(figures: Mapping[str, Figures], page: str) -> Iterator[list[str]]:
-    """Give subject, vLLM's figure, kvtier's and the ratio, where both sides were measured."""
+    """Yield subject, vLLM's figure, kvtier's figure and the ratio, if both sides were measured."""
 
     def link(section: str, subject: str) -> str:
         return f"[{subject}]({page}#{_anchor(SECTIONS[section].title)})"
@@ -122,7 +121,7 @@ def _section(section: Section, figures: Figures) -> str:
 
 
 def _tables(section: Section, figures: Figures) -> Iterator[str]:
-    """Give a table for each row of panels with equal columns."""
+    """Yield a table for each row of panels with equal columns."""
     for (axis, ways, better), panels in itertools.groupby(
         section.panels,
         lambda panel: (panel.axis, tuple(panel.ways), panel.better),
@@ -146,7 +145,7 @@ def _tables(section: Section, figures: Figures) -> Iterator[str]:
 
 
 def _grids(figures: Figures) -> Iterator[str]:
-    """Give a table for each group, with the cases as columns."""
+    """Yield a table for each group, with the cases as columns."""
     for run in figures.runs.values():
         for group in dict.fromkeys(each.group for each in run.series):
             of_group = [each for each in run.series if each.group == group]
@@ -165,13 +164,13 @@ def _table(lines: Sequence[Sequence[str]]) -> str:
 
 
 def compared(ways: Sequence[Way]) -> list[Way]:
-    """Return the ways that kvtier's ratio is given to: the nearest peer, and the limit."""
+    """Return the ways with which kvtier is compared: the nearest peer, and the limit."""
     peer = "vllm" if any(way.role == "vllm" for way in ways) else "client"
     return [way for way in ways if way.role in (peer, "limit")]
 
 
 def _absences(section: Section, figures: Figures) -> Iterator[str]:
-    """Give a sentence for each run or way that was not measured."""
+    """Yield a sentence for each run or way that was not measured."""
     said = set()
     for name in (run.name for run in section.runs):
         run = figures.runs.get(name)

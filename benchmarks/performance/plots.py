@@ -41,14 +41,13 @@ _BAR_INCHES = 0.2
 
 
 def draw(section: Section, figures: Figures, scheme: str, file: Path) -> None:
-    """Write a section's plot."""
     colours = _COLOURS[scheme]
     settings: Any = {
-        # Equal figures make equal files.
+        # A fixed salt, so that equal figures make equal files.
         "svg.hashsalt": section.name,
         "svg.fonttype": "none",
         "font.family": "sans-serif",
-        # Repeated in each text; matplotlib measures with the first one.
+        # The list is written into each text; matplotlib measures texts with the first font.
         "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial"],
         "font.size": 10,
         "text.color": colours["text"],

@@ -1,4 +1,4 @@
-"""The sections of the report: the benchmarks they run, what they show, and what follows from it."""
+"""The sections of the report: their benchmarks, plots, tables and conclusions."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Run:
         command: the benchmark's file and options; ``{trace}`` stands for a trace, or for nothing.
         quick: the same for a short run.
         rounds: default of the report's ``--rounds``; 0 for a benchmark without this option.
-        engine: the engine in whose environment it runs; without that nothing can be measured.
+        engine: the engine whose environment the run needs.
         vllm: ways that can only be measured in vLLM's environment.
-        needs_trace: without a trace there is nothing to measure.
+        needs_trace: true if nothing can be measured without a trace.
     """
 
     name: str
@@ -39,9 +39,10 @@ class Way(NamedTuple):
     """A way to do the work, in a plot and a table.
 
     Attributes:
-        role: ``kvtier``, ``variant`` (kvtier otherwise), ``vllm``, ``client`` or ``limit``.
+        role: ``kvtier``, ``variant`` (kvtier with other options), ``vllm``, ``client`` or
+            ``limit``.
         name: its name in the figures.
-        label: its name in the table, if that is another one.
+        label: its name in the table, if the names differ.
     """
 
     role: str
@@ -50,7 +51,7 @@ class Way(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """Its name in the table."""
+        """The way's name in the table."""
         return self.label or self.name
 
 
@@ -59,15 +60,15 @@ class Panel:
     """One part of a section's plot, and its rows in the table.
 
     Attributes:
-        title: above the part.
-        run: run that it shows.
-        group: group of its series.
-        quantity: quantity of its series.
-        axis: what the axis shows, with its unit.
-        ways: what is compared. The first is kvtier; its ratio to each peer and limit is shown.
-        cases: the cases to show; all that were measured if it is empty.
-        start: where bars start.
-        glance: cases that the table at a glance and the README show beside vLLM, with their words.
+        title: the text above the part.
+        run: the run whose figures are shown.
+        group: group of the shown series.
+        quantity: quantity of the shown series.
+        axis: label of the axis, with the unit.
+        ways: the compared ways. The first is kvtier; its ratio to each peer and limit is shown.
+        cases: the cases to show; empty for all that were measured.
+        start: start of the axis and its bars.
+        glance: cases in the table at a glance and in the README, with their words.
     """
 
     title: str
@@ -82,11 +83,11 @@ class Panel:
 
     @property
     def better(self) -> str:
-        """``more`` or ``less``."""
+        """``more`` or ``less``, whichever is better."""
         return "more" if is_rate(self.quantity) else "less"
 
     def find(self, figures: Figures, case: str, way: str) -> Series | None:
-        """Return the series of a case, or ``None`` where it was not measured."""
+        """Return the series of a case, or ``None`` if it was not measured."""
         return figures.find(self.run, self.group, case, way, self.quantity)
 
 
@@ -95,16 +96,16 @@ class Section:
     """One section of the page.
 
     Attributes:
-        name: of its file, and of ``--only``.
+        name: name of its file, and its value for ``--only``.
         title: its heading.
-        question: what it measures, and beside what.
-        runs: the benchmarks that it runs.
-        panels: parts of its plot and its table; without them there is no plot, and a table for each
-            group with the cases as columns and the quantities as rows.
+        question: the subject of the measurement and its peers.
+        runs: the benchmarks of the section.
+        panels: parts of its plot and its table. Without panels there is no plot, and each group has
+            a table with the cases as columns and the quantities as rows.
         answer: sentences, with figures as ``{number of the panel:case:way}``, for a median, or
             ``{number of the panel:case:way:peer}``, for a ratio, and ``{run:least:way:peer}`` or
-            ``{run:most:...}`` for the hit rates of a run. Without a figure its sentence goes.
-        columns: parts of the plot beside each other.
+            ``{run:most:...}`` for the hit rates of a run. Sentences without a figure are omitted.
+        columns: number of parts side by side in the plot.
     """
 
     name: str
@@ -116,11 +117,11 @@ class Section:
     columns: int = 2
 
     def is_drawn(self, figures: Figures) -> bool:
-        """Return whether there is a plot."""
+        """Return true if the section has a plot."""
         return bool(self.panels) and any(run.series for run in figures.runs.values())
 
     def said(self, figures: Figures) -> str:
-        """Return the sentences of the answer."""
+        """Return the sentences of the answer, with figures."""
         said = []
         for sentence in self.answer:
             parts: list[str | None] = [*re.split(r"\{(.+?)\}", sentence)]
@@ -129,7 +130,7 @@ class Section:
         return " ".join(filter(None, said))
 
     def legend(self) -> dict[str, str]:
-        """Return the ways of each role in the plot."""
+        """Return the labels of each role's ways in the plot."""
         names: dict[str, dict[str, None]] = {}
         for way in (way for panel in self.panels for way in panel.ways):
             names.setdefault(way.role, {})[way.shown.replace("`", "")] = None
@@ -140,7 +141,7 @@ class Section:
 
 
 def _value(figures: Figures, panels: Sequence[Panel], wanted: str) -> str | None:
-    """Return a figure of an answer; ``None`` where it was not measured."""
+    """Return a figure of an answer; ``None`` if it was not measured."""
     where, case, *ways = wanted.split(":")
     if not where.isdecimal():
         groups = dict.fromkeys(one.group for one in figures.series(where))
@@ -157,7 +158,7 @@ def _value(figures: Figures, panels: Sequence[Panel], wanted: str) -> str | None
 
 
 def label(case: str) -> str:
-    """Return the name of a case in plots and tables: none where it is the only one."""
+    """Return the name of a case in plots and tables; empty for an only case."""
     return "" if case == "all" else case
 
 
@@ -269,7 +270,8 @@ FILES = Section(
     [
         Run(name, f"{_FILE} {full}", f"{_FILE} {quick}", 9, vllm=["vllm.fs_io_C"])
         for name, full, quick in (
-            # Files are kept between the rounds: ext4 is slow for a while after many were removed.
+            # Files are kept between the rounds, because ext4 is slow for a while after many
+            # removals.
             ("disk", "--total 64MiB --keep", "--total 16MiB --keep"),
             ("full", "--total 128MiB --full", "--total 16MiB --full"),
             ("tmpfs", "--root /dev/shm", "--root /dev/shm --total 32MiB"),

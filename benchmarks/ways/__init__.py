@@ -1,1 +1,1 @@
-"""Ways to store and load chunks, to measure side by side."""
+"""Ways to store and load chunks, measured side by side."""

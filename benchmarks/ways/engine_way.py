@@ -1,4 +1,4 @@
-"""All of kvtier: a tier behind its client and runner, as an engine uses it, with digests."""
+"""kvtier as a whole: a tier behind its client and runner, as an engine uses it, with digests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PATIENT = "600s"
 
 
 class EngineWay(Way, TierListener):
-    """A tier that gets jobs from an engine's thread, ``at_a_time`` of them at once."""
+    """A tier that gets ``at_a_time`` jobs at once from an engine's thread."""
 
     _tier: TierClient
 
@@ -45,7 +45,7 @@ class EngineWay(Way, TierListener):
 
     async def close(self) -> None:
         if not self._keep:
-            # The tier itself deletes the chunks: its directories stay for the next round.
+            # The tier itself deletes the chunks, because its directories stay for the next round.
             self._tier.delete(self._keys(range(self.work.keys)))
             self._tier.flush()
             while not self._tier.is_idle:

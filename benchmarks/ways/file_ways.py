@@ -14,7 +14,7 @@ from ways.engine_way import EngineWay
 from ways.tier_way import TierWay
 from ways.way import Subject, Way, Work
 
-# The table leaves it out if it is not installed.
+# The extension may be missing; the table then leaves it out.
 try:
     from vllm import fs_io_C as vllm_io
 except ImportError:
@@ -22,7 +22,7 @@ except ImportError:
 
 
 class PlainFiles(Way):
-    """The limit: ``pwritev`` and a rename, ``preadv``, past the page cache if that works."""
+    """The limit: ``pwritev`` and a rename, and ``preadv``, past the page cache where possible."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class PlainFiles(Way):
         self._write(numbers)
 
     def _calls(self) -> list[range]:
-        """Return the numbers of the files in each call, here a single one."""
+        """Return the numbers of the files in each call, here a single file."""
         return [range(number, number + 1) for number in range(self.work.keys)]
 
     def _write(self, numbers: range) -> None:
@@ -86,8 +86,8 @@ class PlainFiles(Way):
 class VLLMFiles(PlainFiles):
     """The C extension of vLLM's tier for files: a batch per call, from ``at_a_time`` threads.
 
-    All files are in one directory; vLLM spreads them over a million, which costs it more. It uses
-    O_DIRECT, as vLLM does if a probe succeeds. It stores payloads only, without headers.
+    All files are in one directory. vLLM itself spreads them over a million directories, which costs
+    more. Like vLLM, this way uses O_DIRECT if a probe succeeds. It stores payloads without headers.
     """
 
     def _calls(self) -> list[range]:
@@ -106,9 +106,9 @@ class VLLMFiles(PlainFiles):
 
 
 class FileSubject(Subject):
-    """A directory; ``backends.py`` describes its options."""
+    """A directory for files; ``backends.py`` describes the options."""
 
-    # As long as the tier's alignment, so that the payload is aligned for O_DIRECT.
+    # The header is as long as the tier's alignment, so that the payload is aligned for O_DIRECT.
     header_bytes = 4096
 
     def __init__(
@@ -150,7 +150,7 @@ class FileSubject(Subject):
             return TierWay(work, key_start=start, keep=self._keep, root=root, **tier)
 
         def files(kind: type[PlainFiles], number: int) -> Way:
-            # The first round of a full store, -1, fills it and has nothing to remove.
+            # The first round of a full store, -1, fills the store and has nothing to remove.
             stale = f"{number - 1}." if self._full and number >= 0 else None
             root = place(f"client-{kind.__name__}", number)
             return kind(work, root, start=f"{number}.", stale=stale)

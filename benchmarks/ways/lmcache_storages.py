@@ -1,4 +1,4 @@
-"""LMCache's own adapters and ours, over one L1 that LMCache's command line configures."""
+"""LMCache's own adapters and kvtier's, over one L1 that LMCache's command line configures."""
 
 from __future__ import annotations
 
@@ -65,7 +65,6 @@ def _adapters(folder: Path, port: int) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def storages(folder: Path, batch_bytes: int, stack: ExitStack) -> dict[str, dict[str, Storage]]:
-    """Make every adapter, by group and way."""
     parser = add_mp_server_args(add_storage_manager_args(argparse.ArgumentParser()))
     size_gb = (batch_bytes + (8 << 20)) / 2**30
     command = f"--l1-size-gb {size_gb} --eviction-policy LRU --no-l1-use-lazy --shm-name"

@@ -1,4 +1,4 @@
-"""Mooncake: the tier, and its client's plain calls."""
+"""Mooncake: the tier, and the plain calls of Mooncake's client."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Slots = list[list[memoryview]]
 
 
 class PlainClient(Way):
-    """The client's batch calls for payloads without headers, from and into slots, in threads."""
+    """The client's batch calls in threads, between slots and payloads without headers."""
 
     def __init__(self, work: Work, port: int) -> None:
         super().__init__(work)
@@ -63,7 +63,7 @@ class PlainClient(Way):
 
 
 class TwoBuffers(PlainClient):
-    """The calls that the tier makes: header and payload, as one object."""
+    """The calls that the tier makes, with header and payload as one object."""
 
     def put(self, names: list[str], slots: Slots) -> bool:
         return set(self._client.batch_put_from_multi_buffers(names, *_places(slots))) == {0}

@@ -38,7 +38,8 @@ class Obstore(ClientWay):
             access_key_id=ACCESS_KEY_ID,
             secret_access_key=SECRET_ACCESS_KEY,
             region=REGION,
-            # As in the tier: a payload's digest would cost more than the rest of a request.
+            # Payloads are not signed, as in the tier: a digest would cost more than the rest of a
+            # request.
             unsigned_payload=True,
             client_options={"allow_http": True, **client},
         )
@@ -73,8 +74,8 @@ class BareSockets(Way):
             [self._head(client, operation, number) for number in range(self.work.keys)]
             for operation in ("put_object", "get_object")
         )
-        # Make the directory first, as for the tier's shards: the server fails one of two requests
-        # that make it at once. obstore tries again.
+        # Make the directory first, as for the tier's shards: if two requests make it at once, the
+        # server fails one of them. obstore retries by itself.
         client.put_object(Bucket=_BUCKET, Key=f"{self._place}/bare/first")
         client.close()
 
@@ -124,7 +125,7 @@ def _answer(sock: socket.socket) -> bytes:
 
 
 def _send_all(sock: socket.socket, views: Sequence[bytes | memoryview]) -> None:
-    """Send buffers one after the other, in one system call if that takes them all."""
+    """Send buffers one after the other, in one system call if possible."""
     sent_bytes = sock.sendmsg(views)
     for view in views:
         if sent_bytes < len(view):
@@ -133,7 +134,7 @@ def _send_all(sock: socket.socket, views: Sequence[bytes | memoryview]) -> None:
 
 
 def _fill(sock: socket.socket, views: Sequence[memoryview]) -> None:
-    """Fill buffers one after the other, in one system call if that fills them all."""
+    """Fill buffers one after the other, in one system call if possible."""
     received_bytes, *_ = sock.recvmsg_into(views, 0, socket.MSG_WAITALL)
     for view in views:
         rest = view[received_bytes:]
@@ -173,7 +174,7 @@ class S3Subject(Subject):
         endpoint = self._server.endpoint
 
         def place(number: int) -> str:
-            # Each round has its own directory, since the server caches a directory's content.
+            # Each round has its own directory, because the server caches a directory's content.
             return f"round-{work.chunk_bytes}-{number}"
 
         def tier(number: int, **more: object) -> Way:

@@ -1,4 +1,4 @@
-"""SGLang's own storage for files, and ours, each attached to SGLang's cache controller."""
+"""SGLang's own storage for files and kvtier's, each attached to SGLang's cache controller."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import torch
 
 from ways.storage import Storage
 
-#: With as many layers, a page has 1 MiB of keys and 1 MiB of values.
+#: With this number of layers, a page has 1 MiB of keys and 1 MiB of values.
 _LAYERS = 128
 _PAGE_BYTES = 2 << 20
-#: Layout of the host pool and the tier's options, by way; ``None`` for SGLang's own storage.
+#: The host pool's layout and the tier's options, by way; ``None`` for SGLang's own storage.
 _WAYS: dict[str, tuple[str, dict[str, str] | None]] = {
     "kvtier": ("page_first_direct", {}),
     "kvtier, process": ("page_first_direct", {"runner": "process"}),
@@ -29,7 +29,6 @@ _WAYS: dict[str, tuple[str, dict[str, str] | None]] = {
 
 
 def storages(folder: Path, batch_bytes: int, stack: ExitStack) -> dict[str, dict[str, Storage]]:
-    """Make every storage, by group and way."""
     made: dict[str, Storage] = {}
     for way, (layout, entry) in _WAYS.items():
         kind, place = Kind(layout=layout, layers=_LAYERS), folder / "file" / way

@@ -9,9 +9,9 @@ import torch
 
 
 class Storage(ABC):
-    """One storage, and the engine's memory from which and into which it moves a batch."""
+    """A storage, and the engine's memory from which and to which it moves a batch."""
 
-    #: Length of a batch's objects; shorter files are not objects.
+    #: Length of a batch's objects. Shorter files are not objects.
     object_bytes: int
 
     @abstractmethod
@@ -24,14 +24,14 @@ class Storage(ABC):
 
     @abstractmethod
     def find(self, number: int) -> None:
-        """Look the batch of a round up."""
+        """Look up the batch of a round."""
 
     @abstractmethod
     def load(self, number: int) -> None:
         """Load the batch of a round."""
 
     def clear(self) -> None:
-        """Remove stored objects that are not files."""
+        """Remove stored objects other than files."""
         return
 
     def fill(self) -> list[torch.Tensor]:

@@ -20,7 +20,7 @@ _REQUEST = RequestContext("bench")
 
 
 class TierWay(Way):
-    """A tier of any backend, given a few batches at a time."""
+    """A tier of any backend, called with a few batches at a time."""
 
     namespace = Namespace({"bench": 1})
     _tier: SecondaryTierManager
@@ -57,7 +57,7 @@ class TierWay(Way):
         await self._tier.open()
 
     async def close(self) -> None:
-        # The tier itself deletes the chunks: its directories and the like stay for the next round.
+        # The tier itself deletes the chunks, because its directories stay for the next round.
         for numbers in () if self._keep else self.work.batches():
             await self._tier.delete(list(map(self._key, numbers)))
         await self._tier.close()

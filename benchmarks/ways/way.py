@@ -1,4 +1,4 @@
-"""The work of a measurement, the ways to do it, and their figures."""
+"""The chunks of a measurement, the ways to move them, and their figures."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from support.tier_process import tier_processes
 from kvtier_sdk import HostPool, PoolLayout, Region, SystemClock, format_bytes
 from kvtier_sdk.aio.blocking import close_blocking_threads
 
-# The most payload in one call of a tier.
+# The maximum payload in one call of a tier.
 _BATCH_BYTES = 8 * 2**20
 _Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True)
 class Work:
-    """The chunks of one measurement, which each way moves once in each direction.
+    """The chunks of one measurement. Each way moves them once in each direction.
 
     Attributes:
         chunk_bytes: length of a payload.
-        header_bytes: length of the header before it.
+        header_bytes: length of the header before a payload.
         chunks: number of chunks to move.
-        keys: number of different keys among them.
+        keys: number of different keys.
         at_a_time: number of a client's connections or threads, or of a tier's calls at once.
         slots: header and payload of each chunk, the payload in a slot of a host pool.
         pool: the host pool.
@@ -79,12 +79,11 @@ class Work:
             header[:], payload[:] = value[: self.header_bytes], value[self.header_bytes :]
 
     def wipe(self) -> None:
-        """Overwrite all slots."""
         for _, payload in self.slots:
             np.frombuffer(payload, np.uint8).fill(0)
 
     def compare(self, number: int, payload: bytes | memoryview) -> None:
-        """End the benchmark if this is not the payload of a key."""
+        """End the benchmark if the payload does not belong to the key."""
         stored = memoryview(self.values[number % self.keys])[self.header_bytes :]
         must_be_equal(np.array_equal(*(np.frombuffer(one, np.uint8) for one in (stored, payload))))
 
@@ -98,7 +97,7 @@ class Work:
     async def each(
         self, move: Callable[[_Item], Awaitable[object]], items: Iterable[_Item]
     ) -> None:
-        """Call a function for each item, ``at_a_time`` at once."""
+        """Call a function for each item, ``at_a_time`` items at once."""
         rest = iter(items)
 
         async def lane() -> None:
@@ -108,7 +107,7 @@ class Work:
         await asyncio.gather(*(lane() for _ in range(self.at_a_time)))
 
     def in_threads(self, lane: Callable[[Iterator[_Item]], None], items: Sequence[_Item]) -> None:
-        """Call a function in ``at_a_time`` threads with one iterator over the items."""
+        """Call a function in ``at_a_time`` threads, which share one iterator over the items."""
         rest = iter(items)
         with ThreadPoolExecutor(self.at_a_time) as threads:
             list(threads.map(lane, [rest] * self.at_a_time))
@@ -117,7 +116,7 @@ class Work:
 def cpu_s() -> float:
     """Return the CPU seconds of this process, its tiers' processes and its ended programs."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    # The kernel composes the id of a process's CPU clock this way.
+    # The kernel derives the id of a process's CPU clock from the process's id in this way.
     tiers_s = sum(time.clock_gettime((~pid << 3) | 2) for pid in tier_processes(os.getpid()))
     return time.process_time() + ended.ru_utime + ended.ru_stime + tiers_s
 
@@ -129,23 +128,23 @@ class Way(ABC):
         self.work = work
 
     async def open(self) -> None:
-        """Connect; not measured."""
+        """Connect. This time is not measured."""
         return
 
     async def close(self) -> None:
-        """Release everything; not measured."""
+        """Release everything. This time is not measured."""
         return
 
     @abstractmethod
     async def store(self) -> float | None:
-        """Store all chunks; return the seconds if its own clock is better than the caller's."""
+        """Store all chunks; return the seconds if the way measures them better than the caller."""
 
     @abstractmethod
     async def load(self) -> float | None:
         """Load all chunks into their slots; return as :meth:`store` does."""
 
     async def check(self) -> None:
-        """Compare all loaded payloads; not measured."""
+        """Compare all loaded payloads. This time is not measured."""
         for number, (_, payload) in enumerate(self.work.slots):
             self.work.compare(number, payload)
 
@@ -167,7 +166,7 @@ class Way(ABC):
         await self.open()
         try:
             if self.work.keys < self.work.chunks:
-                # Keys repeat. Store them before, so that every measured store replaces a value.
+                # Store all keys first, so that every measured store replaces a value.
                 await self.store()
             stored = await self._cost(self.store)
             self.work.wipe()
@@ -186,7 +185,7 @@ class Way(ABC):
 
 
 class ClientWay(Way):
-    """A client that takes and returns its own objects, ``at_a_time`` of them at once."""
+    """A client that handles its own objects, ``at_a_time`` of them at once."""
 
     async def store(self) -> None:
         values, keys = self.work.values, self.work.keys
@@ -199,7 +198,7 @@ class ClientWay(Way):
         await self.work.each(lambda number: self.get(number % keys), range(self.work.chunks))
 
     async def check(self) -> None:
-        """Load everything once more: keeping the loaded values would have cost memory."""
+        """Load everything once more, because keeping the loaded values costs memory."""
 
         async def compare(number: int) -> None:
             value = memoryview(await self.get(number))
@@ -217,7 +216,7 @@ class ClientWay(Way):
 
 
 class Subject(ABC):
-    """A running backend with all the ways to use it.
+    """A running backend, with all the ways to use it.
 
     Attributes:
         keys_bytes: payload of all different keys; if ``None``, each chunk has its own key.
@@ -232,8 +231,7 @@ class Subject(ABC):
         """Return the functions that make a round's ways, by name: kvtier first, the limit last."""
 
     @abstractmethod
-    def clear(self) -> None:
-        """Remove all stored chunks."""
+    def clear(self) -> None: ...
 
     @abstractmethod
     def close(self) -> None:

@@ -1,6 +1,6 @@
-"""A hook that finds in the finished pages what a strict build of mkdocs does not see.
+"""A hook that checks the finished pages for faults that mkdocs's strict build does not see.
 
-Nothing is loaded from another host, and no markup of a docstring is left in the text.
+No page may load anything from another host or show the markup of a docstring.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Docstrings as Markdown, for mkdocstrings: a griffe extension.
 
-In a docstring, two backquotes mark code, a role such as ``:class:`` a name, and ``::`` a block of
-code. The comment ``#:`` above a constant is its docstring, and so is the sentence with which the
-field of a metric is declared.
+In a docstring, two backquotes mark code, a role such as ``:class:`` marks a name, and ``::`` marks
+a block of code. The comment ``#:`` above a constant is its docstring. The field of a metric has the
+help text in its declaration as docstring.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SESSION = re.compile(r"^>>> .*(?:\n.+)*", re.MULTILINE)
 
 
 class MarkdownDocstrings(griffe.Extension):
-    """Turns each docstring of kvtier into Markdown when its package has been loaded."""
+    """Turns each docstring of kvtier into Markdown, once its package has been loaded."""
 
     def on_attribute_instance(self, *, attr: griffe.Attribute, **_: Any) -> None:
         if attr.docstring is None and (text := _comment_above(attr) or _help_in_declaration(attr)):
@@ -42,7 +42,7 @@ def to_markdown(text: str, owner: griffe.Object) -> str:
 
 
 def _comment_above(attribute: griffe.Attribute) -> str:
-    """Return the comment ``#:`` above an attribute, or above the group of lines that it is in."""
+    """Return the comment ``#:`` above an attribute or above the attribute's group of lines."""
     above = attribute.module.source.splitlines()[: (attribute.lineno or 1) - 1]
     comment: list[str] = []
     for line in reversed(above):
@@ -54,7 +54,7 @@ def _comment_above(attribute: griffe.Attribute) -> str:
 
 
 def _help_in_declaration(attribute: griffe.Attribute) -> str:
-    """Return the sentence among the arguments of the call that declares a class's field."""
+    """Return the help text in the call that declares a class's field."""
     if attribute.parent is not None and attribute.parent.is_class:
         for argument in getattr(attribute.value, "arguments", ()):
             if isinstance(argument, str) and argument.endswith((".'", '."')):
@@ -80,9 +80,9 @@ def _fenced(block: re.Match[str]) -> str:
 
 
 def _reference(name: str, last: bool, owner: griffe.Object) -> str:
-    """Return a cross-reference to a name, or mere code for a name of Python's own.
+    """Return a cross-reference to a name, or code for a name of Python's own.
 
-    A name that is nowhere stays a cross-reference, which fails a strict build.
+    An unknown name stays a cross-reference, which fails a strict build.
     """
     shown = name.rpartition(".")[2] if last else name
     path = _path_of(name, owner)
@@ -95,7 +95,7 @@ def _reference(name: str, last: bool, owner: griffe.Object) -> str:
 def _path_of(name: str, owner: griffe.Object) -> str:
     """Return the path of the object that a name in a docstring means.
 
-    An attribute without a docstring is explained in that of its class.
+    For an attribute without a docstring, this is its class, whose docstring explains the attribute.
     """
     first, *rest = name.split(".")
     scope: griffe.Object | griffe.Alias | None = owner

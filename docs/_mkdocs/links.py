@@ -1,7 +1,7 @@
-"""Pages from outside of ``docs/`` in the site, and links to the repository: mkdocs hooks.
+"""mkdocs hooks for pages outside of ``docs/`` and for links to the repository.
 
-Pages link as GitHub resolves it: by relative paths in the repository. A link to another page of the
-site is followed there; one to a file or directory that has no page becomes text with its path.
+Pages link by relative paths in the repository, as on GitHub. A link to another page of the site
+leads to that page. A link to a file or directory without a page becomes text with the path.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[2]
-#: Pages that lie outside of ``docs/``, to their names in the site.
+#: The names in the site of pages outside of ``docs/``.
 OUTSIDE = {
     "README.md": "start.md",
     "CONTRIBUTING.md": "contributing.md",
@@ -47,14 +47,14 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         if uri is not None:
             return f"[{text}]({posixpath.relpath(uri, posixpath.dirname(own) or '.')}{anchor})"
         if not (ROOT / path).exists():
-            return link[0]  # broken: mkdocs says so
+            return link[0]  # mkdocs reports the broken link
         return f"`{path}`" if text.strip("`") == path else f"{text} (`{path}`)"
 
     return _LINK.sub(followed, markdown)
 
 
 def page_at(path: str, files: Files) -> str | None:
-    """Return the page of the site that is made from a file of the repository, or its directory."""
+    """Return the page that the site makes from a file or directory of the repository."""
     for candidate in (path, f"{path}/README.md"):
         uri = OUTSIDE.get(candidate)
         if uri is None and candidate.startswith("docs/"):

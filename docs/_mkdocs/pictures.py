@@ -1,6 +1,6 @@
-"""A hook: pictures with a light and a dark version follow the site's own switch of colours.
+"""A hook that lets pictures with a light and a dark version follow the site's switch of colours.
 
-In the pages they are ``<picture>`` elements: GitHub shows what the reader's system prefers.
+The pages use ``<picture>`` elements, because GitHub then follows the reader's system.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
 /* The system calls of a batch of chunks, in one call that does not hold the interpreter lock.
  *
- * Python gives the lock up and takes it back at each system call, and a chunk needs up to eleven.
- * Here only what is usual is done. A file that is missing, foreign, damaged, expired or refused is
- * left as it was and reported as not done; the Python code tries it again and says what it is.
+ * Python releases and reacquires the lock at each system call, and a chunk needs up to eleven.
+ * This code handles only the usual cases. A file that is missing, foreign, damaged, expired or
+ * refused is left unchanged and reported as not done. The Python code then handles the file and
+ * reports the error.
  *
- * The layout, and the rule that no symbolic link is followed, are those of namespace.py. What the
- * functions take and return is in _batch_io.pyi.
+ * namespace.py describes the files' layout and the rule that no symbolic link is followed.
+ * _batch_io.pyi describes the functions' arguments and results.
  */
 #define PY_SSIZE_T_CLEAN
-#define Py_LIMITED_API 0x030B0000 /* one build for Python 3.11 and all later ones */
+#define Py_LIMITED_API 0x030B0000 /* one build for Python 3.11 and all later versions */
 #include <Python.h>
 
 #include <errno.h>
@@ -31,20 +32,20 @@
 
 enum outcome { NOT_DONE = 0, DONE = 1, ABSENT = 2 };
 
-/* What the files of a call have in common. */
+/* The arguments that all files of a call share. */
 struct call {
     int namespace_fd;
     int temporaries_fd;
     int flags; /* O_DIRECT or 0 */
-    int strict; /* leave a shard that others could change to Directories, which refuses it */
+    int strict; /* skip a shard that other users could change: Directories refuses it */
     Py_ssize_t object_bytes;
     long long latest_ns, expired_ns, aged_ns; /* chunks.Lifetime */
 };
 
-/* One file. What a call does not need stays empty. */
+/* One file. Fields that a call does not need stay empty. */
 struct file {
     const char *temporary;
-    int is_spare; /* the temporary file exists, to be written over */
+    int is_spare; /* the temporary file exists and is overwritten */
     const char *shard;
     const char *name;
     Py_buffer header;
@@ -52,9 +53,9 @@ struct file {
     long long used_ns;
 };
 
-/* The system calls. Without the interpreter lock. */
+/* The functions below make the system calls, without the interpreter lock. */
 
-/* Nanoseconds; -1 if it is before the epoch or after all times that a lifetime allows. */
+/* Return nanoseconds; -1 for a time before the epoch or later than a lifetime allows. */
 static long long ns_of(struct timespec time, long long latest_ns)
 {
     if (time.tv_sec < 0 || time.tv_sec > latest_ns / NS_PER_S)
@@ -127,7 +128,7 @@ static bool read_open(const struct call *call, const struct file *file, int fd)
     if (preadv(fd, vectors, 2, 0) != file->header.len + file->payload.len)
         return false;
     struct timespec used = time_after(call, &status, file->used_ns);
-    /* The bytes are here; recency matters less. */
+    /* Ignore errors: the bytes were read, and recency matters less. */
     (void)futimens(fd, (struct timespec[2]){status.st_atim, used});
     return true;
 }
@@ -138,7 +139,7 @@ static enum outcome read_one(const struct call *call, const struct file *file)
     if (shard_fd < 0)
         return NOT_DONE;
     bool is_read = false;
-    /* O_NONBLOCK, so that a pipe in the file's place does not block. */
+    /* O_NONBLOCK, because opening a pipe of this name would block. */
     int fd = openat(shard_fd, file->name,
                     O_RDONLY | O_NOATIME | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC | call->flags);
     if (fd >= 0) {
@@ -149,7 +150,7 @@ static enum outcome read_one(const struct call *call, const struct file *file)
     return is_read ? DONE : NOT_DONE;
 }
 
-/* As file_io.is_sole_owner. By default the kernel ends a process whose lease is in the way. */
+/* As file_io.is_sole_owner. By default the kernel ends a process that holds up another's open. */
 static bool is_sole_owner(int fd, off_t bytes)
 {
     struct stat status;
@@ -218,7 +219,7 @@ static enum outcome touch_one(const struct call *call, const struct file *file)
     return outcome;
 }
 
-/* Python's side. */
+/* The functions below need the interpreter lock. */
 
 typedef enum outcome (*operation)(const struct call *, const struct file *);
 typedef int (*parser)(PyObject *, struct file *);
@@ -228,7 +229,7 @@ static PyObject *run(const struct call *call, PyObject *items, parser parse, ope
 {
     Py_ssize_t count = PyTuple_Size(items), parsed = 0;
     struct file *files = PyMem_Calloc((size_t)count, sizeof(struct file));
-    /* Made beforehand: once the work is done, nothing can fail. */
+    /* Allocate the result first: after the work nothing may fail. */
     PyObject *outcomes = PyBytes_FromStringAndSize(NULL, count);
     if (files == NULL || outcomes == NULL) {
         PyMem_Free(files);
@@ -276,7 +277,7 @@ static int parse_touched(PyObject *item, struct file *file)
     return PyArg_ParseTuple(item, "ssL", &file->shard, &file->name, &file->used_ns);
 }
 
-/* The order of the arguments is that of the stub. */
+/* The arguments have the same order as in the stub. */
 static PyObject *py_read(PyObject *module, PyObject *arguments)
 {
     struct call call = {0};

@@ -1,10 +1,11 @@
-"""The compiled part of the tier: the usual work on the files of a batch, a batch in one call.
+"""The tier's compiled part: file operations on a batch in one call, without the interpreter lock.
 
-Each function returns a byte for each file. 0: it was not done and nothing has changed, because
-something is unusual; work on that file alone finds out what. 1: it is done. 2, of ``touch`` alone:
-there is no file, and its shard exists. ``direct`` is ``os.O_DIRECT`` or 0, ``used_ns`` is in
-nanoseconds since the epoch, ``lifetime`` a :class:`~kvtier_file.chunks.Lifetime`. The interpreter
-lock is not held meanwhile.
+Each function returns one byte per file: 0 (not done), 1 (done), or 2 (``touch`` only: the file is
+missing, but its shard exists). After a 0 the file is unchanged, and the caller handles it alone to
+find out why. ``namespace_fd`` and ``temporaries_fd`` are descriptors of directories,
+``object_bytes`` is the length of a whole file, ``direct`` is ``os.O_DIRECT`` or 0, ``used_ns`` is
+in nanoseconds since the epoch, and ``lifetime`` is a :class:`~kvtier_file.chunks.Lifetime`. With
+``strict``, nothing is done in a shard that other users could change.
 """
 
 def read(
@@ -16,15 +17,9 @@ def read(
     files: tuple[tuple[str, str, memoryview, memoryview, int], ...],
     /,
 ) -> bytes:
-    """Fill buffers from files, and record a use of each.
+    """Fill buffers from files that have not expired, and record a use of each.
 
-    Args:
-        namespace_fd: the namespace's directory.
-        object_bytes: the length of a whole file.
-        direct: see above.
-        strict: do nothing in a shard that other users could change.
-        lifetime: a file that has expired is not read.
-        files: for each its shard, name, writable header and payload, and ``used_ns``.
+    Each file is given by its shard, name, writable header and payload, and ``used_ns``.
     """
 
 def write(
@@ -33,12 +28,9 @@ def write(
     files: tuple[tuple[str, bool, memoryview, memoryview, int], ...],
     /,
 ) -> bytes:
-    """Write new files, and spare ones over. A spare that cannot be written over is removed.
+    """Write new files, or overwrite spare files. A spare that cannot be overwritten is removed.
 
-    Args:
-        temporaries_fd: their directory.
-        direct: see above.
-        files: for each its name, true if it is a spare, its header, payload and ``used_ns``.
+    Each file is given by its name, true if it is a spare, its header, payload and ``used_ns``.
     """
 
 def place(
@@ -48,13 +40,9 @@ def place(
     files: tuple[tuple[str, str, str], ...],
     /,
 ) -> bytes:
-    """Move temporary files to their places, over what is there.
+    """Move temporary files to their places, replacing existing files.
 
-    Args:
-        temporaries_fd: their directory.
-        namespace_fd: the namespace's directory.
-        strict: as for ``read``.
-        files: for each the temporary name, the shard and the name in it.
+    Each file is given by its temporary name, its shard and its name in the shard.
     """
 
 def touch(
@@ -67,10 +55,5 @@ def touch(
 ) -> bytes:
     """Look for whole files that have not expired, and record a use of each.
 
-    Args:
-        namespace_fd: the namespace's directory.
-        object_bytes: the length of a whole file.
-        strict: as for ``read``.
-        lifetime: as for ``read``.
-        files: for each its shard, name and ``used_ns``; -1 records no use.
+    Each file is given by its shard, name and ``used_ns``; -1 records no use.
     """

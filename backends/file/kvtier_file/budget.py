@@ -48,7 +48,7 @@ class Budget:
                 yield fingerprint, key, size_bytes, used_ns
 
     def add(self, fingerprint: str, key: OffloadKey, size_bytes: int, used_ns: int) -> None:
-        """Count a stored chunk, in place of its earlier size and use."""
+        """Count a stored chunk, replacing its earlier size and use."""
         if used_ns > self._most_ns:
             used_ns = 0
         known_bytes = self._indices[fingerprint].put((used_ns, key, size_bytes))
@@ -57,7 +57,7 @@ class Budget:
             self.latest_ns = used_ns
 
     def discard(self, fingerprint: str, key: OffloadKey) -> None:
-        """Stop counting a chunk. An unknown one is ignored."""
+        """Stop counting a chunk. An unknown chunk is ignored."""
         self.used_bytes -= self._indices[fingerprint].discard(key)
 
     def touch(self, chunk_id: ChunkId, used_ns: int) -> None:
@@ -67,7 +67,6 @@ class Budget:
         index.put((used_ns, chunk_id.key, index.size_bytes(chunk_id.key)))
 
     def clear(self) -> None:
-        """Stop counting all chunks."""
         self._indices.clear()
         self.used_bytes = 0
 
@@ -118,8 +117,8 @@ class Budget:
                 chunk_id, index = ChunkId(fingerprint, key), self._indices[fingerprint]
                 if chunk_id not in pinned:
                     used_ns = last_used_ns(chunk_id)
-                    # The counted time is never later than the true one, nor counts more uses. So
-                    # the first chunk for which the two agree is the stalest of all.
+                    # The counted time is never later than the true time and never counts more uses.
+                    # So the first chunk whose two times agree is the stalest.
                     if used_ns is not None and used_ns > counted_ns:
                         self.touch(chunk_id, used_ns)
                         continue
@@ -168,7 +167,7 @@ class Budget:
         return 0 if index is None else index.size_bytes(chunk_id.key)
 
     def _stalest(self, now_ns: int, open_namespaces: Collection[str]) -> tuple[str, Use]:
-        """Return namespace and last use of the chunk to evict next; there must be one."""
+        """Return namespace and use of the chunk to evict next. The budget must not be empty."""
         stalest = (
             (fingerprint in open_namespaces, -found[0], fingerprint, found[1])
             for fingerprint, index in self._indices.items()

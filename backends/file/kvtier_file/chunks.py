@@ -18,21 +18,22 @@ from kvtier_sdk import Clock, OffloadKey
 
 #: Exclusive upper bound of times of use, in the year 2116.
 MAX_USED_NS = 2**62
-#: A time further ahead of now than this is not a time of use: the clocks of processes that share a
+#: A use further ahead of the clock than this is implausible: the clocks of processes that share a
 #: root differ by less.
 MOST_AHEAD_NS = 10 * 10**9
 
-#: The last digits of a store time. If somebody else reads the file, the kernel sets a time with
-#: other digits.
+#: The last digits of every store time. If a foreign program reads the file, the kernel sets a time
+#: with other digits.
 _STORED_DIGITS = 271_800
 _STORED_NS = 1_000_000
 
-#: Times of use without a count are multiples of this.
+#: A time of use is a multiple of this plus the count of earlier uses.
 USE_NS = 100
 #: The maximum count of earlier uses.
 MOST_EARLIER_USES = 15
-#: Uses in the same second count as one, because a load is also reported as a use. Seconds of the
-#: clock are compared, not the time between uses: a chunk in constant use would gain no count.
+#: Uses in the same second count as one, because a load is also reported as a use. The clock's
+#: seconds are compared, not the time between uses: otherwise a chunk in constant use would gain no
+#: count.
 SAME_USE_NS = 1_000_000_000
 
 
@@ -43,7 +44,7 @@ def earlier_uses(used_ns: int) -> int:
 
 
 def next_use_ns(known_ns: int, used_ns: int) -> int:
-    """Return the time of use to record after a known one."""
+    """Return the time to record for a use, given the time recorded before."""
     earlier = earlier_uses(known_ns)
     if used_ns // SAME_USE_NS > known_ns // SAME_USE_NS:
         earlier = min(earlier + 1, MOST_EARLIER_USES)
@@ -81,7 +82,7 @@ class Lifetime(NamedTuple):
 
 
 class ChunkId(NamedTuple):
-    """The name of a chunk among all namespaces of a root."""
+    """A chunk's name, unique under its root."""
 
     fingerprint: str
     key: OffloadKey
@@ -90,7 +91,7 @@ class ChunkId(NamedTuple):
 class StoredChunk(NamedTuple):
     """A chunk on disk.
 
-    Another process may have used it since ``used_ns``.
+    Another process may have used the chunk since ``used_ns``.
     """
 
     chunk_id: ChunkId
@@ -99,10 +100,10 @@ class StoredChunk(NamedTuple):
 
 
 class RecencyClock:
-    """Gives out times of use: the wall clock's time, but later than every known use.
+    """A source of times of use: the wall clock, but later than every known use.
 
-    Clocks differ a little, and are set back a little, but uses stay in order. A known use further
-    ahead is ignored: chunks with times that continued from it would never expire.
+    Uses stay in order even if clocks differ or are set back a little. A known use far in the future
+    is ignored: if times continued from it, new chunks would never expire.
     """
 
     def __init__(self, clock: Clock, latest_ns: Callable[[], int]) -> None:
@@ -112,7 +113,7 @@ class RecencyClock:
         self._next_ns = 0
 
     def take(self, count: int) -> range:
-        """Return ascending times, in nanoseconds since the epoch, with a count of 0 uses."""
+        """Return ascending times in nanoseconds since the epoch, each with a count of 0."""
         with self._lock:
             now_ns = int(self._clock.wall_s() * 1e9)
             known_ns = (now_ns, self._latest_ns() + 1, self._next_ns)

@@ -56,7 +56,7 @@ class FileTierConfig(BoundedTierConfig):
 
     @classmethod
     def options_from_url(cls, url: TierURL) -> dict[str, Any]:
-        """Read ``file:///data/kv?capacity=1GiB``."""
+        """Read the options in a URL such as ``file:///data/kv?capacity=1GiB``."""
         if url.host is not None or url.port is not None or url.username is not None:
             path = f"{url.host or ''}{url.path}"
             raise ConfigError(

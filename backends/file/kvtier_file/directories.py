@@ -23,7 +23,7 @@ class Directories:
     """Opens a root and the directories in it. Every open checks the write permissions.
 
     A check at the start is not enough: if a directory is removed while the tier runs, another user
-    can make it again and plant chunks in it.
+    can recreate it and plant chunks there.
 
     Attributes:
         sync: make new directories survive a power failure.
@@ -37,11 +37,10 @@ class Directories:
         self._has_warned = False
 
     def open_root(self, root: Path) -> int:
-        """Open the root, which may be a symbolic link. Raises as :meth:`open`."""
+        """Open the root, which may be a symbolic link."""
         return self._checked(os.open(root, os.O_RDONLY | os.O_DIRECTORY), str(root))
 
     def open(self, name: str, parent_fd: int, *, create: bool = False) -> int:
-        """Open a directory."""
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
         try:
             fd = os.open(name, flags, dir_fd=parent_fd)
@@ -59,7 +58,7 @@ class Directories:
         fault = _permission_fault(fd)
         if fault is None or (self._has_warned and not self.is_strict):
             return fd
-        with suppress(OSError):  # without /proc, the name has to do
+        with suppress(OSError):  # without /proc, the given name must do
             name = os.readlink(f"/proc/self/fd/{fd}")
         text = f"directory '{name}' {fault}, who could plant or read chunks"
         if self.is_strict:
@@ -75,12 +74,11 @@ class Directories:
 
 
 def open_file(name: str, flags: int, directory_fd: int) -> int:
-    """Open a file."""
     return os.open(name, flags | os.O_NOFOLLOW, _FILE_MODE, dir_fd=directory_fd)
 
 
 def _permission_fault(fd: int) -> str | None:
-    """Return why others could change a directory: "belongs to another user, with id 1000"."""
+    """Return the reason why other users could change a directory, or ``None``."""
     status = os.fstat(fd)
     if status.st_uid not in (os.geteuid(), 0):
         return f"belongs to another user, with id {status.st_uid}"
@@ -90,7 +88,7 @@ def _permission_fault(fd: int) -> str | None:
 
 
 class ClosingFd:
-    """Closes a descriptor at the end of a ``with`` block."""
+    """A context manager that closes a descriptor."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd

@@ -17,14 +17,14 @@ from kvtier_sdk import (
     TierUnavailableError,
 )
 
-#: A foreign file has the name of one of the tier's directories or chunks.
+#: Errors if a foreign file has the name of one of the tier's directories or chunks.
 FOREIGN = frozenset({errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV})
-#: The tier has no chunk under this name.
+#: Errors if the tier has no chunk under a name.
 ABSENT = FOREIGN | {errno.ENOENT, errno.ENAMETOOLONG}
-#: The file system refuses more data.
+#: Errors if the file system refuses more data.
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
-#: At a chunk's file, these affect only that chunk: permissions, bad sectors, a foreign file.
+#: Errors at a chunk's file that affect only this chunk: permissions, bad sectors, a foreign file.
 FAULTS = FOREIGN | {
     errno.ENAMETOOLONG,
     errno.EACCES,

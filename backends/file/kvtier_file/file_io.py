@@ -20,7 +20,7 @@ def open_direct(name: str, flags: int, directory_fd: int) -> int:
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-    # The refused call may have made the file nevertheless, so O_EXCL would fail.
+    # The refused call may have created the file, so O_EXCL would fail.
     return open_file(name, flags & ~os.O_EXCL, directory_fd)
 
 

@@ -1,7 +1,7 @@
 """The ledger: every store and removal under a root, in order.
 
 Each process keeps the list of chunks in its own memory and reads only the new part of the ledger.
-No process lists a directory to learn what another has done.
+So no process needs to list directories to learn of another process's changes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvtier_sdk import OffloadKey
 #: A change: the chunk's fingerprint and key, its file's length (or DELETED, or EVICTED), and the
 #: time of its last use. A plain tuple for speed: each process reads the changes of all others.
 Change: TypeAlias = tuple[str, OffloadKey, int, int]
-#: In place of the length: the chunk was deleted, or made room for others.
+#: Lengths with a meaning: the chunk was deleted, or evicted to make room.
 DELETED, EVICTED = -1, -2
 
 _READ_BYTES = 2**20
@@ -28,18 +28,18 @@ _RECORD = struct.Struct("<16sqqB")
 
 
 class LedgerDamagedError(Exception):
-    """The file is shorter than the header says, or has invalid records."""
+    """The ledger is shorter than its header says, or has invalid records."""
 
 
 class Ledger:
-    """The ledger's file, used under the shared header's lock. The header holds its valid length."""
+    """The ledger's file, guarded by the shared header's lock. The header holds its length."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
     def read(self, start: int, end: int) -> Iterator[Change]:
         """Iterate over the changes between two offsets."""
-        # Read in parts, because a header that others wrote may claim any length.
+        # Read in parts: a header that another program wrote may claim any length.
         content = b""
         while start < end:
             part = os.pread(self._fd, min(end - start, _READ_BYTES), start)

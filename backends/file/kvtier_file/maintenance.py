@@ -1,4 +1,4 @@
-"""Access to the chunks under a root for a tool, which may run beside engines."""
+"""A tool's access to the chunks under a root, beside running engines."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from kvtier_sdk import (
 
 
 class Maintenance(ChunkStore):
-    """Reads the chunks on disk, and changes nothing except in :meth:`delete`.
+    """A view of the chunks on disk that changes nothing except in :meth:`delete`.
 
-    It joins the processes that share the root only to delete, so that they learn of the deletions.
+    A deletion joins the processes that share the root, so that they learn of it. Reads do not join.
     """
 
     def open(self) -> None:
@@ -36,7 +36,6 @@ class Maintenance(ChunkStore):
             raise tier_error(error, self._config.root, "readable") from error
 
     def contains(self, keys: Sequence[OffloadKey]) -> list[bool]:
-        """Return which chunks are on disk. Raises as :meth:`ChunkStore.contains`."""
         faults: Verdicts = {}
         hits = []
         with self._existing("readable") as directory:
@@ -50,7 +49,7 @@ class Maintenance(ChunkStore):
         return hits
 
     def load(self, batch: Sequence[Transfer]) -> list[TierError | None]:
-        """Read a batch with a verdict per transfer, ``None`` for success, and record no use."""
+        """Read a batch and record no use; return an error or ``None`` for each transfer."""
         verdicts: Verdicts = {}
         with self._existing("readable") as directory:
             for transfer in batch:
@@ -62,7 +61,7 @@ class Maintenance(ChunkStore):
         return [verdicts.get(transfer.key) for transfer in batch]
 
     def delete(self, keys: Sequence[OffloadKey]) -> None:
-        """Remove chunks, as :meth:`ChunkStore.delete`, but make no missing namespace."""
+        """Remove chunks, but do not create a missing namespace."""
         with self._existing("readable") as directory:
             if directory is not None:
                 super().delete(keys)
@@ -73,7 +72,7 @@ class Maintenance(ChunkStore):
             return [entry_of(stored) for stored in directory.list_shard(shard)] if directory else []
 
     def usage(self) -> Usage:
-        """Return the usage of all namespaces under the root, as it is on disk."""
+        """Return the usage of all namespaces under the root, counted on disk."""
         with self._translating("readable"), self._call():
             lengths = [
                 stored.size_bytes

@@ -6,12 +6,13 @@ Layout below the root::
     <fingerprint>/tmp/              files being written
     <fingerprint>/<shard>/<key>.kv  a chunk: its header, then its payload
 
-The shard is two hexadecimal digits of a hash of the key, and the key is in hexadecimal. Every step
-goes through a descriptor of the directory above and follows no symbolic link, so that nothing
-outside the root can take a chunk's place.
+The shard is two hexadecimal digits of a hash of the key, and the key is in hexadecimal. Every file
+is opened through its parent's descriptor, and no symbolic link is followed, so that no file outside
+of the root can stand in for a chunk.
 
-A method for a batch handles the usual cases in one call of the tier's compiled part. The caller
-handles chunks with the outcome ``NOT_DONE`` one by one; without the compiled part, all have it.
+The batch methods handle the usual cases in one call of the tier's compiled part. The caller handles
+chunks with the outcome ``NOT_DONE`` one by one; without the compiled part, every chunk has this
+outcome.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _SUFFIX = ".kv"
 
 
 class NamespaceDirectory:
-    """The chunks of one namespace. Methods block; made for one call of the tier, in one thread."""
+    """The chunks of one namespace, opened for one call of the tier in one thread. Methods block."""
 
     def __init__(
         self,
@@ -58,7 +59,7 @@ class NamespaceDirectory:
         self._directories = directories
         self._direct = direct
         self._sync = directories.sync
-        # Shards seen in this call. If one is removed meanwhile, :meth:`place` makes it again.
+        # Shards seen in this call. If a shard is removed meanwhile, :meth:`place` recreates it.
         self._shards: set[str] = set()
         self.temporaries = Temporaries(fd, names, directories)
 
@@ -66,7 +67,7 @@ class NamespaceDirectory:
         self.temporaries.close()
 
     def find(self, key: OffloadKey) -> StoredChunk | None:
-        """Return the chunk as its file shows it, or ``None`` if there is no regular file."""
+        """Return the chunk in a key's file, or ``None`` if there is no regular file."""
         try:
             with self._shard(key) as shard_fd:
                 status = os.stat(_file_name(key), dir_fd=shard_fd, follow_symlinks=False)
@@ -100,7 +101,7 @@ class NamespaceDirectory:
                     raise ChunkNotFoundError("the chunk has expired")
                 read_buffers(fd, buffers)
                 if used_ns is not None:
-                    with suppress(OSError):  # the bytes are here; recency matters less
+                    with suppress(OSError):  # the bytes were read; recency matters less
                         os.utime(fd, ns=self._times(status, used_ns))
         except FileNotFoundError:
             raise ChunkNotFoundError("no such chunk") from None
@@ -117,7 +118,7 @@ class NamespaceDirectory:
         times_ns: Sequence[int],
         object_bytes: int,
     ) -> bytes:
-        """Fill the buffers of a batch, and record the uses, in the usual cases."""
+        """Read a batch and record the uses; return an outcome for each transfer."""
         if compiled.batch_io is None:
             return bytes(len(batch))
         files = tuple(
@@ -129,14 +130,14 @@ class NamespaceDirectory:
         return compiled.batch_io.read(self._fd, object_bytes, direct, strict, self.lifetime, files)
 
     def write(self, key: OffloadKey, buffers: Sequence[memoryview], used_ns: int) -> str:
-        """Write a chunk's content to a temporary file, and make the chunk's shard."""
+        """Write a chunk to a temporary file, and make its shard; return the file's name."""
         self._make_shard(key)
         return self.temporaries.write(buffers, direct=self._direct, used_ns=used_ns)
 
     def write_batch(
         self, batch: Sequence[Transfer], times_ns: Sequence[int]
     ) -> Sequence[str | None]:
-        """Write a batch to temporary files in the usual cases; return ``None`` for the others."""
+        """Write a batch to temporary files; return their names, ``None`` for unusual cases."""
         try:
             for store in batch:
                 self._make_shard(store.key)
@@ -150,7 +151,7 @@ class NamespaceDirectory:
             self.temporaries.rename(temporary, _file_name(key), shard_fd)
 
     def place_batch(self, written: Sequence[tuple[str, OffloadKey]]) -> bytes:
-        """Give temporary files the names of their chunks, in the usual cases."""
+        """Give temporary files the names of their chunks; return an outcome for each file."""
         names = [(name, shard_of(key), _file_name(key)) for name, key in written]
         try:
             return self.temporaries.rename_batch(names, self._fd)
@@ -164,7 +165,7 @@ class NamespaceDirectory:
                 os.fsync(shard_fd)
 
     def touch(self, key: OffloadKey, used_ns: int, size_bytes: int) -> bool:
-        """Record a use of a chunk; return false if its file is missing, not whole or expired."""
+        """Record a use of a chunk; return false if its file is missing, incomplete or expired."""
         try:
             with self._shard(key) as shard_fd:
                 name = _file_name(key)
@@ -187,7 +188,7 @@ class NamespaceDirectory:
         times_ns: Sequence[int] | None,
         object_bytes: int,
     ) -> bytes:
-        """Look for whole files, and record uses at ``times_ns``, in the usual cases."""
+        """Look for whole files, and record uses at ``times_ns``; return an outcome for each key."""
         if compiled.batch_io is None:
             return bytes(len(keys))
         files = tuple(
@@ -202,7 +203,7 @@ class NamespaceDirectory:
         return outcomes
 
     def remove(self, key: OffloadKey, into: Temporaries | None = None) -> bool:
-        """Remove a chunk's file, or make it a spare; return false if there is no file there."""
+        """Remove a chunk's file or keep it as a spare; return false if there is no file."""
         try:
             with self._shard(key) as shard_fd:
                 name = _file_name(key)
@@ -215,7 +216,7 @@ class NamespaceDirectory:
         return True
 
     def list_shard(self, shard: str) -> list[StoredChunk]:
-        """Return the chunks of one shard in any order; foreign files are left out."""
+        """Return the chunks of one shard in any order, without foreign files."""
         chunks = []
         try:
             with (
@@ -245,7 +246,7 @@ class NamespaceDirectory:
             return None
 
     def write_manifest(self, text: str) -> None:
-        """Write the manifest, unless there is one."""
+        """Write the manifest if it is missing."""
         try:
             os.stat(_MANIFEST, dir_fd=self._fd, follow_symlinks=False)
         except FileNotFoundError:
@@ -266,9 +267,9 @@ class NamespaceDirectory:
         return ClosingFd(fd)
 
     def _open(self, name: str, shard_fd: int) -> int:
-        """Open a chunk's file; reads keep its access time, unless another user owns the file."""
+        """Open a chunk's file; reads keep the access time of a file that this user owns."""
         opener = open_direct if self._direct else open_file
-        # O_NONBLOCK, so that a pipe in the file's place does not block.
+        # O_NONBLOCK, because opening a pipe of this name would block.
         flags = os.O_RDONLY | os.O_NONBLOCK
         with suppress(PermissionError):  # another user's file
             return opener(name, flags | os.O_NOATIME, shard_fd)
@@ -281,11 +282,11 @@ class NamespaceDirectory:
         return StoredChunk(chunk_id, status.st_size, self.lifetime.used_ns(status))
 
     def _times(self, status: os.stat_result, used_ns: int) -> tuple[int, int]:
-        """Return access and modification time after a use, which never makes a chunk older."""
+        """Return the access and modification times after a use, which never makes a chunk older."""
         return status.st_atime_ns, next_use_ns(self.lifetime.used_ns(status), used_ns)
 
 
-# Cached, because a store asks up to four times.
+# Cached, because a store computes the shard up to four times.
 @lru_cache(maxsize=4096)
 def shard_of(key: OffloadKey) -> str:
     """Return the shard of a key: a hash, so that sequential keys are spread evenly too."""
@@ -301,5 +302,5 @@ def _key_of(file_name: str) -> OffloadKey | None:
         key = bytes.fromhex(file_name.removesuffix(_SUFFIX))
     except ValueError:
         return None
-    # Each key has only one valid spelling: fromhex also accepts capitals and spaces.
+    # Compare the names, because fromhex also accepts capitals and spaces.
     return key if _file_name(key) == file_name else None

@@ -10,13 +10,12 @@ from kvtier_file.chunks import USE_NS, earlier_uses
 from kvtier_sdk import OffloadKey
 
 #: Time of the last use, key, and size in bytes. The time is in nanoseconds since the epoch and
-#: counts the uses. One object serves the table and the heap: there may be millions.
+#: counts the uses. The table and the heap share each object, because there may be millions.
 Use: TypeAlias = tuple[int, OffloadKey, int]
 
-# With each doubling of its uses, a chunk stays longer by this share of the time that a chunk with
-# one use stays.
+# A chunk used once stays for some time. Each doubling of its uses adds this share of that time.
 _WEIGHT = 0.5
-# The class (log2 of the uses) by a time's last digits. Within a class, only the time counts.
+# The class (log2 of the uses) by the last digits of a time. Within a class, only the time matters.
 _CLASS_OF = tuple((earlier_uses(digits) + 1).bit_length() - 1 for digits in range(USE_NS))
 _STAY = tuple(1 + _WEIGHT * of for of in range(max(_CLASS_OF) + 1))
 
@@ -31,11 +30,11 @@ def staleness_ns(used_ns: int, now_ns: int) -> float:
 
 
 class RecencyIndex:
-    """Size and last use of each chunk; finds the chunk to evict next without a scan."""
+    """Sizes and last uses of chunks, indexed to find the chunk to evict next without a scan."""
 
     def __init__(self) -> None:
         self._uses: dict[OffloadKey, Use] = {}
-        # By class. Made when a chunk to evict is first needed; never, if the tier has no limit.
+        # One heap for each class, built at the first eviction: a tier without a limit needs none.
         self._heaps: list[list[Use]] | None = None
         self._outdated = 0
 
@@ -76,7 +75,7 @@ class RecencyIndex:
         return min(self._fronts(), default=None)
 
     def stalest(self, now_ns: int) -> tuple[float, Use] | None:
-        """Return staleness and use of the chunk to evict next, or ``None`` if there is no chunk."""
+        """Return staleness and use of the chunk to evict next, or ``None`` for an empty index."""
         stalest = None
         for use in self._fronts():
             stale_ns = staleness_ns(use[0], now_ns)

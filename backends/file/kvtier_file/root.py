@@ -19,10 +19,10 @@ from kvtier_sdk import ConfigError, StoredNamespace, TierContext, format_bytes
 
 
 class Root:
-    """A root, in which the tier owns one namespace. Methods block; callable from any thread.
+    """The root directory, in which the tier owns one namespace. Methods block and are thread-safe.
 
     Attributes:
-        is_closing: set to true to end a scan under way.
+        is_closing: true to end a running scan.
     """
 
     def __init__(self, config: FileTierConfig, context: TierContext, names: TemporaryNames) -> None:
@@ -30,7 +30,8 @@ class Root:
         self._context = context
         self._fingerprint = context.namespace.fingerprint
         self._names = names
-        # Assumed until the probe in `prepare`: a file that refuses O_DIRECT falls back by itself.
+        # True until the probe in `prepare` decides: a file that refuses O_DIRECT falls back by
+        # itself.
         self._direct = config.direct_io != "off"
         self._fd: int | None = None
         self._remake_lock = threading.Lock()
@@ -40,7 +41,7 @@ class Root:
 
     @property
     def fd(self) -> int:
-        """The descriptor. A root removed by hand is made again, but its parents are not."""
+        """The root's descriptor. A root that was removed is recreated, but its parents are not."""
         fd = self._fd
         if fd is None:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
@@ -51,7 +52,7 @@ class Root:
         return fd
 
     def open(self, *, create: bool = True) -> None:
-        """Open the directory; make it and its parents if they are missing."""
+        """Open the root; create it and its parents if they are missing."""
         self.is_closing = False
         try:
             self._fd = self.directories.open_root(self._config.root)
@@ -75,7 +76,7 @@ class Root:
         self, fingerprint: str | None = None, *, create: bool = True
     ) -> Iterator[NamespaceDirectory]:
         """Open a namespace's directory for a block; by default the tier's own."""
-        # Opened each time, so that a directory removed by hand is made again.
+        # Open it each time, so that a directory that was removed is recreated.
         fingerprint = fingerprint or self._fingerprint
         with ClosingFd(self.directories.open(fingerprint, self.fd, create=create)) as fd:
             directory = NamespaceDirectory(
@@ -90,7 +91,7 @@ class Root:
                 yield directory
 
     def lifetime(self) -> Lifetime:
-        """Return the present limits for the times of chunks."""
+        """Return the current limits for the times of chunks."""
         now_ns = int(self._context.clock.wall_s() * 1e9)
 
         def before(time_s: float | None) -> int:
@@ -108,16 +109,16 @@ class Root:
                 self._check_times(directory)
                 directory.write_manifest(manifest)
         except OSError as error:
-            # Chunks on a full file system can still be loaded, and room may be made.
+            # Chunks on a full file system can still be loaded, and evictions may make room.
             if error.errno not in FULL:
                 raise
             return False
         return True
 
     def headroom_bytes(self) -> int | None:
-        """Return the bytes that may be written before ``min_free`` is violated, or ``None``."""
-        # The bytes of a write under way count twice, as used space and as a reservation, until it
-        # is placed. So up to that many bytes may stay free beyond ``min_free``.
+        """Return the bytes that ``min_free`` allows to be written; ``None`` for no limit."""
+        # Until a write is placed, its bytes count twice: as used space and as a reservation. So up
+        # to this many bytes may stay free beyond ``min_free``.
         if not self._config.min_free:
             return None
         size_bytes, free_bytes = self._room()
@@ -154,7 +155,7 @@ class Root:
             raise ConfigError(
                 f"capacity {format_bytes(capacity_bytes)} is more than the whole file system of "
                 f"tier root '{self._config.root}', {format_bytes(size_bytes)}; write at most "
-                # Rounded down to MiB: a size that is rounded up may be too large.
+                # Round down to MiB, because a size that is rounded up may be too large.
                 f"capacity: '{max(0, size_bytes - self._min_free_bytes(size_bytes)) >> 20}MiB', "
                 "which leaves what min_free keeps, or choose another root"
             )
@@ -166,7 +167,8 @@ class Root:
 
     def scan(self) -> Iterator[StoredChunk]:
         """Iterate over the chunks on disk, of all namespaces."""
-        # An engine cannot load files of the wrong length in its own namespace, and removes them.
+        # An engine removes files of the wrong length in its own namespace, because it cannot load
+        # them.
         own = None if self._context.maintenance else self._fingerprint
         for directory in self.namespaces():
             for shard in SHARDS:
@@ -181,7 +183,7 @@ class Root:
                         yield stored
 
     def remove(self, chunk_id: ChunkId, into: Temporaries | None = None) -> None:
-        """Remove a chunk of any namespace. A missing one is ignored."""
+        """Remove a chunk of any namespace. A missing chunk is ignored."""
         with (
             suppress(FileNotFoundError),
             self.namespace(chunk_id.fingerprint, create=False) as directory,
@@ -199,7 +201,7 @@ class Root:
         return None
 
     def namespaces(self) -> Iterator[NamespaceDirectory]:
-        """Yield each namespace, opened; skip foreign files and namespaces removed meanwhile."""
+        """Open and yield each namespace; skip foreign files and namespaces removed meanwhile."""
         for name in os.listdir(self.fd):
             if StoredNamespace.is_fingerprint(name):
                 with (
@@ -209,7 +211,7 @@ class Root:
                     yield directory
 
     def _remake(self, lost_fd: int) -> None:
-        # Make no parents: if one is missing, the intended file system may be unmounted.
+        # Create no parents: if a parent is missing, the intended file system may be unmounted.
         with suppress(FileExistsError):
             os.mkdir(self._config.root, 0o700)
         with ClosingFd(self.directories.open_root(self._config.root)) as fd:

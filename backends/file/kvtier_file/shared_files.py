@@ -45,7 +45,7 @@ class Leases:
         fcntl.flock(self._fd, fcntl.LOCK_EX)
 
     def release(self, name: str) -> None:
-        """Close this process's lease, if there is one, and remove its file."""
+        """Close this process's lease, if it has one, and remove its file."""
         if self._fd is not None:
             with suppress(OSError):  # closing releases the lock, and that is what matters
                 self.remove(name)
@@ -58,7 +58,7 @@ class Leases:
             self._fd = None
 
     def is_held(self, name: str) -> bool:
-        """Return true if the lease's process lives; it may be this process."""
+        """Return true if the process that owns the lease is alive."""
         try:
             with ClosingFd(open_file(name, os.O_RDWR, self._directory_fd)) as fd:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -89,16 +89,16 @@ class Leases:
 
 
 def new_lease() -> str:
-    """Return a new, unique lease name."""
     return os.urandom(8).hex()
 
 
-# Closed in a forked child: a lock is held until the last copy of its descriptor is closed.
+# A forked child closes these, because a lock is held until the last copy of its descriptor is
+# closed.
 _of_this_process: WeakSet[SharedFiles] = WeakSet()
 
 
 class SharedFiles:
-    """The shared files, opened; missing files are made."""
+    """The open shared files. Missing files are created."""
 
     def __init__(self, root_fd: int, directories: Directories) -> None:
         self._fds: list[int] = []
@@ -118,9 +118,9 @@ class SharedFiles:
         _of_this_process.add(self)
 
     def are_lost(self) -> bool:
-        """Return true if a file was removed, so that other processes would make a new one."""
+        """Return true if a file was removed, so that other processes would create a new one."""
         header_fd, ledger_fd, _ = self._fds
-        # The directory of leases cannot be removed before the lease in it.
+        # The directory of leases needs no check: it cannot be removed before the lease in it.
         return (
             os.fstat(header_fd).st_nlink == 0
             or os.fstat(ledger_fd).st_nlink == 0

@@ -1,7 +1,7 @@
 """The shared header: a small file with the lock, the counters and the reservations of a root.
 
-It is read and written with ``pread`` and ``pwrite`` under the lock, not mapped: on a network file
-system the lock makes these coherent between machines, but not a mapping.
+The file is not mapped, but read and written with ``pread`` and ``pwrite`` under the lock. On a
+network file system the lock makes reads and writes coherent between machines, but not mappings.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 _MAGIC = b"kvtfile1"
-# Magic, clean flag, checksum of all that follows, generation, four lengths, number of leases.
+# Magic, clean flag, checksum of the rest, generation, four lengths, number of leases.
 _HEADER = struct.Struct("<8s?xxxIQQQQQI")
 _CLEAN_AT = 8
 _CHECKED_FROM = 16
@@ -26,7 +26,7 @@ _MAX_BYTES = 2**20
 
 
 class Reservation(NamedTuple):
-    """A process's row in the header: its namespace, and the room reserved for its writes."""
+    """A process's reservation: its namespace, and the bytes reserved for its writes."""
 
     fingerprint: str
     reserved_bytes: int
@@ -67,7 +67,7 @@ class HeaderFile:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Exclude other processes, and other tiers of this one, while the block runs."""
+        """Exclude other processes, and other tiers of this process, while the block runs."""
         fcntl.flock(self._fd, fcntl.LOCK_EX)
         try:
             yield
@@ -75,7 +75,7 @@ class HeaderFile:
             fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def read(self) -> SharedHeader:
-        """Return the content; an empty header that is not clean if the file is new or damaged."""
+        """Return the header; for a new or damaged file, an empty header that is not clean."""
         self._content = os.pread(self._fd, _PAGE_BYTES, 0)
         if len(self._content) == _PAGE_BYTES and any(self._content[-_LEASE.size :]):
             # There are more leases than fit into a page.
@@ -106,7 +106,7 @@ def _encode(header: SharedHeader) -> bytes:
     content += b"".join(rows)
     checksum = zlib.crc32(memoryview(content)[_CHECKED_FROM:])
     content[_CHECKED_FROM - 4 : _CHECKED_FROM] = checksum.to_bytes(4, "little")
-    # A whole page, so that later writes need no room on a full file system.
+    # Fill a whole page, so that later writes need no room on a full file system.
     return bytes(content).ljust(_PAGE_BYTES, b"\0")
 
 

@@ -19,17 +19,17 @@ from kvtier_sdk import OffloadKey, TierCapacityError, TierContext
 
 
 class SharedUsage:
-    """Counts the chunks and reservations of a root, together with the other processes there.
+    """The chunks and reservations of a root, counted together with the other processes there.
 
-    Counting happens while the shared lock is held (:meth:`locked`), and so do the renames and
-    unlinks of chunks. A process killed while it holds the lock leaves the header dirty, and the
-    next process recounts the disk. A process killed without it leaves a lease that is not held: its
-    temporary files are swept and its reservations dropped when another process opens the root or
-    is short of room.
+    Chunks are counted, renamed and unlinked only under the shared lock (:meth:`locked`). If a
+    process is killed while it holds the lock, the header stays dirty, and the next process recounts
+    the disk. If a process is killed without the lock, its lease is no longer held. Another process
+    then sweeps its temporary files and drops its reservations, when it opens the root or is short
+    of room.
 
     Attributes:
-        budget: this process's copy of the count. Without the lock, it may be asked for
-            ``in`` and ``latest_ns`` only.
+        budget: this process's copy of the count. Without the lock, only ``in`` and ``latest_ns``
+            may be used.
         is_counted: true once the chunks on disk have been counted for the first time.
     """
 
@@ -46,7 +46,7 @@ class SharedUsage:
         self._opened: SharedFiles | None = None
         self.is_counted = False
         self._thread_lock = threading.Lock()
-        # Valid while the lock is held:
+        # The attributes below are valid only while the lock is held.
         self._header = SharedHeader()
         self._changes: list[Change] = []
         self._asked: set[str] = set()
@@ -65,7 +65,7 @@ class SharedUsage:
             )
 
     def close(self) -> None:
-        """Leave, and free this process's reservations. Does nothing if it is not open."""
+        """Leave, and free this process's reservations. Do nothing if the usage is not open."""
         if self._opened is not None:
             with suppress(OSError), self._files.header.locked():
                 header = self._files.header.read()
@@ -75,7 +75,7 @@ class SharedUsage:
 
     @contextmanager
     def locked(self, *, releasing_bytes: int = 0) -> Iterator[None]:
-        """Hold the shared lock for a block, with the changes of all other processes applied."""
+        """Hold the shared lock for a block, after applying the changes of all other processes."""
         removed: dict[OffloadKey, bool] = {}
         try:
             with self._thread_lock:
@@ -97,7 +97,7 @@ class SharedUsage:
                 if keys := [key for key, was_evicted in removed.items() if was_evicted is evicted]:
                     self._report_removed(keys, evicted=evicted)
 
-    # With the lock held.
+    # The methods below need the lock.
 
     @property
     def reserved_bytes(self) -> int:
@@ -120,13 +120,12 @@ class SharedUsage:
         self._record((*chunk_id, EVICTED if evicted else DELETED, 0))
 
     def recount(self) -> None:
-        """Count the chunks on disk."""
         self.mark_dirty()
         found = self._root.scan()
         self._replica.replace((*one.chunk_id, one.size_bytes, one.used_ns) for one in found)
 
     def reserve(self, size_bytes: int) -> None:
-        """Reserve room for a write until :meth:`locked` releases it; remove the victims first."""
+        """Reserve room for a write until :meth:`locked` releases it; evict victims first."""
         self._reserved_bytes += size_bytes
         self._enter_reservation()
 
@@ -168,7 +167,7 @@ class SharedUsage:
         self._replica.apply([change])
 
     def _enter_reservation(self) -> None:
-        # From this process's memory: if the header is lost, each process adds its own again.
+        # Write this process's own record of the reservation, which survives the loss of a header.
         reservation = Reservation(self._fingerprint, self._reserved_bytes)
         self._header.reservations[self._lease] = reservation
 
@@ -176,7 +175,7 @@ class SharedUsage:
         return {*self._header.reservations, *self._files.leases.names()} - {self._lease}
 
     def _next_lease(self) -> list[str]:
-        """Return the lease of one other process, of each in turn: checking all would be slow."""
+        """Return the next other process's lease to check; checking all would be slow."""
         others = sorted(self._header.reservations.keys() - {self._lease})
         later = [one for one in others if one > self._last_asked]
         asked = (later or others)[:1]
@@ -184,16 +183,16 @@ class SharedUsage:
         return asked
 
     def _reap(self, leases: Collection[str]) -> bool:
-        """Clean up after the dead processes among those not yet checked; return true if any."""
+        """Clean up after dead processes not checked before; return true if there are any."""
         dead = [one for one in set(leases) - self._asked if not self._files.leases.is_held(one)]
         self._asked.update(leases)
         if dead:
-            with suppress(OSError):  # a process's reservation stays while its files do
+            with suppress(OSError):  # a reservation must stay as long as its files do
                 self._reap_dead_leases(dead)
         return bool(dead)
 
     def _reap_dead_leases(self, leases: Collection[str]) -> None:
-        """Sweep temporary files, and then drop the reservations and leases of dead processes."""
+        """Sweep the temporary files of dead processes, then drop their reservations and leases."""
         self._root.sweep(self._files.leases.is_held)
         for lease in leases:
             self._header.reservations.pop(lease, None)
@@ -208,8 +207,8 @@ class SharedUsage:
         return self._opened
 
     def _join(self) -> None:
-        """Open the shared files and acquire the lease, unless that is done."""
-        # A store may come before the first count, and a lease cannot be acquired twice.
+        """Open the shared files and acquire the lease, unless this is done already."""
+        # An earlier store may have joined already, and a lease cannot be acquired twice.
         if self._opened is not None and not self._opened.are_lost():
             return
         self._leave()
@@ -219,9 +218,10 @@ class SharedUsage:
                 files.leases.acquire(self._lease)
                 self._header = files.header.read()
                 if not any(map(files.leases.is_held, self._other_leases())):
-                    # No process was counting until now, so files may have come and gone.
+                    # No process has counted until now, so files may have appeared and disappeared.
                     self._header.clean = False
-                # Entered now, so that others check whether this process lives.
+                # Enter the reservation now, so that other processes check whether this process
+                # lives.
                 self._enter_reservation()
                 files.header.write(self._header)
         except OSError:
@@ -234,8 +234,6 @@ class SharedUsage:
             self._opened.close()
             self._opened = None
             self._replica.detach()
-
-    # The ends of a locked block.
 
     def _begin(self) -> None:
         self._header = self._files.header.read()
@@ -251,7 +249,8 @@ class SharedUsage:
         header.used_bytes = self.budget.used_bytes
         header.chunks = len(self.budget)
         changes, self._changes = self._changes, []
-        # After an unexpected error it is unknown what was renamed or unlinked.
+        # After an unexpected error the count may miss renames and unlinks, so the header stays
+        # dirty.
         if succeeded and not header.clean:
             try:
                 self._replica.publish(header, self._files.ledger, changes)

@@ -45,12 +45,11 @@ _REFUSALS_S = 600.0
 
 
 class ChunkStore:
-    """Chunks as files, within a budget. Every method blocks; callable from several threads.
+    """Chunks as files, within a budget. Methods block and are thread-safe.
 
-    The shared lock makes each change to the disk and its count one step: a rename and the addition,
-    an unlink and the subtraction. Nothing slower happens under it. A batch of stores acquires it
-    twice and writes its data in between, under a reservation. Loads acquire it only to correct the
-    count.
+    The shared lock makes each rename or unlink one step with its change of the count. Nothing
+    slower runs under the lock. A batch of stores acquires it twice, and writes its data in between,
+    under a reservation. Loads acquire it only to correct the count.
     """
 
     def __init__(self, config: FileTierConfig, context: TierContext) -> None:
@@ -76,7 +75,7 @@ class ChunkStore:
         self._is_open = False
 
     def open(self) -> None:
-        """Open the root. Chunks can be looked up and loaded; :meth:`count` must follow."""
+        """Open the root for lookups and loads; :meth:`count` must follow."""
         self._is_open = True
         try:
             self._root.open()
@@ -89,16 +88,16 @@ class ChunkStore:
             raise
 
     def count(self) -> None:
-        """Check the root, make directories, and count the chunks; only stores wait for it."""
+        """Check the root, make directories, and count the chunks. Only stores wait for this."""
         try:
             with self._call():
                 self._usage.open()
-                # First, so that a bad setting is found before a long count.
+                # Prepare first, so that a bad setting is found before a long count.
                 is_prepared = self._root.prepare(self._manifest)
                 self._usage.sweep()
                 with (
                     self._usage.locked(),
-                    # If others with a larger capacity are writing more, stores will be refused.
+                    # If processes with a larger capacity fill the root, stores will be refused.
                     suppress(TierCapacityError),
                 ):
                     self._remove_expired()
@@ -119,10 +118,10 @@ class ChunkStore:
             self._close_files()
 
     def contains(self, keys: Sequence[OffloadKey]) -> list[bool]:
-        """Return which chunks are on disk; files that cannot be loaded are removed."""
+        """Return true for each chunk on disk; remove files that cannot be loaded."""
         hits = []
         faults: Verdicts = {}
-        # Only these need the lock: a miss is the common case and must not wait for it.
+        # Only surprising chunks need the lock: misses are common and must not wait for it.
         surprising = []
         with self._directory("readable") as directory:
             outcomes = directory.touch_batch(keys, None, self._object_bytes)
@@ -140,7 +139,7 @@ class ChunkStore:
         return hits
 
     def store(self, batch: Sequence[Transfer]) -> list[TierError | None]:
-        """Write a batch with a verdict per transfer, ``None`` for success."""
+        """Write a batch; return an error or ``None`` for each transfer."""
         verdicts: Verdicts = {}
         with self._pinned(batch), self._directory("writable") as directory:
             missing = list(self._missing(directory, batch, verdicts).items())
@@ -164,12 +163,12 @@ class ChunkStore:
                 found = not isinstance(verdicts.get(key), ChunkNotFoundError)
                 if found != (self._id(key) in self._usage.budget):
                     surprising.append(key)
-            with suppress(OSError):  # the bytes are here; their count matters less
+            with suppress(OSError):  # the bytes were read; the count matters less
                 self._reconcile(directory, surprising)
         return [verdicts.get(transfer.key) for transfer in batch]
 
     def delete(self, keys: Sequence[OffloadKey]) -> None:
-        """Remove chunks. A failure at one does not stop the others."""
+        """Remove chunks. A failed removal does not stop the others."""
         failure: OSError | None = None
         with self._directory("writable") as directory:
             with self._usage.locked():
@@ -215,7 +214,8 @@ class ChunkStore:
     def usage(self) -> Usage:
         """Return the usage of all namespaces under the root, by all processes."""
         with self._translating("readable"), self._call(), self._usage.locked():
-            # Files removed by hand are not reported, and without a recount their room stays taken.
+            # Nobody reports files that are removed by hand. Without a recount, their room stays
+            # taken.
             budget = self._usage.budget
             if any(self._root.last_used_ns(one) is None for one in budget.oldest()):
                 self._usage.recount()
@@ -245,7 +245,7 @@ class ChunkStore:
             key = transfer.key
             with self._verdict(key, verdicts, "writable"):
                 # A file of the right length counts as the chunk. If it is unreadable or damaged,
-                # a load finds out, and the SDK has it replaced.
+                # its load fails, and the SDK has it replaced.
                 is_there = outcome == DONE and not transfer.replace
                 if outcome == NOT_DONE and not transfer.replace:
                     with self._fault(key, {}, "writable"):
@@ -263,13 +263,13 @@ class ChunkStore:
         missing: Mapping[OffloadKey, Transfer],
         verdicts: Verdicts,
     ) -> None:
-        """Reserve room, write, and then give the files their names."""
+        """Reserve room, write temporary files, and then give the files their names."""
         reserved: list[OffloadKey] = []
         written: dict[OffloadKey, tuple[str, StoredChunk]] = {}
         placed: Collection[OffloadKey] = ()
         try:
             self._reserve(missing, reserved, verdicts, directory.temporaries)
-            # Times come after reserving, which has read the latest times of other processes.
+            # Take the times after reserving, which has read the latest times of other processes.
             chunks = {
                 key: StoredChunk(self._id(key), self._object_bytes, used_ns)
                 for key, used_ns in zip(reserved, self._clock.take(len(reserved)), strict=True)
@@ -288,20 +288,23 @@ class ChunkStore:
                         temporary = self._write_one(directory, missing[key], chunk.used_ns)
                         written[key] = (temporary, chunk)
         finally:
-            # Also after an error that ends the batch, so that no reservation and no file is left.
+            # Place the files even after an error, so that no reservation and no temporary file is
+            # left.
             if reserved:
                 placed = self._place(directory, written, len(reserved), verdicts)
         for key in placed:
             with self._verdict(key, verdicts, "writable"):
                 directory.sync_name(key)
         if placed:
-            # Again, in case it was removed or had no room. A failure must not fail the chunks.
+            # Write the manifest again, in case it was removed or had no room. A failure must not
+            # fail the chunks.
             with suppress(OSError):
                 directory.write_manifest(self._manifest)
 
     def _write_one(self, directory: NamespaceDirectory, transfer: Transfer, used_ns: int) -> str:
-        """Write a chunk's file; evict others if the file system refuses despite its free space."""
-        # Inodes and quotas run out unannounced. The shard may need an inode, and then the file.
+        """Write a chunk's file; evict other chunks if the file system unexpectedly refuses."""
+        # Inodes and quotas run out without warning. Try twice, because both the shard and the file
+        # may need an inode.
         for _ in range(2):
             try:
                 return directory.write(transfer.key, transfer.buffers, used_ns)
@@ -311,7 +314,7 @@ class ChunkStore:
                 reason = os.strerror(error.errno)
             with suppress(TierCapacityError), self._usage.locked():
                 self._note_refusal(reason)
-                # A headroom one chunk below the reservations makes it evict one chunk's bytes.
+                # This headroom, one chunk below the reservations, evicts the bytes of one chunk.
                 self._make_room(0, self._usage.reserved_bytes - self._object_bytes)
         return directory.write(transfer.key, transfer.buffers, used_ns)
 
@@ -354,7 +357,8 @@ class ChunkStore:
                 reserved.extend(keys)
 
             try:
-                # All at once: choosing victims costs about as much for one chunk as for many.
+                # Reserve all at once: choosing victims costs about as much for one chunk as for
+                # many.
                 reserve(missing)
             except (OSError, TierCapacityError):
                 for key in missing:
@@ -368,7 +372,7 @@ class ChunkStore:
         reserved_chunks: int,
         verdicts: Verdicts,
     ) -> Collection[OffloadKey]:
-        """Name and count written chunks, and end the reservations; return the chunks placed."""
+        """Name and count written chunks, and end the reservations; return the placed chunks."""
         usage = self._usage
         unplaced = dict(written)
         try:
@@ -398,7 +402,7 @@ class ChunkStore:
             expired = self._usage.budget.expired(
                 expired_ns, pinned=self._pins.pinned(), last_used_ns=self._root.last_used_ns
             )
-            with suppress(OSError):  # they are misses anyway; the next store tries again
+            with suppress(OSError):  # expired chunks are misses anyway; the next store tries again
                 self._remove(expired)
 
     def _make_room(
@@ -409,7 +413,7 @@ class ChunkStore:
         *,
         spares: int = 0,
     ) -> None:
-        """Evict chunks of any namespace, the first ``spares`` into spare files. Needs the lock."""
+        """Evict chunks of any namespace; keep ``spares`` of the files as spares. Needs the lock."""
         victims = self._usage.victims(
             need_bytes,
             headroom_bytes,
@@ -434,14 +438,14 @@ class ChunkStore:
             try:
                 self._root.remove(chunk_id, into)
             except OSError:
-                # Mark it as used, so that the next store tries others first.
+                # Mark the chunk as used, so that the next store tries others first.
                 usage.budget.touch(chunk_id, self._clock.take(1)[0])
                 raise
             usage.discard(chunk_id, evicted=evicted)
 
     def _reconcile(self, directory: NamespaceDirectory, keys: Sequence[OffloadKey]) -> None:
         """Count chunks as they are on disk, and remove files that can never be loaded."""
-        # The first count will find them all.
+        # The first count will find all chunks.
         if not keys or not self._usage.is_counted:
             return
         usage = self._usage
@@ -459,8 +463,6 @@ class ChunkStore:
                     if self._id(key) in usage.budget:
                         usage.discard(self._id(key))
 
-    # Helpers.
-
     def _is_loadable(self, found: StoredChunk | None, directory: NamespaceDirectory) -> bool:
         return (
             found is not None
@@ -469,7 +471,6 @@ class ChunkStore:
         )
 
     def _pinned(self, batch: Sequence[Transfer]) -> AbstractContextManager[None]:
-        """Pin the chunks of the batch while the block runs."""
         return self._pins.held([self._id(transfer.key) for transfer in batch])
 
     @contextmanager
@@ -500,7 +501,7 @@ class ChunkStore:
     def _verdict(
         self, key: OffloadKey, verdicts: Verdicts, ability: str, *, at_file: bool = False
     ) -> _Verdict:
-        """Turn an error of the block into the verdict of one key; ``at_file``: of its file."""
+        """Turn an error of the block into a key's verdict; ``at_file`` for the chunk's own file."""
         return _Verdict(self._config.root, key, verdicts, ability, FAULTS if at_file else ())
 
     @contextmanager
@@ -525,7 +526,7 @@ class ChunkStore:
 
 
 class _Verdict:
-    """Turns an error of its block into a verdict; a generator would be half as fast."""
+    """A context manager that turns an error into a verdict, twice as fast as a generator."""
 
     __slots__ = ("_ability", "_faults", "_key", "_root", "_verdicts")
 
@@ -551,7 +552,7 @@ class _Verdict:
     ) -> bool:
         if isinstance(error, OSError):
             translate = chunk_error if error.errno in self._faults else tier_error
-            # Without the cause, whose traceback would keep the buffers alive.
+            # Drop the cause, because its traceback would keep the buffers alive.
             error = translate(error, self._root, self._ability)
         if not isinstance(error, TierError):
             return False
@@ -560,10 +561,10 @@ class _Verdict:
 
 
 class _Pins:
-    """The chunks that this process is moving, so that it does not evict them.
+    """The chunks that this process is moving, and so must not evict.
 
     Other processes need not see the pins: a file unlinked during a read stays readable, and a file
-    unlinked before it is a miss.
+    unlinked earlier is a miss.
     """
 
     def __init__(self) -> None:
@@ -585,7 +586,6 @@ class _Pins:
                         del self._counts[chunk_id]
 
     def pinned(self) -> frozenset[ChunkId]:
-        """Return the pinned chunks."""
         with self._lock:
             return frozenset(self._counts)
 

@@ -1,7 +1,7 @@
 """The temporary files of a namespace: chunks before they have their names.
 
-Some begin as the file of an evicted chunk, a *spare*, and overwrite it: on a full disk, this is
-several times as fast as removing a file and making another (docs/design/2026-11-23-file-io.md).
+A new chunk may overwrite a *spare*, the file of an evicted chunk. On a full disk, this is several
+times as fast as removing a file and creating another (docs/design/2026-11-23-file-io.md).
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Temporaries:
     def write_batch(
         self, batch: Sequence[Transfer], times_ns: Sequence[int], *, direct: bool
     ) -> Sequence[str | None]:
-        """Write each transfer to a new file or over a spare; return ``None`` for unusual cases."""
+        """Write each transfer to a file; return the files' names, ``None`` for unusual cases."""
         # With ``sync``, waiting for the disk takes far longer than the calls that a batch saves.
         if compiled.batch_io is None or self._sync:
             return [None] * len(batch)
@@ -114,7 +114,7 @@ class Temporaries:
         ]
 
     def rename_batch(self, names: Sequence[tuple[str, str, str]], namespace_fd: int) -> bytes:
-        """Move files to their places, in the usual cases."""
+        """Move files to their places; return an outcome for each file."""
         if compiled.batch_io is None:
             return bytes(len(names))
         strict = self._directories.is_strict
@@ -124,7 +124,7 @@ class Temporaries:
         os.rename(temporary, name, src_dir_fd=self._open(), dst_dir_fd=directory_fd)
 
     def discard(self, name: str) -> None:
-        """Remove a file. Failures are ignored: an earlier error is the one to report."""
+        """Remove a file. Failures are ignored, because the caller reports an earlier error."""
         with suppress(OSError):
             os.unlink(name, dir_fd=self._open())
 
@@ -133,7 +133,7 @@ class Temporaries:
         try:
             directory_fd = self._open(create=False)
         except (FileNotFoundError, NotADirectoryError):
-            return  # foreign, or on a full file system, where it could not be made
+            return  # a foreign file, or a directory that a full file system refused
         for name in os.listdir(directory_fd):
             match = _TEMPORARY.fullmatch(name)
             if match and not is_held(match[1]):
@@ -185,7 +185,7 @@ class Temporaries:
             raise
 
     def _open_spare(self, size_bytes: int, direct: bool) -> tuple[str, int] | None:
-        """Open a spare that can be overwritten, and remove the unusable ones before it."""
+        """Open a spare that can be overwritten, and remove the unusable spares before it."""
         opener = open_direct if direct else open_file
         while self._spares:
             name = self._spares.pop()

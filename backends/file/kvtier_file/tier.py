@@ -31,10 +31,9 @@ _COUNT_S = 0.25
 
 
 class FileTier(SecondaryTierManager):
-    """Stores chunks as files below a directory, within a capacity; they survive a restart.
+    """A tier of files below a directory, within a capacity. Chunks survive a restart.
 
-    Several processes may use a root and share its capacity. Any of them may be killed at any
-    moment.
+    Several processes may share a root and its capacity. Any process may be killed at any moment.
     """
 
     config_model = FileTierConfig

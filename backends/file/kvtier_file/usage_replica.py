@@ -10,8 +10,8 @@ from kvtier_file.ledger import DELETED, EVICTED, Change, Ledger, LedgerDamagedEr
 from kvtier_file.shared_header import SharedHeader
 from kvtier_sdk import OffloadKey
 
-# A ledger is compacted once it is longer than this, and this many times as long as after the last
-# compaction. That must be rare: every process then reads the whole ledger, with the lock held.
+# A ledger is compacted once it is longer than this, and has grown by this factor since the last
+# compaction. Compactions must be rare: every process then reads the whole ledger under the lock.
 _MIN_COMPACTION_BYTES = 2**20
 _COMPACTION_GROWTH = 8
 
@@ -80,7 +80,7 @@ class UsageReplica:
         self._generation = None
 
     def take_removed(self) -> dict[OffloadKey, bool]:
-        """Return this namespace's chunks removed since the last call; true if evicted."""
+        """Return the namespace's chunks removed since the last call; true for evicted chunks."""
         removed, self._removed = self._removed, {}
         return removed
 

@@ -42,7 +42,7 @@ def make_client(config: MooncakeTierConfig) -> tuple[Any, Any]:
 
 
 def reach_master(config: MooncakeTierConfig) -> str:
-    """Probe the master and return our address; the client itself would retry for seconds."""
+    """Return our address if the master answers; the client itself would retry for seconds."""
     try:
         with socket.create_connection((config.host, config.port), config.timeout_s) as connection:
             address: str = connection.getsockname()[0]
@@ -76,7 +76,8 @@ def connect(client: Any, config: MooncakeTierConfig, regions: Iterable[Region]) 
         raise TierUnavailableError(
             f"the client cannot be set up (status {status}); its log has why"
         )
-    # TCP needs no registration, and would let any peer that connects read and write the memory.
+    # Register nothing for TCP: it needs no registration, and any peer could then read and write the
+    # memory.
     for region in regions if config.protocol == "rdma" else ():
         if client.register_buffer(*region):
             raise TierError("the client cannot register the host pool; see 'ulimit -l'")

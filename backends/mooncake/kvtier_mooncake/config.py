@@ -21,12 +21,12 @@ class MooncakeTierConfig(TierConfig):
     Attributes:
         host: the master's host.
         port: its RPC port.
-        metadata_server: where machines learn how to reach each other: ``P2PHANDSHAKE`` (from each
-            other), or the URL of a metadata server.
-        protocol: how bytes travel.
+        metadata_server: the source of other machines' addresses: ``P2PHANDSHAKE`` (the machines
+            themselves), or the URL of a metadata server.
+        protocol: the transport of chunks.
         devices: network devices for ``rdma``, separated by commas; the client's choice if absent.
-        address: this machine's name or address for the nodes; the one from which the master is
-            reached if absent.
+        address: this machine's name or address for the nodes; by default, the address from which it
+            reaches the master.
         replicas: the number of nodes on which each chunk is kept.
         lend_bytes: memory of this machine that the tier lends to the store, as a node does, for
             as long as it is open.
@@ -63,7 +63,7 @@ class MooncakeTierConfig(TierConfig):
 
     @classmethod
     def options_from_url(cls, url: TierURL) -> dict[str, Any]:
-        """Read ``mooncake://master:50051?protocol=rdma``."""
+        """Read the options in a URL such as ``mooncake://master:50051?protocol=rdma``."""
         if url.path.strip("/") or url.username or url.password:
             raise ConfigError(
                 f"{url.scheme}: takes the master alone; write 'mooncake://kv-1:50051'"

@@ -62,7 +62,7 @@ class MooncakeTier(SecondaryTierManager):
         return [one is True for one in found]
 
     async def store(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
-        # The store never overwrites an object, so remove those to be replaced first.
+        # The store never overwrites an object, so first remove the objects to be replaced.
         await self._remove([transfer.key for transfer in batch if transfer.replace])
         statuses = await self._move("batch_put_from_multi_buffers", batch, self._replication)
         verdicts = [error_of(status) if status else None for status in statuses]
@@ -94,8 +94,8 @@ class MooncakeTier(SecondaryTierManager):
         return [error_of(status) if status < 0 else status == 1 for status in statuses]
 
     async def _remove(self, keys: Sequence[OffloadKey]) -> None:
-        # By force, since each lookup leases an object for some seconds. A running load may then
-        # read another object's bytes; the header reveals that.
+        # Remove by force, since each lookup leases an object for some seconds. A running load may
+        # then read another object's bytes; the chunk's header reveals this.
         statuses = await self._ask("batch_remove", keys, True)
         removed = [key for key, status in zip(keys, statuses, strict=True) if status == 0]
         self.context.report_removed(removed)

@@ -149,7 +149,7 @@ class RedisTierConfig(ExpiringTierConfig):
 
     @property
     def young_ms(self) -> int | None:
-        """The time after a chunk's store in which a use may renew its time to live, if limited."""
+        """The time after a store in which uses renew a chunk's life; ``None`` for no limit."""
         if self.max_age_s is None:
             return None
         return round((self.max_age_s - (self.ttl_s or self.max_age_s)) * 1000)
@@ -162,13 +162,13 @@ class RedisTierConfig(ExpiringTierConfig):
 
     @classmethod
     def options_from_url(cls, url: TierURL) -> dict[str, Any]:
-        """Read ``redis://user:password@host:6379/0?ttl=1h``: the path is the database.
+        """Read the options in a URL such as ``redis://user:password@host:6379/0?ttl=1h``.
 
-        ``rediss:`` is the same over TLS; ``redis+unix:///run/redis.sock?db=1`` has the socket's
-        path.
+        The path is the database. ``rediss:`` is the same over TLS. The path of
+        ``redis+unix:///run/redis.sock?db=1`` is the socket's.
         """
         if any("@" in name for name in url.options):
-            # Not shown: a password with a question mark ends up in the query.
+            # Do not show the query: it may hold part of a password with a question mark.
             raise ConfigError(f"{url.scheme}: write '%3F' for '?' in a user or a password")
         given: dict[str, Any] = {
             "username": url.username or None,
@@ -188,7 +188,7 @@ class RedisTierConfig(ExpiringTierConfig):
                     f"{url.scheme}: takes a host; write two slashes, as in 'redis://kv-1:6379'"
                 )
             if db := url.path.strip("/"):
-                # Not shown: in a URL without its second slash, this may be a password.
+                # Do not show the path: in a URL without its second slash, it may be a password.
                 if not db.isdigit():
                     raise ConfigError(f"{url.scheme}: option 'db': the path is not a number")
                 given["db"] = db

@@ -31,7 +31,7 @@ def tls_context(config: RedisTierConfig) -> ssl.SSLContext | None:
         if config.tls_cert is not None:
             option = "tls_cert"
             context.load_cert_chain(config.tls_cert, config.tls_key)
-    except OSError as error:  # SSLError is one
+    except OSError as error:  # includes SSLError
         reason = error.strerror
         if isinstance(error, ssl.SSLError):
             # OpenSSL says "PEM lib" for anything that it does not find in a file.
@@ -46,7 +46,7 @@ def tls_context(config: RedisTierConfig) -> ssl.SSLContext | None:
 
 
 class Connector:
-    """Makes connections that are ready for requests.
+    """A factory of connections that are ready for requests.
 
     Attributes:
         reads_are_uses: true if a server refused ``CLIENT NO-TOUCH``, as before Redis 7.2, so that
@@ -84,7 +84,7 @@ class Connector:
         return connection
 
     async def tls_mismatch(self) -> TierError | None:
-        """Explain a silent server that speaks TLS where the options do not, or the reverse."""
+        """Explain a silent server: it speaks TLS but the options do not, or the reverse."""
         if self._config.socket is not None:
             return None
         if self._tls:
@@ -94,7 +94,7 @@ class Connector:
             speaks_other = self._speaks_tls
             text = "speaks TLS; write 'rediss:' for 'redis:', or set option 'tls' to true"
         for host, port in self._config.seeds:
-            with suppress(TierError, OSError):  # TimeoutError is one
+            with suppress(TierError, OSError):  # includes TimeoutError
                 async with self._clock.timeout(self._config.connect_timeout_s):
                     if await speaks_other((host, port)):
                         return TierUnavailableError(f"{host}:{port} {text}", retryable=False)
@@ -107,7 +107,7 @@ class Connector:
         try:
             connection = await self._open(address, context)
         except ssl.SSLError as error:
-            # A TLS alert shows that it speaks TLS: it may want a certificate, for example.
+            # A TLS alert shows that the server speaks TLS; it may want a certificate, for example.
             return "ALERT" in (error.reason or "")
         connection.close("it was an attempt")
         return True
@@ -143,7 +143,7 @@ class Connector:
             user = [config.username.encode()] if config.username else []
             steps.append([b"AUTH", *user, config.password.get_secret_value().encode()])
         if config.db or not steps:
-            # Sent even if it changes nothing: the kernel accepts connections for a server that
-            # hangs, and a server with too many clients refuses only a command.
+            # Send it even if it changes nothing, to get an answer: the kernel accepts connections
+            # for a server that hangs, and a server with too many clients refuses only a command.
             steps.append([b"SELECT", b"%d" % config.db])
         return steps

@@ -16,7 +16,7 @@ from kvtier_redis.resp import Exchange, Kind, Reply, call, run_some
 from kvtier_redis.routes import Route
 from kvtier_sdk import Clock, Connection, ConnectionPool, TierError, TierUnavailableError
 
-# The most servers that one request is sent to: a resharding takes two, a failover one more.
+# The maximum number of servers for one request: a resharding needs two, a failover one more.
 _MOST_HOPS = 5
 
 
@@ -52,11 +52,11 @@ class Dispatcher:
 
     async def run(self, exchanges: Sequence[Exchange]) -> None:
         """Send each request to the server of its key, and set its outcome."""
-        # Once this is cancelled, nothing touches the requests' buffers.
+        # After a cancellation, nothing touches the requests' buffers.
         try:
             await self._run(exchanges)
         except asyncio.CancelledError:
-            # The caller may have given up on a server that hangs, which shows in no other way.
+            # The caller may have given up on a hanging server. Nothing else reveals a hang.
             self._route.suspect()
             raise
         outcomes = [exchange.outcome for exchange in exchanges]
@@ -123,7 +123,7 @@ class Dispatcher:
         await self._clock.gather_bounded(work, limit=len(work))
 
     async def _empty(self, address: Address, queue: deque[Exchange]) -> None:
-        """Send the requests in one server's queue, on as many connections as it has."""
+        """Send all requests in one server's queue over its connections."""
         pool = self._pool_of(address)
         count = min(self._connections, math.ceil(len(queue) / self._share))
         # Each connection gets its share; large requests go in several turns, between other batches.
@@ -139,7 +139,7 @@ class Dispatcher:
         self, pool: ConnectionPool[Connection], queue: deque[Exchange], turn: int
     ) -> TierError | None:
         """Send requests from a shared queue; return the error that stopped it early, if any."""
-        # It stops so that a server out of reach is tried once, not once for each chunk.
+        # Stop at an error, so that an unreachable server is tried once, not once for each chunk.
         try:
             while queue:
                 async with pool.borrow() as connection:
@@ -164,7 +164,7 @@ class Dispatcher:
 
 
 def _redirect_address(where: str, asked: Address) -> Address:
-    """Return the node of ``<slot> <host>:<port>``; an empty host stands for the asked node's."""
+    """Return the node in ``<slot> <host>:<port>``; an empty host means the asked node's host."""
     place = where.rpartition(" ")[2]
     try:
         if place.startswith(":"):

@@ -77,7 +77,7 @@ _CLASSES: tuple[tuple[type[Exception] | tuple[type[Exception], ...], type[TierEr
     ),
 )
 _NO_CLUSTER = ("MOVED", "ASK", "CROSSSLOT")
-#: Replies that show that the options expect another kind of server, and advice.
+#: Replies from another kind of server than the options expect, with advice.
 _SETTINGS = (
     (
         "cluster support disabled",
@@ -122,11 +122,12 @@ def client_error(error: Exception) -> TierError:
     if refusal is not None:
         return TierUnavailableError(refusal, retryable=False)
     if isinstance(error, theirs.RedisClusterException):
-        # It wraps the last node's error, which says more: out of reach, or not part of a cluster.
+        # redis-py wraps the last node's error, which says more: unreachable, or not part of a
+        # cluster.
         reason = error.__cause__ or error.__context__
         if isinstance(reason, _THEIRS + _OF_REPLIES):
             return client_error(reason)
-    if isinstance(error, theirs.AskError):  # MOVED too
+    if isinstance(error, theirs.AskError):  # includes MovedError
         return reply_error("MOVED")
     for kinds, ours in _CLASSES:
         if isinstance(error, kinds):

@@ -1,7 +1,7 @@
 """The part of Redis's protocol (RESP2) that commands about chunks need: commands out, replies in.
 
-Only the canonical form of an expected reply is accepted. Any other breaks the connection, since the
-beginning of the next reply would be a guess.
+Only the canonical form of an expected reply is accepted. Any other reply breaks the connection,
+since nobody knows where the next reply begins.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _END = b"\r\n"
 _LINE_LIMIT_BYTES = 4096
 _DIGITS_LIMIT = 19
 _NO_REPLY = "the server sent an invalid reply to a command about a chunk"
-#: The most requests under way at once on a connection.
+#: The maximum number of requests under way on a connection.
 MOST_AT_ONCE = 128
 
 
@@ -41,7 +41,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One reply: a line without its first character and its end, or the length of a value."""
+    """A reply: the text of its line, without the type character, or the length of a value."""
 
     kind: Kind
     text: str = ""
@@ -60,12 +60,12 @@ class Exchange:
     """A request about one key, and its outcome.
 
     Attributes:
-        name: the server's key.
+        name: the key in the server.
         parts: the request in pieces; none of them empty.
         target: the buffers for a value of exactly their length; empty for other requests.
         success: the kind of reply to expect, if the request is not for a value.
         or_absent: true if :attr:`Kind.ABSENT` is expected too.
-        outcome: the reply, or why there is none; ``None`` until the request ends.
+        outcome: the reply or an error; ``None`` until the request ends.
     """
 
     name: bytes
@@ -105,9 +105,9 @@ async def call(connection: Connection, *words: bytes) -> Reply:
 
 
 async def run_some(connection: Connection, queue: deque[Exchange], most: int) -> None:
-    """Make requests from the left of a queue, which other connections may share.
+    """Make up to ``most`` requests from the left of a queue that other connections may share.
 
-    A broken connection is closed. Once a cancellation is raised, nothing touches the buffers.
+    A broken connection is closed. After a cancellation, nothing touches the buffers.
     """
     # Requests for values go one at a time: with several under way, each system call would receive
     # only a piece. The others are sent together, to save system calls.

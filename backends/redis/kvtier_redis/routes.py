@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class Route(ABC):
-    """The way from a key to its server, and the commands without a key.
+    """The route from a key to its server, and the commands without a key.
 
     Attributes:
         is_cluster: true if servers redirect requests.
@@ -51,7 +51,7 @@ class Route(ABC):
         """Return the server that holds a key, as far as is known."""
 
     def suspect(self) -> None:
-        """Search again in the background: a chunk was not where it should be."""
+        """Search again in the background, because a chunk was not where the route says."""
         return
 
     @abstractmethod
@@ -71,7 +71,7 @@ class Route(ABC):
 
     async def names(self, pattern: bytes) -> AsyncIterator[bytes]:
         """Iterate over the matching string keys on all servers; a key may be repeated."""
-        # Only strings are chunks: other applications may have lists and hashes below our prefix.
+        # Chunks are strings. Other applications may have lists and hashes below the same prefix.
         rest = ("MATCH", pattern, "COUNT", _SCAN_COUNT, "TYPE", "string")
         for server in self._servers():
             cursor = None
@@ -123,10 +123,10 @@ async def _info(server: Any) -> dict[str, Any]:
 
 
 class _Moving(Route):
-    """A route whose servers change places.
+    """A route whose servers may move.
 
-    The last known places hold until others are found: the servers that know them may fail while
-    the servers that hold chunks still work.
+    The last known addresses stay in use until new ones are found. The servers that know the
+    addresses may fail while the servers that hold chunks still work.
     """
 
     def __init__(self, client: Any, clock: Clock) -> None:
@@ -137,7 +137,7 @@ class _Moving(Route):
 
     @abstractmethod
     async def _find(self) -> None:
-        """Find the places of keys."""
+        """Find the servers of all keys."""
 
     def suspect(self) -> None:
         self._is_in_doubt = True
@@ -214,7 +214,7 @@ class BehindSentinel(_Moving):
 
 
 class _Sentinels(Sentinel):
-    """Asks one Sentinel after the other, as redis-py does, but tells a refusal from an outage.
+    """redis-py's Sentinels, except that a refusal is not mistaken for an outage.
 
     Attributes:
         master: the last known master.
@@ -229,7 +229,7 @@ class _Sentinels(Sentinel):
 
     async def find_master(self, service_name: str) -> tuple[str, int]:
         failures: list[tuple[str, TierError]] = []
-        # A copy: another search may change the list while a Sentinel is asked.
+        # Iterate over a copy: another search may change the list while a Sentinel is asked.
         for sentinel in list(self.sentinels):
             try:
                 with translated():
@@ -241,7 +241,7 @@ class _Sentinels(Sentinel):
                 failures.append((f"{asked['host']}:{asked['port']}", error))
                 continue
             if is_master:
-                # The next search asks it first.
+                # The next search asks this Sentinel first.
                 self.sentinels.remove(sentinel)
                 self.sentinels.insert(0, sentinel)
                 self.master = state["ip"], state["port"]
@@ -253,7 +253,7 @@ class _Sentinels(Sentinel):
 
 
 def _no_master(service: str, failures: Sequence[tuple[str, TierError]]) -> TierError:
-    """Explain why no Sentinel names a master: errors that an operator can fix come first."""
+    """Explain why no Sentinel names a master. Errors that an operator can fix come first."""
     if not failures:
         return SettingError(f"no Sentinel knows {service!r}; check option 'sentinel'")
     for place, error in failures:
@@ -269,7 +269,7 @@ def _no_master(service: str, failures: Sequence[tuple[str, TierError]]) -> TierE
 
 
 class Cluster(_Moving):
-    """A Cluster, whose map of slots is read again when it has changed."""
+    """A Cluster, whose map of slots is read again after each change."""
 
     is_cluster = True
 
@@ -303,7 +303,7 @@ class Cluster(_Moving):
 
 
 def open_route(config: RedisTierConfig, clock: Clock) -> Route:
-    """Make the route that the options describe; it is not connected yet."""
+    """Make the route that the options describe, without connecting."""
     if config.cluster:
         return Cluster(config, clock)
     return BehindSentinel(config, clock) if config.sentinel else OneServer(config)

@@ -142,9 +142,9 @@ class RedisTier(SecondaryTierManager):
         return verdicts
 
     async def _mark_young(self, keys: Sequence[OffloadKey], stored_s: float) -> None:
-        """Let uses extend the life of chunks, until they would outlive their maximum age."""
-        # After a successful store, since a chunk that was not replaced keeps its age. Without a
-        # mark, a use extends nothing.
+        """Let uses extend the life of chunks, as far as their maximum age allows."""
+        # Mark chunks only after a store, since a chunk that was not replaced keeps its age. Without
+        # a mark, uses extend nothing.
         if not self.config.young_ms:
             return
         past_ms = math.ceil((self.context.clock.now_s() - stored_s) * 1000)
@@ -156,8 +156,8 @@ class RedisTier(SecondaryTierManager):
             )
 
     def _manifest_beside(self, exchanges: Sequence[Exchange]) -> list[Exchange]:
-        """Write the manifest again: the server may have been emptied, or have evicted it."""
-        # Only beside chunks for the same server, so that no batch waits for another node.
+        """Add a write of the manifest, because the server may have lost it."""
+        # Write it only beside chunks for the same server, so that no batch waits for another node.
         name = self._names.manifest
         with suppress(TierError):
             server = self._route.server_of(name)
@@ -218,7 +218,7 @@ class RedisTier(SecondaryTierManager):
             yield entry
 
     async def namespaces(self) -> AsyncIterator[StoredNamespace]:
-        # Read from every key: the server may have evicted a manifest and kept its chunks.
+        # Look at every key: the server may have evicted a manifest and kept its chunks.
         fingerprints: set[str] = set()
         async for name in self._route.names(self._names.root_pattern):
             fingerprint = self._names.fingerprint_in(name)
@@ -230,7 +230,7 @@ class RedisTier(SecondaryTierManager):
     async def usage(self) -> Usage:
         facts = await self._route.facts()
         if not all("used_memory" in fact for fact in facts):
-            # Without INFO only the keys can be counted.
+            # Without INFO, only the keys can be counted.
             keys = await self._route.key_count()
             return Usage(keys, keys * self.context.object_bytes, None)
         limits = [int(fact.get("maxmemory", 0)) for fact in facts]
@@ -246,7 +246,7 @@ class RedisTier(SecondaryTierManager):
         )
 
     async def _extended(self, keys: Sequence[OffloadKey]) -> set[OffloadKey]:
-        """Return the chunks whose time to live a use renews."""
+        """Return the chunks whose time to live is renewed by a use."""
         if self.config.ttl_s is None or self.config.young_ms == 0:
             return set()
         if self.config.young_ms is None:
@@ -279,7 +279,7 @@ class RedisTier(SecondaryTierManager):
         idle_s: Sequence[int | TierError | None] = [None] * len(keys)
         if self.context.maintenance:
             idle_s = await self._numbers(keys, b"OBJECT", b"IDLETIME", or_absent=True)
-        # Where STRLEN would count as a tool's use, the key's memory stands in for its length.
+        # If STRLEN would count as a use, report the memory of a key in place of its length.
         words = (b"MEMORY", b"USAGE") if self._connector.reads_are_uses else (b"STRLEN",)
         lengths = await self._numbers(keys, *words, or_absent=True)
         now_s = self.context.clock.wall_s()
@@ -287,14 +287,14 @@ class RedisTier(SecondaryTierManager):
         for key, length, idle in zip(keys, lengths, idle_s, strict=True):
             if isinstance(length, TierError):
                 raise length
-            if length:  # the key may be gone by now
+            if length:  # the key may have vanished
                 # A server with LFU eviction keeps no idle time and refuses.
                 used_s = now_s - idle if isinstance(idle, int) else None
                 entries.append(Entry(key, length, used_s))
         return entries
 
     async def _check_servers(self) -> None:
-        """Report settings of the servers that will cause errors later."""
+        """Log settings of the servers that will cause errors later."""
         facts = await self._route.facts()
         if any(fact.get("cluster_enabled") for fact in facts) and not self._route.is_cluster:
             raise reply_error("MOVED")
@@ -309,7 +309,7 @@ class RedisTier(SecondaryTierManager):
         exchange = Exchange(name, [command(b"SET", name, self._manifest)])
         await self._commands.run([exchange])
         error = _error(exchange.outcome)
-        # Stored chunks can still be loaded, and the other nodes still serve theirs.
+        # Stored chunks can still be loaded, and the other nodes still serve their chunks.
         is_harmless = isinstance(error, TierCapacityError) or (
             self._route.is_cluster and isinstance(error, TierUnavailableError)
         )
@@ -319,7 +319,7 @@ class RedisTier(SecondaryTierManager):
             raise error
 
     async def _explained(self, error: TierError, connector: Connector) -> TierError:
-        """Return an error of opening, with the option that would help if it is known."""
+        """Return an error of opening, naming the option that would help, if known."""
         if not error.retryable:
             return error
         mismatch = await connector.tls_mismatch()
@@ -338,7 +338,7 @@ def _error(outcome: Reply | TierError | None) -> TierError | None:
 
 
 def _not_loaded(outcome: Reply | TierError | None, object_bytes: int) -> TierError | None:
-    """Return the verdict of a load; ``None`` if the value is in its buffers."""
+    """Return the error of a load; ``None`` if the value is in its buffers."""
     if not isinstance(outcome, Reply):
         return outcome
     if outcome.kind is Kind.FILLED:

@@ -1,4 +1,4 @@
-"""The bucket, through aiobotocore: credentials, place, listing, deletion."""
+"""The bucket, through aiobotocore: its credentials, address, listing and deletion."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from kvtier_s3.faults import NO_OBJECT, Faults, Refusal, refusal_in
 from kvtier_s3.signing import Credentials
 from kvtier_sdk import Clock, ConfigError, TierAuthError, TierError
 
-# The most objects that one request of S3 can delete.
+# The maximum number of objects in one delete request of S3.
 _DELETE_BATCH = 1000
-# A server may be silent while it deletes that many objects, or before a page of names.
+# A server may take this long to delete a batch of objects, or to send a page of names.
 _LISTING_TIMEOUT_S = 20.0
 _DEFAULT_REGION = "us-east-1"
 _PORTS = {"http": 80, "https": 443}
@@ -73,7 +73,7 @@ class Place:
 class StoredObject(NamedTuple):
     """One object of a listing, last written at ``modified_s`` by the server's clock.
 
-    In this order of the fields, the oldest object is the smallest.
+    The order of the fields makes the oldest object the smallest.
     """
 
     modified_s: float
@@ -156,7 +156,7 @@ class Bucket:
         return Credentials(found.access_key, found.secret_key, found.token)
 
     def refused(self, refusal: Refusal, *, of_object: bool = False) -> TierError:
-        """Translate a refusal; the credentials may be at fault."""
+        """Translate a refusal, which may make the credentials suspect."""
         error = self.faults.error(refusal, of_object=of_object)
         if isinstance(error, TierAuthError):
             self._credentials.suspect()
@@ -173,7 +173,7 @@ class Bucket:
             raise
 
     def listing(self, start: str) -> AsyncIterator[StoredObject]:
-        """List the objects whose names begin with a text, page by page."""
+        """List the objects whose names begin with a prefix, page by page."""
         return self._listed(
             lambda page: [
                 StoredObject(found["LastModified"].timestamp(), found["Key"], found["Size"])
@@ -183,7 +183,7 @@ class Bucket:
         )
 
     def directories(self, start: str) -> AsyncIterator[str]:
-        """List the directories below a text: names up to the next slash, each once."""
+        """List the names below a prefix up to their next slash, each once."""
         return self._listed(
             lambda page: [found["Prefix"] for found in page.get("CommonPrefixes", ())],
             Prefix=start,
@@ -193,7 +193,7 @@ class Bucket:
     async def _listed(
         self, read: Callable[[Mapping[str, Any]], Iterable[T]], **query: str
     ) -> AsyncIterator[T]:
-        await self.credentials()  # so that errors of credentials are reported as such
+        await self.credentials()  # reports errors of credentials as such
         with self._asking():
             pages = self._client.get_paginator("list_objects_v2").paginate(
                 Bucket=self._config.bucket, **query
@@ -203,8 +203,8 @@ class Bucket:
                     yield found
 
     async def delete(self, names: Sequence[str]) -> None:
-        """Delete objects; absent ones are not an error."""
-        await self.credentials()  # as in _listed
+        """Delete objects. Absent objects are not an error."""
+        await self.credentials()  # reports errors of credentials as such
         for start in range(0, len(names), _DELETE_BATCH):
             objects = [{"Key": name} for name in names[start : start + _DELETE_BATCH]]
             with self._asking():
@@ -217,13 +217,13 @@ class Bucket:
                 if error.get("Code") not in NO_OBJECT
             ]
             if errors:
-                # Prefer an error that a retry would not fix: it says more.
+                # Prefer an error that a retry would not fix, because it says more.
                 raise min(errors, key=lambda error: error.retryable)
 
 
 @functools.cache
 def _models(data_path: str | None) -> Any:
-    """Read botocore's models of AWS's services, once, because it needs a tenth of a second."""
+    """Read botocore's models of AWS's services, once, because this takes a tenth of a second."""
     return create_loader(data_path)
 
 

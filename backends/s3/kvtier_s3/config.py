@@ -15,13 +15,14 @@ from pydantic import BeforeValidator, Field, SecretStr, model_validator
 from kvtier_sdk import BoundedTierConfig, ConfigError, Count, Flag, Seconds, TierURL
 
 _KEY_BYTES = 32
-# The names that botocore accepts: not every service follows AWS's rules. Access points on Outposts,
-# of Object Lambda and of several regions are left out: they need other signatures.
+# The names that botocore accepts, because not every service follows AWS's rules. Access points on
+# Outposts, of Object Lambda and of several regions are left out, because they need other
+# signatures.
 _BUCKET = re.compile(
     r"[A-Za-z0-9._-]{1,255}"
     r"|arn:aws[a-z-]*:s3:[a-z0-9-]+:[0-9]{12}:accesspoint[/:][A-Za-z0-9-]+"
 )
-#: Errors in an endpoint, found in the options or, if these name none, when it is resolved.
+#: Errors in an endpoint, found in the options, or later if the endpoint comes from elsewhere.
 NEEDS_TLS = "option 'sse_secret_key' cannot be sent to an endpoint without TLS"
 NAMES_A_USER = (
     "it cannot hold a user or a password; give options 'access_key_id' and 'secret_access_key'"
@@ -77,7 +78,7 @@ class S3TierConfig(BoundedTierConfig):
     environment, ``~/.aws``, the machine's own service.
 
     A bucket does not know when an object was read. So chunks expire by ``max_age`` and not by
-    ``ttl``, and ``capacity`` deletes the oldest first; both are kept by a sweep at intervals.
+    ``ttl``, and ``capacity`` deletes the oldest first; a sweep at intervals enforces both.
 
     Attributes:
         ttl_s: refused, because it counts from the last use; write ``max_age``.
@@ -101,9 +102,9 @@ class S3TierConfig(BoundedTierConfig):
             ``If-None-Match``.
         sign_payload: whether the signature covers the payload too, for servers that require it;
             this costs a SHA-256 of each chunk.
-        connections: most connections for chunks, each for one chunk at a time. Stores use at most
-            half of them; a single one serves both directions.
-        lookup_connections: most connections for lookups, each for one chunk at a time.
+        connections: maximum number of connections for chunks, each for one chunk at a time. Stores
+            use at most half of them; a single connection serves both directions.
+        lookup_connections: maximum number of connections for lookups, each for one chunk at a time.
         connect_timeout_s: the limit for making a connection.
         read_timeout_s: time without a byte after which a request fails.
         sweep_interval_s: the time between two sweeps that keep ``capacity`` and ``max_age``.
@@ -210,7 +211,7 @@ class S3TierConfig(BoundedTierConfig):
 
     @classmethod
     def options_from_url(cls, url: TierURL) -> dict[str, Any]:
-        """Read ``s3://bucket/prefix?region=eu-west-1``."""
+        """Read the options in a URL such as ``s3://bucket/prefix?region=eu-west-1``."""
         if url.port is not None:
             raise ConfigError(
                 f"{url.scheme}: a bucket has no port; write "

@@ -15,7 +15,7 @@ def tls_context(config: S3TierConfig, ca_file: str | None) -> ssl.SSLContext:
     """Make the TLS context that the options describe."""
     try:
         context = ssl.create_default_context(cafile=ca_file)
-    except OSError as error:  # SSLError is one
+    except OSError as error:  # includes SSLError
         reason = error.strerror or str(error)
         raise ConfigError(f"option 'tls_ca': {ca_file} cannot be used: {reason}") from None
     if not config.tls_verify:
@@ -48,7 +48,6 @@ def _tls_error(peer: str, error: ssl.SSLError) -> TierUnavailableError:
 async def connect(
     address: tuple[str, int], tls: ssl.SSLContext | None, config: S3TierConfig, clock: Clock
 ) -> Connection:
-    """Connect to the server."""
     try:
         return await Connection.connect(
             address,

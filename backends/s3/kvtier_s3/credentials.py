@@ -19,8 +19,8 @@ _FIND_PAUSE_S = 0.5
 class CurrentCredentials(AioCredentials):  # type: ignore[misc]
     """Credentials that are searched for again when the server has refused them.
 
-    botocore and the requests for chunks sign with them, so a change applies to all at once. They
-    are not searched for if the options give them: then the runner reads their files again.
+    botocore and the requests for chunks sign with the same credentials, so a change applies to all
+    requests at once. Credentials in the options need no search: the runner reads their files again.
     """
 
     def __init__(self, config: S3TierConfig, clock: Clock, logger: logging.Logger) -> None:
@@ -33,7 +33,6 @@ class CurrentCredentials(AioCredentials):  # type: ignore[misc]
         self._find_at_s = 0.0
 
     async def open(self) -> None:
-        """Find the credentials."""
         if self._config.access_key_id is None:
             self._found = await self._find()
             if self._found is None:
@@ -47,7 +46,7 @@ class CurrentCredentials(AioCredentials):  # type: ignore[misc]
         return self
 
     def suspect(self) -> None:
-        """Search again before the next request: the server refused, so they may have changed."""
+        """Search again before the next request, because the server refused these credentials."""
         self._is_suspect = True
 
     async def get_frozen_credentials(self) -> ReadOnlyCredentials:
@@ -66,7 +65,7 @@ class CurrentCredentials(AioCredentials):  # type: ignore[misc]
         return await self._found.get_frozen_credentials()
 
     async def _find(self) -> Any:
-        """Search with a new session and provider chain: both cache what they find."""
+        """Search with a new session and provider chain, because both cache their findings."""
         return await AioSession(profile=self._config.profile).get_credentials()
 
     async def _find_again(self) -> None:
@@ -75,7 +74,8 @@ class CurrentCredentials(AioCredentials):  # type: ignore[misc]
             found = await self._find()
             is_other = found is not None and await found.get_frozen_credentials() != before
         except Exception as error:
-            # A file may be half written, or a service away. The server's refusal gives the reason.
+            # A file may be half written, or a service unreachable. The server's refusal gives the
+            # reason.
             self._logger.debug("no credentials were found: %s", type(error).__name__)
             return
         if is_other:

@@ -29,15 +29,15 @@ class SettingError(TierError):
 
 
 class ObjectDeniedError(ChunkError, TierAuthError):
-    """The server denies access to one object, or to all: one request cannot tell."""
+    """The server denies access to an object, or to all objects: one request cannot tell."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A refusal by the server. A field that it does not send is empty.
+    """A refusal by the server. Fields that the server does not send are empty.
 
     Attributes:
-        code: S3's error code; derived from the status if the server gives none.
+        code: S3's error code, or a code for the status if the server gives none.
         region: the bucket's region.
         date: the server's time.
     """
@@ -49,7 +49,7 @@ class Refusal:
     date: str
 
 
-# For responses without a body that holds a code, such as those to HEAD.
+# Codes by status, for responses without a code in their body, such as those to HEAD.
 _CODES = {
     301: "PermanentRedirect",
     307: "TemporaryRedirect",
@@ -61,7 +61,7 @@ _CODES = {
     501: "NotImplemented",
     503: "ServiceUnavailable",
 }
-#: Codes for an absent object. In reply to other requests they show a server that is not S3.
+#: Codes for an absent object. As replies to other requests, they show a server that is not S3.
 NO_OBJECT = frozenset({"NoSuchKey", "NotFound"})
 # Codes without a final "Exception", which Faults removes.
 _KINDS: dict[str, type[TierError]] = {
@@ -85,7 +85,7 @@ _KINDS: dict[str, type[TierError]] = {
         ("EntityTooLarge", "InsufficientCapacity", "QuotaExceeded", "XMinioStorageFull"),
         TierCapacityError,
     ),
-    # Temporary.
+    # Temporary states.
     **dict.fromkeys(
         (
             "BandwidthLimitExceeded",
@@ -118,7 +118,7 @@ _KINDS: dict[str, type[TierError]] = {
         ),
         SettingError,
     ),
-    # Archived.
+    # An archived object.
     "InvalidObjectState": ChunkError,
 }
 _STATUSES: dict[int, type[TierError]] = {
@@ -224,7 +224,7 @@ def refusal_of(response: Response) -> Refusal:
 
 
 def _code(said: str, status: int) -> str:
-    """Return the server's code, or the status's code if it gave none."""
+    """Return the server's code; if there is none, the code of the status."""
     return said if said not in ("", str(status)) else _CODES.get(status, str(status))
 
 
@@ -257,7 +257,6 @@ class Faults:
         self._region = region
 
     def error(self, refusal: Refusal, *, of_object: bool = False) -> TierError:
-        """Translate a refusal."""
         # Services behind S3 vary the codes: "KMS.ThrottlingException".
         word = refusal.code.removeprefix("KMS.").removesuffix("Exception")
         kind = _KINDS.get(word) or _STATUSES.get(refusal.status)
@@ -317,7 +316,7 @@ class Faults:
 
     @contextmanager
     def bringing_credentials(self) -> Iterator[None]:
-        """:meth:`translated`, with unknown exceptions attributed to the credentials."""
+        """Translate as :meth:`translated`, and attribute unknown exceptions to the credentials."""
         with self.translated():
             try:
                 yield

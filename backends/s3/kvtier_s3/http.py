@@ -1,6 +1,7 @@
 """The part of HTTP/1.1 that chunks need: one request, one response.
 
-A response that does not give the end of its body closes the connection: no end is guessed.
+The connection is closed if a response does not tell where its body ends, since a guess may be
+wrong.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ _LINE_END = b"\r\n"
 _HEAD_END = b"\r\n\r\n"
 _HEAD_LIMIT_BYTES = 32 * 1024
 _LINE_LIMIT_BYTES = 1024
-# The most bytes read of a body that is not a chunk, framing included. It bounds the work for an
-# error, however small the pieces that it comes in.
+# The maximum number of bytes read of a body that is not a chunk, framing included. It bounds the
+# work for an error, even if the body comes in tiny pieces.
 _BODY_LIMIT_BYTES = 64 * 1024
 _NO_BODY = frozenset({204, 304})
 _DIGITS_LIMIT = 18
@@ -40,7 +41,6 @@ class Response:
 
 
 def request_head(method: str, target: str, headers: Mapping[str, str]) -> bytes:
-    """Encode the head of a request."""
     lines = [f"{method} {target} HTTP/1.1"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     return "\r\n".join([*lines, "", ""]).encode("latin-1")
@@ -53,7 +53,7 @@ async def request(
     *,
     has_body: bool = True,
 ) -> Response:
-    """Send a request and receive its response; a body of the target's length goes into it."""
+    """Send a request and receive its response; a body as long as the target goes into it."""
     # A server that refuses may respond before it has received the whole request.
     await connection.send(parts)
     status = 0
@@ -86,7 +86,7 @@ async def _receive_body(connection: Connection, length_bytes: int | None) -> byt
     """Receive a body; ``None`` if it is too long, or ends only with the connection."""
     if length_bytes is None or length_bytes > _BODY_LIMIT_BYTES:
         return None
-    # One byte more than the length: if that is filled, the length was wrong.
+    # Read up to one byte more than the length: if that byte comes, the length was wrong.
     body = bytearray(length_bytes + 1)
     rest: Sequence[memoryview] = [memoryview(body)]
     while sum(map(len, rest)) > 1:
@@ -97,7 +97,7 @@ async def _receive_body(connection: Connection, length_bytes: int | None) -> byt
 
 
 async def _receive_chunked(connection: Connection) -> bytes | None:
-    """Receive a body in pieces, each after its length; ``None`` if it is too long."""
+    """Receive a chunked body; return ``None`` if it is too long."""
     pieces: list[bytearray] = []
     left_bytes = _BODY_LIMIT_BYTES
     while True:

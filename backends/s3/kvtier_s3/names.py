@@ -20,7 +20,7 @@ class Names:
     """
 
     def __init__(self, prefix: str, namespace: Namespace) -> None:
-        #: The prefix, slash included, of the names of the namespace's objects and no others.
+        #: The prefix, slash included, of the names of this namespace's objects.
         self.start = f"{prefix}/{namespace.fingerprint}/".removeprefix("/")
         self.manifest = self.manifest_in(self.start)
         #: The prefix, slash included, of all object names.
@@ -51,5 +51,5 @@ class Names:
             key = bytes.fromhex(last.removesuffix(_SUFFIX))
         except ValueError:
             return None
-        # fromhex also accepts capitals and spaces, and the shard may be wrong.
+        # Compare the names: fromhex also accepts capitals and spaces, and the shard may be wrong.
         return key if self.of(key) == name else None

@@ -41,7 +41,8 @@ class Objects:
         self._signer = Signer(place.authority, place.region)
         reach = partial(connect, (place.host, place.port), tls, config, clock)
         self._connections = ConnectionPool(reach, config.connections)
-        # A lookup is one request per chunk. A larger pool of its own saves waiting for payloads.
+        # Lookups have a pool of their own, so that they do not wait for payloads. It is larger,
+        # because each lookup asks for one chunk.
         self._lookups = ConnectionPool(reach, config.lookup_connections)
         self._read_headers = config.read_headers
         self._write_headers = config.write_headers
@@ -60,7 +61,6 @@ class Objects:
             raise self._bucket.refused(refusal_of(response))
 
     async def has(self, name: str) -> bool:
-        """Return true if an object exists."""
         response = await self._ask("HEAD", self._at(name), self._read_headers)
         if response.status == 404:
             return False
@@ -78,7 +78,7 @@ class Objects:
         if response.status != 200:
             raise self._refused(response)
         if response.length_bytes is None:
-            # Not a corrupt chunk: the object may be whole.
+            # No CorruptChunkError, because the object may be whole.
             raise TierError(
                 "the server, or a proxy before it, does not say how long an object is "
                 "(its response has no Content-Length)"
@@ -88,13 +88,13 @@ class Objects:
         )
 
     async def write(self, name: str, buffers: Buffers) -> None:
-        """Write an object, replacing an existing one."""
+        """Write an object, replacing an existing object."""
         response = await self._put(name, buffers, self._write_headers)
         if response.status != 200:
             raise self._refused(response)
 
     async def add(self, name: str, buffers: Buffers) -> None:
-        """Write like :meth:`write`, but keep an existing object if server and options allow it."""
+        """Write an object, but keep an existing one if the server and the options allow it."""
         if not self._is_conditional:
             await self.write(name, buffers)
             return

@@ -1,7 +1,7 @@
 """Signatures of requests: AWS Signature Version 4, as far as chunks need it.
 
 botocore's signer covers everything, but takes longer than the rest of a request. A test compares
-the two.
+the signatures of both.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
-#: Stands for the hash of a payload that the signature does not cover.
+#: Replaces the hash of a payload that the signature does not cover.
 UNSIGNED = "UNSIGNED-PAYLOAD"
-#: The hash of no payload.
+#: The hash of an empty payload.
 EMPTY = hashlib.sha256(b"").hexdigest()
 
 _ALGORITHM = "AWS4-HMAC-SHA256"
@@ -34,7 +34,7 @@ class Signer:
     def __init__(self, host: str, region: str) -> None:
         self._host = host
         self._region = region
-        # The signing key changes once a day.
+        # The current signing key, which changes once a day.
         self._key: tuple[str, str, bytes] = ("", "", b"")
 
     def headers(
@@ -47,7 +47,7 @@ class Signer:
         credentials: Credentials,
         now_s: float,
     ) -> dict[str, str]:
-        """Sign a request; return its headers, the signature among them."""
+        """Sign a request; return its headers, including the signature."""
         moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now_s))
         day = moment[:8]
         signed = {

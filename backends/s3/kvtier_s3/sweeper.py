@@ -18,19 +18,19 @@ from kvtier_sdk import TierContext, TierError
 _SILENT_INTERVALS = 3
 # A server may give times in whole seconds.
 _RESOLUTION_S = 1.0
-# The most chunks that one sweep deletes; it keeps up to twice as many in memory. If there are more
-# to delete, the next sweep follows at once.
+# The maximum number of chunks that one sweep deletes. It keeps up to twice as many names in memory.
+# If more chunks must be deleted, the next sweep follows at once.
 _MOST_VICTIMS = 100_000
 _SIGN_OFF_S = 2.0
 
 
 class Sweeper:
-    """Sweeps a prefix at intervals, unless another process that shares it does.
+    """Sweeps a prefix at intervals, unless another process that shares the prefix does.
 
-    Each process signs: it writes a small object of its own at each interval. The oldest process
-    that signed lately, which has the smallest name, is the owner and sweeps. All times are the
-    server's, read from a listing, so no clock needs to be right. Two processes may own the prefix
-    for one interval, which is harmless: both delete the same oldest objects.
+    Each process signs at each interval: it writes a small object of its own. Among the processes
+    that signed lately, the oldest has the smallest name. This process owns the prefix and sweeps.
+    All times come from the server's listing, so no clock needs to be right. Two processes may own
+    the prefix for one interval, which is harmless: both delete the same oldest objects.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Sweeper:
         self._bucket = bucket
         self._objects = objects
         self._names = names
-        # Begins with the start time, so that a new process does not take over.
+        # The name begins with the start time, so that a new process does not take over.
         started_ms = int(context.clock.wall_s() * 1000)
         self._signature = f"{names.sweepers}{started_ms:013x}-{uuid.uuid4().hex}"
         self._task: asyncio.Task[None] | None = None
@@ -77,7 +77,7 @@ class Sweeper:
                 await self._context.clock.sleep(self._config.sweep_interval_s)
 
     async def _take_turn(self) -> bool:
-        """Sign and, if this process is the owner, sweep; return true if more is to delete."""
+        """Sign and, if this process is the owner, sweep; return true if more must be deleted."""
         await self._objects.write(self._signature, [b"{}"])
         signed = {
             found.name: found.modified_s
@@ -85,7 +85,7 @@ class Sweeper:
         }
         now_s = signed.get(self._signature)
         if now_s is None:
-            return False  # deleted meanwhile; sign again
+            return False  # this signature was deleted; sign again
         silent_s = now_s - _RESOLUTION_S - _SILENT_INTERVALS * self._config.sweep_interval_s
         dead = [name for name, signed_s in signed.items() if signed_s < silent_s]
         if self._signature != min(signed.keys() - dead):
@@ -112,7 +112,7 @@ class Sweeper:
     def _victims(
         self, oldest: Iterable[StoredObject], total_bytes: int, now_s: float
     ) -> dict[bool, list[str]]:
-        """Return the names to delete: expired objects under false, evicted ones under true."""
+        """Return the names to delete: expired objects under false, evicted objects under true."""
         capacity_bytes, max_age_s = self._config.capacity_bytes, self._config.max_age_s
         victims: dict[bool, list[str]] = {False: [], True: []}
         for found in oldest:

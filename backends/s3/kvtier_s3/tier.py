@@ -1,4 +1,4 @@
-"""The S3 tier: its own connections for chunks, aiobotocore for the rest."""
+"""The S3 tier: its own connections for chunks, aiobotocore for other requests."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from kvtier_sdk import (
 )
 
 _MOST_MANIFEST_BYTES = 1 << 20
-# After this time the next chunk brings the manifest again, in case the bucket was emptied.
+# After this time, the next store also writes the manifest, in case the bucket was emptied.
 _MANIFEST_INTERVAL_S = 60.0
 
 
@@ -142,7 +142,7 @@ class S3Tier(ChunkTierManager):
                 if found.size_bytes > _MOST_MANIFEST_BYTES:
                     return b""
                 text = bytearray(found.size_bytes)
-                with suppress(ChunkNotFoundError, CorruptChunkError):  # written over meanwhile
+                with suppress(ChunkNotFoundError, CorruptChunkError):  # overwritten meanwhile
                     await self._objects.read(name, [memoryview(text)])
                     return bytes(text)
         return None
@@ -162,7 +162,7 @@ class S3Tier(ChunkTierManager):
         try:
             await self._objects.write(self._names.manifest, [self._manifest])
         except (TierAuthError, TierCapacityError) as error:
-            # Existing chunks can still be loaded.
+            # A failure is harmless, because existing chunks can still be loaded.
             self.context.logger.warning("the manifest was not written: %s", error)
 
     def _put_manifest_off(self) -> None:

@@ -1,4 +1,4 @@
-"""One of our tiers as an L2 adapter of LMCache's storage manager."""
+"""A kvtier tier as an L2 adapter of LMCache's storage manager."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ _log = logging.getLogger("kvtier.lmcache")
 
 @dataclass(eq=False, slots=True)
 class _Task:
-    """One of LMCache's tasks, with ``open_parts`` parts that are not done.
+    """A task of LMCache, with ``open_parts`` parts that are not done.
 
-    LMCache polls for its end; a deletion waits for ``ended``.
+    LMCache polls for the task's end. A deletion waits for ``ended``.
     """
 
     task_id: int
@@ -75,12 +75,12 @@ class _Task:
 class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     """A tier of any installed backend, for LMCache's multiprocess mode.
 
-    Each layout of each model's objects has a namespace and a client of its own, opened when LMCache
-    first names it. Transfers go straight from and to LMCache's L1 memory.
+    Each layout of each model's objects has its own namespace and client, opened when LMCache first
+    names the layout. Transfers read and write LMCache's L1 memory directly.
 
-    LMCache has no quarantine: it reuses an object's memory as soon as its task is reported. So a
-    load or a store is reported when its I/O has ended, which may be after its deadline if a backend
-    hangs in a system call.
+    LMCache reuses an object's memory as soon as the object's task is reported. So a load or a store
+    is reported only when its I/O has ended, which may be after its deadline if a backend hangs in a
+    system call.
 
     Args:
         config: the tier, and the options of the adapter.
@@ -103,9 +103,9 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         self._task_ids = itertools.count()
         self._done: dict[Operation, dict[int, _Task]] = {_LOOKUP: {}, _LOAD: {}, _STORE: {}}
         self._tiers: dict[tuple[str, ObjectLayout], ModelTier | None] = {}
-        # The layout of a model's objects by rank and group, for lookups that do not give it.
+        # The layout of a model's objects by rank and group, for lookups without a layout.
         self._layouts: dict[tuple[str, int, int], ObjectLayout] = {}
-        # The tenants' salts, by their digests in keys.
+        # The tenants' salts, by the digests in keys.
         self._salts: dict[bytes, str] = {}
         with ExitStack() as stack:
             self._memory = l1_memory(l1_memory_desc)
@@ -139,7 +139,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         return self._submit(_STORE, keys, *self._places(keys, objects))
 
     def pop_completed_store_tasks(self) -> dict[int, L2StoreResult]:
-        """Pop the stores that have ended. A store fails if one of its objects does."""
+        """Pop the stores that have ended. A store fails if any of its objects fails."""
         with self._lock:
             tasks, self._done[_STORE] = self._done[_STORE], {}
         return {
@@ -150,7 +150,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     def submit_lookup_and_lock_task(
         self, keys: list[ObjectKey], group_layout_descs: dict[int, MemoryLayoutDesc]
     ) -> int:
-        """Look objects up. None is locked: an object that leaves before its load is a miss."""
+        """Look objects up without locking them: an object that leaves before its load is a miss."""
         given = {
             group: ObjectLayout.of(layout.shapes, layout.dtypes, self._serde)
             for group, layout in group_layout_descs.items()
@@ -165,7 +165,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         return self._pop(_LOOKUP, task_id)
 
     def submit_unlock(self, keys: list[ObjectKey]) -> None:
-        """Do nothing: lookups lock no object."""
+        """Do nothing, because lookups lock no object."""
 
     def submit_load_task(self, keys: list[ObjectKey], objects: list[MemoryObj]) -> int:
         return self._submit(_LOAD, keys, *self._places(keys, objects))
@@ -174,7 +174,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         return self._pop(_LOAD, task_id)
 
     def delete(self, keys: list[ObjectKey]) -> None:
-        """Delete objects, and wait until they are gone; a tier that cannot delete keeps them."""
+        """Delete objects, and wait for the end. If the tier cannot delete, the objects stay."""
         if Capability.DELETE in self._spec.tier_class.capabilities:
             ended = threading.Event()
             layouts = [self._layouts.get(_kind_of(key)) for key in keys]
@@ -188,12 +188,12 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         return [tier.stats_now() for tier in self._open_tiers()]
 
     def get_usage(self) -> AdapterUsage:
-        """Return the usage that the tier reports, or else that of the objects stored here."""
+        """Return the usage that the tier reports, or else the usage of the objects stored here."""
         usage = super().get_usage()
         known = [stats for stats in self.stats_now() if stats.used_bytes is not None]
         if not known:
             return usage
-        # All models share one store, so their reports differ only in age: do not add them up.
+        # All models share one store, so their reports differ only in age and must not be added up.
         return replace(
             usage,
             total_bytes_used=max(one.used_bytes or 0 for one in known) or usage.total_bytes_used,
@@ -201,7 +201,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         )
 
     def report_status(self) -> dict[str, Any]:
-        """Describe the adapter. It is healthy without its store: LMCache serves without it."""
+        """Describe the adapter. It is healthy without its store, which LMCache can do without."""
         return {
             "is_healthy": all(tier.is_running for tier in self._open_tiers()),
             "type": type(self).__name__,
@@ -236,7 +236,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     def _places(
         self, keys: Sequence[ObjectKey], objects: Sequence[MemoryObj]
     ) -> tuple[list[ObjectLayout | None], list[int | None]]:
-        """Return each object's layout and slot, both ``None`` if it cannot be moved."""
+        """Return each object's layout and slot, both ``None`` for objects that cannot be moved."""
         layouts: list[ObjectLayout | None] = []
         slots: list[int | None] = []
         for key, memory_object in zip(keys, objects, strict=True):
@@ -246,7 +246,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
                 meta.shapes or [meta.shape], meta.dtypes or [meta.dtype], self._serde
             )
             slot = None
-            # Lookups go by the layout, so they would not find an object of another length.
+            # Lookups use the layout, so they would not find an object of another length.
             if memory_object.get_size() == layout.size_bytes:
                 slot = self._memory.slot_at(memory_object.data_ptr, layout.size_bytes)
             self._layouts[_kind_of(key)] = layout
@@ -300,7 +300,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
             self._end(task)
 
     def _end(self, task: _Task) -> None:
-        """Report a task that has ended to LMCache's controllers."""
+        """Report the end of a task to LMCache's controllers."""
         keys = list(compress(task.keys, task.succeeded))
         if keys and task.operation is _LOAD:
             self._notify_keys_accessed(keys)
@@ -320,11 +320,13 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         removed: bool,
     ) -> None:
         """Tell LMCache's listeners about objects that the tier has stored or lost."""
-        # LMCache adds up the bytes that this server stored, so only these have a size.
+        # LMCache adds up the bytes that this server stored, so only objects stored here have a
+        # size.
         objects, sizes = [], []
         for key in keys:
             chunk_hash, rank, salt, group = key_parts(key)
-            # A salt not seen here cannot be named, and this LMCache knows no object of its tenant.
+            # A tenant with an unknown salt cannot be named, and this LMCache knows none of its
+            # objects.
             if salt in self._salts:
                 objects.append(ObjectKey(chunk_hash, model, rank, group, self._salts[salt]))
                 sizes.append(size_bytes if (key in counted) is removed else 0)
@@ -381,7 +383,7 @@ def _kind_of(key: ObjectKey) -> tuple[str, int, int]:
 
 
 def _runnable(spec: TierSpec, memory: EngineMemory) -> TierSpec:
-    """Return the tier with a runner that can reach the memory."""
+    """Return the tier with a runner that can access the memory."""
     if wants_process(spec) and not memory.is_shared:
         fault = (
             "a process of its own cannot map LMCache's L1 memory: start 'lmcache server' with "

@@ -28,7 +28,7 @@ class ObjectLayout(NamedTuple):
     def of(
         cls, shapes: Sequence[Sequence[int]], dtypes: Sequence[Any], serde: str | None = None
     ) -> ObjectLayout:
-        """Return the layout of tensors; serialization makes one byte of each element."""
+        """Return the layout of tensors. Serialization turns each element into one byte."""
         return _layout(tuple(shapes), tuple(dtypes), serde)
 
 
@@ -56,7 +56,7 @@ def namespace_of(model: str, layout: ObjectLayout, declared: Mapping[str, Any]) 
 
 
 def offload_key(key: ObjectKey) -> OffloadKey:
-    """Return the key of an object: its chain hash, rank and salt, and its group."""
+    """Return the key of an object, made of its chain hash, rank, salt and group."""
     rank = key.kv_rank.to_bytes(_RANK_BYTES, "big")
     return make_offload_key(
         key.chunk_hash + rank + salt_digest(key.cache_salt), key.object_group_id
@@ -65,12 +65,12 @@ def offload_key(key: ObjectKey) -> OffloadKey:
 
 @functools.lru_cache(maxsize=1024)
 def salt_digest(salt: str) -> bytes:
-    """Return the part of an object's key that stands for its tenant."""
+    """Return the digest that stands for a tenant in an object's key."""
     return hashlib.blake2b(salt.encode(), digest_size=_SALT_BYTES).digest()
 
 
 def key_parts(key: OffloadKey) -> tuple[bytes, int, bytes, int]:
-    """Return the chunk hash, rank, digest of the salt and group that :func:`offload_key` joined."""
+    """Return chunk hash, rank, salt digest and group of a key that :func:`offload_key` made."""
     joined, group = split_offload_key(key)
     rest, salt = joined[:-_SALT_BYTES], joined[-_SALT_BYTES:]
     return rest[:-_RANK_BYTES], int.from_bytes(rest[-_RANK_BYTES:], "big"), salt, group

@@ -1,5 +1,3 @@
-"""LMCache's L1 memory."""
-
 from __future__ import annotations
 
 from typing import TYPE_CHECKING

@@ -11,7 +11,7 @@ from kvtier_sdk import Namespace, OffloadKey, make_offload_key
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
 
-#: Attributes of a host pool that describe the content of its pages; it may lack some.
+#: Attributes of a host pool that describe the content of its pages. A pool may lack some.
 _CONTENT = (
     "layout",
     "page_size",
@@ -27,12 +27,12 @@ _CONTENT = (
     "index_head_dim",
     "storage_format_tag",
 )
-#: A recurrent layer's state is split over ranks even if attention's is replicated.
+#: A recurrent layer's state is split over ranks even if attention is replicated.
 _ALWAYS_SPLIT = frozenset({"mamba"})
 
 
 class PageIdentity:
-    """The namespace and the keys of one host pool's pages, with what the operator declares."""
+    """The namespace and the keys of a host pool's pages."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class PageIdentity:
             "cp": (config.attn_cp_rank, config.attn_cp_size),
             "dcp": (config.dcp_rank, config.dcp_size),
         }
-        # With MLA all ranks of a tensor-parallel group have the same bytes, so they share keys.
+        # With MLA all ranks of a tensor-parallel group hold the same bytes, so they share keys.
         if not config.is_mla_model or pool_name in _ALWAYS_SPLIT:
             ranks["tp"] = (config.tp_rank, config.tp_size)
         release = ".".join(version("sglang").split(".")[:2])

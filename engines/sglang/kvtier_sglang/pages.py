@@ -1,4 +1,4 @@
-"""The pages of SGLang's host pools as slots: in place, or through memory of our own."""
+"""The pages of SGLang's host pools as slots, in place or copied through our own memory."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ import torch
 from kvtier_sdk import ConfigError, HostPool, Operation, PoolLayout, Region
 from kvtier_sdk.engine import ROW_ALIGNMENT, EngineMemory, OverlappingSlots, PoolMemory
 
-#: The most bytes under way in each direction through our own memory.
+#: The maximum number of bytes under way in each direction through our own memory.
 _STAGING_BYTES = 128 << 20
-#: The most pages that SGLang moves in one call.
+#: The maximum number of pages that SGLang moves in one call.
 _MOST_PAGES = 128
 
-#: Moves pages, given their numbers in the call, and their parts' slots in page order. Returns true
-#: for each page moved whole.
+#: Moves pages. The arguments are the pages' numbers in the call, and the slots of their parts in
+#: page order. Returns true for each page that is moved whole.
 Move: TypeAlias = Callable[[range, Sequence[int]], list[bool]]
 
 
 class Pages(ABC):
-    """The pages of a host pool, each of one or more parts of the same length.
+    """The pages of a host pool, each in one or more parts of the same length.
 
     Attributes:
         memory: the slots, one for each part.
-        parts: number of parts of a page.
-        tokens: number of tokens, and so of SGLang's indices, of a page.
+        parts: the number of parts of a page.
+        tokens: the number of tokens of a page, which is also its number of SGLang's indices.
     """
 
     memory: PoolMemory
@@ -43,8 +43,7 @@ class Pages(ABC):
         """Move pages between the host pool and a tier."""
 
     @abstractmethod
-    def close(self) -> None:
-        """Release the memory."""
+    def close(self) -> None: ...
 
 
 class PlacedPages(Pages):
@@ -69,7 +68,7 @@ class PlacedPages(Pages):
 
 
 class StagedPages(Pages):
-    """Pages that are copied to and from our own shared memory, some at a time."""
+    """Pages that are copied to and from our own shared memory, a few at a time."""
 
     parts = 1
 
@@ -99,7 +98,7 @@ class StagedPages(Pages):
     def move_tensors(
         self, operation: Operation, tensors: Sequence[torch.Tensor], move: Move
     ) -> list[bool]:
-        """Move flat pages, which SGLang itself copies to or from its pool, as :meth:`move` does."""
+        """Move flat pages, which SGLang itself copies to or from its pool."""
 
         def fill(number: int, slot: torch.Tensor) -> None:
             slot.copy_(tensors[number].view(self._dtype).flatten())
@@ -136,7 +135,7 @@ class StagedPages(Pages):
                             take(number, self._tensor(slot))
                 moved += succeeded
                 if not all(succeeded):
-                    # SGLang uses only the pages before the first missing one.
+                    # SGLang ignores the pages after the first missing page.
                     break
         return moved + [False] * (pages - len(moved))
 
@@ -178,7 +177,7 @@ def pages_of(pool: Any, *, in_place: bool) -> Pages:
 
 
 def _places_of(pool: Any) -> tuple[list[int], list[int]]:
-    """Return address and length of each part of the second page."""
+    """Return the address and length of each part of the second page."""
     size = pool.page_size
     addresses, sizes = pool.get_page_buffer_meta(torch.arange(size, 2 * size))
     return list(addresses), list(sizes)

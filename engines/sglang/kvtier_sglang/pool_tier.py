@@ -1,4 +1,4 @@
-"""The tier of one host pool: SGLang passes page hashes and waits for the pages' verdicts."""
+"""The tier of one host pool. SGLang passes page hashes and waits for the pages' verdicts."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _request_ids = itertools.count()
 
 
 class PoolTier:
-    """Moves pages between an SGLang host pool and a tier. Callable from any thread; calls wait.
+    """Moves pages between an SGLang host pool and a tier. Thread-safe; each call blocks.
 
-    A call returns only when its I/O has ended, since SGLang reuses the pages afterwards.
+    A call returns only when its I/O has ended, because SGLang reuses the pages afterwards.
     """
 
     def __init__(self, chunks: ModelTier, pages: Pages, identity: PageIdentity) -> None:
@@ -31,7 +31,7 @@ class PoolTier:
         self._identity = identity
 
     def exist(self, hashes: Sequence[str]) -> list[bool]:
-        """Return true for each page in the tier; a page without an answer in time is absent."""
+        """Return true for each page in the tier; without an answer in time, a page is absent."""
         return self._run(Operation.LOOKUP, hashes, [])
 
     def move(
@@ -45,14 +45,14 @@ class PoolTier:
     def move_tensors(
         self, operation: Operation, hashes: Sequence[str], tensors: Sequence[torch.Tensor]
     ) -> list[bool]:
-        """Load or store flat pages outside of the host pool; none moves if pages are in place."""
+        """Load or store flat pages outside of the host pool; fail if pages are used in place."""
         if not isinstance(self._pages, StagedPages):
             return [False] * len(hashes)
         return self._pages.move_tensors(operation, tensors, partial(self._move, operation, hashes))
 
     @property
     def page_bytes(self) -> int:
-        """Length of a page, all parts together."""
+        """The length of a page with all its parts."""
         return self._pages.parts * self._pages.memory.chunk_bytes
 
     def close(self) -> None:

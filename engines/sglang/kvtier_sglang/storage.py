@@ -1,4 +1,4 @@
-"""One of our tiers as a storage backend of SGLang's hierarchical cache."""
+"""A kvtier tier as a storage backend of SGLang's hierarchical cache."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ _KV = str(PoolName.KV)
 class KVTierHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
     """A tier of any installed backend, for SGLang's ``--hicache-storage-backend dynamic``.
 
-    Each of SGLang's host pools has a namespace and a client of its own. With ``interface_v1`` and a
-    layout whose pages are contiguous (``page_first``, ``page_first_direct``, ``page_head``), the
-    tier runs in threads and reads and writes pages in place. Otherwise they are copied through
-    shared memory, which a tier in a process of its own can reach.
+    Each of SGLang's host pools has its own namespace and client. With ``interface_v1`` and a layout
+    whose pages are contiguous (``page_first``, ``page_first_direct``, ``page_head``), the tier runs
+    in threads and reads and writes pages in place. Otherwise pages are copied through shared
+    memory, and the tier may run in its own process.
 
-    SGLang waits in threads of its own for each call, and reuses a page's memory when the call
-    returns. So a call returns when its I/O has ended, which may be after its deadline if a backend
-    hangs in a system call.
+    SGLang calls from its own threads, and reuses a page's memory when a call returns. So a call
+    returns only when its I/O has ended, which may be after its deadline if a backend hangs in a
+    system call.
 
     Args:
         storage_config: SGLang's configuration; ``extra_config`` has our option ``tier``.
@@ -83,7 +83,7 @@ class KVTierHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
         self._register(_KV, mem_pool_host)
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
-        """Open the tier of another pool, such as that of recurrent state."""
+        """Open the tier of another pool, such as the pool of recurrent state."""
         super().register_mem_host_pool_v2(host_pool, host_pool_name)
         self._register(str(host_pool_name), host_pool)
 
@@ -95,12 +95,12 @@ class KVTierHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
         pool_transfers: list[PoolTransfer] | None = None,
         extra_info: Any = None,
     ) -> PoolTransferResult:
-        """Return how many pages of a prefix can be restored, and each pool's hits in it."""
+        """Return the number of leading pages to restore, and each pool's hits among them."""
         kv_pages = self.batch_exists(keys)
         hits = {PoolName.KV: kv_pages} if kv_pages else {}
         restorable = list(range(1, kv_pages + 1))
         for transfer in pool_transfers or []:
-            # Groups of blocks are never needed for a hit, and are not stored.
+            # Groups of blocks are not stored, and a hit never needs them.
             if not restorable or transfer.hit_policy is PoolHitPolicy.BLOCK_GROUPS:
                 continue
             found = self._tier_of(transfer.name).exist(keys[:kv_pages])
@@ -114,19 +114,19 @@ class KVTierHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
     def batch_get_v2(
         self, transfers: list[PoolTransfer], extra_info: Any = None
     ) -> dict[str, list[bool]]:
-        """Load pages of several pools; return by pool true for each page that was loaded."""
+        """Load pages of several pools; return, by pool, true for each loaded page."""
         return {t.name: self._move(_LOAD, t.name, t.keys, t.host_indices) for t in transfers}
 
     def batch_set_v2(
         self, transfers: list[PoolTransfer], extra_info: Any = None
     ) -> dict[str, list[bool]]:
-        """Store pages of several pools; return by pool true for each page that was stored."""
+        """Store pages of several pools; return, by pool, true for each stored page."""
         return {t.name: self._move(_STORE, t.name, t.keys, t.host_indices) for t in transfers}
 
     # --- pages of keys and values ---------------------------------------------------------------
 
     def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
-        """Return how many pages are in the tier before the first missing one."""
+        """Return the number of pages in the tier before the first missing page."""
         return sum(takewhile(bool, self._tier_of(_KV).exist(keys)))
 
     def exists(self, key: str) -> bool:
@@ -136,13 +136,13 @@ class KVTierHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
     def batch_get_v1(
         self, keys: list[str], host_indices: torch.Tensor, extra_info: Any = None
     ) -> list[bool]:
-        """Load pages; return true for each page that was loaded."""
+        """Load pages; return true for each loaded page."""
         return self._move(_LOAD, _KV, keys, host_indices)
 
     def batch_set_v1(
         self, keys: list[str], host_indices: torch.Tensor, extra_info: Any = None
     ) -> list[bool]:
-        """Store pages; return true for each page that was stored."""
+        """Store pages; return true for each stored page."""
         return self._move(_STORE, _KV, keys, host_indices)
 
     def batch_get(
@@ -163,7 +163,7 @@ class KVTierHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
     def get(
         self, key: str, target_location: torch.Tensor | None = None, target_sizes: Any = None
     ) -> torch.Tensor | None:
-        """Load a flat page into a tensor; return it, or ``None``."""
+        """Load a flat page into a tensor; return the tensor, or ``None`` after a failure."""
         if target_location is None:
             return None
         return self.batch_get([key], [target_location])[0]
@@ -175,7 +175,7 @@ class KVTierHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
         target_locations: Any = None,
         target_sizes: Any = None,
     ) -> bool:
-        """Store flat pages; return true if all were stored. Stored pages stay either way."""
+        """Store flat pages; return true if all were stored. A failure removes no stored page."""
         return all(self._move_tensors(_STORE, keys, list(values or ())))
 
     def set(
@@ -191,7 +191,7 @@ class KVTierHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
     # --- everything -----------------------------------------------------------------------------
 
     def clear(self) -> None:
-        """Delete this model's pages of all ranks in the background; until then each is a miss."""
+        """Delete this model's pages of all ranks in the background. A page is a miss at once."""
         for tier in self._open_tiers():
             tier.chunks.purge()
 

@@ -1,7 +1,7 @@
 """kvtier under vLLM's offloading connector, by configuration alone.
 
-A class is imported when vLLM asks for it by name, not before: vLLM also imports this package just
-to find the plugin, in processes that offload nothing.
+A class is imported only when vLLM asks for its name: vLLM also imports this package to find the
+plugin, in processes that offload nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KVTierCPUTieringSpec", "KVTierOffloadingSpec", "KVTierSecondaryTier"]
 
-#: Class name to the module of this package that defines it.
+#: The module of this package that defines each class.
 HOMES = {
     "KVTierCPUTieringSpec": "cpu_tiering",
     "KVTierOffloadingSpec": "spec",

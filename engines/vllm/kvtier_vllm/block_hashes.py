@@ -1,4 +1,4 @@
-"""Keys of a prompt's chunks, computed as vLLM does, without vLLM."""
+"""A prompt's chunk keys, computed as vLLM computes them, but without vLLM."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from xxhash import xxh3_128_digest
 
 from kvtier_sdk import ConfigError, OffloadKey, make_offload_key
 
-#: The facts of a namespace that decide how keys follow from tokens.
+#: The facts of a namespace from which keys follow, given the tokens.
 _FACTS = ("hash_algorithm", "hash_seed", "tokens_per_hash", "blocks_per_chunk", "groups")
 
 
 def chunk_keys(tokens: Sequence[int], facts: Mapping[str, Any]) -> list[list[OffloadKey]]:
     """Compute the keys of a prompt's whole chunks.
 
-    A request with an adapter, a cache salt, images or audio has other keys.
+    A request with an adapter, a cache salt, images or audio has different keys.
     """
     if missing := [name for name in _FACTS if name not in facts]:
         raise ConfigError(
@@ -48,7 +48,7 @@ def chunk_keys(tokens: Sequence[int], facts: Mapping[str, Any]) -> list[list[Off
 def _keys_of_group(
     hashes: Sequence[bytes], index: int, tokens_per_block: int, facts: Mapping[str, Any]
 ) -> list[OffloadKey]:
-    # A chunk's key has the hash of its last block.
+    # A chunk's key holds the hash of its last block.
     step = tokens_per_block * facts["blocks_per_chunk"] // facts["tokens_per_hash"]
     return [make_offload_key(one, index) for one in hashes[step - 1 :: step]]
 

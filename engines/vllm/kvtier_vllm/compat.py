@@ -24,7 +24,7 @@ from kvtier_sdk import OffloadKey
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import ReqContext
 
-#: Releases that this package was tested with.
+#: Releases with which this package was tested.
 TRIED = ("0.32", "0.33")
 
 #: True if vLLM reports the end of the copies from before a reset (since 0.33).
@@ -32,14 +32,14 @@ ANNOUNCES_END_OF_RESET = hasattr(OffloadingManager, "on_reset_flushed")
 
 _HASH_ALGORITHMS = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
 
-#: Attribute that marks vLLM's method as wrapped.
+#: Name of the attribute that marks vLLM's method as wrapped.
 _CHECKS = "checks_kvtier"
 
 _log = logging.getLogger("kvtier.vllm")
 
 
 def release() -> str:
-    """Return major and minor number of this vLLM, for example ``"0.32"``."""
+    """Return the major and minor number of this vLLM, for example ``"0.32"``."""
     return ".".join(str(vllm.__version__).split(".")[:2])
 
 
@@ -56,24 +56,24 @@ def warn_if_untried() -> None:
 
 def register_tier(tier_type: str, module: str, class_name: str) -> None:
     """Register a secondary tier with vLLM, unless it is registered already."""
-    # Registering a name twice is an error, and the factory has no public test for a name.
+    # Registering a name twice is an error, and the factory has no public way to look a name up.
     if tier_type not in SecondaryTierFactory._registry:
         SecondaryTierFactory.register_tier(tier_type, module, class_name)
 
 
 def end_tokens(req_context: ReqContext) -> dict[OffloadKey, int]:
     """Return a request's chunks in prefix order, each with the number of tokens up to its end."""
-    # vLLM has a public method for the position of one chunk only.
+    # vLLM's public method gives the position of a single chunk only.
     found: dict[OffloadKey, int] = getattr(req_context, "_offload_key_positions", {})
     return found
 
 
 def check_engine_configs(check: Callable[[Any], None]) -> None:
-    """Have each engine's configuration checked as soon as vLLM has made it, before any worker."""
-    # vLLM itself reads the options of its connector in the workers, after it has loaded the model.
+    """Check each engine's configuration as soon as vLLM has made it, before any worker starts."""
+    # vLLM reads the connector's options in the workers, only after it has loaded the model.
     module = sys.modules.get("vllm.engine.arg_utils")
     if module is None:
-        return  # a process that makes no engine's configuration
+        return  # this process makes no engine's configuration
     make = getattr(module.EngineArgs, "create_engine_config", None)
     if make is None:
         _log.warning(
@@ -102,7 +102,7 @@ def runs_here(vllm_config: Any) -> bool:
 
 
 def is_command() -> bool:
-    """Return true if this program is vLLM's command line, not one that uses vLLM as a library."""
+    """Return true if this program is vLLM's command line, false if it uses vLLM as a library."""
     return "vllm.entrypoints.cli.main" in sys.modules
 
 
@@ -113,8 +113,8 @@ def computation() -> Any:
 
 
 def device_facts(dtype: str, block_sizes: Iterable[int]) -> dict[str, object]:
-    """Return the facts about this host that decide how keys and values lie within a block."""
-    # vLLM's KV layout does not tell: on a CPU a kernel packs blocks by the instruction set.
+    """Return the facts about this host that decide the layout of keys and values within a block."""
+    # vLLM's KV layout does not include the packing: on a CPU it depends on the instruction set.
     packing: object = None
     if current_platform.is_cpu():
         packing = [platform.machine(), *_cpu_packing(dtype, block_sizes)]
@@ -126,7 +126,7 @@ def device_facts(dtype: str, block_sizes: Iterable[int]) -> dict[str, object]:
 
 
 def _cpu_packing(dtype: str, block_sizes: Iterable[int]) -> list[str]:
-    """Return vLLM's own choice, or the instruction sets that it chooses from."""
+    """Return vLLM's own choice of packing, or else the instruction sets from which it chooses."""
     # The packing of a quantised cache follows the model's dtype, which is not known here. Assume
     # bfloat16, because no other dtype has more than one packing.
     kind = STR_DTYPE_TO_TORCH_DTYPE[dtype if dtype in ("float16", "float32") else "bfloat16"]
@@ -143,14 +143,14 @@ def _instruction_sets() -> list[str]:
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
         for line in lines:
             name, _, value = line.partition(":")
-            # The names on x86 and on ARM.
+            # The names of the line with the instruction sets, on x86 and on ARM.
             if name.strip() in ("flags", "Features"):
                 return sorted(value.split())
     return []
 
 
 def expected_hash() -> tuple[str, bytes]:
-    """Return algorithm and seed of the chain hashes under vLLM's default configuration."""
+    """Return the algorithm and seed of the chain hashes under vLLM's default configuration."""
     name = "sha256"
     hash_function = get_hash_fn_by_name(name)
     return name, bytes(hash_function(kv_cache_utils.resolve_none_hash_seed(hash_function)))
@@ -163,7 +163,7 @@ def actual_hash() -> tuple[str, bytes] | None:
         return None
     source = kv_cache_utils.get_none_hash_seed()
     for name in _HASH_ALGORITHMS:
-        # Some need a package that may be missing.
+        # Some algorithms need a package that may be missing.
         with contextlib.suppress(ImportError, ModuleNotFoundError, ValueError):
             if get_hash_fn_by_name(name)(source) == seed:
                 return name, bytes(seed)

@@ -25,14 +25,14 @@ class KVTierCPUTieringSpec(TieringOffloadingSpec):  # type: ignore[misc]
 
     @property
     def slot_layout(self) -> str:
-        """The worker that fills the slots, vLLM's or kvtier's, for the tiers' namespace."""
+        """The worker that fills the slots, vLLM's or kvtier's; part of the tiers' namespace."""
         return OUR_SLOTS if current_platform.is_cpu() else THEIR_SLOTS
 
     def get_manager(self) -> OffloadingManager:
         if self._manager is None and current_platform.is_cpu():
             manager = super().get_manager()
             try:
-                # vLLM's region shares the descriptor, so the lease outlives this close.
+                # vLLM's region shares the descriptor, so the lease stays held after this close.
                 lease = enter(self._scheduler_mmap, self.config.parallel.world_size, None)
                 with closing(lease):
                     refuse_absent(lease.absent())

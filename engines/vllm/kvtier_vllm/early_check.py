@@ -23,7 +23,7 @@ _WHERE = "kv_transfer_config"
 
 
 def check_engine(transfer: Mapping[str, Any], model: str, hub_cache: Path) -> None:
-    """Check our part of an engine's configuration; do nothing if there is none."""
+    """Check kvtier's part of an engine's configuration, if it has one."""
     extra = transfer.get(EXTRA_CONFIG.where)
     if transfer.get("kv_connector") != CONNECTOR or not isinstance(extra, Mapping):
         return
@@ -38,7 +38,7 @@ def check_engine(transfer: Mapping[str, Any], model: str, hub_cache: Path) -> No
 
 
 def _is_ours(extra: Mapping[str, Any]) -> bool:
-    """Return true if a manager or a tier is meant to be ours, even if its name is misspelt."""
+    """Return true if the options name a manager or tier of kvtier, even with a misspelt name."""
     spec, module = str(extra.get("spec_name")), extra.get("spec_module_path")
     if spec in GUEST_SPECS:
         return any(_our_tiers(extra))

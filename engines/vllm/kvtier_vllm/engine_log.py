@@ -6,7 +6,7 @@ import logging
 
 
 class _EngineLog(logging.Handler):
-    """Hands lines to vLLM's logger, not to its handlers, because vLLM replaces these at times."""
+    """Passes lines to vLLM's logger, because vLLM may replace the logger's handlers."""
 
     def __init__(self, engine: logging.Logger) -> None:
         super().__init__()
@@ -17,8 +17,8 @@ class _EngineLog(logging.Handler):
 
 
 def join_engine_log() -> None:
-    """Log kvtier's lines through vLLM's handlers, at its level; call again when that changes."""
-    # vLLM configures its own logger only.
+    """Log kvtier's lines through vLLM's handlers; call again when vLLM's level changes."""
+    # vLLM configures only its own logger.
     ours, engine = logging.getLogger("kvtier"), logging.getLogger("vllm")
     if engine.hasHandlers() and not ours.hasHandlers():
         ours.addHandler(_EngineLog(engine))

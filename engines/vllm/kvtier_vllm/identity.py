@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from vllm.v1.kv_offload.config import OffloadingConfig
 
 #: The layouts of a worker's part of a slot. vLLM's worker reserves a place for each tensor of the
-#: cache, padding included. Ours puts a group's tensors one after the other, without padding.
+#: cache, padding included. Our worker puts a group's tensors one after the other, without padding.
 THEIR_SLOTS, OUR_SLOTS = "vllm", "kvtier-1"
 
 _log = logging.getLogger("kvtier.vllm")
 
 
 class Identity:
-    """An engine's namespace, expected when the engine starts and certain from its first request on.
+    """An engine's namespace: expected when the engine starts, and certain after its first request.
 
-    The seed of the chain hashes is not known earlier. Tiers are opened under the expected
-    namespace, so that a wrong setting stops the engine at its start. If the seed turns out to be
-    different, they must be reopened.
+    The seed of the chain hashes is unknown before the first request. Tiers are opened under the
+    expected namespace, so that a wrong setting stops the engine at its start. If the actual seed
+    differs, the tiers must be reopened.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Identity:
         self.namespace = self._with_hash(*compat.expected_hash())
 
     def settle(self) -> bool:
-        """Read the actual seed at the first request; later calls do nothing."""
+        """Read the actual seed once vLLM knows it; return true if the namespace has changed."""
         if self._settled:
             return False
         actual = compat.actual_hash()

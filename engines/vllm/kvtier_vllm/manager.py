@@ -1,4 +1,4 @@
-"""Our manager behind vLLM's interface."""
+"""kvtier's manager behind vLLM's interface."""
 
 from __future__ import annotations
 
@@ -59,8 +59,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("kvtier.vllm")
 
-#: Opens a manager for a namespace, with tiers; the flag is false if the engine does not wait for
-#: them.
+#: Opens a manager for a namespace with tiers. The flag is false if the engine does not wait.
 MakeManager: TypeAlias = Callable[
     [Namespace, Sequence[TierSpec], bool], AbstractContextManager[TieringManager]
 ]
@@ -73,20 +72,20 @@ _RESULTS = {
 }
 #: Interval between counts of the host pool's slots.
 _USAGE_INTERVAL_S = 1.0
-#: The step in which the work may end, and one more, in which vLLM reads the metrics.
+#: The step in which the work may end, and the next step, in which vLLM reads the metrics.
 _STEPS_TO_TELL = 2
 
 
 @dataclass(eq=False, slots=True)
 class _Request:
-    """Our state of a request, stored in vLLM's own record of the request.
+    """kvtier's state of a request, stored in vLLM's own record of the request.
 
     Attributes:
-        sources: the index of the tier of each chunk that was prepared for loading; -1 for the pool.
+        sources: the tier's index for each chunk that was prepared for loading; -1 for the pool.
         step: the step of the request's latest lookup.
-        first: the first chunk that was looked up in that step.
-        is_waiting: true if lookups in that step would not end its wait.
-        retried: while it waits, the chunk of the latest answer, if that was ``RETRY``.
+        first: the first chunk that was looked up in this step.
+        is_waiting: true if further lookups in this step would not end the request's wait.
+        retried: the chunk of the latest ``RETRY`` during a wait, or ``None``.
     """
 
     context: RequestContext
@@ -97,10 +96,10 @@ class _Request:
     retried: OffloadKey | None = None
 
     def answer_waiting(self, key: OffloadKey) -> EngineLookupResult:
-        """Return an answer that makes vLLM put the request off after few lookups."""
-        # A ``RETRY`` puts it off, whatever follows. vLLM scans a prefix up to a ``MISS``, so the
-        # group's next chunk gets one. A sliding window is scanned from its end, past misses, and
-        # gets both answers in turn.
+        """Return an answer that makes vLLM postpone the request after few lookups."""
+        # A ``RETRY`` postpones the request, whatever follows. vLLM scans a prefix up to a ``MISS``,
+        # so the group's next chunk gets a ``MISS``. vLLM scans a sliding window from its end and
+        # past misses, so there the two answers alternate.
         retried = self.retried
         if retried is None or retried == key or _group(retried) != _group(key):
             self.retried = key
@@ -112,7 +111,7 @@ class _Request:
 class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
     """Translates between vLLM's offloading connector and a :class:`TieringManager`.
 
-    vLLM may have scheduled ``steps_in_flight`` steps that have not finished.
+    vLLM may schedule up to ``steps_in_flight`` steps before the first of them has finished.
     """
 
     def __init__(
@@ -154,7 +153,7 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
         try:
             self._manager.on_new_request(request, tiers)
         except KVTierError:
-            # An earlier request with this id has ended, but its copies have not.
+            # An earlier request with this id has ended, but its copies may still run.
             request = request_context(req_context, f"{req_context.req_id}#{id(req_context)}")
             self._manager.on_new_request(request, tiers)
         req_context.set_state(_Request(request))
@@ -172,7 +171,7 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
         request = _of(req_context)
         if request.step != self._step:
             request.step = self._step
-            # A new first chunk needs a new lookup: the device has more of the prefix now.
+            # A new first chunk needs a new lookup: the device now holds more of the prefix.
             is_same = request.first == key
             request.first, request.retried = key, None
             request.is_waiting = is_same and self._manager.is_waiting(request.context)
@@ -234,7 +233,7 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
                 self._usage_due_s = -math.inf
 
     def has_pending_work(self) -> bool:
-        # vLLM's loop calls this before its first request: the time to reopen tiers.
+        # vLLM's loop calls this before its first request, in time to reopen tiers.
         self._settle()
         if self._reset_steps > 0 or self._manager.has_pending_work():
             self._steps_to_tell = _STEPS_TO_TELL
@@ -258,25 +257,25 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
     def reset_cache(self) -> None:
         self._manager.reset_cache()
         if not compat.ANNOUNCES_END_OF_RESET:
-            # The next step makes the workers wait for their copies. It has ended once as many
-            # steps are scheduled after it as can be in flight.
+            # The next step makes the workers wait for their copies. That step has surely ended once
+            # the maximum number of steps in flight is scheduled after it.
             self._reset_steps = self._steps_in_flight + 2
 
     def on_reset_flushed(self) -> None:
-        """Handle the end of the copies from before a reset; vLLM calls this since 0.33."""
+        """Note that the copies from before a reset have ended; vLLM calls this since 0.33."""
         self._manager.on_reset_flushed()
 
     @property
     def stats(self) -> list[TierStats]:
-        """Counters of the host pool, then of each tier; live, not copies."""
+        """Counters of the host pool, followed by each tier's; live objects, not copies."""
         return self._manager.stats
 
     def usage(self) -> PoolUsage:
-        """Return the host pool's present usage."""
+        """Return the current usage of the host pool."""
         return self._manager.usage()
 
     def left_over(self) -> dict[str, int]:
-        """Count the pins, slots, requests and jobs held now; all 0 with nothing under way."""
+        """Count the pins, slots, requests and jobs held now; all are 0 in an idle engine."""
         return self._manager.left_over()
 
     def shutdown(self) -> None:
@@ -301,7 +300,7 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
         ]
 
     def _settle(self) -> None:
-        """Reopen the tiers if the namespace is certain now, and differs from the expected one."""
+        """Reopen the tiers if the namespace is now certain and differs from the expected one."""
         if not self._identity.settle():
             return
         _log.info("the seed of the hashes is known now: the tiers are opened under it")

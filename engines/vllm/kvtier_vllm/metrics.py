@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def metric_definitions() -> dict[str, OffloadingMetricMetadata]:
-    """Return every metric that may be emitted; vLLM asserts that each is declared."""
+    """Return every metric that may be emitted, because vLLM asserts that each is declared."""
     return {metric.name: _definition(metric) for metric in METRICS}
 
 
@@ -61,7 +61,7 @@ class StatsFeed:
         for sample in metric_samples(stats, usage, zeros=not self._taken):
             name, labels, value = sample.metric.name, sample.labels, sample.value
             before = self._taken.get((name, labels))
-            # A first 0 counts as a change: a series without any value does not exist.
+            # A first 0 counts as a change, because a series without a value does not exist.
             if value == before:
                 continue
             self._taken[name, labels] = value
@@ -70,7 +70,7 @@ class StatsFeed:
                 _observe(told, sample, observations(sample.metric.bounds, before, value))
             elif sample.metric.kind is MetricKind.COUNTER:
                 assert not isinstance(before, HistogramValue)
-                # A reopened tier counts from 0 again.
+                # The counters of a reopened tier start again from 0.
                 counted = 0 if before is None or before > value else before
                 told.increase_counter(name, value - counted, labels)
             else:
@@ -82,8 +82,8 @@ def observations(
     bounds: Sequence[float], before: HistogramValue | None, now: HistogramValue
 ) -> list[float]:
     """Return observations that lead from one state of a histogram to a later one."""
-    # vLLM counts single observations, which the histogram has not kept. These lie in the same
-    # buckets and have the same sum.
+    # vLLM counts single observations, but the histogram keeps only sums. The returned observations
+    # lie in the same buckets and have the same sum.
     if before is None or sum(before.counts) > sum(now.counts):
         before = HistogramValue((0,) * len(now.counts), 0.0)
     gained = [count - old for count, old in zip(now.counts, before.counts, strict=True)]

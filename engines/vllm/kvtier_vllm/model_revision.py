@@ -1,6 +1,6 @@
 """The model that an engine serves, identified by its name, its files and the operator.
 
-vLLM tells a connector the model's name, but not the revision that was requested.
+vLLM tells a connector the model's name, but not the requested revision.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _SNAPSHOT = re.compile(r"models--(?P<name>[^/]+)/snapshots/(?P<commit>[0-9a-f]{4
 _CONFIGS = ("config.json", "params.json")
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".tensors")
-#: Files that training leaves beside the weights, and that vLLM does not load.
+#: Files that training leaves beside the weights. vLLM does not load them.
 _NOT_WEIGHTS = ("training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "scaler.pt")
 
-#: Number and size of the samples of a weights file, at equal distances: enough to notice training,
+#: Number and size of a weights file's samples, taken at equal distances: enough to notice training,
 #: and negligible compared with loading the file.
 _PIECES, _PIECE_BYTES = 64, 4096
 
@@ -110,18 +110,18 @@ def _pieces(file: Path) -> Iterator[bytes]:
 def _snapshots(model: str, hub_cache: Path) -> list[Path]:
     """Return the model's revisions in the cache that the engine may be serving."""
     files = (hub_cache / f"models--{model.replace('/', '--')}" / "snapshots").glob("*/*")
-    # Weights without a config count: the engine may use the config of another model.
+    # A revision with weights counts without a config, which may come from another model.
     return sorted({file.parent for file in files if file.name in _CONFIGS or _is_weights(file)})
 
 
 def _are_one(snapshots: list[Path]) -> bool:
-    """Return true if all hold the same model: the cache stores equal files once, with links."""
+    """Return true if all snapshots hold the same model: the hub's cache links equal files."""
     first, *others = [_files(snapshot, _CONFIGS + _WEIGHTS) for snapshot in snapshots]
     return all(map(_is_whole, snapshots)) and all(other == first for other in others)
 
 
 def _is_the_hubs(snapshot: Path) -> bool:
-    """Return true if all files of the model are as the hub's client loaded them: links to blobs."""
+    """Return true if all files are links to blobs, as the hub's client makes them."""
     blobs = snapshot.parent.parent / "blobs"
     files = _files(snapshot, _CONFIGS + _WEIGHTS)
     return _is_whole(snapshot) and all(file.parent == blobs for _, file in files)

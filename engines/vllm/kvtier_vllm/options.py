@@ -1,4 +1,4 @@
-"""Our options in vLLM's ``kv_connector_extra_config``."""
+"""kvtier's options in vLLM's ``kv_connector_extra_config``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvtier_vllm.plugin import TIER_TYPE
 #: The ``type`` of an entry that names our class instead of the registered type.
 CLASS_TYPE = "KVTierSecondaryTier"
 
-# Options of a tier's entry that vLLM's own manager keeps for itself.
+# Options of a tier's entry that vLLM's own manager reads.
 _ENGINE_TIER_OPTIONS = ("type", "module_path", "backpressure")
 _TIERS = "secondary_tiers"
 #: The options' place in vLLM's configuration.
@@ -27,9 +27,9 @@ class IdentityOptions(StrictModel):
     """Facts of the namespace that an operator declares.
 
     Attributes:
-        model_revision: tells this model from others of its name.
+        model_revision: a text that distinguishes this model from others of its name.
         kv_release: the release of vLLM whose chunks are shared, such as ``"0.32"``, if it is not
-            the running one.
+            the running release.
     """
 
     model_revision: str | None = None
@@ -44,7 +44,7 @@ class IdentityOptions(StrictModel):
 
 
 class GuestOptions(IdentityOptions):
-    """Options of one of our tiers under vLLM's manager, beside its backend's and every tier's.
+    """Options of a kvtier tier under vLLM's manager, in addition to every tier's options.
 
     Attributes:
         verify: false switches digests off; for measurements and tests only.
@@ -57,7 +57,7 @@ class GuestOptions(IdentityOptions):
 
 @dataclass(frozen=True, slots=True)
 class SecondaryTierEntry:
-    """One of our tiers under vLLM's own manager: an entry of its ``secondary_tiers``."""
+    """One of kvtier's entries in ``secondary_tiers`` under vLLM's own manager."""
 
     tier: TierSpec
     options: GuestOptions
@@ -65,7 +65,7 @@ class SecondaryTierEntry:
     @classmethod
     def of_tier(cls, spec: Any, options: Mapping[str, Any]) -> Self:
         """Find the entry of the tier that vLLM's ``spec`` makes with these ``options``."""
-        # vLLM makes one tier after the other; the first call reads all entries.
+        # vLLM makes the tiers one by one; the first call reads all entries.
         entries = spec.extra_config.get(_TIERS, [])
         if not hasattr(spec, "kvtier_entries"):
             spec.kvtier_entries = cls.read_all(entries)
@@ -75,7 +75,7 @@ class SecondaryTierEntry:
 
     @classmethod
     def read_all(cls, entries: Sequence[Mapping[str, Any]]) -> dict[Place, Self]:
-        """Read our entries; vLLM checks the others."""
+        """Read kvtier's entries; vLLM checks the others."""
         ours = {place: place.table(entry) for place, entry in _ours(entries).items()}
         options = {
             place: validate_options(GuestOptions, GuestOptions.take_from(entry), place)
@@ -86,7 +86,7 @@ class SecondaryTierEntry:
 
 
 def _ours(entries: Sequence[Mapping[str, Any]]) -> dict[Place, dict[str, Any]]:
-    """Return our entries by their places, without the options that vLLM keeps for itself."""
+    """Return kvtier's entries by their places, without the options that vLLM itself reads."""
     return {
         EXTRA_CONFIG.at(_TIERS, index): {
             name: value for name, value in entry.items() if name not in _ENGINE_TIER_OPTIONS
@@ -97,29 +97,30 @@ def _ours(entries: Sequence[Mapping[str, Any]]) -> dict[Place, dict[str, Any]]:
 
 
 class EngineOptions(IdentityOptions):
-    """Options of our own manager under vLLM, beside those of a :class:`TieringConfig`.
+    """Options of kvtier's manager under vLLM, in addition to a :class:`TieringConfig`.
 
     Attributes:
         copies: the worker that copies between the device and the host pool: ``kvtier``, ``vllm``,
-            or ``auto``, which is ``vllm`` except on a CPU, where vLLM has none.
+            or ``auto``. The latter is ``vllm`` except on a CPU, where vLLM has no worker.
     """
 
     copies: Literal["auto", "kvtier", "vllm"] = "auto"
 
 
 class SpecOptions(EngineOptions, TieringConfig):
-    """``kv_connector_extra_config`` for our own manager; some options have vLLM's names."""
+    """``kv_connector_extra_config`` for kvtier's manager; some options have vLLM's names."""
 
-    # No options here, because the engine knows them.
+    # These are not options here, because the engine knows their values.
     slots: ClassVar[None] = None  # type: ignore[misc]
     chunk_bytes: ClassVar[None] = None  # type: ignore[misc]
 
     pool_bytes: BytesOrShare | None = Field(None, alias="cpu_bytes_to_use", gt=0)
     policy: str = Field("prefix", alias="eviction_policy")
-    #: The entries as written, or read by :meth:`from_dict`. A worker needs no tiers and reads none.
+    #: The entries as written, or as read by :meth:`from_dict`. A worker needs no tiers and reads
+    #: none.
     tiers: Any = Field((), alias="secondary_tiers")
 
-    # vLLM's connector reads these under any spec.
+    # vLLM's connector reads these options under any spec.
     spec_name: Any = None
     spec_module_path: Any = None
     block_size: Any = None
@@ -140,7 +141,7 @@ class SpecOptions(EngineOptions, TieringConfig):
 
     @property
     def config(self) -> TieringConfig:
-        """The manager's options, with the manager's names."""
+        """The manager's options, under the manager's names."""
         fields = {name: getattr(self, name) for name in TieringConfig.model_fields}
         return TieringConfig.model_construct(self.model_fields_set & fields.keys(), **fields)
 

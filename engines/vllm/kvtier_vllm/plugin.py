@@ -1,4 +1,4 @@
-"""The entry point that vLLM loads in every one of its processes."""
+"""The entry point that vLLM loads in each of its processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _log = logging.getLogger("kvtier.vllm")
 
 def register() -> None:
     """Register ``"type": "kvtier"`` with vLLM's factory of secondary tiers."""
-    # vLLM does not catch a plugin's errors, and an engine without kvtier must still start.
+    # vLLM does not catch a plugin's errors, but an engine without kvtier must still start.
     try:
         from kvtier_vllm import compat
         from kvtier_vllm.engine_log import join_engine_log
@@ -45,7 +45,7 @@ def _check(vllm_config: Any) -> None:
 
     if transfer is None or not compat.runs_here(vllm_config):
         return
-    # vLLM has configured its log by now.
+    # By now, vLLM has configured its log.
     join_engine_log()
     options = {
         name: getattr(transfer, name)
@@ -56,6 +56,6 @@ def _check(vllm_config: Any) -> None:
     except KVTierError as error:
         if not compat.is_command():
             raise
-        # Operators of the command line need the message, not a traceback of vLLM's code.
+        # Users of the command line need the message, not a traceback of vLLM's code.
         _log.error("%s", error)
         raise SystemExit(1) from None

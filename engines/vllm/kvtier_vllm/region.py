@@ -1,7 +1,7 @@
-"""vLLM's shared memory with the leases of a host pool, which count members and remove its name.
+"""vLLM's shared memory with a host pool's leases, which count members and remove the memory's name.
 
-vLLM itself leaves the name of this memory in /dev/shm until the process that made it exits
-normally, and does not tell which processes have mapped it.
+vLLM itself leaves the name in /dev/shm until the process that created it exits normally, and does
+not tell which processes have mapped the memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kvtier_sdk.engine import ReplicaLease
 
 
 class JoinedRegion(SharedOffloadRegion):  # type: ignore[misc]
-    """vLLM's region, mapped by one member of a replica; without a worker, it is the scheduler."""
+    """vLLM's region, mapped by one member of a replica: a worker or the scheduler."""
 
     def __init__(self, engine_id: str, workers: int, worker: int | None, **geometry: Any) -> None:
         super().__init__(engine_id, **geometry)
@@ -27,11 +27,11 @@ class JoinedRegion(SharedOffloadRegion):  # type: ignore[misc]
             raise
 
     def absent(self) -> list[str]:
-        """Name the members that have not mapped the region; see :meth:`HostPool.absent`."""
+        """Return the names of members that have not mapped the region."""
         return self._lease.absent()
 
     def cleanup(self) -> None:
-        """Release the region, as vLLM's worker does."""
+        """Release the region; vLLM's worker calls this."""
         super().cleanup()
         self._lease.close()
 
@@ -40,14 +40,14 @@ class JoinedRegion(SharedOffloadRegion):  # type: ignore[misc]
 
 def enter(region: SharedOffloadRegion, workers: int, worker: int | None) -> ReplicaLease:
     """Become a member of the replica that shares a region; the last member removes its name."""
-    # From now on the last member removes the name, not the process that made the file.
+    # From now on the last member removes the name, not the process that created the file.
     region._creator = False
     return ReplicaLease.enter(region.fd, region.mmap_path, workers=workers, worker=worker)
 
 
 def refuse_absent(absent: Sequence[str]) -> None:
-    """Refuse to start an engine if any of its processes is absent from its host pool."""
-    # vLLM makes the scheduler after all workers, so every worker must be there by then.
+    """Raise ``ConfigError`` if any of the engine's processes is absent from its host pool."""
+    # vLLM makes the scheduler after all workers, so every worker must be there by now.
     if absent:
         raise ConfigError(
             f"{', '.join(absent)} of this engine cannot be seen in its host pool: the scheduler "

@@ -1,4 +1,4 @@
-"""One of our tiers under vLLM's own tiering manager."""
+"""A kvtier tier under vLLM's own tiering manager."""
 
 from __future__ import annotations
 
@@ -59,19 +59,19 @@ _HIT, _MISS, _RETRY = LookupResult.HIT, LookupResult.MISS, LookupResult.RETRY
 _OK = Verdict.OK
 _log = logging.getLogger("kvtier.vllm")
 
-#: Seconds after which a drain logs a warning, and goes on waiting.
+#: Seconds after which a drain logs a warning. The drain continues.
 _DRAIN_TIMEOUT_S = 30.0
 
 
 @dataclass(eq=False, slots=True)
 class _Request:
-    """The tier's answers to one request. They never outlive it.
+    """The tier's answers to one request, discarded with the request.
 
     Attributes:
-        answers: for each chunk, true if the tier has it; ``None`` until it answers.
+        answers: for each chunk, true if the tier has it; ``None`` until the tier answers.
         new: chunks still to be looked up.
         deadline_s: time after which missing answers count as misses.
-        scheduled_s: time at which its computation began; ``None`` once its first chunks are stored.
+        scheduled_s: start of the request's computation; ``None`` once its first chunks are stored.
     """
 
     context: RequestContext
@@ -84,9 +84,9 @@ class _Request:
 class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[misc]
     """A tier of any installed backend, for vLLM's ``TieringOffloadingSpec``.
 
-    vLLM's manager has no quarantine: it reuses a slot as soon as its job is reported. So a job is
-    reported when its I/O has ended, not at its deadline. A backend that hangs in a system call can
-    delay the report.
+    vLLM's manager reuses a slot as soon as the slot's job is reported. So a job is reported when
+    its I/O has ended, not at its deadline. A backend that hangs in a system call can delay the
+    report.
 
     Args:
         offloading_spec: vLLM's spec, which makes this tier.
@@ -115,7 +115,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
         entry = SecondaryTierEntry.of_tier(offloading_spec, options)
         self._spec = entry.tier
         self._options = entry.options
-        # vLLM's manager reads these for its metrics, its filters and its counts of hits.
+        # vLLM's manager reads these attributes for its metrics, filters and counts of hits.
         tier_class = self._spec.tier_class
         self.tier_type = self._spec.name
         self.medium = engine_medium(tier_class.medium)
@@ -170,7 +170,8 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
             if not self._tier.takes_reads:
                 self._tier.drop_lookups(1)
                 return _MISS
-            # A load after a chunk with a pending answer may turn out useless.
+            # Loading a chunk is wasteful if an earlier chunk, still unanswered, turns out to be a
+            # miss.
             if not request.new and self._tier.knows(key):
                 request.answers[key] = True
                 return _HIT
@@ -206,7 +207,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
         self._tier.flush()
 
     def has_pending_work(self) -> bool:
-        # vLLM's loop calls this before its first request: the time to reopen the tier.
+        # vLLM's loop calls this before its first request, in time to reopen the tier.
         self._settle()
         return False
 
@@ -215,7 +216,8 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
     def submit_store(self, job_metadata: TransferJob) -> None:
         request = self._requests.get(job_metadata.req_context.req_id)
         if request is not None and request.scheduled_s is not None:
-            # This includes the computation of other requests, for which this one waits too.
+            # The duration includes the computation of other requests, for which this request also
+            # waits.
             duration_s = self._clock.now_s() - request.scheduled_s
             self._compute_rate.note(len(job_metadata.keys), duration_s)
             request.scheduled_s = None
@@ -245,12 +247,12 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
 
     @property
     def stats(self) -> TierStats:
-        """Counters of this tier; live, not a copy."""
+        """The tier's counters; a live object, not a copy."""
         return self._tier.stats
 
     @property
     def under_way(self) -> int:
-        """Number of jobs and requests that this tier still remembers."""
+        """The number of jobs and requests that this tier still remembers."""
         return self._tier.jobs.unreleased + len(self._finished) + len(self._requests)
 
     def shutdown(self) -> None:
@@ -264,7 +266,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
     def answered(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
         answers = job.tag.answers
         for key, verdict in zip(job.keys, verdicts, strict=True):
-            # A chunk whose answer was late has counted as a miss, and stays one.
+            # A chunk whose answer was late has counted as a miss, and stays a miss.
             if answers.get(key) is None:
                 answers[key] = verdict is _OK
 
@@ -274,7 +276,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
         self._strike(job.tag, failed)
 
     def released(self, tier: TierClient, job: Job) -> None:
-        """Report a job to vLLM, which may reuse the slots only now."""
+        """Report a job to vLLM, which may reuse the job's slots from now on."""
         result = job.result
         if job.tag is None or result is None or job.operation is Operation.LOOKUP:
             return
@@ -308,7 +310,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
         )
 
     def _settle(self) -> None:
-        """Reopen the tier if the namespace is certain now, and differs from the expected one."""
+        """Reopen the tier if the namespace has become certain and differs from the expected one."""
         if not self._identity.settle():
             return
         name = self._spec.name
@@ -326,7 +328,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
         return request
 
     def _submit(self, collect: Callable[..., Job | None], engine_job: TransferJob) -> bool:
-        """Hand a job over at once; if it is refused, report a failure and return false."""
+        """Submit a job at once; if it is refused, report a failure and return false."""
         request = self._requests.get(engine_job.req_context.req_id)
         context = request.context if request else request_context(engine_job.req_context)
         slots = engine_job.chunk_ids.tolist()
@@ -337,7 +339,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
         return True
 
     def _strike(self, engine_job: TransferJob, keys: Iterable[OffloadKey]) -> None:
-        """Record chunks whose load failed as misses for the request that wanted them."""
+        """Record chunks whose load failed as misses for the request that needs them."""
         request = self._requests.get(engine_job.req_context.req_id)
         if request is not None:
             request.answers.update(dict.fromkeys(keys, False))

@@ -1,4 +1,4 @@
-"""Our manager and host pool under vLLM's offloading connector."""
+"""kvtier's manager and host pool under vLLM's offloading connector."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
-    """The entry point of our manager: vLLM makes one in its scheduler and one in each worker.
+    """The entry point of kvtier's manager; vLLM makes one in its scheduler and one in each worker.
 
     Args:
         config: vLLM's description of the engine.
@@ -170,7 +170,7 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
                 tiers,
                 identity,
                 on_shutdown=close,
-                # With asynchronous scheduling, one step more than the pipeline has stages.
+                # Asynchronous scheduling adds one step to the stages of the pipeline.
                 steps_in_flight=self.config.parallel.pp_size + 1,
                 clock=clock,
             )
@@ -208,7 +208,7 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
             raise
 
     def _region(self, worker: int | None) -> JoinedRegion:
-        """Map vLLM's own shared memory, in the layout of its own copies."""
+        """Map vLLM's own shared memory, in the layout of vLLM's own copies."""
         return JoinedRegion(
             self.config.engine_id,
             self._layout.workers,

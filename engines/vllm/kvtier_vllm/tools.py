@@ -1,4 +1,4 @@
-"""vLLM for the command ``kvtier``, and its command ``kvtier vllm-config``."""
+"""vLLM's part of the command ``kvtier``, including ``kvtier vllm-config``."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ POOL_DIRECTORY = "/dev/shm"
 CONNECTOR = "OffloadingConnector"
 _HOST_SPEC = "KVTierOffloadingSpec"
 _CPU_SPEC = "KVTierCPUTieringSpec"
-#: Our specs, and the specs under which vLLM's own manager runs.
+#: kvtier's specs, and the specs under which vLLM's own manager runs.
 OUR_SPECS = (_HOST_SPEC, _CPU_SPEC)
 GUEST_SPECS = ("TieringOffloadingSpec", _CPU_SPEC)
 
@@ -34,7 +34,7 @@ _Role = Literal["kv_producer", "kv_consumer", "kv_both"]
 
 
 class _TransferConfig(StrictModel):
-    """vLLM's ``KVTransferConfig``. Only the extra config concerns us."""
+    """vLLM's ``KVTransferConfig``. kvtier reads only the extra config."""
 
     kv_connector: str
     engine_id: str | None = None
@@ -54,7 +54,7 @@ class _TransferConfig(StrictModel):
 
 
 def is_transfer_config(options: Mapping[str, Any]) -> bool:
-    """Return true for vLLM's options, false for our own."""
+    """Return true for vLLM's options, false for kvtier's."""
     return "kv_connector" in options or EXTRA_CONFIG.where in options
 
 
@@ -133,8 +133,9 @@ def _read_guests(extra: Mapping[str, Any]) -> TieringConfig:
 
 
 def _check_module(module: object, place: Place, class_name: str) -> None:
-    """Check the module from which vLLM imports a class that is not registered with it."""
-    # Ours cannot be imported here, where vLLM may be missing; a foreign one may re-export ours.
+    """Check the module of a class that is not registered with vLLM."""
+    # kvtier's modules cannot be imported here if vLLM is missing. A foreign module may re-export
+    # kvtier's class.
     if isinstance(module, str) and _may_hold(module, class_name):
         return
     fault = f"is {module!r}, where there is no {class_name}"
@@ -146,14 +147,14 @@ def _check_module(module: object, place: Place, class_name: str) -> None:
 def _may_hold(module: str, class_name: str) -> bool:
     if module.partition(".")[0] in (__package__, "kvtier_sdk"):
         return module in (__package__, f"{__package__}.{HOMES[class_name]}")
-    # This imports the packages around a module, which may raise anything.
+    # find_spec imports the packages around a module, and these may raise anything.
     with suppress(Exception):
         return find_spec(module) is not None
     return False
 
 
 def _read_pool_bytes(value: Any) -> int:
-    """Read the size of vLLM's own pool as vLLM does, with ``int``, which knows no units."""
+    """Read the size of vLLM's own pool as vLLM does, with ``int`` and so without units."""
     place = EXTRA_CONFIG.at("cpu_bytes_to_use")
     if value is None:
         raise ConfigError(f"{place} is missing")

@@ -1,4 +1,4 @@
-"""A tier in the memory of memcached servers. A chunk is an index and pieces on one of them."""
+"""A tier in memcached servers' memory. A chunk is an index and its pieces, all on one server."""
 
 import hashlib
 import re
@@ -19,11 +19,11 @@ class MemcachedTierConfig(kv.TierConfig):
     """Options of the memcached tier.
 
     Attributes:
-        servers: ``host:port`` of each server, with commas; one may stand in a URL instead:
+        servers: ``host:port`` of each server, with commas. A URL may give a single server instead:
             ``memcached://kv-1:11211``.
-        piece_bytes: the longest value, below the servers' ``-I``.
-        connections: the most to each server.
-        timeout_s: the longest that a server may be silent.
+        piece_bytes: the maximum length of a value, below the servers' ``-I``.
+        connections: the maximum number of connections to each server.
+        timeout_s: the longest silence of a server before it counts as unreachable.
     """
 
     servers: str = Field(pattern=r"^[^,:]+:\d{1,5}(,[^,:]+:\d{1,5})*$")
@@ -141,7 +141,7 @@ class MemcachedTier(kv.ChunkTierManager):
         return hashlib.sha256(self.context.namespace.fingerprint.encode() + key).hexdigest()
 
     def _server_of(self, name: str) -> str:
-        # The names of a chunk's index and pieces begin alike, so that all lie on one server: they
-        # are lost together, and found with one hop.
+        # The index and the pieces of a chunk have names with the same beginning, so that all lie on
+        # one server: they are lost together, and found with one hop.
         chunk = name.partition(".")[0]
         return max(self._pools, key=lambda s: hashlib.md5(f"{s} {chunk}".encode()).digest())

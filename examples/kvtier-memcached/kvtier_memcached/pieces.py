@@ -12,7 +12,7 @@ from kvtier_sdk import ChunkError, ChunkNotFoundError, Clock, CorruptChunkError,
 
 T = TypeVar("T")
 
-#: The smallest limit, so that no index can name millions of pieces.
+#: The smallest limit, so that an index cannot name millions of pieces.
 LEAST_PIECE_BYTES = 1024
 _VERSION_BYTES = 16
 
@@ -32,21 +32,21 @@ class ValueStore(Protocol):
         """
 
     async def put(self, name: str, buffers: Sequence[memoryview], /) -> None:
-        """Store buffers, one after the other, as a value: whole or not at all."""
+        """Store buffers, one after the other, as a value: the whole value or nothing."""
 
     async def has(self, name: str, /) -> bool:
         """Return true if a value has this name."""
 
     async def remove(self, name: str, /) -> None:
-        """Remove a value; a missing one is ignored."""
+        """Remove a value. A missing value is ignored."""
 
 
 class _Index(NamedTuple):
     """The value under an object's own name, which leads to its pieces."""
 
-    #: Drawn by each store, and part of the pieces' names.
+    #: Random bytes of each store, part of the pieces' names.
     version: bytes
-    #: Length of each piece but the last.
+    #: Length of each piece except the last.
     piece_bytes: int
     object_bytes: int
 
@@ -106,7 +106,7 @@ class Pieces:
         self._at_once = at_once
 
     async def contains(self, name: str) -> bool:
-        """Return true if an object is there, with all its pieces.
+        """Return true if an object is there with all its pieces.
 
         Raises:
             CorruptChunkError: the value under its name is not an index.
@@ -160,10 +160,10 @@ class Pieces:
         await self._each([partial(self._values.get, at, piece) for at, piece in pieces])
 
     async def remove(self, name: str) -> None:
-        """Remove an object; a missing one is ignored.
+        """Remove an object. A missing object is ignored.
 
         Raises:
-            TierError: some values remain. Without its index the object is missing all the same.
+            TierError: some values remain. If the index is gone, the object is missing all the same.
         """
         try:
             pieces = (await self._index(name)).pieces(name)

@@ -30,7 +30,7 @@ class MemcachedServer:
         return f"memcached://127.0.0.1:{self.port}"
 
     def start(self) -> MemcachedServer:
-        """Start it, empty, and wait until it answers."""
+        """Start the server, empty, and wait until it answers."""
         program = shutil.which("memcached")
         assert program, "memcached is missing: as root, apt-get install memcached"
         command = [program, "-u", "nobody", "-l", "127.0.0.1", "-p", str(self.port)]
@@ -47,19 +47,18 @@ class MemcachedServer:
                 return self
 
     def kill(self) -> None:
-        """Kill it, if it runs; nothing is saved."""
+        """Kill the server, if it runs. Nothing is saved."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def pause(self) -> None:
-        """Freeze it: connections are accepted, but not answered."""
+        """Freeze the server: it accepts connections, but does not answer."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """End the freeze."""
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
 
@@ -74,9 +73,9 @@ class MemcachedServer:
                 return line, replies.read(int(line[3:])) if line.startswith(b"VA") else b""
 
     def names(self) -> list[str]:
-        """Return the names of all values, while none is stored or removed."""
+        """Return the names of all values, while no value is stored or removed."""
         end_s = time.monotonic() + _START_S
-        # The server's first lists may omit some names, or all.
+        # The server's first lists may omit some names, or all of them.
         while len(lines := self._lines(b"lru_crawler metadump all")) != self._count():
             assert time.monotonic() < end_s, "memcached does not list its values"
             time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""Objects in pieces: whole or missing, never a mixture of two versions."""
+"""Objects in pieces are whole or missing, never a mixture of two versions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_BYTES = 1024
 
 
 class Values:
-    """A store of values in a dictionary; each of its calls yields to the loop once."""
+    """A store of values in a dictionary. Each call yields to the loop once."""
 
     def __init__(self) -> None:
         self.kept: dict[str, bytes] = {}

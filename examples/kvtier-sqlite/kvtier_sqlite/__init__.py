@@ -17,7 +17,7 @@ class SQLiteTierConfig(kv.TierConfig):
 
     Attributes:
         path: the file, made if it is missing: ``sqlite:?path=/data/kv.db``.
-        max_chunks: the most chunks that it holds; beyond it, the oldest are removed.
+        max_chunks: the maximum number of chunks; beyond it, the oldest are removed.
     """
 
     path: str

@@ -1,4 +1,4 @@
-"""The SQLite tier keeps the contract."""
+"""The SQLite tier meets the contract."""
 
 import sqlite3
 from contextlib import closing
