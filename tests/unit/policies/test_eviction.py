@@ -7,12 +7,7 @@ from collections.abc import Iterable, Iterator
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from kvtier_sdk import EvictionPolicy, KVTierError, OffloadKey, RequestContext, load_policy
 from kvtier_sdk.policies.arc import ARCPolicy

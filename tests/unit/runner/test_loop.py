@@ -14,10 +14,7 @@ from kvtier_sdk.runner.jobs import Operation
 
 KINDS = ["fine", "mixed", "bug", "exit", "panic", "cancels itself", "raises cancelled", *ERRORS]
 ACTS = st.builds(
-    Act,
-    st.sampled_from(KINDS),
-    st.sampled_from([0.0, 0.0, 0.01, 0.3, 4.0, 40.0]),
-    st.booleans(),
+    Act, st.sampled_from(KINDS), st.sampled_from([0.0, 0.0, 0.01, 0.3, 4.0, 40.0]), st.booleans()
 )
 BREACHES = st.builds(Act, st.sampled_from(["too few", "nonsense"]))
 JOBS = st.tuples(

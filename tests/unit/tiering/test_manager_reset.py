@@ -7,15 +7,7 @@ import itertools
 from collections.abc import Callable
 
 import pytest
-from support.engine import (
-    KEYS,
-    A,
-    B,
-    Engine,
-    FaultyTier,
-    start_promotion,
-    stored_below,
-)
+from support.engine import KEYS, A, B, Engine, FaultyTier, start_promotion, stored_below
 
 from kvtier_sdk import Capability, TierUnavailableError
 from kvtier_sdk.tiering import ResetScope

@@ -15,14 +15,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.fake_cuda import (
-    FakeCUDA,
-    FakePageKernel,
-    Stream,
-    copy_pages,
-    fake_cuda,
-    mapped,
-)
+from support.fake_cuda import FakeCUDA, FakePageKernel, Stream, copy_pages, fake_cuda, mapped
 from support.gated_copies import expect_success, filled
 
 from kvtier_sdk.worker import DeviceBlocks, KVGroup, KVTensor, OffloadWorker
@@ -223,12 +216,7 @@ def test_one_copy_moves_what_lies_in_one_piece_on_the_host(
 @pytest.mark.parametrize("held", ["computation", "kernels", "copies"])
 @pytest.mark.parametrize("ids", [range(2, 4), range(2, 32, 2)])
 def test_kernels_and_copies_wait_for_each_other(
-    runtime: FakeCUDA,
-    kernel: FakePageKernel,
-    opened: Opener,
-    operation: str,
-    held: str,
-    ids: range,
+    runtime: FakeCUDA, kernel: FakePageKernel, opened: Opener, operation: str, held: str, ids: range
 ) -> None:
     group = layers()
     host = mapped(32, group.chunk_bytes)
@@ -282,10 +270,7 @@ def test_jobs_of_one_lane_share_its_staging_parts(
 
 
 def test_a_large_job_is_queued_as_it_goes(
-    runtime: FakeCUDA,
-    kernel: FakePageKernel,
-    opened: Opener,
-    monkeypatch: pytest.MonkeyPatch,
+    runtime: FakeCUDA, kernel: FakePageKernel, opened: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     group = layers()
     monkeypatch.setattr(cuda_module, "WINDOW_BYTES", 6 * group.chunk_bytes)
