@@ -229,6 +229,9 @@ class Engine:
         assert (usage.pinned, usage.writing, usage.loading, usage.quarantined) == (0, writing, 0, 0)
 
 
+Make = Callable[..., Engine]
+
+
 def stored_below(engine: Engine, *keys: OffloadKey) -> None:
     """Store chunks for A, push them out of the primary tier, and forget which tier has them.
 

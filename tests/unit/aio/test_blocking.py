@@ -73,7 +73,7 @@ except RuntimeError as error:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-async def test_nothing_holds_the_arguments_of_a_call_that_has_returned(fails: bool) -> None:
+async def test_a_call_that_has_returned_holds_no_arguments(fails: bool) -> None:
     def use(buffer: Buffer) -> None:
         if fails:
             raise OSError
@@ -88,7 +88,7 @@ async def test_nothing_holds_the_arguments_of_a_call_that_has_returned(fails: bo
 
 
 @pytest.mark.parametrize("fails", [False, True])
-async def test_a_cancelled_call_returns_only_after_the_function_has(
+async def test_a_cancelled_call_returns_after_its_function(
     released: threading.Event, fails: bool
 ) -> None:
     started, ended = threading.Event(), threading.Event()
@@ -127,9 +127,7 @@ async def occupy_all_threads(released: threading.Event) -> list[asyncio.Task[boo
     return tasks
 
 
-async def test_a_call_that_was_cancelled_before_it_started_is_not_run(
-    released: threading.Event,
-) -> None:
+async def test_a_call_cancelled_before_its_start_is_not_run(released: threading.Event) -> None:
     ran = threading.Event()
     occupied = await occupy_all_threads(released)
     task = asyncio.create_task(run_blocking(ran.set))
@@ -144,7 +142,7 @@ async def test_a_call_that_was_cancelled_before_it_started_is_not_run(
     assert not ran.is_set()
 
 
-async def test_nothing_holds_the_arguments_of_a_call_that_was_cancelled_before_it_started(
+async def test_a_call_cancelled_before_its_start_holds_no_arguments(
     released: threading.Event,
 ) -> None:
     """Nothing holds them even while no thread is free, which lasts forever if all of them hang."""

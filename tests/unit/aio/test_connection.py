@@ -207,9 +207,7 @@ async def test_a_reset_that_comes_together_with_what_was_sent(peer: Peer) -> Non
 
 
 @pytest.mark.parametrize("ending", ["hang up", "reset", "speak"])
-async def test_an_idle_connection_that_ends_or_speaks_is_not_usable(
-    peer: Peer, ending: str
-) -> None:
+async def test_an_idle_peer_that_ends_or_speaks_is_not_usable(peer: Peer, ending: str) -> None:
     assert peer.connection.is_usable
     if ending == "speak":
         await peer.send(b"unasked")

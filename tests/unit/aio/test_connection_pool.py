@@ -94,7 +94,7 @@ async def test_a_borrower_that_is_cancelled_keeps_nobody_out(server: Server) -> 
 
 
 @pytest.mark.parametrize("failure", [ValueError, asyncio.CancelledError])
-async def test_one_whose_borrower_failed_is_not_lent(
+async def test_after_a_failed_borrower_it_is_not_lent(
     server: Server, failure: type[BaseException]
 ) -> None:
     pool = ConnectionPool(server.dial, 1)
@@ -180,9 +180,7 @@ async def test_reads_may_have_them_all(borrowers: Borrowers) -> None:
     assert borrowers.lent == ["load 1", "load 2", "load 3", "load 4"]
 
 
-async def test_a_store_whose_turn_comes_stands_behind_the_reads_that_wait(
-    borrowers: Borrowers,
-) -> None:
+async def test_a_store_whose_turn_comes_waits_behind_the_reads(borrowers: Borrowers) -> None:
     await borrowers.begin("store 1", "store 2", "load 1", "load 2", "store 3", "load 3", "load 4")
     await borrowers.end("store 1")
     assert borrowers.lent == ["store 2", "load 1", "load 2", "load 3"]

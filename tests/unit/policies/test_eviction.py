@@ -198,9 +198,7 @@ def test_a_ghost_of_the_second_list_gives_it_its_share_back() -> None:
 
 
 @pytest.mark.parametrize("policy", [ARCPolicy, PrefixPolicy])
-def test_a_policy_that_needs_the_capacity_says_that_it_was_not_opened(
-    policy: type[EvictionPolicy],
-) -> None:
+def test_a_policy_that_was_not_opened_is_refused(policy: type[EvictionPolicy]) -> None:
     with pytest.raises(KVTierError, match="open"):
         policy().on_insert(b"a", None, 0, REQUEST)
 

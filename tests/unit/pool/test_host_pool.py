@@ -88,9 +88,7 @@ def test_closing_names_the_holder_and_leaves_the_memory_to_it(
     assert warnings_of(pool, caplog) == [], "it is said once"
 
 
-def test_all_holders_are_named_and_no_other(
-    pool: HostPool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_only_the_holders_are_named(pool: HostPool, caplog: pytest.LogCaptureFixture) -> None:
     kept = [pool.view(0, "s3 store"), pool.view(1, "s3 store"), pool.view(0, "redis load")[1:]]
     pool.view(2, "file load")
     (message,) = warnings_of(pool, caplog)
@@ -98,7 +96,7 @@ def test_all_holders_are_named_and_no_other(
     del kept
 
 
-def test_closing_without_views_gives_the_memory_back_at_once(
+def test_closing_without_views_frees_the_memory(
     pool: HostPool, caplog: pytest.LogCaptureFixture
 ) -> None:
     pool.view(0, "test")
@@ -116,7 +114,7 @@ def test_a_closed_pool_hands_out_nothing(pool: HostPool) -> None:
         pool.view(0, "somebody new")
 
 
-def test_threads_that_ask_for_one_holder_at_once_share_it(
+def test_threads_share_the_holder_of_a_name(
     pool: HostPool, caplog: pytest.LogCaptureFixture
 ) -> None:
     kept: list[memoryview] = []

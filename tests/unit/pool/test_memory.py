@@ -160,7 +160,7 @@ V1 = {
         ("0::/../elsewhere\n", {k.replace("pod/", ""): v for k, v in V2.items()}, ""),
     ],
 )
-def test_a_limit_of_a_control_group_above_is_seen(
+def test_a_control_groups_limit_counts(
     tmp_path: Path, membership: str, files: dict[str, str], where: str
 ) -> None:
     control_groups(tmp_path, {"proc/self/cgroup": membership, **files})
@@ -199,9 +199,7 @@ def test_a_failure_gives_everything_back(monkeypatch: pytest.MonkeyPatch) -> Non
         assert failure.tb
 
 
-def test_parts_and_views_are_named_when_they_outlive_the_pool(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_parts_that_outlive_the_pool_are_named(caplog: pytest.LogCaptureFixture) -> None:
     pool = HostPool.create(LAYOUT)
     kept = pool.part(1, "worker")
     kept[:] = 7

@@ -58,9 +58,7 @@ def outcomes(breaker: Breaker, *given: Outcome) -> list[bool]:
         ([FAULT, DOWN], FAILED),
     ],
 )
-def test_the_outcome_of_a_call(
-    direction: Direction, errors: list[TierError | None], outcome: Outcome
-) -> None:
+def test_outcome_of(direction: Direction, errors: list[TierError | None], outcome: Outcome) -> None:
     assert outcome_of(direction, errors) is outcome
 
 
@@ -91,7 +89,7 @@ def test_the_last_of_these_outcomes_opens_it(opening: list[Outcome]) -> None:
     st.integers(1, 7),
     st.integers(1, 25),
 )
-def test_it_opens_exactly_when_the_rules_say(
+def test_it_opens_by_its_rules(
     given: list[tuple[Outcome, list[bytes]]], failures: int, window: int
 ) -> None:
     breaker = make(breaker_failures=failures, breaker_window=window)
@@ -135,9 +133,7 @@ def test_calls_that_end_while_it_is_open_change_nothing() -> None:
 
 
 @given(st.integers(0, 2**32), st.integers(0, 12))
-def test_pauses_double_to_the_longest_and_jitter_never_lengthens_them(
-    seed: int, failed_probes: int
-) -> None:
+def test_pauses_double_and_jitter_only_shortens_them(seed: int, failed_probes: int) -> None:
     breaker = make(seed)
     outcomes(breaker, *[FAILED] * 5)
     for attempt in range(failed_probes + 1):

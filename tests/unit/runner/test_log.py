@@ -20,7 +20,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return said
 
 
-def test_what_comes_often_is_said_at_once_and_then_counted(
+def test_a_frequent_message_is_counted(
     clock: VirtualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     log = TierLog("disk", clock)
@@ -41,7 +41,7 @@ def test_what_comes_often_is_said_at_once_and_then_counted(
     assert lines(caplog) == []
 
 
-def test_no_handler_sees_a_secret_of_the_tier(
+def test_handlers_see_no_secret_of_a_tier(
     clock: VirtualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     secret, logger = "hunter2", logging.getLogger("kvtier.tier.masked")
@@ -66,7 +66,7 @@ def test_no_handler_sees_a_secret_of_the_tier(
     assert len(logger.filters) == 1
 
 
-def test_a_tier_that_is_gone_hides_nothing_any_more(
+def test_a_tier_that_is_gone_hides_nothing(
     clock: VirtualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     secrets = Secrets(["hunter2"])
@@ -76,7 +76,7 @@ def test_a_tier_that_is_gone_hides_nothing_any_more(
     assert lines(caplog) == ["gone: hunter2"]
 
 
-def test_on_a_loop_the_number_is_said_at_the_end_of_the_minute(
+def test_the_count_is_logged_after_a_minute(
     clock: VirtualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     log = TierLog("disk", clock)
@@ -98,7 +98,7 @@ def test_on_a_loop_the_number_is_said_at_the_end_of_the_minute(
     event_loop.close()
 
 
-def test_a_stores_text_moves_no_cursor_and_begins_no_record(
+def test_control_characters_are_escaped(
     clock: VirtualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     log, said = TierLog("disk", clock), "\x1b[2K\r\x9b\x07\u202e\udc80\nERROR forged"
@@ -113,7 +113,7 @@ def test_a_stores_text_moves_no_cursor_and_begins_no_record(
     assert caplog.text.count("\n  ERROR forged") == 2
 
 
-def test_what_was_held_back_comes_before_the_end_of_its_outage_with_its_age(
+def test_held_back_messages_come_before_the_end(
     clock: VirtualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     log = TierLog("disk", clock)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-from support.scripted_loop import LOAD, LOOKUP, MOVES, STORE, TOUCH, Act, Rig, failing
+from support.scripted_loop import LOAD, LOOKUP, MOVES, STORE, TOUCH, Act, Make, failing
 
 from kvtier_sdk import RequestContext, make_offload_key
 from kvtier_sdk.runner.breaker import BreakerState, Direction
 from kvtier_sdk.runner.jobs import Operation
-
-Make = Callable[..., Rig]
 
 
 def test_an_open_breaker_refuses_at_once_and_without_a_call(make: Make) -> None:

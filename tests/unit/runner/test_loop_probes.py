@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable
 
 import pytest
-from support.scripted_loop import LOAD, LOOKUP, STORE, Act, Rig, failing
+from support.scripted_loop import LOAD, LOOKUP, STORE, Act, Make, failing
 
 from kvtier_sdk.runner.breaker import BreakerState, Direction
 from kvtier_sdk.runner.health import CANARY_KEY
 from kvtier_sdk.runner.jobs import Operation
-
-Make = Callable[..., Rig]
 
 
 @pytest.mark.parametrize("operation", ["lookup", "load", "store"])
@@ -119,9 +116,7 @@ def test_calls_that_never_end_are_given_up_after_a_minute(
     assert caplog.text.count(f"tier: {'writes' if operation is STORE else 'reads'} {told}") == 1
 
 
-def test_a_probe_that_never_ends_is_given_up_too(
-    make: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_probe_that_never_ends_is_given_up(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     rig = make(retries=0)
     failing(rig, "lookup")
     rig.tier.always["lookup"] = NEVER
@@ -186,9 +181,7 @@ def test_a_probe_that_fails_inside_the_sdk_is_a_failed_probe(
     assert rig.account.breakers[Direction.WRITE] is BreakerState.CLOSED
 
 
-def test_the_log_says_once_that_it_opened_and_once_that_it_closed(
-    make: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_log_says_each_change_once(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     rig = make(retries=0)
     caplog.set_level("INFO", logger="kvtier.tier.tier")
     failing(rig, "lookup", calls=20)

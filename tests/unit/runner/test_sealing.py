@@ -280,9 +280,7 @@ async def test_the_loop_goes_on_while_a_chunk_is_sealed(make: Make) -> None:
     assert await job == "ok"
 
 
-async def test_only_so_many_foreign_chunks_are_remembered(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_foreign_chunks_are_bounded(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sealing, "_MAX_FOREIGN", 1)
     await stored(make(OURS), A, B)
     theirs = make(THEIRS)

@@ -8,15 +8,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 
 import pytest
-from support.engine import KEYS, A, B, Engine
+from support.engine import KEYS, A, B, Engine, Make
 
 from kvtier_sdk import OffloadKey, TierStats, Usage, make_offload_key
 from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.testing import VirtualClock
 from kvtier_sdk.tiering.admission import Admission
 from kvtier_sdk.tiering.records import Slot
-
-EngineFactory = Callable[..., Engine]
 
 
 def key_of(number: int) -> OffloadKey:
@@ -131,7 +129,7 @@ def store_each(engine: Engine, keys: Iterable[OffloadKey], steps: int = 1) -> No
             engine.step()
 
 
-def thrashed(make: EngineFactory, **options: object) -> Engine:
+def thrashed(make: Make, **options: object) -> Engine:
     """A tier of eight chunks; of twelve chunks that it was offered in turn, four come back."""
     engine = make(slots=4, **options)
     limit(engine, 8)
@@ -141,7 +139,7 @@ def thrashed(make: EngineFactory, **options: object) -> Engine:
     return engine
 
 
-def test_a_refused_chunk_is_offered_again_when_it_is_used(make: EngineFactory) -> None:
+def test_a_refused_chunk_is_offered_again_when_it_is_used(make: Make) -> None:
     engine = thrashed(make)
     engine.store(A, KEYS[500])
     engine.step()
@@ -153,7 +151,7 @@ def test_a_refused_chunk_is_offered_again_when_it_is_used(make: EngineFactory) -
     engine.at_rest()
 
 
-def test_a_chunk_that_is_computed_again_is_stored(make: EngineFactory) -> None:
+def test_a_chunk_that_is_computed_again_is_stored(make: Make) -> None:
     engine = thrashed(make)
     store_each(engine, (KEYS[500], *KEYS[600:610], KEYS[500]))
     assert KEYS[500] in engine.tiers[0]._objects
@@ -161,7 +159,7 @@ def test_a_chunk_that_is_computed_again_is_stored(make: EngineFactory) -> None:
     engine.at_rest()
 
 
-def test_a_spilling_tier_is_owed_only_what_was_seen_before(make: EngineFactory) -> None:
+def test_a_spilling_tier_is_owed_only_what_was_seen_before(make: Make) -> None:
     engine = thrashed(make, store_policy="on_evict")
     refused = engine.manager.stats[1].not_admitted_chunks
     store_each(engine, KEYS[500:520], steps=2)
@@ -178,16 +176,14 @@ def test_a_spilling_tier_is_owed_only_what_was_seen_before(make: EngineFactory) 
     [{"admission": "off"}, {"offload_policy": "request"}],
     ids=lambda options: next(iter(options)),
 )
-def test_it_can_be_switched_off_and_a_tier_of_whole_requests_gets_them(
-    make: EngineFactory, options: dict[str, str]
-) -> None:
+def test_it_is_off_for_tiers_of_whole_requests(make: Make, options: dict[str, str]) -> None:
     engine = thrashed(make, **options)
     engine.at_rest()
     assert engine.manager.stats[1].stored_chunks == 480
     assert engine.manager.stats[1].evicted_unread_chunks == 472
 
 
-def test_an_operators_delete_teaches_no_capacity_and_is_no_eviction(make: EngineFactory) -> None:
+def test_an_operators_delete_teaches_no_capacity_and_is_no_eviction(make: Make) -> None:
     """The tier has room for 200 chunks, and never holds more than 100."""
     engine = make(slots=4)
     tier = engine.tiers[0]
@@ -204,7 +200,7 @@ def test_an_operators_delete_teaches_no_capacity_and_is_no_eviction(make: Engine
     engine.at_rest()
 
 
-def test_what_an_operator_deletes_from_a_full_tier_is_room(make: EngineFactory) -> None:
+def test_what_an_operator_deletes_from_a_full_tier_is_room(make: Make) -> None:
     engine = thrashed(make)
     tier, stats = engine.tiers[0], engine.manager.stats[1]
     assert stats.is_selective
@@ -216,9 +212,7 @@ def test_what_an_operator_deletes_from_a_full_tier_is_room(make: EngineFactory) 
     engine.at_rest()
 
 
-def test_refusing_ends_when_the_tier_counts_less_than_its_capacity(
-    make: EngineFactory, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_refusing_ends_when_a_tier_has_room(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "kvtier.tier"):
         engine = thrashed(make)
         tier, stats = engine.tiers[0], engine.manager.stats[1]
@@ -276,9 +270,7 @@ def test_a_disk_that_filled_below_the_capacity_has_room_when_it_has_more_free(
 
 
 @pytest.mark.parametrize("capacity", [50, None])
-def test_it_knows_when_it_has_room_also_if_it_filled_up_before_it_was_asked(
-    full: Rig, capacity: int | None
-) -> None:
+def test_a_disk_that_filled_up_before_it_was_asked(full: Rig, capacity: int | None) -> None:
     full.stats.note_usage(Usage(0, 0, capacity, 1000))
     full.admission.removed([key_of(9_000_000)], evicted=True)
     assert not full.takes(9_000_001)
@@ -288,16 +280,14 @@ def test_it_knows_when_it_has_room_also_if_it_filled_up_before_it_was_asked(
     assert full.takes(9_000_003)
 
 
-def test_what_other_programs_write_is_no_matter_to_a_tier_that_filled_its_capacity(
-    full: Rig,
-) -> None:
+def test_a_tier_at_its_capacity_ignores_what_other_programs_write(full: Rig) -> None:
     full.stats.note_usage(Usage(50, 50, 50, 1000))
     full.admission.removed([key_of(9_000_000)], evicted=True)
     full.stats.note_usage(Usage(30, 30, 50, 900))
     assert full.takes(9_000_001)
 
 
-def test_a_tier_that_nothing_comes_back_to_is_refused_nothing(make: EngineFactory) -> None:
+def test_a_tier_that_nothing_comes_back_to_is_refused_nothing(make: Make) -> None:
     """Neither model has a hit, so none has more."""
     engine = make(slots=4)
     limit(engine, 8)

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
-from support.engine import KEYS, A, B, Engine
+from support.engine import KEYS, A, B, Engine, Make
 
 from kvtier_sdk import CorruptChunkError, RequestContext
 from kvtier_sdk.engine import ResetScope
 from kvtier_sdk.tiering.known_chunks import KnownChunks
 
-EngineFactory = Callable[..., Engine]
 
-
-def with_known(make: EngineFactory, **options: object) -> Engine:
+def with_known(make: Make, **options: object) -> Engine:
     """Make an engine with KEYS[:4] in its tiers, which knows it, and no longer in its pool."""
     engine = make(**options)
     engine.store(A, *KEYS[:4])
@@ -31,7 +28,7 @@ def misses(engine: Engine) -> dict[str, int]:
     return dict(engine.manager.stats[0].misses)
 
 
-def test_what_was_stored_is_loaded_in_the_step_that_wants_it(make: EngineFactory) -> None:
+def test_what_was_stored_is_loaded_in_the_step_that_wants_it(make: Make) -> None:
     engine = with_known(make)
     assert engine.look(B, *KEYS[:4]) == ["RETRY"] * 4
     engine.step()
@@ -42,7 +39,7 @@ def test_what_was_stored_is_loaded_in_the_step_that_wants_it(make: EngineFactory
     engine.at_rest()
 
 
-def test_two_requests_of_one_step_share_the_load(make: EngineFactory) -> None:
+def test_two_requests_of_one_step_share_the_load(make: Make) -> None:
     engine = with_known(make)
     engine.look(A, *KEYS[:4])
     engine.look(B, *KEYS[:4])
@@ -51,7 +48,7 @@ def test_two_requests_of_one_step_share_the_load(make: EngineFactory) -> None:
     assert engine.tiers[0].calls == [("load", KEYS[:4])]
 
 
-def test_what_the_tier_has_reported_removed_is_asked_for(make: EngineFactory) -> None:
+def test_what_the_tier_has_reported_removed_is_asked_for(make: Make) -> None:
     engine = with_known(make)
     engine.tiers[0]._remove(KEYS[:1])
     engine.step()
@@ -64,9 +61,7 @@ def test_what_the_tier_has_reported_removed_is_asked_for(make: EngineFactory) ->
 
 
 @pytest.mark.parametrize("operation", ["store", "load"])
-def test_what_left_the_tier_while_a_job_moved_it_is_not_known(
-    make: EngineFactory, operation: str
-) -> None:
+def test_what_left_the_tier_while_a_job_moved_it_is_not_known(make: Make, operation: str) -> None:
     engine = make() if operation == "store" else with_known(make)
     tier, client = engine.tiers[0], engine.manager.clients[0]
     tier.gate, tier.gated = asyncio.Event(), {operation}
@@ -85,9 +80,7 @@ def test_what_left_the_tier_while_a_job_moved_it_is_not_known(
     assert not client.jobs.removals
 
 
-def test_a_load_does_not_fall_through_to_a_tier_that_the_chunk_has_left(
-    make: EngineFactory,
-) -> None:
+def test_a_load_does_not_fall_through_to_a_tier_that_the_chunk_has_left(make: Make) -> None:
     engine = with_known(make, tiers=2)
     first, second = engine.tiers
     first.gate, first.gated = asyncio.Event(), {"load"}
@@ -101,7 +94,7 @@ def test_a_load_does_not_fall_through_to_a_tier_that_the_chunk_has_left(
     assert second.called() == ["lookup"]
 
 
-def test_what_was_loaded_during_a_purge_is_not_known(make: EngineFactory) -> None:
+def test_what_was_loaded_during_a_purge_is_not_known(make: Make) -> None:
     engine = with_known(make)
     tier, client = engine.tiers[0], engine.manager.clients[0]
     # A tier that says nothing of what it deletes.
@@ -119,9 +112,7 @@ def test_what_was_loaded_during_a_purge_is_not_known(make: EngineFactory) -> Non
     assert not any(map(client.knows, KEYS[:2]))
 
 
-def test_a_chunk_lost_in_silence_is_a_miss_and_nothing_is_known_any_more(
-    make: EngineFactory,
-) -> None:
+def test_a_chunk_lost_in_silence_is_a_miss_and_nothing_is_known_any_more(make: Make) -> None:
     engine = with_known(make)
     del engine.tiers[0]._objects[KEYS[0]]
     assert engine.settle(B, *KEYS[:4]) == ["MISS", "HIT", "HIT", "HIT"]
@@ -133,7 +124,7 @@ def test_a_chunk_lost_in_silence_is_a_miss_and_nothing_is_known_any_more(
     engine.at_rest()
 
 
-def test_a_tier_that_fails_to_bring_a_chunk_is_followed_by_the_next(make: EngineFactory) -> None:
+def test_a_tier_that_fails_to_bring_a_chunk_is_followed_by_the_next(make: Make) -> None:
     engine = with_known(make, tiers=2)
     engine.tiers[0].on_load = lambda transfer: CorruptChunkError("flipped")
     assert engine.settle(B, *KEYS[:4]) == ["HIT"] * 4
@@ -142,9 +133,7 @@ def test_a_tier_that_fails_to_bring_a_chunk_is_followed_by_the_next(make: Engine
     engine.at_rest()
 
 
-def test_a_tier_is_not_passed_over_for_a_later_one_that_is_known_to_have_it(
-    make: EngineFactory,
-) -> None:
+def test_a_tier_is_not_passed_over_for_a_later_one_that_is_known_to_have_it(make: Make) -> None:
     engine = with_known(make, tiers=2)
     engine.manager.clients[0].forget_chunks()
     assert engine.settle(B, *KEYS[:4]) == ["HIT"] * 4
@@ -153,9 +142,7 @@ def test_a_tier_is_not_passed_over_for_a_later_one_that_is_known_to_have_it(
 
 
 @pytest.mark.parametrize("is_drained", [True, False])
-def test_a_tier_that_is_taken_out_or_may_not_be_asked_is_not_read(
-    make: EngineFactory, is_drained: bool
-) -> None:
+def test_a_tier_that_is_out_or_not_asked_is_not_read(make: Make, is_drained: bool) -> None:
     engine = with_known(make)
     choosy = RequestContext("choosy")
     engine.manager.on_new_request(choosy, None if is_drained else [])
@@ -164,7 +151,7 @@ def test_a_tier_that_is_taken_out_or_may_not_be_asked_is_not_read(
     assert engine.tiers[0].calls == []
 
 
-def test_without_room_in_the_pool_the_miss_says_so(make: EngineFactory) -> None:
+def test_without_room_in_the_pool_the_miss_says_so(make: Make) -> None:
     engine = with_known(make, slots=4)
     engine.manager.prepare_store(KEYS[10:14], A)
     assert engine.settle(B, *KEYS[:4])[0] == "MISS"
@@ -172,7 +159,7 @@ def test_without_room_in_the_pool_the_miss_says_so(make: EngineFactory) -> None:
     engine.manager.complete_store(KEYS[10:14], A, success=False)
 
 
-def test_behind_a_load_that_hangs_a_tier_is_asked_first(make: EngineFactory) -> None:
+def test_behind_a_load_that_hangs_a_tier_is_asked_first(make: Make) -> None:
     engine = with_known(make, load_deadline="2s", max_lookup_deadline="50ms")
     tier = engine.tiers[0]
     tier.gate, tier.gated = asyncio.Event(), {"lookup", "load"}
@@ -190,9 +177,7 @@ def test_behind_a_load_that_hangs_a_tier_is_asked_first(make: EngineFactory) -> 
     assert tier.called()[2:] == ["lookup"]
 
 
-def test_a_reset_of_the_pool_keeps_what_is_known_and_one_of_all_tiers_forgets_it(
-    make: EngineFactory,
-) -> None:
+def test_only_a_reset_of_all_tiers_forgets_what_is_known(make: Make) -> None:
     engine = with_known(make)
     engine.manager.reset_cache()
     assert engine.settle(B, *KEYS[:2]) == ["HIT"] * 2

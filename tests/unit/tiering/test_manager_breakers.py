@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-from support.engine import CHUNK_BYTES, KEYS, A, B, Engine
+from support.engine import CHUNK_BYTES, KEYS, A, B, Engine, Make
 
 from kvtier_sdk import (
     OffloadKey,
@@ -25,7 +25,7 @@ STEP_S = 0.01
 
 
 @pytest.fixture
-def make_weak(make: Callable[..., Engine]) -> Iterator[Callable[..., Engine]]:
+def make_weak(make: Make) -> Iterator[Make]:
     """Make an engine whose tiers can be stalled; at the end nothing may be pinned."""
     engines: list[Engine] = []
 
@@ -61,9 +61,6 @@ def stored_below(engine: Engine, *keys: OffloadKey) -> None:
     for key in (*keys, *KEYS[-engine.pool.slots :]):
         assert engine.store(A, key)
         engine.steps(0.05)
-
-
-Make = Callable[..., Engine]
 
 
 def test_one_tier_stalled_for_half_a_minute_and_the_other_serves(make_weak: Make) -> None:
@@ -155,9 +152,7 @@ def test_while_it_is_open_a_lookup_is_a_miss_at_once_and_counted_apart(make_weak
     assert len(engine.tiers[0].calls) == calls
 
 
-def test_a_full_disk_stops_stores_and_not_loads(
-    make_weak: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_full_disk_stops_stores(make_weak: Make, caplog: pytest.LogCaptureFixture) -> None:
     engine = make_weak(slots=8)
     stored_below(engine, *KEYS[:4])
     tier = engine.tiers[0]
@@ -189,9 +184,7 @@ def test_a_full_disk_stops_stores_and_not_loads(
     assert engine.manager.stats[1].evicted_chunks == 0
 
 
-def test_a_tier_that_blocks_its_loop_is_logged_once_and_not_for_each_job(
-    make: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_blocked_loop_is_logged_once(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     engine = make()
     for key in KEYS[:50]:
         engine.manager.lookup(key, A)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import pytest
 from support.core import pure_core_only
-from support.engine import KEYS, A, B, Engine, start_promotion, stored_below
+from support.engine import KEYS, A, B, Engine, Make, start_promotion, stored_below
 
 from kvtier_sdk import TierUnavailableError
 from kvtier_sdk.engine import ResetScope, TierClient
-
-Make = Callable[..., Engine]
 
 
 def drain(engine: Engine, tier: int = 0, *, drained: bool = True) -> None:
@@ -23,9 +21,7 @@ def counted(counter: Mapping[str, int]) -> dict[str, int]:
     return {what: count for what, count in counter.items() if count}
 
 
-def test_a_drained_tier_is_neither_asked_nor_given_anything_and_counts_as_absent(
-    make: Make,
-) -> None:
+def test_a_drained_tier_gets_nothing_and_counts_as_absent(make: Make) -> None:
     engine = make()
     stored_below(engine, KEYS[0])
     drain(engine)

@@ -74,9 +74,7 @@ def test_a_job_waits_for_the_stream_that_it_is_given(
     runtime.release(later)
 
 
-def test_polling_while_a_graph_is_captured_disturbs_neither(
-    runtime: FakeCUDA, opened: Opener
-) -> None:
+def test_polling_does_not_disturb_a_capture(runtime: FakeCUDA, opened: Opener) -> None:
     worker = opened(one_tensor(), mapped(16, 64))
     computing = Stream()
     gate = computing.hold()
@@ -126,9 +124,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_a_bounded_part_of_large_loads_is_ahead_of_an_expedited_one(
-    runtime: FakeCUDA, opened: Opener
-) -> None:
+def test_an_expedited_load_overtakes_large_ones(runtime: FakeCUDA, opened: Opener) -> None:
     kv = KVTensor(torch.zeros(64, PAGE_BYTES, dtype=torch.uint8))
     host = mapped(64, PAGE_BYTES)
     host[:] = np.arange(64, dtype=np.uint8)[:, None]
@@ -152,7 +148,7 @@ def test_a_bounded_part_of_large_loads_is_ahead_of_an_expedited_one(
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_a_large_load_that_fails_queues_no_more(
+def test_a_failed_load_queues_no_more(
     runtime: FakeCUDA, opened: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = opened(one_tensor(64, PAGE_BYTES), mapped(64, PAGE_BYTES))
@@ -170,9 +166,7 @@ def test_a_large_load_that_fails_queues_no_more(
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_a_large_load_has_not_ended_while_pieces_are_to_be_queued(
-    runtime: FakeCUDA, opened: Opener
-) -> None:
+def test_a_large_load_ends_after_its_last_piece(runtime: FakeCUDA, opened: Opener) -> None:
     worker = opened(one_tensor(64, PAGE_BYTES), mapped(64, PAGE_BYTES))
     computing = Stream()
     gate = computing.hold()
@@ -187,9 +181,7 @@ def test_a_large_load_has_not_ended_while_pieces_are_to_be_queued(
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_shutdown_waits_for_loads_that_are_not_queued_yet(
-    runtime: FakeCUDA, opened: Opener
-) -> None:
+def test_shutdown_waits_for_loads_not_yet_queued(runtime: FakeCUDA, opened: Opener) -> None:
     kv = one_tensor(64, PAGE_BYTES)
     host = mapped(64, PAGE_BYTES)
     worker = opened(kv, host)
@@ -229,9 +221,7 @@ def test_submitting_does_not_keep_others_from_asking(runtime: FakeCUDA, opened: 
     expect_success(worker, 2)
 
 
-def test_a_worker_that_is_dropped_unregisters_when_its_copies_have_ended(
-    runtime: FakeCUDA, opened: Opener
-) -> None:
+def test_a_dropped_worker_unregisters_after_its_copies(runtime: FakeCUDA, opened: Opener) -> None:
     device = CUDADevice(torch.device("cuda"))
     kv, host = one_tensor(), mapped(16, 64)
     worker = OffloadWorker([KVGroup([kv])], host, device=device)

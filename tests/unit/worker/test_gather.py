@@ -251,7 +251,7 @@ def test_kernels_and_copies_wait_for_each_other(
         assert all((host[block] == block).all() for block in ids)
 
 
-def test_jobs_of_one_lane_share_its_staging_parts(
+def test_a_lanes_jobs_share_its_parts(
     runtime: FakeCUDA, kernel: FakePageKernel, opened: Opener
 ) -> None:
     group = layers()
@@ -343,9 +343,7 @@ def test_a_job_whose_copy_is_refused_has_ended_when_its_kernel_has(
     assert all(host[block].tobytes() == stored(group, block) for block in range(9))
 
 
-def test_without_triton_pages_are_copied_one_by_one(
-    opened: Opener, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_triton_pages_are_copied(opened: Opener, caplog: pytest.LogCaptureFixture) -> None:
     group = layers()
     host = mapped(32, group.chunk_bytes)
     worker = opened(group, host)

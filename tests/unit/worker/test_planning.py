@@ -207,9 +207,7 @@ KEYS, VALUES = layer(1000, 16), layer(1008, 16)
         pytest.param([layer(0, 0, blocks=1), layer(4, 0, blocks=1)], False, id="one block"),
     ],
 )
-def test_blocks_of_different_ids_are_apart_where_that_is_sure(
-    layouts: list[GroupLayout], expected: bool
-) -> None:
+def test_blocks_are_apart_where_that_is_sure(layouts: list[GroupLayout], expected: bool) -> None:
     assert are_apart(layouts) is expected
 
 

@@ -40,9 +40,7 @@ def test_a_refusal_is_warned_of_and_not_left_for_the_engine(
     assert "did not register 32 KiB of host memory (error 1)" in caplog.text
 
 
-def test_memory_that_is_not_registered_any_more_is_no_error_of_the_engines(
-    runtime: FakeCUDA,
-) -> None:
+def test_unregistering_lost_memory_leaves_no_error(runtime: FakeCUDA) -> None:
     device = CUDADevice(torch.device("cuda"))
     device.register(host(4, PAGE_BYTES), ())
     runtime.pieces.clear()
@@ -86,9 +84,7 @@ def open_device(host: HostLayout) -> CUDADevice:
     return device
 
 
-def test_workers_over_the_same_memory_share_its_registration(
-    runtime: FakeCUDA, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_workers_share_a_registration(runtime: FakeCUDA, caplog: pytest.LogCaptureFixture) -> None:
     first, second = open_device(host(4, PAGE_BYTES)), open_device(host(4, PAGE_BYTES))
     assert caplog.text == ""
     first.close()
@@ -97,7 +93,7 @@ def test_workers_over_the_same_memory_share_its_registration(
     assert runtime.pieces == {}
 
 
-def test_workers_over_parts_that_overlap_register_what_is_left(
+def test_overlapping_parts_are_registered(
     runtime: FakeCUDA, caplog: pytest.LogCaptureFixture
 ) -> None:
     parts = [host(4, 3000, workers=5, worker=worker) for worker in range(5)]

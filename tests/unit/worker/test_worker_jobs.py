@@ -247,9 +247,7 @@ def test_a_worker_can_be_dropped_with_all_its_memory_while_it_copies() -> None:
     assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr
 
 
-def test_a_dropped_worker_ends_its_threads_and_says_so(
-    gate: Gate, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_dropped_worker_ends_and_says_so(gate: Gate, caplog: pytest.LogCaptureFixture) -> None:
     before = set(threading.enumerate())
     kv, host = one_tensor(), np.zeros((16, 64), np.uint8)
     worker = OffloadWorker([KVGroup([kv])], host, device=CPUDevice(threads=2, copy=gate))

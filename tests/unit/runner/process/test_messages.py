@@ -149,7 +149,7 @@ def test_a_malformed_body_is_refused(read: Callable[[bytes], object], body: byte
 
 
 @given(st.lists(st.tuples(st.sampled_from(Kind), st.binary(max_size=30)), max_size=5), st.data())
-def test_a_stream_is_split_into_its_messages_wherever_it_is_cut(
+def test_a_stream_is_split_into_messages(
     sent: list[tuple[Kind, bytes]], data: st.DataObject
 ) -> None:
     stream = b"".join(message(kind, body) for kind, body in sent)
@@ -198,7 +198,7 @@ def _nested(depth: int) -> dict[str, object]:
     [{"a": ["text"] * 100_000}, {"a": "x" * 1_000_000}, _nested(5000)],
     ids=["many", "long", "deep"],
 )
-def test_params_that_are_too_large_do_not_arrive(
+def test_too_large_params_do_not_arrive(
     params: dict[str, object], caplog: pytest.LogCaptureFixture
 ) -> None:
     request = RequestContext("r7", params=params)

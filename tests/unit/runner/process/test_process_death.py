@@ -6,12 +6,11 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.runners import CHUNK_BYTES, KEYS, NOBODY, Rig
+from support.runners import CHUNK_BYTES, KEYS, NOBODY, Make
 from support.tier_process import HeldBackClock, children, is_there, pid_of
 
 from kvtier_sdk import TierUnavailableError
@@ -21,11 +20,8 @@ from kvtier_sdk.runner.process import runner as process_runner
 from kvtier_sdk.runner.process.child_process import ChildProcess
 
 
-def test_a_killed_process_fails_its_jobs_and_is_restarted(
-    make_rig: Callable[..., Rig], clock: HeldBackClock
-) -> None:
-    rig = make_rig(on_load="hang")
-    rig.client.open()
+def test_a_killed_process_is_restarted(make_rig: Make, clock: HeldBackClock) -> None:
+    rig = make_rig(on_load="hang").open()
     first = pid_of(rig.runner)
     rig.do(Operation.STORE, 0)
     rig.submit([rig.job(Operation.LOAD, 0, 1), rig.job(Operation.LOAD, 2)])
@@ -58,12 +54,9 @@ def test_a_killed_process_fails_its_jobs_and_is_restarted(
     assert rig.do(Operation.LOOKUP, 3) == ["ok"]
 
 
-def test_a_process_that_dies_with_jobs_unread(
-    make_rig: Callable[..., Rig], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_process_dies_with_jobs_unread(make_rig: Make, caplog: pytest.LogCaptureFixture) -> None:
     """The end of the socket is reset then, not only closed."""
-    rig = make_rig()
-    rig.client.open()
+    rig = make_rig().open()
     os.kill(pid_of(rig.runner), signal.SIGSTOP)
     rig.submit(rig.lookups(3))
     os.kill(pid_of(rig.runner), signal.SIGKILL)
@@ -74,25 +67,22 @@ def test_a_process_that_dies_with_jobs_unread(
     assert told.count(death) == 1
 
 
-def test_no_slot_is_free_while_the_process_lives(make_rig: Callable[..., Rig]) -> None:
-    rig = make_rig(on_load="hang_up")
-    rig.client.open()
+def test_no_slot_is_free_while_the_process_lives(make_rig: Make) -> None:
+    rig = make_rig(on_load="hang_up").open()
     child = pid_of(rig.runner)
     rig.submit([rig.job(Operation.LOAD, 0)])
     assert rig.wait_for(1) == ["unavailable"]
     assert not is_there(child)
 
 
-def test_a_copy_that_a_process_left_is_not_waited_for(make_rig: Callable[..., Rig]) -> None:
-    rig = make_rig(on_load="leave_a_copy")
-    rig.client.open()
+def test_a_copy_that_a_process_left_is_not_waited_for(make_rig: Make) -> None:
+    rig = make_rig(on_load="leave_a_copy").open()
     assert rig.do(Operation.LOAD, 0) == ["unavailable"]
     assert rig.results[0].error == "held load: the tier's process died: exit status 7"
 
 
-def test_a_concluded_job_is_released_with_its_process(make_rig: Callable[..., Rig]) -> None:
-    rig = make_rig(on_load="cling")
-    rig.client.open()
+def test_a_concluded_job_is_released_with_its_process(make_rig: Make) -> None:
+    rig = make_rig(on_load="cling").open()
     job = rig.job(Operation.LOAD, 0)
     job.deadline_s = rig.clock.now_s() + 0.05
     rig.submit([job])
@@ -111,11 +101,10 @@ def test_a_concluded_job_is_released_with_its_process(make_rig: Callable[..., Ri
         ("leave", "exit status 7"),
     ],
 )
-def test_it_is_said_what_a_process_died_of(
-    make_rig: Callable[..., Rig], caplog: pytest.LogCaptureFixture, trouble: str, reason: str
+def test_a_cause_of_death_is_logged(
+    make_rig: Make, caplog: pytest.LogCaptureFixture, trouble: str, reason: str
 ) -> None:
-    rig = make_rig(on_lookup=trouble)
-    rig.client.open()
+    rig = make_rig(on_lookup=trouble).open()
     assert rig.do(Operation.LOOKUP, 0) == ["unavailable"]
     assert rig.results[0].error == f"held lookup: the tier's process died: {reason}"
     assert f"the tier's process died: {reason}" in caplog.text
@@ -123,7 +112,7 @@ def test_it_is_said_what_a_process_died_of(
 
 @pytest.mark.parametrize("trouble", ["on_init", "on_open"])
 def test_an_abort_at_the_start_is_said_with_what_was_printed(
-    make_rig: Callable[..., Rig], caplog: pytest.LogCaptureFixture, trouble: str
+    make_rig: Make, caplog: pytest.LogCaptureFixture, trouble: str
 ) -> None:
     rig = make_rig(**{trouble: "abort"}, secret_key="hunter2hunter2")
     with pytest.raises(TierUnavailableError) as told:
@@ -137,21 +126,17 @@ def test_an_abort_at_the_start_is_said_with_what_was_printed(
     assert "hunter2" not in caplog.text
 
 
-def test_what_a_library_writes_to_stderr_is_in_the_log_of_the_tier(
-    make_rig: Callable[..., Rig], caplog: pytest.LogCaptureFixture
+def test_a_librarys_stderr_is_in_the_tiers_log(
+    make_rig: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    rig = make_rig(on_lookup="print_raw")
-    rig.client.open()
+    rig = make_rig(on_lookup="print_raw").open()
     rig.do(Operation.LOOKUP, 0)
     rig.close()
     assert "held: stderr: last words" in caplog.text
 
 
-def test_after_a_long_life_a_process_is_restarted_soon(
-    make_rig: Callable[..., Rig], clock: HeldBackClock
-) -> None:
-    rig = make_rig()
-    rig.client.open()
+def test_a_process_that_lived_long_restarts_soon(make_rig: Make, clock: HeldBackClock) -> None:
+    rig = make_rig().open()
     for restarts, lived_s in enumerate((0.0, 0.0, 30.0), start=1):
         clock.ahead_s += lived_s
         os.kill(pid_of(rig.runner), signal.SIGKILL)
@@ -162,10 +147,9 @@ def test_after_a_long_life_a_process_is_restarted_soon(
 
 
 def test_a_process_that_does_not_come_back_is_tried_again_later_and_later(
-    make_rig: Callable[..., Rig], clock: HeldBackClock, tmp_path: Path
+    make_rig: Make, clock: HeldBackClock, tmp_path: Path
 ) -> None:
-    rig = make_rig(on_open="refuse_again")
-    rig.client.open()
+    rig = make_rig(on_open="refuse_again").open()
     os.kill(pid_of(rig.runner), signal.SIGKILL)
     for _ in range(3):
         assert clock.paused.wait(30)
@@ -179,13 +163,12 @@ def test_a_process_that_does_not_come_back_is_tried_again_later_and_later(
 
 
 def test_a_process_that_hangs_when_it_is_restarted_is_given_up(
-    make_rig: Callable[..., Rig],
+    make_rig: Make,
     clock: HeldBackClock,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    rig = make_rig(on_open="hang_again")
-    rig.client.open()
+    rig = make_rig(on_open="hang_again").open()
     brief = rig.client.spec.runner.model_copy(update={"open_deadline_s": 0.01})
     spec = replace(rig.client.spec, runner=brief)
     monkeypatch.setattr(rig.runner, "_spec", spec)
@@ -200,11 +183,8 @@ def test_a_process_that_hangs_when_it_is_restarted_is_given_up(
     assert children() == []
 
 
-def test_a_stopped_process_costs_the_engine_no_wait_and_is_killed_at_the_end(
-    make_rig: Callable[..., Rig],
-) -> None:
-    rig = make_rig()
-    rig.client.open()
+def test_the_engine_does_not_wait_for_a_stopped_process(make_rig: Make) -> None:
+    rig = make_rig().open()
     child = pid_of(rig.runner)
     os.kill(child, signal.SIGSTOP)
     # More than the socket and our buffer hold.
@@ -222,18 +202,14 @@ def test_a_stopped_process_costs_the_engine_no_wait_and_is_killed_at_the_end(
     assert verdicts <= {"cancelled", "unavailable"}
 
 
-def test_a_line_that_cannot_be_logged_costs_nothing_else(make_rig: Callable[..., Rig]) -> None:
+def test_a_line_that_cannot_be_logged_costs_nothing_else(make_rig: Make) -> None:
     """The engine's process behaves the same: logging complains on standard error."""
-    rig = make_rig(on_lookup="log_badly")
-    rig.client.open()
+    rig = make_rig(on_lookup="log_badly").open()
     assert rig.do(Operation.LOOKUP, 0) == ["not_found"]
 
 
-def test_a_result_that_does_not_fit_its_job_is_a_failure(
-    make_rig: Callable[..., Rig], caplog: pytest.LogCaptureFixture
-) -> None:
-    rig = make_rig(on_load="hang")
-    rig.client.open()
+def test_a_result_that_does_not_fit_fails(make_rig: Make, caplog: pytest.LogCaptureFixture) -> None:
+    rig = make_rig(on_load="hang").open()
     job = rig.job(Operation.LOAD, 0, 1)
     rig.submit([job])
     # The process knows of two chunks.
@@ -245,13 +221,12 @@ def test_a_result_that_does_not_fit_its_job_is_a_failure(
 
 
 def test_the_end_of_a_dead_process_is_not_charged_to_the_next_one(
-    make_rig: Callable[..., Rig], clock: HeldBackClock, monkeypatch: pytest.MonkeyPatch
+    make_rig: Make, clock: HeldBackClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An engine that was idle reads the old socket's end after the next process has started."""
     suspected: list[int | None] = []
     monkeypatch.setattr(ChildProcess, "lost", lambda child, error: suspected.append(child.pid))
-    rig = make_rig()
-    rig.client.open()
+    rig = make_rig().open()
     first = pid_of(rig.runner)
     os.kill(first, signal.SIGKILL)
     assert clock.paused.wait(30)
@@ -269,11 +244,10 @@ def test_the_end_of_a_dead_process_is_not_charged_to_the_next_one(
     assert rig.do(Operation.LOOKUP, 0) == ["not_found"]
 
 
-def test_a_process_that_dies_at_the_start_keeps_no_engine_from_starting(
-    make_rig: Callable[..., Rig], clock: HeldBackClock
+def test_a_death_at_the_start_does_not_stop_the_engine(
+    make_rig: Make, clock: HeldBackClock
 ) -> None:
-    rig = make_rig(on_open="leave_once", runner={"required": False})
-    rig.client.open()
+    rig = make_rig(on_open="leave_once", runner={"required": False}).open()
     assert not rig.client.takes_reads
     assert rig.do(Operation.LOOKUP, 0) == ["unavailable"]
     assert clock.paused.wait(30)
@@ -285,11 +259,10 @@ def test_a_process_that_dies_at_the_start_keeps_no_engine_from_starting(
     assert stats.errors[-1] == "held open: the tier's process died: exit status 7"
 
 
-def test_a_store_that_is_down_keeps_no_process_from_its_restart(
-    make_rig: Callable[..., Rig], clock: HeldBackClock
-) -> None:
-    rig = make_rig(on_open="refuse_again", runner={"required": False, "probe_interval": 0.01})
-    rig.client.open()
+def test_a_process_restarts_while_its_store_is_down(make_rig: Make, clock: HeldBackClock) -> None:
+    rig = make_rig(
+        on_open="refuse_again", runner={"required": False, "probe_interval": 0.01}
+    ).open()
     os.kill(pid_of(rig.runner), signal.SIGKILL)
     assert clock.paused.wait(30)
     clock.go_on()

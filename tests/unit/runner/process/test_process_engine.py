@@ -9,11 +9,10 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.runners import RUNNERS, Rig
+from support.runners import RUNNERS, Make, Rig
 from support.tier_process import LookClock, is_there, pid_of
 
 from kvtier_sdk.runner.jobs import Operation
@@ -39,9 +38,8 @@ def test_no_thread_of_the_engines_is_woken_up_for_a_job(tmp_path: Path) -> None:
         rig.close()
 
 
-def test_the_engine_goes_first_where_processors_are_short(make_rig: Callable[..., Rig]) -> None:
-    rig = make_rig()
-    rig.client.open()
+def test_the_engine_goes_first_where_processors_are_short(make_rig: Make) -> None:
+    rig = make_rig().open()
     of_process = os.getpriority(os.PRIO_PROCESS, pid_of(rig.runner))
     assert of_process == min(19, os.getpriority(os.PRIO_PROCESS, 0) + 5)
 
