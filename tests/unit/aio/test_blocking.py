@@ -27,11 +27,10 @@ def released() -> Iterator[threading.Event]:
 
 
 class Buffer:
-    """An object that can have weak references, to see if it is still held."""
+    pass
 
 
 def run(code: str) -> str:
-    """Run a program in a new interpreter, and return what it prints."""
     command = [sys.executable, "-P", "-c", code]
     return subprocess.check_output(command, text=True, timeout=PATIENCE_S)
 
@@ -145,7 +144,6 @@ async def test_a_call_cancelled_before_its_start_is_not_run(released: threading.
 async def test_a_call_cancelled_before_its_start_holds_no_arguments(
     released: threading.Event,
 ) -> None:
-    """Nothing holds them even while no thread is free, which lasts forever if all of them hang."""
     occupied = await occupy_all_threads(released)
     buffer = Buffer()
     seen = weakref.ref(buffer)

@@ -17,8 +17,6 @@ PATIENCE_S = 30.0
 
 
 class Calls:
-    """Calls that wait to be released, and a record of their ends."""
-
     def __init__(self) -> None:
         self.gates: dict[int, asyncio.Event] = {}
         self.started: list[int] = []

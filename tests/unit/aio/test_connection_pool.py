@@ -11,8 +11,6 @@ from kvtier_sdk import ConnectionPool
 
 
 class Line:
-    """A connection whose usability the test decides."""
-
     def __init__(self) -> None:
         self.is_usable = True
         self.closed_for: str | None = None
@@ -23,8 +21,6 @@ class Line:
 
 
 class Server:
-    """A server that makes connections, and remembers them."""
-
     def __init__(self) -> None:
         self.lines: list[Line] = []
         self.refuses = False
@@ -120,8 +116,6 @@ async def test_one_that_is_not_usable_is_closed(server: Server) -> None:
 
 
 class Borrowers:
-    """Tasks that borrow a connection, and return it on demand."""
-
     def __init__(self, pool: ConnectionPool[Line]) -> None:
         self._pool = pool
         #: The tasks that have a connection, in the order in which they got it.

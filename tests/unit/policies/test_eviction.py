@@ -204,7 +204,6 @@ def test_a_policy_that_was_not_opened_is_refused(policy: type[EvictionPolicy]) -
 
 
 def hit_rate(name: str, slots: int, uses: Iterable[int]) -> float:
-    """Play uses of numbered chunks through a cache, and return its hit rate."""
     policy = made(name, slots)
     resident: set[OffloadKey] = set()
     hits = total = 0
@@ -225,7 +224,6 @@ def hit_rate(name: str, slots: int, uses: Iterable[int]) -> float:
 
 
 def hot_prompts_between_scans() -> Iterator[int]:
-    """Generate uses of 40 hot chunks among new ones, and at times a scan of 150 new ones."""
     fresh = iter(range(1000, 100_000))
     for turn in range(200):
         for hot in range(40):

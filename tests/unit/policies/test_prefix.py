@@ -53,8 +53,6 @@ def test_the_end_of_a_prefix_leaves_before_its_start(paths: list[list[int]], slo
 
 
 class Watched(PrefixPolicy):
-    """Checks that a chunk never leaves before one that continues it."""
-
     def on_remove(self, key: OffloadKey) -> None:
         super().on_remove(key)
         assert not any(other[:-1] == key for other in self._uses)

@@ -28,7 +28,6 @@ def address_of(view: memoryview) -> int:
 
 
 def warnings_of(pool: HostPool, caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Return the warnings of closing the pool."""
     caplog.clear()
     with caplog.at_level(logging.WARNING, logger="kvtier.pool"):
         pool.close()

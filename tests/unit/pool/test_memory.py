@@ -34,7 +34,6 @@ MAKE: dict[str, Callable[..., HostPool]] = {
 
 
 def faults_of_touching(pool: HostPool) -> int:
-    """Count the page faults while a byte of each page is written."""
     pages = np.arange(0, pool.chunk_bytes, mmap.PAGESIZE)
     views = [np.frombuffer(pool.view(slot), np.uint8) for slot in range(pool.slots)]
     before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt

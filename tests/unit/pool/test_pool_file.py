@@ -33,7 +33,6 @@ def no_room(size_bytes: int, directory: Path) -> None:
 
 
 def test_a_file_that_lost_its_name_is_not_joined(shm_directory: Path, pool: HostPool) -> None:
-    """The other members would never join it: they find another file, or make one."""
     path = path_of(shm_directory)
     fd = os.open(path, os.O_RDWR)
     pool.close()

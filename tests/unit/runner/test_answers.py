@@ -18,8 +18,6 @@ from kvtier_sdk.runner.jobs import Operation
 
 
 def answering(rig: Rig, method: str, answer: Callable[[int], Any]) -> None:
-    """Let a method of the tier answer a batch like this."""
-
     async def call(batch: Any, *_: Any) -> Any:
         return answer(len(batch))
 

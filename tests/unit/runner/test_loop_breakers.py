@@ -27,7 +27,6 @@ def test_an_open_breaker_refuses_at_once_and_without_a_call(make: Make) -> None:
 
 
 def test_an_interruption_is_not_the_tiers(make: Make) -> None:
-    """If the loop is on the main thread, Ctrl-C is raised in the running call."""
     rig = make(Act("interrupted"))
     lookup = rig.loop.call.lookup([make_offload_key(b"k")], RequestContext("r"))
     with pytest.raises(KeyboardInterrupt):

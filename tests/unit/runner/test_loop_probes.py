@@ -129,7 +129,6 @@ def test_a_probe_that_never_ends_is_given_up(make: Make, caplog: pytest.LogCaptu
 
 
 def test_calls_that_are_slow_to_end_are_not_given_up(make: Make) -> None:
-    """Each ends when its client gives up on the server, and the tier is probed in between."""
     rig = make(concurrency=2, breaker_failures=2)
     rig.tier.always[""] = Act("timeout", after_s=50.0, stubborn=True)
     for _ in range(30):

@@ -32,7 +32,6 @@ def make_rig(make_rig: Make) -> Make:
 
 
 def assert_refused(rig: Rig) -> None:
-    """Assert that the engine sees open breakers, and that jobs end at once."""
     assert not rig.client.takes_reads
     assert not rig.client.takes_stores
     seen = {sample.metric.name: sample.value for sample in metric_samples([rig.client.stats])}
@@ -41,7 +40,6 @@ def assert_refused(rig: Rig) -> None:
 
 
 def assert_used(rig: Rig) -> None:
-    """Assert that the tier is open and does its work."""
     assert rig.client.takes_reads
     assert rig.client.takes_stores
     assert rig.client.stats.is_open == 1

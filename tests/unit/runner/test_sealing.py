@@ -108,7 +108,6 @@ class Engine:
         return Job(self._jobs, operation, [key], [slot], RequestContext("r"), deadline_s)
 
     async def do(self, operation: Operation, key: OffloadKey, slot: int = 0) -> str:
-        """Do a job, and return its verdict."""
         job = self.job(operation, key, slot)
         self.loop.submit([job])
         while not (found := [r for r in self.reports if isinstance(r, JobResult)]) or (
@@ -163,7 +162,6 @@ async def test_the_tier_sees_a_sealed_chunk_of_the_announced_length(make: Make) 
 
 
 async def test_every_byte_of_a_stored_chunk_is_guarded(make: Make) -> None:
-    """All but the zeros that pad a header are either read and compared, or authenticated."""
     engine = make(OURS)
     await stored(engine)
     whole = bytes(engine.objects[A])
@@ -218,7 +216,6 @@ async def test_a_planted_plain_chunk_is_refused(make: Make) -> None:
 
 
 async def test_engines_with_different_keys_do_not_fight(make: Make) -> None:
-    """Each replaces the other's chunk once; then the one that comes last leaves it alone."""
     ours, theirs = make(OURS), make(THEIRS)
     await stored(ours)
     await theirs.open()

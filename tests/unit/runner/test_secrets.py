@@ -32,7 +32,6 @@ def make_rig(make_rig: Make) -> Make:
 
 @pytest.fixture(autouse=True)
 def log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    """No line of a log shows a secret, by any logger."""
     caplog.set_level(logging.DEBUG)
     yield caplog
     assert "hunter" not in caplog.text
@@ -88,7 +87,6 @@ def secret(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def accepted(tmp_path: Path) -> Path:
-    """The file with the secret that the store accepts."""
     path = tmp_path / "diary.key"
     path.write_text("hunter2")
     return path
@@ -96,7 +94,6 @@ def accepted(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def make_renewing(make_rig: Make, secret: Path, accepted: Path) -> Make:
-    """Make a runner around a tier whose secret is in a file."""
     return partial(make_rig, secret_key=FileSecret(str(secret)))
 
 

@@ -36,8 +36,6 @@ class CountedLoop(asyncio.SelectorEventLoop):
 
 
 class CountingClock(SystemClock):
-    """A clock that makes one loop, and keeps it."""
-
     def new_event_loop(self) -> asyncio.AbstractEventLoop:
         self.loop = CountedLoop()
         return self.loop

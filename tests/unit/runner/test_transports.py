@@ -33,7 +33,6 @@ def test_chunks_go_there_and_back(make_rig: Make) -> None:
 
 
 def in_a_forked_copy(action: Callable[[], bool]) -> bool:
-    """Return what an action returns in a forked copy of this process; false if it hangs."""
     pid = os.fork()
     if pid == 0:
         signal.alarm(30)

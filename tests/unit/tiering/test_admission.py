@@ -26,8 +26,6 @@ def slot_of(number: int) -> Slot:
 
 
 class Rig:
-    """A least recently used cache behind an admission, and nothing in front of it."""
-
     def __init__(self, capacity: int, *, enabled: bool = True) -> None:
         self.stats = TierStats("t", "memory")
         self.admission = Admission(self.stats, TierLog("t", VirtualClock()), enabled=enabled)
@@ -116,7 +114,6 @@ def test_in_a_large_tier_they_are_estimated_from_a_sample() -> None:
 
 
 def limit(engine: Engine, chunks: int) -> None:
-    """Give the tier a capacity of a number of chunks."""
     tier = engine.tiers[0]
     capacity = {"capacity_bytes": chunks * tier.context.object_bytes}
     tier.config = tier.config.model_copy(update=capacity)
@@ -184,7 +181,6 @@ def test_it_is_off_for_tiers_of_whole_requests(make: Make, options: dict[str, st
 
 
 def test_an_operators_delete_teaches_no_capacity_and_is_no_eviction(make: Make) -> None:
-    """The tier has room for 200 chunks, and never holds more than 100."""
     engine = make(slots=4)
     tier = engine.tiers[0]
     limit(engine, 200)
@@ -288,7 +284,6 @@ def test_a_tier_at_its_capacity_ignores_what_other_programs_write(full: Rig) -> 
 
 
 def test_a_tier_that_nothing_comes_back_to_is_refused_nothing(make: Make) -> None:
-    """Neither model has a hit, so none has more."""
     engine = make(slots=4)
     limit(engine, 8)
     store_each(engine, KEYS[:400])

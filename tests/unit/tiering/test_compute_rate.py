@@ -8,7 +8,6 @@ from kvtier_sdk.tiering.compute_rate import ComputeRate
 
 
 def prompt(rate: ComputeRate, now_s: float, chunks: int, step_s: float, steps: int = 1) -> float:
-    """Compute a prompt in steps of ``chunks`` each, and then two tokens; return the time."""
     for _ in range(steps):
         rate.named(chunks, now_s)
         rate.step_ended(now_s)

@@ -47,7 +47,6 @@ def make_weak(make: Make) -> Iterator[Make]:
 
 
 def settle(engine: Engine, key: OffloadKey, request: RequestContext = B) -> tuple[str, float]:
-    """Look up until nothing is pending, and load the hits; return the answer and its delay."""
     started_s = engine.clock.now_s()
     while (answer := engine.manager.lookup(key, request).name) in ("RETRY", "HIT_PENDING"):
         engine.step(STEP_S)
@@ -57,7 +56,6 @@ def settle(engine: Engine, key: OffloadKey, request: RequestContext = B) -> tupl
 
 
 def stored_below(engine: Engine, *keys: OffloadKey) -> None:
-    """Store chunks one by one, and push them out of the primary tier."""
     for key in (*keys, *KEYS[-engine.pool.slots :]):
         assert engine.store(A, key)
         engine.steps(0.05)
@@ -230,7 +228,6 @@ def test_a_tier_whose_stores_hang_is_slow_within_seconds_and_gets_no_more(
 
 
 def slowness(engine: Engine) -> float | object:
-    """Read the metric as a scrape does."""
     samples = engine.manager.samples()
     return next(s.value for s in samples if s.metric.name == "kvtier_tier_slow")
 

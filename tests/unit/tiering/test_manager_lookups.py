@@ -41,7 +41,6 @@ def test_a_miss_costs_no_second_question(make: Make) -> None:
 
 
 def two_tiers_with_a_chunk_each(make: Make) -> Engine:
-    """Tier 0 has the first chunk, tier 1 the second; the primary tier has neither."""
     engine = make(tiers=2)
     stored_below(engine, *KEYS[:2])
     for tier, key in zip(engine.tiers, reversed(KEYS[:2]), strict=True):
@@ -319,7 +318,6 @@ def test_a_waiting_prefix_costs_no_lookup(make: Make, monkeypatch: pytest.Monkey
 
 
 def limited(make: Make, limit: int) -> Engine:
-    """An engine that looks up so many chunks at once, and whose tier answers no lookup."""
     engine = gated(make)
     engine.manager._search.lookups.limit = limit
     return engine

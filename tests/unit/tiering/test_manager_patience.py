@@ -21,13 +21,11 @@ def computing(make: Make, **options: object) -> Engine:
 
 
 def slow_down(engine: Engine, seconds: float) -> None:
-    """Let each call of the tier take so long."""
     tier = engine.tiers[0]
     tier.config = tier.config.model_copy(update={"latency_s": seconds})
 
 
 def answers_after(engine: Engine, seconds: float) -> list[str]:
-    """Look up the stored chunks on a busy machine, where the tier takes so long to answer."""
     slow_down(engine, seconds)
     engine.look(B, *KEYS[:4])
     engine.steps(seconds, step_s=seconds / 4)

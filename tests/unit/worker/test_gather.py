@@ -44,7 +44,6 @@ def kernel(monkeypatch: pytest.MonkeyPatch, runtime: FakeCUDA) -> FakePageKernel
 
 
 def layers(blocks: int = 32, words: int = WORDS) -> KVGroup:
-    """Return a group of sixteen layers with pages of the same size."""
     return KVGroup([KVTensor(aligned(blocks, 8 * words)) for _ in range(LAYERS)])
 
 
@@ -79,7 +78,6 @@ def tensors(draw: st.DrawFn) -> list[KVTensor]:
 
 @st.composite
 def jobs(draw: st.DrawFn) -> tuple[list[KVGroup], DeviceBlocks, list[int]]:
-    """Generate groups, and the blocks and slots of a job over them."""
     groups = [
         KVGroup(draw(tensors()), draw(st.integers(1, 3))) for _ in range(draw(st.integers(1, 2)))
     ]

@@ -38,7 +38,6 @@ LAYOUTS = [
 
 
 def naive_addresses(kv: KVTensor) -> list[set[int]]:
-    """Return the address of every byte of every block, element by element."""
     tensor, size = kv.tensor, kv.tensor.element_size()
     found: list[set[int]] = [set() for _ in range(kv.blocks)]
     for index in np.ndindex(tuple(tensor.shape)):

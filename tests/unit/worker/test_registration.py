@@ -21,7 +21,6 @@ def host(slots: int, part_bytes: int, *, workers: int = 1, worker: int = 0) -> H
 
 
 def slot_pages(host: HostLayout) -> set[int]:
-    """Return the pages that must be registered for slots to be copied in one piece."""
     begins = range(host.address, host.address + host.slots * host.row_bytes, host.row_bytes)
     return {page for begin in begins for page in pages_of(begin, host.part_bytes)}
 

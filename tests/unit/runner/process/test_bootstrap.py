@@ -53,8 +53,6 @@ class OddConfig(MemoryTierConfig):
 
 
 class MegaConfig(MemoryTierConfig):
-    """An option that is not read back as it was written."""
-
     size: Annotated[int, BeforeValidator(lambda value: int(value) << 20)] = 0
 
 
@@ -113,8 +111,6 @@ class OddError(Exception):
 
 
 class StubbornError(ConnectionError):
-    """An error that cannot be made from its text."""
-
     def __new__(cls, host: str, port: int) -> StubbornError:
         return super().__new__(cls)
 

@@ -99,7 +99,6 @@ def test_reports_arrive_as_they_were(sent: list[Any]) -> None:
 
 
 def mangled(data: st.DataObject, written: bytes) -> bytes:
-    """Change some bytes, cut off the end, or append bytes."""
     changed = bytearray(written)
     positions = st.integers(0, max(0, len(written) - 1))
     for at in data.draw(st.lists(positions, max_size=4)) if written else ():

@@ -55,7 +55,6 @@ def test_a_killed_process_is_restarted(make_rig: Make, clock: HeldBackClock) -> 
 
 
 def test_a_process_dies_with_jobs_unread(make_rig: Make, caplog: pytest.LogCaptureFixture) -> None:
-    """The end of the socket is reset then, not only closed."""
     rig = make_rig().open()
     os.kill(pid_of(rig.runner), signal.SIGSTOP)
     rig.submit(rig.lookups(3))
@@ -203,7 +202,6 @@ def test_the_engine_does_not_wait_for_a_stopped_process(make_rig: Make) -> None:
 
 
 def test_a_line_that_cannot_be_logged_costs_nothing_else(make_rig: Make) -> None:
-    """The engine's process behaves the same: logging complains on standard error."""
     rig = make_rig(on_lookup="log_badly").open()
     assert rig.do(Operation.LOOKUP, 0) == ["not_found"]
 

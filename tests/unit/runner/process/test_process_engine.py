@@ -45,13 +45,11 @@ def test_the_engine_goes_first_where_processors_are_short(make_rig: Make) -> Non
 
 
 def switches(status: Path) -> int:
-    """Return the number of voluntary context switches of a thread."""
     (line,) = (s for s in status.read_text().split("\n") if s.startswith("voluntary_ctxt"))
     return int(line.split()[1])
 
 
 def settled(status: Path) -> None:
-    """Wait until a thread is idle."""
     idle, before = 0, -1
     while idle < 20:
         now = switches(status)

@@ -39,7 +39,6 @@ from kvtier_sdk.runner.factory import make_runner
 def test_a_process_that_cannot_be_started_is_an_error_of_the_start(
     make_rig: Make, monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
-    """This holds for every failure, at every stage of the start."""
     start_thread = threading.Thread.start
 
     def refuse(thread: threading.Thread) -> None:
@@ -115,14 +114,10 @@ def make(
 
 
 class RemoteTier(MisbehavingTier):
-    """A tier that declares itself to be on another machine."""
-
     locality = Locality.REMOTE
 
 
 class DiskTier(MisbehavingTier):
-    """A tier that declares itself to be on a disk of this machine."""
-
     medium = Medium.STORAGE
 
 
@@ -176,8 +171,6 @@ def test_the_pool_is_shared_where_a_tier_wants_a_process() -> None:
 
 
 class NeedyTier(MisbehavingTier):
-    """A tier in memory that has to run in a process of its own."""
-
     needs_process = True
 
 
