@@ -67,20 +67,6 @@ def test_a_full_disk_is_a_failure_of_stores_only() -> None:
     assert outcome_of(Direction.READ, [FULL]) is ANSWERED
 
 
-@pytest.mark.parametrize(
-    "opening",
-    [
-        [FAILED] * 5,
-        [FAILED, ANSWERED] * 9 + [FAILED],  # half of the last twenty
-        [LATE] * 10,
-        [FAILED, FAILED, LATE, FAILED, FAILED, FAILED],  # a late call does not end the row
-        [BLOCKED],
-    ],
-)
-def test_the_last_of_these_outcomes_opens_it(opening: list[Outcome]) -> None:
-    assert outcomes(make(), *opening) == [False] * (len(opening) - 1) + [True]
-
-
 @given(
     st.lists(
         st.tuples(st.sampled_from(Outcome), st.lists(st.sampled_from(OBJECTS), max_size=3)),

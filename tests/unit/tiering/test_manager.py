@@ -20,19 +20,6 @@ from kvtier_sdk import (
 )
 
 
-def test_a_chunk_comes_back_from_a_tier(make: Make) -> None:
-    engine = make()
-    stored_below(engine, *KEYS[:3])
-    assert engine.look(B, *KEYS[:3]) == ["RETRY"] * 3
-    engine.step()
-    assert engine.look(B, *KEYS[:3]) == ["HIT_PENDING"] * 3
-    engine.step()
-    assert engine.look(B, *KEYS[:3]) == ["HIT"] * 3
-    engine.load(B, *KEYS[:3])
-    assert engine.manager.stats[1].hit_chunks == 3
-    engine.at_rest()
-
-
 @pytest.mark.parametrize("call", ["lookup", "prepare_store", "touch"])
 @pytest.mark.parametrize("key", ["text", 5, None])
 def test_a_key_that_is_no_bytes_is_refused(make: Make, call: str, key: Any) -> None:
@@ -43,10 +30,6 @@ def test_a_key_that_is_no_bytes_is_refused(make: Make, call: str, key: Any) -> N
         method(key if call == "lookup" else [KEYS[0], key], A)
     assert engine.store(A, *KEYS) == engine.pool.slots
     engine.at_rest()
-
-
-def test_without_tiers_a_miss_is_answered_at_once(make: Make) -> None:
-    assert make(tiers=0).look(A, KEYS[0]) == ["MISS"]
 
 
 def test_two_requests_share_one_question_and_one_load(make: Make) -> None:
@@ -179,8 +162,7 @@ def test_what_is_used_above_stays_warm_below(make: Make) -> None:
     engine.step()
     engine.step()
     assert engine.look(B, KEYS[0]) == ["HIT"]
-    engine.manager.prepare_load([KEYS[0]], B)
-    engine.manager.complete_load([KEYS[0]], B)
+    engine.load(B, KEYS[0])
     engine.step()
     assert list(engine.tiers[0]._objects)[-1] == KEYS[0]
 

@@ -21,6 +21,12 @@ def below(engine: Engine, tier: int = 0) -> set[bytes]:
     return set(engine.tiers[tier]._objects)
 
 
+def use(engine: Engine, *keys: bytes) -> None:
+    assert engine.look(B, *keys) == ["HIT"] * len(keys)
+    engine.load(B, *keys)
+    engine.at_rest()
+
+
 def test_on_evict_a_tier_gets_what_leaves_and_nothing_else(make: Make) -> None:
     engine = make(slots=4, store_policy="on_evict", manager={"store_reserve": 0.0})
     engine.store(A, *KEYS[:4])
@@ -95,9 +101,7 @@ def test_after_hits_a_tier_gets_what_came_back_that_often(make: Make) -> None:
     engine = make(store_policy="after_hits:2")
     engine.store(A, *KEYS[:2])
     for times in (1, 2, 3):
-        assert engine.look(B, KEYS[0]) == ["HIT"]
-        engine.load(B, KEYS[0])
-        engine.at_rest()
+        use(engine, KEYS[0])
         assert below(engine) == (set() if times < 2 else {KEYS[0]})
     assert [name for name, _ in engine.tiers[0].calls].count("store") == 1, "once is enough"
 
@@ -107,9 +111,7 @@ def test_after_hits_what_could_not_be_stored_is_offered_at_the_next_hit(make: Ma
     engine.store(A, KEYS[0])
     engine.tiers[0].raises = TierError("a moment of trouble")
     for stored in (set(), {KEYS[0]}, {KEYS[0]}):
-        assert engine.look(B, KEYS[0]) == ["HIT"]
-        engine.load(B, KEYS[0])
-        engine.at_rest()
+        use(engine, KEYS[0])
         assert below(engine) == stored
     assert engine.tiers[0].called().count("store") == 2
 
@@ -158,17 +160,6 @@ def test_a_tier_of_whole_requests_is_sent_a_chunk_once(make: Make) -> None:
     assert sorted(stored) == sorted(KEYS[:50])
 
 
-def test_the_tail_of_a_prompt_gets_into_a_queue_that_its_head_fills(make: Make) -> None:
-    engine = make(offload_policy="request", max_queue=4 * CHUNK_BYTES)
-    engine.store(A, *KEYS[:6])
-    engine.at_rest()
-    assert below(engine) == set(KEYS[:4])
-    assert engine.look(B, *KEYS[:6]) == ["HIT"] * 6
-    engine.load(B, *KEYS[:6])
-    engine.at_rest()
-    assert below(engine) == set(KEYS[:6])
-
-
 @pytest.mark.parametrize("beside", [{}, {"store_policy": "after_hits:9"}])
 def test_through_a_failed_store_is_offered_again(make: Make, beside: dict[str, str]) -> None:
     engine = make(tiers=2, each=({"retries": 0}, beside))
@@ -178,22 +169,19 @@ def test_through_a_failed_store_is_offered_again(make: Make, beside: dict[str, s
     assert below(engine) == {KEYS[0], KEYS[2]}
     engine.tiers[0].on_store = lambda transfer: None
     for _ in range(2):
-        assert engine.look(B, *KEYS[:3]) == ["HIT"] * 3
-        engine.load(B, *KEYS[:3])
-        engine.at_rest()
+        use(engine, *KEYS[:3])
         assert below(engine) == set(KEYS[:3])
     stored = [keys for name, keys in engine.tiers[0].calls if name == "store"]
     assert stored == [list(KEYS[:3]), [KEYS[1]]]
 
 
-def test_through_what_a_full_queue_dropped_is_offered_at_the_next_hit(make: Make) -> None:
-    engine = make(max_queue=2 * CHUNK_BYTES)
+@pytest.mark.parametrize("options", [{}, {"offload_policy": "request"}])
+def test_what_a_full_queue_dropped_is_offered_again(make: Make, options: dict[str, str]) -> None:
+    engine = make(max_queue=2 * CHUNK_BYTES, **options)
     engine.store(A, *KEYS[:3])
     engine.at_rest()
     assert below(engine) == set(KEYS[:2])
-    assert engine.look(B, *KEYS[:3]) == ["HIT"] * 3
-    engine.load(B, *KEYS[:3])
-    engine.at_rest()
+    use(engine, *KEYS[:3])
     assert below(engine) == set(KEYS[:3])
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -123,6 +124,19 @@ def test_a_mangled_body_raises_a_message_error_and_nothing_else(
         read(body[: data.draw(st.integers(0, len(body) - 1))])
 
 
+Ends = tuple[Channel, socket.socket]
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    """Our end of a connection, and the peer's."""
+    ours, theirs = socket.socketpair()
+    channel = Channel(ours)
+    yield channel, theirs
+    channel.close()
+    theirs.close()
+
+
 NESTED = b"\x91" * 100_000
 UNKNOWN_VERDICT = write_reports([JobResult(1, [Verdict.OK])]).replace(b"\xa2ok", b"\xa2no")
 NEGATIVE_SLOT = write_job(Job(1, Operation.LOAD, [b"k"], (-1,), RequestContext("r"), 1.0))
@@ -168,14 +182,13 @@ def test_a_stream_is_split_into_messages(
         (b"\xff\xff\xff\x7f" + bytes([Kind.REPORTS]), "kind 7 and 2147483647 bytes"),
     ],
 )
-def test_an_invalid_message_is_refused_before_its_body_arrives(head: bytes, said: str) -> None:
-    ours, theirs = socket.socketpair()
-    channel = Channel(ours)
+def test_an_invalid_message_is_refused_before_its_body_arrives(
+    ends: Ends, head: bytes, said: str
+) -> None:
+    channel, theirs = ends
     theirs.sendall(head)
     with pytest.raises(MessageError, match=f"a message of {said}"):
         channel.read()
-    channel.close()
-    theirs.close()
 
 
 def test_an_error_that_names_a_file_with_any_bytes_arrives() -> None:
@@ -185,16 +198,13 @@ def test_an_error_that_names_a_file_with_any_bytes_arrives() -> None:
     assert result.error == r"no such file: /data/\udcff"
 
 
-def _nested(depth: int) -> dict[str, object]:
-    params: dict[str, object] = {}
-    for _ in range(depth):
-        params = {"a": params}
-    return params
-
-
 @pytest.mark.parametrize(
     "params",
-    [{"a": ["text"] * 100_000}, {"a": "x" * 1_000_000}, _nested(5000)],
+    [
+        {"a": ["text"] * 100_000},
+        {"a": "x" * 1_000_000},
+        functools.reduce(lambda params, _: {"a": params}, range(5000), {}),
+    ],
     ids=["many", "long", "deep"],
 )
 def test_too_large_params_do_not_arrive(
@@ -215,9 +225,8 @@ def test_params_that_json_cannot_express_arrive_as_text() -> None:
 
 
 @pytest.mark.parametrize("unread", [False, True], ids=["closed", "reset"])
-def test_what_a_process_wrote_before_its_end_is_read(unread: bool) -> None:
-    ours, theirs = socket.socketpair()
-    channel = Channel(ours)
+def test_what_a_process_wrote_before_its_end_is_read(ends: Ends, unread: bool) -> None:
+    channel, theirs = ends
     if unread:
         channel.write(message(Kind.JOB, b"never read"))
     theirs.sendall(message(Kind.LOG, b"last words"))
@@ -226,11 +235,10 @@ def test_what_a_process_wrote_before_its_end_is_read(unread: bool) -> None:
     assert [(kind, bytes(body)) for kind, body in arrived] == [(Kind.LOG, b"last words")]
     assert channel.read() == []
     assert channel.at_end
-    channel.close()
 
 
-def test_what_the_socket_does_not_accept_is_sent_later_and_in_order() -> None:
-    ours, theirs = (Channel(end) for end in socket.socketpair())
+def test_what_the_socket_does_not_accept_is_sent_later_and_in_order(ends: Ends) -> None:
+    ours, theirs = ends[0], Channel(ends[1])
     sent = [(Kind.JOB, bytes([n]) * 100_000) for n in range(20)]
     for kind, body in sent:
         ours.write(message(kind, body))
@@ -241,17 +249,13 @@ def test_what_the_socket_does_not_accept_is_sent_later_and_in_order() -> None:
         ours.flush()
     assert arrived == sent
     assert not ours.has_unsent
-    ours.close()
-    theirs.close()
 
 
-def test_a_peer_that_reads_nothing_fills_it() -> None:
-    ours, theirs = socket.socketpair()
-    channel = Channel(ours)
+def test_a_peer_that_reads_nothing_fills_it(ends: Ends) -> None:
+    channel, theirs = ends
     for _ in range(100):
         channel.write(message(Kind.JOB, bytes(100_000)))
     assert channel.is_full
     theirs.close()
     channel.flush()
     assert not channel.has_unsent, "for a broken peer it is lost"
-    channel.close()

@@ -74,7 +74,7 @@ def test_a_process_with_calls_that_never_end_is_killed_and_restarted(
     assert not is_there(child)
     rig.take()
     assert rig.client.jobs.unreleased == 0, "their slots are free"
-    told = [record.getMessage() for record in caplog.records]
+    told = caplog.messages
     assert told[-2:] == [
         "held: reads stay refused: calls that hang leave no room for another, and nothing but the "
         "end of the process ends them",
