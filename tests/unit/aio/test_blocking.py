@@ -87,7 +87,7 @@ async def test_a_call_that_has_returned_holds_no_arguments(fails: bool) -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-async def test_a_cancelled_call_returns_after_its_function(
+async def test_a_cancelled_call_outlasts_its_function(
     released: threading.Event, fails: bool
 ) -> None:
     started, ended = threading.Event(), threading.Event()
@@ -126,7 +126,7 @@ async def occupy_all_threads(released: threading.Event) -> list[asyncio.Task[boo
     return tasks
 
 
-async def test_a_call_cancelled_before_its_start_is_not_run(released: threading.Event) -> None:
+async def test_a_call_cancelled_at_once_is_not_run(released: threading.Event) -> None:
     ran = threading.Event()
     occupied = await occupy_all_threads(released)
     task = asyncio.create_task(run_blocking(ran.set))
@@ -141,9 +141,7 @@ async def test_a_call_cancelled_before_its_start_is_not_run(released: threading.
     assert not ran.is_set()
 
 
-async def test_a_call_cancelled_before_its_start_holds_no_arguments(
-    released: threading.Event,
-) -> None:
+async def test_a_call_cancelled_at_once_holds_no_arguments(released: threading.Event) -> None:
     occupied = await occupy_all_threads(released)
     buffer = Buffer()
     seen = weakref.ref(buffer)

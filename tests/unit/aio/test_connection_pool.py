@@ -90,9 +90,7 @@ async def test_a_borrower_that_is_cancelled_keeps_nobody_out(server: Server) -> 
 
 
 @pytest.mark.parametrize("failure", [ValueError, asyncio.CancelledError])
-async def test_after_a_failed_borrower_it_is_not_lent(
-    server: Server, failure: type[BaseException]
-) -> None:
+async def test_after_a_failure_it_is_not_lent(server: Server, failure: type[BaseException]) -> None:
     pool = ConnectionPool(server.dial, 1)
     with pytest.raises(failure):
         async with pool.borrow():

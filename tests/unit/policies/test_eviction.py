@@ -20,6 +20,7 @@ KEYS = st.integers(0, 9).map(lambda number: b"key-%d" % number)
 
 def made(name: str, slots: int) -> EvictionPolicy:
     policy = load_policy(name)()
+    assert (type(policy).__name__.lower(), policy.uses_prefix) == (f"{name}policy", False)
     policy.open(slots)
     return policy
 
@@ -137,12 +138,6 @@ def machine_of(policy: str) -> type:
 
 
 TestARC, TestLRU, TestPrefix = map(machine_of, NAMES)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_policy_is_found_by_its_name(name: str) -> None:
-    assert load_policy(name).__name__.lower() == f"{name}policy"
-    assert not load_policy(name).uses_prefix
 
 
 def order_after(name: str, slots: int, calls: str) -> str:

@@ -72,9 +72,7 @@ def test_who_comes_second_makes_no_second_file(shm_directory: Path, pool: HostPo
 
 
 @pytest.mark.parametrize("held_by", ["a member", "a guest", "who stands in the gate"])
-def test_a_file_that_is_held_is_not_swept(
-    shm_directory: Path, pool: HostPool, held_by: str
-) -> None:
+def test_a_held_file_is_not_swept(shm_directory: Path, pool: HostPool, held_by: str) -> None:
     path = path_of(shm_directory)
     holder, sweeper = os.open(path, os.O_RDWR), os.open(path, os.O_RDWR)
     assert not leases.claim_whole(sweeper)

@@ -75,9 +75,7 @@ def test_a_full_disk_is_a_failure_of_stores_only() -> None:
     st.integers(1, 7),
     st.integers(1, 25),
 )
-def test_it_opens_by_its_rules(
-    given: list[tuple[Outcome, list[bytes]]], failures: int, window: int
-) -> None:
+def test_its_rules(given: list[tuple[Outcome, list[bytes]]], failures: int, window: int) -> None:
     breaker = make(breaker_failures=failures, breaker_window=window)
     past: list[Outcome] = []
     faulty: set[bytes] = set()

@@ -100,9 +100,7 @@ def test_the_count_is_logged_after_a_minute(clock: VirtualClock, said: Said) -> 
     event_loop.close()
 
 
-def test_control_characters_are_escaped(
-    clock: VirtualClock, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_control_characters_in_log(clock: VirtualClock, caplog: pytest.LogCaptureFixture) -> None:
     log, said = TierLog("disk", clock), "\x1b[2K\r\x9b\x07\u202e\udc80\nERROR forged"
     log.warning("the server says %s", said)
     log.often(logging.WARNING, "late", said)

@@ -38,7 +38,7 @@ def log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
 
 
 @pytest.mark.parametrize("trouble", ["quote_secret", "wrap_secret"])
-def test_opening_shows_no_secret(make_rig: Make, trouble: str) -> None:
+def test_opening_hides_secrets(make_rig: Make, trouble: str) -> None:
     rig = make_rig(on_open=trouble)
     with pytest.raises(Exception, match=r"\*\*\*") as told:
         rig.client.open()
@@ -50,9 +50,7 @@ def test_opening_shows_no_secret(make_rig: Make, trouble: str) -> None:
 
 
 @pytest.mark.parametrize("trouble", TROUBLES)
-def test_results_show_no_secret(
-    make_rig: Make, trouble: str, log: pytest.LogCaptureFixture
-) -> None:
+def test_results_hide_secrets(make_rig: Make, trouble: str, log: pytest.LogCaptureFixture) -> None:
     rig = make_rig(on_lookup=trouble, on_load=trouble, runner={"breaker_failures": 1}).open()
     for operation in (Operation.LOOKUP, Operation.LOAD):
         rig.do(operation, 0)
@@ -66,9 +64,7 @@ def test_results_show_no_secret(
 
 
 @pytest.mark.parametrize("trouble", TROUBLES[:-1])
-def test_closing_shows_no_secret(
-    make_rig: Make, trouble: str, log: pytest.LogCaptureFixture
-) -> None:
+def test_closing_hides_secrets(make_rig: Make, trouble: str, log: pytest.LogCaptureFixture) -> None:
     rig = make_rig(on_close=trouble).open()
     rig.client.close(5.0)
     assert "***" in log.text

@@ -105,9 +105,7 @@ def test_a_report_of_another_thread_notifies_too(make_rig: Make) -> None:
     assert isinstance(rig.others[0], ChunksRemoved)
 
 
-def test_a_failing_notification_stops_nothing(
-    make_rig: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failing_notify_stops_nothing(make_rig: Make, caplog: pytest.LogCaptureFixture) -> None:
     rig = make_rig().open()
 
     def broken() -> None:

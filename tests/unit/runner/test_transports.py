@@ -199,9 +199,7 @@ def test_what_a_tier_logs_is_in_its_log(make_rig: Make, caplog: pytest.LogCaptur
     assert lines == [("kvtier.tier.held", "90 percent full")]
 
 
-def test_an_endless_call_does_not_block_close(
-    make_rig: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_endless_call_blocks_no_close(make_rig: Make, caplog: pytest.LogCaptureFixture) -> None:
     rig = make_rig(on_lookup="block").open()
     rig.submit(rig.lookups(2))
     rig.wait_past("blocking")

@@ -220,7 +220,7 @@ def test_a_tier_whose_stores_hang_is_slow_within_seconds_and_gets_no_more(
     engine.runners[0].run_for(0.0)
     assert (slowness(engine), stats.is_slow) == (0, 1)
     engine.steps(0.01)
-    told = [record.getMessage() for record in caplog.records]
+    told = caplog.messages
     assert told[-2:] == ["tier0: no longer slow", "tier0: meanwhile 2 chunks were not stored in it"]
     engine.store(A, KEYS[43])
     engine.steps(0.01)

@@ -16,7 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.fake_cuda import FakeCUDA, FakePageKernel, Stream, copy_pages, fake_cuda, mapped
-from support.gated_copies import expect_success, filled
+from support.gated_copies import error_of, expect_success, filled
 
 from kvtier_sdk.worker import DeviceBlocks, KVGroup, KVTensor, OffloadWorker
 from kvtier_sdk.worker import cuda as cuda_module
@@ -45,6 +45,12 @@ def kernel(monkeypatch: pytest.MonkeyPatch, runtime: FakeCUDA) -> FakePageKernel
 
 def layers(blocks: int = 32, words: int = WORDS) -> KVGroup:
     return KVGroup([KVTensor(aligned(blocks, 8 * words)) for _ in range(LAYERS)])
+
+
+def opened_layers(opened: Opener) -> tuple[KVGroup, np.ndarray, OffloadWorker]:
+    group = layers()
+    host = mapped(32, group.chunk_bytes)
+    return group, host, opened(group, host)
 
 
 def aligned(*shape: int) -> torch.Tensor:
@@ -249,9 +255,7 @@ def test_kernels_and_copies_wait_for_each_other(
         assert all((host[block] == block).all() for block in ids)
 
 
-def test_a_lanes_jobs_share_its_parts(
-    runtime: FakeCUDA, kernel: FakePageKernel, opened: Opener
-) -> None:
+def test_jobs_share_the_parts(runtime: FakeCUDA, kernel: FakePageKernel, opened: Opener) -> None:
     group = layers()
     host = mapped(32, group.chunk_bytes)
     first = len(runtime.streams)
@@ -297,14 +301,10 @@ def test_a_large_job_is_queued_as_it_goes(
 def test_after_a_kernel_that_failed_jobs_are_copied_run_by_run(
     kernel: FakePageKernel, opened: Opener, caplog: pytest.LogCaptureFixture, operation: str
 ) -> None:
-    group = layers()
-    host = mapped(32, group.chunk_bytes)
-    worker = opened(group, host)
+    group, host, worker = opened_layers(opened)
     kernel.failures.append(ValueError("out of luck"))
     getattr(worker, operation)(1, range(10), range(10), after=Stream())
-    worker.wait([1])
-    (result,) = worker.get_finished()
-    assert result.error == "the kernel that gathers pages failed: out of luck"
+    assert error_of(worker, 1) == "the kernel that gathers pages failed: out of luck"
     assert "pages are copied one by one from now on: the kernel failed: out of luck" in caplog.text
     launches = len(kernel.launches)
     getattr(worker, operation)(2, range(9), range(9), after=Stream())
@@ -321,9 +321,7 @@ def test_a_job_whose_copy_is_refused_has_ended_when_its_kernel_has(
     monkeypatch: pytest.MonkeyPatch,
     operation: str,
 ) -> None:
-    group = layers()
-    host = mapped(32, group.chunk_bytes)
-    worker = opened(group, host)
+    group, host, worker = opened_layers(opened)
     computing = Stream()
     gate = computing.hold()
     with monkeypatch.context() as patch:
@@ -331,10 +329,7 @@ def test_a_job_whose_copy_is_refused_has_ended_when_its_kernel_has(
         getattr(worker, operation)(1, range(10), range(10), after=computing)
     assert worker.get_finished() == []
     runtime.release(gate)
-    worker.wait([1])
-    (result,) = worker.get_finished()
-    assert result.error is not None
-    assert "error 1" in result.error
+    assert "error 1" in error_of(worker, 1)
     # The next job uses the same staging part.
     getattr(worker, operation)(2, range(9), range(9), after=Stream())
     expect_success(worker, 2)
@@ -342,9 +337,7 @@ def test_a_job_whose_copy_is_refused_has_ended_when_its_kernel_has(
 
 
 def test_without_triton_pages_are_copied(opened: Opener, caplog: pytest.LogCaptureFixture) -> None:
-    group = layers()
-    host = mapped(32, group.chunk_bytes)
-    worker = opened(group, host)
+    group, host, worker = opened_layers(opened)
     assert "copied one by one, which is slower: No module named 'triton'" in caplog.text
     worker.submit_store(1, range(9), range(9), after=Stream())
     expect_success(worker, 1)

@@ -128,9 +128,7 @@ def test_an_abort_at_the_start_is_said_with_what_was_printed(
     assert "hunter2" not in caplog.text
 
 
-def test_a_librarys_stderr_is_in_the_tiers_log(
-    make_rig: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_stderr_is_in_the_tiers_log(make_rig: Make, caplog: pytest.LogCaptureFixture) -> None:
     rig = make_rig(on_lookup="print_raw").open()
     rig.do(Operation.LOOKUP, 0)
     rig.close()
@@ -241,9 +239,7 @@ def test_the_end_of_a_dead_process_is_not_charged_to_the_next_one(
     assert rig.do(Operation.LOOKUP, 0) == ["not_found"]
 
 
-def test_a_death_at_the_start_does_not_stop_the_engine(
-    make_rig: Make, clock: HeldBackClock
-) -> None:
+def test_a_death_at_the_start_stops_no_engine(make_rig: Make, clock: HeldBackClock) -> None:
     rig = make_rig(on_open="leave_once", runner={"required": False}).open()
     assert not rig.client.takes_reads
     assert rig.do(Operation.LOOKUP, 0) == ["unavailable"]
