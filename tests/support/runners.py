@@ -430,6 +430,12 @@ class Rig(TierListener):
         self.client.open()
         return self
 
+    def join(self) -> None:
+        """Wait for the end of the tier's thread."""
+        thread = self.runner._thread  # type: ignore[attr-defined]
+        thread.join(_PATIENCE_S)
+        assert not thread.is_alive()
+
     def answered(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
         assert job.result is not None
         self.results.append(job.result)

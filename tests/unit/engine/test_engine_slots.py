@@ -46,9 +46,6 @@ def test_the_descriptor_is_of_the_memory_itself(file: int) -> None:
 )
 def test_memory_that_another_process_would_see_differs(file: int, how: dict[str, int]) -> None:
     assert descriptor_of(map_rows(file, **how)) is None
-
-
-def test_memory_of_no_file_has_none() -> None:
     assert descriptor_of(np.zeros((SLOTS, ROW_BYTES), np.int8).data) is None
 
 

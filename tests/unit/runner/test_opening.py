@@ -39,18 +39,13 @@ def assert_refused(rig: Rig) -> None:
     assert seen["kvtier_read_breaker_open"] == seen["kvtier_store_breaker_open"] == 1
 
 
-def assert_used(rig: Rig) -> None:
+def wait_until_used(rig: Rig) -> None:
+    rig.wait_open()
     assert rig.client.takes_reads
     assert rig.client.takes_stores
     assert rig.client.stats.is_open == 1
     assert rig.do(Operation.STORE, 0) == ["ok"]
     assert rig.do(Operation.LOOKUP, 0, 1) == ["ok", "not_found"]
-
-
-def end_of_thread(rig: Rig) -> None:
-    thread = rig.runner._thread  # type: ignore[attr-defined]
-    thread.join(30)
-    assert not thread.is_alive()
 
 
 def test_the_series_are_there_from_the_start(make_rig: Make) -> None:
@@ -73,7 +68,7 @@ def test_an_open_that_never_ends_keeps_no_engine_waiting(make_rig: Make) -> None
     assert past.count("open") == past.count("cancelled") == past.count("closed") >= 2
     assert past[-2:] == ["cancelled", "closed"]
     assert children() == []
-    end_of_thread(rig)
+    rig.join()
 
 
 @pytest.mark.parametrize("trouble", ["hang", "block"])
@@ -102,7 +97,7 @@ def test_an_open_that_succeeds_after_the_end_is_closed(make_rig: Make, required:
     rig.unblock()
     rig.wait_past("closed")
     assert rig.past() == ["open", "blocking", "opened", "closed"]
-    end_of_thread(rig)
+    rig.join()
 
 
 def test_an_open_that_blocks_its_thread_succeeds_late(make_rig: Make) -> None:
@@ -110,8 +105,7 @@ def test_an_open_that_blocks_its_thread_succeeds_late(make_rig: Make) -> None:
     assert_refused(rig)
     rig.wait_past("blocking")
     rig.unblock()
-    rig.wait_open()
-    assert_used(rig)
+    wait_until_used(rig)
     assert rig.past() == ["open", "blocking", "opened"]
     assert rig.client.stats.restarts == 0
 
@@ -119,8 +113,7 @@ def test_an_open_that_blocks_its_thread_succeeds_late(make_rig: Make) -> None:
 @pytest.mark.parametrize("deadline_s", [0.2, 20.0])
 def test_an_open_that_holds_the_interpreter(make_rig: Make, deadline_s: float) -> None:
     rig = make_rig(on_open="hold_interpreter", deadline_s=deadline_s).open()
-    rig.wait_open()
-    assert_used(rig)
+    wait_until_used(rig)
 
 
 def test_an_open_that_fails_is_tried_again_with_an_instance_of_its_own(
@@ -128,8 +121,7 @@ def test_an_open_that_fails_is_tried_again_with_an_instance_of_its_own(
 ) -> None:
     rig = make_rig(on_open="refuse_unless_third").open()
     assert_refused(rig)
-    rig.wait_open()
-    assert_used(rig)
+    wait_until_used(rig)
     assert rig.client.stats.open_failures == 2
     assert rig.past() == ["open", "closed", "open", "closed", "open", "opened"]
     assert "held open: connection refused; the engine goes on, and tries again" in caplog.text
@@ -157,8 +149,7 @@ def test_what_does_not_pass_by_itself_ends_the_start(
 
 def test_after_the_start_nothing_ends_the_attempts(make_rig: Make) -> None:
     rig = make_rig(on_open="fail_differently").open()
-    rig.wait_open()
-    assert_used(rig)
+    wait_until_used(rig)
     assert rig.client.stats.errors == [
         "held open: connection refused",
         "held open: the key of Ada expired 3 days ago",
@@ -174,14 +165,12 @@ def test_an_engine_that_serves_waits_for_no_opening(make_rig: Make, trouble: str
     rig.wait_past("open")
     if trouble == "block":
         rig.unblock()
-        rig.wait_open()
-        assert_used(rig)
+        wait_until_used(rig)
 
 
 def test_no_error_ends_the_attempts_of_an_engine_that_serves(make_rig: Make) -> None:
     rig = make_rig(on_open="expire_once", engine_waits=False).open()
-    rig.wait_open()
-    assert_used(rig)
+    wait_until_used(rig)
     assert rig.client.stats.open_failures == 1
     assert rig.client.stats.errors == ["held open: the key of Ada expired 3 days ago"]
 

@@ -57,13 +57,6 @@ def runner_of(rig: Rig) -> ThreadRunner:
     return rig.runner
 
 
-def end_of_thread(rig: Rig) -> None:
-    thread = runner_of(rig)._thread
-    assert thread is not None
-    thread.join(30)
-    assert not thread.is_alive()
-
-
 def test_a_burst_of_hand_overs_wakes_the_loop_once(make_rig: Make, clock: CountingClock) -> None:
     rig = make_rig(on_lookup="block").open()
     rig.submit(rig.lookups(1))
@@ -127,7 +120,7 @@ def test_a_loop_that_breaks_down_concludes_its_jobs_and_says_so(
     clock.loop.breaks_down = True
     rig.submit(rig.lookups(1))
     assert rig.wait_for(6) == ["cancelled"] * 6
-    end_of_thread(rig)
+    rig.join()
     rig.submit(rig.lookups(1))
     assert rig.take() == ["cancelled"] * 7
     assert "the tier's loop has ended" in caplog.text
@@ -139,5 +132,5 @@ def test_a_thread_that_is_stuck_ends_when_it_can(make_rig: Make) -> None:
     rig.wait_past("blocking")
     rig.client.close(0.01)
     rig.unblock()
-    end_of_thread(rig)
+    rig.join()
     assert rig.past()[-1] == "closed"

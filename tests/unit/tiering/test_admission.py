@@ -16,6 +16,8 @@ from kvtier_sdk.testing import VirtualClock
 from kvtier_sdk.tiering.admission import Admission
 from kvtier_sdk.tiering.records import Slot
 
+EVICTS, TAKEN, REFUSED = "evicts", "taken", "refused"
+
 
 def key_of(number: int) -> OffloadKey:
     return make_offload_key(random.Random(number).randbytes(32))
@@ -234,53 +236,39 @@ def full() -> Rig:
 
 
 @pytest.mark.parametrize(
-    ("usage", "is_taken"),
+    "steps",
     [
-        (Usage(50, 50, 50), False),
-        (Usage(48, 48, 50), False),
-        (Usage(40, 40, 50), True),
-        (Usage(50, 50, None), True),
-        (None, True),
+        [Usage(50, 50, 50), REFUSED],
+        [Usage(48, 48, 50), REFUSED],
+        [Usage(40, 40, 50), TAKEN],
+        [Usage(50, 50, None), TAKEN],
+        [None, TAKEN],
+        # A disk that filled up below the tier's capacity has room when more of it is free.
+        *[
+            [Usage(50, 50, capacity, 10), EVICTS, REFUSED, Usage(49, 49, capacity, free), end]
+            for capacity in (200, None)
+            for free, end in ((10, REFUSED), (12, REFUSED), (20, TAKEN))
+        ],
+        # A disk that filled up before the tier was first asked how full it is.
+        *[
+            [Usage(0, 0, cap, 1000), EVICTS, REFUSED, Usage(50, 50, cap, 10), REFUSED, room, TAKEN]
+            for cap, room in ((50, Usage(30, 30, 50, 1000)), (None, Usage(30, 30, None, 1000)))
+        ],
+        # A tier that filled its capacity ignores what other programs write to its disk.
+        [Usage(50, 50, 50, 1000), EVICTS, Usage(30, 30, 50, 900), TAKEN],
     ],
     ids=str,
 )
-def test_a_new_chunk_is_refused_only_while_the_tiers_count_reaches_its_capacity(
-    full: Rig, usage: Usage | None, is_taken: bool
+def test_a_full_tier_takes_new_chunks_when_it_has_room(
+    full: Rig, steps: list[Usage | str | None]
 ) -> None:
-    full.stats.note_usage(usage)
-    assert full.takes(9_000_000) is is_taken
-
-
-@pytest.mark.parametrize(
-    ("free", "is_taken"), [(10, False), (12, False), (20, True)], ids=["full", "noise", "room"]
-)
-@pytest.mark.parametrize("capacity", [200, None])
-def test_a_disk_that_filled_below_the_capacity_has_room_when_it_has_more_free(
-    full: Rig, capacity: int | None, free: int, is_taken: bool
-) -> None:
-    full.stats.note_usage(Usage(50, 50, capacity, 10))
-    full.admission.removed([key_of(9_000_000)], evicted=True)
-    assert full.admission.is_selective
-    full.stats.note_usage(Usage(49, 49, capacity, free))
-    assert full.takes(9_000_001) is is_taken
-
-
-@pytest.mark.parametrize("capacity", [50, None])
-def test_a_disk_that_filled_up_before_it_was_asked(full: Rig, capacity: int | None) -> None:
-    full.stats.note_usage(Usage(0, 0, capacity, 1000))
-    full.admission.removed([key_of(9_000_000)], evicted=True)
-    assert not full.takes(9_000_001)
-    full.stats.note_usage(Usage(50, 50, capacity, 10))
-    assert not full.takes(9_000_002)
-    full.stats.note_usage(Usage(30, 30, capacity, 1000))
-    assert full.takes(9_000_003)
-
-
-def test_a_tier_at_its_capacity_ignores_what_other_programs_write(full: Rig) -> None:
-    full.stats.note_usage(Usage(50, 50, 50, 1000))
-    full.admission.removed([key_of(9_000_000)], evicted=True)
-    full.stats.note_usage(Usage(30, 30, 50, 900))
-    assert full.takes(9_000_001)
+    for number, step in enumerate(steps, 9_000_000):
+        if step == EVICTS:
+            full.admission.removed([key_of(number)], evicted=True)
+        elif isinstance(step, str):
+            assert full.takes(number) is (step == TAKEN)
+        else:
+            full.stats.note_usage(step)
 
 
 def test_a_tier_that_nothing_comes_back_to_is_refused_nothing(make: Make) -> None:

@@ -28,21 +28,9 @@ def misses(engine: Engine) -> dict[str, int]:
     return dict(engine.manager.stats[0].misses)
 
 
-def test_what_was_stored_is_loaded_in_the_step_that_wants_it(make: Make) -> None:
-    engine = with_known(make)
-    assert engine.look(B, *KEYS[:4]) == ["RETRY"] * 4
-    engine.step()
-    assert engine.look(B, *KEYS[:4]) == ["HIT"] * 4
-    assert engine.tiers[0].calls == [("load", KEYS[:4])]
-    engine.load(B, *KEYS[:4])
-    assert engine.manager.stats[1].hit_chunks == 4
-    engine.at_rest()
-
-
 def test_two_requests_of_one_step_share_the_load(make: Make) -> None:
     engine = with_known(make)
-    engine.look(A, *KEYS[:4])
-    engine.look(B, *KEYS[:4])
+    assert engine.look(A, *KEYS[:4]) == engine.look(B, *KEYS[:4]) == ["RETRY"] * 4
     engine.step()
     assert engine.look(A, *KEYS[:4]) == engine.look(B, *KEYS[:4]) == ["HIT"] * 4
     assert engine.tiers[0].calls == [("load", KEYS[:4])]

@@ -102,19 +102,16 @@ def test_parts_may_overlap(runtime: FakeCUDA, caplog: pytest.LogCaptureFixture) 
     assert runtime.pieces == {}
 
 
-def test_memory_that_its_owner_has_registered_is_used_and_left_to_him(
-    runtime: FakeCUDA, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("pages", "told"),
+    [(8, ""), (1, "did not register 16 KiB of host memory (error 712)")],
+    ids=["all of it", "a part"],
+)
+def test_a_registration_by_the_owner_is_left_alone(
+    runtime: FakeCUDA, caplog: pytest.LogCaptureFixture, pages: int, told: str
 ) -> None:
-    runtime.register(ADDRESS, 8 * PAGE_BYTES, 0)
+    runtime.register(ADDRESS, pages * PAGE_BYTES, 0)
     open_device(host(4, PAGE_BYTES)).close()
-    assert caplog.text == ""
-    assert runtime.pieces == {ADDRESS: 8 * PAGE_BYTES}
-
-
-def test_memory_that_its_owner_has_registered_in_part_is_not_taken_for_registered(
-    runtime: FakeCUDA, caplog: pytest.LogCaptureFixture
-) -> None:
-    runtime.register(ADDRESS, PAGE_BYTES, 0)
-    open_device(host(4, PAGE_BYTES)).close()
-    assert "did not register 16 KiB of host memory (error 712)" in caplog.text
-    assert runtime.pieces == {ADDRESS: PAGE_BYTES}
+    assert told in caplog.text
+    assert bool(caplog.text) is bool(told)
+    assert runtime.pieces == {ADDRESS: pages * PAGE_BYTES}

@@ -98,16 +98,6 @@ def test_a_load_overtakes_a_job_that_has_begun(
     assert gate.began == [1024, 256, 1024, 1024]
 
 
-def test_two_threads_copy_at_once(gate: Gate, gated) -> None:
-    worker = gated(one_tensor(), threads=2)
-    worker.submit_store(1, [1], [0])
-    worker.submit_store(2, [2], [1])
-    gate.until_begun(2)
-    gate.open()
-    worker.wait([1, 2])
-    assert {result.job_id for result in worker.get_finished()} == {1, 2}
-
-
 def test_a_job_without_blocks_has_ended_at_once(gate: Gate, gated) -> None:
     worker = gated(one_tensor())
     worker.submit_load(1, [], [])
