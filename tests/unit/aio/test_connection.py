@@ -164,16 +164,13 @@ async def test_two_sends_at_once(peer: Peer) -> None:
     assert await peer.receive(5) == b"third"
 
 
-@pytest.mark.parametrize("ending", ["hang up", "reset"])
+@pytest.mark.parametrize("ending", ["hang_up", "reset"])
 @pytest.mark.parametrize("sent", [b"", b"part of a value"])
 async def test_an_end_in_the_middle_of_a_value(peer: Peer, ending: str, sent: bytes) -> None:
     receiving = asyncio.ensure_future(peer.connection.receive(rooms(1000)))
     await peer.send(sent)
-    if ending == "reset":
-        await settle()
-        peer.reset()
-    else:
-        peer.hang_up()
+    await settle()
+    getattr(peer, ending)()
     with pytest.raises(TierUnavailableError, match="connection to peer lost") as caught:
         await receiving
     assert caught.value.retryable
@@ -182,11 +179,11 @@ async def test_an_end_in_the_middle_of_a_value(peer: Peer, ending: str, sent: by
         await peer.connection.send([b"next"])
 
 
-@pytest.mark.parametrize("ending", ["hang up", "reset"])
+@pytest.mark.parametrize("ending", ["hang_up", "reset"])
 async def test_what_came_before_an_end_can_be_received(peer: Peer, ending: str) -> None:
     await peer.send(b"reply\r\n")
     await settle()
-    peer.hang_up() if ending == "hang up" else peer.reset()
+    getattr(peer, ending)()
     await settle()
     assert await peer.connection.receive_until(b"\r\n", most_bytes=100) == b"reply\r\n"
     with pytest.raises(TierUnavailableError):
@@ -203,13 +200,13 @@ async def test_a_reset_that_comes_together_with_what_was_sent(peer: Peer) -> Non
         await receiving
 
 
-@pytest.mark.parametrize("ending", ["hang up", "reset", "speak"])
+@pytest.mark.parametrize("ending", ["hang_up", "reset", "speak"])
 async def test_an_idle_peer_that_ends_or_speaks_is_not_usable(peer: Peer, ending: str) -> None:
     assert peer.connection.is_usable
     if ending == "speak":
         await peer.send(b"unasked")
     else:
-        peer.hang_up() if ending == "hang up" else peer.reset()
+        getattr(peer, ending)()
     await settle()
     assert not peer.connection.is_usable
 

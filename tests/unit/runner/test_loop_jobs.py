@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from support.scripted_loop import ERRORS, LOAD, LOOKUP, STORE, Act, Make, ScriptedTier
 
-from kvtier_sdk import OffloadKey, RequestContext
+from kvtier_sdk import OffloadKey
 from kvtier_sdk.runner.jobs import Operation
 
 
@@ -215,11 +216,9 @@ async def open_with_metrics(tier: ScriptedTier) -> None:
     tier.context.gauge("open").set(1)
 
 
-async def count_lookup(
-    tier: ScriptedTier, keys: Sequence[OffloadKey], request: RequestContext
-) -> Sequence[bool]:
+async def count_lookup(tier: ScriptedTier, *arguments: Any) -> Sequence[bool]:
     tier.context.counter("lookups").add()
-    return await ScriptedTier.lookup(tier, keys, request)
+    return await ScriptedTier.lookup(tier, *arguments)
 
 
 async def close_with_metrics(tier: ScriptedTier) -> None:

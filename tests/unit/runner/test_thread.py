@@ -1,7 +1,4 @@
-"""The thread runner: wake-ups, and loops that break down. Real threads, no timing.
-
-The promises of every runner are tested in test_transports.py.
-"""
+"""The thread runner: wake-ups, and loops that break down. Real threads, no timing."""
 
 from __future__ import annotations
 

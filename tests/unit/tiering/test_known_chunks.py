@@ -16,8 +16,7 @@ def with_known(make: Make, **options: object) -> Engine:
     """Make an engine with KEYS[:4] in its tiers, which knows it, and no longer in its pool."""
     engine = make(**options)
     engine.store(A, *KEYS[:4])
-    engine.step()
-    engine.step()
+    engine.step(times=2)
     engine.push_out(A)
     for tier in engine.tiers:
         tier.calls.clear()
@@ -62,8 +61,7 @@ def test_what_left_the_tier_while_a_job_moved_it_is_not_known(make: Make, operat
     engine.step()
     assert not client.knows(KEYS[0])
     tier.gate.set()
-    engine.step()
-    engine.step()
+    engine.step(times=2)
     assert [client.knows(key) for key in KEYS[:2]] == [False, True]
     assert not client.jobs.removals
 
@@ -91,12 +89,10 @@ def test_what_was_loaded_during_a_purge_is_not_known(make: Make) -> None:
     engine.look(B, *KEYS[:2])
     engine.step()
     engine.manager.reset_cache(ResetScope.ALL)
-    engine.step()
-    engine.step()
+    engine.step(times=2)
     assert client.takes_reads, "the purge is over"
     tier.gate.set()
-    engine.step()
-    engine.step()
+    engine.step(times=2)
     assert not any(map(client.knows, KEYS[:2]))
 
 
@@ -170,8 +166,7 @@ def test_only_a_reset_of_all_tiers_forgets_what_is_known(make: Make) -> None:
     engine.manager.reset_cache()
     assert engine.settle(B, *KEYS[:2]) == ["HIT"] * 2
     engine.manager.reset_cache(ResetScope.ALL)
-    engine.step()
-    engine.step()
+    engine.step(times=2)
     assert engine.settle(B, *KEYS[:4]) == ["MISS"] * 4
     assert engine.tiers[0].called()[-1] == "lookup"
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from support.engine import CHUNK_BYTES, KEYS, A, B, Engine, Make, start_promotion, stored_below
+from support.engine import KEYS, A, B, Engine, Make, start_promotion, stored_below
 
 from kvtier_sdk import (
     ChunkNotFoundError,
@@ -159,23 +159,11 @@ def test_the_start_of_a_prefix_is_the_last_to_go(make: Make) -> None:
 def test_what_is_used_above_stays_warm_below(make: Make) -> None:
     engine = make()
     engine.store(A, *KEYS[:3])
-    engine.step()
-    engine.step()
+    engine.step(times=2)
     assert engine.look(B, KEYS[0]) == ["HIT"]
     engine.load(B, KEYS[0])
     engine.step()
     assert list(engine.tiers[0]._objects)[-1] == KEYS[0]
-
-
-def test_stores_beyond_the_queue_are_dropped_with_the_reason(make: Make) -> None:
-    engine = make(max_queue=str(2 * CHUNK_BYTES))
-    engine.store(A, *KEYS[:5])
-    assert engine.manager.stats[1].dropped == {"store.queue_full": 3}
-    engine.at_rest()
-    assert list(engine.tiers[0]._objects) == KEYS[:2]
-    engine.store(A, KEYS[6])
-    engine.at_rest()
-    assert KEYS[6] in engine.tiers[0]._objects
 
 
 def test_a_preempted_request_asks_anew(make: Make) -> None:
@@ -192,8 +180,7 @@ def test_events_come_after_the_fact(make: Make) -> None:
     engine.store(A, KEYS[0])
     seen = [(e.tier, e.removed, list(e.keys)) for e in engine.manager.take_events()]
     assert seen == [("host", False, [KEYS[0]])]
-    engine.step()
-    engine.step()
+    engine.step(times=2)
     engine.store(A, KEYS[1])
     seen = [(e.tier, e.removed, list(e.keys)) for e in engine.manager.take_events()]
     assert seen == [

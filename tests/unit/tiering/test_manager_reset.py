@@ -64,8 +64,7 @@ def test_a_chunk_on_its_way_into_a_tier_is_purged_once_it_is_there(make: Make) -
     engine.store(A, KEYS[0])
     engine.step()
     purge = engine.manager.purge_pool()
-    engine.step()
-    engine.step()
+    engine.step(times=2)
     assert purge.left == KEYS[:1]
     gate.set()
     engine.at_rest()
@@ -145,8 +144,7 @@ def test_a_store_under_way_does_not_survive_a_reset_of_all(make: Make) -> None:
     engine.manager.reset_cache(ResetScope.ALL)
     engine.step()
     gate.set()
-    engine.step()
-    engine.step()
+    engine.step(times=2)
     assert engine.settle(B, KEYS[0]) == ["MISS"]
     engine.at_rest()
     assert not engine.tiers[0]._objects
@@ -165,8 +163,7 @@ def test_a_tier_that_could_not_be_emptied_is_not_used_until_it_was(make: Make) -
     assert engine.manager.stats[1].dropped == dropped
     engine.tiers[0].scan_error = None
     engine.step(31.0)
-    engine.step()
-    engine.step()
+    engine.step(times=2)
     assert not engine.tiers[0]._objects
     engine.store(B, KEYS[2])
     engine.step()

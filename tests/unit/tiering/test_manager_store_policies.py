@@ -34,8 +34,7 @@ def test_on_evict_a_tier_gets_what_leaves_and_nothing_else(make: Make) -> None:
     output = engine.manager.prepare_store(KEYS[4:7], A)
     assert output.rejected_keys, "a chunk that is owed to the tier is not evicted before"
     engine.manager.complete_store(output.keys_to_store, A)
-    engine.step()
-    engine.step()
+    engine.step(times=2)
     assert engine.manager.prepare_store(output.rejected_keys, A).rejected_keys == []
     engine.manager.complete_store(output.rejected_keys, A)
     engine.at_rest()
@@ -70,8 +69,7 @@ def test_on_evict_a_tier_that_fails_does_not_fill_the_pool(make: Make) -> None:
     engine.tiers[0].on_store = lambda transfer: TierError("no")
     for start in range(0, 16, 2):
         engine.store(A, *KEYS[start : start + 2])
-        engine.step()
-        engine.step()
+        engine.step(times=2)
     assert engine.settle(B, KEYS[14]) == ["HIT"]
     assert engine.manager.stats[1].failures["store.failed"] > 0
     engine.manager.on_request_finished(B)

@@ -77,12 +77,6 @@ def test_no_slot_is_free_while_the_process_lives(make_rig: Make) -> None:
     assert not is_there(child)
 
 
-def test_a_copy_that_a_process_left_is_not_waited_for(make_rig: Make) -> None:
-    rig = make_rig(on_load="leave_a_copy").open()
-    assert rig.do(Operation.LOAD, 0) == ["unavailable"]
-    assert rig.results[0].error == "held load: the tier's process died: exit status 7"
-
-
 def test_a_concluded_job_is_released_with_its_process(make_rig: Make) -> None:
     rig = make_rig(on_load="cling").open()
     job = rig.job(Operation.LOAD, 0)
@@ -100,7 +94,7 @@ def test_a_concluded_job_is_released_with_its_process(make_rig: Make) -> None:
     ("trouble", "reason"),
     [
         ("crash", "signal 11; it printed 'Fatal Python error: Segmentation fault'"),
-        ("leave", "exit status 7"),
+        ("leave_a_copy", "exit status 7"),
     ],
 )
 def test_a_cause_of_death_is_logged(
