@@ -114,7 +114,7 @@ async def test_a_cancelled_call_outlasts_its_function(
 
 @pytest.fixture
 async def occupied(released: threading.Event) -> AsyncIterator[None]:
-    """All threads are in a call, until ``released`` is set."""
+    """Keep all threads busy until ``released`` is set."""
     started = threading.Semaphore(0)
 
     def work() -> bool:

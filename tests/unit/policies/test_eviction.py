@@ -26,7 +26,7 @@ def made(name: str, slots: int) -> EvictionPolicy:
 
 
 class PolicyMachine(RuleBasedStateMachine):
-    """A minimal full primary tier: its resident and its pinned chunks."""
+    """A small primary tier: its resident and its pinned chunks."""
 
     name: str
 

@@ -68,7 +68,7 @@ def test_a_load_that_never_ends_is_a_failed_one(make: Make) -> None:
     assert rig.do(LOAD, BAD, run_s=6.0) == ["timeout"]
     rig.do(STORE, BAD)
     assert rig.tier.replaced == [BAD]
-    rig.account.job_of[BAD] = 0  # whose slot the load still writes
+    rig.account.job_of[BAD] = 0  # the load still writes to this slot
 
 
 def test_the_memory_of_failed_loads_is_bounded(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +97,7 @@ def test_distinct_bad_objects_and_no_good_one_open_it(make: Make, chunks: int) -
         assert rig.account.moves == []
         rig.submit(rig.job(LOAD, chunks))
         rig.run_for(0.01)
-        rig.ask(LOOKUP, run_s=0.01)  # answered, but it reads no object
+        rig.ask(LOOKUP, run_s=0.01)  # the lookup succeeds, but reads no object
     assert rig.account.breakers[Direction.READ] is BreakerState.OPEN
     assert rig.account.breakers[Direction.WRITE] is BreakerState.CLOSED
     del rig.tier.always["load"]

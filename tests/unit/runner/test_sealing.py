@@ -42,7 +42,7 @@ A, B = b"a" * 36, b"b" * 36
 
 
 class SharedStore(MemoryTier):
-    """A memory tier whose chunks are those of all loops of a test."""
+    """A memory tier that shares its chunks with the other loops of the test."""
 
     alignment = 16
     objects: dict[str, dict[OffloadKey, bytearray]]
@@ -51,7 +51,7 @@ class SharedStore(MemoryTier):
 
     async def store(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
         assert fault_of_regions(self.context, batch) is None
-        # The first one stays, unless the SDK wants it replaced.
+        # A stored chunk stays unless the SDK asks to replace it.
         for transfer in batch:
             if transfer.replace or transfer.key not in self._own():
                 self._own()[transfer.key] = bytearray(b"".join(transfer.buffers))
@@ -75,7 +75,7 @@ class SharedStore(MemoryTier):
 
 
 class Engine:
-    """A tier's loop, and jobs of it one at a time."""
+    """A tier's loop that does one job at a time."""
 
     def __init__(self, codec: str, objects: dict[str, dict[OffloadKey, bytearray]]) -> None:
         self.clock = SystemClock()
@@ -86,7 +86,7 @@ class Engine:
         self._jobs = 0
 
     async def open(self, model: str = "m") -> TierLoop:
-        # A chunk goes in a batch of its own.
+        # Each chunk has its own batch.
         spec = TierSpec.from_url(f"memory:?codec={self.codec}&max_batch=1")
         self.namespace = Namespace({"model": model})
         loop = TierLoop(
@@ -182,7 +182,7 @@ async def test_a_chunk_moved_to_another_key_is_refused(make: Make, rebinds: bool
     engine = make(OURS)
     await stored(engine, A, B)
     moved = bytearray(engine.objects[A])
-    if rebinds:  # as one who has read this module's source would
+    if rebinds:  # an attacker who knows the format would do so
         moved[:64] = engine.objects[B][:64]
     engine.objects[B] = moved
     assert await engine.do(LOAD, B) == ("auth" if rebinds else "corrupt")
@@ -195,7 +195,7 @@ async def test_a_chunk_moved_to_another_model_is_refused(make: Make) -> None:
     await stored(engine)
     await other.open("another model")
     moved = bytearray(engine.objects[A])
-    # As one who has read this module's source would.
+    # An attacker who knows the format would write a matching header.
     header = ChunkHeader(other.tier.context.namespace.fingerprint, CHUNK_BYTES, sealed=True)
     header.seal(A, memoryview(rebound := bytearray(112)), memoryview(b""))
     moved[:64] = rebound[:64]
@@ -230,7 +230,7 @@ async def test_engines_with_different_keys_do_not_fight(make: Make) -> None:
 
 
 async def test_a_cancelled_job_ends_after_its_thread(make: Make) -> None:
-    """The slot may be written until the codec has returned, and no longer."""
+    """The codec may write to the slot until it returns."""
     engine = make(OURS)
     await stored(engine)
     opening, go_on = threading.Event(), threading.Event()

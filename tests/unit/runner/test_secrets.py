@@ -96,8 +96,7 @@ def make_renewing(make_rig: Make, secret: Path, accepted: Path) -> Make:
 def test_a_refused_call_is_repeated(
     make_renewing: Make, secret: Path, accepted: Path, log: pytest.LogCaptureFixture
 ) -> None:
-    rig = make_renewing(on_lookup="demand_secret", on_load="demand_secret")
-    rig.client.open()
+    rig = make_renewing(on_lookup="demand_secret", on_load="demand_secret").open()
     assert rig.do(Operation.STORE, 0) == ["ok"]
     for round_, operation in enumerate((Operation.LOOKUP, Operation.LOAD), 3):
         secret.write_text(f"hunter{round_}")
@@ -119,8 +118,7 @@ def test_without_another_secret_a_refusal_stays_one(
     make_renewing: Make, secret: Path, accepted: Path, log: pytest.LogCaptureFixture
 ) -> None:
     accepted.write_text("hunter3")
-    rig = make_renewing(on_lookup="demand_secret")
-    rig.client.open()
+    rig = make_renewing(on_lookup="demand_secret").open()
     assert rig.do(Operation.LOOKUP, 0) == ["auth"]
     assert rig.past().count("asked") == 1
     secret.unlink()

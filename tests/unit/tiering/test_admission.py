@@ -32,7 +32,7 @@ class Rig:
         self.stats = TierStats("t", "memory")
         self.admission = Admission(self.stats, TierLog("t", VirtualClock()), enabled=enabled)
         self.capacity = capacity
-        # The tier's own count, in chunks, as it is before anything has come.
+        # The tier's own count is in chunks, and is 0 at the start.
         self.stats.used_bytes = 0
         self.cache: OrderedDict[OffloadKey, None] = OrderedDict()
         self.hits = self.writes = self.unread = 0
@@ -62,7 +62,7 @@ class Rig:
 
 
 def popular_and_passing(count: int, popular: int, seed: int = 0) -> Iterator[int]:
-    """One chunk in three is one of the popular ones; no other comes twice."""
+    """Yield popular chunks a third of the time, and otherwise chunks that come once."""
     rng = random.Random(seed)
     for number in range(count):
         yield rng.randrange(popular) if rng.random() < 1 / 3 else popular + number
@@ -129,7 +129,7 @@ def store_each(engine: Engine, keys: Iterable[OffloadKey], steps: int = 1) -> No
 
 
 def thrashed(make: Make, **options: object) -> Engine:
-    """A tier of eight chunks; of twelve chunks that it was offered in turn, four come back."""
+    """Make an engine whose tier of eight chunks was offered twelve in turn; four of them return."""
     engine = make(slots=4, **options)
     limit(engine, 8)
     for first in range(4, 324, 8):
@@ -216,7 +216,7 @@ def test_refusing_ends_when_a_tier_has_room(make: Make, caplog: pytest.LogCaptur
         tier, stats = engine.tiers[0], engine.manager.stats[1]
         assert stats.is_selective
         tier.config = tier.config.model_copy(update={"capacity_bytes": None})
-        # Until the tier is asked how full it is.
+        # Wait until the tier is asked how full it is.
         engine.steps(5.0)
         store_each(engine, KEYS[500:1500])
         engine.step()

@@ -13,7 +13,7 @@ from kvtier_sdk.tiering.known_chunks import KnownChunks
 
 
 def with_known(make: Make, **options: object) -> Engine:
-    """Make an engine with KEYS[:4] in its tiers, which knows it, and no longer in its pool."""
+    """Make an engine whose tiers have KEYS[:4]; the manager knows it, and its pool lacks them."""
     engine = make(**options)
     engine.store(A, *KEYS[:4])
     engine.step(times=2)
@@ -42,7 +42,7 @@ def test_what_the_tier_has_reported_removed_is_asked_for(make: Make) -> None:
     assert engine.look(B, *KEYS[:4]) == ["RETRY"] * 4
     engine.step()
     assert engine.look(B, *KEYS[:1]) == ["MISS"]
-    # Behind a chunk that is asked for, the others are asked for too.
+    # If the first chunk needs a lookup, the chunks after it are looked up too.
     assert engine.tiers[0].calls == [("lookup", KEYS[:4])]
     assert misses(engine) == {"absent": 1}
 
@@ -83,7 +83,7 @@ def test_a_load_does_not_fall_through_to_a_tier_that_the_chunk_has_left(make: Ma
 def test_what_was_loaded_during_a_purge_is_not_known(make: Make) -> None:
     engine = with_known(make)
     tier, client = engine.tiers[0], engine.manager.clients[0]
-    # A tier that says nothing of what it deletes.
+    # The tier does not report the chunks that it deletes.
     tier._remove = lambda keys: None  # type: ignore[method-assign]
     tier.gate, tier.gated = asyncio.Event(), {"load"}
     engine.look(B, *KEYS[:2])
@@ -154,7 +154,7 @@ def test_behind_a_load_that_hangs_a_tier_is_asked_first(make: Make) -> None:
     assert engine.look(A, KEYS[1]) == ["MISS"]
     assert tier.called() == ["load", "lookup"]
     assert misses(engine) == {"timeout": 1}
-    # Nor is it believed once the load has failed.
+    # After a failed load, the tier is asked before it loads.
     engine.steps(2.0)
     engine.look(A, KEYS[2])
     engine.step(0.06)

@@ -74,7 +74,7 @@ def test_one_tier_stalled_for_half_a_minute_and_the_other_serves(make_weak: Make
     for index in range(100):
         fresh = KEYS[10 + index]
         assert engine.store(A, fresh) == 1, "its pins never fill the pool"
-        # A chunk of both comes from the tier that answers, within the lookup's deadline.
+        # The healthy tier serves a chunk that both have within the lookup's deadline.
         answer, waited_s = settle(engine, KEYS[index % 3], A)
         assert answer == "HIT"
         assert waited_s < 0.5
@@ -91,7 +91,7 @@ def test_one_tier_stalled_for_half_a_minute_and_the_other_serves(make_weak: Make
     stalled.gate.set()
     engine.steps(31.0)
     assert {state for _, _, state in engine.moves[0][-1:]} == {BreakerState.CLOSED}
-    # It is used as before.
+    # The recovered tier gets stores again.
     assert engine.store(A, KEYS[150])
     engine.steps(0.1)
     assert KEYS[150] in stalled._objects
@@ -118,7 +118,7 @@ def test_ten_seconds_down_then_up_again_without_traffic(
     assert (direction, state) == (Direction.READ, BreakerState.OPEN)
     assert opened_s - down_s < 0.5
     calls = len(tier.calls)
-    # Five failed calls, and one a probe.
+    # Five calls fail, and each probe makes one more.
     assert calls - tier.called().index("lookup") < 20
     tier.down = None
     up_s = engine.clock.now_s()
@@ -172,13 +172,13 @@ def test_a_full_disk_stops_stores(make_weak: Make, caplog: pytest.LogCaptureFixt
     assert engine.store(A, KEYS[60])
     engine.steps(0.05)
     assert KEYS[60] in tier._objects
-    # The end is as loud as the beginning, and says what it has cost.
+    # The log reports the end of the outage, and the stores that it cost.
     told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert [line.partition(",")[0] for line in told[-2:]] == [
         "tier0: writes are taken again",
         "tier0: meanwhile 15 chunks were not stored in it",
     ]
-    # The canary came and went unseen.
+    # The probe's chunk is not counted as evicted.
     assert engine.manager.stats[1].evicted_chunks == 0
 
 
@@ -208,7 +208,7 @@ def test_a_tier_whose_stores_hang_is_slow_within_seconds_and_gets_no_more(
     engine.store(A, KEYS[40])
     engine.steps(1.9)
     assert slowness(engine) == 0
-    # No step since: a scrape tells all the same.
+    # A scrape sees that the tier is slow even if the engine makes no step.
     engine.runners[0].run_for(0.2)
     assert (slowness(engine), stats.is_slow) == (1, 0)
     engine.steps(0.3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -189,9 +190,8 @@ def test_submitting_does_not_keep_others_from_asking(runtime: FakeCUDA, opened: 
     worker = opened(one_tensor(), mapped(16, 64))
     worker.submit_store(1, [1], [1], after=Stream())
     entered, leave = runtime.hold_calls()
-    submitter = threading.Thread(
-        target=worker.submit_store, args=(2, [2], [2]), kwargs={"after": Stream()}
-    )
+    submit = partial(worker.submit_store, 2, [2], [2], after=Stream())
+    submitter = threading.Thread(target=submit)
     submitter.start()
     assert entered.wait(PATIENCE_S)
     found: list[int] = []

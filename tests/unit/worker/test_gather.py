@@ -1,8 +1,4 @@
-"""Jobs whose pages are gathered, against the same jobs copied run by run.
-
-The kernel is one in Python that keeps its rules, and, where triton is installed, the real one in
-triton's interpreter: ``make test-kernel``.
-"""
+"""Jobs whose pages are gathered, against the same jobs copied run by run."""
 
 from __future__ import annotations
 
@@ -36,7 +32,7 @@ needs_triton = pytest.mark.skipif(
 
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch, runtime: FakeCUDA) -> FakePageKernel:
-    """The kernel of all devices, and staging parts of three chunks of :func:`layers`."""
+    """The kernel of all devices; a staging part holds three chunks of :func:`layers`."""
     found = FakePageKernel(copy_pages)
     monkeypatch.setattr(cuda_module, "PageKernel", lambda device: found)
     monkeypatch.setattr(gather_module, "PART_BYTES", 3 * LAYERS * 8 * WORDS)
@@ -266,9 +262,8 @@ def test_jobs_share_the_parts(runtime: FakeCUDA, kernel: FakePageKernel, opened:
     runtime.advance()
     runtime.release(gate)
     expect_success(worker, *range(8))
-    assert all(
-        host[block].tobytes() == stored(group, block) for block in (*range(8), *range(24, 32))
-    )
+    moved = [*range(8), *range(24, 32)]
+    assert all(host[block].tobytes() == stored(group, block) for block in moved)
 
 
 def test_a_large_job_is_queued_as_it_goes(

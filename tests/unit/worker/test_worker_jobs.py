@@ -21,26 +21,13 @@ from kvtier_sdk.worker import cpu as cpu_module
 from kvtier_sdk.worker.cpu import CPUDevice
 
 
-def test_submit_returns_before_anything_is_copied(gate: Gate, gated) -> None:
-    kv = one_tensor()
-    worker = gated(kv)
+def test_submit_returns_at_once_and_wait_at_the_end_of_the_job(gate: Gate, gated) -> None:
+    worker = gated(one_tensor())
     worker.submit_store(7, [1], [0])
     gate.until_begun()
     assert worker.get_finished() == []
-    gate.open()
-    worker.wait([7])
-    (result,) = worker.get_finished()
-    assert (result.job_id, result.success, result.size_bytes) == (7, True, 64)
-    assert result.duration_s >= 0
-    assert worker.get_finished() == []
-
-
-def test_wait_blocks_until_the_job_has_ended(gate: Gate, gated) -> None:
-    worker = gated(one_tensor())
-    worker.submit_store(1, [1], [0])
-    gate.until_begun()
     waited = threading.Event()
-    waiter = threading.Thread(target=lambda: (worker.wait({1}), waited.set()))
+    waiter = threading.Thread(target=lambda: (worker.wait({7}), waited.set()))
     waiter.start()
     # Give a faulty wait time to return; a correct one cannot.
     waiter.join(GRACE_S)
@@ -48,12 +35,14 @@ def test_wait_blocks_until_the_job_has_ended(gate: Gate, gated) -> None:
     gate.open()
     waiter.join(PATIENCE_S)
     assert waited.is_set()
-    assert len(worker.get_finished()) == 1
+    (result,) = worker.get_finished()
+    assert (result.job_id, result.success, result.size_bytes) == (7, True, 64)
+    assert result.duration_s >= 0
+    assert worker.get_finished() == []
 
 
 def test_wait_copies_what_no_thread_has_begun(gate: Gate, gated) -> None:
-    kv = one_tensor()
-    worker = gated(kv)
+    worker = gated(one_tensor())
     worker.submit_store(1, [1], [0])
     gate.until_begun()
     worker.submit_store(2, [2, 3], [1, 2])
@@ -131,8 +120,7 @@ def test_a_job_id_is_free_again_when_it_was_reported(gate: Gate, gated) -> None:
 
 
 def test_a_failed_copy_is_reported_and_the_next_one_works(gate: Gate, gated, caplog) -> None:
-    kv = one_tensor()
-    worker = gated(kv)
+    worker = gated(one_tensor())
     gate.failing.add(2 * 64)
     gate.open()
     worker.submit_store(1, [1, 2], [0, 1])
@@ -184,10 +172,8 @@ def test_shutdown_waits_for_what_runs_and_for_what_is_queued(gate: Gate, gated) 
     assert len(gate.began) == 2
     assert torch.equal(kv.tensor[2], kv.tensor[1])
     worker.shutdown()
-    assert [(result.job_id, result.error) for result in worker.get_finished()] == [
-        (1, None),
-        (2, None),
-    ]
+    errors = {result.job_id: result.error for result in worker.get_finished()}
+    assert errors == {1: None, 2: None}
     worker.wait([1, 2, 3])
     with pytest.raises(KVTierError, match="shut down"):
         worker.submit_store(3, [1], [0])

@@ -178,14 +178,11 @@ def test_the_engine_does_not_wait_for_a_stopped_process(make_rig: Make) -> None:
     rig = make_rig().open()
     child = pid_of(rig.runner)
     os.kill(child, signal.SIGSTOP)
-    # More than the socket and our buffer hold.
+    # These jobs fill the socket and the engine's buffer.
     keys = [bytes(36)] * 20_000
     deadline_s = rig.clock.now_s() + 60
-    jobs = [
-        Job(n, Operation.LOOKUP, keys, (), NOBODY, deadline_s) for n in range(10**6, 10**6 + 40)
-    ]
-    for job in jobs:
-        rig.submit([job])
+    for number in range(10**6, 10**6 + 40):
+        rig.submit([Job(number, Operation.LOOKUP, keys, (), NOBODY, deadline_s)])
         rig.take()
     rig.client.close(0.2)
     assert not is_there(child)
@@ -202,7 +199,7 @@ def test_a_result_that_does_not_fit_fails(make_rig: Make, caplog: pytest.LogCapt
     rig = make_rig(on_load="hang").open()
     job = rig.job(Operation.LOAD, 0, 1)
     rig.submit([job])
-    # The process knows of two chunks.
+    # The process was told of two chunks.
     job.keys = [*job.keys, KEYS[2]]
     rig.client.drain(0.01)
     assert rig.wait_for(1) == ["failed"]

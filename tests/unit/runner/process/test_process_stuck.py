@@ -12,7 +12,7 @@ from kvtier_sdk.runner.jobs import Job, Operation, ProcessStarted
 
 
 def late_job(rig: Rig, operation: Operation, *chunks: int) -> Job:
-    """Make a job whose deadline is past by a clock that is ahead, but not by the process's."""
+    """Make a job that is late by a clock that is ahead, but not by the process's clock."""
     job = rig.job(operation, *chunks)
     job.deadline_s = time.monotonic() + 600
     return job
