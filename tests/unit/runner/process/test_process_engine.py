@@ -134,7 +134,7 @@ def run_bare_engine(
 def test_an_engine_without_standard_streams(
     tmp_path: Path, kind: str, on_open: str, said: str, closed: str, lowest: int
 ) -> None:
-    """The pool and the socket get the streams' descriptors, which the process needs for its streams."""
+    """The pool and the socket get the descriptors that the process needs for its streams."""
     done = run_bare_engine(tmp_path, closed, kind, on_open)
     assert (done.returncode, done.stderr) == (0, "")
     note = (tmp_path / "note").read_text()
