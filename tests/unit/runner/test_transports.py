@@ -60,7 +60,7 @@ def test_a_forked_copy_shuts_down_and_leaves_the_tier_to_its_parent(make_rig: Ma
     assert rig.take() == ["ok", "ok"], "the load is still under way"
 
 
-def test_what_a_tier_lets_go_of_is_reported(make_rig: Make) -> None:
+def test_evictions_are_reported(make_rig: Make) -> None:
     rig = make_rig(capacity=2 * (CHUNK_BYTES + header_bytes(1))).open()
     rig.do(Operation.STORE, 0, 1, 2)
     rig.wait_for(1, others=1)
@@ -69,7 +69,7 @@ def test_what_a_tier_lets_go_of_is_reported(make_rig: Make) -> None:
     assert list(removed.keys) == [KEYS[0]]
 
 
-def test_what_is_no_key_is_told_to_who_lets_go_of_it(make_rig: Make) -> None:
+def test_reporting_a_removed_text_is_a_contract_error(make_rig: Make) -> None:
     rig = make_rig(on_load="let_go_of_text").open()
     rig.submit([rig.job(Operation.LOAD, 0), *rig.lookups(2)])
     rig.wait_for(3)
@@ -120,7 +120,7 @@ def test_no_job_is_lost_or_doubled_by_a_close(make_rig: Make, round_: int) -> No
         ("miss_a_file", FileNotFoundError, "[Errno 2] No such file or directory: '/nonexistent'"),
     ],
 )
-def test_a_tier_that_does_not_open_is_told_and_closed(
+def test_a_tier_that_does_not_open_is_closed(
     make_rig: Make, trouble: str, error_class: type[Exception], message: str
 ) -> None:
     rig = make_rig(on_open=trouble)

@@ -33,6 +33,10 @@ def test_two_requests_of_one_step_share_the_load(make: Make) -> None:
     engine.step()
     assert engine.look(A, *KEYS[:4]) == engine.look(B, *KEYS[:4]) == ["HIT"] * 4
     assert engine.tiers[0].calls == [("load", KEYS[:4])]
+    engine.load(A, *KEYS[:4])
+    engine.load(B, *KEYS[:4])
+    assert engine.manager.stats[1].hit_chunks == 4, "the load counts once"
+    engine.at_rest()
 
 
 def test_what_the_tier_has_reported_removed_is_asked_for(make: Make) -> None:
