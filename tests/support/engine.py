@@ -161,14 +161,15 @@ class Engine:
         self.tiers.append(tier)
         self.moves.append(moves)
 
-    def step(self, duration_s: float = 0.001) -> None:
-        """End a step and let the tiers run."""
-        self.manager.on_schedule_end()
-        until_s = self.clock.now_s() + duration_s
-        for runner in self.runners:
-            # The runners share a clock, so each runs only for the time that is left.
-            runner.run_for(max(0.0, until_s - self.clock.now_s()))
-            runner.run_for(0.0)
+    def step(self, duration_s: float = 0.001, *, times: int = 1) -> None:
+        """End steps, and let the tiers run in each."""
+        for _ in range(times):
+            self.manager.on_schedule_end()
+            until_s = self.clock.now_s() + duration_s
+            for runner in self.runners:
+                # The runners share a clock, so each runs only for the time that is left.
+                runner.run_for(max(0.0, until_s - self.clock.now_s()))
+                runner.run_for(0.0)
 
     def steps(self, duration_s: float, step_s: float = 0.01) -> None:
         """Play steps of ``step_s`` each for ``duration_s``."""
@@ -211,8 +212,7 @@ class Engine:
         """Fill the primary tier with other chunks, which are stored in the tiers too."""
         for start in range(32, 32 + self.pool.slots):
             self.store(request, KEYS[start])
-            self.step()
-            self.step()
+            self.step(times=2)
 
     def at_rest(self) -> None:
         """Assert that nothing is pinned, in flight or in quarantine."""
@@ -229,6 +229,9 @@ class Engine:
         assert (usage.pinned, usage.writing, usage.loading, usage.quarantined) == (0, writing, 0, 0)
 
 
+Make = Callable[..., Engine]
+
+
 def stored_below(engine: Engine, *keys: OffloadKey) -> None:
     """Store chunks for A, push them out of the primary tier, and forget which tier has them.
 
@@ -236,8 +239,7 @@ def stored_below(engine: Engine, *keys: OffloadKey) -> None:
     """
     for start in range(0, len(keys), 4):
         engine.store(A, *keys[start : start + 4])
-        engine.step()
-        engine.step()
+        engine.step(times=2)
     engine.push_out(A)
     for client in engine.manager.clients:
         client.forget_chunks()

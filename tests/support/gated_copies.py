@@ -53,6 +53,13 @@ def expect_success(worker: OffloadWorker, *job_ids: int) -> None:
     assert ended == dict.fromkeys(job_ids)
 
 
+def error_of(worker: OffloadWorker, job_id: int) -> str:
+    """Wait for a job, which must fail, and return its error."""
+    worker.wait([job_id])
+    (result,) = worker.get_finished()
+    return str(result.error)
+
+
 def until_finished(worker: OffloadWorker, jobs: int) -> None:
     """Poll until jobs have finished. ``wait`` would copy in the calling thread."""
     ended = 0

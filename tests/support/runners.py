@@ -426,6 +426,16 @@ class Rig(TierListener):
             chunk_bytes=CHUNK_BYTES,
         )
 
+    def open(self) -> Rig:
+        self.client.open()
+        return self
+
+    def join(self) -> None:
+        """Wait for the end of the tier's thread."""
+        thread = self.runner._thread  # type: ignore[attr-defined]
+        thread.join(_PATIENCE_S)
+        assert not thread.is_alive()
+
     def answered(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
         assert job.result is not None
         self.results.append(job.result)
@@ -496,8 +506,11 @@ class Rig(TierListener):
         self.pool.close()
 
 
+Make = Callable[..., Rig]
+
+
 @contextlib.contextmanager
-def rig_maker(kind: str, directory: Path, **usual: Any) -> Iterator[Callable[..., Rig]]:
+def rig_maker(kind: str, directory: Path, **usual: Any) -> Iterator[Make]:
     """Make rigs, and close them at the end."""
     with contextlib.ExitStack() as ended:
 

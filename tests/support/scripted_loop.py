@@ -396,6 +396,9 @@ class Rig:
         assert self.account.results.keys() == self.account.jobs.keys() == self.account.released
 
 
+Make = Callable[..., Rig]
+
+
 def failing(rig: Rig, operation: str, kind: str = "unavailable", calls: int = 5) -> None:
     """Let an operation fail from now on, often enough to open its breaker."""
     rig.tier.always[operation] = Act(kind)

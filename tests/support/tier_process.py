@@ -43,6 +43,8 @@ class HeldBackClock(SystemClock):
             await asyncio.sleep(0.002)
 
     def go_on(self) -> None:
+        """End a pause, for which this waits."""
+        assert self.paused.wait(30)
         self.paused.clear()
         self._turns.release()
 

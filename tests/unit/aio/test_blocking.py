@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
@@ -27,11 +27,10 @@ def released() -> Iterator[threading.Event]:
 
 
 class Buffer:
-    """An object that can have weak references, to see if it is still held."""
+    pass
 
 
 def run(code: str) -> str:
-    """Run a program in a new interpreter, and return what it prints."""
     command = [sys.executable, "-P", "-c", code]
     return subprocess.check_output(command, text=True, timeout=PATIENCE_S)
 
@@ -73,7 +72,7 @@ except RuntimeError as error:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-async def test_nothing_holds_the_arguments_of_a_call_that_has_returned(fails: bool) -> None:
+async def test_a_call_that_has_returned_holds_no_arguments(fails: bool) -> None:
     def use(buffer: Buffer) -> None:
         if fails:
             raise OSError
@@ -88,7 +87,7 @@ async def test_nothing_holds_the_arguments_of_a_call_that_has_returned(fails: bo
 
 
 @pytest.mark.parametrize("fails", [False, True])
-async def test_a_cancelled_call_returns_only_after_the_function_has(
+async def test_a_cancelled_call_outlasts_its_function(
     released: threading.Event, fails: bool
 ) -> None:
     started, ended = threading.Event(), threading.Event()
@@ -113,7 +112,9 @@ async def test_a_cancelled_call_returns_only_after_the_function_has(
     assert ended.is_set()
 
 
-async def occupy_all_threads(released: threading.Event) -> list[asyncio.Task[bool]]:
+@pytest.fixture
+async def occupied(released: threading.Event) -> AsyncIterator[None]:
+    """Keep all threads busy until ``released`` is set."""
     started = threading.Semaphore(0)
 
     def work() -> bool:
@@ -124,31 +125,27 @@ async def occupy_all_threads(released: threading.Event) -> list[asyncio.Task[boo
     for _ in tasks:
         while not started.acquire(blocking=False):
             await asyncio.sleep(0.001)
-    return tasks
+    yield
+    released.set()
+    await asyncio.gather(*tasks)
 
 
-async def test_a_call_that_was_cancelled_before_it_started_is_not_run(
-    released: threading.Event,
-) -> None:
+@pytest.mark.usefixtures("occupied")
+async def test_a_call_cancelled_at_once_is_not_run(released: threading.Event) -> None:
     ran = threading.Event()
-    occupied = await occupy_all_threads(released)
     task = asyncio.create_task(run_blocking(ran.set))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     released.set()
-    await asyncio.gather(*occupied)
     # Calls run in order: when this one has run, the cancelled one was skipped.
     await run_blocking(lambda: None)
     assert not ran.is_set()
 
 
-async def test_nothing_holds_the_arguments_of_a_call_that_was_cancelled_before_it_started(
-    released: threading.Event,
-) -> None:
-    """Nothing holds them even while no thread is free, which lasts forever if all of them hang."""
-    occupied = await occupy_all_threads(released)
+@pytest.mark.usefixtures("occupied")
+async def test_a_call_cancelled_at_once_holds_no_arguments() -> None:
     buffer = Buffer()
     seen = weakref.ref(buffer)
     task = asyncio.create_task(run_blocking(id, buffer))
@@ -161,17 +158,14 @@ async def test_nothing_holds_the_arguments_of_a_call_that_was_cancelled_before_i
     await asyncio.sleep(0)  # until then the loop holds the task that has woken this one up
     gc.collect()
     assert seen() is None
-    released.set()
-    await asyncio.gather(*occupied)
 
 
+@pytest.mark.usefixtures("occupied")
 async def test_no_more_calls_than_the_limit_run_at_once(released: threading.Event) -> None:
-    occupied = await occupy_all_threads(released)
     more = [asyncio.create_task(run_blocking(threading.current_thread)) for _ in range(50)]
     await asyncio.sleep(0.01)
     assert not any(task.done() for task in more)
     released.set()
-    await asyncio.gather(*occupied)
     assert len(set(await asyncio.gather(*more))) <= THREAD_LIMIT
 
 
@@ -181,8 +175,8 @@ async def test_an_idle_thread_is_used_again() -> None:
     assert len(threads) < 25
 
 
-async def test_one_loops_calls_do_not_take_anothers_threads(released: threading.Event) -> None:
-    occupied = await occupy_all_threads(released)
+@pytest.mark.usefixtures("occupied")
+async def test_one_loops_calls_do_not_take_anothers_threads() -> None:
     other: list[str] = []
     thread = threading.Thread(
         target=lambda: other.append(asyncio.run(run_blocking(lambda: "done"))), daemon=True
@@ -190,8 +184,6 @@ async def test_one_loops_calls_do_not_take_anothers_threads(released: threading.
     thread.start()
     await asyncio.to_thread(thread.join, PATIENCE_S)
     assert other == ["done"]
-    released.set()
-    await asyncio.gather(*occupied)
 
 
 async def test_a_call_that_got_no_thread_is_not_run_later(monkeypatch: pytest.MonkeyPatch) -> None:

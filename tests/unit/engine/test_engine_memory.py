@@ -22,7 +22,7 @@ def memory_at(address: int) -> EngineMemory:
 
 @pytest.fixture
 def shared() -> Iterator[int]:
-    """The address of shared memory that has a name."""
+    """The address of a named segment of shared memory."""
     segment = SharedMemory(create=True, size=MEMORY_BYTES)
     array = np.frombuffer(segment.buf, np.uint8)
     yield array.ctypes.data

@@ -44,13 +44,8 @@ def test_the_descriptor_is_of_the_memory_itself(file: int) -> None:
 @pytest.mark.parametrize(
     "how", [{"offset": ROW_BYTES}, {"flags": mmap.MAP_PRIVATE}], ids=["middle", "private"]
 )
-def test_memory_that_another_process_would_see_otherwise_has_none(
-    file: int, how: dict[str, int]
-) -> None:
+def test_memory_that_another_process_would_see_differs(file: int, how: dict[str, int]) -> None:
     assert descriptor_of(map_rows(file, **how)) is None
-
-
-def test_memory_of_no_file_has_none() -> None:
     assert descriptor_of(np.zeros((SLOTS, ROW_BYTES), np.int8).data) is None
 
 

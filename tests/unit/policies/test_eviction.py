@@ -7,12 +7,7 @@ from collections.abc import Iterable, Iterator
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from kvtier_sdk import EvictionPolicy, KVTierError, OffloadKey, RequestContext, load_policy
 from kvtier_sdk.policies.arc import ARCPolicy
@@ -25,12 +20,13 @@ KEYS = st.integers(0, 9).map(lambda number: b"key-%d" % number)
 
 def made(name: str, slots: int) -> EvictionPolicy:
     policy = load_policy(name)()
+    assert (type(policy).__name__.lower(), policy.uses_prefix) == (f"{name}policy", False)
     policy.open(slots)
     return policy
 
 
 class PolicyMachine(RuleBasedStateMachine):
-    """A minimal full primary tier: its resident and its pinned chunks."""
+    """A small primary tier: its resident and its pinned chunks."""
 
     name: str
 
@@ -144,12 +140,6 @@ def machine_of(policy: str) -> type:
 TestARC, TestLRU, TestPrefix = map(machine_of, NAMES)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_policy_is_found_by_its_name(name: str) -> None:
-    assert load_policy(name).__name__.lower() == f"{name}policy"
-    assert not load_policy(name).uses_prefix
-
-
 def order_after(name: str, slots: int, calls: str) -> str:
     """Return the eviction order after inserts (small letters), uses (capitals), removals (-)."""
     policy = made(name, slots)
@@ -203,15 +193,12 @@ def test_a_ghost_of_the_second_list_gives_it_its_share_back() -> None:
 
 
 @pytest.mark.parametrize("policy", [ARCPolicy, PrefixPolicy])
-def test_a_policy_that_needs_the_capacity_says_that_it_was_not_opened(
-    policy: type[EvictionPolicy],
-) -> None:
+def test_a_policy_that_was_not_opened_is_refused(policy: type[EvictionPolicy]) -> None:
     with pytest.raises(KVTierError, match="open"):
         policy().on_insert(b"a", None, 0, REQUEST)
 
 
 def hit_rate(name: str, slots: int, uses: Iterable[int]) -> float:
-    """Play uses of numbered chunks through a cache, and return its hit rate."""
     policy = made(name, slots)
     resident: set[OffloadKey] = set()
     hits = total = 0
@@ -232,7 +219,6 @@ def hit_rate(name: str, slots: int, uses: Iterable[int]) -> float:
 
 
 def hot_prompts_between_scans() -> Iterator[int]:
-    """Generate uses of 40 hot chunks among new ones, and at times a scan of 150 new ones."""
     fresh = iter(range(1000, 100_000))
     for turn in range(200):
         for hot in range(40):

@@ -53,8 +53,6 @@ def test_the_end_of_a_prefix_leaves_before_its_start(paths: list[list[int]], slo
 
 
 class Watched(PrefixPolicy):
-    """Checks that a chunk never leaves before one that continues it."""
-
     def on_remove(self, key: OffloadKey) -> None:
         super().on_remove(key)
         assert not any(other[:-1] == key for other in self._uses)
@@ -85,9 +83,7 @@ def test_memory_is_bounded_however_many_chunks_pass() -> None:
     st.lists(st.tuples(st.integers(0, 15), st.integers(0, 2)), max_size=300),
     st.sampled_from([0.0, 1.0, 8.0]),
 )
-def test_a_simulation_hits_what_a_pool_that_is_sorted_by_worth_hits(
-    uses: list[tuple[int, int]], weight: float
-) -> None:
+def test_a_simulation_hits_like_a_sorted_pool(uses: list[tuple[int, int]], weight: float) -> None:
     slots = 6
     bonuses = [round(weight * slots * log2(least)) for least in _CLASSES]
     simulation = _Simulation(bonuses, slots)

@@ -34,7 +34,6 @@ MAKE: dict[str, Callable[..., HostPool]] = {
 
 
 def faults_of_touching(pool: HostPool) -> int:
-    """Count the page faults while a byte of each page is written."""
     pages = np.arange(0, pool.chunk_bytes, mmap.PAGESIZE)
     views = [np.frombuffer(pool.view(slot), np.uint8) for slot in range(pool.slots)]
     before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
@@ -84,13 +83,10 @@ def test_an_old_kernel_has_its_pages_touched(monkeypatch: pytest.MonkeyPatch) ->
         pool.close()
 
 
-def offers_huge_pages() -> bool:
-    setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-    return setting.exists() and "[madvise]" in setting.read_text()
-
-
-@pytest.mark.skipif(not offers_huge_pages(), reason="this kernel offers no huge pages")
 def test_huge_pages_are_taken_where_they_are_offered() -> None:
+    setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if not setting.exists() or "[madvise]" not in setting.read_text():
+        pytest.skip("this kernel offers no huge pages")
     pool = HostPool(16, 2 * MIB)
     assert 0 < pool.huge_page_bytes <= pool.layout.size_bytes
     assert pool.huge_page_bytes % (2 * MIB) == 0
@@ -160,7 +156,7 @@ V1 = {
         ("0::/../elsewhere\n", {k.replace("pod/", ""): v for k, v in V2.items()}, ""),
     ],
 )
-def test_a_limit_of_a_control_group_above_is_seen(
+def test_a_control_groups_limit_counts(
     tmp_path: Path, membership: str, files: dict[str, str], where: str
 ) -> None:
     control_groups(tmp_path, {"proc/self/cgroup": membership, **files})
@@ -199,9 +195,7 @@ def test_a_failure_gives_everything_back(monkeypatch: pytest.MonkeyPatch) -> Non
         assert failure.tb
 
 
-def test_parts_and_views_are_named_when_they_outlive_the_pool(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_parts_that_outlive_the_pool_are_named(caplog: pytest.LogCaptureFixture) -> None:
     pool = HostPool.create(LAYOUT)
     kept = pool.part(1, "worker")
     kept[:] = 7

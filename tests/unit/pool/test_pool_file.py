@@ -32,10 +32,7 @@ def no_room(size_bytes: int, directory: Path) -> None:
     raise ConfigError("no room")
 
 
-def test_a_file_that_lost_its_name_before_one_could_join_is_left_alone(
-    shm_directory: Path, pool: HostPool
-) -> None:
-    """The other members would never join it: they find another file, or make one."""
+def test_a_file_that_lost_its_name_is_not_joined(shm_directory: Path, pool: HostPool) -> None:
     path = path_of(shm_directory)
     fd = os.open(path, os.O_RDWR)
     pool.close()
@@ -75,9 +72,7 @@ def test_who_comes_second_makes_no_second_file(shm_directory: Path, pool: HostPo
 
 
 @pytest.mark.parametrize("held_by", ["a member", "a guest", "who stands in the gate"])
-def test_a_file_is_swept_only_when_nobody_holds_it(
-    shm_directory: Path, pool: HostPool, held_by: str
-) -> None:
+def test_a_held_file_is_not_swept(shm_directory: Path, pool: HostPool, held_by: str) -> None:
     path = path_of(shm_directory)
     holder, sweeper = os.open(path, os.O_RDWR), os.open(path, os.O_RDWR)
     assert not leases.claim_whole(sweeper)

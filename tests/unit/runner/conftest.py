@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from support.scripted_loop import Act
 
 
 @pytest.fixture
-def make() -> Iterator[Callable[..., scripted_loop.Rig]]:
+def make() -> Iterator[scripted_loop.Make]:
     """Make a loop over a scripted tier; at the end no rule may have been broken."""
     rigs: list[scripted_loop.Rig] = []
 
@@ -26,16 +26,7 @@ def make() -> Iterator[Callable[..., scripted_loop.Rig]]:
 
 
 @pytest.fixture(params=runners.RUNNERS)
-def make_rig(
-    request: pytest.FixtureRequest, tmp_path: Path
-) -> Iterator[Callable[..., runners.Rig]]:
+def make_rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[runners.Make]:
     """Make a runner around a misbehaving tier; it is closed with the test."""
-    rigs: list[runners.Rig] = []
-
-    def build(**options: Any) -> runners.Rig:
-        rigs.append(runners.Rig(request.param, tmp_path, **options))
-        return rigs[-1]
-
-    yield build
-    for rig in rigs:
-        rig.close()
+    with runners.rig_maker(request.param, tmp_path) as make:
+        yield make

@@ -10,18 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 from support.odd_answers import NONSENSE, HalfMadeError
-from support.runners import Rig as RunnerRig
-from support.scripted_loop import LOAD, LOOKUP, STORE, Rig
+from support.runners import Make as RunnerMake
+from support.scripted_loop import LOAD, LOOKUP, STORE, Make, Rig
 
 from kvtier_sdk import ChunkNotFoundError, Entry, make_offload_key
 from kvtier_sdk.runner.jobs import Operation
 
-Make = Callable[..., Rig]
-
 
 def answering(rig: Rig, method: str, answer: Callable[[int], Any]) -> None:
-    """Let a method of the tier answer a batch like this."""
-
     async def call(batch: Any, *_: Any) -> Any:
         return answer(len(batch))
 
@@ -47,7 +43,7 @@ def test_answers_of_a_lookup(make: Make, answer: Any) -> None:
 
 @pytest.mark.parametrize("operation", [LOOKUP, LOAD, STORE])
 @pytest.mark.parametrize("name", NONSENSE)
-def test_nonsense_quarantines_its_author(
+def test_nonsense_is_quarantined(
     make: Make, operation: Operation, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     rig = make()
@@ -82,9 +78,7 @@ def test_an_author_is_told_what_he_returned(make: Make) -> None:
 
 
 @pytest.mark.parametrize("operation", [LOAD, STORE])
-def test_an_error_whose_author_forgot_the_base_class_is_an_error(
-    make: Make, operation: Operation
-) -> None:
+def test_an_error_that_was_never_initialized_counts(make: Make, operation: Operation) -> None:
     rig = make()
     gone = ChunkNotFoundError("gone")
     answering(rig, operation.value, lambda _: (gone, HalfMadeError(3), gone))
@@ -107,9 +101,8 @@ def test_an_entry_that_is_none_quarantines_its_author(make: Make, entry: Any) ->
 
 
 @pytest.mark.parametrize("name", ["coroutines", "a mapping", "one too few"])
-def test_nonsense_reaches_no_engine(make_rig: Callable[..., RunnerRig], name: str) -> None:
-    rig = make_rig(answer=name)
-    rig.client.open()
+def test_nonsense_reaches_no_engine(make_rig: RunnerMake, name: str) -> None:
+    rig = make_rig(answer=name).open()
     assert rig.do(Operation.LOOKUP, 0, 1) == ["contract"] * 2
     assert rig.do(Operation.LOAD, 0, 1) == ["contract"] * 2
     assert all("held" in error for error in rig.client.stats.errors)

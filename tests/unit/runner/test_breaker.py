@@ -58,29 +58,13 @@ def outcomes(breaker: Breaker, *given: Outcome) -> list[bool]:
         ([FAULT, DOWN], FAILED),
     ],
 )
-def test_the_outcome_of_a_call(
-    direction: Direction, errors: list[TierError | None], outcome: Outcome
-) -> None:
+def test_outcome_of(direction: Direction, errors: list[TierError | None], outcome: Outcome) -> None:
     assert outcome_of(direction, errors) is outcome
 
 
 def test_a_full_disk_is_a_failure_of_stores_only() -> None:
     assert outcome_of(Direction.WRITE, [FULL]) is FAILED
     assert outcome_of(Direction.READ, [FULL]) is ANSWERED
-
-
-@pytest.mark.parametrize(
-    "opening",
-    [
-        [FAILED] * 5,
-        [FAILED, ANSWERED] * 9 + [FAILED],  # half of the last twenty
-        [LATE] * 10,
-        [FAILED, FAILED, LATE, FAILED, FAILED, FAILED],  # a late call does not end the row
-        [BLOCKED],
-    ],
-)
-def test_the_last_of_these_outcomes_opens_it(opening: list[Outcome]) -> None:
-    assert outcomes(make(), *opening) == [False] * (len(opening) - 1) + [True]
 
 
 @given(
@@ -91,9 +75,7 @@ def test_the_last_of_these_outcomes_opens_it(opening: list[Outcome]) -> None:
     st.integers(1, 7),
     st.integers(1, 25),
 )
-def test_it_opens_exactly_when_the_rules_say(
-    given: list[tuple[Outcome, list[bytes]]], failures: int, window: int
-) -> None:
+def test_its_rules(given: list[tuple[Outcome, list[bytes]]], failures: int, window: int) -> None:
     breaker = make(breaker_failures=failures, breaker_window=window)
     past: list[Outcome] = []
     faulty: set[bytes] = set()
@@ -135,9 +117,7 @@ def test_calls_that_end_while_it_is_open_change_nothing() -> None:
 
 
 @given(st.integers(0, 2**32), st.integers(0, 12))
-def test_pauses_double_to_the_longest_and_jitter_never_lengthens_them(
-    seed: int, failed_probes: int
-) -> None:
+def test_pauses_double_and_jitter_only_shortens_them(seed: int, failed_probes: int) -> None:
     breaker = make(seed)
     outcomes(breaker, *[FAILED] * 5)
     for attempt in range(failed_probes + 1):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import pytest
 
@@ -14,35 +15,42 @@ def clock() -> VirtualClock:
     return VirtualClock()
 
 
-def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
-    said = [record.getMessage() for record in caplog.records]
-    caplog.clear()
-    return said
+Said = Callable[[], list[str]]
 
 
-def test_what_comes_often_is_said_at_once_and_then_counted(
-    clock: VirtualClock, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> Said:
+    """Return the messages since the last call."""
+
+    def messages() -> list[str]:
+        found = list(caplog.messages)
+        caplog.clear()
+        return found
+
+    return messages
+
+
+def test_a_frequent_message_is_counted(clock: VirtualClock, said: Said) -> None:
     log = TierLog("disk", clock)
     for number in range(1000):
         clock.advance(0.01)
         log.often(logging.WARNING, "late", f"disk store: late {number}")
-    assert lines(caplog) == ["disk store: late 0"]
+    assert said() == ["disk store: late 0"]
     log.often(logging.WARNING, "other", "disk load: 100 % late")
-    assert lines(caplog) == ["disk load: 100 % late"], "another topic, and no format"
+    assert said() == ["disk load: 100 % late"], "another topic, and no format"
     clock.advance(QUIET_S)
     log.often(logging.WARNING, "late", "disk store: again")
-    assert lines(caplog) == ["disk store: again (1000 of this kind in 70 s)"]
+    assert said() == ["disk store: again (1000 of this kind in 70 s)"]
     log.often(logging.WARNING, "late", "disk store: the last")
-    assert lines(caplog) == []
+    assert said() == []
     log.catch_up()
-    assert lines(caplog) == ["disk store: the last"]
+    assert said() == ["disk store: the last"]
     log.catch_up()
-    assert lines(caplog) == []
+    assert said() == []
 
 
-def test_no_handler_sees_a_secret_of_the_tier(
-    clock: VirtualClock, caplog: pytest.LogCaptureFixture
+def test_handlers_see_no_secret_of_a_tier(
+    clock: VirtualClock, said: Said, caplog: pytest.LogCaptureFixture
 ) -> None:
     secret, logger = "hunter2", logging.getLogger("kvtier.tier.masked")
     secrets = Secrets([secret])
@@ -60,47 +68,39 @@ def test_no_handler_sees_a_secret_of_the_tier(
     assert "hunter2" not in caplog.text
     assert "ValueError: ***" in caplog.text
     assert caplog.records[-1].args == (5,), "what holds no secret stays as it is"
-    first, second, third, last = lines(caplog)
+    first, second, third, last = said()
     assert (first, second[:20], third) == ("with ***", "cannot log '%s of %s", "often ***")
     assert last == "masked: 5 %"
     assert len(logger.filters) == 1
 
 
-def test_a_tier_that_is_gone_hides_nothing_any_more(
-    clock: VirtualClock, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_tier_that_is_gone_hides_nothing(clock: VirtualClock, said: Said) -> None:
     secrets = Secrets(["hunter2"])
     log = TierLog("gone", clock, secrets)
     del secrets
     log.warning("hunter2")
-    assert lines(caplog) == ["gone: hunter2"]
+    assert said() == ["gone: hunter2"]
 
 
-def test_on_a_loop_the_number_is_said_at_the_end_of_the_minute(
-    clock: VirtualClock, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_count_is_logged_after_a_minute(clock: VirtualClock, said: Said) -> None:
     log = TierLog("disk", clock)
 
     async def run() -> None:
         for number in range(35):
             log.often(logging.WARNING, "late", f"disk lookup: late {number}")
         await clock.sleep(QUIET_S - 1)
-        assert lines(caplog) == ["disk lookup: late 0"]
+        assert said() == ["disk lookup: late 0"]
         await clock.sleep(1)
-        assert lines(caplog) == [
-            "disk lookup: late 34 (34 of this kind in 60 s, the last 60 s ago)"
-        ]
+        assert said() == ["disk lookup: late 34 (34 of this kind in 60 s, the last 60 s ago)"]
         await clock.sleep(2 * QUIET_S)
-        assert lines(caplog) == [], "nothing was late since"
+        assert said() == [], "nothing was late since"
 
     event_loop = clock.new_event_loop()
     event_loop.run_until_complete(run())
     event_loop.close()
 
 
-def test_a_stores_text_moves_no_cursor_and_begins_no_record(
-    clock: VirtualClock, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_control_characters_in_log(clock: VirtualClock, caplog: pytest.LogCaptureFixture) -> None:
     log, said = TierLog("disk", clock), "\x1b[2K\r\x9b\x07\u202e\udc80\nERROR forged"
     log.warning("the server says %s", said)
     log.often(logging.WARNING, "late", said)
@@ -113,9 +113,7 @@ def test_a_stores_text_moves_no_cursor_and_begins_no_record(
     assert caplog.text.count("\n  ERROR forged") == 2
 
 
-def test_what_was_held_back_comes_before_the_end_of_its_outage_with_its_age(
-    clock: VirtualClock, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_held_back_messages_come_before_the_end(clock: VirtualClock, said: Said) -> None:
     log = TierLog("disk", clock)
 
     def say(topic: str, message: str, *, ends_outage: bool = False) -> None:
@@ -129,13 +127,13 @@ def test_what_was_held_back_comes_before_the_end_of_its_outage_with_its_age(
     clock.advance(3)
     say("error", "disk store: hangs still")
     clock.advance(4)
-    lines(caplog)
+    said()
     say("recovery", "disk: writes are taken again", ends_outage=True)
-    assert lines(caplog) == [
+    assert said() == [
         "disk: writes are refused; hangs (7 s ago)",
         "disk store: hangs still (2 of this kind in 12 s, the last 4 s ago)",
         "disk: writes are taken again",
     ]
     clock.advance(QUIET_S)
     log.catch_up()
-    assert lines(caplog) == []
+    assert said() == []

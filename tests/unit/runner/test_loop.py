@@ -14,10 +14,7 @@ from kvtier_sdk.runner.jobs import Operation
 
 KINDS = ["fine", "mixed", "bug", "exit", "panic", "cancels itself", "raises cancelled", *ERRORS]
 ACTS = st.builds(
-    Act,
-    st.sampled_from(KINDS),
-    st.sampled_from([0.0, 0.0, 0.01, 0.3, 4.0, 40.0]),
-    st.booleans(),
+    Act, st.sampled_from(KINDS), st.sampled_from([0.0, 0.0, 0.01, 0.3, 4.0, 40.0]), st.booleans()
 )
 BREACHES = st.builds(Act, st.sampled_from(["too few", "nonsense"]))
 JOBS = st.tuples(
@@ -56,7 +53,7 @@ def test_each_job_ends_once_and_nothing_is_left(
         elif step == "drain":
             rig.run(rig.loop.drain(argument))
         elif step == "cancel":
-            # As if a third party cancelled one of the loop's tasks.
+            # Foreign code may cancel one of the loop's tasks.
             tasks = sorted(asyncio.all_tasks(rig.event_loop), key=lambda task: task.get_name())
             for task in tasks[argument : argument + 1]:
                 if task.get_name().endswith(" job"):

@@ -2,36 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-from support.scripted_loop import LOAD, LOOKUP, MOVES, STORE, TOUCH, Act, Rig, failing
+from support.scripted_loop import LOAD, LOOKUP, MOVES, STORE, TOUCH, Act, Make, failing
 
 from kvtier_sdk import RequestContext, make_offload_key
 from kvtier_sdk.runner.breaker import BreakerState, Direction
 from kvtier_sdk.runner.jobs import Operation
 
-Make = Callable[..., Rig]
-
 
 def test_an_open_breaker_refuses_at_once_and_without_a_call(make: Make) -> None:
     rig = make(retries=0)
     failing(rig, "lookup")
-    assert rig.account.breakers == {
-        Direction.READ: BreakerState.OPEN,
-        Direction.WRITE: BreakerState.CLOSED,
-    }
+    states = rig.account.breakers[Direction.READ], rig.account.breakers[Direction.WRITE]
+    assert states == (BreakerState.OPEN, BreakerState.CLOSED)
     calls = len(rig.tier.calls)
     for operation in (LOOKUP, LOAD, TOUCH):
         job = rig.job(operation)
-        rig.submit(job)  # the loop makes no step behind it
+        rig.submit(job)  # the loop gets no turn after it
         assert rig.account.verdicts(job.job_id) == ["unavailable"]
     assert len(rig.tier.calls) == calls
     assert rig.do(STORE) == ["ok"]
 
 
 def test_an_interruption_is_not_the_tiers(make: Make) -> None:
-    """If the loop is on the main thread, Ctrl-C is raised in the running call."""
     rig = make(Act("interrupted"))
     lookup = rig.loop.call.lookup([make_offload_key(b"k")], RequestContext("r"))
     with pytest.raises(KeyboardInterrupt):
@@ -104,7 +97,7 @@ def test_a_deadline_that_the_queue_used_up_says_nothing_of_the_tier(make: Make) 
 def test_calls_that_hang_in_every_place_keep_their_direction_refused(
     make: Make, operation: Operation, breaker_failures: int
 ) -> None:
-    """A probe takes no place among the calls: it would succeed, while requests would wait."""
+    """A probe needs no place, so a probe would succeed while requests still waited."""
     # Stores have three quarters of the places.
     hung = 3 if operation is STORE else 4
     hangs = Act(after_s=200.0, stubborn=True)
@@ -113,7 +106,7 @@ def test_calls_that_hang_in_every_place_keep_their_direction_refused(
     for _ in range(hung):
         rig.ask(operation, within_s=2.0)
     rig.run_for(2.1)
-    # If they were too few to open the breaker, requests wait for one deadline at most.
+    # Even if too few calls hung to open the breaker, requests wait for one deadline at most.
     waiting = [rig.ask(operation, within_s=2.0) for _ in range(3)]
     for _ in range(25):
         # Lookups succeed, and end each row of failures.

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from support.scripted_loop import ERRORS, LOAD, LOOKUP, STORE, Act, Rig
+from support.scripted_loop import ERRORS, LOAD, LOOKUP, STORE, Act, Make
 
 from kvtier_sdk import TierError, TierUnavailableError, Transfer, make_offload_key
 from kvtier_sdk.runner import chunk_mover
 from kvtier_sdk.runner.breaker import BreakerState, Direction
 from kvtier_sdk.runner.jobs import Operation
 
-Make = Callable[..., Rig]
 BAD, GOOD, OTHER = (make_offload_key(name) for name in (b"bad", b"good", b"other"))
 
 
 @pytest.mark.parametrize("kind", [kind for kind in ERRORS if kind != "not found"])
-def test_the_store_after_a_failed_load_replaces_and_the_one_after_that_does_not(
-    make: Make, kind: str
-) -> None:
+def test_only_the_store_after_a_failed_load_replaces(make: Make, kind: str) -> None:
     rig = make(retries=0)
     rig.do(STORE, BAD, GOOD)
     rig.tier.always["load"] = Act(kind)
@@ -71,7 +68,7 @@ def test_a_load_that_never_ends_is_a_failed_one(make: Make) -> None:
     assert rig.do(LOAD, BAD, run_s=6.0) == ["timeout"]
     rig.do(STORE, BAD)
     assert rig.tier.replaced == [BAD]
-    rig.account.job_of[BAD] = 0  # whose slot the load still writes
+    rig.account.job_of[BAD] = 0  # the load still writes to this slot
 
 
 def test_the_memory_of_failed_loads_is_bounded(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +97,7 @@ def test_distinct_bad_objects_and_no_good_one_open_it(make: Make, chunks: int) -
         assert rig.account.moves == []
         rig.submit(rig.job(LOAD, chunks))
         rig.run_for(0.01)
-        rig.ask(LOOKUP, run_s=0.01)  # answered, but it reads no object
+        rig.ask(LOOKUP, run_s=0.01)  # the lookup succeeds, but reads no object
     assert rig.account.breakers[Direction.READ] is BreakerState.OPEN
     assert rig.account.breakers[Direction.WRITE] is BreakerState.CLOSED
     del rig.tier.always["load"]
@@ -121,9 +118,7 @@ def test_lookups_that_can_examine_no_object_open_it(make: Make) -> None:
 
 @pytest.mark.parametrize("operation", [LOAD, STORE])
 @pytest.mark.parametrize("way", ["raised", "raised as it is", "returned"])
-def test_a_client_that_keeps_its_exception_keeps_no_buffer(
-    make: Make, operation: Operation, way: str
-) -> None:
+def test_a_kept_exception_holds_no_buffer(make: Make, operation: Operation, way: str) -> None:
     """Clients in Rust keep the last exception until their next call."""
     kept: list[BaseException] = []
     lent: list[weakref.ref[memoryview]] = []

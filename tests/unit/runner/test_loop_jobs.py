@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
-from support.scripted_loop import ERRORS, LOAD, LOOKUP, STORE, Act, Rig, ScriptedTier
+from support.scripted_loop import ERRORS, LOAD, LOOKUP, STORE, Act, Make, ScriptedTier
 
-from kvtier_sdk import OffloadKey, RequestContext
+from kvtier_sdk import OffloadKey
 from kvtier_sdk.runner.jobs import Operation
 
-Make = Callable[..., Rig]
 
-
-def test_an_error_inside_the_sdk_fails_its_batch_and_no_other(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_of_the_sdk_fails_one_batch(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = make(max_batch="1B")
     job = rig.job(STORE, 3)
     seal = rig.loop._mover._header.seal
@@ -77,9 +74,7 @@ def test_stores_that_hang_leave_calls_to_loads(make: Make) -> None:
     assert not any(store.job_id in rig.account.results for store in stores)
 
 
-def test_the_next_load_begins_before_the_chunks_of_the_last_are_verified(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loads_do_not_wait_for_verification(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = make(concurrency=1)
     stored = [rig.ask(STORE, run_s=0.1) for _ in range(2)]
     header, calls_made = rig.loop._mover._header, []
@@ -98,9 +93,7 @@ def test_the_next_load_begins_before_the_chunks_of_the_last_are_verified(
     assert calls_made == [2, 2]
 
 
-def test_deletes_of_damaged_chunks_that_hang_are_bounded(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hanging_deletes_are_bounded(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = make(concurrency=2)
     stored = [rig.ask(STORE, run_s=0.1) for _ in range(8)]
     for job in stored:
@@ -109,13 +102,11 @@ def test_deletes_of_damaged_chunks_that_hang_are_bounded(
     loads = [rig.job(LOAD, names=job.keys) for job in stored]
     rig.submit(*loads)
     rig.run_for(1.0)
-    # As many again as there are places, since a load's place is free while its chunks are verified.
+    # A load gives its place up before its chunks are verified, so two more loads begin.
     assert [operation for operation, _ in rig.tier.calls].count("load") == 4
 
 
-def test_draining_while_the_tier_opens_leaves_the_opening_alone(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_draining_does_not_end_an_opening(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = make()
     monkeypatch.setattr(rig.tier, "open", rig.tier.let_go.wait)
     opening = rig.event_loop.create_task(rig.loop.open())
@@ -134,9 +125,7 @@ def test_draining_cancels_what_waits_and_lets_finish_what_runs(make: Make) -> No
     assert rig.account.verdicts(waiting.job_id) == ["cancelled"]
 
 
-def test_past_its_deadline_a_job_is_concluded_at_once_and_its_calls_are_cancelled(
-    make: Make,
-) -> None:
+def test_at_its_deadline_a_job_ends_and_its_calls_are_cancelled(make: Make) -> None:
     rig = make()
     rig.tier.always["load"] = Act(after_s=40.0)
     easy = rig.ask(LOAD, within_s=2.0)
@@ -167,9 +156,7 @@ def test_headers_come_back_whatever_becomes_of_a_call(make: Make) -> None:
 
 
 @pytest.mark.parametrize("operation", [LOAD, STORE])
-def test_calls_that_hang_keep_their_buffers_and_other_batches_wait(
-    make: Make, operation: Operation
-) -> None:
+def test_hanging_calls_keep_their_buffers(make: Make, operation: Operation) -> None:
     rig = make(concurrency=2, max_batch=1, breaker_failures=1000)
     rig.tier.always[operation.value] = Act(after_s=20.0, stubborn=True)
     hung = [rig.ask(operation, within_s=1.0) for _ in range(2)]
@@ -199,9 +186,7 @@ def test_closing_without_draining_cancels_everything(make: Make) -> None:
 
 
 @pytest.mark.parametrize(("call_s", "in_mid_call"), [(3.0, False), (30.0, True)])
-def test_a_tier_is_closed_after_its_calls_unless_one_hangs(
-    make: Make, call_s: float, in_mid_call: bool
-) -> None:
+def test_a_tier_is_closed_after_its_calls(make: Make, call_s: float, in_mid_call: bool) -> None:
     rig = make()
     rig.tier.always["store"] = Act(after_s=call_s, stubborn=in_mid_call)
     rig.ask(STORE, run_s=0.1)
@@ -210,9 +195,7 @@ def test_a_tier_is_closed_after_its_calls_unless_one_hangs(
     assert rig.clock.now_s() < 5.0
 
 
-def test_lookups_that_time_out_are_told_once_a_minute_with_their_number(
-    make: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_late_lookups_are_logged_rarely(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     rig = make(breaker_window=1000)
     rig.tier.always["lookup"] = Act(after_s=0.2)
     for _ in range(100):
@@ -220,7 +203,7 @@ def test_lookups_that_time_out_are_told_once_a_minute_with_their_number(
     rig.run_for(60.0)
     late = "tier lookup: 1 chunk was not done within 50 ms ('lookup_deadline')"
     assert {record.levelname for record in caplog.records} == {"WARNING"}
-    first, *later = [record.getMessage() for record in caplog.records]
+    first, *later = caplog.messages
     assert first == late
     counts = [line.removeprefix(f"{late} (").partition(" of this kind")[0] for line in later]
     assert len(counts) == 2
@@ -233,11 +216,9 @@ async def open_with_metrics(tier: ScriptedTier) -> None:
     tier.context.gauge("open").set(1)
 
 
-async def count_lookup(
-    tier: ScriptedTier, keys: Sequence[OffloadKey], request: RequestContext
-) -> Sequence[bool]:
+async def count_lookup(tier: ScriptedTier, *arguments: Any) -> Sequence[bool]:
     tier.context.counter("lookups").add()
-    return await ScriptedTier.lookup(tier, keys, request)
+    return await ScriptedTier.lookup(tier, *arguments)
 
 
 async def close_with_metrics(tier: ScriptedTier) -> None:

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable
 
 import pytest
-from support.scripted_loop import LOAD, LOOKUP, STORE, Act, Rig, failing
+from support.scripted_loop import LOAD, LOOKUP, STORE, Act, Make, Rig, failing
 
 from kvtier_sdk.runner.breaker import BreakerState, Direction
 from kvtier_sdk.runner.health import CANARY_KEY
 from kvtier_sdk.runner.jobs import Operation
 
-Make = Callable[..., Rig]
+
+def refusing(make: Make, operation: str) -> Rig:
+    rig = make(retries=0)
+    failing(rig, operation)
+    return rig
 
 
 @pytest.mark.parametrize("operation", ["lookup", "load", "store"])
 def test_it_closes_by_itself_when_the_tier_works_again(make: Make, operation: str) -> None:
-    rig = make(retries=0)
-    failing(rig, operation)
+    rig = refusing(make, operation)
     direction = Direction.WRITE if operation == "store" else Direction.READ
     rig.run_for(10.0)
     assert rig.account.breakers[direction] is BreakerState.OPEN
@@ -42,8 +44,7 @@ def test_it_closes_by_itself_when_the_tier_works_again(make: Make, operation: st
 
 
 def test_a_read_probe_looks_up_and_loads(make: Make) -> None:
-    rig = make(retries=0)
-    failing(rig, "lookup")
+    rig = refusing(make, "lookup")
     rig.tier.always = {"load": Act("unavailable")}
     rig.run_for(1.1)
     assert [name for name, _ in rig.tier.probes] == ["lookup", "load"]
@@ -51,8 +52,7 @@ def test_a_read_probe_looks_up_and_loads(make: Make) -> None:
 
 
 def test_a_write_probe_leaves_nothing_behind_and_nobody_hears_of_it(make: Make) -> None:
-    rig = make(retries=0)
-    failing(rig, "store")
+    rig = refusing(make, "store")
     rig.tier.always.clear()
     rig.run_for(1.1)
     assert rig.account.breakers[Direction.WRITE] is BreakerState.CLOSED
@@ -64,8 +64,7 @@ def test_a_write_probe_leaves_nothing_behind_and_nobody_hears_of_it(make: Make) 
 
 
 def test_a_slow_first_answer_closes_it_if_the_next_is_in_time(make: Make) -> None:
-    rig = make(retries=0)
-    failing(rig, "lookup")
+    rig = refusing(make, "lookup")
     rig.tier.always.clear()
     # It has to reconnect, which takes longer than a lookup may.
     rig.tier.script = iter([Act(after_s=0.5)])
@@ -75,8 +74,7 @@ def test_a_slow_first_answer_closes_it_if_the_next_is_in_time(make: Make) -> Non
 
 
 def test_a_tier_that_stays_too_slow_for_lookups_stays_refused(make: Make) -> None:
-    rig = make(retries=0)
-    failing(rig, "lookup")
+    rig = refusing(make, "lookup")
     rig.tier.always["lookup"] = Act(after_s=0.2)
     rig.run_for(60.0)
     assert rig.account.breakers[Direction.READ] is not BreakerState.CLOSED
@@ -84,8 +82,7 @@ def test_a_tier_that_stays_too_slow_for_lookups_stays_refused(make: Make) -> Non
 
 
 def test_a_probe_that_hangs_is_given_up_and_never_doubled(make: Make) -> None:
-    rig = make(retries=0)
-    failing(rig, "lookup")
+    rig = refusing(make, "lookup")
     rig.tier.always["lookup"] = Act(after_s=50.0, stubborn=True)
     rig.run_for(2.1)
     assert [move.state.value for move in rig.account.moves] == ["open", "half_open", "open"]
@@ -119,11 +116,8 @@ def test_calls_that_never_end_are_given_up_after_a_minute(
     assert caplog.text.count(f"tier: {'writes' if operation is STORE else 'reads'} {told}") == 1
 
 
-def test_a_probe_that_never_ends_is_given_up_too(
-    make: Make, caplog: pytest.LogCaptureFixture
-) -> None:
-    rig = make(retries=0)
-    failing(rig, "lookup")
+def test_a_probe_that_never_ends_is_given_up(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    rig = refusing(make, "lookup")
     rig.tier.always["lookup"] = NEVER
     rig.run_for(50.0)
     assert rig.given_up_s == []
@@ -134,7 +128,6 @@ def test_a_probe_that_never_ends_is_given_up_too(
 
 
 def test_calls_that_are_slow_to_end_are_not_given_up(make: Make) -> None:
-    """Each ends when its client gives up on the server, and the tier is probed in between."""
     rig = make(concurrency=2, breaker_failures=2)
     rig.tier.always[""] = Act("timeout", after_s=50.0, stubborn=True)
     for _ in range(30):
@@ -148,16 +141,14 @@ def test_calls_that_are_slow_to_end_are_not_given_up(make: Make) -> None:
 
 
 def test_a_slow_tier_gets_its_chance_as_pauses_grow(make: Make) -> None:
-    rig = make(retries=0)
-    failing(rig, "store")
+    rig = refusing(make, "store")
     rig.tier.always["store"] = Act(after_s=3.0)
     rig.run_for(15.0)
     assert rig.account.breakers[Direction.WRITE] is BreakerState.CLOSED
 
 
 def test_a_tier_in_quarantine_has_no_breaker_and_no_probes(make: Make) -> None:
-    rig = make(retries=0)
-    failing(rig, "lookup")
+    rig = refusing(make, "lookup")
     rig.tier.script = iter([Act("too few")])
     rig.run_for(100.0)
     assert len(rig.tier.probes) == 1
@@ -171,8 +162,7 @@ def test_a_tier_in_quarantine_has_no_breaker_and_no_probes(make: Make) -> None:
 def test_a_probe_that_fails_inside_the_sdk_is_a_failed_probe(
     make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    rig = make(retries=0)
-    failing(rig, "store")
+    rig = refusing(make, "store")
 
     def broken(*args: object) -> None:
         raise RuntimeError("no hash for you")
@@ -186,9 +176,7 @@ def test_a_probe_that_fails_inside_the_sdk_is_a_failed_probe(
     assert rig.account.breakers[Direction.WRITE] is BreakerState.CLOSED
 
 
-def test_the_log_says_once_that_it_opened_and_once_that_it_closed(
-    make: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_log_says_each_change_once(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     rig = make(retries=0)
     caplog.set_level("INFO", logger="kvtier.tier.tier")
     failing(rig, "lookup", calls=20)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.runners import ExpiredError, Rig
+from support.runners import ExpiredError, Make, Rig
 from support.tier_process import children
 
 from kvtier_sdk import ConfigError, TierContractError, TierTimeoutError, TierUnavailableError
@@ -15,11 +14,9 @@ from kvtier_sdk.metrics import metric_samples
 from kvtier_sdk.runner import ProcessRunner, loop_thread
 from kvtier_sdk.runner.jobs import Operation
 
-MakeRig = Callable[..., Rig]
-
 
 @pytest.fixture
-def make_rig(make_rig: MakeRig) -> MakeRig:
+def make_rig(make_rig: Make) -> Make:
     """Make a runner around a misbehaving tier that the engine can do without."""
 
     def make(*, deadline_s: float = 20.0, required: bool = False, **script: Any) -> Rig:
@@ -35,7 +32,6 @@ def make_rig(make_rig: MakeRig) -> MakeRig:
 
 
 def assert_refused(rig: Rig) -> None:
-    """Assert that the engine sees open breakers, and that jobs end at once."""
     assert not rig.client.takes_reads
     assert not rig.client.takes_stores
     seen = {sample.metric.name: sample.value for sample in metric_samples([rig.client.stats])}
@@ -43,8 +39,8 @@ def assert_refused(rig: Rig) -> None:
     assert seen["kvtier_read_breaker_open"] == seen["kvtier_store_breaker_open"] == 1
 
 
-def assert_used(rig: Rig) -> None:
-    """Assert that the tier is open and does its work."""
+def wait_until_used(rig: Rig) -> None:
+    rig.wait_open()
     assert rig.client.takes_reads
     assert rig.client.takes_stores
     assert rig.client.stats.is_open == 1
@@ -52,15 +48,8 @@ def assert_used(rig: Rig) -> None:
     assert rig.do(Operation.LOOKUP, 0, 1) == ["ok", "not_found"]
 
 
-def end_of_thread(rig: Rig) -> None:
-    thread = rig.runner._thread  # type: ignore[attr-defined]
-    thread.join(30)
-    assert not thread.is_alive()
-
-
-def test_the_series_are_there_from_the_start(make_rig: MakeRig) -> None:
-    rig = make_rig()
-    rig.client.open()
+def test_the_series_are_there_from_the_start(make_rig: Make) -> None:
+    rig = make_rig().open()
     seen = {sample.metric.name: sample.value for sample in metric_samples([rig.client.stats])}
     assert seen["kvtier_tier_open"] == 1
     assert seen["kvtier_open_failures_total"] == 0
@@ -68,9 +57,8 @@ def test_the_series_are_there_from_the_start(make_rig: MakeRig) -> None:
     assert rig.client.stats.is_open == 0
 
 
-def test_an_open_that_never_ends_keeps_no_engine_waiting(make_rig: MakeRig) -> None:
-    rig = make_rig(on_open="hang", deadline_s=0.2)
-    rig.client.open()
+def test_an_open_that_never_ends_keeps_no_engine_waiting(make_rig: Make) -> None:
+    rig = make_rig(on_open="hang", deadline_s=0.2).open()
     assert_refused(rig)
     assert rig.do(Operation.LOOKUP, 0) == ["unavailable"]
     rig.wait_until(lambda: rig.client.stats.open_failures >= 2)
@@ -80,13 +68,11 @@ def test_an_open_that_never_ends_keeps_no_engine_waiting(make_rig: MakeRig) -> N
     assert past.count("open") == past.count("cancelled") == past.count("closed") >= 2
     assert past[-2:] == ["cancelled", "closed"]
     assert children() == []
-    end_of_thread(rig)
+    rig.join()
 
 
 @pytest.mark.parametrize("trouble", ["hang", "block"])
-def test_an_engine_that_needs_the_tier_is_told_at_the_deadline(
-    make_rig: MakeRig, trouble: str
-) -> None:
+def test_a_required_tier_fails_at_the_deadline(make_rig: Make, trouble: str) -> None:
     rig = make_rig(on_open=trouble, deadline_s=0.2, required=True)
     with pytest.raises(TierTimeoutError) as told:
         rig.client.open()
@@ -96,7 +82,7 @@ def test_an_engine_that_needs_the_tier_is_told_at_the_deadline(
 
 
 @pytest.mark.parametrize("required", [True, False])
-def test_an_open_that_succeeds_after_the_end_is_closed(make_rig: MakeRig, required: bool) -> None:
+def test_an_open_that_succeeds_after_the_end_is_closed(make_rig: Make, required: bool) -> None:
     rig = make_rig(on_open="block", deadline_s=0.2, required=required)
     if required:
         with pytest.raises(TierTimeoutError):
@@ -111,37 +97,31 @@ def test_an_open_that_succeeds_after_the_end_is_closed(make_rig: MakeRig, requir
     rig.unblock()
     rig.wait_past("closed")
     assert rig.past() == ["open", "blocking", "opened", "closed"]
-    end_of_thread(rig)
+    rig.join()
 
 
-def test_an_open_that_blocks_its_thread_succeeds_late(make_rig: MakeRig) -> None:
-    rig = make_rig(on_open="block", deadline_s=0.2)
-    rig.client.open()
+def test_an_open_that_blocks_its_thread_succeeds_late(make_rig: Make) -> None:
+    rig = make_rig(on_open="block", deadline_s=0.2).open()
     assert_refused(rig)
     rig.wait_past("blocking")
     rig.unblock()
-    rig.wait_open()
-    assert_used(rig)
+    wait_until_used(rig)
     assert rig.past() == ["open", "blocking", "opened"]
     assert rig.client.stats.restarts == 0
 
 
 @pytest.mark.parametrize("deadline_s", [0.2, 20.0])
-def test_an_open_that_holds_the_interpreter(make_rig: MakeRig, deadline_s: float) -> None:
-    rig = make_rig(on_open="hold_interpreter", deadline_s=deadline_s)
-    rig.client.open()
-    rig.wait_open()
-    assert_used(rig)
+def test_an_open_that_holds_the_interpreter(make_rig: Make, deadline_s: float) -> None:
+    rig = make_rig(on_open="hold_interpreter", deadline_s=deadline_s).open()
+    wait_until_used(rig)
 
 
 def test_an_open_that_fails_is_tried_again_with_an_instance_of_its_own(
-    make_rig: MakeRig, caplog: pytest.LogCaptureFixture
+    make_rig: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    rig = make_rig(on_open="refuse_unless_third")
-    rig.client.open()
+    rig = make_rig(on_open="refuse_unless_third").open()
     assert_refused(rig)
-    rig.wait_open()
-    assert_used(rig)
+    wait_until_used(rig)
     assert rig.client.stats.open_failures == 2
     assert rig.past() == ["open", "closed", "open", "closed", "open", "opened"]
     assert "held open: connection refused; the engine goes on, and tries again" in caplog.text
@@ -159,7 +139,7 @@ def test_an_open_that_fails_is_tried_again_with_an_instance_of_its_own(
     ],
 )
 def test_what_does_not_pass_by_itself_ends_the_start(
-    make_rig: MakeRig, trouble: str, required: bool, error_class: type[Exception]
+    make_rig: Make, trouble: str, required: bool, error_class: type[Exception]
 ) -> None:
     rig = make_rig(on_open=trouble, required=required)
     with pytest.raises(error_class):
@@ -167,11 +147,9 @@ def test_what_does_not_pass_by_itself_ends_the_start(
     assert rig.past() == ["open", "closed"]
 
 
-def test_after_the_start_nothing_ends_the_attempts(make_rig: MakeRig) -> None:
-    rig = make_rig(on_open="fail_differently")
-    rig.client.open()
-    rig.wait_open()
-    assert_used(rig)
+def test_after_the_start_nothing_ends_the_attempts(make_rig: Make) -> None:
+    rig = make_rig(on_open="fail_differently").open()
+    wait_until_used(rig)
     assert rig.client.stats.errors == [
         "held open: connection refused",
         "held open: the key of Ada expired 3 days ago",
@@ -181,28 +159,24 @@ def test_after_the_start_nothing_ends_the_attempts(make_rig: MakeRig) -> None:
 
 
 @pytest.mark.parametrize("trouble", ["hang", "block"])
-def test_an_engine_that_serves_waits_for_no_opening(make_rig: MakeRig, trouble: str) -> None:
-    rig = make_rig(on_open=trouble, deadline_s=3600.0, required=True, engine_waits=False)
-    rig.client.open()
+def test_an_engine_that_serves_waits_for_no_opening(make_rig: Make, trouble: str) -> None:
+    rig = make_rig(on_open=trouble, deadline_s=3600.0, required=True, engine_waits=False).open()
     assert_refused(rig)
     rig.wait_past("open")
     if trouble == "block":
         rig.unblock()
-        rig.wait_open()
-        assert_used(rig)
+        wait_until_used(rig)
 
 
-def test_no_error_ends_the_attempts_of_an_engine_that_serves(make_rig: MakeRig) -> None:
-    rig = make_rig(on_open="expire_once", engine_waits=False)
-    rig.client.open()
-    rig.wait_open()
-    assert_used(rig)
+def test_no_error_ends_the_attempts_of_an_engine_that_serves(make_rig: Make) -> None:
+    rig = make_rig(on_open="expire_once", engine_waits=False).open()
+    wait_until_used(rig)
     assert rig.client.stats.open_failures == 1
     assert rig.client.stats.errors == ["held open: the key of Ada expired 3 days ago"]
 
 
 def test_the_log_says_that_an_opening_goes_on(
-    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    make_rig: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(loop_thread, "_PROGRESS_S", 0.05)
     rig = make_rig(on_open="block", deadline_s=0.5)

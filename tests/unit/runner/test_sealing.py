@@ -42,7 +42,7 @@ A, B = b"a" * 36, b"b" * 36
 
 
 class SharedStore(MemoryTier):
-    """A memory tier whose chunks are those of all loops of a test."""
+    """A memory tier that shares its chunks with the other loops of the test."""
 
     alignment = 16
     objects: dict[str, dict[OffloadKey, bytearray]]
@@ -51,7 +51,7 @@ class SharedStore(MemoryTier):
 
     async def store(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
         assert fault_of_regions(self.context, batch) is None
-        # The first one stays, unless the SDK wants it replaced.
+        # A stored chunk stays unless the SDK asks to replace it.
         for transfer in batch:
             if transfer.replace or transfer.key not in self._own():
                 self._own()[transfer.key] = bytearray(b"".join(transfer.buffers))
@@ -75,7 +75,7 @@ class SharedStore(MemoryTier):
 
 
 class Engine:
-    """A tier's loop, and jobs of it one at a time."""
+    """A tier's loop that does one job at a time."""
 
     def __init__(self, codec: str, objects: dict[str, dict[OffloadKey, bytearray]]) -> None:
         self.clock = SystemClock()
@@ -86,7 +86,7 @@ class Engine:
         self._jobs = 0
 
     async def open(self, model: str = "m") -> TierLoop:
-        # A chunk goes in a batch of its own.
+        # Each chunk has its own batch.
         spec = TierSpec.from_url(f"memory:?codec={self.codec}&max_batch=1")
         self.namespace = Namespace({"model": model})
         loop = TierLoop(
@@ -108,7 +108,6 @@ class Engine:
         return Job(self._jobs, operation, [key], [slot], RequestContext("r"), deadline_s)
 
     async def do(self, operation: Operation, key: OffloadKey, slot: int = 0) -> str:
-        """Do a job, and return its verdict."""
         job = self.job(operation, key, slot)
         self.loop.submit([job])
         while not (found := [r for r in self.reports if isinstance(r, JobResult)]) or (
@@ -163,7 +162,6 @@ async def test_the_tier_sees_a_sealed_chunk_of_the_announced_length(make: Make) 
 
 
 async def test_every_byte_of_a_stored_chunk_is_guarded(make: Make) -> None:
-    """All but the zeros that pad a header are either read and compared, or authenticated."""
     engine = make(OURS)
     await stored(engine)
     whole = bytes(engine.objects[A])
@@ -184,7 +182,7 @@ async def test_a_chunk_moved_to_another_key_is_refused(make: Make, rebinds: bool
     engine = make(OURS)
     await stored(engine, A, B)
     moved = bytearray(engine.objects[A])
-    if rebinds:  # as one who has read this module's source would
+    if rebinds:  # an attacker who knows the format would do so
         moved[:64] = engine.objects[B][:64]
     engine.objects[B] = moved
     assert await engine.do(LOAD, B) == ("auth" if rebinds else "corrupt")
@@ -197,7 +195,7 @@ async def test_a_chunk_moved_to_another_model_is_refused(make: Make) -> None:
     await stored(engine)
     await other.open("another model")
     moved = bytearray(engine.objects[A])
-    # As one who has read this module's source would.
+    # An attacker who knows the format would write a matching header.
     header = ChunkHeader(other.tier.context.namespace.fingerprint, CHUNK_BYTES, sealed=True)
     header.seal(A, memoryview(rebound := bytearray(112)), memoryview(b""))
     moved[:64] = rebound[:64]
@@ -218,7 +216,6 @@ async def test_a_planted_plain_chunk_is_refused(make: Make) -> None:
 
 
 async def test_engines_with_different_keys_do_not_fight(make: Make) -> None:
-    """Each replaces the other's chunk once; then the one that comes last leaves it alone."""
     ours, theirs = make(OURS), make(THEIRS)
     await stored(ours)
     await theirs.open()
@@ -233,7 +230,7 @@ async def test_engines_with_different_keys_do_not_fight(make: Make) -> None:
 
 
 async def test_a_cancelled_job_ends_after_its_thread(make: Make) -> None:
-    """The slot may be written until the codec has returned, and no longer."""
+    """The codec may write to the slot until it returns."""
     engine = make(OURS)
     await stored(engine)
     opening, go_on = threading.Event(), threading.Event()
@@ -280,9 +277,7 @@ async def test_the_loop_goes_on_while_a_chunk_is_sealed(make: Make) -> None:
     assert await job == "ok"
 
 
-async def test_only_so_many_foreign_chunks_are_remembered(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_foreign_chunks_are_bounded(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sealing, "_MAX_FOREIGN", 1)
     await stored(make(OURS), A, B)
     theirs = make(THEIRS)

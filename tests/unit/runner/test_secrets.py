@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.runners import Rig
+from support.runners import Make
 
 from kvtier_sdk import Entry, SystemClock, TierAuthError, make_offload_key
 from kvtier_sdk.options.secret_sources import FileSecret
@@ -22,25 +22,23 @@ from kvtier_sdk.runner.log import TierLog
 
 SECRET = "hunter2 & sons"
 TROUBLES = ["quote_secret", "wrap_secret", "log_secret", "lose_task"]
-MakeRig = Callable[..., Rig]
 
 
 @pytest.fixture
-def make_rig(make_rig: MakeRig) -> MakeRig:
+def make_rig(make_rig: Make) -> Make:
     """Make a runner around a scripted tier with a secret."""
     return partial(make_rig, secret_key=SECRET)
 
 
 @pytest.fixture(autouse=True)
 def log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    """No line of a log shows a secret, by any logger."""
     caplog.set_level(logging.DEBUG)
     yield caplog
     assert "hunter" not in caplog.text
 
 
 @pytest.mark.parametrize("trouble", ["quote_secret", "wrap_secret"])
-def test_opening_shows_no_secret(make_rig: MakeRig, trouble: str) -> None:
+def test_opening_hides_secrets(make_rig: Make, trouble: str) -> None:
     rig = make_rig(on_open=trouble)
     with pytest.raises(Exception, match=r"\*\*\*") as told:
         rig.client.open()
@@ -52,11 +50,8 @@ def test_opening_shows_no_secret(make_rig: MakeRig, trouble: str) -> None:
 
 
 @pytest.mark.parametrize("trouble", TROUBLES)
-def test_a_result_and_the_log_show_no_secret(
-    make_rig: MakeRig, trouble: str, log: pytest.LogCaptureFixture
-) -> None:
-    rig = make_rig(on_lookup=trouble, on_load=trouble, runner={"breaker_failures": 1})
-    rig.client.open()
+def test_results_hide_secrets(make_rig: Make, trouble: str, log: pytest.LogCaptureFixture) -> None:
+    rig = make_rig(on_lookup=trouble, on_load=trouble, runner={"breaker_failures": 1}).open()
     for operation in (Operation.LOOKUP, Operation.LOAD):
         rig.do(operation, 0)
         assert "hunter2" not in str(rig.results[-1])
@@ -69,11 +64,8 @@ def test_a_result_and_the_log_show_no_secret(
 
 
 @pytest.mark.parametrize("trouble", TROUBLES[:-1])
-def test_closing_shows_no_secret(
-    make_rig: MakeRig, trouble: str, log: pytest.LogCaptureFixture
-) -> None:
-    rig = make_rig(on_close=trouble)
-    rig.client.open()
+def test_closing_hides_secrets(make_rig: Make, trouble: str, log: pytest.LogCaptureFixture) -> None:
+    rig = make_rig(on_close=trouble).open()
     rig.client.close(5.0)
     assert "***" in log.text
 
@@ -91,23 +83,20 @@ def secret(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def accepted(tmp_path: Path) -> Path:
-    """The file with the secret that the store accepts."""
     path = tmp_path / "diary.key"
     path.write_text("hunter2")
     return path
 
 
 @pytest.fixture
-def make_renewing(make_rig: MakeRig, secret: Path, accepted: Path) -> MakeRig:
-    """Make a runner around a tier whose secret is in a file."""
+def make_renewing(make_rig: Make, secret: Path, accepted: Path) -> Make:
     return partial(make_rig, secret_key=FileSecret(str(secret)))
 
 
-def test_a_call_that_is_refused_is_made_once_more(
-    make_renewing: MakeRig, secret: Path, accepted: Path, log: pytest.LogCaptureFixture
+def test_a_refused_call_is_repeated(
+    make_renewing: Make, secret: Path, accepted: Path, log: pytest.LogCaptureFixture
 ) -> None:
-    rig = make_renewing(on_lookup="demand_secret", on_load="demand_secret")
-    rig.client.open()
+    rig = make_renewing(on_lookup="demand_secret", on_load="demand_secret").open()
     assert rig.do(Operation.STORE, 0) == ["ok"]
     for round_, operation in enumerate((Operation.LOOKUP, Operation.LOAD), 3):
         secret.write_text(f"hunter{round_}")
@@ -117,9 +106,7 @@ def test_a_call_that_is_refused_is_made_once_more(
     assert log.text.count(f"the store refused; a new secret was read from {secret}") == 2
 
 
-def test_an_opening_that_is_refused_is_made_once_more(
-    make_renewing: MakeRig, secret: Path, accepted: Path
-) -> None:
+def test_a_refused_opening_is_repeated(make_renewing: Make, secret: Path, accepted: Path) -> None:
     rig = make_renewing(on_open="demand_secret")
     secret.write_text("hunter3")
     accepted.write_text("hunter3")
@@ -128,11 +115,10 @@ def test_an_opening_that_is_refused_is_made_once_more(
 
 
 def test_without_another_secret_a_refusal_stays_one(
-    make_renewing: MakeRig, secret: Path, accepted: Path, log: pytest.LogCaptureFixture
+    make_renewing: Make, secret: Path, accepted: Path, log: pytest.LogCaptureFixture
 ) -> None:
     accepted.write_text("hunter3")
-    rig = make_renewing(on_lookup="demand_secret")
-    rig.client.open()
+    rig = make_renewing(on_lookup="demand_secret").open()
     assert rig.do(Operation.LOOKUP, 0) == ["auth"]
     assert rig.past().count("asked") == 1
     secret.unlink()

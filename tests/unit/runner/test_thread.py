@@ -1,23 +1,18 @@
-"""The thread runner: wake-ups, and loops that break down. Real threads, no timing.
-
-The promises of every runner are tested in test_transports.py.
-"""
+"""The thread runner: wake-ups, and loops that break down. Real threads, no timing."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.runners import Rig, rig_maker
+from support.runners import Make, Rig, rig_maker
 
 from kvtier_sdk import SystemClock
 from kvtier_sdk.runner import ThreadRunner
 from kvtier_sdk.runner.jobs import ChunksRemoved, OpeningEnded, Operation
-
-MakeRig = Callable[..., Rig]
 
 
 class CountedLoop(asyncio.SelectorEventLoop):
@@ -38,8 +33,6 @@ class CountedLoop(asyncio.SelectorEventLoop):
 
 
 class CountingClock(SystemClock):
-    """A clock that makes one loop, and keeps it."""
-
     def new_event_loop(self) -> asyncio.AbstractEventLoop:
         self.loop = CountedLoop()
         return self.loop
@@ -51,7 +44,7 @@ def clock() -> CountingClock:
 
 
 @pytest.fixture
-def make_rig(tmp_path: Path, clock: CountingClock) -> Iterator[MakeRig]:
+def make_rig(tmp_path: Path, clock: CountingClock) -> Iterator[Make]:
     with rig_maker("thread", tmp_path, clock=clock) as make:
         yield make
 
@@ -61,16 +54,8 @@ def runner_of(rig: Rig) -> ThreadRunner:
     return rig.runner
 
 
-def end_of_thread(rig: Rig) -> None:
-    thread = runner_of(rig)._thread
-    assert thread is not None
-    thread.join(30)
-    assert not thread.is_alive()
-
-
-def test_a_burst_of_hand_overs_wakes_the_loop_once(make_rig: MakeRig, clock: CountingClock) -> None:
-    rig = make_rig(on_lookup="block")
-    rig.client.open()
+def test_a_burst_of_hand_overs_wakes_the_loop_once(make_rig: Make, clock: CountingClock) -> None:
+    rig = make_rig(on_lookup="block").open()
     rig.submit(rig.lookups(1))
     rig.wait_past("blocking")
     before = clock.loop.wakes
@@ -82,9 +67,8 @@ def test_a_burst_of_hand_overs_wakes_the_loop_once(make_rig: MakeRig, clock: Cou
     assert rig.do(Operation.LOOKUP, 0) == ["not_found"]
 
 
-def test_the_reports_of_one_turn_of_the_loop_notify_once(make_rig: MakeRig) -> None:
-    rig = make_rig()
-    rig.client.open()
+def test_the_reports_of_one_turn_of_the_loop_notify_once(make_rig: Make) -> None:
+    rig = make_rig().open()
     notifications = []
 
     def notify() -> None:
@@ -98,28 +82,21 @@ def test_the_reports_of_one_turn_of_the_loop_notify_once(make_rig: MakeRig) -> N
     assert len(notifications) < 5, "metrics may notify too"
 
 
-def test_an_opening_that_the_engine_does_not_wait_for_notifies_when_it_ends(
-    make_rig: MakeRig,
-) -> None:
-    rig = make_rig(engine_waits=False)
-    rig.client.open()
+def test_an_opening_that_the_engine_does_not_wait_for_notifies_when_it_ends(make_rig: Make) -> None:
+    rig = make_rig(engine_waits=False).open()
     rig.wait_for(0, others=1)
     assert isinstance(rig.others[0], OpeningEnded)
 
 
-def test_a_report_of_another_thread_notifies_too(make_rig: MakeRig) -> None:
-    rig = make_rig()
-    rig.client.open()
+def test_a_report_of_another_thread_notifies_too(make_rig: Make) -> None:
+    rig = make_rig().open()
     runner_of(rig)._tier_loop.call.tier.context.report_removed([b"a"])
     rig.wait_for(0, others=1)
     assert isinstance(rig.others[0], ChunksRemoved)
 
 
-def test_a_notification_that_raises_stops_nothing(
-    make_rig: MakeRig, caplog: pytest.LogCaptureFixture
-) -> None:
-    rig = make_rig()
-    rig.client.open()
+def test_a_failing_notify_stops_nothing(make_rig: Make, caplog: pytest.LogCaptureFixture) -> None:
+    rig = make_rig().open()
 
     def broken() -> None:
         rig.notified.set()
@@ -132,27 +109,25 @@ def test_a_notification_that_raises_stops_nothing(
 
 
 def test_a_loop_that_breaks_down_concludes_its_jobs_and_says_so(
-    make_rig: MakeRig, clock: CountingClock, caplog: pytest.LogCaptureFixture
+    make_rig: Make, clock: CountingClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    rig = make_rig(on_lookup="hang")
-    rig.client.open()
+    rig = make_rig(on_lookup="hang").open()
     rig.submit(rig.lookups(5))
     rig.wait_past("hanging")
     clock.loop.breaks_down = True
     rig.submit(rig.lookups(1))
     assert rig.wait_for(6) == ["cancelled"] * 6
-    end_of_thread(rig)
+    rig.join()
     rig.submit(rig.lookups(1))
     assert rig.take() == ["cancelled"] * 7
     assert "the tier's loop has ended" in caplog.text
 
 
-def test_a_thread_that_is_stuck_ends_when_it_can(make_rig: MakeRig) -> None:
-    rig = make_rig(on_lookup="block")
-    rig.client.open()
+def test_a_thread_that_is_stuck_ends_when_it_can(make_rig: Make) -> None:
+    rig = make_rig(on_lookup="block").open()
     rig.submit(rig.lookups(1))
     rig.wait_past("blocking")
     rig.client.close(0.01)
     rig.unblock()
-    end_of_thread(rig)
+    rig.join()
     assert rig.past()[-1] == "closed"

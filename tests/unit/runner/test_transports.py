@@ -6,29 +6,19 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
-from support.runners import CHUNK_BYTES, KEYS, RUNNERS, ExpiredError, Rig, rig_maker
+from support.runners import CHUNK_BYTES, KEYS, ExpiredError, Make
 
 from kvtier_sdk import ConfigError, TierContractError, TierUnavailableError, metric_samples
 from kvtier_sdk.chunk_header import header_bytes
 from kvtier_sdk.runner import ThreadRunner
 from kvtier_sdk.runner.jobs import ChunksRemoved, Operation
 
-MakeRig = Callable[..., Rig]
 
-
-@pytest.fixture(params=RUNNERS)
-def make_rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeRig]:
-    with rig_maker(request.param, tmp_path) as make:
-        yield make
-
-
-def test_chunks_go_there_and_back(make_rig: MakeRig) -> None:
-    rig = make_rig()
-    rig.client.open()
+def test_chunks_go_there_and_back(make_rig: Make) -> None:
+    rig = make_rig().open()
     for chunk in range(4):
         rig.pool.view(chunk)[:] = bytes([chunk + 1]) * CHUNK_BYTES
     assert rig.do(Operation.STORE, 0, 1, 2, 3) == ["ok"] * 4
@@ -43,7 +33,6 @@ def test_chunks_go_there_and_back(make_rig: MakeRig) -> None:
 
 
 def in_a_forked_copy(action: Callable[[], bool]) -> bool:
-    """Return what an action returns in a forked copy of this process; false if it hangs."""
     pid = os.fork()
     if pid == 0:
         signal.alarm(30)
@@ -54,9 +43,8 @@ def in_a_forked_copy(action: Callable[[], bool]) -> bool:
     return os.waitpid(pid, 0)[1] == 0
 
 
-def test_a_forked_copy_shuts_down_and_leaves_the_tier_to_its_parent(make_rig: MakeRig) -> None:
-    rig = make_rig(on_load="hang")
-    rig.client.open()
+def test_a_forked_copy_shuts_down_and_leaves_the_tier_to_its_parent(make_rig: Make) -> None:
+    rig = make_rig(on_load="hang").open()
     assert rig.do(Operation.STORE, 0) == ["ok"]
     rig.submit([rig.job(Operation.LOAD, 0)])
     rig.wait_past("hanging")
@@ -72,9 +60,8 @@ def test_a_forked_copy_shuts_down_and_leaves_the_tier_to_its_parent(make_rig: Ma
     assert rig.take() == ["ok", "ok"], "the load is still under way"
 
 
-def test_what_a_tier_lets_go_of_is_reported(make_rig: MakeRig) -> None:
-    rig = make_rig(capacity=2 * (CHUNK_BYTES + header_bytes(1)))
-    rig.client.open()
+def test_evictions_are_reported(make_rig: Make) -> None:
+    rig = make_rig(capacity=2 * (CHUNK_BYTES + header_bytes(1))).open()
     rig.do(Operation.STORE, 0, 1, 2)
     rig.wait_for(1, others=1)
     (removed,) = rig.others
@@ -82,9 +69,8 @@ def test_what_a_tier_lets_go_of_is_reported(make_rig: MakeRig) -> None:
     assert list(removed.keys) == [KEYS[0]]
 
 
-def test_what_is_no_key_is_told_to_who_lets_go_of_it(make_rig: MakeRig) -> None:
-    rig = make_rig(on_load="let_go_of_text")
-    rig.client.open()
+def test_reporting_a_removed_text_is_a_contract_error(make_rig: Make) -> None:
+    rig = make_rig(on_load="let_go_of_text").open()
     rig.submit([rig.job(Operation.LOAD, 0), *rig.lookups(2)])
     rig.wait_for(3)
     told = {result.verdicts[0].value: result.error for result in rig.results}
@@ -95,7 +81,7 @@ def test_what_is_no_key_is_told_to_who_lets_go_of_it(make_rig: MakeRig) -> None:
     assert rig.others == []
 
 
-def test_jobs_before_the_start_and_after_the_end_are_cancelled(make_rig: MakeRig) -> None:
+def test_jobs_before_the_start_and_after_the_end_are_cancelled(make_rig: Make) -> None:
     rig = make_rig()
     rig.submit(rig.lookups(2))
     assert rig.take() == ["cancelled"] * 2
@@ -110,11 +96,8 @@ def test_jobs_before_the_start_and_after_the_end_are_cancelled(make_rig: MakeRig
 
 
 @pytest.mark.parametrize("round_", range(5))
-def test_no_job_is_lost_or_doubled_when_the_runner_closes_meanwhile(
-    make_rig: MakeRig, round_: int
-) -> None:
-    rig = make_rig()
-    rig.client.open()
+def test_no_job_is_lost_or_doubled_by_a_close(make_rig: Make, round_: int) -> None:
+    rig = make_rig().open()
     jobs = [rig.lookups(1) for _ in range(3000)]
     for batch in jobs[: 200 * (round_ + 1)]:
         rig.submit(batch)
@@ -137,8 +120,8 @@ def test_no_job_is_lost_or_doubled_when_the_runner_closes_meanwhile(
         ("miss_a_file", FileNotFoundError, "[Errno 2] No such file or directory: '/nonexistent'"),
     ],
 )
-def test_a_tier_that_does_not_open_is_told_and_closed(
-    make_rig: MakeRig, trouble: str, error_class: type[Exception], message: str
+def test_a_tier_that_does_not_open_is_closed(
+    make_rig: Make, trouble: str, error_class: type[Exception], message: str
 ) -> None:
     rig = make_rig(on_open=trouble)
     with pytest.raises(error_class) as told:
@@ -155,18 +138,15 @@ def test_a_tier_that_does_not_open_is_told_and_closed(
 
 @pytest.mark.parametrize("trouble", ["exit", "misbehave", "panic"])
 def test_what_a_tier_raises_when_it_is_closed_is_in_its_log(
-    make_rig: MakeRig, caplog: pytest.LogCaptureFixture, trouble: str
+    make_rig: Make, caplog: pytest.LogCaptureFixture, trouble: str
 ) -> None:
-    rig = make_rig(on_close=trouble)
-    rig.client.open()
+    rig = make_rig(on_close=trouble).open()
     rig.client.close(5.0)
     assert "closing the tier failed" in caplog.text
     assert not rig.runner.is_running  # type: ignore[attr-defined]
 
 
-def test_an_opening_that_is_interrupted_ends_before_the_tier_is_closed(
-    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_opening_is_closed(make_rig: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = make_rig(on_open="hang", close_s=0.1)
 
     def interrupt(timeout_s: float | None = None) -> None:
@@ -180,9 +160,8 @@ def test_an_opening_that_is_interrupted_ends_before_the_tier_is_closed(
 
 
 @pytest.mark.parametrize("trouble", ["exit_in_task", "stop_the_loop"])
-def test_a_tier_cannot_end_its_loop(make_rig: MakeRig, trouble: str) -> None:
-    rig = make_rig(on_lookup=trouble)
-    rig.client.open()
+def test_a_tier_cannot_end_its_loop(make_rig: Make, trouble: str) -> None:
+    rig = make_rig(on_lookup=trouble).open()
     rig.submit(rig.lookups(3))
     assert rig.wait_for(3) == ["not_found"] * 3
     rig.submit(rig.lookups(1))
@@ -190,9 +169,8 @@ def test_a_tier_cannot_end_its_loop(make_rig: MakeRig, trouble: str) -> None:
     assert rig.others == []
 
 
-def test_draining_says_whether_all_has_ended(make_rig: MakeRig) -> None:
-    rig = make_rig(on_lookup="block")
-    rig.client.open()
+def test_draining_says_whether_all_has_ended(make_rig: Make) -> None:
+    rig = make_rig(on_lookup="block").open()
     assert rig.client.drain(0.01) is True
     rig.submit(rig.lookups(1))
     rig.wait_past("blocking")
@@ -202,9 +180,8 @@ def test_draining_says_whether_all_has_ended(make_rig: MakeRig) -> None:
     assert rig.client.drain(5.0) is True
 
 
-def test_draining_ends_what_waits(make_rig: MakeRig) -> None:
-    rig = make_rig(on_load="hang")
-    rig.client.open()
+def test_draining_ends_what_waits(make_rig: Make) -> None:
+    rig = make_rig(on_load="hang").open()
     rig.submit([rig.job(Operation.LOAD, 0)])
     rig.wait_past("hanging")
     assert rig.client.drain(0.01) is True
@@ -212,9 +189,7 @@ def test_draining_ends_what_waits(make_rig: MakeRig) -> None:
     assert rig.past()[-1] == "cancelled"
 
 
-def test_what_a_tier_logs_is_in_its_log(
-    make_rig: MakeRig, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_a_tier_logs_is_in_its_log(make_rig: Make, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="kvtier.tier.held"):
         rig = make_rig(on_lookup="warn")
         rig.client.open()
@@ -224,11 +199,8 @@ def test_what_a_tier_logs_is_in_its_log(
     assert lines == [("kvtier.tier.held", "90 percent full")]
 
 
-def test_a_call_that_never_returns_does_not_hold_the_end_back(
-    make_rig: MakeRig, caplog: pytest.LogCaptureFixture
-) -> None:
-    rig = make_rig(on_lookup="block")
-    rig.client.open()
+def test_an_endless_call_blocks_no_close(make_rig: Make, caplog: pytest.LogCaptureFixture) -> None:
+    rig = make_rig(on_lookup="block").open()
     rig.submit(rig.lookups(2))
     rig.wait_past("blocking")
     with caplog.at_level(logging.WARNING, logger="kvtier.tier.held"):
@@ -243,9 +215,8 @@ def test_a_call_that_never_returns_does_not_hold_the_end_back(
         assert all(result.released for result in rig.results)
 
 
-def test_counters_and_gauges_of_the_backend_arrive(make_rig: MakeRig) -> None:
-    rig = make_rig()
-    rig.client.open()
+def test_counters_and_gauges_of_the_backend_arrive(make_rig: Make) -> None:
+    rig = make_rig().open()
     assert rig.do(Operation.STORE, 0, 1) == ["ok"] * 2
     for _ in range(3):
         rig.do(Operation.LOOKUP, 0)
@@ -259,9 +230,8 @@ def test_counters_and_gauges_of_the_backend_arrive(make_rig: MakeRig) -> None:
     assert seen["kvtier_backend_gauge", "held", "stored_chunks"] == 2
 
 
-def test_the_state_of_a_tier_is_known_to_a_thread_that_does_not_poll(make_rig: MakeRig) -> None:
-    rig = make_rig()
-    rig.client.open()
+def test_the_state_of_a_tier_is_known_to_a_thread_that_does_not_poll(make_rig: Make) -> None:
+    rig = make_rig().open()
     assert rig.do(Operation.STORE, 0, 1) == ["ok"] * 2
     rig.client.stats.backend_gauges.clear()
     for _ in range(6000):

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 
 import pytest
-from support.engine import KEYS, A, B, Engine
+from support.engine import KEYS, A, B, Engine, Make
 
 from kvtier_sdk import OffloadKey, TierStats, Usage, make_offload_key
 from kvtier_sdk.runner.log import TierLog
@@ -16,7 +16,7 @@ from kvtier_sdk.testing import VirtualClock
 from kvtier_sdk.tiering.admission import Admission
 from kvtier_sdk.tiering.records import Slot
 
-EngineFactory = Callable[..., Engine]
+EVICTS, TAKEN, REFUSED = "evicts", "taken", "refused"
 
 
 def key_of(number: int) -> OffloadKey:
@@ -28,13 +28,11 @@ def slot_of(number: int) -> Slot:
 
 
 class Rig:
-    """A least recently used cache behind an admission, and nothing in front of it."""
-
     def __init__(self, capacity: int, *, enabled: bool = True) -> None:
         self.stats = TierStats("t", "memory")
         self.admission = Admission(self.stats, TierLog("t", VirtualClock()), enabled=enabled)
         self.capacity = capacity
-        # The tier's own count, in chunks, as it is before anything has come.
+        # The tier's own count is in chunks, and is 0 at the start.
         self.stats.used_bytes = 0
         self.cache: OrderedDict[OffloadKey, None] = OrderedDict()
         self.hits = self.writes = self.unread = 0
@@ -64,7 +62,7 @@ class Rig:
 
 
 def popular_and_passing(count: int, popular: int, seed: int = 0) -> Iterator[int]:
-    """One chunk in three is one of the popular ones; no other comes twice."""
+    """Yield popular chunks a third of the time, and otherwise chunks that come once."""
     rng = random.Random(seed)
     for number in range(count):
         yield rng.randrange(popular) if rng.random() < 1 / 3 else popular + number
@@ -118,7 +116,6 @@ def test_in_a_large_tier_they_are_estimated_from_a_sample() -> None:
 
 
 def limit(engine: Engine, chunks: int) -> None:
-    """Give the tier a capacity of a number of chunks."""
     tier = engine.tiers[0]
     capacity = {"capacity_bytes": chunks * tier.context.object_bytes}
     tier.config = tier.config.model_copy(update=capacity)
@@ -131,8 +128,8 @@ def store_each(engine: Engine, keys: Iterable[OffloadKey], steps: int = 1) -> No
             engine.step()
 
 
-def thrashed(make: EngineFactory, **options: object) -> Engine:
-    """A tier of eight chunks; of twelve chunks that it was offered in turn, four come back."""
+def thrashed(make: Make, **options: object) -> Engine:
+    """Make an engine whose tier of eight chunks was offered twelve in turn; four of them return."""
     engine = make(slots=4, **options)
     limit(engine, 8)
     for first in range(4, 324, 8):
@@ -141,7 +138,7 @@ def thrashed(make: EngineFactory, **options: object) -> Engine:
     return engine
 
 
-def test_a_refused_chunk_is_offered_again_when_it_is_used(make: EngineFactory) -> None:
+def test_a_refused_chunk_is_offered_again_when_it_is_used(make: Make) -> None:
     engine = thrashed(make)
     engine.store(A, KEYS[500])
     engine.step()
@@ -153,7 +150,7 @@ def test_a_refused_chunk_is_offered_again_when_it_is_used(make: EngineFactory) -
     engine.at_rest()
 
 
-def test_a_chunk_that_is_computed_again_is_stored(make: EngineFactory) -> None:
+def test_a_chunk_that_is_computed_again_is_stored(make: Make) -> None:
     engine = thrashed(make)
     store_each(engine, (KEYS[500], *KEYS[600:610], KEYS[500]))
     assert KEYS[500] in engine.tiers[0]._objects
@@ -161,7 +158,7 @@ def test_a_chunk_that_is_computed_again_is_stored(make: EngineFactory) -> None:
     engine.at_rest()
 
 
-def test_a_spilling_tier_is_owed_only_what_was_seen_before(make: EngineFactory) -> None:
+def test_a_spilling_tier_is_owed_only_what_was_seen_before(make: Make) -> None:
     engine = thrashed(make, store_policy="on_evict")
     refused = engine.manager.stats[1].not_admitted_chunks
     store_each(engine, KEYS[500:520], steps=2)
@@ -178,17 +175,14 @@ def test_a_spilling_tier_is_owed_only_what_was_seen_before(make: EngineFactory) 
     [{"admission": "off"}, {"offload_policy": "request"}],
     ids=lambda options: next(iter(options)),
 )
-def test_it_can_be_switched_off_and_a_tier_of_whole_requests_gets_them(
-    make: EngineFactory, options: dict[str, str]
-) -> None:
+def test_it_is_off_for_tiers_of_whole_requests(make: Make, options: dict[str, str]) -> None:
     engine = thrashed(make, **options)
     engine.at_rest()
     assert engine.manager.stats[1].stored_chunks == 480
     assert engine.manager.stats[1].evicted_unread_chunks == 472
 
 
-def test_an_operators_delete_teaches_no_capacity_and_is_no_eviction(make: EngineFactory) -> None:
-    """The tier has room for 200 chunks, and never holds more than 100."""
+def test_an_operators_delete_teaches_no_capacity_and_is_no_eviction(make: Make) -> None:
     engine = make(slots=4)
     tier = engine.tiers[0]
     limit(engine, 200)
@@ -204,7 +198,7 @@ def test_an_operators_delete_teaches_no_capacity_and_is_no_eviction(make: Engine
     engine.at_rest()
 
 
-def test_what_an_operator_deletes_from_a_full_tier_is_room(make: EngineFactory) -> None:
+def test_what_an_operator_deletes_from_a_full_tier_is_room(make: Make) -> None:
     engine = thrashed(make)
     tier, stats = engine.tiers[0], engine.manager.stats[1]
     assert stats.is_selective
@@ -216,15 +210,13 @@ def test_what_an_operator_deletes_from_a_full_tier_is_room(make: EngineFactory) 
     engine.at_rest()
 
 
-def test_refusing_ends_when_the_tier_counts_less_than_its_capacity(
-    make: EngineFactory, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_refusing_ends_when_a_tier_has_room(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "kvtier.tier"):
         engine = thrashed(make)
         tier, stats = engine.tiers[0], engine.manager.stats[1]
         assert stats.is_selective
         tier.config = tier.config.model_copy(update={"capacity_bytes": None})
-        # Until the tier is asked how full it is.
+        # Wait until the tier is asked how full it is.
         engine.steps(5.0)
         store_each(engine, KEYS[500:1500])
         engine.step()
@@ -244,61 +236,42 @@ def full() -> Rig:
 
 
 @pytest.mark.parametrize(
-    ("usage", "is_taken"),
+    "steps",
     [
-        (Usage(50, 50, 50), False),
-        (Usage(48, 48, 50), False),
-        (Usage(40, 40, 50), True),
-        (Usage(50, 50, None), True),
-        (None, True),
+        [Usage(50, 50, 50), REFUSED],
+        [Usage(48, 48, 50), REFUSED],
+        [Usage(40, 40, 50), TAKEN],
+        [Usage(50, 50, None), TAKEN],
+        [None, TAKEN],
+        # A disk that filled up below the tier's capacity has room when more of it is free.
+        *[
+            [Usage(50, 50, capacity, 10), EVICTS, REFUSED, Usage(49, 49, capacity, free), end]
+            for capacity in (200, None)
+            for free, end in ((10, REFUSED), (12, REFUSED), (20, TAKEN))
+        ],
+        # A disk that filled up before the tier was first asked how full it is.
+        *[
+            [Usage(0, 0, cap, 1000), EVICTS, REFUSED, Usage(50, 50, cap, 10), REFUSED, room, TAKEN]
+            for cap, room in ((50, Usage(30, 30, 50, 1000)), (None, Usage(30, 30, None, 1000)))
+        ],
+        # A tier that filled its capacity ignores what other programs write to its disk.
+        [Usage(50, 50, 50, 1000), EVICTS, Usage(30, 30, 50, 900), TAKEN],
     ],
     ids=str,
 )
-def test_a_new_chunk_is_refused_only_while_the_tiers_count_reaches_its_capacity(
-    full: Rig, usage: Usage | None, is_taken: bool
+def test_a_full_tier_takes_new_chunks_when_it_has_room(
+    full: Rig, steps: list[Usage | str | None]
 ) -> None:
-    full.stats.note_usage(usage)
-    assert full.takes(9_000_000) is is_taken
+    for number, step in enumerate(steps, 9_000_000):
+        if step == EVICTS:
+            full.admission.removed([key_of(number)], evicted=True)
+        elif isinstance(step, str):
+            assert full.takes(number) is (step == TAKEN)
+        else:
+            full.stats.note_usage(step)
 
 
-@pytest.mark.parametrize(
-    ("free", "is_taken"), [(10, False), (12, False), (20, True)], ids=["full", "noise", "room"]
-)
-@pytest.mark.parametrize("capacity", [200, None])
-def test_a_disk_that_filled_below_the_capacity_has_room_when_it_has_more_free(
-    full: Rig, capacity: int | None, free: int, is_taken: bool
-) -> None:
-    full.stats.note_usage(Usage(50, 50, capacity, 10))
-    full.admission.removed([key_of(9_000_000)], evicted=True)
-    assert full.admission.is_selective
-    full.stats.note_usage(Usage(49, 49, capacity, free))
-    assert full.takes(9_000_001) is is_taken
-
-
-@pytest.mark.parametrize("capacity", [50, None])
-def test_it_knows_when_it_has_room_also_if_it_filled_up_before_it_was_asked(
-    full: Rig, capacity: int | None
-) -> None:
-    full.stats.note_usage(Usage(0, 0, capacity, 1000))
-    full.admission.removed([key_of(9_000_000)], evicted=True)
-    assert not full.takes(9_000_001)
-    full.stats.note_usage(Usage(50, 50, capacity, 10))
-    assert not full.takes(9_000_002)
-    full.stats.note_usage(Usage(30, 30, capacity, 1000))
-    assert full.takes(9_000_003)
-
-
-def test_what_other_programs_write_is_no_matter_to_a_tier_that_filled_its_capacity(
-    full: Rig,
-) -> None:
-    full.stats.note_usage(Usage(50, 50, 50, 1000))
-    full.admission.removed([key_of(9_000_000)], evicted=True)
-    full.stats.note_usage(Usage(30, 30, 50, 900))
-    assert full.takes(9_000_001)
-
-
-def test_a_tier_that_nothing_comes_back_to_is_refused_nothing(make: EngineFactory) -> None:
-    """Neither model has a hit, so none has more."""
+def test_a_tier_that_nothing_comes_back_to_is_refused_nothing(make: Make) -> None:
     engine = make(slots=4)
     limit(engine, 8)
     store_each(engine, KEYS[:400])

@@ -8,7 +8,6 @@ from kvtier_sdk.tiering.compute_rate import ComputeRate
 
 
 def prompt(rate: ComputeRate, now_s: float, chunks: int, step_s: float, steps: int = 1) -> float:
-    """Compute a prompt in steps of ``chunks`` each, and then two tokens; return the time."""
     for _ in range(steps):
         rate.named(chunks, now_s)
         rate.step_ended(now_s)
@@ -35,7 +34,7 @@ def test_the_time_a_chunk_of_prompts_in_one_step_and_in_several() -> None:
 
 
 def test_an_engine_that_schedules_a_step_ahead() -> None:
-    """It begins the step behind a prompt's at once, and the next when the prompt is computed."""
+    """The step after a prompt begins at once; the next one waits until the prompt is computed."""
     rate, now_s = ComputeRate(), 0.0
     for _ in range(3):
         rate.step_ended(now_s)

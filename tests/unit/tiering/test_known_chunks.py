@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
-from support.engine import KEYS, A, B, Engine
+from support.engine import KEYS, A, B, Engine, Make
 
 from kvtier_sdk import CorruptChunkError, RequestContext
 from kvtier_sdk.engine import ResetScope
 from kvtier_sdk.tiering.known_chunks import KnownChunks
 
-EngineFactory = Callable[..., Engine]
 
-
-def with_known(make: EngineFactory, **options: object) -> Engine:
-    """Make an engine with KEYS[:4] in its tiers, which knows it, and no longer in its pool."""
+def with_known(make: Make, **options: object) -> Engine:
+    """Make an engine whose tiers have KEYS[:4]; the manager knows it, and its pool lacks them."""
     engine = make(**options)
     engine.store(A, *KEYS[:4])
-    engine.step()
-    engine.step()
+    engine.step(times=2)
     engine.push_out(A)
     for tier in engine.tiers:
         tier.calls.clear()
@@ -31,34 +27,26 @@ def misses(engine: Engine) -> dict[str, int]:
     return dict(engine.manager.stats[0].misses)
 
 
-def test_what_was_stored_is_loaded_in_the_step_that_wants_it(make: EngineFactory) -> None:
+def test_two_requests_of_one_step_share_the_load(make: Make) -> None:
     engine = with_known(make)
-    assert engine.look(B, *KEYS[:4]) == ["RETRY"] * 4
-    engine.step()
-    assert engine.look(B, *KEYS[:4]) == ["HIT"] * 4
-    assert engine.tiers[0].calls == [("load", KEYS[:4])]
-    engine.load(B, *KEYS[:4])
-    assert engine.manager.stats[1].hit_chunks == 4
-    engine.at_rest()
-
-
-def test_two_requests_of_one_step_share_the_load(make: EngineFactory) -> None:
-    engine = with_known(make)
-    engine.look(A, *KEYS[:4])
-    engine.look(B, *KEYS[:4])
+    assert engine.look(A, *KEYS[:4]) == engine.look(B, *KEYS[:4]) == ["RETRY"] * 4
     engine.step()
     assert engine.look(A, *KEYS[:4]) == engine.look(B, *KEYS[:4]) == ["HIT"] * 4
     assert engine.tiers[0].calls == [("load", KEYS[:4])]
+    engine.load(A, *KEYS[:4])
+    engine.load(B, *KEYS[:4])
+    assert engine.manager.stats[1].hit_chunks == 4, "the load counts once"
+    engine.at_rest()
 
 
-def test_what_the_tier_has_reported_removed_is_asked_for(make: EngineFactory) -> None:
+def test_what_the_tier_has_reported_removed_is_asked_for(make: Make) -> None:
     engine = with_known(make)
     engine.tiers[0]._remove(KEYS[:1])
     engine.step()
     assert engine.look(B, *KEYS[:4]) == ["RETRY"] * 4
     engine.step()
     assert engine.look(B, *KEYS[:1]) == ["MISS"]
-    # Behind a chunk that is asked for, the others are asked for too.
+    # If the first chunk needs a lookup, the chunks after it are looked up too.
     assert engine.tiers[0].calls == [("lookup", KEYS[:4])]
     assert misses(engine) == {"absent": 1}
 
@@ -81,9 +69,7 @@ def test_a_request_that_asks_again_after_a_load_knows_what_has_left_the_tier_sin
 
 
 @pytest.mark.parametrize("operation", ["store", "load"])
-def test_what_left_the_tier_while_a_job_moved_it_is_not_known(
-    make: EngineFactory, operation: str
-) -> None:
+def test_what_left_the_tier_while_a_job_moved_it_is_not_known(make: Make, operation: str) -> None:
     engine = make() if operation == "store" else with_known(make)
     tier, client = engine.tiers[0], engine.manager.clients[0]
     tier.gate, tier.gated = asyncio.Event(), {operation}
@@ -96,15 +82,12 @@ def test_what_left_the_tier_while_a_job_moved_it_is_not_known(
     engine.step()
     assert not client.knows(KEYS[0])
     tier.gate.set()
-    engine.step()
-    engine.step()
+    engine.step(times=2)
     assert [client.knows(key) for key in KEYS[:2]] == [False, True]
     assert not client.jobs.removals
 
 
-def test_a_load_does_not_fall_through_to_a_tier_that_the_chunk_has_left(
-    make: EngineFactory,
-) -> None:
+def test_a_load_does_not_fall_through_to_a_tier_that_the_chunk_has_left(make: Make) -> None:
     engine = with_known(make, tiers=2)
     first, second = engine.tiers
     first.gate, first.gated = asyncio.Event(), {"load"}
@@ -118,27 +101,23 @@ def test_a_load_does_not_fall_through_to_a_tier_that_the_chunk_has_left(
     assert second.called() == ["lookup"]
 
 
-def test_what_was_loaded_during_a_purge_is_not_known(make: EngineFactory) -> None:
+def test_what_was_loaded_during_a_purge_is_not_known(make: Make) -> None:
     engine = with_known(make)
     tier, client = engine.tiers[0], engine.manager.clients[0]
-    # A tier that says nothing of what it deletes.
+    # The tier does not report the chunks that it deletes.
     tier._remove = lambda keys: None  # type: ignore[method-assign]
     tier.gate, tier.gated = asyncio.Event(), {"load"}
     engine.look(B, *KEYS[:2])
     engine.step()
     engine.manager.reset_cache(ResetScope.ALL)
-    engine.step()
-    engine.step()
+    engine.step(times=2)
     assert client.takes_reads, "the purge is over"
     tier.gate.set()
-    engine.step()
-    engine.step()
+    engine.step(times=2)
     assert not any(map(client.knows, KEYS[:2]))
 
 
-def test_a_chunk_lost_in_silence_is_a_miss_and_nothing_is_known_any_more(
-    make: EngineFactory,
-) -> None:
+def test_a_chunk_lost_in_silence_is_a_miss_and_nothing_is_known_any_more(make: Make) -> None:
     engine = with_known(make)
     del engine.tiers[0]._objects[KEYS[0]]
     assert engine.settle(B, *KEYS[:4]) == ["MISS", "HIT", "HIT", "HIT"]
@@ -150,7 +129,7 @@ def test_a_chunk_lost_in_silence_is_a_miss_and_nothing_is_known_any_more(
     engine.at_rest()
 
 
-def test_a_tier_that_fails_to_bring_a_chunk_is_followed_by_the_next(make: EngineFactory) -> None:
+def test_a_tier_that_fails_to_bring_a_chunk_is_followed_by_the_next(make: Make) -> None:
     engine = with_known(make, tiers=2)
     engine.tiers[0].on_load = lambda transfer: CorruptChunkError("flipped")
     assert engine.settle(B, *KEYS[:4]) == ["HIT"] * 4
@@ -159,9 +138,7 @@ def test_a_tier_that_fails_to_bring_a_chunk_is_followed_by_the_next(make: Engine
     engine.at_rest()
 
 
-def test_a_tier_is_not_passed_over_for_a_later_one_that_is_known_to_have_it(
-    make: EngineFactory,
-) -> None:
+def test_a_tier_is_not_passed_over_for_a_later_one_that_is_known_to_have_it(make: Make) -> None:
     engine = with_known(make, tiers=2)
     engine.manager.clients[0].forget_chunks()
     assert engine.settle(B, *KEYS[:4]) == ["HIT"] * 4
@@ -170,9 +147,7 @@ def test_a_tier_is_not_passed_over_for_a_later_one_that_is_known_to_have_it(
 
 
 @pytest.mark.parametrize("is_drained", [True, False])
-def test_a_tier_that_is_taken_out_or_may_not_be_asked_is_not_read(
-    make: EngineFactory, is_drained: bool
-) -> None:
+def test_a_tier_that_is_out_or_not_asked_is_not_read(make: Make, is_drained: bool) -> None:
     engine = with_known(make)
     choosy = RequestContext("choosy")
     engine.manager.on_new_request(choosy, None if is_drained else [])
@@ -181,7 +156,7 @@ def test_a_tier_that_is_taken_out_or_may_not_be_asked_is_not_read(
     assert engine.tiers[0].calls == []
 
 
-def test_without_room_in_the_pool_the_miss_says_so(make: EngineFactory) -> None:
+def test_without_room_in_the_pool_the_miss_says_so(make: Make) -> None:
     engine = with_known(make, slots=4)
     engine.manager.prepare_store(KEYS[10:14], A)
     assert engine.settle(B, *KEYS[:4])[0] == "MISS"
@@ -189,7 +164,7 @@ def test_without_room_in_the_pool_the_miss_says_so(make: EngineFactory) -> None:
     engine.manager.complete_store(KEYS[10:14], A, success=False)
 
 
-def test_behind_a_load_that_hangs_a_tier_is_asked_first(make: EngineFactory) -> None:
+def test_behind_a_load_that_hangs_a_tier_is_asked_first(make: Make) -> None:
     engine = with_known(make, load_deadline="2s", max_lookup_deadline="50ms")
     tier = engine.tiers[0]
     tier.gate, tier.gated = asyncio.Event(), {"lookup", "load"}
@@ -200,22 +175,19 @@ def test_behind_a_load_that_hangs_a_tier_is_asked_first(make: EngineFactory) -> 
     assert engine.look(A, KEYS[1]) == ["MISS"]
     assert tier.called() == ["load", "lookup"]
     assert misses(engine) == {"timeout": 1}
-    # Nor is it believed once the load has failed.
+    # After a failed load, the tier is asked before it loads.
     engine.steps(2.0)
     engine.look(A, KEYS[2])
     engine.step(0.06)
     assert tier.called()[2:] == ["lookup"]
 
 
-def test_a_reset_of_the_pool_keeps_what_is_known_and_one_of_all_tiers_forgets_it(
-    make: EngineFactory,
-) -> None:
+def test_only_a_reset_of_all_tiers_forgets_what_is_known(make: Make) -> None:
     engine = with_known(make)
     engine.manager.reset_cache()
     assert engine.settle(B, *KEYS[:2]) == ["HIT"] * 2
     engine.manager.reset_cache(ResetScope.ALL)
-    engine.step()
-    engine.step()
+    engine.step(times=2)
     assert engine.settle(B, *KEYS[:4]) == ["MISS"] * 4
     assert engine.tiers[0].called()[-1] == "lookup"
 

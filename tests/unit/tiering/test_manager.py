@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from support.engine import CHUNK_BYTES, KEYS, A, B, Engine, start_promotion, stored_below
+from support.engine import KEYS, A, B, Engine, Make, start_promotion, stored_below
 
 from kvtier_sdk import (
     ChunkNotFoundError,
@@ -20,38 +20,19 @@ from kvtier_sdk import (
 )
 
 
-def test_a_chunk_comes_back_from_a_tier(make: Callable[..., Engine]) -> None:
-    engine = make()
-    stored_below(engine, *KEYS[:3])
-    assert engine.look(B, *KEYS[:3]) == ["RETRY"] * 3
-    engine.step()
-    assert engine.look(B, *KEYS[:3]) == ["HIT_PENDING"] * 3
-    engine.step()
-    assert engine.look(B, *KEYS[:3]) == ["HIT"] * 3
-    engine.load(B, *KEYS[:3])
-    assert engine.manager.stats[1].hit_chunks == 3
-    engine.at_rest()
-
-
 @pytest.mark.parametrize("call", ["lookup", "prepare_store", "touch"])
 @pytest.mark.parametrize("key", ["text", 5, None])
-def test_a_key_that_is_no_bytes_is_refused_before_anything_is_held(
-    make: Callable[..., Engine], call: str, key: Any
-) -> None:
+def test_a_key_that_is_no_bytes_is_refused(make: Make, call: str, key: Any) -> None:
     engine = make()
     method = getattr(engine.manager, call)
-    # The compiled core refuses it by its type.
+    # The compiled core raises a TypeError.
     with pytest.raises((KVTierError, TypeError), match="bytes"):
         method(key if call == "lookup" else [KEYS[0], key], A)
     assert engine.store(A, *KEYS) == engine.pool.slots
     engine.at_rest()
 
 
-def test_without_tiers_a_miss_is_answered_at_once(make: Callable[..., Engine]) -> None:
-    assert make(tiers=0).look(A, KEYS[0]) == ["MISS"]
-
-
-def test_two_requests_share_one_question_and_one_load(make: Callable[..., Engine]) -> None:
+def test_two_requests_share_one_question_and_one_load(make: Make) -> None:
     engine = make()
     stored_below(engine, KEYS[0])
     engine.tiers[0].calls.clear()
@@ -71,9 +52,7 @@ def test_two_requests_share_one_question_and_one_load(make: Callable[..., Engine
     engine.at_rest()
 
 
-def test_a_failed_load_is_a_miss_for_that_request_and_not_retried_for_ever(
-    make: Callable[..., Engine],
-) -> None:
+def test_a_failed_load_is_a_miss_for_that_request_and_not_retried_for_ever(make: Make) -> None:
     engine = make()
     stored_below(engine, KEYS[0])
     engine.tiers[0].on_load = lambda transfer: ChunkNotFoundError("gone")
@@ -84,9 +63,7 @@ def test_a_failed_load_is_a_miss_for_that_request_and_not_retried_for_ever(
     engine.at_rest()
 
 
-def test_a_failed_tier_falls_through_to_the_next_that_has_the_chunk(
-    make: Callable[..., Engine],
-) -> None:
+def test_a_failed_tier_falls_through_to_the_next_that_has_the_chunk(make: Make) -> None:
     engine = make(tiers=2)
     stored_below(engine, KEYS[0])
     engine.tiers[0].on_load = lambda transfer: CorruptChunkError("flipped")
@@ -96,9 +73,7 @@ def test_a_failed_tier_falls_through_to_the_next_that_has_the_chunk(
     engine.at_rest()
 
 
-def test_a_flipped_bit_is_a_miss_counted_as_corrupt_and_deleted(
-    make: Callable[..., Engine],
-) -> None:
+def test_a_flipped_bit_is_a_miss_counted_as_corrupt_and_deleted(make: Make) -> None:
     engine = make()
     stored_below(engine, KEYS[0])
     engine.tiers[0]._objects[KEYS[0]][-1] ^= 1
@@ -108,9 +83,7 @@ def test_a_flipped_bit_is_a_miss_counted_as_corrupt_and_deleted(
     engine.at_rest()
 
 
-def test_a_tier_that_never_answers_a_lookup_is_a_miss_after_the_deadline(
-    make: Callable[..., Engine],
-) -> None:
+def test_a_tier_that_never_answers_a_lookup_is_a_miss_after_the_deadline(make: Make) -> None:
     engine = make(max_lookup_deadline="50ms")
     assert engine.look(A, KEYS[0]) == ["RETRY"]
     engine.manager.on_schedule_end()  # the tier's loop does not run at all
@@ -120,7 +93,7 @@ def test_a_tier_that_never_answers_a_lookup_is_a_miss_after_the_deadline(
     assert engine.look(B, KEYS[0]) == ["RETRY"], "the late answer belongs to the old question"
 
 
-def test_a_stuck_loop_is_given_up_by_the_manager(make: Callable[..., Engine]) -> None:
+def test_a_stuck_loop_is_given_up_by_the_manager(make: Make) -> None:
     engine = make(load_deadline="1s")
     start_promotion(engine, KEYS[0])
     engine.manager.on_schedule_end()  # handed over, but the tier's loop does not run
@@ -131,7 +104,7 @@ def test_a_stuck_loop_is_given_up_by_the_manager(make: Callable[..., Engine]) ->
     engine.at_rest()
 
 
-def test_completions_after_the_end_of_a_request_are_taken(make: Callable[..., Engine]) -> None:
+def test_completions_after_the_end_of_a_request_are_taken(make: Make) -> None:
     engine = make()
     output = engine.manager.prepare_store(KEYS[:2], A)
     engine.store(B, KEYS[2])
@@ -147,9 +120,7 @@ def test_completions_after_the_end_of_a_request_are_taken(make: Callable[..., En
         engine.manager.lookup(KEYS[0], A)
 
 
-def test_when_the_pool_runs_out_the_first_keys_are_stored_and_the_others_named(
-    make: Callable[..., Engine],
-) -> None:
+def test_when_the_pool_runs_out_the_first_keys_are_stored_and_the_others_named(make: Make) -> None:
     engine = make(slots=4)
     output = engine.manager.prepare_store(KEYS[:6], A)
     assert output.keys_to_store == KEYS[:4]
@@ -160,9 +131,7 @@ def test_when_the_pool_runs_out_the_first_keys_are_stored_and_the_others_named(
     engine.at_rest()
 
 
-def test_promoted_chunks_are_held_until_their_request_has_used_them(
-    make: Callable[..., Engine],
-) -> None:
+def test_promoted_chunks_are_held_until_their_request_has_used_them(make: Make) -> None:
     engine = make(slots=8)
     stored_below(engine, *KEYS[:4])
     assert engine.settle(B, *KEYS[:4]) == ["HIT"] * 4
@@ -173,7 +142,7 @@ def test_promoted_chunks_are_held_until_their_request_has_used_them(
     engine.at_rest()
 
 
-def test_a_hit_of_this_step_is_not_evicted_in_it(make: Callable[..., Engine]) -> None:
+def test_a_hit_of_this_step_is_not_evicted_in_it(make: Make) -> None:
     engine = make(slots=2, tiers=0)
     engine.store(A, *KEYS[:2])
     assert engine.look(B, KEYS[0]) == ["HIT"]
@@ -181,36 +150,23 @@ def test_a_hit_of_this_step_is_not_evicted_in_it(make: Callable[..., Engine]) ->
     engine.load(B, KEYS[0])
 
 
-def test_the_start_of_a_prefix_is_the_last_to_go(make: Callable[..., Engine]) -> None:
+def test_the_start_of_a_prefix_is_the_last_to_go(make: Make) -> None:
     engine = make(slots=4, tiers=0)
     engine.store(A, *KEYS[:4])
     assert engine.manager.prepare_store(KEYS[4:6], A).evicted_keys == [KEYS[3], KEYS[2]]
 
 
-def test_what_is_used_above_stays_warm_below(make: Callable[..., Engine]) -> None:
+def test_what_is_used_above_stays_warm_below(make: Make) -> None:
     engine = make()
     engine.store(A, *KEYS[:3])
-    engine.step()
-    engine.step()
+    engine.step(times=2)
     assert engine.look(B, KEYS[0]) == ["HIT"]
-    engine.manager.prepare_load([KEYS[0]], B)
-    engine.manager.complete_load([KEYS[0]], B)
+    engine.load(B, KEYS[0])
     engine.step()
     assert list(engine.tiers[0]._objects)[-1] == KEYS[0]
 
 
-def test_stores_beyond_the_queue_are_dropped_with_the_reason(make: Callable[..., Engine]) -> None:
-    engine = make(max_queue=str(2 * CHUNK_BYTES))
-    engine.store(A, *KEYS[:5])
-    assert engine.manager.stats[1].dropped == {"store.queue_full": 3}
-    engine.at_rest()
-    assert list(engine.tiers[0]._objects) == KEYS[:2]
-    engine.store(A, KEYS[6])
-    engine.at_rest()
-    assert KEYS[6] in engine.tiers[0]._objects
-
-
-def test_a_preempted_request_asks_anew(make: Callable[..., Engine]) -> None:
+def test_a_preempted_request_asks_anew(make: Make) -> None:
     engine = make()
     assert engine.settle(A, KEYS[0]) == ["MISS"]
     stored_below(engine, KEYS[0])
@@ -219,13 +175,12 @@ def test_a_preempted_request_asks_anew(make: Callable[..., Engine]) -> None:
     assert engine.settle(A, KEYS[0]) == ["HIT"]
 
 
-def test_events_come_after_the_fact(make: Callable[..., Engine]) -> None:
+def test_events_come_after_the_fact(make: Make) -> None:
     engine = make(slots=1)
     engine.store(A, KEYS[0])
     seen = [(e.tier, e.removed, list(e.keys)) for e in engine.manager.take_events()]
     assert seen == [("host", False, [KEYS[0]])]
-    engine.step()
-    engine.step()
+    engine.step(times=2)
     engine.store(A, KEYS[1])
     seen = [(e.tier, e.removed, list(e.keys)) for e in engine.manager.take_events()]
     assert seen == [
@@ -235,7 +190,7 @@ def test_events_come_after_the_fact(make: Callable[..., Engine]) -> None:
     ]
 
 
-def test_lookup_prefix_counts_to_the_first_miss(make: Callable[..., Engine]) -> None:
+def test_lookup_prefix_counts_to_the_first_miss(make: Make) -> None:
     engine = make()
     engine.store(A, *KEYS[:2])
     assert engine.manager.lookup_prefix(KEYS[:4], B) == (2, True)
@@ -243,7 +198,7 @@ def test_lookup_prefix_counts_to_the_first_miss(make: Callable[..., Engine]) -> 
     assert engine.manager.lookup_prefix(KEYS[:4], B) == (2, False)
 
 
-def test_misuse_is_told(make: Callable[..., Engine]) -> None:
+def test_misuse_is_told(make: Make) -> None:
     engine = make()
     with pytest.raises(KVTierError, match="alive"):
         engine.manager.on_new_request(A)
@@ -255,7 +210,7 @@ def test_misuse_is_told(make: Callable[..., Engine]) -> None:
     assert engine.manager.lookup(KEYS[0], A) is LookupResult.RETRY
 
 
-def test_a_stalled_tier_leaves_half_of_the_pool_to_others(make: Callable[..., Engine]) -> None:
+def test_a_stalled_tier_leaves_half_of_the_pool_to_others(make: Make) -> None:
     engine = make(slots=8)
     engine.tiers[0].gate = asyncio.Event()
     for start in range(0, 12, 3):
@@ -268,9 +223,7 @@ def test_a_stalled_tier_leaves_half_of_the_pool_to_others(make: Callable[..., En
     engine.at_rest()
 
 
-def test_a_chunk_that_left_before_its_store_was_concluded_is_not_announced(
-    make: Callable[..., Engine],
-) -> None:
+def test_a_chunk_that_left_before_its_store_was_concluded_is_not_announced(make: Make) -> None:
     engine = make()
     tier = engine.tiers[0]
 
@@ -288,9 +241,7 @@ def test_a_chunk_that_left_before_its_store_was_concluded_is_not_announced(
     assert seen == [(True, [KEYS[0]]), (False, [KEYS[1]])]
 
 
-def test_an_interrupt_while_a_tier_closes_leaves_no_other_open(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_interrupted_close_leaves_no_tier_open(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(tiers=3)
     closed: list[int] = []
 

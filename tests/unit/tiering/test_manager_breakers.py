@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-from support.engine import CHUNK_BYTES, KEYS, A, B, Engine
+from support.engine import CHUNK_BYTES, KEYS, A, B, Engine, Make
 
 from kvtier_sdk import (
     OffloadKey,
@@ -25,7 +25,7 @@ STEP_S = 0.01
 
 
 @pytest.fixture
-def make_weak(make: Callable[..., Engine]) -> Iterator[Callable[..., Engine]]:
+def make_weak(make: Make) -> Iterator[Make]:
     """Make an engine whose tiers can be stalled; at the end nothing may be pinned."""
     engines: list[Engine] = []
 
@@ -47,7 +47,6 @@ def make_weak(make: Callable[..., Engine]) -> Iterator[Callable[..., Engine]]:
 
 
 def settle(engine: Engine, key: OffloadKey, request: RequestContext = B) -> tuple[str, float]:
-    """Look up until nothing is pending, and load the hits; return the answer and its delay."""
     started_s = engine.clock.now_s()
     while (answer := engine.manager.lookup(key, request).name) in ("RETRY", "HIT_PENDING"):
         engine.step(STEP_S)
@@ -57,13 +56,9 @@ def settle(engine: Engine, key: OffloadKey, request: RequestContext = B) -> tupl
 
 
 def stored_below(engine: Engine, *keys: OffloadKey) -> None:
-    """Store chunks one by one, and push them out of the primary tier."""
     for key in (*keys, *KEYS[-engine.pool.slots :]):
         assert engine.store(A, key)
         engine.steps(0.05)
-
-
-Make = Callable[..., Engine]
 
 
 def test_one_tier_stalled_for_half_a_minute_and_the_other_serves(make_weak: Make) -> None:
@@ -79,7 +74,7 @@ def test_one_tier_stalled_for_half_a_minute_and_the_other_serves(make_weak: Make
     for index in range(100):
         fresh = KEYS[10 + index]
         assert engine.store(A, fresh) == 1, "its pins never fill the pool"
-        # A chunk of both comes from the tier that answers, within the lookup's deadline.
+        # The healthy tier serves a chunk that both have within the lookup's deadline.
         answer, waited_s = settle(engine, KEYS[index % 3], A)
         assert answer == "HIT"
         assert waited_s < 0.5
@@ -96,7 +91,7 @@ def test_one_tier_stalled_for_half_a_minute_and_the_other_serves(make_weak: Make
     stalled.gate.set()
     engine.steps(31.0)
     assert {state for _, _, state in engine.moves[0][-1:]} == {BreakerState.CLOSED}
-    # It is used as before.
+    # The recovered tier gets stores again.
     assert engine.store(A, KEYS[150])
     engine.steps(0.1)
     assert KEYS[150] in stalled._objects
@@ -123,7 +118,7 @@ def test_ten_seconds_down_then_up_again_without_traffic(
     assert (direction, state) == (Direction.READ, BreakerState.OPEN)
     assert opened_s - down_s < 0.5
     calls = len(tier.calls)
-    # Five failed calls, and one a probe.
+    # Five calls fail, and each probe makes one more.
     assert calls - tier.called().index("lookup") < 20
     tier.down = None
     up_s = engine.clock.now_s()
@@ -155,9 +150,7 @@ def test_while_it_is_open_a_lookup_is_a_miss_at_once_and_counted_apart(make_weak
     assert len(engine.tiers[0].calls) == calls
 
 
-def test_a_full_disk_stops_stores_and_not_loads(
-    make_weak: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_full_disk_stops_stores(make_weak: Make, caplog: pytest.LogCaptureFixture) -> None:
     engine = make_weak(slots=8)
     stored_below(engine, *KEYS[:4])
     tier = engine.tiers[0]
@@ -179,19 +172,17 @@ def test_a_full_disk_stops_stores_and_not_loads(
     assert engine.store(A, KEYS[60])
     engine.steps(0.05)
     assert KEYS[60] in tier._objects
-    # The end is as loud as the beginning, and says what it has cost.
+    # The log reports the end of the outage, and the stores that it cost.
     told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert [line.partition(",")[0] for line in told[-2:]] == [
         "tier0: writes are taken again",
         "tier0: meanwhile 15 chunks were not stored in it",
     ]
-    # The canary came and went unseen.
+    # The probe's chunk is not counted as evicted.
     assert engine.manager.stats[1].evicted_chunks == 0
 
 
-def test_a_tier_that_blocks_its_loop_is_logged_once_and_not_for_each_job(
-    make: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_blocked_loop_is_logged_once(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     engine = make()
     for key in KEYS[:50]:
         engine.manager.lookup(key, A)
@@ -217,7 +208,7 @@ def test_a_tier_whose_stores_hang_is_slow_within_seconds_and_gets_no_more(
     engine.store(A, KEYS[40])
     engine.steps(1.9)
     assert slowness(engine) == 0
-    # No step since: a scrape tells all the same.
+    # A scrape sees that the tier is slow even if the engine makes no step.
     engine.runners[0].run_for(0.2)
     assert (slowness(engine), stats.is_slow) == (1, 0)
     engine.steps(0.3)
@@ -229,18 +220,14 @@ def test_a_tier_whose_stores_hang_is_slow_within_seconds_and_gets_no_more(
     engine.runners[0].run_for(0.0)
     assert (slowness(engine), stats.is_slow) == (0, 1)
     engine.steps(0.01)
-    told = [record.getMessage() for record in caplog.records]
-    assert told[-2:] == [
-        "tier0: no longer slow",
-        "tier0: meanwhile 2 chunks were not stored in it",
-    ]
+    told = caplog.messages
+    assert told[-2:] == ["tier0: no longer slow", "tier0: meanwhile 2 chunks were not stored in it"]
     engine.store(A, KEYS[43])
     engine.steps(0.01)
     assert KEYS[43] in tier._objects
 
 
 def slowness(engine: Engine) -> float | object:
-    """Read the metric as a scrape does."""
     samples = engine.manager.samples()
     return next(s.value for s in samples if s.metric.name == "kvtier_tier_slow")
 

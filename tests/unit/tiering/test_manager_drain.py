@@ -3,32 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import pytest
 from support.core import pure_core_only
-from support.engine import KEYS, A, B, Engine, start_promotion, stored_below
+from support.engine import KEYS, A, B, Engine, Make, start_promotion, stored_below
 
 from kvtier_sdk import TierUnavailableError
 from kvtier_sdk.engine import ResetScope, TierClient
-
-Make = Callable[..., Engine]
 
 
 def drain(engine: Engine, tier: int = 0, *, drained: bool = True) -> None:
     engine.manager.clients[tier].is_drained = drained
 
 
+def drained(make: Make) -> Engine:
+    """Make an engine whose tier has KEYS[0] and is taken out."""
+    engine = make()
+    stored_below(engine, KEYS[0])
+    drain(engine)
+    return engine
+
+
 def counted(counter: Mapping[str, int]) -> dict[str, int]:
     return {what: count for what, count in counter.items() if count}
 
 
-def test_a_drained_tier_is_neither_asked_nor_given_anything_and_counts_as_absent(
-    make: Make,
-) -> None:
-    engine = make()
-    stored_below(engine, KEYS[0])
-    drain(engine)
+def test_a_drained_tier_gets_nothing_and_counts_as_absent(make: Make) -> None:
+    engine = drained(make)
     calls = len(engine.tiers[0].calls)
     assert engine.look(B, KEYS[0]) == ["MISS"], "at once"
     assert engine.store(A, KEYS[1]) == 1
@@ -41,15 +43,13 @@ def test_a_drained_tier_is_neither_asked_nor_given_anything_and_counts_as_absent
 
 
 def test_a_tier_that_is_put_back_serves_what_it_has_and_gets_what_it_missed(make: Make) -> None:
-    engine = make()
-    stored_below(engine, KEYS[0])
-    drain(engine)
+    engine = drained(make)
     assert engine.store(A, KEYS[1])
     engine.step()
     drain(engine, drained=False)
     assert engine.settle(A, KEYS[0]) == ["HIT"]
     engine.load(A, KEYS[0])
-    # A chunk that it was not given is offered again when it is used.
+    # A chunk that the tier missed is offered again when a request uses it.
     assert engine.settle(A, KEYS[1]) == ["HIT"]
     engine.load(A, KEYS[1])
     engine.steps(0.1)
@@ -112,7 +112,7 @@ def test_chunks_that_are_owed_to_a_drained_tier_do_not_fill_the_pool(make: Make)
         engine.step()
     drain(engine)
     for key in KEYS[8:24]:
-        # Headroom is made good at the end of each step.
+        # The manager restores its headroom at the end of each step.
         engine.step()
         assert engine.store(A, key) == 1
     assert list(counted(engine.manager.stats[1].dropped)) == ["store.drained"]
@@ -120,9 +120,7 @@ def test_chunks_that_are_owed_to_a_drained_tier_do_not_fill_the_pool(make: Make)
 
 
 def test_a_purge_waits_until_the_tier_is_back(make: Make) -> None:
-    engine = make()
-    stored_below(engine, KEYS[0])
-    drain(engine)
+    engine = drained(make)
     engine.manager.reset_cache(ResetScope.ALL)
     engine.manager.on_reset_flushed()
     engine.steps(1.0)
@@ -135,9 +133,7 @@ def test_a_purge_waits_until_the_tier_is_back(make: Make) -> None:
 
 
 def test_a_store_that_goes_away_while_its_tier_is_out_is_no_failure(make: Make) -> None:
-    engine = make()
-    stored_below(engine, KEYS[0])
-    drain(engine)
+    engine = drained(make)
     engine.tiers[0].down = TierUnavailableError("it is being moved")
     for key in KEYS[1:20]:
         assert engine.settle(B, key) == ["MISS"]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from support.core import pure_core_only
-from support.engine import CHUNK_BYTES, KEYS, A, B, Engine, stored_below
+from support.engine import CHUNK_BYTES, KEYS, A, B, Engine, Make, stored_below
 
 from kvtier_sdk import (
     CorruptChunkError,
@@ -19,32 +18,23 @@ from kvtier_sdk import (
     split_offload_key,
 )
 
-EngineFactory = Callable[..., Engine]
+CHOOSY = RequestContext("choosy")
 
 
 def misses(engine: Engine) -> dict[str, int]:
     return dict(engine.manager.stats[0].misses)
 
 
-def test_absent_is_counted_once_a_chunk_and_request(make: EngineFactory) -> None:
+def test_absent_is_counted_once_a_chunk_and_request(make: Make) -> None:
     engine = make()
     for _ in range(3):
         assert engine.settle(A, KEYS[0]) == ["MISS"]
     assert engine.settle(B, KEYS[0]) == ["MISS"]
     assert misses(engine) == {"absent": 2}
+    assert engine.tiers[0].called() == ["lookup"] * 2, "a miss costs no second question"
 
 
-def test_a_miss_costs_no_second_question(make: EngineFactory) -> None:
-    engine = make()
-    engine.settle(A, *KEYS[:3])
-    engine.tiers[0].calls.clear()
-    assert engine.look(A, *KEYS[:3]) == ["MISS"] * 3
-    engine.step()
-    assert engine.tiers[0].calls == []
-
-
-def two_tiers_with_a_chunk_each(make: EngineFactory) -> Engine:
-    """Tier 0 has the first chunk, tier 1 the second; the primary tier has neither."""
+def two_tiers_with_a_chunk_each(make: Make) -> Engine:
     engine = make(tiers=2)
     stored_below(engine, *KEYS[:2])
     for tier, key in zip(engine.tiers, reversed(KEYS[:2]), strict=True):
@@ -53,11 +43,11 @@ def two_tiers_with_a_chunk_each(make: EngineFactory) -> Engine:
     return engine
 
 
-def test_a_request_is_served_by_the_tiers_that_may_be_asked_for_it(make: EngineFactory) -> None:
+def test_a_request_is_served_by_the_tiers_that_may_be_asked_for_it(make: Make) -> None:
     engine = two_tiers_with_a_chunk_each(make)
-    choosy, picky = RequestContext("choosy"), RequestContext("picky")
-    engine.manager.on_new_request(choosy, ["tier1"])
-    assert engine.settle(choosy, *KEYS[:2]) == ["MISS", "HIT"]
+    picky = RequestContext("picky")
+    engine.manager.on_new_request(CHOOSY, ["tier1"])
+    assert engine.settle(CHOOSY, *KEYS[:2]) == ["MISS", "HIT"]
     engine.manager.on_new_request(picky, [])
     assert engine.settle(picky, KEYS[0]) == ["MISS"]
     assert engine.tiers[0].calls == []
@@ -67,29 +57,17 @@ def test_a_request_is_served_by_the_tiers_that_may_be_asked_for_it(make: EngineF
     assert misses(engine) == {"absent": 2}
 
 
-def test_requests_that_may_ask_different_tiers_share_no_answer(make: EngineFactory) -> None:
+def test_requests_that_may_ask_different_tiers_share_no_answer(make: Make) -> None:
     engine = two_tiers_with_a_chunk_each(make)
-    choosy = RequestContext("choosy")
-    engine.manager.on_new_request(choosy, ["tier1"])
-    assert engine.look(choosy, KEYS[0]) == engine.look(A, KEYS[0]) == ["RETRY"]
+    engine.manager.on_new_request(CHOOSY, ["tier1"])
+    assert engine.look(CHOOSY, KEYS[0]) == engine.look(A, KEYS[0]) == ["RETRY"]
     engine.step()
-    assert engine.look(choosy, KEYS[0]) == ["MISS"]
+    assert engine.look(CHOOSY, KEYS[0]) == ["MISS"]
     assert engine.settle(A, KEYS[0]) == ["HIT"]
 
 
-CHOOSY = RequestContext("choosy")
-
-
-def a_load_that_will_fail(
-    make: EngineFactory, first: RequestContext, second: RequestContext
-) -> Engine:
-    """Start a load from the first of two tiers, which will fail; ``CHOOSY`` may use no other.
-
-    Args:
-        make: the fixture.
-        first: the request that asks for it.
-        second: the request that joins.
-    """
+def a_load_that_will_fail(make: Make, first: RequestContext, second: RequestContext) -> Engine:
+    """Start a load from the first of two tiers, which will fail; ``CHOOSY`` may use no other."""
     engine = make(tiers=2)
     stored_below(engine, KEYS[0])
     engine.tiers[0].on_load = lambda transfer: CorruptChunkError("flipped")
@@ -100,9 +78,7 @@ def a_load_that_will_fail(
     return engine
 
 
-def test_a_request_that_joined_a_load_falls_through_to_its_own_tiers_alone(
-    make: EngineFactory,
-) -> None:
+def test_a_request_that_joined_a_load_falls_through_to_its_own_tiers_alone(make: Make) -> None:
     engine = a_load_that_will_fail(make, B, CHOOSY)
     engine.manager.on_request_finished(B)
     assert engine.settle(CHOOSY, KEYS[0]) == ["MISS"]
@@ -110,15 +86,13 @@ def test_a_request_that_joined_a_load_falls_through_to_its_own_tiers_alone(
     engine.at_rest()
 
 
-def test_a_request_that_joined_a_load_falls_through_to_all_of_its_own_tiers(
-    make: EngineFactory,
-) -> None:
+def test_a_request_that_joined_a_load_falls_through_to_all_of_its_own_tiers(make: Make) -> None:
     engine = a_load_that_will_fail(make, CHOOSY, B)
     assert engine.settle(B, KEYS[0]) == ["HIT"]
     assert engine.look(CHOOSY, KEYS[0]) == ["HIT"], "what is there is there for all"
 
 
-def test_a_failed_load_counts_for_all_who_were_answered_before_it(make: EngineFactory) -> None:
+def test_a_failed_load_counts_for_all_who_were_answered_before_it(make: Make) -> None:
     engine = make()
     stored_below(engine, KEYS[0])
     engine.tiers[0].on_load = lambda transfer: CorruptChunkError("flipped")
@@ -133,28 +107,27 @@ def test_a_failed_load_counts_for_all_who_were_answered_before_it(make: EngineFa
     engine.at_rest()
 
 
-def test_what_another_tier_has_does_not_end_the_wait_for_an_own_one(make: EngineFactory) -> None:
+def test_what_another_tier_has_does_not_end_the_wait_for_an_own_one(make: Make) -> None:
     engine = make(tiers=3)
     stored_below(engine, KEYS[0])
     slow, failing, _ = engine.tiers
     slow.gate, slow.gated = asyncio.Event(), {"lookup"}
     failing.on_load = lambda transfer: CorruptChunkError("flipped")
-    choosy = RequestContext("choosy")
-    engine.manager.on_new_request(choosy, ["tier0"])
+    engine.manager.on_new_request(CHOOSY, ["tier0"])
     engine.look(B, KEYS[0])
     engine.step()
-    assert engine.look(B, KEYS[0]) == engine.look(choosy, KEYS[0]) == ["HIT_PENDING"]
+    assert engine.look(B, KEYS[0]) == engine.look(CHOOSY, KEYS[0]) == ["HIT_PENDING"]
     engine.manager.on_request_finished(B)
     engine.step()
-    assert engine.look(choosy, KEYS[0]) == ["RETRY"]
+    assert engine.look(CHOOSY, KEYS[0]) == ["RETRY"]
     slow.gate.set()
-    assert engine.settle(choosy, KEYS[0]) == ["HIT"]
-    assert engine.manager.prepare_load(KEYS[:1], choosy).sources == [0]
-    engine.manager.complete_load(KEYS[:1], choosy)
+    assert engine.settle(CHOOSY, KEYS[0]) == ["HIT"]
+    assert engine.manager.prepare_load(KEYS[:1], CHOOSY).sources == [0]
+    engine.manager.complete_load(KEYS[:1], CHOOSY)
     engine.at_rest()
 
 
-def test_time_in_which_an_engine_slept_does_not_count_as_waiting(make: EngineFactory) -> None:
+def test_time_in_which_an_engine_slept_does_not_count_as_waiting(make: Make) -> None:
     engine = make()
     stored_below(engine, KEYS[0])
     engine.at_rest()
@@ -169,7 +142,7 @@ def test_time_in_which_an_engine_slept_does_not_count_as_waiting(make: EngineFac
     assert misses(engine) == {}
 
 
-def test_no_room_for_a_promotion(make: EngineFactory) -> None:
+def test_no_room_for_a_promotion(make: Make) -> None:
     engine = make(slots=2)
     stored_below(engine, KEYS[0])
     engine.manager.prepare_store(KEYS[1:3], A)
@@ -178,7 +151,7 @@ def test_no_room_for_a_promotion(make: EngineFactory) -> None:
     engine.manager.complete_store(KEYS[1:3], A, success=False)
 
 
-def test_no_room_in_the_queue_of_loads(make: EngineFactory) -> None:
+def test_no_room_in_the_queue_of_loads(make: Make) -> None:
     engine = make(max_queue=str(CHUNK_BYTES))
     for key in KEYS[:2]:
         stored_below(engine, key)
@@ -188,7 +161,7 @@ def test_no_room_in_the_queue_of_loads(make: EngineFactory) -> None:
     assert misses(engine)["queue_full"] == 1
 
 
-def slow_below(make: EngineFactory, **manager: Any) -> Engine:
+def slow_below(make: Make, **manager: Any) -> Engine:
     """Make an engine with KEYS[1:4] in a tier that was measured to need 10 ms for a chunk."""
     engine = make(manager=manager, load_deadline="10s", lookup_deadline="1s")
     stored_below(engine, *KEYS[:4])
@@ -202,25 +175,21 @@ def slow_below(make: EngineFactory, **manager: Any) -> Engine:
     return engine
 
 
-def test_loading_more_slowly_than_recomputing_is_a_miss(make: EngineFactory) -> None:
-    engine = slow_below(make, recompute_s=0.001)
-    assert engine.look(B, *KEYS[1:4]) == ["RETRY"] * 3
-    engine.step(0.02)
-    assert engine.look(B, *KEYS[1:4]) == ["MISS"] * 3
-    assert misses(engine)["slower_than_recompute"] == 3
-
-
-@pytest.mark.parametrize("manager", [{"recompute_s": 0.1}, {}])
-def test_loading_faster_than_recomputing_is_not(
-    make: EngineFactory, manager: dict[str, float]
+@pytest.mark.parametrize(
+    ("manager", "answer"),
+    [({"recompute_s": 0.001}, "MISS"), ({"recompute_s": 0.1}, "HIT_PENDING"), ({}, "HIT_PENDING")],
+)
+def test_loading_more_slowly_than_recomputing_is_a_miss(
+    make: Make, manager: dict[str, float], answer: str
 ) -> None:
     engine = slow_below(make, **manager)
-    engine.look(B, *KEYS[1:4])
+    assert engine.look(B, *KEYS[1:4]) == ["RETRY"] * 3
     engine.step(0.02)
-    assert engine.look(B, *KEYS[1:4]) == ["HIT_PENDING"] * 3
+    assert engine.look(B, *KEYS[1:4]) == [answer] * 3
+    assert misses(engine).get("slower_than_recompute", 0) == (3 if answer == "MISS" else 0)
 
 
-def test_a_judgement_that_nothing_confirms_is_forgotten(make: EngineFactory) -> None:
+def test_a_judgement_that_nothing_confirms_is_forgotten(make: Make) -> None:
     engine = slow_below(make, recompute_s=0.001)
     engine.step(30.0)
     engine.look(B, *KEYS[1:4])
@@ -229,9 +198,7 @@ def test_a_judgement_that_nothing_confirms_is_forgotten(make: EngineFactory) -> 
 
 
 @pytest.mark.parametrize(("one_copy", "answer"), [(True, "HIT_PENDING"), (False, "HIT")])
-def test_one_copy_to_the_device_serves_two_requests_if_the_engine_wants_that(
-    make: EngineFactory, one_copy: bool, answer: str
-) -> None:
+def test_one_copy_can_serve_two_requests(make: Make, one_copy: bool, answer: str) -> None:
     engine = make(tiers=0, manager={"one_copy": one_copy})
     engine.store(A, KEYS[0])
     engine.look(A, KEYS[0])
@@ -242,7 +209,7 @@ def test_one_copy_to_the_device_serves_two_requests_if_the_engine_wants_that(
     assert engine.look(B, KEYS[0]) == ["HIT"]
 
 
-def test_groups_are_prefixes_of_their_own(make: EngineFactory) -> None:
+def test_groups_are_prefixes_of_their_own(make: Make) -> None:
     engine = make(slots=16)
     hashes = [split_offload_key(key)[0] for key in KEYS[:3]]
     groups = [[make_offload_key(chain_hash, group) for chain_hash in hashes] for group in (0, 1)]
@@ -256,7 +223,7 @@ def test_groups_are_prefixes_of_their_own(make: EngineFactory) -> None:
     engine.at_rest()
 
 
-def test_what_was_found_behind_a_chunk_is_brought_with_it(make: EngineFactory) -> None:
+def test_what_was_found_behind_a_chunk_is_brought_with_it(make: Make) -> None:
     engine = make()
     stored_below(engine, *KEYS[:4])
     engine.look(B, *KEYS[:4])
@@ -268,7 +235,7 @@ def test_what_was_found_behind_a_chunk_is_brought_with_it(make: EngineFactory) -
     engine.at_rest()
 
 
-def test_what_another_request_asked_for_is_not_brought_for_this_one(make: EngineFactory) -> None:
+def test_what_another_request_asked_for_is_not_brought_for_this_one(make: Make) -> None:
     engine = make()
     stored_below(engine, *KEYS[:4])
     engine.look(A, *KEYS[:4])
@@ -282,7 +249,7 @@ def test_what_another_request_asked_for_is_not_brought_for_this_one(make: Engine
     engine.at_rest()
 
 
-def gated(make: EngineFactory, *keys: OffloadKey) -> Engine:
+def gated(make: Make, *keys: OffloadKey) -> Engine:
     """Make an engine whose tier has chunks, and answers no lookup until its gate opens."""
     engine = make()
     stored_below(engine, *keys)
@@ -291,9 +258,7 @@ def gated(make: EngineFactory, *keys: OffloadKey) -> Engine:
     return engine
 
 
-def test_a_request_waits_until_a_tier_has_answered_and_until_its_chunk_is_there(
-    make: EngineFactory,
-) -> None:
+def test_a_request_waits_until_a_tier_has_answered_and_until_its_chunk_is_there(make: Make) -> None:
     engine = gated(make, *KEYS[:2])
     manager = engine.manager
     assert not manager.is_waiting(B)
@@ -311,7 +276,7 @@ def test_a_request_waits_until_a_tier_has_answered_and_until_its_chunk_is_there(
     assert not manager.is_waiting(B)
 
 
-def test_a_wait_ends_at_the_lookup_deadline(make: EngineFactory) -> None:
+def test_a_wait_ends_at_the_lookup_deadline(make: Make) -> None:
     engine = gated(make)
     assert engine.look(A, KEYS[0]) == ["RETRY"]
     engine.step(1.0)
@@ -320,9 +285,7 @@ def test_a_wait_ends_at_the_lookup_deadline(make: EngineFactory) -> None:
 
 
 @pure_core_only
-def test_a_waiting_prefix_costs_no_lookup(
-    make: EngineFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_waiting_prefix_costs_no_lookup(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = gated(make)
     engine.store(A, KEYS[0])
     keys = KEYS[:3]
@@ -331,20 +294,17 @@ def test_a_waiting_prefix_costs_no_lookup(
     with monkeypatch.context() as patch:
         patch.setattr(engine.manager, "lookup", None)
         assert engine.manager.lookup_prefix(keys, A) == (1, True)
-    # A longer prefix is another question.
+    # A prefix of another length is looked up anew.
     assert engine.manager.lookup_prefix(KEYS[:1], A) == (1, False)
 
 
-def limited(make: EngineFactory, limit: int) -> Engine:
-    """An engine that looks up so many chunks at once, and whose tier answers no lookup."""
+def limited(make: Make, limit: int) -> Engine:
     engine = gated(make)
     engine.manager._search.lookups.limit = limit
     return engine
 
 
-def test_requests_beyond_the_limit_are_looked_up_when_tiers_have_answered_for_earlier_ones(
-    make: EngineFactory,
-) -> None:
+def test_requests_beyond_the_limit_wait_for_earlier_answers(make: Make) -> None:
     engine = limited(make, 2)
     manager, tier = engine.manager, engine.tiers[0]
     # The limit is checked between requests: a prefix is asked for in one step.
@@ -364,7 +324,7 @@ def test_requests_beyond_the_limit_are_looked_up_when_tiers_have_answered_for_ea
     assert engine.settle(B, KEYS[3]) == ["MISS"]
 
 
-def test_a_request_that_is_put_off_has_the_chunks_of_the_primary_tier(make: EngineFactory) -> None:
+def test_a_request_that_is_put_off_has_the_chunks_of_the_primary_tier(make: Make) -> None:
     engine = limited(make, 1)
     engine.store(A, *KEYS[4:6])
     engine.look(A, KEYS[0])
@@ -375,7 +335,7 @@ def test_a_request_that_is_put_off_has_the_chunks_of_the_primary_tier(make: Engi
 
 
 @pytest.mark.parametrize("ends", ["deadline", "reset"])
-def test_a_turn_comes_though_the_earlier_request_has_gone(make: EngineFactory, ends: str) -> None:
+def test_a_turn_comes_though_the_earlier_request_has_gone(make: Make, ends: str) -> None:
     engine = limited(make, 1)
     manager = engine.manager
     engine.look(A, KEYS[0])
@@ -389,14 +349,14 @@ def test_a_turn_comes_though_the_earlier_request_has_gone(make: EngineFactory, e
     assert not manager.is_put_off(B)
 
 
-def test_chunks_that_another_request_asked_for_count_too(make: EngineFactory) -> None:
+def test_chunks_that_another_request_asked_for_count_too(make: Make) -> None:
     engine = limited(make, 5)
     shared = KEYS[:2]
     requests = [RequestContext(f"r{index}") for index in range(4)]
     for request in requests:
         engine.manager.on_new_request(request)
         engine.look(request, *shared)
-    # Two are asked for, two more have joined twice.
+    # Two chunks are looked up, and two requests have joined each lookup.
     assert [engine.manager.is_put_off(each) for each in requests] == [False] * 3 + [True]
     engine.step()
     engine.look(requests[3], *shared)

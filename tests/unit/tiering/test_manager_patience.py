@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-from support.engine import KEYS, A, B, Engine, stored_below
-
-EngineFactory = Callable[..., Engine]
+from support.engine import KEYS, A, B, Engine, Make, stored_below
 
 #: The time in which the engine of these tests computes a chunk.
 CHUNK_S = 0.04
 
 
-def computing(make: EngineFactory, **options: object) -> Engine:
+def computing(make: Make, **options: object) -> Engine:
     """Make an engine with KEYS[:4] in a tier, which has computed three prompts of four chunks."""
     engine = make(slots=16, **options)
     stored_below(engine, *KEYS[:4])
@@ -25,13 +21,11 @@ def computing(make: EngineFactory, **options: object) -> Engine:
 
 
 def slow_down(engine: Engine, seconds: float) -> None:
-    """Let each call of the tier take so long."""
     tier = engine.tiers[0]
     tier.config = tier.config.model_copy(update={"latency_s": seconds})
 
 
 def answers_after(engine: Engine, seconds: float) -> list[str]:
-    """Look up the stored chunks on a busy machine, where the tier takes so long to answer."""
     slow_down(engine, seconds)
     engine.look(B, *KEYS[:4])
     engine.steps(seconds, step_s=seconds / 4)
@@ -39,7 +33,7 @@ def answers_after(engine: Engine, seconds: float) -> list[str]:
     return engine.settle(B, *KEYS[:4])
 
 
-def test_a_busy_machine_still_serves_full_hits(make: EngineFactory) -> None:
+def test_a_busy_machine_still_serves_full_hits(make: Make) -> None:
     engine = computing(make)
     assert engine.manager.stats[0].recompute_s == pytest.approx(CHUNK_S, rel=0.05)
     # Twice as long as the 50 ms that every lookup has; recomputing would take 160 ms.
@@ -47,18 +41,14 @@ def test_a_busy_machine_still_serves_full_hits(make: EngineFactory) -> None:
 
 
 @pytest.mark.parametrize(("seconds", "verdict"), [(0.9, "HIT"), (1.2, "MISS")])
-def test_a_new_engine_waits_up_to_the_bound(
-    make: EngineFactory, seconds: float, verdict: str
-) -> None:
+def test_a_new_engine_waits_up_to_the_bound(make: Make, seconds: float, verdict: str) -> None:
     engine = make(slots=16)
     stored_below(engine, *KEYS[:4])
     assert engine.manager.stats[0].recompute_s is None
     assert answers_after(engine, seconds) == [verdict] * 4
 
 
-def test_an_answer_that_comes_later_than_recomputing_would_take_is_a_miss(
-    make: EngineFactory,
-) -> None:
+def test_an_answer_that_comes_later_than_recomputing_would_take_is_a_miss(make: Make) -> None:
     engine = computing(make)
     assert answers_after(engine, 0.3) == ["MISS"] * 4
     assert engine.manager.stats[0].misses["timeout"] == 4
@@ -67,7 +57,5 @@ def test_an_answer_that_comes_later_than_recomputing_would_take_is_a_miss(
 @pytest.mark.parametrize(
     "options", [{"max_lookup_deadline": "50ms"}, {"manager": {"recompute_s": 0.001}}]
 )
-def test_a_bound_and_a_fixed_time_take_the_place_of_what_was_learnt(
-    make: EngineFactory, options: dict[str, object]
-) -> None:
+def test_options_override_what_was_learnt(make: Make, options: dict[str, object]) -> None:
     assert answers_after(computing(make, **options), 0.1) == ["MISS"] * 4

@@ -4,26 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
 
 import pytest
-from support.engine import (
-    KEYS,
-    A,
-    B,
-    Engine,
-    FaultyTier,
-    start_promotion,
-    stored_below,
-)
+from support.engine import KEYS, A, B, FaultyTier, Make, start_promotion, stored_below
 
 from kvtier_sdk import Capability, TierUnavailableError
 from kvtier_sdk.tiering import ResetScope
 
-EngineFactory = Callable[..., Engine]
 
-
-def test_nothing_is_found_after_a_reset(make: EngineFactory) -> None:
+def test_nothing_is_found_after_a_reset(make: Make) -> None:
     engine = make(tiers=0)
     engine.store(A, *KEYS[:3])
     engine.manager.take_events()
@@ -34,7 +23,7 @@ def test_nothing_is_found_after_a_reset(make: EngineFactory) -> None:
     assert (event.removed, set(event.keys)) == (True, set(KEYS[:3]))
 
 
-def test_a_purge_forgets_at_the_next_step_and_waits_for_what_is_in_use(make: EngineFactory) -> None:
+def test_a_purge_forgets_at_the_next_step_and_waits_for_what_is_in_use(make: Make) -> None:
     engine = make(tiers=0)
     engine.store(A, *KEYS[:3])
     engine.step()
@@ -60,7 +49,7 @@ def test_a_purge_forgets_at_the_next_step_and_waits_for_what_is_in_use(make: Eng
     engine.at_rest()
 
 
-def test_what_a_purge_forgets_goes_to_no_tier(make: EngineFactory) -> None:
+def test_what_a_purge_forgets_goes_to_no_tier(make: Make) -> None:
     engine = make(store_policy="on_evict")
     engine.store(A, *KEYS[:3])
     engine.manager.purge_pool()
@@ -69,21 +58,20 @@ def test_what_a_purge_forgets_goes_to_no_tier(make: EngineFactory) -> None:
     assert {*KEYS[:3]}.isdisjoint(itertools.chain(*stored))
 
 
-def test_a_chunk_on_its_way_into_a_tier_is_purged_once_it_is_there(make: EngineFactory) -> None:
+def test_a_chunk_on_its_way_into_a_tier_is_purged_once_it_is_there(make: Make) -> None:
     engine = make()
     gate = engine.tiers[0].gate = asyncio.Event()
     engine.store(A, KEYS[0])
     engine.step()
     purge = engine.manager.purge_pool()
-    engine.step()
-    engine.step()
+    engine.step(times=2)
     assert purge.left == KEYS[:1]
     gate.set()
     engine.at_rest()
     assert (purge.left, purge.forgotten) == ([], 1)
 
 
-def test_an_answer_to_a_question_of_before_means_nothing(make: EngineFactory) -> None:
+def test_an_answer_to_a_question_of_before_means_nothing(make: Make) -> None:
     engine = make()
     stored_below(engine, KEYS[0])
     assert engine.look(B, KEYS[0]) == ["RETRY"]
@@ -97,7 +85,7 @@ def test_an_answer_to_a_question_of_before_means_nothing(make: EngineFactory) ->
     assert engine.settle(B, KEYS[0]) == ["HIT"]
 
 
-def test_a_load_that_was_not_handed_over_is_withdrawn(make: EngineFactory) -> None:
+def test_a_load_that_was_not_handed_over_is_withdrawn(make: Make) -> None:
     engine = make()
     start_promotion(engine, KEYS[0])
     engine.tiers[0].calls.clear()
@@ -107,7 +95,7 @@ def test_a_load_that_was_not_handed_over_is_withdrawn(make: EngineFactory) -> No
     assert "load" not in [name for name, _ in engine.tiers[0].calls]
 
 
-def test_requests_live_on_and_those_that_ended_do_not(make: EngineFactory) -> None:
+def test_requests_live_on_and_those_that_ended_do_not(make: Make) -> None:
     engine = make(tiers=0)
     engine.manager.prepare_store([KEYS[0]], A)
     engine.manager.on_request_finished(A)
@@ -118,7 +106,7 @@ def test_requests_live_on_and_those_that_ended_do_not(make: EngineFactory) -> No
     engine.at_rest()
 
 
-def test_a_chunk_is_stored_anew_while_its_old_copy_still_goes(make: EngineFactory) -> None:
+def test_a_chunk_is_stored_anew_while_its_old_copy_still_goes(make: Make) -> None:
     engine = make(slots=2, tiers=0)
     old = engine.manager.prepare_store([KEYS[0]], A).slots
     engine.manager.reset_cache()
@@ -130,7 +118,7 @@ def test_a_chunk_is_stored_anew_while_its_old_copy_still_goes(make: EngineFactor
     engine.at_rest()
 
 
-def test_a_reset_of_all_empties_the_tiers(make: EngineFactory) -> None:
+def test_a_reset_of_all_empties_the_tiers(make: Make) -> None:
     engine = make(tiers=2)
     stored_below(engine, *KEYS[:3])
     engine.manager.take_events()
@@ -148,7 +136,7 @@ def test_a_reset_of_all_empties_the_tiers(make: EngineFactory) -> None:
     assert [len(tier._objects) for tier in engine.tiers] == [1, 1]
 
 
-def test_a_store_under_way_does_not_survive_a_reset_of_all(make: EngineFactory) -> None:
+def test_a_store_under_way_does_not_survive_a_reset_of_all(make: Make) -> None:
     engine = make()
     gate = engine.tiers[0].gate = asyncio.Event()
     engine.store(A, KEYS[0])
@@ -156,14 +144,13 @@ def test_a_store_under_way_does_not_survive_a_reset_of_all(make: EngineFactory) 
     engine.manager.reset_cache(ResetScope.ALL)
     engine.step()
     gate.set()
-    engine.step()
-    engine.step()
+    engine.step(times=2)
     assert engine.settle(B, KEYS[0]) == ["MISS"]
     engine.at_rest()
     assert not engine.tiers[0]._objects
 
 
-def test_a_tier_that_could_not_be_emptied_is_not_used_until_it_was(make: EngineFactory) -> None:
+def test_a_tier_that_could_not_be_emptied_is_not_used_until_it_was(make: Make) -> None:
     engine = make()
     stored_below(engine, KEYS[0])
     engine.tiers[0].scan_error = TierUnavailableError("down")
@@ -176,8 +163,7 @@ def test_a_tier_that_could_not_be_emptied_is_not_used_until_it_was(make: EngineF
     assert engine.manager.stats[1].dropped == dropped
     engine.tiers[0].scan_error = None
     engine.step(31.0)
-    engine.step()
-    engine.step()
+    engine.step(times=2)
     assert not engine.tiers[0]._objects
     engine.store(B, KEYS[2])
     engine.step()
@@ -185,7 +171,7 @@ def test_a_tier_that_could_not_be_emptied_is_not_used_until_it_was(make: EngineF
 
 
 def test_a_tier_that_cannot_delete_is_out_of_use_after_a_reset_of_all(
-    make: EngineFactory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(FaultyTier, "capabilities", Capability.SCAN)
     engine = make()

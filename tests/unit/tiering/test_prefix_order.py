@@ -11,8 +11,6 @@ from kvtier_sdk.testing import VirtualClock
 
 
 class RecordingPolicy(EvictionPolicy):
-    """A policy that records its inserts, and evicts nothing."""
-
     uses_prefix = True
 
     def __init__(self) -> None:
@@ -36,12 +34,10 @@ class RecordingPolicy(EvictionPolicy):
 
 
 def key_of(path: str) -> OffloadKey:
-    """Return the key of a prefix, as in a chain of hashes."""
     return make_offload_key(path.encode().ljust(32, b"."))
 
 
 def serve(manager: TieringManager, path: str) -> None:
-    """Look up the chunks of a prompt and store the missing ones."""
     request = RequestContext(path)
     keys: Sequence[OffloadKey] = [key_of(path[: end + 1]) for end in range(len(path))]
     manager.on_new_request(request)

@@ -41,7 +41,7 @@ def gated(gate: Gate) -> Iterator[Callable[..., OffloadWorker]]:
 
 @pytest.fixture(params=["cuda", "hip"])
 def runtime(request: pytest.FixtureRequest) -> Iterator[FakeCUDA]:
-    """A fake of either vendor's libraries, which ends with no error left for the engine."""
+    """A fake of either vendor's libraries; the test must leave no error in it."""
     with fake_cuda(request.param) as runtime:
         yield runtime
         assert runtime.error == 0, "the engine is told of an error that is not its own"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from support.fake_cuda import PAGE_BYTES, PATIENCE_S, FakeCUDA, Stream, mapped
-from support.gated_copies import GRACE_S, expect_success, one_tensor
+from support.gated_copies import GRACE_S, error_of, expect_success, one_tensor
 
 from kvtier_sdk.worker import KVGroup, KVTensor, OffloadWorker
 from kvtier_sdk.worker import cuda as cuda_module
@@ -17,6 +18,11 @@ from kvtier_sdk.worker import registration as registration_module
 from kvtier_sdk.worker.cuda import CUDADevice
 
 Opener = Callable[..., OffloadWorker]
+
+
+def held_stream() -> tuple[Stream, threading.Event]:
+    computing = Stream()
+    return computing, computing.hold()
 
 
 @pytest.mark.parametrize("offset_bytes", [0, 100])
@@ -61,8 +67,7 @@ def test_a_job_waits_for_the_stream_that_it_is_given(
     runtime: FakeCUDA, opened: Opener, by_event: bool, expedited: bool
 ) -> None:
     worker = opened(one_tensor(), mapped(16, 64))
-    computing = Stream()
-    gate = computing.hold()
+    computing, gate = held_stream()
     after = computing.record_event() if by_event else computing
     worker.submit_store(1, [1], [1], after=after)
     worker.submit_load(2, [2], [2], expedited=expedited, after=after)
@@ -74,12 +79,9 @@ def test_a_job_waits_for_the_stream_that_it_is_given(
     runtime.release(later)
 
 
-def test_polling_while_a_graph_is_captured_disturbs_neither(
-    runtime: FakeCUDA, opened: Opener
-) -> None:
+def test_polling_does_not_disturb_a_capture(runtime: FakeCUDA, opened: Opener) -> None:
     worker = opened(one_tensor(), mapped(16, 64))
-    computing = Stream()
-    gate = computing.hold()
+    computing, gate = held_stream()
     worker.submit_store(1, [1], [1], after=computing)
     runtime.capturing = True
     try:
@@ -98,8 +100,7 @@ def test_polling_while_a_graph_is_captured_disturbs_neither(
 
 def test_a_question_that_is_not_answered_is_asked_again(runtime: FakeCUDA, opened: Opener) -> None:
     worker = opened(one_tensor(), mapped(16, 64))
-    computing = Stream()
-    gate = computing.hold()
+    computing, gate = held_stream()
     worker.submit_store(1, [1], [1], after=computing)
     runtime.failures.append(RuntimeError("CUDA error: out of luck"))
     assert worker.get_finished() == []
@@ -114,9 +115,7 @@ def test_a_lost_context_ends_its_jobs_with_its_error(runtime: FakeCUDA, opened: 
     computing.hold()
     worker.submit_store(1, [1], [1], after=computing)
     runtime.is_lost = True
-    worker.wait([1])
-    (result,) = worker.get_finished()
-    assert result.error == "CUDA error: an illegal memory access was encountered"
+    assert error_of(worker, 1) == "CUDA error: an illegal memory access was encountered"
 
 
 @pytest.fixture
@@ -126,15 +125,12 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_a_bounded_part_of_large_loads_is_ahead_of_an_expedited_one(
-    runtime: FakeCUDA, opened: Opener
-) -> None:
+def test_an_expedited_load_overtakes_large_ones(runtime: FakeCUDA, opened: Opener) -> None:
     kv = KVTensor(torch.zeros(64, PAGE_BYTES, dtype=torch.uint8))
     host = mapped(64, PAGE_BYTES)
     host[:] = np.arange(64, dtype=np.uint8)[:, None]
     worker = opened(kv, host)
-    computing = Stream()
-    gate = computing.hold()
+    computing, gate = held_stream()
     for job, first in enumerate((0, 20)):
         ids = range(first, first + 20)
         worker.submit_load(job, ids, ids, after=computing)
@@ -152,30 +148,23 @@ def test_a_bounded_part_of_large_loads_is_ahead_of_an_expedited_one(
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_a_large_load_that_fails_queues_no_more(
+def test_a_failed_load_ends(
     runtime: FakeCUDA, opened: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = opened(one_tensor(64, PAGE_BYTES), mapped(64, PAGE_BYTES))
-    computing = Stream()
-    gate = computing.hold()
+    computing, gate = held_stream()
     worker.submit_load(1, range(30), range(30), after=computing)
     calls: list[object] = []
     monkeypatch.setattr(runtime, "_queue", lambda *call: calls.append(call) or 1)
     runtime.release(gate)
-    worker.wait([1])
-    (result,) = worker.get_finished()
-    assert result.error is not None
-    assert "error 1" in result.error
+    assert "error 1" in error_of(worker, 1)
     assert len(calls) == 1
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_a_large_load_has_not_ended_while_pieces_are_to_be_queued(
-    runtime: FakeCUDA, opened: Opener
-) -> None:
+def test_a_large_load_ends_after_its_last_piece(runtime: FakeCUDA, opened: Opener) -> None:
     worker = opened(one_tensor(64, PAGE_BYTES), mapped(64, PAGE_BYTES))
-    computing = Stream()
-    gate = computing.hold()
+    computing, gate = held_stream()
     worker.submit_load(1, range(30), range(30), after=computing)
     entered, leave = runtime.hold_calls()
     runtime.release(gate)
@@ -187,9 +176,7 @@ def test_a_large_load_has_not_ended_while_pieces_are_to_be_queued(
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_shutdown_waits_for_loads_that_are_not_queued_yet(
-    runtime: FakeCUDA, opened: Opener
-) -> None:
+def test_shutdown_waits_for_loads_not_yet_queued(runtime: FakeCUDA, opened: Opener) -> None:
     kv = one_tensor(64, PAGE_BYTES)
     host = mapped(64, PAGE_BYTES)
     worker = opened(kv, host)
@@ -203,9 +190,8 @@ def test_submitting_does_not_keep_others_from_asking(runtime: FakeCUDA, opened: 
     worker = opened(one_tensor(), mapped(16, 64))
     worker.submit_store(1, [1], [1], after=Stream())
     entered, leave = runtime.hold_calls()
-    submitter = threading.Thread(
-        target=worker.submit_store, args=(2, [2], [2]), kwargs={"after": Stream()}
-    )
+    submit = partial(worker.submit_store, 2, [2], [2], after=Stream())
+    submitter = threading.Thread(target=submit)
     submitter.start()
     assert entered.wait(PATIENCE_S)
     found: list[int] = []
@@ -229,14 +215,11 @@ def test_submitting_does_not_keep_others_from_asking(runtime: FakeCUDA, opened: 
     expect_success(worker, 2)
 
 
-def test_a_worker_that_is_dropped_unregisters_when_its_copies_have_ended(
-    runtime: FakeCUDA, opened: Opener
-) -> None:
+def test_a_dropped_worker_unregisters_after_its_copies(runtime: FakeCUDA, opened: Opener) -> None:
     device = CUDADevice(torch.device("cuda"))
     kv, host = one_tensor(), mapped(16, 64)
     worker = OffloadWorker([KVGroup([kv])], host, device=device)
-    computing = Stream()
-    gate = computing.hold()
+    computing, gate = held_stream()
     worker.submit_store(1, [1], [1], after=computing)
     del worker
     (end,) = [thread for thread in threading.enumerate() if thread.name == "kvtier-dropped-worker"]

@@ -1,8 +1,4 @@
-"""Jobs whose pages are gathered, against the same jobs copied run by run.
-
-The kernel is one in Python that keeps its rules, and, where triton is installed, the real one in
-triton's interpreter: ``make test-kernel``.
-"""
+"""Jobs whose pages are gathered, against the same jobs copied run by run."""
 
 from __future__ import annotations
 
@@ -15,15 +11,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.fake_cuda import (
-    FakeCUDA,
-    FakePageKernel,
-    Stream,
-    copy_pages,
-    fake_cuda,
-    mapped,
-)
-from support.gated_copies import expect_success, filled
+from support.fake_cuda import FakeCUDA, FakePageKernel, Stream, copy_pages, fake_cuda, mapped
+from support.gated_copies import error_of, expect_success, filled
 
 from kvtier_sdk.worker import DeviceBlocks, KVGroup, KVTensor, OffloadWorker
 from kvtier_sdk.worker import cuda as cuda_module
@@ -43,7 +32,7 @@ needs_triton = pytest.mark.skipif(
 
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch, runtime: FakeCUDA) -> FakePageKernel:
-    """The kernel of all devices, and staging parts of three chunks of :func:`layers`."""
+    """The kernel of all devices; a staging part holds three chunks of :func:`layers`."""
     found = FakePageKernel(copy_pages)
     monkeypatch.setattr(cuda_module, "PageKernel", lambda device: found)
     monkeypatch.setattr(gather_module, "PART_BYTES", 3 * LAYERS * 8 * WORDS)
@@ -51,8 +40,13 @@ def kernel(monkeypatch: pytest.MonkeyPatch, runtime: FakeCUDA) -> FakePageKernel
 
 
 def layers(blocks: int = 32, words: int = WORDS) -> KVGroup:
-    """Return a group of sixteen layers with pages of the same size."""
     return KVGroup([KVTensor(aligned(blocks, 8 * words)) for _ in range(LAYERS)])
+
+
+def opened_layers(opened: Opener) -> tuple[KVGroup, np.ndarray, OffloadWorker]:
+    group = layers()
+    host = mapped(32, group.chunk_bytes)
+    return group, host, opened(group, host)
 
 
 def aligned(*shape: int) -> torch.Tensor:
@@ -86,7 +80,6 @@ def tensors(draw: st.DrawFn) -> list[KVTensor]:
 
 @st.composite
 def jobs(draw: st.DrawFn) -> tuple[list[KVGroup], DeviceBlocks, list[int]]:
-    """Generate groups, and the blocks and slots of a job over them."""
     groups = [
         KVGroup(draw(tensors()), draw(st.integers(1, 3))) for _ in range(draw(st.integers(1, 2)))
     ]
@@ -223,12 +216,7 @@ def test_one_copy_moves_what_lies_in_one_piece_on_the_host(
 @pytest.mark.parametrize("held", ["computation", "kernels", "copies"])
 @pytest.mark.parametrize("ids", [range(2, 4), range(2, 32, 2)])
 def test_kernels_and_copies_wait_for_each_other(
-    runtime: FakeCUDA,
-    kernel: FakePageKernel,
-    opened: Opener,
-    operation: str,
-    held: str,
-    ids: range,
+    runtime: FakeCUDA, kernel: FakePageKernel, opened: Opener, operation: str, held: str, ids: range
 ) -> None:
     group = layers()
     host = mapped(32, group.chunk_bytes)
@@ -263,9 +251,7 @@ def test_kernels_and_copies_wait_for_each_other(
         assert all((host[block] == block).all() for block in ids)
 
 
-def test_jobs_of_one_lane_share_its_staging_parts(
-    runtime: FakeCUDA, kernel: FakePageKernel, opened: Opener
-) -> None:
+def test_jobs_share_the_parts(runtime: FakeCUDA, kernel: FakePageKernel, opened: Opener) -> None:
     group = layers()
     host = mapped(32, group.chunk_bytes)
     first = len(runtime.streams)
@@ -276,16 +262,12 @@ def test_jobs_of_one_lane_share_its_staging_parts(
     runtime.advance()
     runtime.release(gate)
     expect_success(worker, *range(8))
-    assert all(
-        host[block].tobytes() == stored(group, block) for block in (*range(8), *range(24, 32))
-    )
+    moved = [*range(8), *range(24, 32)]
+    assert all(host[block].tobytes() == stored(group, block) for block in moved)
 
 
 def test_a_large_job_is_queued_as_it_goes(
-    runtime: FakeCUDA,
-    kernel: FakePageKernel,
-    opened: Opener,
-    monkeypatch: pytest.MonkeyPatch,
+    runtime: FakeCUDA, kernel: FakePageKernel, opened: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     group = layers()
     monkeypatch.setattr(cuda_module, "WINDOW_BYTES", 6 * group.chunk_bytes)
@@ -314,14 +296,10 @@ def test_a_large_job_is_queued_as_it_goes(
 def test_after_a_kernel_that_failed_jobs_are_copied_run_by_run(
     kernel: FakePageKernel, opened: Opener, caplog: pytest.LogCaptureFixture, operation: str
 ) -> None:
-    group = layers()
-    host = mapped(32, group.chunk_bytes)
-    worker = opened(group, host)
+    group, host, worker = opened_layers(opened)
     kernel.failures.append(ValueError("out of luck"))
     getattr(worker, operation)(1, range(10), range(10), after=Stream())
-    worker.wait([1])
-    (result,) = worker.get_finished()
-    assert result.error == "the kernel that gathers pages failed: out of luck"
+    assert error_of(worker, 1) == "the kernel that gathers pages failed: out of luck"
     assert "pages are copied one by one from now on: the kernel failed: out of luck" in caplog.text
     launches = len(kernel.launches)
     getattr(worker, operation)(2, range(9), range(9), after=Stream())
@@ -338,9 +316,7 @@ def test_a_job_whose_copy_is_refused_has_ended_when_its_kernel_has(
     monkeypatch: pytest.MonkeyPatch,
     operation: str,
 ) -> None:
-    group = layers()
-    host = mapped(32, group.chunk_bytes)
-    worker = opened(group, host)
+    group, host, worker = opened_layers(opened)
     computing = Stream()
     gate = computing.hold()
     with monkeypatch.context() as patch:
@@ -348,22 +324,15 @@ def test_a_job_whose_copy_is_refused_has_ended_when_its_kernel_has(
         getattr(worker, operation)(1, range(10), range(10), after=computing)
     assert worker.get_finished() == []
     runtime.release(gate)
-    worker.wait([1])
-    (result,) = worker.get_finished()
-    assert result.error is not None
-    assert "error 1" in result.error
+    assert "error 1" in error_of(worker, 1)
     # The next job uses the same staging part.
     getattr(worker, operation)(2, range(9), range(9), after=Stream())
     expect_success(worker, 2)
     assert all(host[block].tobytes() == stored(group, block) for block in range(9))
 
 
-def test_without_triton_pages_are_copied_one_by_one(
-    opened: Opener, caplog: pytest.LogCaptureFixture
-) -> None:
-    group = layers()
-    host = mapped(32, group.chunk_bytes)
-    worker = opened(group, host)
+def test_without_triton_pages_are_copied(opened: Opener, caplog: pytest.LogCaptureFixture) -> None:
+    group, host, worker = opened_layers(opened)
     assert "copied one by one, which is slower: No module named 'triton'" in caplog.text
     worker.submit_store(1, range(9), range(9), after=Stream())
     expect_success(worker, 1)

@@ -38,7 +38,6 @@ LAYOUTS = [
 
 
 def naive_addresses(kv: KVTensor) -> list[set[int]]:
-    """Return the address of every byte of every block, element by element."""
     tensor, size = kv.tensor, kv.tensor.element_size()
     found: list[set[int]] = [set() for _ in range(kv.blocks)]
     for index in np.ndindex(tuple(tensor.shape)):
@@ -64,9 +63,7 @@ def described_addresses(kv: KVTensor) -> list[set[int]]:
 @pytest.mark.parametrize(
     ("kv", "segments", "length"), [row[1:] for row in LAYOUTS], ids=[row[0] for row in LAYOUTS]
 )
-def test_a_block_is_its_bytes_in_the_fewest_segments(
-    kv: KVTensor, segments: int, length: int
-) -> None:
+def test_a_block_has_the_fewest_segments(kv: KVTensor, segments: int, length: int) -> None:
     addresses, segment_bytes = kv.segments()
     assert (len(addresses), segment_bytes) == (segments, length)
     assert described_addresses(kv) == naive_addresses(kv)

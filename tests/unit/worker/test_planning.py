@@ -45,7 +45,6 @@ def layouts(draw: st.DrawFn) -> GroupLayout:
 
 
 def interleaved(blocks: int, lengths: list[int]) -> GroupLayout:
-    """Generate a layout with all segments of a block side by side: a page cut into layers."""
     offsets = np.cumsum(lengths) - lengths
     strides = np.full(len(lengths), sum(lengths))
     return GroupLayout(blocks, 1, 7 + offsets, strides, int64s(lengths), offsets)
@@ -53,7 +52,6 @@ def interleaved(blocks: int, lengths: list[int]) -> GroupLayout:
 
 @st.composite
 def shares(draw: st.DrawFn) -> tuple[GroupLayout, HostLayout, list[int], int, list[int]]:
-    """Generate a group, slots, and a job's share of them."""
     layout = draw(layouts() | st.builds(interleaved, st.integers(1, 8), st.just([2, 1, 3])))
     blocks = draw(
         st.lists(st.integers(0, layout.blocks - 1), min_size=1, max_size=8, unique=True)
@@ -71,7 +69,6 @@ def shares(draw: st.DrawFn) -> tuple[GroupLayout, HostLayout, list[int], int, li
 def naive(
     layout: GroupLayout, host: HostLayout, blocks: list[int], first: int, slots: list[int]
 ) -> dict[int, int]:
-    """Return the device address of each byte by its host address."""
     found: dict[int, int] = {}
     for number, block in enumerate(blocks):
         position = first % layout.blocks_per_chunk + number
@@ -183,7 +180,6 @@ def layer(address: int, stride: int, *, length: int = 8, blocks: int = 10) -> Gr
 
 
 def layers_of(*layouts: GroupLayout) -> GroupLayout:
-    """Return the layout of a group with the tensors of these."""
     columns = ("addresses", "strides_bytes", "lengths_bytes", "offsets_bytes")
     joined = [np.concatenate([getattr(of, name) for of in layouts]) for name in columns]
     return GroupLayout(layouts[0].blocks, 1, *joined)
@@ -207,9 +203,7 @@ KEYS, VALUES = layer(1000, 16), layer(1008, 16)
         pytest.param([layer(0, 0, blocks=1), layer(4, 0, blocks=1)], False, id="one block"),
     ],
 )
-def test_blocks_of_different_ids_are_apart_where_that_is_sure(
-    layouts: list[GroupLayout], expected: bool
-) -> None:
+def test_blocks_are_apart_where_that_is_sure(layouts: list[GroupLayout], expected: bool) -> None:
     assert are_apart(layouts) is expected
 
 

@@ -17,7 +17,6 @@ from kvtier_sdk.worker.cpu import CPUDevice
 
 @st.composite
 def caches(draw: st.DrawFn) -> list[KVGroup]:
-    """Generate hybrid groups of tensors in every layout, with equal or different block counts."""
     groups = []
     for _ in range(draw(st.integers(1, 3))):
         blocks = draw(st.integers(4, 12))
@@ -46,7 +45,6 @@ def caches(draw: st.DrawFn) -> list[KVGroup]:
 
 
 def page(kv: KVTensor, block: int) -> bytes:
-    """Return a block's bytes, by indexing alone."""
     k = kv.kernel_blocks
     steps = kv.tensor.movedim(kv.block_dim, 0)[block * k : (block + 1) * k]
     return steps.contiguous().view(torch.uint8).numpy().tobytes()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.runners import Rig, rig_maker
+from support.runners import Make, rig_maker
 from support.tier_process import HeldBackClock
 
 
@@ -16,6 +16,6 @@ def clock() -> HeldBackClock:
 
 
 @pytest.fixture
-def make_rig(tmp_path: Path, clock: HeldBackClock) -> Iterator[Callable[..., Rig]]:
+def make_rig(tmp_path: Path, clock: HeldBackClock) -> Iterator[Make]:
     with rig_maker("process", tmp_path, clock=clock) as make:
         yield make

@@ -39,7 +39,7 @@ class Colour(Enum):
 
 
 class OddConfig(MemoryTierConfig):
-    """Options of every type that has a plain form."""
+    """Options of every type that can cross to a process."""
 
     root: Path = Path("/")
     password: SecretStr | None = None
@@ -53,8 +53,6 @@ class OddConfig(MemoryTierConfig):
 
 
 class MegaConfig(MemoryTierConfig):
-    """An option that is not read back as it was written."""
-
     size: Annotated[int, BeforeValidator(lambda value: int(value) << 20)] = 0
 
 
@@ -67,7 +65,7 @@ class MegaTier(MemoryTier):
 
 
 def cross(config: MemoryTierConfig, tier_class: type[MemoryTier]) -> tuple[TierSpec, TierSpec]:
-    """Return a tier's entry in the engine, and as its process reads it."""
+    """Return a tier's spec in the engine, and the spec that its process reads."""
     options = RunnerOptions(load_deadline="2s")
     spec = TierSpec("mine", "mine", tier_class, config, options, verify=False)
     assert fault_of(spec) is None
@@ -95,14 +93,12 @@ def test_options_arrive_as_they_are() -> None:
 
 def test_an_option_that_is_another_in_the_process_is_refused_there() -> None:
     assert cross(MegaConfig(), MegaTier)
-    with pytest.raises(
-        ConfigError, match=r"^tier 'mine': .* not the same: .* use runner 'thread'$"
-    ):
+    with pytest.raises(ConfigError, match=r"^tier 'mine': .* not the same: .*use runner 'thread'$"):
         cross(MegaConfig(size=1), MegaTier)
 
 
 class OddError(Exception):
-    """An error that does not keep its arguments, and whose text is none of them."""
+    """An error whose text is not made from its arguments."""
 
     def __init__(self, code: int, *, hint: str) -> None:
         super().__init__(code, object())
@@ -113,8 +109,6 @@ class OddError(Exception):
 
 
 class StubbornError(ConnectionError):
-    """An error that cannot be made from its text."""
-
     def __new__(cls, host: str, port: int) -> StubbornError:
         return super().__new__(cls)
 

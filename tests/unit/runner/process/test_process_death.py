@@ -6,12 +6,11 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.runners import CHUNK_BYTES, KEYS, NOBODY, Rig
+from support.runners import CHUNK_BYTES, KEYS, NOBODY, Make, Rig
 from support.tier_process import HeldBackClock, children, is_there, pid_of
 
 from kvtier_sdk import TierUnavailableError
@@ -21,16 +20,17 @@ from kvtier_sdk.runner.process import runner as process_runner
 from kvtier_sdk.runner.process.child_process import ChildProcess
 
 
-def test_a_killed_process_fails_its_jobs_and_is_restarted(
-    make_rig: Callable[..., Rig], clock: HeldBackClock
-) -> None:
-    rig = make_rig(on_load="hang")
-    rig.client.open()
+def kill(rig: Rig) -> None:
+    os.kill(pid_of(rig.runner), signal.SIGKILL)
+
+
+def test_a_killed_process_is_restarted(make_rig: Make, clock: HeldBackClock) -> None:
+    rig = make_rig(on_load="hang").open()
     first = pid_of(rig.runner)
     rig.do(Operation.STORE, 0)
     rig.submit([rig.job(Operation.LOAD, 0, 1), rig.job(Operation.LOAD, 2)])
     rig.wait_past("hanging")
-    os.kill(first, signal.SIGKILL)
+    kill(rig)
     rig.wait_for(3, others=1)
     died = rig.results[1:]
     assert [v.value for result in died for v in result.verdicts] == ["unavailable"] * 3
@@ -43,7 +43,6 @@ def test_a_killed_process_fails_its_jobs_and_is_restarted(
     assert not rig.client.takes_stores
     # Jobs do not wait for the next process.
     assert rig.do(Operation.LOOKUP, 0) == ["unavailable"]
-    assert clock.paused.wait(30)
     clock.go_on()
     rig.wait_for(4, others=2)
     assert [type(report) for report in rig.others] == [RunnerStopped, ProcessStarted]
@@ -58,47 +57,34 @@ def test_a_killed_process_fails_its_jobs_and_is_restarted(
     assert rig.do(Operation.LOOKUP, 3) == ["ok"]
 
 
-def test_a_process_that_dies_with_jobs_unread(
-    make_rig: Callable[..., Rig], caplog: pytest.LogCaptureFixture
-) -> None:
-    """The end of the socket is reset then, not only closed."""
-    rig = make_rig()
-    rig.client.open()
+def test_a_process_dies_with_jobs_unread(make_rig: Make, caplog: pytest.LogCaptureFixture) -> None:
+    rig = make_rig().open()
     os.kill(pid_of(rig.runner), signal.SIGSTOP)
     rig.submit(rig.lookups(3))
-    os.kill(pid_of(rig.runner), signal.SIGKILL)
+    kill(rig)
     assert rig.wait_for(3) == ["unavailable"] * 3
     rig.close()
-    told = [record.getMessage() for record in caplog.records]
+    told = caplog.messages
     death = "held: the tier's process died: signal 9 (killed, perhaps for want of memory)"
     assert told.count(death) == 1
 
 
-def test_no_slot_is_free_while_the_process_lives(make_rig: Callable[..., Rig]) -> None:
-    rig = make_rig(on_load="hang_up")
-    rig.client.open()
+def test_no_slot_is_free_while_the_process_lives(make_rig: Make) -> None:
+    rig = make_rig(on_load="hang_up").open()
     child = pid_of(rig.runner)
     rig.submit([rig.job(Operation.LOAD, 0)])
     assert rig.wait_for(1) == ["unavailable"]
     assert not is_there(child)
 
 
-def test_a_copy_that_a_process_left_is_not_waited_for(make_rig: Callable[..., Rig]) -> None:
-    rig = make_rig(on_load="leave_a_copy")
-    rig.client.open()
-    assert rig.do(Operation.LOAD, 0) == ["unavailable"]
-    assert rig.results[0].error == "held load: the tier's process died: exit status 7"
-
-
-def test_a_concluded_job_is_released_with_its_process(make_rig: Callable[..., Rig]) -> None:
-    rig = make_rig(on_load="cling")
-    rig.client.open()
+def test_a_concluded_job_is_released_with_its_process(make_rig: Make) -> None:
+    rig = make_rig(on_load="cling").open()
     job = rig.job(Operation.LOAD, 0)
     job.deadline_s = rig.clock.now_s() + 0.05
     rig.submit([job])
     assert rig.wait_for(1) == ["timeout"]
     assert not rig.results[0].released
-    os.kill(pid_of(rig.runner), signal.SIGKILL)
+    kill(rig)
     assert rig.client.jobs.unreleased == 1
     rig.wait_for(1, others=1)
     assert rig.client.jobs.unreleased == 0
@@ -108,14 +94,13 @@ def test_a_concluded_job_is_released_with_its_process(make_rig: Callable[..., Ri
     ("trouble", "reason"),
     [
         ("crash", "signal 11; it printed 'Fatal Python error: Segmentation fault'"),
-        ("leave", "exit status 7"),
+        ("leave_a_copy", "exit status 7"),
     ],
 )
-def test_it_is_said_what_a_process_died_of(
-    make_rig: Callable[..., Rig], caplog: pytest.LogCaptureFixture, trouble: str, reason: str
+def test_a_cause_of_death_is_logged(
+    make_rig: Make, caplog: pytest.LogCaptureFixture, trouble: str, reason: str
 ) -> None:
-    rig = make_rig(on_lookup=trouble)
-    rig.client.open()
+    rig = make_rig(on_lookup=trouble).open()
     assert rig.do(Operation.LOOKUP, 0) == ["unavailable"]
     assert rig.results[0].error == f"held lookup: the tier's process died: {reason}"
     assert f"the tier's process died: {reason}" in caplog.text
@@ -123,7 +108,7 @@ def test_it_is_said_what_a_process_died_of(
 
 @pytest.mark.parametrize("trouble", ["on_init", "on_open"])
 def test_an_abort_at_the_start_is_said_with_what_was_printed(
-    make_rig: Callable[..., Rig], caplog: pytest.LogCaptureFixture, trouble: str
+    make_rig: Make, caplog: pytest.LogCaptureFixture, trouble: str
 ) -> None:
     rig = make_rig(**{trouble: "abort"}, secret_key="hunter2hunter2")
     with pytest.raises(TierUnavailableError) as told:
@@ -137,38 +122,29 @@ def test_an_abort_at_the_start_is_said_with_what_was_printed(
     assert "hunter2" not in caplog.text
 
 
-def test_what_a_library_writes_to_stderr_is_in_the_log_of_the_tier(
-    make_rig: Callable[..., Rig], caplog: pytest.LogCaptureFixture
-) -> None:
-    rig = make_rig(on_lookup="print_raw")
-    rig.client.open()
+def test_stderr_is_in_the_tiers_log(make_rig: Make, caplog: pytest.LogCaptureFixture) -> None:
+    rig = make_rig(on_lookup="print_raw").open()
     rig.do(Operation.LOOKUP, 0)
     rig.close()
     assert "held: stderr: last words" in caplog.text
 
 
-def test_after_a_long_life_a_process_is_restarted_soon(
-    make_rig: Callable[..., Rig], clock: HeldBackClock
-) -> None:
-    rig = make_rig()
-    rig.client.open()
+def test_a_process_that_lived_long_restarts_soon(make_rig: Make, clock: HeldBackClock) -> None:
+    rig = make_rig().open()
     for restarts, lived_s in enumerate((0.0, 0.0, 30.0), start=1):
         clock.ahead_s += lived_s
-        os.kill(pid_of(rig.runner), signal.SIGKILL)
-        assert clock.paused.wait(30)
+        kill(rig)
         clock.go_on()
         rig.wait_until(lambda restarts=restarts: rig.client.stats.restarts == restarts)
     assert clock.pauses_s == [1.0, 2.0, 1.0]
 
 
 def test_a_process_that_does_not_come_back_is_tried_again_later_and_later(
-    make_rig: Callable[..., Rig], clock: HeldBackClock, tmp_path: Path
+    make_rig: Make, clock: HeldBackClock, tmp_path: Path
 ) -> None:
-    rig = make_rig(on_open="refuse_again")
-    rig.client.open()
-    os.kill(pid_of(rig.runner), signal.SIGKILL)
+    rig = make_rig(on_open="refuse_again").open()
+    kill(rig)
     for _ in range(3):
-        assert clock.paused.wait(30)
         clock.go_on()
     assert clock.paused.wait(30)
     assert clock.pauses_s == [1.0, 2.0, 4.0, 8.0]
@@ -179,20 +155,18 @@ def test_a_process_that_does_not_come_back_is_tried_again_later_and_later(
 
 
 def test_a_process_that_hangs_when_it_is_restarted_is_given_up(
-    make_rig: Callable[..., Rig],
+    make_rig: Make,
     clock: HeldBackClock,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    rig = make_rig(on_open="hang_again")
-    rig.client.open()
+    rig = make_rig(on_open="hang_again").open()
     brief = rig.client.spec.runner.model_copy(update={"open_deadline_s": 0.01})
     spec = replace(rig.client.spec, runner=brief)
     monkeypatch.setattr(rig.runner, "_spec", spec)
     monkeypatch.setattr(process_runner, "_START_S", 0.0)
-    os.kill(pid_of(rig.runner), signal.SIGKILL)
+    kill(rig)
     for _ in range(2):
-        assert clock.paused.wait(30)
         clock.go_on()
     assert clock.paused.wait(30)
     assert clock.pauses_s == [1.0, 2.0, 4.0]
@@ -200,21 +174,15 @@ def test_a_process_that_hangs_when_it_is_restarted_is_given_up(
     assert children() == []
 
 
-def test_a_stopped_process_costs_the_engine_no_wait_and_is_killed_at_the_end(
-    make_rig: Callable[..., Rig],
-) -> None:
-    rig = make_rig()
-    rig.client.open()
+def test_the_engine_does_not_wait_for_a_stopped_process(make_rig: Make) -> None:
+    rig = make_rig().open()
     child = pid_of(rig.runner)
     os.kill(child, signal.SIGSTOP)
-    # More than the socket and our buffer hold.
+    # These jobs fill the socket and the engine's buffer.
     keys = [bytes(36)] * 20_000
     deadline_s = rig.clock.now_s() + 60
-    jobs = [
-        Job(n, Operation.LOOKUP, keys, (), NOBODY, deadline_s) for n in range(10**6, 10**6 + 40)
-    ]
-    for job in jobs:
-        rig.submit([job])
+    for number in range(10**6, 10**6 + 40):
+        rig.submit([Job(number, Operation.LOOKUP, keys, (), NOBODY, deadline_s)])
         rig.take()
     rig.client.close(0.2)
     assert not is_there(child)
@@ -222,21 +190,16 @@ def test_a_stopped_process_costs_the_engine_no_wait_and_is_killed_at_the_end(
     assert verdicts <= {"cancelled", "unavailable"}
 
 
-def test_a_line_that_cannot_be_logged_costs_nothing_else(make_rig: Callable[..., Rig]) -> None:
-    """The engine's process behaves the same: logging complains on standard error."""
-    rig = make_rig(on_lookup="log_badly")
-    rig.client.open()
+def test_a_line_that_cannot_be_logged_costs_nothing_else(make_rig: Make) -> None:
+    rig = make_rig(on_lookup="log_badly").open()
     assert rig.do(Operation.LOOKUP, 0) == ["not_found"]
 
 
-def test_a_result_that_does_not_fit_its_job_is_a_failure(
-    make_rig: Callable[..., Rig], caplog: pytest.LogCaptureFixture
-) -> None:
-    rig = make_rig(on_load="hang")
-    rig.client.open()
+def test_a_result_that_does_not_fit_fails(make_rig: Make, caplog: pytest.LogCaptureFixture) -> None:
+    rig = make_rig(on_load="hang").open()
     job = rig.job(Operation.LOAD, 0, 1)
     rig.submit([job])
-    # The process knows of two chunks.
+    # The process was told of two chunks.
     job.keys = [*job.keys, KEYS[2]]
     rig.client.drain(0.01)
     assert rig.wait_for(1) == ["failed"]
@@ -245,16 +208,14 @@ def test_a_result_that_does_not_fit_its_job_is_a_failure(
 
 
 def test_the_end_of_a_dead_process_is_not_charged_to_the_next_one(
-    make_rig: Callable[..., Rig], clock: HeldBackClock, monkeypatch: pytest.MonkeyPatch
+    make_rig: Make, clock: HeldBackClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An engine that was idle reads the old socket's end after the next process has started."""
     suspected: list[int | None] = []
     monkeypatch.setattr(ChildProcess, "lost", lambda child, error: suspected.append(child.pid))
-    rig = make_rig()
-    rig.client.open()
+    rig = make_rig().open()
     first = pid_of(rig.runner)
     os.kill(first, signal.SIGKILL)
-    assert clock.paused.wait(30)
     clock.go_on()
     for _ in range(6000):
         changes = rig.runner._changes  # type: ignore[attr-defined]
@@ -269,14 +230,10 @@ def test_the_end_of_a_dead_process_is_not_charged_to_the_next_one(
     assert rig.do(Operation.LOOKUP, 0) == ["not_found"]
 
 
-def test_a_process_that_dies_at_the_start_keeps_no_engine_from_starting(
-    make_rig: Callable[..., Rig], clock: HeldBackClock
-) -> None:
-    rig = make_rig(on_open="leave_once", runner={"required": False})
-    rig.client.open()
+def test_a_death_at_the_start_stops_no_engine(make_rig: Make, clock: HeldBackClock) -> None:
+    rig = make_rig(on_open="leave_once", runner={"required": False}).open()
     assert not rig.client.takes_reads
     assert rig.do(Operation.LOOKUP, 0) == ["unavailable"]
-    assert clock.paused.wait(30)
     clock.go_on()
     rig.wait_open()
     assert rig.do(Operation.LOOKUP, 0) == ["not_found"]
@@ -285,13 +242,11 @@ def test_a_process_that_dies_at_the_start_keeps_no_engine_from_starting(
     assert stats.errors[-1] == "held open: the tier's process died: exit status 7"
 
 
-def test_a_store_that_is_down_keeps_no_process_from_its_restart(
-    make_rig: Callable[..., Rig], clock: HeldBackClock
-) -> None:
-    rig = make_rig(on_open="refuse_again", runner={"required": False, "probe_interval": 0.01})
-    rig.client.open()
-    os.kill(pid_of(rig.runner), signal.SIGKILL)
-    assert clock.paused.wait(30)
+def test_a_process_restarts_while_its_store_is_down(make_rig: Make, clock: HeldBackClock) -> None:
+    rig = make_rig(
+        on_open="refuse_again", runner={"required": False, "probe_interval": 0.01}
+    ).open()
+    kill(rig)
     clock.go_on()
     rig.wait_until(lambda: rig.client.stats.open_failures > 1)
     assert rig.client.stats.restarts == 1

@@ -9,11 +9,10 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.runners import RUNNERS, Rig
+from support.runners import RUNNERS, Make, Rig
 from support.tier_process import LookClock, is_there, pid_of
 
 from kvtier_sdk.runner.jobs import Operation
@@ -39,21 +38,18 @@ def test_no_thread_of_the_engines_is_woken_up_for_a_job(tmp_path: Path) -> None:
         rig.close()
 
 
-def test_the_engine_goes_first_where_processors_are_short(make_rig: Callable[..., Rig]) -> None:
-    rig = make_rig()
-    rig.client.open()
+def test_the_engine_goes_first_where_processors_are_short(make_rig: Make) -> None:
+    rig = make_rig().open()
     of_process = os.getpriority(os.PRIO_PROCESS, pid_of(rig.runner))
     assert of_process == min(19, os.getpriority(os.PRIO_PROCESS, 0) + 5)
 
 
 def switches(status: Path) -> int:
-    """Return the number of voluntary context switches of a thread."""
     (line,) = (s for s in status.read_text().split("\n") if s.startswith("voluntary_ctxt"))
     return int(line.split()[1])
 
 
 def settled(status: Path) -> None:
-    """Wait until a thread is idle."""
     idle, before = 0, -1
     while idle < 20:
         now = switches(status)
@@ -138,7 +134,7 @@ def run_bare_engine(
 def test_an_engine_without_standard_streams(
     tmp_path: Path, kind: str, on_open: str, said: str, closed: str, lowest: int
 ) -> None:
-    """Pool and socket get the streams' numbers, which are the streams' again in the process."""
+    """The pool and the socket get the descriptors that the process needs for its streams."""
     done = run_bare_engine(tmp_path, closed, kind, on_open)
     assert (done.returncode, done.stderr) == (0, "")
     note = (tmp_path / "note").read_text()
@@ -147,7 +143,7 @@ def test_an_engine_without_standard_streams(
 
 
 def test_what_a_library_prints_goes_nowhere_where_there_are_no_streams(tmp_path: Path) -> None:
-    """Nothing else in the process has the streams' numbers, so no socket gets the output."""
+    """Output goes to /dev/null or into a pipe, and never into the engine's socket."""
     run_bare_engine(tmp_path, ">&- 2>&-", "process", "print_raw")
     assert (tmp_path / "note").read_text().endswith("ok")
     assert [line.split(":")[0] for line in (tmp_path / "diary").read_text().split()[1:3]] == [

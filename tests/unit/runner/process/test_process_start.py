@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import SecretBytes
-from support.runners import MisbehavingConfig, MisbehavingTier, Rig
+from support.runners import Make, MisbehavingConfig, MisbehavingTier
 from support.tier_process import children, pid_of
 
 from kvtier_sdk import (
@@ -37,9 +37,8 @@ from kvtier_sdk.runner.factory import make_runner
 
 @pytest.mark.parametrize("missing", ["a thread", "arguments"])
 def test_a_process_that_cannot_be_started_is_an_error_of_the_start(
-    make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, missing: str
+    make_rig: Make, monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
-    """This holds for every failure, at every stage of the start."""
     start_thread = threading.Thread.start
 
     def refuse(thread: threading.Thread) -> None:
@@ -60,12 +59,9 @@ def test_a_process_that_cannot_be_started_is_an_error_of_the_start(
     assert children() == []
 
 
-def test_secrets_are_neither_in_the_command_line_nor_in_the_environment(
-    make_rig: Callable[..., Rig],
-) -> None:
+def test_secrets_are_neither_in_the_command_line_nor_in_the_environment(make_rig: Make) -> None:
     secret = "hunter2-and-more"
-    rig = make_rig(secret_key=secret)
-    rig.client.open()
+    rig = make_rig(secret_key=secret).open()
     place = Path(f"/proc/{pid_of(rig.runner)}")
     for part in ("cmdline", "environ"):
         shown = (place / part).read_bytes()
@@ -75,7 +71,7 @@ def test_secrets_are_neither_in_the_command_line_nor_in_the_environment(
     assert (place / "comm").read_text() == "kvtier:held\n"
 
 
-def test_a_backend_that_only_the_engine_has_is_said(
+def test_a_backend_of_the_engine_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: HostPool
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -118,14 +114,10 @@ def make(
 
 
 class RemoteTier(MisbehavingTier):
-    """A tier that declares itself to be on another machine."""
-
     locality = Locality.REMOTE
 
 
 class DiskTier(MisbehavingTier):
-    """A tier that declares itself to be on a disk of this machine."""
-
     medium = Medium.STORAGE
 
 
@@ -154,9 +146,7 @@ def test_auto_takes_a_process_for_all_but_memory_where_that_can_be(
     assert "cannot import" in caplog.text
 
 
-def test_what_cannot_run_in_a_process_is_told_with_what_to_do(
-    shared: HostPool, own: HostPool
-) -> None:
+def test_what_cannot_run_in_a_process_is_refused(shared: HostPool, own: HostPool) -> None:
     class LocalClassTier(MemoryTier):
         pass
 
@@ -181,17 +171,14 @@ def test_the_pool_is_shared_where_a_tier_wants_a_process() -> None:
 
 
 class NeedyTier(MisbehavingTier):
-    """A tier in memory that has to run in a process of its own."""
-
     needs_process = True
 
 
-@pytest.mark.parametrize("option", ["auto", "process", "thread"])
-def test_a_tier_that_needs_a_process_gets_one(option: str, shared: HostPool) -> None:
-    assert isinstance(make(shared, NeedyTier, MisbehavingConfig(), option), ProcessRunner)
-
-
-def test_where_no_process_can_be_a_tier_that_needs_one_is_refused(own: HostPool) -> None:
+def test_a_tier_that_needs_a_process_gets_one_or_is_refused(
+    shared: HostPool, own: HostPool
+) -> None:
+    for option in ("auto", "process", "thread"):
+        assert isinstance(make(shared, NeedyTier, MisbehavingConfig(), option), ProcessRunner)
     with pytest.raises(ConfigError) as caught:
         make(own, NeedyTier, MisbehavingConfig())
     assert str(caught.value) == (

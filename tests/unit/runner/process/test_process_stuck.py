@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import pytest
-from support.runners import Rig
+from support.runners import Make, Rig
 from support.tier_process import HeldBackClock, LookClock, is_there, pid_of
 
 from kvtier_sdk.runner.jobs import Job, Operation, ProcessStarted
 
 
 def late_job(rig: Rig, operation: Operation, *chunks: int) -> Job:
-    """Make a job whose deadline is past by a clock that is ahead, but not by the process's."""
+    """Make a job that is late by a clock that is ahead, but not by the process's clock."""
     job = rig.job(operation, *chunks)
     job.deadline_s = time.monotonic() + 600
     return job
 
 
-def test_a_process_that_is_stuck_is_killed_and_restarted(
-    make_rig: Callable[..., Rig], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_stuck_process_is_killed(make_rig: Make, caplog: pytest.LogCaptureFixture) -> None:
     clock = LookClock()
-    rig = make_rig(on_load="block", clock=clock)
-    rig.client.open()
+    rig = make_rig(on_load="block", clock=clock).open()
     child = pid_of(rig.runner)
     rig.submit([late_job(rig, Operation.LOAD, 0), late_job(rig, Operation.STORE, 1)])
     rig.wait_past("blocking")
@@ -46,10 +42,9 @@ def test_a_process_that_is_stuck_is_killed_and_restarted(
     assert rig.do(Operation.LOOKUP, 0) == ["not_found"]
 
 
-def test_a_process_that_answers_a_ping_is_not_stuck(make_rig: Callable[..., Rig]) -> None:
+def test_a_process_that_answers_a_ping_is_not_stuck(make_rig: Make) -> None:
     clock = LookClock()
-    rig = make_rig(on_load="hang", clock=clock)
-    rig.client.open()
+    rig = make_rig(on_load="hang", clock=clock).open()
     child = pid_of(rig.runner)
     rig.submit([late_job(rig, Operation.LOAD, 0)])
     clock.ahead_s = 1000.0
@@ -64,11 +59,10 @@ def test_a_process_that_answers_a_ping_is_not_stuck(make_rig: Callable[..., Rig]
 
 
 def test_a_process_with_calls_that_never_end_is_killed_and_restarted(
-    make_rig: Callable[..., Rig], clock: HeldBackClock, caplog: pytest.LogCaptureFixture
+    make_rig: Make, clock: HeldBackClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     options = {"concurrency": 2, "breaker_failures": 2, "probe_interval": "10ms"}
-    rig = make_rig(on_open="lose_patience", on_load="cling", runner=options)
-    rig.client.open()
+    rig = make_rig(on_open="lose_patience", on_load="cling", runner=options).open()
     child = pid_of(rig.runner)
     jobs = [rig.job(Operation.LOAD, chunk) for chunk in range(2)]
     for job in jobs:
@@ -80,7 +74,7 @@ def test_a_process_with_calls_that_never_end_is_killed_and_restarted(
     assert not is_there(child)
     rig.take()
     assert rig.client.jobs.unreleased == 0, "their slots are free"
-    told = [record.getMessage() for record in caplog.records]
+    told = caplog.messages
     assert told[-2:] == [
         "held: reads stay refused: calls that hang leave no room for another, and nothing but the "
         "end of the process ends them",
