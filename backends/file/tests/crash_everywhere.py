@@ -65,7 +65,6 @@ def child(bench: Workbench, last: int, turn: int) -> None:
 
 
 def check(store: ChunkStore, bench: Workbench, last: int) -> None:
-    """Check that the survivor counts the chunks on disk, gets all the room, and sweeps."""
     usage = store.usage()
     where = f"killed at call {last}"
     files = list(bench.root.glob("*/??/*.kv"))

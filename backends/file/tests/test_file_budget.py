@@ -1,5 +1,3 @@
-"""The budget against a model: chunks with the times of their use."""
-
 from dataclasses import dataclass
 
 import pytest
@@ -103,7 +101,6 @@ class BudgetMachine(RuleBasedStateMachine):
     def expected(
         self, free_to_go: list[ChunkId], excess: int, open_namespaces: set[str]
     ) -> list[ChunkId]:
-        """Choose among all chunks by their true uses."""
         now_ns = self.budget.latest_ns
 
         def rank(chunk: ChunkId) -> tuple[object, ...]:

@@ -1,5 +1,3 @@
-"""Capacity, min_free and ttl: evictions, refusals, and the limit itself."""
-
 import asyncio
 import dataclasses
 import errno
@@ -425,7 +423,6 @@ async def test_a_file_system_that_runs_short_is_said_once(small, caplog):
 
 
 async def test_a_quota_is_met_by_eviction_and_said_once(bench, monkeypatch, caplog):
-    """The file system counts bytes as a quota does, and announces nothing."""
     real, quota_bytes = os.pwritev, 4 * bench.object_bytes
 
     def limited(fd, buffers, offset):

@@ -1,7 +1,5 @@
 """The compiled part does what the Python code does, or leaves it to that."""
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil
@@ -85,7 +83,6 @@ class Twins:
                     os.utime(made, ns=(USED_NS, USED_NS), follow_symlinks=False)
 
     def both(self, act: Callable[[NamespaceDirectory], object]) -> list[object]:
-        """Do the same in both."""
         results = []
         for directory, batch_io in zip(self.directories, (self._part, None), strict=True):
             with self._monkeypatch.context() as patch:
@@ -101,7 +98,6 @@ class Twins:
 
 
 def entries(root: Path) -> Iterator[tuple[str, object]]:
-    """Name, kind, content and times of all that is below a directory."""
     for path in sorted(root.rglob("*")):
         status = path.lstat()
         content = path.read_bytes() if path.is_file() and not path.is_symlink() else None
@@ -326,7 +322,6 @@ def test_stores(twins, state):
 
 
 def test_a_file_that_is_there_is_not_written_over_before_its_time(twins):
-    """A temporary name that someone has taken is a fault; the other's file stays."""
     taken = twins.roots[0] / "tmp" / f"{'0' * 16}-0.tmp"
     taken.parent.mkdir()
     taken.write_bytes(b"another's")
@@ -395,7 +390,6 @@ def test_wrong_arguments(part, call, arguments):
 
 
 async def test_the_tier_uses_it(bench, part, monkeypatch):
-    """A tier that stores and loads as usual leaves nothing to the Python code."""
     calls = []
 
     class Noting:

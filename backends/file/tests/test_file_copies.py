@@ -1,7 +1,3 @@
-"""No copies between a slot and its file."""
-
-from __future__ import annotations
-
 import pytest
 from support.copies import ByteLedger, traced_peak
 

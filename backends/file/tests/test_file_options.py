@@ -1,5 +1,3 @@
-"""Options and URLs, and the messages for wrong ones."""
-
 import os
 
 import pytest

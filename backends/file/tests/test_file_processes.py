@@ -1,5 +1,3 @@
-"""Real processes that store, load and evict on one root, and are killed at it."""
-
 import fcntl
 import json
 import os

@@ -1,5 +1,3 @@
-"""Restarts: recency, temporary files of dead processes, manifests, and kills."""
-
 import json
 import os
 

@@ -40,7 +40,6 @@ def header_file(bench):
 
 
 async def open_both(pair, capacity_chunks=None):
-    """Open a tier at each bench; the capacity is in chunks."""
     one, other = pair
     options = {} if capacity_chunks is None else {"capacity": capacity_chunks * one.object_bytes}
     return one, await one.open(**options), other, await other.open(**options)

@@ -1,5 +1,3 @@
-"""Stores and loads: content, verdicts, foreign files, failures of the file system."""
-
 import asyncio
 import errno
 import fcntl
@@ -252,7 +250,6 @@ def crowded_at(request):
 
 @pytest.fixture
 async def crowded(bench, crowded_at):
-    """A bench on a file system that chunks of another namespace and a log have filled."""
     bench.root, bench.chunk_bytes = crowded_at / "kv", 31 * 4096
     await bench.put(await bench.open(), *KEYS[:5])
     await bench.close()

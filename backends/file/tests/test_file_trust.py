@@ -1,5 +1,3 @@
-"""Roots that others may write to, and shared files that others wrote."""
-
 import os
 import shutil
 import struct

@@ -1,15 +1,7 @@
-"""The Mooncake tier keeps the contract."""
-
-from __future__ import annotations
-
 import pytest
 from support.mooncake_store import MooncakeStore
 
-from kvtier_sdk.testing import (
-    TierConformance,
-    TierSubject,
-    check_a_full_tier_refuses_or_makes_room,
-)
+from kvtier_sdk.testing import TierConformance, TierSubject, check_a_full_tier_refuses_or_makes_room
 
 
 class TestMooncakeTier(TierConformance):
@@ -41,9 +33,7 @@ class TestMooncakeTier(TierConformance):
         self.store.unfreeze()
 
     def bad_settings(self):
-        return {
-            "a device that is not there": f"{self.store.url}?protocol=rdma&devices=mlx5_9",
-        }
+        return {"a device that is not there": f"{self.store.url}?protocol=rdma&devices=mlx5_9"}
 
     @property
     def _node(self):

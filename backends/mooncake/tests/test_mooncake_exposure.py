@@ -1,7 +1,3 @@
-"""The host pool is not within reach of the network."""
-
-from __future__ import annotations
-
 import mmap
 import os
 from pathlib import Path

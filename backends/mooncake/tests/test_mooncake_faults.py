@@ -1,7 +1,3 @@
-"""Nodes and masters that die, hang or start late: misses, and a tier that is used again."""
-
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +15,6 @@ _ATTEMPTS = 300
 
 @pytest.fixture
 def store(client: None, tmp_path: Path) -> Iterator[MooncakeStore]:
-    """A store of the test's own, which soon gives up nodes that are silent."""
     store = MooncakeStore(tmp_path, "-client_ttl=1")
     yield store
     store.kill()
@@ -35,7 +30,6 @@ def tier(engine: Live) -> TierStats:
 
 
 def cold(engine: Live) -> None:
-    """Empty the host pool, so that chunks come from the tier."""
     engine.rest()
     engine.manager.reset_cache(ResetScope.PRIMARY)
     engine.manager.on_reset_flushed()
@@ -51,7 +45,6 @@ def found(engine: Live, name: str) -> list[str]:
 
 
 def store_and_find(engine: Live) -> None:
-    """Store all chunks until all are found again: the tier is in use."""
     for attempt in range(_ATTEMPTS):
         request = engine.begin(f"attempt {attempt}")
         cold(engine)

@@ -1,7 +1,3 @@
-"""Options and URLs, and the messages for wrong ones and for a client that cannot be loaded."""
-
-from __future__ import annotations
-
 import sys
 
 import pytest
@@ -57,7 +53,6 @@ def test_mistakes_are_explained(url, complaint):
 
 @pytest.fixture
 def without_client(monkeypatch):
-    """Forget the client, if another test has imported it."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "mooncake"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "mooncake", None)

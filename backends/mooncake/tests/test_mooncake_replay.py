@@ -1,7 +1,3 @@
-"""The main job, end to end: a workload through the command line, and again by a new client."""
-
-from __future__ import annotations
-
 import itertools
 import os
 from pathlib import Path
@@ -21,7 +17,6 @@ TRACE = Path(os.environ.get("KVTIER_TRACE", BESIDE))
 
 @pytest.fixture(params=["made up", "production"])
 def trace(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, float]:
-    """A trace, and the share of its chunks that an unlimited cache hits."""
     path = tmp_path / "trace.jsonl"
     if request.param == "made up":
         return write_trace(path)

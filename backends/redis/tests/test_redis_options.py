@@ -1,7 +1,3 @@
-"""Options and URLs, and the messages for wrong ones."""
-
-from __future__ import annotations
-
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st

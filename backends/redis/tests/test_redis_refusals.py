@@ -1,7 +1,3 @@
-"""Refusals by real servers: credentials, roles, limits."""
-
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket
@@ -29,7 +25,6 @@ KEYS = [index.to_bytes(20, "big") for index in range(20)]
 
 @pytest.fixture
 def guarded(make_server, rights):
-    """A server without the default user, but with the user ``kv``."""
     user = ["--user", "kv", "on", ">secret", "~kvtier*", *rights.everywhere]
     server = make_server("--requirepass", "admin", *user)
     server.client_options["password"] = "admin"
@@ -124,7 +119,6 @@ async def test_info_may_have_another_name(bench, make_server):
 
 @pytest.fixture
 async def start_talker():
-    """Starts servers that send one text in reply to anything, if told to only from now on."""
     servers = []
 
     async def start(text: bytes) -> str:
@@ -256,7 +250,6 @@ def test_every_error_reply_has_its_error(answer, kind, retryable):
 
 @pytest.mark.parametrize("runner", ["thread", "process"])
 def test_a_server_that_quotes_the_password(make_server, caplog, runner):
-    """One without these commands names them with their arguments."""
     server = make_server("--rename-command", "HELLO", "", "--rename-command", "AUTH", "")
 
     def listens() -> bool:

@@ -1,7 +1,3 @@
-"""Chunks in and out of one server: content, verdicts, foreign values, expiry and eviction."""
-
-from __future__ import annotations
-
 import pytest
 from support.guarded import GuardedBuffers
 

@@ -1,7 +1,3 @@
-"""Transfers: no copies, broken and stalled connections, cancellations."""
-
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket
@@ -13,13 +9,7 @@ from support.copies import ByteLedger, traced_peak
 
 from kvtier_redis.connector import Connector
 from kvtier_redis.resp import Exchange, Kind, Reply, call, run_some
-from kvtier_sdk import (
-    Connection,
-    SystemClock,
-    TierSpec,
-    TierTimeoutError,
-    TierUnavailableError,
-)
+from kvtier_sdk import Connection, SystemClock, TierSpec, TierTimeoutError, TierUnavailableError
 
 KEYS = [index.to_bytes(20, "big") for index in range(20)]
 CHUNK_BYTES = 4 * 2**20
@@ -34,7 +24,6 @@ async def proxy(server, make_proxy) -> AsyncIterator[object]:
 
 @contextlib.asynccontextmanager
 async def connection_to(talk) -> AsyncIterator[Connection]:
-    """Open a connection to a server that serves it with ``talk``; both end with the context."""
     left = asyncio.Event()
 
     async def serve(reader, writer):

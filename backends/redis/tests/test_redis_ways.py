@@ -1,7 +1,3 @@
-"""The ways to a server: TLS with a private CA, a Unix socket, Sentinel, a Cluster of three."""
-
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import re
@@ -186,7 +182,6 @@ async def test_a_unix_socket(bench, make_server, tmp_path):
 
 
 async def eventually(attempt, server) -> None:
-    """Try until it works: a failover takes time."""
     while True:
         try:
             if await attempt():
@@ -204,13 +199,11 @@ def is_up(server) -> bool:
 
 
 def follows(server) -> bool:
-    """Return true if a server is a master, or has caught up with its master."""
     return server.ask("INFO", "replication").get("master_link_status", "up") == "up"
 
 
 @pytest.fixture
 def sentinel_group(make_server):
-    """A master, its replica, and a Sentinel that watches them."""
     options = ["--requirepass", "secret", "--masterauth", "secret", *AT_ONCE]
     master = make_server(*options)
     replica = make_server(*options, "--replicaof", "127.0.0.1", str(master.port))
@@ -350,10 +343,7 @@ def start_cluster(make_server):
             timeout=60,
         )
         for server in servers:
-            server.wait_until(
-                lambda server=server: is_up(server),
-                "the cluster is up",
-            )
+            server.wait_until(lambda server=server: is_up(server), "the cluster is up")
             server.wait_until(lambda server=server: follows(server), "it follows")
         return servers
 
@@ -438,7 +428,6 @@ async def test_a_cluster_of_which_no_node_is_left(bench, start_cluster):
 
 @pytest.fixture
 def broken_cluster(bench, start_cluster):
-    """A Cluster that goes on without one of its three nodes, and the keys of the others."""
     servers = start_cluster(3)
     for server in servers:
         server.ask("CONFIG", "SET", "cluster-require-full-coverage", "no")

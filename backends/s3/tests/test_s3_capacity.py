@@ -1,7 +1,3 @@
-"""Capacity and max_age of a prefix: the victims of a sweep, its owner, and the next owner."""
-
-from __future__ import annotations
-
 import asyncio
 import os
 import subprocess
@@ -30,7 +26,6 @@ asyncio.run(main())
 
 
 def age(bench, seconds, *keys):
-    """Make stored chunks older than they are."""
     for key in keys:
         path = bench.server.buckets / "kv" / bench.name(key)
         then_s = path.stat().st_mtime - seconds
@@ -54,13 +49,11 @@ async def are(bench, tier, *expected):
 
 
 async def reported(bench, *keys):
-    """Wait for the removals, which are told after the fact."""
     await wait_until(lambda: asyncio.sleep(0, bench.removed == list(keys)))
 
 
 @pytest.fixture
 async def filled(bench):
-    """A tier without limits, with six chunks, the first the oldest."""
     tier = await bench.open(bench.url)
     await bench.put(tier, *KEYS[:6])
     for index, key in enumerate(KEYS[:6]):

@@ -1,7 +1,3 @@
-"""HTTP in pieces of any length, and other bytes in its place."""
-
-from __future__ import annotations
-
 import contextlib
 
 import pytest

@@ -1,7 +1,3 @@
-"""Options and URLs, and the messages for wrong ones."""
-
-from __future__ import annotations
-
 import base64
 
 import pytest

@@ -1,7 +1,3 @@
-"""Refusals by rclone, and by a scripted server where rclone never refuses."""
-
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 
@@ -151,12 +147,7 @@ async def test_a_bucket_that_goes_away_is_an_error_of_its_chunks(bench, scripted
 
 @pytest.mark.parametrize(
     ("status", "code"),
-    [
-        (503, "SlowDown"),
-        (502, ""),
-        (400, "RequestTimeout"),
-        (409, "ConditionalRequestConflict"),
-    ],
+    [(503, "SlowDown"), (502, ""), (400, "RequestTimeout"), (409, "ConditionalRequestConflict")],
 )
 async def test_what_passes_is_worth_another_try(bench, scripted, make_reply, status, code):
     tier = await bench.open(scripted.url(), connections=1)
@@ -318,8 +309,7 @@ async def test_an_object_that_is_denied_is_one_object(bench, scripted, make_repl
 
 
 @pytest.mark.parametrize(
-    ("status", "body"),
-    [(200, listed("<Size>many</Size>")), (200, listed("")), (301, "")],
+    ("status", "body"), [(200, listed("<Size>many</Size>")), (200, listed("")), (301, "")]
 )
 async def test_malformed_responses_are_no_fault_of_the_credentials(
     bench, scripted, make_reply, status, body

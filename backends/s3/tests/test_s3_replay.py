@@ -1,7 +1,3 @@
-"""The main job, end to end: a workload through the command line, and again by a new client."""
-
-from __future__ import annotations
-
 import pytest
 from support.played import replay, write_trace
 from support.runners import RUNNERS

@@ -1,7 +1,3 @@
-"""Our signatures are botocore's."""
-
-from __future__ import annotations
-
 import datetime
 
 import botocore.auth

@@ -1,7 +1,3 @@
-"""Chunks in and out of a bucket: content, verdicts, foreign objects, listing, deletion."""
-
-from __future__ import annotations
-
 import time
 
 import pytest

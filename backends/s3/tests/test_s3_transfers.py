@@ -1,16 +1,10 @@
-"""Transfers: no copies, stalled connections, responses that end a connection."""
-
-from __future__ import annotations
-
 import asyncio
 
 import pytest
 from support.copies import ByteLedger, traced_peak
 from support.s3_server import S3Server
 
-from kvtier_sdk import (
-    TierUnavailableError,
-)
+from kvtier_sdk import TierUnavailableError
 
 KEYS = [index.to_bytes(20, "big") for index in range(20)]
 CHUNK_BYTES = 4 * 2**20

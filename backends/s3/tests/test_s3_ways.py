@@ -1,7 +1,3 @@
-"""The ways to a bucket: sources of credentials, TLS, hosts named after buckets, encryption."""
-
-from __future__ import annotations
-
 import base64
 import json
 import logging
@@ -196,7 +192,6 @@ async def test_a_host_that_is_named_after_its_bucket(bench, tmp_path):
 
 @pytest.fixture
 def through_proxy(scripted, monkeypatch):
-    """Name a proxy in the environment, and note the requests to it."""
     for name in ("http_proxy", "https_proxy", "no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
     for name in ("HTTP_PROXY", "HTTPS_PROXY"):
@@ -269,7 +264,6 @@ async def test_a_key_of_our_own_goes_along_with_every_request_about_an_object(
 
 
 def brought(expires_in_s: float) -> str:
-    """Return the output of a program that provides credentials."""
     until = datetime.now(UTC) + timedelta(seconds=expires_in_s)
     keys = {"AccessKeyId": "a" * 16, "SecretAccessKey": "hunter2" * 4, "SessionToken": "t"}
     return json.dumps({"Version": 1, **keys, "Expiration": until.isoformat()})

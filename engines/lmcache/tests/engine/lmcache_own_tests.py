@@ -7,8 +7,6 @@ nothing of it is part of this project. Its tests make a ``MockL2Adapter``, and h
 kvtier's. What the mock can do beside its interface is added: to say what was stored.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import os
@@ -60,7 +58,6 @@ def main() -> int:
 
 
 def pytest_configure() -> None:
-    """Put the adapter in the mock's place, before any test is imported."""
     if _URL not in os.environ:
         return
     import torch
@@ -84,8 +81,6 @@ def pytest_configure() -> None:
     L1MemoryManager.__init__ = note
 
     class Substitute(KVTierL2Adapter):
-        """The adapter, over the last L1 that the test has made, or over an arena of its own."""
-
         def __init__(self, config: object = None) -> None:
             memory = L1MemoryDesc(arena.data_ptr() + begin, _ARENA_BYTES, _PAGE_BYTES)
             if _managers:
@@ -112,7 +107,6 @@ def pytest_configure() -> None:
             return {**super().report_status(), "stored_object_count": len(self._stored)}
 
     def object_in_arena(size: int = 1024, fill_value: float = 1.0) -> TensorMemoryObj:
-        """As the tests make one, but in L1: where else would LMCache have it?"""
         start = next(places)
         raw = arena[start : start + size * 4].view(torch.float32)
         raw.fill_(fill_value)
@@ -139,7 +133,6 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Replace what makes objects outside of L1."""
     for module in {item.module for item in items if isinstance(item, pytest.Function)}:
         for name, function in _replaced.items():
             if hasattr(module, name):
@@ -147,7 +140,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup() -> None:
-    """Forget the L1 of the test before."""
     _managers.clear()
 
 

@@ -1,7 +1,3 @@
-"""Reuse between two LMCaches with one store, also when that is damaged or killed."""
-
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 
@@ -65,7 +61,6 @@ def test_no_request_fails_when_the_server_is_killed(store: Store) -> None:
 
 
 def keep_apart(url: str, other: Kind) -> None:
-    """Store a prompt of two kinds, and check that each finds its own objects only."""
     with hosted(url) as host:
         host.store(PROMPT)
         host.forget()

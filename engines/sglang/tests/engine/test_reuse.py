@@ -1,7 +1,3 @@
-"""Reuse between two SGLangs with one store, also when that is damaged or killed."""
-
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 
@@ -74,7 +70,6 @@ def test_no_request_fails_when_the_server_is_killed(store: Store) -> None:
 
 
 def keep_apart(url: str, one: Kind, other: Kind) -> None:
-    """Store a prompt of two kinds, and check that each finds its own pages only."""
     with hosted(one, url=url) as host, hosted(other, url=url) as stranger:
         assert host.store(PROMPT) == len(PROMPT)
         assert stranger.load(PROMPT) == 0

@@ -1,7 +1,3 @@
-"""The rest of SGLang's storage interface: other pools, tensors, attachment, figures, mistakes."""
-
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 from urllib.request import urlopen
@@ -28,13 +24,7 @@ def indices(pages: int) -> torch.Tensor:
 
 
 def sidecar(host: Host, keys: list[str] | None = None, **options: object) -> PoolTransfer:
-    """Describe pages of a second pool, which has the places of the first."""
-    return PoolTransfer(
-        PoolName.DRAFT,
-        host_indices=indices(len(keys or [])),
-        keys=keys,
-        **options,
-    )
+    return PoolTransfer(PoolName.DRAFT, host_indices=indices(len(keys or [])), keys=keys, **options)
 
 
 @pytest.fixture

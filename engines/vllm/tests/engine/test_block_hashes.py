@@ -1,7 +1,5 @@
 """The keys that ``kvtier tier explain`` computes are vLLM's own."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest

@@ -1,7 +1,3 @@
-"""A second engine finds all of its prompts while another program keeps every core busy."""
-
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -20,7 +16,6 @@ MODEL = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 8}
 
 @pytest.fixture
 def busy_cores() -> Iterator[None]:
-    """Keep every core busy with another program."""
     programs = [
         subprocess.Popen([sys.executable, "-c", "while True: pass"])
         for _ in range(len(os.sched_getaffinity(0)))

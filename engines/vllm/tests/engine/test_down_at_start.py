@@ -1,7 +1,3 @@
-"""An engine that is started while its store is down serves at once, and uses it when it is back."""
-
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -38,8 +34,6 @@ CASES = [
 
 
 class Early(NamedTuple):
-    """An engine that was started while its store was down, and the store."""
-
     engine: Engine
     store: ServedStore
 

@@ -1,7 +1,3 @@
-"""Metrics and events of an engine."""
-
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +9,6 @@ CHUNKS = 3
 
 @pytest.fixture(scope="module")
 def engine(offloading_way: Way, start_engine: Any) -> Iterator[Engine]:
-    """An engine that has stored a prompt, and has loaded it again."""
     offloading = offloading_way.offloading("memory:?name=shelf")
     with start_engine(offloading) as engine:
         for _ in range(2):

@@ -1,7 +1,3 @@
-"""Engines share chunks if, and only if, their bytes mean the same."""
-
-from __future__ import annotations
-
 import json
 import warnings
 from dataclasses import replace
@@ -26,16 +22,12 @@ with warnings.catch_warnings():
 
 def facts_of(config: OffloadingConfig, **declared: str) -> dict[str, Any]:
     identity = Identity(
-        config,
-        chunk_bytes=CHUNK_BYTES,
-        slot_layout=OUR_SLOTS,
-        declared=IdentityOptions(**declared),
+        config, chunk_bytes=CHUNK_BYTES, slot_layout=OUR_SLOTS, declared=IdentityOptions(**declared)
     )
     return dict(identity.namespace.facts)
 
 
 def config_of(dtype: str) -> OffloadingConfig:
-    """Make the configuration of an engine, with a CPU's blocks."""
     config = make_config([])
     group = replace(config.groups[0], tokens_per_block=128)
     return replace(config, groups=(group,), model=replace(config.model, dtype=dtype))
@@ -112,7 +104,6 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def namespace_of(way: str, root: Path) -> str:
-    """Return the fingerprint under which an engine opens its file tier."""
     tier = {"type": "kvtier", "backend": "file", "root": str(root)}
     config = make_config([tier], cpu_bytes_to_use=8 * CHUNK_BYTES, **WAYS[way])
     plugin.register()

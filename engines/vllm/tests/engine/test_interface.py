@@ -1,7 +1,5 @@
 """The calls of vLLM's scheduler and workers, without an engine: run on the next release too."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import socket
@@ -23,12 +21,7 @@ with warnings.catch_warnings():
     from vllm.v1.kv_offload import base
     from vllm.v1.kv_offload.tiering import base as tiering_base
     from vllm.v1.metrics.cache_hit_source import CacheHitSource
-    from vllm_config import (
-        KEYS,
-        make_config,
-        opened_manager,
-        refuses_to_start_without_worker_1,
-    )
+    from vllm_config import KEYS, make_config, opened_manager, refuses_to_start_without_worker_1
 
     import kvtier_vllm as ours
     from kvtier_sdk import ConfigError
@@ -132,7 +125,6 @@ def step_until_open(manager: KVTierOffloadingManager) -> None:
 
 
 def store(manager: KVTierOffloadingManager, keys: list[bytes]) -> None:
-    """Store chunks in a new request, down to the tier."""
     storing = request(manager, "stores")
     output = manager.prepare_store(keys, storing)
     assert output is not None
@@ -241,9 +233,7 @@ def test_every_metric_that_is_emitted_is_declared(manager: KVTierOffloadingManag
         assert all(len(labels) == len(declared[name].labelnames) for labels in values)
 
 
-def test_what_is_zero_is_told_once_and_then_its_changes(
-    manager: KVTierOffloadingManager,
-) -> None:
+def test_what_is_zero_is_told_once_and_then_its_changes(manager: KVTierOffloadingManager) -> None:
     stats = manager.get_stats()
     assert stats is not None
     first = stats.data["data"]

@@ -1,7 +1,3 @@
-"""The plugin in vLLM's processes: it may run again and again, and never stops an engine."""
-
-from __future__ import annotations
-
 import importlib.metadata
 import logging
 import os

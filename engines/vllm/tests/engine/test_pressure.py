@@ -1,7 +1,3 @@
-"""Too little memory everywhere, and a tier that goes away."""
-
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The README's way from nothing to a tier under ``vllm serve``, in an environment of its own."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -42,7 +40,6 @@ def commands() -> list[str]:
 
 
 def make_environment(folder: Path) -> Path:
-    """Make an environment with everything of this one but kvtier; return its programs."""
     venv.create(folder, with_pip=True)
     purelib = Path(sysconfig.get_path("purelib"))
     shared = folder / "shared"
@@ -67,7 +64,6 @@ def make_environment(folder: Path) -> Path:
 
 
 def make_model(folder: Path) -> None:
-    """Make a small Llama with weights and a tokenizer of a few words."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -102,7 +98,6 @@ PROMPT = " ".join(WORD_LIST[number * 7 % 100] for number in range(WORDS))
 def serving(
     command: str, variables: dict[str, str], folder: Path, port: int
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run ``vllm serve`` until it answers, and end it as an operator would."""
     log = folder / "serve.log"
     with log.open("ab") as output:
         engine = subprocess.Popen(
@@ -152,7 +147,6 @@ def metric(port: int, name: str) -> float:
 
 
 def wait_for(port: int, name: str, value: float) -> None:
-    """Serve short prompts until a metric has reached a value: an idle engine does not report."""
     deadline_s = time.monotonic() + 60
     while metric(port, name) < value:
         assert time.monotonic() < deadline_s, f"{name} is {metric(port, name)}"

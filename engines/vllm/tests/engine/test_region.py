@@ -1,7 +1,3 @@
-"""vLLM's shared memory: its name is removed once all have it, so a kill leaves nothing behind."""
-
-from __future__ import annotations
-
 import itertools
 import uuid
 import warnings

@@ -1,7 +1,3 @@
-"""The next process finds the chunks that one has stored, and nothing else."""
-
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,11 +35,6 @@ CASES = [
 
 @dataclass
 class Second:
-    """The second process, which has served the same prompts as the first, and nothing else.
-
-    Before, it had ``before`` blocks on the device and chunks in the host pool.
-    """
-
     engine: Engine
     store: Store
     before: tuple[int, int]
@@ -138,7 +129,6 @@ def wait_until_used(engine: Engine, store: Store) -> None:
 
 
 def assert_served_from_the_tier(engine: Engine, plain: Any) -> None:
-    """Assert that the prompts came from the tier and from nowhere else."""
     assert engine.reset_all()
     outputs = engine.generate(prompts=PROMPTS)
     assert [output["cached"] for output in outputs] == FULL

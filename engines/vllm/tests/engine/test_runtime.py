@@ -1,7 +1,3 @@
-"""An operator at a real engine: its traffic recorded, and a tier taken out and put back."""
-
-from __future__ import annotations
-
 import json
 import socket
 import urllib.request
@@ -19,7 +15,6 @@ SLOTS = 12
 
 
 def conversations() -> list[list[int]]:
-    """Return prompts of four conversations that go on, some of them more often than others."""
     texts = [make_prompt(seed, 6, extra=0) for seed in range(4)]
     return [
         texts[talk][: chunks * BLOCK_TOKENS + 5]

@@ -1,7 +1,3 @@
-"""One of our tiers as vLLM's tiering manager calls it, without an engine."""
-
-from __future__ import annotations
-
 import gc
 import itertools
 import os
@@ -40,7 +36,6 @@ job_ids = itertools.count()
 
 @pytest.fixture
 def memory() -> Iterator[Any]:
-    """vLLM's host memory: the rows are random."""
     region = SharedOffloadRegion(f"test-{uuid.uuid4().hex}", SLOTS, None, ROW_BYTES, ROW_BYTES)
     rows = np.asarray(region.create_kv_memoryview())
     rows[:] = np.random.default_rng(1).integers(-128, 127, rows.shape, dtype=np.int8)
@@ -92,7 +87,6 @@ def move(
     *,
     load: bool,
 ) -> JobResult:
-    """Hand a job over, and wait for its result step by step, as the manager does."""
     job = TransferJob(
         job_id=next(job_ids),
         keys=keys,
@@ -181,7 +175,6 @@ def test_vllms_manager_sees_what_the_tier_is(make_tier: MakeTier) -> None:
 
 @pytest.fixture(scope="module")
 def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a tier that declares itself to be on another machine."""
     store = RedisStore(tmp_path_factory.mktemp("redis"), ROW_BYTES)
     yield f"{store.url}?name=remote"
     store.kill()
@@ -205,9 +198,7 @@ def test_a_tier_that_is_refused_lets_go_of_the_memory(make_tier: MakeTier) -> No
     assert len(os.listdir("/proc/self/fd")) == open_files
 
 
-def test_what_is_wrong_with_a_tier_reaches_the_engine_from_its_process(
-    make_tier: MakeTier,
-) -> None:
+def test_what_is_wrong_with_a_tier_reaches_the_engine_from_its_process(make_tier: MakeTier) -> None:
     open_files = len(os.listdir("/proc/self/fd"))
     with pytest.raises(TierUnavailableError, match="Connection refused"):
         make_tier(url=f"redis://127.0.0.1:{free_port()}", runner="process", required=True)

@@ -1,7 +1,3 @@
-"""Requests that want the same chunks share their promotion."""
-
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,7 +16,6 @@ SLOW_TIER = "memory:?latency=200ms"
 def engine(
     request: pytest.FixtureRequest, offloading_way: Way, start_engine: Any
 ) -> Iterator[Engine]:
-    """An engine whose tier holds the common prefix."""
     offloading = offloading_way.offloading(SLOW_TIER)
     with start_engine(offloading, enable_prefix_caching=request.param) as engine:
         engine.generate(prompts=[[*PREFIX, 5]])
@@ -30,7 +25,6 @@ def engine(
 
 @pytest.fixture
 def cold(engine: Engine) -> Engine:
-    """The same engine with an empty device cache and an empty host pool."""
     engine.reset_all()
     assert (engine.device_blocks(), engine.primary_chunks()) == (0, 0)
     return engine

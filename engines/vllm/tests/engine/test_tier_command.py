@@ -1,7 +1,3 @@
-"""``kvtier tier`` beside a real engine: it finds the engine's chunks, and leaves them to it."""
-
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

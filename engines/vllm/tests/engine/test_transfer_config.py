@@ -1,7 +1,5 @@
 """``kvtier check`` refuses what vLLM refuses at its start, and no other option of ours."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import fields
 from pathlib import Path
@@ -72,7 +70,6 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 @pytest.fixture(autouse=True)
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Modules of an operator."""
     (tmp_path / "passes_ours_on.py").write_text(f"from {OURS} import KVTierOffloadingSpec")
     (tmp_path / "fails").mkdir()
     (tmp_path / "fails/__init__.py").write_text("raise RuntimeError")
@@ -80,7 +77,6 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def refusals(extra: dict[str, Any], further: dict[str, Any]) -> tuple[str | None, str | None]:
-    """Return the errors with which vLLM and we refuse a configuration."""
     config = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", **further}
     config["kv_connector_extra_config"] = {"cpu_bytes_to_use": 1 << 20, **extra}
     theirs = ours = None
@@ -96,7 +92,6 @@ def refusals(extra: dict[str, Any], further: dict[str, Any]) -> tuple[str | None
 
 
 def start(config: dict[str, Any]) -> None:
-    """Read a configuration as vLLM does before it has an engine."""
     plugin.register()
     read = KVTransferConfig(**config)
     KVConnectorFactory.get_connector_class(read)

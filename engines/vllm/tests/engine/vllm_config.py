@@ -1,7 +1,5 @@
 """Configurations as vLLM's connector gives them to a spec, without an engine."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
@@ -66,7 +64,6 @@ def make_config(tiers: list[Any], **extra: Any) -> OffloadingConfig:
 
 @contextmanager
 def opened_manager(config: OffloadingConfig) -> Iterator[Any]:
-    """Open a manager, and the worker that an engine starts before it."""
     with joined_worker(config):
         manager = OffloadingSpecFactory.create_spec(config).get_manager()
         try:
@@ -77,7 +74,6 @@ def opened_manager(config: OffloadingConfig) -> Iterator[Any]:
 
 @contextmanager
 def joined_worker(config: OffloadingConfig) -> Iterator[Any]:
-    """Make a worker with a cache of four blocks."""
     tensor = torch.zeros(4, CHUNK_BYTES, dtype=torch.int8)
     caches = CanonicalKVCaches(
         [CanonicalKVCacheTensor(tensor, CHUNK_BYTES)], [[CanonicalKVCacheRef(0, CHUNK_BYTES)]]
@@ -90,7 +86,6 @@ def joined_worker(config: OffloadingConfig) -> Iterator[Any]:
 
 
 def refuses_to_start_without_worker_1(config: OffloadingConfig) -> None:
-    """Assert that an engine of two workers does not start with the first only."""
     config = replace(config, parallel=replace(config.parallel, world_size=2, tp_size=2))
     with joined_worker(config):
         spec = OffloadingSpecFactory.create_spec(config)

@@ -1,7 +1,3 @@
-"""Platforms that vLLM could find itself on."""
-
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +9,6 @@ from kvtier_vllm import spec as our_spec
 
 
 def on_platform(monkeypatch: pytest.MonkeyPatch, name: str, device_type: str) -> None:
-    """Make vLLM detect this platform."""
     facts: dict[str, Any] = {"device_name": name, "device_type": device_type}
     for fact, value in facts.items():
         monkeypatch.setattr(type(current_platform), fact, value, raising=False)

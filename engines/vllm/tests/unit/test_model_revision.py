@@ -1,7 +1,3 @@
-"""The revision of an engine's model, from its name, its files or the operator."""
-
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable
@@ -19,7 +15,6 @@ MAIN, OTHER = "a" * 40, "b" * 40
 
 
 def make_model(folder: Path, weights: bytes = WEIGHTS.tobytes()) -> Path:
-    """Make a model in a directory, as after a training."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     index = {"weight_map": {"w": "model-00001-of-00001.safetensors"}}
@@ -43,8 +38,6 @@ def test_it_is_the_same_wherever_the_files_are_and_whatever_lies_beside_them(
 
 
 def train(share: float) -> Callable[[Path], object]:
-    """Return a change of a tenth of the weights."""
-
     def change(model: Path) -> None:
         trained = WEIGHTS.copy()
         start = int(share * len(WEIGHTS))
@@ -103,14 +96,11 @@ def test_a_directory_whose_config_or_weights_are_elsewhere_is_the_operators_to_n
 
 
 class Cache:
-    """The cache of the hub, which keeps equal files once."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._repository = folder / "models--acme--llama"
 
     def hold(self, commit: str, **blobs: str) -> Path:
-        """Add a revision; each file is named with its content."""
         snapshot = self._repository / "snapshots" / commit
         snapshot.mkdir(parents=True)
         store = self._repository / "blobs"

@@ -1,7 +1,3 @@
-"""Our options in vLLM's configuration, read without vLLM."""
-
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +11,6 @@ ENTRY = {"type": "kvtier", "url": "memory:?capacity=1GiB"}
 
 
 def guest(entries: list[dict[str, Any]], index: int = 0) -> SecondaryTierEntry:
-    """Read an entry as vLLM passes it on: without vLLM's own keys."""
     own = {"type", "module_path", "backpressure"}
     options = {key: value for key, value in entries[index].items() if key not in own}
     spec = SimpleNamespace(extra_config={"secondary_tiers": entries})
@@ -40,11 +35,7 @@ def under_vllms_manager(cpu_bytes_to_use: object) -> TieringConfig:
 def test_an_entry_by_url_and_one_by_flat_options_are_the_same() -> None:
     flat = {"type": "kvtier", "backend": "memory", "capacity": "1GiB"}
     assert guest([flat]).tier == guest([ENTRY]).tier
-    by_class = {
-        **flat,
-        "type": "KVTierSecondaryTier",
-        "module_path": "kvtier_vllm",
-    }
+    by_class = {**flat, "type": "KVTierSecondaryTier", "module_path": "kvtier_vllm"}
     assert guest([by_class]).tier == guest([ENTRY]).tier
 
 
