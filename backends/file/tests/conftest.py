@@ -127,6 +127,11 @@ def without_compiled_part(request: pytest.FixtureRequest) -> None:
         request.getfixturevalue("monkeypatch").setattr(compiled, "batch_io", None)
 
 
+@pytest.fixture(params=["compiled", "python"])
+def in_both_forms(request, part, monkeypatch) -> None:
+    monkeypatch.setattr(compiled, "batch_io", part if request.param == "compiled" else None)
+
+
 @pytest.fixture
 async def make_bench(tmp_path: Path) -> AsyncIterator[Callable[[], Workbench]]:
     made: list[Workbench] = []

@@ -70,7 +70,7 @@ def check(store: ChunkStore, bench: Workbench, last: int) -> None:
     files = list(bench.root.glob("*/??/*.kv"))
     assert (usage.chunks, usage.used_bytes) == (len(files), bench.stored_bytes()), where
     assert usage.used_bytes <= CAPACITY_CHUNKS * bench.object_bytes, where
-    # The whole capacity in one batch: the dead may not have any of it reserved.
+    # Nothing stays reserved for the dead process: a batch can fill the whole capacity.
     verdicts = put(store, bench, *KEYS[:CAPACITY_CHUNKS])
     assert verdicts == [None] * CAPACITY_CHUNKS, (where, verdicts)
     loaded = [bench.empty(key) for key in KEYS[:CAPACITY_CHUNKS]]

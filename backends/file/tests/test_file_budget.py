@@ -13,7 +13,7 @@ CAPACITY = 100
 CHUNKS = st.builds(ChunkId, st.sampled_from("ab"), st.sampled_from([b"1", b"2", b"3", b"4"]))
 SIZES = st.integers(0, 60)
 HEADROOMS = st.none() | st.integers(-50, 150)
-# Few, so that some are equal. A use after the longer ones is another one.
+# There are few times, so that some are equal; the longer ones lie more than one use apart.
 TIMES = st.integers(1, 20).map(lambda step: step * SAME_USE_NS // 4)
 
 
@@ -91,7 +91,7 @@ class BudgetMachine(RuleBasedStateMachine):
             with pytest.raises(TierCapacityError):
                 victims()
             return
-        # Twice, because a choice updates nothing but the latest known uses.
+        # A choice updates only the known times of use, so the second one is equal.
         for _ in range(2):
             expected = self.expected(free_to_go, excess, open_namespaces)
             assert victims() == expected

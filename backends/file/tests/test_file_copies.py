@@ -18,7 +18,7 @@ async def test_no_payload_is_copied(bench, monkeypatch, operation, direct_io):
     with traced_peak() as peak:
         assert await getattr(tier, operation)(batch) == [None] * 8
     assert all(map(bench.holds, batch))
-    # Every byte of header and payload moved once, between the disk and its own buffer.
+    # Every byte of header and payload moves once, between the disk and its own buffer.
     assert ledger.direct_bytes == 8 * bench.object_bytes
     assert ledger.other_bytes < 8 * 200
     assert peak.allocated_bytes < 256 * 1024

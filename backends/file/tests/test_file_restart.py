@@ -88,7 +88,6 @@ async def test_only_temporaries_of_dead_processes_are_swept(bench):
     names = [TemporaryNames(lease).new() for lease in (living, new_lease())]
     for name in [*names, "not-ours"]:
         (directory / "tmp" / name).write_bytes(bytes(4096))
-    # The sweep includes other namespaces.
     bench.facts = {"model": "other"}
     await bench.open()
     assert sorted(os.listdir(directory / "tmp")) == sorted([names[0], "not-ours"])

@@ -11,7 +11,6 @@ from kvtier_sdk import TierUnavailableError
 
 KEYS = [index.to_bytes(20, "big") for index in range(6)]
 
-
 MARK = 0o640
 
 
@@ -25,15 +24,8 @@ def is_marked(bench, key: bytes) -> bool:
     return bench.file(key).stat().st_mode & 0o777 == MARK
 
 
-@pytest.fixture(params=["python", "compiled"])
-def batch_io(request, monkeypatch):
-    part = request.getfixturevalue("part") if request.param == "compiled" else None
-    monkeypatch.setattr(compiled, "batch_io", part)
-    return part
-
-
 @pytest.fixture
-async def full(bench, batch_io):
+async def full(bench, in_both_forms):
     tier = await bench.open(capacity=2 * bench.object_bytes)
     assert await bench.put(tier, *KEYS[:2]) == [None, None]
     return tier

@@ -38,7 +38,7 @@ async def test_a_root_that_others_can_change_is_refused(bench, how, fault, below
 @pytest.mark.parametrize("is_compiled", [False, True])
 @pytest.mark.parametrize("below", ["", "fingerprint", "fingerprint/shard"])
 @pytest.mark.parametrize(("how", "fault"), FAULTS)
-async def test_what_others_made_anew_under_a_running_tier_is_refused_until_it_is_put_right(
+async def test_a_planted_copy_is_refused_until_mended(
     bench, part, monkeypatch, how, fault, below, is_compiled
 ):
     monkeypatch.setattr(compiled, "batch_io", part if is_compiled else None)
@@ -53,7 +53,7 @@ async def test_what_others_made_anew_under_a_running_tier_is_refused_until_it_is
         shutil.rmtree(planted)
 
     def refuses(verdict):
-        # A shard has a small part of the chunks, whose fault is not the tier's.
+        # A shard holds few chunks: its fault does not fail the whole tier.
         is_own_fault = below.endswith("shard") and call in (tier.load, tier.lookup)
         assert isinstance(verdict, ChunkError if is_own_fault else TierAuthError)
         assert str(place) in str(verdict)
@@ -79,9 +79,7 @@ async def test_what_others_made_anew_under_a_running_tier_is_refused_until_it_is
 
 
 @pytest.mark.parametrize(("how", "fault"), FAULTS)
-async def test_a_root_that_others_can_change_is_used_where_that_is_wanted(
-    bench, caplog, how, fault
-):
+async def test_a_root_that_others_can_change_is_used_with_a_warning(bench, caplog, how, fault):
     bench.root.mkdir(mode=0o700)
     spoil(bench.root, how)
     tier = await bench.open(permissions="warn")
@@ -145,7 +143,7 @@ async def test_forged_shared_files_make_no_store_fail(
     assert await bench.put(tier, *KEYS[4:]) == [None] * 4
     assert await bench.loads(tier, *KEYS[4:])
     await bench.close()
-    # The first process of a root believes the disk.
+    # The first process of a root counts the files and ignores the shared files.
     reopened = await bench.open(capacity=capacity)
     assert await bench.put(reopened, *KEYS[:4]) == [None] * 4
     assert (await reopened.usage()).used_bytes == bench.stored_bytes() <= capacity

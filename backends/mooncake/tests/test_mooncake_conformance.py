@@ -5,7 +5,7 @@ from kvtier_sdk.testing import TierConformance, TierSubject, check_a_full_tier_r
 
 
 class TestMooncakeTier(TierConformance):
-    # To close a client takes a second.
+    # Closing a client takes a second.
     sequences = 3
 
     @pytest.fixture
@@ -44,7 +44,7 @@ class TestMooncakeTier(TierConformance):
 
 
 async def test_a_full_store(client, tmp_path):
-    # The least that a node can lend is room for more of the kit's own chunks than it stores.
+    # The smallest node has room for all chunks of the kit's default size.
     store = MooncakeStore(tmp_path, segment_bytes=16 * 2**20).start()
     try:
         subject = TierSubject(

@@ -77,7 +77,6 @@ def test_a_fault_costs_hits_and_nothing_else(store: MooncakeStore, begin) -> Non
     with live([url(store)]) as engine:
         store_and_find(engine)
         end = begin(store)
-        # An engine's requests go on while the fault lasts.
         assert found(engine, "during") == ["MISS"] * len(KEYS)
         assert tier(engine).failures
         end()
@@ -99,17 +98,8 @@ def test_chunks_on_two_nodes_survive_one(store: MooncakeStore) -> None:
     with live([url(store, replicas=2)]) as engine:
         store_and_find(engine)
         store.nodes.pop().kill()
-        # Until the master gives up the node, loads are sent there too.
+        # Until the master gives the node up, it still sends loads there.
         store.wait_until(lambda: "MISS" not in found(engine, "after"), "all chunks are found")
-
-
-def test_two_engines_share_a_store(store: MooncakeStore) -> None:
-    store.start()
-    with live([url(store)]) as first, live([url(store)]) as second:
-        first.store(first.begin("first"), *KEYS[:4])
-        second.store(second.begin("second"), *KEYS[4:])
-        assert found(first, "all") == found(second, "all") == ["HIT"] * len(KEYS)
-        assert tier(first).loaded_chunks == tier(second).loaded_chunks == len(KEYS)
 
 
 def test_memory_that_the_tier_lends_is_used(store: MooncakeStore) -> None:

@@ -2,37 +2,17 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kvtier_redis import RedisTier
-from kvtier_sdk import BackendError, ConfigError, TierSpec, load_backend
+from kvtier_sdk import BackendError, ConfigError, TierSpec
 
 
 def config(url: str, **options: object):
     return TierSpec.from_url(url, **options).config
 
 
-@pytest.mark.parametrize("name", ["redis", "rediss", "redis+unix"])
-def test_the_backend_is_found_by_name_and_scheme(name):
-    assert load_backend(name) is RedisTier
-
-
-def test_defaults():
+def test_everything_in_a_url():
     options = config("redis:")
     assert options.seeds == [("127.0.0.1", 6379)]
-    assert (options.db, options.expiry_ms, options.connections, options.prefix) == (
-        0,
-        None,
-        4,
-        "kvtier",
-    )
-    assert (options.tls, options.tls_verify, options.cluster, options.sentinel) == (
-        False,
-        True,
-        False,
-        None,
-    )
-
-
-def test_everything_in_a_url():
+    assert (options.tls, options.tls_verify, options.prefix) == (False, True, "kvtier")
     options = config("redis://me:p%40ss%2F@kv-1:7000/3?ttl=1500ms&connections=8&prefix=x")
     assert options.seeds == [("kv-1", 7000)]
     assert options.username == "me"
@@ -80,7 +60,7 @@ def test_mistakes_are_explained(url, complaint):
         config(url)
 
 
-# Besides any text: the characters that end a part of a URL.
+# Any text, and often the characters that end a part of a URL.
 any_text = st.text() | st.text("ab1@:/?#&=%[]'\" \t\n", max_size=8)
 starts = st.sampled_from(["redis://", "rediss://", "redis+unix://", "redis:/", "redis:", "//"])
 rests = st.sampled_from(["", "/0?bogus=1", ":70000/0", "/zero", ":1/0?ttl=soon", "?db=1#x"])

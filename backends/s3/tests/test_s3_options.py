@@ -2,8 +2,7 @@ import base64
 
 import pytest
 
-from kvtier_s3 import S3Tier
-from kvtier_sdk import ConfigError, TierSpec, load_backend
+from kvtier_sdk import ConfigError, TierSpec
 
 KEY = base64.b64encode(bytes(32)).decode()
 
@@ -12,20 +11,9 @@ def config(url: str, **options: object):
     return TierSpec.from_url(url, **options).config
 
 
-def test_the_backend_is_found_by_its_name():
-    assert load_backend("s3") is S3Tier
-
-
-def test_defaults():
-    options = config("s3://kv")
-    assert (options.bucket, options.prefix, options.endpoint) == ("kv", "kvtier", None)
-    assert (options.region, options.access_key_id, options.profile) == (None, None, None)
-    assert (options.addressing, options.sse, options.conditional_put) == ("auto", None, True)
-    assert (options.sign_payload, options.connections, options.tls_verify) == (False, 8, True)
-    assert options.write_headers == options.read_headers == {}
-
-
 def test_everything_in_a_url():
+    options = config("s3://kv")
+    assert (options.prefix, options.sign_payload, options.tls_verify) == ("kvtier", False, True)
     options = config(
         "s3://kv/a/b/?endpoint=https://h:9000/&region=eu-west-1&addressing=virtual"
         "&access_key_id=id&secret_access_key=s%2Fk%2B&session_token=tok&read_timeout=1500ms"
@@ -111,7 +99,7 @@ def test_mistakes_are_explained(url, complaint):
         "x" * 256,
         "kv\n",
         "arn:aws:s3:::kv",
-        # Requests to these are signed in ways that we do not support.
+        # kvtier does not support how requests to these are signed.
         "arn:aws:s3::123456789012:accesspoint/mfzwi23gnjvgw.mrap",
         "arn:aws:s3-object-lambda:us-west-2:123456789012:accesspoint/kv",
         "arn:aws:s3-outposts:us-west-2:123456789012:outpost/op-01ac5d28a6a232904/accesspoint/kv",

@@ -22,7 +22,7 @@ async def test_no_payload_is_copied(bench, monkeypatch, operation):
     with traced_peak() as peak:
         assert await getattr(tier, operation)(batch) == [None] * 8
     assert all(map(bench.holds, batch))
-    # Every byte moved once, to or from its own place, except those received with a response's head.
+    # Every byte moves once, to or from its own buffer, except the bytes received with a head.
     heads_bytes = 8 * 3072
     assert 0 <= 8 * bench.object_bytes - ledger.direct_bytes < heads_bytes
     assert ledger.other_bytes < heads_bytes
@@ -63,7 +63,7 @@ async def test_lookups_wait_for_no_chunk(bench, scripted):
     store = asyncio.create_task(bench.put(tier, KEYS[0]))
     while not any("if-none-match" in request.headers for request in scripted.requests):
         await asyncio.sleep(0)
-    # The only connection that carries chunks is taken.
+    # The store holds the only connection for chunks.
     assert await bench.has(tier, *KEYS) == [True] * 20
     assert not store.done()
     scripted.answers_puts.set()

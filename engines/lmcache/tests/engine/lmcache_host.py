@@ -21,7 +21,7 @@ from lmcache.v1.distributed.storage_manager import StorageManager
 from lmcache.v1.multiprocess.config import add_mp_server_args
 from support.lmcache_server import wait_until
 
-#: One object: keys and values, layers, tokens, features, in bfloat16.
+#: The shape of an object: keys and values, layers, tokens, features.
 SHAPE = (2, 4, 16, 64)
 OBJECT_BYTES = 2 * 2 * 4 * 16 * 64
 MODEL = "org/model-a"
@@ -50,7 +50,7 @@ class Kind(NamedTuple):
         seed = hashlib.sha256(repr((self, chunk)).encode()).digest()[:6]
         generator = torch.Generator().manual_seed(int.from_bytes(seed, "big"))
         bits = torch.randint(0, 256, (OBJECT_BYTES // 2,), dtype=torch.uint8, generator=generator)
-        # Without the upper bit of the exponent none is "not a number".
+        # Without the upper bit of the exponent no number is NaN.
         numbers = (bits & 0b1011_1111).view(torch.float8_e4m3fn)
         return numbers.to(getattr(torch, self.dtype)).view(torch.uint8)
 
@@ -68,7 +68,7 @@ class Host:
         self.manager = manager
         self._offered = 0
         ((_, adapter),) = manager.l2_adapters()
-        # A serde wraps the adapter.
+        # LMCache wraps an adapter that has a serde.
         self.adapter: Any = getattr(adapter, "inner_adapter", adapter)
 
     def store(self, chunks: Sequence[int], kind: Kind = KIND) -> None:

@@ -43,7 +43,7 @@ def test_a_wrong_option_keeps_lmcache_from_starting(tmp_path: Path) -> None:
         hosted(f"fil://{tmp_path}").__enter__()
 
 
-def test_without_shared_memory_a_thread_is_used_and_the_flags_are_named(
+def test_without_shared_memory_threads_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = f"file://{tmp_path}/kv?direct_io=off"
@@ -110,7 +110,7 @@ def test_lmcache_learns_what_the_tier_evicts(tmp_path: Path) -> None:
             host.store(chunks, alice)
         assert host.count("evicted_chunks")
         wait_until(agree, "LMCache's count to be that of the tier")
-        # A second store counts once, and a second deletion deducts nothing.
+        # A chunk that is stored twice is counted once.
         host.forget()
         host.store(new, alice)
         wait_until(agree, "the count of objects that are stored again")
@@ -119,9 +119,7 @@ def test_lmcache_learns_what_the_tier_evicts(tmp_path: Path) -> None:
         assert not told
 
 
-def test_objects_of_8_bits_are_found_by_another_process(
-    tmp_path: Path, store_elsewhere: StoreElsewhere
-) -> None:
+def test_another_process_finds_8_bit_data(tmp_path: Path, store_elsewhere: StoreElsewhere) -> None:
     url = f"file://{tmp_path}/kv?direct_io=off"
     assert store_elsewhere(url, PROMPT, serde=FP8) == len(PROMPT)
     with hosted(url, serde=FP8) as host:

@@ -59,9 +59,7 @@ def own_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Modul
 
 @pytest.mark.parametrize(("tp_rank", "tp_size"), [(0, 1), (1, 4), (3, 8)])
 @pytest.mark.parametrize("is_mla", [False, True])
-def test_batches_of_mooncakes_tests(
-    own_tests: ModuleType, is_mla: bool, tp_rank: int, tp_size: int
-) -> None:
+def test_mooncake_batches(own_tests: ModuleType, is_mla: bool, tp_rank: int, tp_size: int) -> None:
     config = own_tests.make_hicache_storage_config(
         is_mla_model=is_mla, tp_rank=tp_rank, tp_size=tp_size
     )

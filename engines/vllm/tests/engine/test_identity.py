@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 with warnings.catch_warnings():
-    # Warnings of vLLM and torch at their import are not ours to mend.
+    # vLLM and torch warn at their import.
     warnings.simplefilter("ignore")
     import torch
     from vllm.v1.kv_offload.config import OffloadingConfig
@@ -43,9 +43,7 @@ def test_a_release_shares_with_another_if_the_operator_says_so() -> None:
 @pytest.mark.parametrize(
     ("dtype", "shared"), [("float32", True), ("bfloat16", False), ("fp8_e4m3", False)]
 )
-def test_cpus_share_where_their_kernels_pack_alike(
-    monkeypatch: pytest.MonkeyPatch, dtype: str, shared: bool
-) -> None:
+def test_sharing_between_cpus(monkeypatch: pytest.MonkeyPatch, dtype: str, shared: bool) -> None:
     on_platform(monkeypatch, "cpu", "cpu")
     facts = []
     for has_amx in (False, True):
@@ -63,9 +61,7 @@ def test_cpus_of_two_architectures_do_not_share(monkeypatch: pytest.MonkeyPatch)
     assert facts[0] != facts[1]
 
 
-def test_a_release_without_the_choice_goes_by_what_the_cpu_can_do(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_release_without_the_choice_uses_the_cpus_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.v1.attention.backends import cpu_attn
 
     on_platform(monkeypatch, "cpu", "cpu")
@@ -94,7 +90,7 @@ def test_a_model_of_the_hub_that_cannot_be_told_from_others_needs_a_revision() -
     assert facts_of(config, model_revision="v2")["model_revision"] == "v2"
 
 
-#: By the side that copies: vLLM's spec with our tiers, our spec for CPUs, and our manager.
+#: Named by the side that copies: a is vLLM's manager with our tiers, b is our manager.
 WAYS: dict[str, dict[str, Any]] = {
     "a": {"spec_name": "TieringOffloadingSpec"},
     "a on CPUs": {"spec_name": "KVTierCPUTieringSpec"},

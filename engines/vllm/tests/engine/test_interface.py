@@ -15,7 +15,7 @@ import pytest
 from support.redis_server import Server
 
 with warnings.catch_warnings():
-    # Warnings of vLLM and torch at their import are not ours to mend.
+    # vLLM and torch warn at their import.
     warnings.simplefilter("ignore")
     import torch
     from vllm.v1.kv_offload import base
@@ -44,9 +44,7 @@ IMPLEMENTED = [
 
 
 @pytest.mark.parametrize(("our_class", "their_class"), IMPLEMENTED)
-def test_nothing_abstract_is_left_and_every_call_of_theirs_fits(
-    our_class: type, their_class: type
-) -> None:
+def test_every_call_of_theirs_fits_a_concrete_class(our_class: type, their_class: type) -> None:
     assert not inspect.isabstract(our_class)
     for name, method in inspect.getmembers(their_class, inspect.isfunction):
         if name.startswith("__"):
@@ -70,9 +68,7 @@ def test_a_cache_that_cannot_be_described_gives_the_slots_back() -> None:
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])
-def test_copies_wait_for_the_stream_on_which_vllm_computes(
-    monkeypatch: pytest.MonkeyPatch, on_gpu: bool
-) -> None:
+def test_copies_wait_for_the_compute_stream(monkeypatch: pytest.MonkeyPatch, on_gpu: bool) -> None:
     platform = type(compat.current_platform)
     stream = object()
     monkeypatch.setattr(platform, "is_cpu", lambda self: not on_gpu)
@@ -96,7 +92,7 @@ def test_copies_wait_for_the_stream_on_which_vllm_computes(
 
 @pytest.fixture(autouse=True)
 def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    # vLLM looks for the device in the metadata of its own package, which is not installed here.
+    # vLLM reads the device from its package's metadata, which is not installed here.
     from vllm.platforms import current_platform
 
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: True)
@@ -166,7 +162,7 @@ def test_a_chunk_goes_down_and_comes_back(manager: KVTierOffloadingManager) -> N
 
 
 def test_a_request_that_waits_is_put_off_after_two_lookups() -> None:
-    # A chunk of a second KV-cache group, and no answer from the tier.
+    # The key belongs to a second KV-cache group; the tier does not answer in time.
     group = KEYS[0][:-4] + (1).to_bytes(4, "big")
     config = make_config([{"type": "memory", "latency": "30s", "lookup_deadline": "30s"}])
     with opened_manager(config) as manager:
@@ -177,13 +173,13 @@ def test_a_request_that_waits_is_put_off_after_two_lookups() -> None:
 
         assert answers(*KEYS[:3], group) == ["RETRY"] * 4
         end_step(manager)
-        # Each scan begins with a pending answer, in either order and however short it is.
+        # Each scan begins with RETRY, in either order and however short the scan is.
         assert answers(*KEYS[:2]) == ["RETRY", "MISS"]
         assert answers(group) == ["RETRY"]
         assert answers(KEYS[0]) == answers(KEYS[0]) == ["RETRY"]
         assert answers(*reversed(KEYS[1:3])) == ["MISS", "RETRY"]
         end_step(manager)
-        # The device has the first chunk meanwhile: the others are looked up.
+        # The device now has the first chunk, so the scan begins at the second.
         assert answers(*KEYS[1:3]) == ["RETRY", "RETRY"]
 
 
@@ -248,9 +244,7 @@ def test_what_is_zero_is_told_once_and_then_its_changes(manager: KVTierOffloadin
     assert stats.data["data"]["kvtier_stored_chunks_total"][("memory",)] == 2
 
 
-def test_the_last_step_before_an_engine_sleeps_tells_how_its_work_ended(
-    manager: KVTierOffloadingManager,
-) -> None:
+def test_the_last_step_before_a_sleep_reports_all_work(manager: KVTierOffloadingManager) -> None:
     stored, pinned = 0, {}
     context = request(manager, "stores")
     output = manager.prepare_store(KEYS[:2], context)
@@ -281,7 +275,7 @@ def test_the_schedulers_process_has_an_endpoint_of_its_own() -> None:
         assert b'kvtier_stored_chunks_total{tier="memory"} 0.0' in reply.read()
 
 
-def test_slots_of_before_a_reset_are_used_again_only_when_their_copies_have_ended(
+def test_a_reset_keeps_slots_until_their_copies_have_ended(
     manager: KVTierOffloadingManager,
 ) -> None:
     context = request(manager, "stores")
@@ -294,7 +288,7 @@ def test_slots_of_before_a_reset_are_used_again_only_when_their_copies_have_ende
         assert manager.usage().quarantined == 3
         manager.on_reset_flushed()
     else:
-        # The step that tells the workers to wait, and as many as may be under way behind it.
+        # One step tells the workers to wait, and two more may already be under way.
         for _ in range(3):
             end_step(manager)
             assert manager.usage().quarantined == 3
@@ -311,7 +305,7 @@ def test_the_namespace_is_certain_at_the_first_request(another_hash: str, tmp_pa
     config = make_config([{"type": "file", "root": str(tmp_path), "lookup_deadline": "30s"}])
     with opened_manager(config) as manager:
         assert [facts["hash_algorithm"] for facts in facts_in(tmp_path)] == ["sha256"]
-        # vLLM asks this before the first request.
+        # vLLM makes this call before the first request.
         manager.has_pending_work()
         step_until_open(manager)
         store(manager, KEYS[:1])
@@ -321,9 +315,7 @@ def test_the_namespace_is_certain_at_the_first_request(another_hash: str, tmp_pa
         assert look_up(manager, KEYS[:1], request(manager, "loads")) == [LookupResult.HIT]
 
 
-def test_the_first_request_waits_neither_for_the_closing_nor_for_the_opening_of_a_tier(
-    another_hash: str, tmp_path: Path
-) -> None:
+def test_the_first_request_waits_for_no_tier(another_hash: str, tmp_path: Path) -> None:
     server = Server(tmp_path).start()
     patience = "connect_timeout=1h&open_deadline=1h&lookup_deadline=30s"
     url = f"{server.url}?required=true&{patience}"

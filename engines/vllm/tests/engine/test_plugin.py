@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 with warnings.catch_warnings():
-    # Warnings of vLLM and torch at their import are not ours to mend.
+    # vLLM and torch warn at their import.
     warnings.simplefilter("ignore")
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
@@ -23,7 +23,7 @@ def test_vllm_finds_it() -> None:
 
 
 def test_this_release_is_one_that_was_tried() -> None:
-    # A test of another release than the environment's names it.
+    # A run on another release sets the variable.
     assert compat.release() == os.environ.get("KVTIER_TEST_VLLM_RELEASE", "0.32")
     assert compat.release() in compat.TRIED
 
@@ -64,9 +64,7 @@ def test_an_untried_release_gets_one_warning_that_says_what_was_tried(
     compat.warn_if_untried.cache_clear()
 
 
-def test_an_engines_configuration_is_checked_once_and_on_this_machine_only(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_configuration_is_checked_once_and_only_here(monkeypatch: pytest.MonkeyPatch) -> None:
     made = SimpleNamespace(
         kv_transfer_config=SimpleNamespace(
             kv_connector="OffloadingConnector",

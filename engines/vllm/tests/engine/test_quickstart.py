@@ -17,10 +17,10 @@ from typing import Any
 from support.redis_server import free_port
 
 ROOT = Path(__file__).parents[4]
-#: How often a prompt's words are repeated: several blocks of 128 tokens.
+#: The words of the prompt: several blocks of 128 tokens.
 WORDS = 400
 _START_S = 300.0
-#: Settings of a small engine on a CPU, beside the README's command.
+#: Settings of a small engine on a CPU, added to the README's command.
 _ENGINE = "--dtype float32 --enforce-eager --max-model-len 1024 --port {port}"
 _VARIABLES = {
     "OMP_NUM_THREADS": "1",
@@ -49,7 +49,7 @@ def make_environment(folder: Path) -> Path:
             (shared / found.name).symlink_to(found)
     own = next(folder.glob("lib/python*/site-packages"))
     (own / "shared.pth").write_text(str(shared))
-    # The build for CPUs has another name, under which the program does not look for its version.
+    # The CPU build has another name, so the program would not find its version.
     (own / "vllm-0.32.0+cpu.dist-info").mkdir()
     (own / "vllm-0.32.0+cpu.dist-info" / "METADATA").write_text("Name: vllm\nVersion: 0.32.0+cpu\n")
     program = folder / "bin" / "vllm"

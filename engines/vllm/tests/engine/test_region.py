@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 with warnings.catch_warnings():
-    # Warnings of vLLM and torch at their import are not ours to mend.
+    # vLLM and torch warn at their import.
     warnings.simplefilter("ignore")
     from vllm.v1.kv_offload.config import OffloadingConfig
     from vllm_config import (
@@ -90,7 +90,7 @@ def test_nobody_comes_twice(engine_id: str) -> None:
     first.cleanup()
 
 
-#: The specs with vLLM's memory: its copies and our manager, and its manager and our copies.
+#: The specs that use vLLM's shared memory.
 WAYS = {
     "our manager": ("cuda", "KVTierOffloadingSpec"),
     "our worker": ("cpu", "KVTierCPUTieringSpec"),

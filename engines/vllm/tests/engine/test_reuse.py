@@ -24,7 +24,7 @@ PROMPTS = [make_prompt(seed, chunks) for seed, chunks in enumerate(CHUNKS)]
 FULL = [chunks * BLOCK_TOKENS for chunks in CHUNKS]
 
 
-#: A way to offload into a store, and the runner of its tier in the second process.
+#: Each case is a way to offload, a store, and the runner of its tier in the second process.
 CASES = [
     pytest.param((way, kind, runner), id=f"{way.name}-{kind.name}-{runner}")
     for way in (OUR_TIERS, OUR_MANAGER)
@@ -51,9 +51,9 @@ def second(
     with start_engine(way.offloading(store.url, runner=runner)) as first:
         first.generate(prompts=PROMPTS)
         first.settle()
-    # A short probe interval, for the test in which the store goes away.
+    # The last test needs short probe intervals.
     options = {"runner": runner, "probe_interval": "100ms", "max_probe_interval": "100ms"}
-    # Differences between interpreters need only one test.
+    # One case with a fresh interpreter is enough.
     fresh = kind is Folder and runner == "thread"
     with start_engine(way.offloading(store.url, **options), fresh=fresh) as engine:
         before = engine.device_blocks(), engine.primary_chunks()
@@ -70,9 +70,7 @@ def test_without_offloading_nothing_is_found(start_engine: Any, plain: Any) -> N
     assert [output["cached"] for output in outputs] == [0, 0, 0]
 
 
-def test_the_second_process_is_served_every_full_chunk_by_the_tier(
-    second: Second, plain: Any
-) -> None:
+def test_the_tier_serves_the_second_process_every_full_chunk(second: Second, plain: Any) -> None:
     assert same(second.outputs, plain.outputs(PROMPTS))
     assert [output["cached"] for output in second.outputs] == FULL
     assert second.before == (0, 0)
@@ -91,13 +89,11 @@ def test_a_damaged_chunk_is_recomputed(second: Second, plain: Any) -> None:
     assert [output["cached"] for output in outputs] == [0, 0, 0]
     assert same(outputs, plain.outputs(PROMPTS))
     assert engine.stats()[second.store.name]["failures"] == {"load.corrupt": sum(CHUNKS)}
-    # The damaged chunks are gone, and recomputed ones have taken their place.
+    # Recomputed chunks have replaced the damaged ones.
     assert_served_from_the_tier(engine, plain)
 
 
-def test_no_request_fails_when_the_store_goes_away_while_it_is_read(
-    second: Second, plain: Any
-) -> None:
+def test_no_request_fails_when_the_store_goes_away_under_load(second: Second, plain: Any) -> None:
     engine, store = second.engine, second.store
     assert engine.reset_all()
     engine.add(prompts=PROMPTS[:1])
@@ -107,11 +103,11 @@ def test_no_request_fails_when_the_store_goes_away_while_it_is_read(
     assert same(engine.finish(), plain.outputs(PROMPTS))
     engine.settle()
     assert engine.stats()[store.name]["failures"]
-    # A client may still be in a call to the store that is gone.
+    # A client may still wait for the killed store.
     settle_until(engine, lambda: not any(engine.leftovers().values()), "nothing is left over")
     if not isinstance(store, ServedStore):
         return
-    # When the store is back it is used again, for the chunks that it has kept or gets again.
+    # The tier uses the store again when it is back.
     store.start()
     wait_until_used(engine, store)
     assert engine.reset_all()
@@ -135,10 +131,7 @@ def assert_served_from_the_tier(engine: Engine, plain: Any) -> None:
     assert same(outputs, plain.outputs(PROMPTS))
 
 
-def test_without_verification_a_damaged_chunk_is_served(
-    offloading_way: Way, start_engine: Any, folder: Path, plain: Any
-) -> None:
-    # Without digests, the comparison with the plain engine fails.
+def test_no_verification(offloading_way: Way, start_engine: Any, folder: Path, plain: Any) -> None:
     store = Folder(folder / f"unverified-{offloading_way.name}", CHUNK_BYTES)
     with start_engine(offloading_way.offloading(store.url, verify=False)) as engine:
         engine.generate(prompts=PROMPTS)

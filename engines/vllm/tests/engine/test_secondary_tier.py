@@ -15,7 +15,7 @@ from support.redis_server import Server, free_port
 from support.stores import RedisStore
 
 with warnings.catch_warnings():
-    # Warnings of vLLM and torch at their import are not ours to mend.
+    # vLLM and torch warn at their import.
     warnings.simplefilter("ignore")
     from vllm.v1.kv_offload import base
     from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
@@ -136,7 +136,7 @@ def test_a_load_that_failed_is_a_miss_for_its_request(make_tier: MakeTier, tmp_p
     result = move(tier, loads, KEYS[:2], [0, 1], load=True)
     assert not result.success
     assert list(result.successful_keys or ()) == [KEYS[1]]
-    # It does not ask again and again for a chunk that cannot be loaded.
+    # The request does not look up again a chunk that failed to load.
     assert look_up(tier, loads, KEYS[:2]) == [MISS, HIT]
     assert tier.stats.failures == {"load.corrupt": 1}
 
@@ -180,9 +180,7 @@ def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     store.kill()
 
 
-def test_memory_that_no_process_can_map_is_for_threads(
-    make_tier: MakeTier, remote: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_private_memory(make_tier: MakeTier, remote: str, caplog: pytest.LogCaptureFixture) -> None:
     private = np.zeros((SLOTS, ROW_BYTES), np.int8).data
     with pytest.raises(ConfigError, match="option 'runner' is 'process', but the host pool is of"):
         make_tier(private, url="memory:", runner="process")
@@ -205,9 +203,7 @@ def test_what_is_wrong_with_a_tier_reaches_the_engine_from_its_process(make_tier
     assert len(os.listdir("/proc/self/fd")) == open_files
 
 
-def test_the_first_request_waits_neither_for_the_closing_nor_for_the_opening_of_a_tier(
-    make_tier: MakeTier, another_hash: str, tmp_path: Path
-) -> None:
+def test_requests_wait_for_no_tier(make_tier: MakeTier, another_hash: str, tmp_path: Path) -> None:
     server = Server(tmp_path).start()
     tier = make_tier(url=f"{server.url}?connect_timeout=1h&open_deadline=1h&required=true")
     try:

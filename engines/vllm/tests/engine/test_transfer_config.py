@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 with warnings.catch_warnings():
-    # Warnings of vLLM and torch at their import are not ours to mend.
+    # vLLM and torch warn at their import.
     warnings.simplefilter("ignore")
     from vllm.config import KVTransferConfig
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
@@ -26,7 +26,7 @@ HOST = {"spec_name": "KVTierOffloadingSpec", "secondary_tiers": ["memory:"]}
 GUEST = {"spec_name": "TieringOffloadingSpec", "secondary_tiers": [TIER]}
 ON_CPU = {**GUEST, "spec_name": "KVTierCPUTieringSpec"}
 
-#: Contents of the extra config, and keys beside it.
+#: Pairs of an extra config and the keys beside it.
 ACCEPTED: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({**HOST, "spec_module_path": OURS}, {}),
     ({**HOST, "spec_module_path": f"{OURS}.spec"}, {}),
@@ -112,7 +112,7 @@ def test_what_vllm_refuses_is_wrong(extra: dict[str, Any], further: dict[str, An
 
 
 def test_every_option_of_this_release_is_known() -> None:
-    # The error for an unknown name lists all known ones.
+    # The error for an unknown option lists all known options.
     _, complaint = refusals(GUEST, {"?": 1})
     assert complaint is not None
     allowed = complaint.partition("allowed: ")[2].split(", ")

@@ -27,7 +27,7 @@ from kvtier_sdk import ConfigError
 
 KEYS = [make_offload_key(bytes([n]) * 32, 0) for n in range(4)]
 CHUNK_BYTES = 8192
-#: A directory with a meaningless config and weights.
+#: A model directory with a dummy config and dummy weights.
 MODEL = Path(__file__).with_name("model")
 
 

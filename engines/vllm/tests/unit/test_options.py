@@ -55,9 +55,7 @@ def test_what_is_ours_beside_the_tiers_options() -> None:
         ([ENTRY, {**ENTRY, "retries": 1}], 1, "'secondary_tiers[1].name': two tiers are named"),
     ],
 )
-def test_a_wrong_entry_is_a_sentence_with_its_path(
-    entries: list[dict[str, Any]], index: int, complaint: str
-) -> None:
+def test_a_wrong_entry_is_told(entries: list[dict[str, Any]], index: int, complaint: str) -> None:
     with pytest.raises(ConfigError) as error:
         guest(entries, index)
     assert complaint in str(error.value)
@@ -112,9 +110,7 @@ def test_vllms_names_and_ours_make_one_configuration() -> None:
         ({"cpu_bytes_to_use": 1, "copies": "cuda"}, "option 'copies' is 'cuda'"),
     ],
 )
-def test_a_wrong_option_is_a_sentence_in_the_words_it_was_written_in(
-    options: dict[str, Any], complaint: str
-) -> None:
+def test_a_wrong_option_is_told_in_vllms_words(options: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ConfigError) as error:
         host(**options)
     assert complaint in str(error.value)
@@ -140,9 +136,7 @@ def test_the_size_of_vllms_own_pool_is_what_vllm_makes_of_it(size: object) -> No
         ([], "write for example 4294967296"),
     ],
 )
-def test_a_size_that_vllm_cannot_read_is_refused_with_the_one_to_write(
-    size: object, write: str
-) -> None:
+def test_a_size_that_vllm_cannot_read_is_refused_with_advice(size: object, write: str) -> None:
     with pytest.raises(ConfigError) as error:
         under_vllms_manager(size)
     assert str(error.value) == (
