@@ -106,13 +106,8 @@ class BudgetMachine(RuleBasedStateMachine):
         def rank(chunk: ChunkId) -> tuple[object, ...]:
             used_ns = self.stored[chunk].used_ns
             stale_ns = staleness_ns(used_ns, now_ns)
-            return (
-                chunk.fingerprint in open_namespaces,
-                -stale_ns,
-                chunk.fingerprint,
-                used_ns,
-                chunk,
-            )
+            is_open = chunk.fingerprint in open_namespaces
+            return is_open, -stale_ns, chunk.fingerprint, used_ns, chunk
 
         chosen = []
         for chunk in sorted(free_to_go, key=rank):
@@ -206,11 +201,8 @@ def test_times_of_the_future_are_none_also_once_the_clock_was_set_back() -> None
     budget.add("a", b"early", 1, 500)
     budget.add("a", b"late", 1, 900)
     budget.add("a", b"future", 1, 1001)
-    assert {key: used_ns for _, key, _, used_ns in budget} == {
-        b"early": 500,
-        b"late": 900,
-        b"future": 0,
-    }
+    times_ns = {key: used_ns for _, key, _, used_ns in budget}
+    assert times_ns == {b"early": 500, b"late": 900, b"future": 0}
     assert budget.latest_ns == 900
     budget.know_time(600)
     assert budget.latest_ns == 500

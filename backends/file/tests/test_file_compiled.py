@@ -407,12 +407,6 @@ async def test_the_tier_uses_it(bench, part, monkeypatch):
     assert set(await bench.put(tier, *keys)) == {None}
     await tier.touch(keys)
     # The first lookup finds no shard; the store makes the shards.
-    assert calls == [
-        ("touch", {NOT_DONE}),
-        ("write", {DONE}),
-        ("place", {DONE}),
-        ("touch", {DONE}),
-        ("read", {DONE}),
-        ("touch", {DONE}),
-        ("touch", {DONE}),
-    ]
+    assert calls[0] == ("touch", {NOT_DONE})
+    names = ["write", "place", "touch", "read", "touch", "touch"]
+    assert calls[1:] == [(name, {DONE}) for name in names]

@@ -93,9 +93,9 @@ async def test_processes_share_one_root_and_one_is_killed(small, processes):
     assert all(outcome["stored"] > 50 and outcome["loaded"] > 10 for outcome in outcomes)
     assert watch.looks > 100
     assert capacity / 2 < watch.most_counted_bytes <= capacity
-    # Directories take no bytes here. The manifest and the header file take a page each, and the ledger
-    # may grow by a page during a look. A removed file keeps its room while
-    # another process reads it, and a process reads one file at a time.
+    # Directories take no bytes here. The manifest and the header file take a page each, and the
+    # ledger may grow by a page during a look. A removed file keeps its room while another process
+    # reads it, and a process reads one file at a time.
     being_read_bytes = (processes - 1) * small.object_bytes
     assert capacity / 2 < watch.most_bytes <= capacity + being_read_bytes + 4 * 4096
     usage = await tier.usage()

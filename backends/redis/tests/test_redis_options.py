@@ -23,6 +23,7 @@ def test_everything_in_a_url():
     assert config("redis+unix:///run/r.sock?db=1").socket == "/run/r.sock"
     many = config("redis://a:1?cluster=yes&hosts=b,c:3,[::1]:4")
     assert many.seeds == [("a", 1), ("b", 1), ("c", 3), ("::1", 4)]
+    assert config("redis:", host="::1").seeds == [("::1", 6379)]
     assert config("redis:", hosts=["b:2"], sentinel="kv").seeds[1] == ("b", 2)
 
 
@@ -111,8 +112,3 @@ def test_a_host_is_a_name_or_an_address_and_nothing_secret_is_told(options):
     with pytest.raises(ConfigError, match=f"option '{next(iter(options))}'") as caught:
         config("redis:", **options)
     assert "hunter2" not in str(caught.value)
-
-
-def test_an_address_of_the_sixth_version():
-    assert config("redis:", host="::1").seeds == [("::1", 6379)]
-    assert config("redis://[::1]:7").seeds == [("::1", 7)]

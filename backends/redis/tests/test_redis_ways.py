@@ -42,12 +42,9 @@ def start_tls(make_server, papers):
             *["--tls-cert-file", cert, "--tls-key-file", key, "--tls-ca-cert-file", papers.ca],
             *(options or ["--tls-auth-clients", "no"]),
         ]
-        server.client_options |= {
-            "ssl": True,
-            "ssl_ca_certs": papers.ca,
-            "ssl_certfile": papers.client[0],
-            "ssl_keyfile": papers.client[1],
-        }
+        cert, key = papers.client
+        server.client_options |= {"ssl": True, "ssl_ca_certs": papers.ca}
+        server.client_options |= {"ssl_certfile": cert, "ssl_keyfile": key}
         return server.start()
 
     return start
@@ -336,12 +333,8 @@ def start_cluster(make_server):
         servers = [make_server("--cluster-enabled", "yes", *AT_ONCE).start() for _ in range(count)]
         nodes = [f"127.0.0.1:{server.port}" for server in servers]
         command = ["redis-cli", "--cluster", "create", *nodes, "--cluster-yes"]
-        subprocess.run(
-            [*command, "--cluster-replicas", str(replicas)],
-            check=True,
-            capture_output=True,
-            timeout=60,
-        )
+        command += ["--cluster-replicas", str(replicas)]
+        subprocess.run(command, check=True, capture_output=True, timeout=60)
         for server in servers:
             server.wait_until(lambda server=server: is_up(server), "the cluster is up")
             server.wait_until(lambda server=server: follows(server), "it follows")

@@ -137,11 +137,6 @@ async def test_a_capacity_below_one_chunk_is_refused(bench):
         await bench.open(bench.url, capacity=bench.object_bytes - 1)
 
 
-def test_free_space_of_a_bucket_is_refused(bench):
-    with pytest.raises(ConfigError, match="option 'min_free': a bucket has no free space"):
-        bench.make(bench.url, min_free="5%")
-
-
 async def test_deleted_chunks_are_reported(bench, filled):
     await filled.delete(KEYS[:2])
     assert bench.removed == KEYS[:2]

@@ -21,7 +21,7 @@ with warnings.catch_warnings():
     from vllm.v1.kv_offload import base
     from vllm.v1.kv_offload.tiering import base as tiering_base
     from vllm.v1.metrics.cache_hit_source import CacheHitSource
-    from vllm_config import KEYS, make_config, opened_manager, refuses_to_start_without_worker_1
+    from vllm_config import KEYS, make_config, opened_manager
 
     import kvtier_vllm as ours
     from kvtier_sdk import ConfigError
@@ -148,11 +148,8 @@ def test_a_chunk_goes_down_and_comes_back(manager: KVTierOffloadingManager) -> N
     manager.on_reset_flushed()
     assert manager.usage().free == manager.usage().slots
     context = request(manager, "loads")
-    assert look_up(manager, KEYS[:3], context) == [
-        LookupResult.HIT,
-        LookupResult.HIT,
-        LookupResult.MISS,
-    ]
+    found = [result.name for result in look_up(manager, KEYS[:3], context)]
+    assert found == ["HIT", "HIT", "MISS"]
     spec = manager.prepare_load(KEYS[:2], context)
     assert len(spec.block_ids) == 2
     assert manager.get_load_source(KEYS[0], context) is CacheHitSource.HOST
@@ -389,7 +386,3 @@ def test_a_wrong_option_is_a_sentence(extra: dict[str, Any], complaint: str) -> 
     with pytest.raises(Exception) as error, opened_manager(config):
         pass
     assert complaint in str(error.value)
-
-
-def test_an_engine_whose_worker_is_elsewhere_does_not_start() -> None:
-    refuses_to_start_without_worker_1(make_config([{"type": "memory"}]))

@@ -35,11 +35,6 @@ def test_it_registers_one_type_however_often_it_runs() -> None:
     assert tier_class.__name__ == "KVTierSecondaryTier"
 
 
-def test_the_class_is_found_by_its_module_where_plugins_are_off() -> None:
-    entry = {"type": "KVTierSecondaryTier", "module_path": "kvtier_vllm"}
-    assert SecondaryTierFactory.get_tier_class(entry).__name__ == "KVTierSecondaryTier"
-
-
 def test_a_vllm_without_the_factory_gets_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

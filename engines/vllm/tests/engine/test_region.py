@@ -13,13 +13,8 @@ with warnings.catch_warnings():
     # vLLM and torch warn at their import.
     warnings.simplefilter("ignore")
     from vllm.v1.kv_offload.config import OffloadingConfig
-    from vllm_config import (
-        CHUNK_BYTES,
-        joined_worker,
-        make_config,
-        opened_manager,
-        refuses_to_start_without_worker_1,
-    )
+    from vllm.v1.kv_offload.factory import OffloadingSpecFactory
+    from vllm_config import CHUNK_BYTES, joined_worker, make_config, opened_manager
     from vllm_platform import on_platform
 
     from kvtier_sdk import ConfigError
@@ -115,4 +110,9 @@ def test_an_engine_that_has_started_has_no_name(config: OffloadingConfig) -> Non
 
 
 def test_an_engine_whose_worker_is_elsewhere_does_not_start(config: OffloadingConfig) -> None:
-    refuses_to_start_without_worker_1(config)
+    config = replace(config, parallel=replace(config.parallel, world_size=2, tp_size=2))
+    with joined_worker(config):
+        spec = OffloadingSpecFactory.create_spec(config)
+        for _ in range(2):  # The scheduler's place is free again after a refusal.
+            with pytest.raises(ConfigError, match=r"^worker 1 of this engine cannot be seen"):
+                spec.get_manager()

@@ -44,15 +44,10 @@ def test_a_replay_of_the_trace_hits_what_the_engine_hit(start_engine: Any, tmp_p
     assert [len(request.keys) for request in requests] == [
         len(prompt) // BLOCK_TOKENS for prompt in prompts
     ]
+    tier = "memory:?capacity=20MiB&admission=off"
     report = replay(
         requests,
-        TieringConfig.from_dict(
-            {
-                "slots": SLOTS,
-                "chunk_bytes": CHUNK_BYTES,
-                "tiers": ["memory:?capacity=20MiB&admission=off"],
-            }
-        ),
+        TieringConfig.from_dict({"slots": SLOTS, "chunk_bytes": CHUNK_BYTES, "tiers": [tier]}),
     )
     assert report.hit_chunks == cached // BLOCK_TOKENS
     assert 0 < report.hit_chunks < report.chunks

@@ -87,13 +87,7 @@ def move(
     *,
     load: bool,
 ) -> JobResult:
-    job = TransferJob(
-        job_id=next(job_ids),
-        keys=keys,
-        chunk_ids=np.array(slots, np.int32),
-        is_promotion=load,
-        req_context=context,
-    )
+    job = TransferJob(next(job_ids), keys, np.array(slots, np.int32), load, context)
     (tier.submit_load if load else tier.submit_store)(job)
     while True:
         for result in tier.get_finished_jobs():
@@ -163,11 +157,8 @@ def test_a_drain_leaves_no_job_without_a_result(make_tier: MakeTier) -> None:
 
 def test_vllms_manager_sees_what_the_tier_is(make_tier: MakeTier) -> None:
     tier = make_tier(url="memory:?name=shelf")
-    assert (tier.tier_type, tier.medium, tier.locality) == (
-        "shelf",
-        base.Medium.CPU,
-        base.Locality.LOCAL,
-    )
+    assert tier.tier_type == "shelf"
+    assert (tier.medium, tier.locality) == (base.Medium.CPU, base.Locality.LOCAL)
     assert move(tier, request(tier, "stores"), KEYS[:1], [0], load=False).success
     (event,) = tier.take_events()
     assert (event.ownership, event.removed, event.keys) == ("shelf", False, KEYS[:1])

@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from vllm.v1.kv_offload.base import (
     CanonicalKVCacheRef,
@@ -22,8 +21,6 @@ from vllm.v1.kv_offload.config import (
     OffloadingParallelConfig,
 )
 from vllm.v1.kv_offload.factory import OffloadingSpecFactory
-
-from kvtier_sdk import ConfigError
 
 KEYS = [make_offload_key(bytes([n]) * 32, 0) for n in range(4)]
 CHUNK_BYTES = 8192
@@ -83,12 +80,3 @@ def joined_worker(config: OffloadingConfig) -> Iterator[Any]:
         yield worker
     finally:
         worker.shutdown()
-
-
-def refuses_to_start_without_worker_1(config: OffloadingConfig) -> None:
-    config = replace(config, parallel=replace(config.parallel, world_size=2, tp_size=2))
-    with joined_worker(config):
-        spec = OffloadingSpecFactory.create_spec(config)
-        for _ in range(2):  # The scheduler's place is free again after a refusal.
-            with pytest.raises(ConfigError, match=r"^worker 1 of this engine cannot be seen"):
-                spec.get_manager()

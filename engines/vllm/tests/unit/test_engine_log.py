@@ -10,6 +10,7 @@ OURS, ENGINE = logging.getLogger("kvtier"), logging.getLogger("vllm")
 
 
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A fixture would run before pytest adds its own handlers.
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     for logger in (OURS, ENGINE):
         monkeypatch.setattr(logger, "handlers", [])
@@ -43,9 +44,7 @@ def test_lines_have_the_engines_format_and_level(monkeypatch: pytest.MonkeyPatch
     assert stream.getvalue() == "(EngineCore) INFO disk: open\n"
 
 
-def test_they_follow_when_the_engine_configures_its_log_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_they_follow_when_the_engine_reconfigures_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
     quiet(monkeypatch)
     before = configure_engine(logging.INFO)
     join_engine_log()
