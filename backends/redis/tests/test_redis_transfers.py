@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 
 import pytest
-from support.copies import ByteLedger, traced_peak
+from support.copies import ByteLedger, check_no_copies
 
 from kvtier_redis.connector import Connector
 from kvtier_redis.resp import Exchange, Kind, Reply, call, run_some
@@ -43,18 +43,7 @@ async def connection_to(talk) -> AsyncIterator[Connection]:
 async def test_no_payload_is_copied(bench, server, monkeypatch, operation):
     bench.chunk_bytes = CHUNK_BYTES
     ledger = ByteLedger(monkeypatch, "readv", "writev")
-    tier = await bench.open(server.url)
-    full = [bench.full(key) for key in KEYS[:8]]
-    assert await tier.store(full) == [None] * 8
-    batch = full if operation == "store" else [bench.empty(key) for key in KEYS[:8]]
-    ledger.begin(batch)
-    with traced_peak() as peak:
-        assert await getattr(tier, operation)(batch) == [None] * 8
-    assert all(map(bench.holds, batch))
-    # Every byte of header and payload moves once, between the socket and its own buffer.
-    assert ledger.direct_bytes == 8 * bench.object_bytes
-    assert ledger.other_bytes < 8 * 200
-    assert peak.allocated_bytes < 256 * 1024
+    await check_no_copies(bench, await bench.open(server.url), ledger, operation)
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 7, 100])
