@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 from support.loops import loop_factories
-from support.proxy import Proxy
 from support.redis_server import Server
 from support.workbench import Workbench
 
@@ -51,8 +50,3 @@ async def bench() -> AsyncIterator[RedisBench]:
     bench = RedisBench()
     yield bench
     await bench.close()
-
-
-@pytest.fixture
-def make_proxy() -> Callable[[int], Proxy]:
-    return lambda port: Proxy(port, "redis")

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from support.copies import ByteLedger, check_no_copies
+from support.proxy import Proxy
 
 from kvtier_redis.connector import Connector
 from kvtier_redis.resp import Exchange, Kind, Reply, call, run_some
@@ -16,8 +17,8 @@ CHUNK_BYTES = 4 * 2**20
 
 
 @pytest.fixture
-async def proxy(server, make_proxy) -> AsyncIterator[object]:
-    proxy = make_proxy(server.port)
+async def proxy(server) -> AsyncIterator[Proxy]:
+    proxy = Proxy(server.port, "redis")
     yield proxy
     await proxy.close()
 

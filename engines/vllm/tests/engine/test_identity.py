@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 with warnings.catch_warnings():
-    # vLLM and torch warn at their import.
     warnings.simplefilter("ignore")
     import torch
     from vllm.v1.kv_offload.config import OffloadingConfig

@@ -2,7 +2,6 @@
 
 import inspect
 import json
-import socket
 import urllib.request
 import warnings
 from collections.abc import Iterator
@@ -12,10 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.redis_server import Server
+from support.redis_server import Server, free_port
 
 with warnings.catch_warnings():
-    # vLLM and torch warn at their import.
     warnings.simplefilter("ignore")
     import torch
     from vllm.v1.kv_offload import base
@@ -260,9 +258,7 @@ def test_the_last_step_before_a_sleep_reports_all_work(manager: KVTierOffloading
 
 
 def test_the_schedulers_process_has_an_endpoint_of_its_own() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     config = make_config(["memory:"], metrics_port=port - 1)
     config = replace(config, parallel=replace(config.parallel, data_parallel_index=1))
     with (

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 
 with warnings.catch_warnings():
-    # vLLM and torch warn at their import.
     warnings.simplefilter("ignore")
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory

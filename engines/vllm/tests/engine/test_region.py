@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 with warnings.catch_warnings():
-    # vLLM and torch warn at their import.
     warnings.simplefilter("ignore")
     from vllm.v1.kv_offload.config import OffloadingConfig
     from vllm.v1.kv_offload.factory import OffloadingSpecFactory

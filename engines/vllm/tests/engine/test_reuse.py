@@ -109,19 +109,16 @@ def test_no_request_fails_when_the_store_goes_away_under_load(second: Second, pl
         return
     # The tier uses the store again when it is back.
     store.start()
-    wait_until_used(engine, store)
-    assert engine.reset_all()
-    engine.generate(prompts=PROMPTS)
-    engine.settle()
-    assert_served_from_the_tier(engine, plain)
 
-
-def wait_until_used(engine: Engine, store: Store) -> None:
     def is_used() -> bool:
         stats = engine.stats()[store.name]
         return not (stats["reads_open"] or stats["stores_open"])
 
     settle_until(engine, is_used, f"{store.name} is used again")
+    assert engine.reset_all()
+    engine.generate(prompts=PROMPTS)
+    engine.settle()
+    assert_served_from_the_tier(engine, plain)
 
 
 def assert_served_from_the_tier(engine: Engine, plain: Any) -> None:

@@ -1,9 +1,9 @@
 import json
-import socket
 import urllib.request
 from pathlib import Path
 from typing import Any
 
+from support.redis_server import free_port
 from support.vllm_engine import BLOCK_TOKENS, CHUNK_BYTES, OUR_MANAGER, make_prompt, same
 
 from kvtier_sdk import TieringConfig
@@ -55,9 +55,7 @@ def test_a_replay_of_the_trace_hits_what_the_engine_hit(start_engine: Any, tmp_p
 
 def test_a_sleeping_engine_drains_its_tier(start_engine: Any, plain: Any, tmp_path: Path) -> None:
     path = tmp_path / "engine.sock"
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     offloading = OUR_MANAGER.offloading(f"file://{tmp_path}/kv?direct_io=off", runner="process")
     offloading |= {"admin_socket": str(path), "trace_dir": str(tmp_path / "trace")}
     offloading |= {"metrics_port": port}

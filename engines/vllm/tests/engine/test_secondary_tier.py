@@ -15,7 +15,6 @@ from support.redis_server import Server, free_port
 from support.stores import RedisStore
 
 with warnings.catch_warnings():
-    # vLLM and torch warn at their import.
     warnings.simplefilter("ignore")
     from vllm.v1.kv_offload import base
     from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
@@ -51,12 +50,8 @@ def make_tier(memory: Any) -> Iterator[MakeTier]:
     def make(
         view: memoryview = memory.data, *, model: str | None = None, **entry: Any
     ) -> KVTierSecondaryTier:
-        entry = {
-            "type": "KVTierSecondaryTier",
-            "module_path": "kvtier_vllm",
-            "lookup_deadline": "30s",
-            **entry,
-        }
+        entry = {"type": "KVTierSecondaryTier", "module_path": "kvtier_vllm", **entry}
+        entry.setdefault("lookup_deadline", "30s")
         config = make_config([entry])
         if model is not None:
             config = replace(config, model=replace(config.model, name=model))

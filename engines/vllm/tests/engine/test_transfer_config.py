@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 with warnings.catch_warnings():
-    # vLLM and torch warn at their import.
     warnings.simplefilter("ignore")
     from vllm.config import KVTransferConfig
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
@@ -81,7 +80,7 @@ def refusals(extra: dict[str, Any], further: dict[str, Any]) -> tuple[str | None
     config["kv_connector_extra_config"] = {"cpu_bytes_to_use": 1 << 20, **extra}
     theirs = ours = None
     try:
-        start(config)
+        start_as_vllm_does(config)
     except Exception as error:
         theirs = repr(error)
     try:
@@ -91,7 +90,7 @@ def refusals(extra: dict[str, Any], further: dict[str, Any]) -> tuple[str | None
     return theirs, ours
 
 
-def start(config: dict[str, Any]) -> None:
+def start_as_vllm_does(config: dict[str, Any]) -> None:
     plugin.register()
     read = KVTransferConfig(**config)
     KVConnectorFactory.get_connector_class(read)

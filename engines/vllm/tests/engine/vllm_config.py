@@ -29,6 +29,9 @@ MODEL = Path(__file__).with_name("model")
 
 
 def make_config(tiers: list[Any], **extra: Any) -> OffloadingConfig:
+    names = [field.name for field in fields(OffloadingParallelConfig)]
+    parallel: dict[str, Any] = {name: int(name.endswith("size")) for name in names}
+    parallel["is_parallelism_agnostic"] = False
     return OffloadingConfig(
         groups=(OffloadingGroupConfig(tokens_per_block=16, layer_names=("a",), group_id=0),),
         worker_kv_bytes_per_block=CHUNK_BYTES,
@@ -43,18 +46,7 @@ def make_config(tiers: list[Any], **extra: Any) -> OffloadingConfig:
         engine_id=f"test-{id(tiers)}",
         model=OffloadingModelConfig(name=str(MODEL), dtype="float32"),
         cache=OffloadingCacheConfig(tokens_per_hash=16, blocks_per_chunk=1),
-        parallel=OffloadingParallelConfig(
-            **{
-                field.name: (
-                    False
-                    if field.name == "is_parallelism_agnostic"
-                    else 1
-                    if field.name.endswith("size")
-                    else 0
-                )
-                for field in fields(OffloadingParallelConfig)
-            }
-        ),
+        parallel=OffloadingParallelConfig(**parallel),
         kv_cache_layout="NHD",
     )
 
