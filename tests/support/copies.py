@@ -10,7 +10,8 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from kvtier_sdk import Transfer
+from kvtier_sdk import SecondaryTierManager, Transfer
+from support.workbench import Workbench
 
 
 def _address_of(view: bytes | memoryview) -> int:
@@ -75,3 +76,27 @@ def traced_peak() -> Iterator[Peak]:
         peak.allocated_bytes = tracemalloc.get_traced_memory()[1] - before_bytes
     finally:
         tracemalloc.stop()
+
+
+async def check_no_copies(
+    bench: Workbench,
+    tier: SecondaryTierManager,
+    ledger: ByteLedger,
+    operation: str,
+    *,
+    heads_bytes: int = 0,
+) -> None:
+    """Assert that each byte of eight chunks moves once, into or out of the chunk's own buffer.
+
+    Fewer than ``heads_bytes`` may arrive together with the head of a response.
+    """
+    stored, fresh = ([bytes([base, n]) * 10 for n in range(8)] for base in range(2))
+    assert await bench.put(tier, *stored) == [None] * 8
+    batch = list(map(bench.empty, stored) if operation == "load" else map(bench.full, fresh))
+    ledger.begin(batch)
+    with traced_peak() as peak:
+        assert await getattr(tier, operation)(batch) == [None] * 8
+    assert all(map(bench.holds, batch))
+    assert 0 <= 8 * bench.object_bytes - ledger.direct_bytes <= heads_bytes
+    assert ledger.other_bytes < max(heads_bytes, 8 * 200)
+    assert peak.allocated_bytes < 256 * 1024

@@ -7,6 +7,8 @@ import random
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from kvtier_sdk.cli.replay import read_trace
 from support.command import kvtier_json
 from support.unlimited import unlimited_hit_rate
@@ -37,3 +39,18 @@ def report_of(*arguments: str, status: int = 0, **environment: str) -> dict[str,
     """Play chunks of 8 KiB, assert the exit status, and return the report."""
     words = ("replay", "--chunk-bytes", "8KiB", *arguments)
     return kvtier_json(*words, status=status, **environment)
+
+
+def check_two_replays(trace: Path, unlimited: float, url: str) -> None:
+    """Play a trace, and again in a new client, which gets every chunk from the host or the tier.
+
+    The first replay hits as often as an unlimited cache, whose hit rate is ``unlimited``.
+    """
+    first, second = (replay(trace, "--tier", url) for _ in range(2))
+    assert first["hit_rate"] == pytest.approx(unlimited)
+    assert second["hit_rate"] == 1.0
+    for report in (first, second):
+        assert (report["wrong_bytes"], report["dropped"], report["failures"]) == (0, 0, {})
+    host, tier = second["tiers"]
+    assert host["hit_blocks"] + tier["hit_blocks"] == second["blocks"]
+    assert tier["hit_blocks"] > 0

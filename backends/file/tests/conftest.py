@@ -1,7 +1,3 @@
-"""A file tier in a temporary directory, and transfers in page-aligned memory."""
-
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import importlib.util
@@ -68,7 +64,6 @@ class Workbench(support.workbench.Workbench):
         return sorted(os.listdir(self.directory / "tmp"))
 
     def header(self) -> SharedHeader:
-        """Return what the processes of the root share."""
         with open(self.root / ".shared" / "header", "rb") as file:
             header_file = HeaderFile(file.fileno())
             with header_file.locked():
@@ -79,8 +74,6 @@ class Workbench(support.workbench.Workbench):
 
 
 class Gate:
-    """A call that waits in its thread until ``leave`` is set."""
-
     def __init__(self, call: Callable[..., int], *, after: int = 0) -> None:
         self._call = call
         self._after = after
@@ -102,7 +95,6 @@ class Gate:
 
 @pytest.fixture
 def make_gate() -> type[Gate]:
-    """:class:`Gate`, for tests that cannot import it."""
     return Gate
 
 
@@ -135,9 +127,13 @@ def without_compiled_part(request: pytest.FixtureRequest) -> None:
         request.getfixturevalue("monkeypatch").setattr(compiled, "batch_io", None)
 
 
+@pytest.fixture(params=["compiled", "python"])
+def in_both_forms(request, part, monkeypatch) -> None:
+    monkeypatch.setattr(compiled, "batch_io", part if request.param == "compiled" else None)
+
+
 @pytest.fixture
 async def make_bench(tmp_path: Path) -> AsyncIterator[Callable[[], Workbench]]:
-    """Make benches that share a root; the test's end closes their tiers."""
     made: list[Workbench] = []
 
     def make() -> Workbench:
@@ -156,7 +152,6 @@ def bench(make_bench: Callable[[], Workbench]) -> Workbench:
 
 @pytest.fixture
 def mounted(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 2 MiB in memory, for tests that fill it."""
     at = tmp_path / "mounted"
     at.mkdir()
     libc = ctypes.CDLL(None, use_errno=True)

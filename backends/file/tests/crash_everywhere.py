@@ -65,13 +65,12 @@ def child(bench: Workbench, last: int, turn: int) -> None:
 
 
 def check(store: ChunkStore, bench: Workbench, last: int) -> None:
-    """Check that the survivor counts the chunks on disk, gets all the room, and sweeps."""
     usage = store.usage()
     where = f"killed at call {last}"
     files = list(bench.root.glob("*/??/*.kv"))
     assert (usage.chunks, usage.used_bytes) == (len(files), bench.stored_bytes()), where
     assert usage.used_bytes <= CAPACITY_CHUNKS * bench.object_bytes, where
-    # The whole capacity in one batch: the dead may not have any of it reserved.
+    # Nothing stays reserved for the dead process: a batch can fill the whole capacity.
     verdicts = put(store, bench, *KEYS[:CAPACITY_CHUNKS])
     assert verdicts == [None] * CAPACITY_CHUNKS, (where, verdicts)
     loaded = [bench.empty(key) for key in KEYS[:CAPACITY_CHUNKS]]

@@ -1,5 +1,3 @@
-"""The budget against a model: chunks with the times of their use."""
-
 from dataclasses import dataclass
 
 import pytest
@@ -15,7 +13,7 @@ CAPACITY = 100
 CHUNKS = st.builds(ChunkId, st.sampled_from("ab"), st.sampled_from([b"1", b"2", b"3", b"4"]))
 SIZES = st.integers(0, 60)
 HEADROOMS = st.none() | st.integers(-50, 150)
-# Few, so that some are equal. A use after the longer ones is another one.
+# There are few times, so that some are equal; the longer ones lie more than one use apart.
 TIMES = st.integers(1, 20).map(lambda step: step * SAME_USE_NS // 4)
 
 
@@ -93,7 +91,7 @@ class BudgetMachine(RuleBasedStateMachine):
             with pytest.raises(TierCapacityError):
                 victims()
             return
-        # Twice, because a choice updates nothing but the latest known uses.
+        # A choice updates only the known times of use, so the second one is equal.
         for _ in range(2):
             expected = self.expected(free_to_go, excess, open_namespaces)
             assert victims() == expected
@@ -103,19 +101,13 @@ class BudgetMachine(RuleBasedStateMachine):
     def expected(
         self, free_to_go: list[ChunkId], excess: int, open_namespaces: set[str]
     ) -> list[ChunkId]:
-        """Choose among all chunks by their true uses."""
         now_ns = self.budget.latest_ns
 
         def rank(chunk: ChunkId) -> tuple[object, ...]:
             used_ns = self.stored[chunk].used_ns
             stale_ns = staleness_ns(used_ns, now_ns)
-            return (
-                chunk.fingerprint in open_namespaces,
-                -stale_ns,
-                chunk.fingerprint,
-                used_ns,
-                chunk,
-            )
+            is_open = chunk.fingerprint in open_namespaces
+            return is_open, -stale_ns, chunk.fingerprint, used_ns, chunk
 
         chosen = []
         for chunk in sorted(free_to_go, key=rank):
@@ -209,11 +201,8 @@ def test_times_of_the_future_are_none_also_once_the_clock_was_set_back() -> None
     budget.add("a", b"early", 1, 500)
     budget.add("a", b"late", 1, 900)
     budget.add("a", b"future", 1, 1001)
-    assert {key: used_ns for _, key, _, used_ns in budget} == {
-        b"early": 500,
-        b"late": 900,
-        b"future": 0,
-    }
+    times_ns = {key: used_ns for _, key, _, used_ns in budget}
+    assert times_ns == {b"early": 500, b"late": 900, b"future": 0}
     assert budget.latest_ns == 900
     budget.know_time(600)
     assert budget.latest_ns == 500

@@ -1,7 +1,3 @@
-"""The file tier keeps the contract."""
-
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -46,8 +42,6 @@ class TestFileTier(TierConformance):
 
 
 class TestSealedFileTier(TestFileTier):
-    """With a header that is longer than the plain one."""
-
     @pytest.fixture(params=["off", "auto"])
     def tier(self, tmp_path, request):
         self.root = tmp_path / "kv"

@@ -1,40 +1,27 @@
-"""Options and URLs, and the messages for wrong ones."""
-
 import os
 
 import pytest
 
-from kvtier_file import FileTier
-from kvtier_sdk import ConfigError, TierSpec, load_backend
+from kvtier_sdk import ConfigError, TierSpec
 
 
 def config(url: str, **options: object):
     return TierSpec.from_url(url, **options).config
 
 
-def test_the_backend_is_found_by_name():
-    assert load_backend("file") is FileTier
-
-
 def test_defaults():
     options = config("file:///data/kv")
     assert str(options.root) == "/data/kv"
-    assert options.capacity_bytes is None
-    assert options.min_free == 0.05
-    assert options.direct_io == "auto"
-    assert options.fsync is False
+    assert (options.capacity_bytes, options.min_free) == (None, 0.05)
+    assert (options.direct_io, options.fsync) == ("auto", False)
 
 
 def test_all_options_in_a_url(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    options = config(
-        "file:rel/a%20b?capacity=1GiB&min_free=10GiB&direct_io=off&fsync=yes&retries=1"
-    )
+    options = config("file:rel/a%20b?capacity=1GiB&min_free=10GiB&direct_io=off&fsync=yes")
     assert options.root == tmp_path / "rel" / "a b"
-    assert options.capacity_bytes == 2**30
-    assert options.min_free == 10 * 2**30
-    assert options.direct_io == "off"
-    assert options.fsync is True
+    assert (options.capacity_bytes, options.min_free) == (2**30, 10 * 2**30)
+    assert (options.direct_io, options.fsync) == ("off", True)
     assert config("file:?root=/x").root.as_posix() == "/x"
 
 
@@ -79,19 +66,8 @@ async def test_a_capacity_below_one_chunk_is_refused_before_anything_is_made(ben
 async def test_a_root_below_a_file(bench, tmp_path):
     bench.root = tmp_path / "file" / "kv"
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match="kv' is not writable: Not a directory; choose another"):
         await bench.open()
-    assert str(caught.value) == (
-        f"tier root '{bench.root}' is not writable: Not a directory; choose another root, or let "
-        "this user write there"
-    )
-
-
-async def test_a_root_that_is_a_file(bench):
-    bench.root.write_text("")
-    with pytest.raises(ConfigError, match="Not a directory"):
-        await bench.open()
-    assert bench.root.read_text() == ""
 
 
 async def test_a_root_that_is_not_writable(bench, monkeypatch):

@@ -1,5 +1,3 @@
-"""Real processes that store, load and evict on one root, and are killed at it."""
-
 import fcntl
 import json
 import os
@@ -57,7 +55,7 @@ class Watch:
 
     def _run(self):
         while not self._stop.is_set():
-            # Measured first, since the ledger grows meanwhile.
+            # The ledger grows during the look, so its size is read first.
             ledger_bytes = (self._root / ".shared" / "ledger").stat().st_blocks * 512
             used_bytes = self._free_before - self._free_bytes() - ledger_bytes
             self.most_bytes = max(self.most_bytes, used_bytes)
@@ -95,9 +93,9 @@ async def test_processes_share_one_root_and_one_is_killed(small, processes):
     assert all(outcome["stored"] > 50 and outcome["loaded"] > 10 for outcome in outcomes)
     assert watch.looks > 100
     assert capacity / 2 < watch.most_counted_bytes <= capacity
-    # Directories take nothing here. A page each for the manifest and the header file, and one
-    # by which the ledger may have grown during a look. A removed file keeps its room while
-    # another process reads it, and a process reads one file at a time.
+    # Directories take no bytes here. The manifest and the header file take a page each, and the
+    # ledger may grow by a page during a look. A removed file keeps its room while another process
+    # reads it, and a process reads one file at a time.
     being_read_bytes = (processes - 1) * small.object_bytes
     assert capacity / 2 < watch.most_bytes <= capacity + being_read_bytes + 4 * 4096
     usage = await tier.usage()
@@ -133,19 +131,6 @@ async def test_reservations_of_the_dead_are_freed(bench):
         assert await bench.put(tier, *KEYS[:3]) == [None] * 3
     assert bench.temporaries() == []
     assert bench.header().reserved_bytes == 0
-
-
-async def test_the_next_open_sweeps_after_a_kill(bench):
-    bench.chunk_bytes = WORK["chunk_bytes"]
-    with worker(bench.root, seed=0, gate="write") as writer:
-        assert next(writer.stdout) == "ready\n"
-        assert next(writer.stdout) == "writing\n"
-    assert len(bench.temporaries()) == 1
-    tier = await bench.open()
-    assert bench.temporaries() == []
-    assert await tier.usage() == Usage(0, 0, None, ANY)
-    header = bench.header()
-    assert (header.reserved_bytes, len(header.reservations)) == (0, 1)
 
 
 FORKING = """

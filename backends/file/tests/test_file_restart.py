@@ -1,5 +1,3 @@
-"""Restarts: recency, temporary files of dead processes, manifests, and kills."""
-
 import json
 import os
 
@@ -66,15 +64,9 @@ async def test_foreign_files_are_left_alone_and_not_counted(bench):
     tier = await bench.open()
     await bench.put(tier, KEYS[0])
     shard = bench.file(KEYS[0]).parent
-    foreign = [
-        bench.root / "lost+found",
-        bench.root / "a note",
-        bench.root / ("0" * 32),
-        bench.directory / "readme.txt",
-        bench.directory / "tmp" / "not-ours",
-        shard / "notes.kv",
-        shard / f"{KEYS[1].hex()}.bak",
-    ]
+    foreign = [bench.root / name for name in ("lost+found", "a note", "0" * 32)]
+    foreign += [bench.directory / "readme.txt", bench.directory / "tmp" / "not-ours"]
+    foreign += [shard / "notes.kv", shard / f"{KEYS[1].hex()}.bak"]
     for path in foreign:
         path.write_bytes(b"mine")
     await bench.close()
@@ -90,7 +82,6 @@ async def test_only_temporaries_of_dead_processes_are_swept(bench):
     names = [TemporaryNames(lease).new() for lease in (living, new_lease())]
     for name in [*names, "not-ours"]:
         (directory / "tmp" / name).write_bytes(bytes(4096))
-    # The sweep includes other namespaces.
     bench.facts = {"model": "other"}
     await bench.open()
     assert sorted(os.listdir(directory / "tmp")) == sorted([names[0], "not-ours"])

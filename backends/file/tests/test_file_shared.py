@@ -40,10 +40,18 @@ def header_file(bench):
 
 
 async def open_both(pair, capacity_chunks=None):
-    """Open a tier at each bench; the capacity is in chunks."""
     one, other = pair
     options = {} if capacity_chunks is None else {"capacity": capacity_chunks * one.object_bytes}
     return one, await one.open(**options), other, await other.open(**options)
+
+
+async def use_chunk(how, bench, tier, key):
+    if how == "touch":
+        await tier.touch([key])
+    elif how == "load":
+        assert await bench.loads(tier, key)
+    else:
+        assert await bench.put(tier, key) == [None]
 
 
 def no_locks(fd, operation):
@@ -62,12 +70,7 @@ def assert_clean(bench):
 async def test_a_chunk_that_another_used_stays(pair, use):
     one, first, other, second = await open_both(pair, 3)
     await other.put(second, *KEYS[:3])
-    if use == "load":
-        assert await one.loads(first, KEYS[0])
-    elif use == "touch":
-        await first.touch([KEYS[0]])
-    else:
-        await one.put(first, KEYS[0])
+    await use_chunk(use, one, first, KEYS[0])
     await other.put(second, KEYS[3])
     assert await other.has(second, *KEYS[:4]) == [True, False, True, True]
     await other.put(second, KEYS[4])
@@ -76,16 +79,14 @@ async def test_a_chunk_that_another_used_stays(pair, use):
 
 @pytest.mark.parametrize("ahead_s", [5, -5])
 async def test_chunks_of_a_process_with_another_clock_are_evicted_in_turn(pair, ahead_s):
-    one, other = pair
-    one.clock.ahead_s = ahead_s
-    capacity = 4 * one.object_bytes
-    first, second = await one.open(capacity=capacity), await other.open(capacity=capacity)
+    pair[0].clock.ahead_s = ahead_s
+    one, first, other, second = await open_both(pair, 4)
     for index in range(0, 40, 4):
         await one.put(first, KEYS[index])
         await other.put(second, *KEYS[index + 1 : index + 3])
         assert await one.loads(first, KEYS[index + 1])
         await one.put(first, KEYS[index + 3])
-    # All of the last round.
+    # Only the chunks of the last round are left.
     assert await other.has(second, *KEYS[:40]) == [False] * 36 + [True] * 4
     assert await one.loads(first, KEYS[36])
     await other.put(second, KEYS[40], KEYS[41])
@@ -106,14 +107,10 @@ async def test_a_clock_far_ahead_elsewhere_costs_only_what_was_used_by_it(pair):
 
 @pytest.mark.parametrize("use", ["load", "touch"])
 async def test_a_use_by_a_slow_clock_makes_no_chunk_older(pair, use):
-    one, other = pair
-    one.clock.ahead_s = -5
-    first, second = await one.open(), await other.open()
+    pair[0].clock.ahead_s = -5
+    one, first, other, second = await open_both(pair)
     await other.put(second, *KEYS[:4])
-    if use == "load":
-        assert await one.loads(first, KEYS[1])
-    else:
-        await first.touch([KEYS[1]])
+    await use_chunk(use, one, first, KEYS[1])
     await one.close()
     await other.close()
     second = await other.open(capacity=4 * other.object_bytes)
@@ -126,7 +123,7 @@ async def test_each_knows_which_chunks_another_evicted_and_which_it_deleted(pair
     await other.put(second, *KEYS[:4])
     await other.put(second, KEYS[4])
     await second.delete([KEYS[3]])
-    # Learnt with the next look at the shared files.
+    # The store reads the shared files.
     await one.put(first, KEYS[5])
     for bench in pair:
         assert sorted(bench.removed) == [KEYS[0], KEYS[3]]
@@ -139,7 +136,7 @@ async def test_each_reports_all_removals_once(pair):
     await other.put(second, *KEYS[2:4])
     assert other.removed == KEYS[:2]
     assert one.removed == []
-    # A lookup sees it on disk. Every call under the lock learns of it too.
+    # A lookup misses the file; a call under the lock reads the ledger.
     assert await one.has(first, KEYS[0]) == [False]
     assert one.removed == KEYS[:2]
     await second.delete([KEYS[2]])
@@ -170,35 +167,16 @@ async def test_case_15_one_key_stored_twice_at_once(pair, monkeypatch):
     assert_clean(one)
 
 
-async def test_reservations_of_all_count(pair, monkeypatch, make_gate):
-    one, other = pair
-    capacity = one.object_bytes
-    first, second = await one.open(capacity=capacity), await other.open(capacity=capacity)
-    with monkeypatch.context() as patch:
-        gate = make_gate(os.pwritev)
-        patch.setattr(os, "pwritev", gate)
-        store = asyncio.create_task(one.put(first, KEYS[0]))
-        await gate.reached()
-        assert one.header().reserved_bytes == capacity
-        (verdict,) = await other.put(second, KEYS[2])
-        gate.leave.set()
-        assert await store == [None]
-    assert type(verdict) is TierCapacityError
-    assert await other.put(second, KEYS[2]) == [None]
-    assert_clean(one)
-
-
 async def test_open_namespaces_compete_by_recency_and_others_go_first(make_bench):
-    one, other = make_bench(), make_bench()
-    other.facts = {"model": "other"}
-    capacity = 4 * one.object_bytes
-    first, second = await one.open(capacity=capacity), await other.open(capacity=capacity)
+    pair = make_bench(), make_bench()
+    pair[1].facts = {"model": "other"}
+    one, first, other, second = await open_both(pair, 4)
     await one.put(first, *KEYS[:2])
     await other.put(second, *KEYS[:2])
     await one.put(first, KEYS[2])
     assert await one.has(first, *KEYS[:3]) == [False, True, True]
     await one.close()
-    # They were used later than the chunks of 'other', but no process has them open.
+    # The first namespace was used later, but no process has it open any more.
     await other.put(second, KEYS[2])
     assert await other.has(second, *KEYS[:3]) == [True] * 3
 
@@ -219,7 +197,7 @@ async def test_lookups_and_loads_need_no_lock(pair):
 
 
 @pytest.mark.parametrize(("capacity_chunks", "expected"), [(640, 2), (320, 4), (12, 20)])
-async def test_a_batch_takes_the_lock_twice_and_writes_without_it(
+async def test_a_batch_locks_twice_and_writes_unlocked(
     bench, monkeypatch, capacity_chunks, expected
 ):
     """A step reserves at most a sixty-fourth of the capacity, so that others have room."""
@@ -265,7 +243,7 @@ async def test_a_choice_of_victims_asks_one_other_process_whether_it_lives(make_
     )
     for key in KEYS[4:9]:
         assert await benches[0].put(tiers[0], key) == [None]
-    # One a store, each of the others in turn.
+    # Each store asks one process, and the next store asks another one.
     assert len(asked) == len(set(asked)) == 5
 
 
@@ -285,7 +263,7 @@ async def test_a_compacted_ledger_is_followed(pair, monkeypatch):
     assert len(generations) > 3
     assert max(lengths) < 2000
     await other.put(second, KEYS[0])
-    # The second has missed whole generations; it reports only chunks that it knew.
+    # The second tier has missed whole generations: it reports only the chunks that it knew.
     assert other.removed == [b"old", KEYS[56]]
     assert (await second.usage()).chunks == 4
     await one.put(first, *KEYS[1:5])
@@ -326,9 +304,8 @@ async def test_damaged_shared_files_cause_a_recount(pair, damage):
 
 @pytest.mark.parametrize("lost", ["", "header", "ledger", "leases"])
 async def test_shared_files_removed_by_hand_are_made_and_joined_again(pair, lost):
-    one, other = pair
+    one, first, other, second = await open_both(pair, 4)
     capacity = 4 * one.object_bytes
-    first, second = await one.open(capacity=capacity), await other.open(capacity=capacity)
     await one.put(first, *KEYS[:2])
     path = one.root / ".shared" / lost
     if path.is_dir():
@@ -347,9 +324,8 @@ async def test_shared_files_removed_by_hand_are_made_and_joined_again(pair, lost
 @pytest.mark.parametrize("made_again", [False, True])
 @pytest.mark.parametrize("first_call", ["lookup", "load", "store", "touch", "usage"])
 async def test_a_root_removed_by_hand_is_made_and_joined_again(pair, first_call, made_again):
-    one, other = pair
+    one, first, other, second = await open_both(pair, 4)
     capacity = 4 * one.object_bytes
-    first, second = await one.open(capacity=capacity), await other.open(capacity=capacity)
     await one.put(first, *KEYS[:2])
     shutil.rmtree(one.root)
     if made_again:
@@ -429,10 +405,7 @@ async def test_a_file_put_there_by_hand_is_counted_when_it_is_used(bench, use):
     await tier.delete([KEYS[0]])
     file.write_bytes(content)
     assert (await tier.usage()).chunks == 0
-    if use == "load":
-        assert await bench.loads(tier, KEYS[0])
-    else:
-        assert await bench.put(tier, KEYS[0]) == [None]
+    await use_chunk(use, bench, tier, KEYS[0])
     assert await tier.usage() == Usage(1, bench.object_bytes, None, ANY)
     assert_clean(bench)
 
@@ -469,15 +442,14 @@ async def test_a_store_succeeds_without_room_for_the_ledger(pair, monkeypatch):
 
 
 async def test_a_lock_that_fails_fails_stores_and_not_loads(pair, monkeypatch):
-    bench, other = pair
-    tier, second = await bench.open(), await other.open()
+    bench, tier, other, second = await open_both(pair)
     await bench.put(tier, KEYS[0])
     with monkeypatch.context() as patch:
         patch.setattr(fcntl, "flock", no_locks)
         with pytest.raises(Exception, match="No locks available"):
             await bench.put(tier, KEYS[1])
         assert await bench.loads(tier, KEYS[0])
-        # Not even for a process that has yet to count the chunk.
+        # The second process has not counted the chunk yet.
         assert await other.loads(second, KEYS[0])
     assert await bench.put(tier, KEYS[1]) == [None]
     assert bench.temporaries() == []
@@ -537,9 +509,7 @@ async def test_an_unexpected_error_causes_a_recount(pair, monkeypatch):
     assert_clean(one)
 
 
-async def test_a_tier_opens_while_another_writes_more_than_its_capacity(
-    pair, monkeypatch, make_gate
-):
+async def test_a_tier_opens_while_another_writes_too_much(pair, monkeypatch, make_gate):
     one, other = pair
     first = await one.open()
     gate = make_gate(os.pwritev)
@@ -581,9 +551,7 @@ async def test_lookups_and_loads_do_not_wait_for_the_count(bench, slow_count):
     assert (await tier.usage()).chunks == 2
 
 
-async def test_a_count_that_fails_late_is_made_by_the_next_store(
-    bench, slow_count, monkeypatch, caplog
-):
+async def test_the_next_store_repeats_a_failed_count(bench, slow_count, monkeypatch, caplog):
     tier = await bench.open()
     with monkeypatch.context() as patch:
         patch.setattr(Root, "headroom_bytes", lambda *args: os.fstat(-1))

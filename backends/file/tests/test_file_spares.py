@@ -1,7 +1,5 @@
 """A full tier writes over the files of evicted chunks, where nobody can notice."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -12,7 +10,6 @@ from kvtier_file import compiled
 from kvtier_sdk import TierUnavailableError
 
 KEYS = [index.to_bytes(20, "big") for index in range(6)]
-
 
 MARK = 0o640
 
@@ -27,15 +24,8 @@ def is_marked(bench, key: bytes) -> bool:
     return bench.file(key).stat().st_mode & 0o777 == MARK
 
 
-@pytest.fixture(params=["python", "compiled"])
-def batch_io(request, monkeypatch):
-    part = request.getfixturevalue("part") if request.param == "compiled" else None
-    monkeypatch.setattr(compiled, "batch_io", part)
-    return part
-
-
 @pytest.fixture
-async def full(bench, batch_io):
+async def full(bench, in_both_forms):
     tier = await bench.open(capacity=2 * bench.object_bytes)
     assert await bench.put(tier, *KEYS[:2]) == [None, None]
     return tier
@@ -53,7 +43,6 @@ async def test_a_store_into_a_full_tier_makes_no_file(bench, full):
 
 
 async def test_a_reader_of_the_evicted_chunk_goes_on(bench, full):
-    """A process that has just opened it does not see the bytes of another chunk."""
     path, content = bench.file(KEYS[0]), bench.content(KEYS[0])
     with path.open("rb") as reader:
         assert await bench.put(full, KEYS[2]) == [None]
@@ -93,7 +82,6 @@ async def test_what_is_in_the_place_of_a_chunk_is_not_moved(bench, full):
 
 
 async def test_after_a_power_failure_no_name_has_another_chunk(bench):
-    """With ``fsync`` the name and the bytes of a file were written at the same time."""
     tier = await bench.open(capacity=bench.object_bytes, fsync=True)
     await bench.put(tier, KEYS[0])
     mark(bench, KEYS[0])
@@ -116,7 +104,6 @@ async def test_no_spare_stays_after_a_failure(bench, full, monkeypatch):
 
 
 async def test_one_chunk_makes_one_spare(bench, make_bench, monkeypatch):
-    """If it needs the room of several chunks, the other files are removed at once."""
     small = make_bench()
     small.chunk_bytes = 10_000
     small.facts = {"model": "smaller"}
@@ -140,7 +127,6 @@ async def test_one_chunk_makes_one_spare(bench, make_bench, monkeypatch):
 
 
 async def test_an_open_that_meets_the_lease_ends_no_process(tmp_path):
-    """It may come between the look at the file's openers and the end of the look."""
     path = tmp_path / "spare"
     path.write_bytes(b"spare")
     program = f"""

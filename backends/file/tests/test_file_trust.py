@@ -1,5 +1,3 @@
-"""Roots that others may write to, and shared files that others wrote."""
-
 import os
 import shutil
 import struct
@@ -39,10 +37,8 @@ async def test_a_root_that_others_can_change_is_refused(bench, how, fault, below
 
 @pytest.mark.parametrize("is_compiled", [False, True])
 @pytest.mark.parametrize("below", ["", "fingerprint", "fingerprint/shard"])
-@pytest.mark.parametrize(("how", "fault"), FAULTS)
-async def test_what_others_made_anew_under_a_running_tier_is_refused_until_it_is_put_right(
-    bench, part, monkeypatch, how, fault, below, is_compiled
-):
+@pytest.mark.parametrize("how", ["mode", "owner"])
+async def test_a_planted_copy_is_refused(bench, part, monkeypatch, how, below, is_compiled):
     monkeypatch.setattr(compiled, "batch_io", part if is_compiled else None)
     tier = await bench.open()
     assert await bench.put(tier, KEYS[0]) == [None]
@@ -53,14 +49,6 @@ async def test_what_others_made_anew_under_a_running_tier_is_refused_until_it_is
     spoil(place, how)
     if below == "":
         shutil.rmtree(planted)
-
-    def refuses(verdict):
-        # A shard has a small part of the chunks, whose fault is not the tier's.
-        is_own_fault = below.endswith("shard") and call in (tier.load, tier.lookup)
-        assert isinstance(verdict, ChunkError if is_own_fault else TierAuthError)
-        assert str(place) in str(verdict)
-        verdict.args[0].index("who could plant or read chunks")
-        return True
 
     for call in (tier.load, tier.store, tier.lookup, tier.delete):
         transfer = bench.empty(KEYS[0])
@@ -73,24 +61,26 @@ async def test_what_others_made_anew_under_a_running_tier_is_refused_until_it_is
                 await call([KEYS[0]])
         except TierError as error:
             verdict = error
-        assert refuses(verdict)
+        # A shard holds few chunks: its fault does not fail the whole tier.
+        is_own_fault = below.endswith("shard") and call in (tier.load, tier.lookup)
+        assert isinstance(verdict, ChunkError if is_own_fault else TierAuthError)
+        assert str(place) in str(verdict)
+        assert "who could plant or read chunks" in str(verdict)
         assert not any(map(any, transfer.buffers))
     place.chmod(0o700)
     os.chown(place, os.geteuid(), -1)
     assert await bench.loads(tier, KEYS[0])
 
 
-@pytest.mark.parametrize(("how", "fault"), FAULTS)
-async def test_a_root_that_others_can_change_is_used_where_that_is_wanted(
-    bench, caplog, how, fault
-):
+@pytest.mark.parametrize("how", ["mode", "owner"])
+async def test_a_root_that_others_can_change_is_used_with_a_warning(bench, caplog, how):
     bench.root.mkdir(mode=0o700)
     spoil(bench.root, how)
     tier = await bench.open(permissions="warn")
     assert await bench.put(tier, KEYS[0]) == [None]
     assert await bench.loads(tier, KEYS[0])
-    assert len(caplog.messages) == 1
-    caplog.records[0].getMessage().index("who could plant or read chunks")
+    (message,) = caplog.messages
+    assert "who could plant or read chunks" in message
 
 
 async def test_a_namespace_that_root_made_is_trusted(bench):
@@ -147,7 +137,7 @@ async def test_forged_shared_files_make_no_store_fail(
     assert await bench.put(tier, *KEYS[4:]) == [None] * 4
     assert await bench.loads(tier, *KEYS[4:])
     await bench.close()
-    # The first process of a root believes the disk.
+    # The first process of a root counts the files and ignores the shared files.
     reopened = await bench.open(capacity=capacity)
     assert await bench.put(reopened, *KEYS[:4]) == [None] * 4
     assert (await reopened.usage()).used_bytes == bench.stored_bytes() <= capacity

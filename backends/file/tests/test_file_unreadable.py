@@ -1,7 +1,3 @@
-"""A file that cannot be read is one chunk's trouble: not its neighbours', and not for ever."""
-
-from __future__ import annotations
-
 import errno
 import os
 from dataclasses import replace
@@ -16,8 +12,6 @@ KEYS = [index.to_bytes(20, "big") for index in range(6)]
 
 @pytest.fixture
 def spoil(bench, monkeypatch):
-    """Lets a call of the system fail for the files of some chunks."""
-
     def spoil(call, code, *keys):
         real = getattr(os, call)
         names = {bench.file(key).name for key in keys}

@@ -1,7 +1,3 @@
-"""A real store on free ports of the loopback."""
-
-from __future__ import annotations
-
 from collections.abc import Iterator
 from importlib.util import find_spec
 
@@ -11,14 +7,12 @@ from support.mooncake_store import MooncakeStore
 
 @pytest.fixture(scope="session")
 def client() -> None:
-    """Skip tests that need the client where there is none."""
     if find_spec("mooncake") is None:
         pytest.skip("there is no wheel of the Mooncake client for this Python")
 
 
 @pytest.fixture(scope="session")
 def store(client: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MooncakeStore]:
-    """A store that a test leaves as it finds it."""
     store = MooncakeStore(tmp_path_factory.mktemp("store")).start()
     yield store
     store.kill()

@@ -1,19 +1,11 @@
-"""The Mooncake tier keeps the contract."""
-
-from __future__ import annotations
-
 import pytest
 from support.mooncake_store import MooncakeStore
 
-from kvtier_sdk.testing import (
-    TierConformance,
-    TierSubject,
-    check_a_full_tier_refuses_or_makes_room,
-)
+from kvtier_sdk.testing import TierConformance, TierSubject, check_a_full_tier_refuses_or_makes_room
 
 
 class TestMooncakeTier(TierConformance):
-    # To close a client takes a second.
+    # Closing a client takes a second.
     sequences = 3
 
     @pytest.fixture
@@ -41,9 +33,7 @@ class TestMooncakeTier(TierConformance):
         self.store.unfreeze()
 
     def bad_settings(self):
-        return {
-            "a device that is not there": f"{self.store.url}?protocol=rdma&devices=mlx5_9",
-        }
+        return {"a device that is not there": f"{self.store.url}?protocol=rdma&devices=mlx5_9"}
 
     @property
     def _node(self):
@@ -54,7 +44,7 @@ class TestMooncakeTier(TierConformance):
 
 
 async def test_a_full_store(client, tmp_path):
-    # The least that a node can lend is room for more of the kit's own chunks than it stores.
+    # The smallest node has room for all chunks of the kit's default size.
     store = MooncakeStore(tmp_path, segment_bytes=16 * 2**20).start()
     try:
         subject = TierSubject(

@@ -1,7 +1,3 @@
-"""The host pool is not within reach of the network."""
-
-from __future__ import annotations
-
 import mmap
 import os
 from pathlib import Path
@@ -40,6 +36,6 @@ async def test_no_peer_reads_the_host_pool_over_tcp(store):
 
         assert ports
         assert not any(map(can_read, ports))
-        # A peer could, if it were registered.
+        # A peer can read the pool after its memory is registered.
         probe.tier._client.register_buffer(*subject.memory.region)
         assert any(map(can_read, ports))

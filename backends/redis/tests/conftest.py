@@ -1,7 +1,3 @@
-"""Real servers on free ports of the loopback, and a workbench for tiers in them."""
-
-from __future__ import annotations
-
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -9,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 from support.loops import loop_factories
-from support.proxy import Proxy
 from support.redis_server import Server
 from support.workbench import Workbench
 
@@ -17,8 +12,6 @@ pytest_asyncio_loop_factories = loop_factories
 
 
 class RedisBench(Workbench):
-    """A workbench that knows the chunks' names in the server."""
-
     def name(self, key: bytes, prefix: str = "kvtier") -> bytes:
         return f"{prefix}{{}}{self.namespace.fingerprint}:".encode() + key
 
@@ -28,7 +21,6 @@ class RedisBench(Workbench):
 
 @pytest.fixture(scope="session")
 def rights() -> SimpleNamespace:
-    """The README's commands for an ACL user, and its further ones for a Cluster."""
     text = (Path(__file__).parents[1] / "README.md").read_text()
     everywhere, cluster, *_ = re.findall(r"`(\+[^`]*)`", text)
     return SimpleNamespace(everywhere=everywhere.split(), cluster=cluster.split())
@@ -58,8 +50,3 @@ async def bench() -> AsyncIterator[RedisBench]:
     bench = RedisBench()
     yield bench
     await bench.close()
-
-
-@pytest.fixture
-def make_proxy() -> Callable[[int], Proxy]:
-    return lambda port: Proxy(port, "redis")

@@ -1,7 +1,3 @@
-"""The Redis tier keeps the contract."""
-
-from __future__ import annotations
-
 import pytest
 
 from kvtier_sdk.testing import TierConformance
@@ -35,10 +31,7 @@ class TestRedisTier(TierConformance):
     def bad_settings(self):
         guarded = self.make_server("--requirepass", "secret")
         guarded.client_options["password"] = "secret"
-        return {
-            "no password": guarded.start().url,
-            "no such database": f"{self.server.url}/4711",
-        }
+        return {"no password": guarded.start().url, "no such database": f"{self.server.url}/4711"}
 
     def test_maintenance_records_no_use(self, subject):
         version = tuple(map(int, self.server.ask("INFO")["redis_version"].split(".")))

@@ -1,42 +1,18 @@
-"""Options and URLs, and the messages for wrong ones."""
-
-from __future__ import annotations
-
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kvtier_redis import RedisTier
-from kvtier_sdk import BackendError, ConfigError, TierSpec, load_backend
+from kvtier_sdk import BackendError, ConfigError, TierSpec
 
 
 def config(url: str, **options: object):
     return TierSpec.from_url(url, **options).config
 
 
-@pytest.mark.parametrize("name", ["redis", "rediss", "redis+unix"])
-def test_the_backend_is_found_by_name_and_scheme(name):
-    assert load_backend(name) is RedisTier
-
-
-def test_defaults():
+def test_everything_in_a_url():
     options = config("redis:")
     assert options.seeds == [("127.0.0.1", 6379)]
-    assert (options.db, options.expiry_ms, options.connections, options.prefix) == (
-        0,
-        None,
-        4,
-        "kvtier",
-    )
-    assert (options.tls, options.tls_verify, options.cluster, options.sentinel) == (
-        False,
-        True,
-        False,
-        None,
-    )
-
-
-def test_everything_in_a_url():
+    assert (options.tls, options.tls_verify, options.prefix) == (False, True, "kvtier")
     options = config("redis://me:p%40ss%2F@kv-1:7000/3?ttl=1500ms&connections=8&prefix=x")
     assert options.seeds == [("kv-1", 7000)]
     assert options.username == "me"
@@ -47,6 +23,7 @@ def test_everything_in_a_url():
     assert config("redis+unix:///run/r.sock?db=1").socket == "/run/r.sock"
     many = config("redis://a:1?cluster=yes&hosts=b,c:3,[::1]:4")
     assert many.seeds == [("a", 1), ("b", 1), ("c", 3), ("::1", 4)]
+    assert config("redis:", host="::1").seeds == [("::1", 6379)]
     assert config("redis:", hosts=["b:2"], sentinel="kv").seeds[1] == ("b", 2)
 
 
@@ -84,7 +61,7 @@ def test_mistakes_are_explained(url, complaint):
         config(url)
 
 
-# Besides any text: the characters that end a part of a URL.
+# Any text, and often the characters that end a part of a URL.
 any_text = st.text() | st.text("ab1@:/?#&=%[]'\" \t\n", max_size=8)
 starts = st.sampled_from(["redis://", "rediss://", "redis+unix://", "redis:/", "redis:", "//"])
 rests = st.sampled_from(["", "/0?bogus=1", ":70000/0", "/zero", ":1/0?ttl=soon", "?db=1#x"])
@@ -135,8 +112,3 @@ def test_a_host_is_a_name_or_an_address_and_nothing_secret_is_told(options):
     with pytest.raises(ConfigError, match=f"option '{next(iter(options))}'") as caught:
         config("redis:", **options)
     assert "hunter2" not in str(caught.value)
-
-
-def test_an_address_of_the_sixth_version():
-    assert config("redis:", host="::1").seeds == [("::1", 6379)]
-    assert config("redis://[::1]:7").seeds == [("::1", 7)]

@@ -1,7 +1,3 @@
-"""The Redis protocol in pieces of any length, and other bytes in its place."""
-
-from __future__ import annotations
-
 import contextlib
 from collections import deque
 
@@ -54,10 +50,7 @@ LINES = {
 }
 
 
-@given(
-    st.sampled_from([*LINES.items(), (b"$-1\r\n", Reply(Kind.ABSENT, "-1"))]),
-    PIECES,
-)
+@given(st.sampled_from([*LINES.items(), (b"$-1\r\n", Reply(Kind.ABSENT, "-1"))]), PIECES)
 def test_a_line_in_the_place_of_a_value(line, pieces):
     text, expected = line
     outcomes, _ = replies(text, pieces, slots=1)

@@ -1,9 +1,4 @@
-"""Chunks in and out of one server: content, verdicts, foreign values, expiry and eviction."""
-
-from __future__ import annotations
-
 import pytest
-from support.guarded import GuardedBuffers
 
 from kvtier_sdk import (
     ChunkNotFoundError,
@@ -12,7 +7,6 @@ from kvtier_sdk import (
     Entry,
     TierAuthError,
     TierCapacityError,
-    Transfer,
 )
 
 KEYS = [index.to_bytes(20, "big") for index in range(20)]
@@ -30,23 +24,6 @@ async def test_keys_of_any_bytes(bench, server):
     ]
     await tier.delete(ODD_KEYS)
     assert await bench.has(tier, *ODD_KEYS) == [False] * len(ODD_KEYS)
-
-
-@pytest.mark.parametrize("length_bytes", [0, 1, 99_000, 100_063, 100_065, 1_000_000, 10**7])
-async def test_a_value_of_another_length_is_corrupt_and_overruns_nothing(
-    bench, server, length_bytes
-):
-    tier = await bench.open(server.url, connections=1)
-    await bench.put(tier, KEYS[0])
-    server.ask("SET", bench.name(KEYS[1]), b"x" * length_bytes)
-    memory = GuardedBuffers(bench.header_bytes, bench.payload_bytes)
-    target = Transfer(KEYS[1], bench.request, *memory.buffers)
-    (verdict,) = await tier.load([target])
-    assert isinstance(verdict, CorruptChunkError)
-    assert str(verdict) == f"{length_bytes} bytes stored; expected {bench.object_bytes}"
-    assert memory.is_guarded()
-    # The tier goes on as before.
-    assert await bench.loads(tier, KEYS[0])
 
 
 async def test_a_value_of_another_type_is_corrupt(bench, server):
@@ -113,7 +90,7 @@ async def test_no_touch_makes_a_chunk_outlive_its_maximum_age(bench, server):
     await bench.put(storing, *KEYS[:2])
     names, marks = map(bench.name, KEYS[:2]), [bench.young(key) for key in KEYS[:2]]
     first, second = names
-    # A use in the first 100 minutes cannot keep a chunk for longer than two hours.
+    # A use in the first 100 minutes keeps a chunk for at most two hours.
     assert [life_s(server, mark) for mark in marks] == [6000, 6000]
     assert life_s(server, first) == 1200
     server.ask("DEL", marks[1])
@@ -121,7 +98,7 @@ async def test_no_touch_makes_a_chunk_outlive_its_maximum_age(bench, server):
         server.ask("PEXPIRE", name, 60_000)
     await touching.touch(KEYS[:3])
     assert [life_s(server, name) for name in (first, second)] == [1200, 60]
-    # A store begins anew.
+    # A store restarts both times.
     await bench.put(touching, KEYS[1])
     await storing.touch([KEYS[1]])
     assert [life_s(server, name) for name in (second, marks[1])] == [1200, 6000]
@@ -168,7 +145,7 @@ async def test_what_the_server_evicts_is_a_plain_miss(bench, make_server):
     assert 0 < sum(there) < 200
     batch = [bench.empty(key) for key in keys]
     for found, transfer, verdict in zip(there, batch, await tier.load(batch), strict=True):
-        # The server evicts whole values only; replies need room too, so it may evict more.
+        # Replies need memory too, so the server may evict more chunks during the load.
         if verdict is None:
             assert found
             assert bench.holds(transfer)
@@ -186,7 +163,6 @@ async def test_a_server_that_is_full_and_evicts_nothing(bench, make_server, capl
     assert 0 < len(refused) < 60
     assert all(isinstance(verdict, TierCapacityError) for verdict in refused)
     assert await bench.has(tier, *keys) == [verdict is None for verdict in verdicts]
-    # A full server can be opened, and read.
     again = await bench.open(server.url)
     assert await bench.loads(again, keys[verdicts.index(None)])
 
@@ -202,9 +178,7 @@ async def test_a_server_that_is_full_and_evicts_nothing(bench, make_server, capl
         ("64mb", "volatile-lru", {"ttl": "1h"}, None),
     ],
 )
-async def test_limits_of_the_server_are_checked_at_open(
-    bench, make_server, caplog, maxmemory, policy, options, message
-):
+async def test_limits_are_checked(bench, make_server, caplog, maxmemory, policy, options, message):
     server = make_server("--maxmemory", maxmemory, "--maxmemory-policy", policy).start()
     await bench.open(server.url, **options)
     if message is None:

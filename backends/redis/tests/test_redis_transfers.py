@@ -1,7 +1,3 @@
-"""Transfers: no copies, broken and stalled connections, cancellations."""
-
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket
@@ -9,32 +5,26 @@ from collections import deque
 from collections.abc import AsyncIterator
 
 import pytest
-from support.copies import ByteLedger, traced_peak
+from support.copies import ByteLedger, check_no_copies
+from support.proxy import Proxy
 
 from kvtier_redis.connector import Connector
 from kvtier_redis.resp import Exchange, Kind, Reply, call, run_some
-from kvtier_sdk import (
-    Connection,
-    SystemClock,
-    TierSpec,
-    TierTimeoutError,
-    TierUnavailableError,
-)
+from kvtier_sdk import Connection, SystemClock, TierSpec, TierTimeoutError, TierUnavailableError
 
 KEYS = [index.to_bytes(20, "big") for index in range(20)]
 CHUNK_BYTES = 4 * 2**20
 
 
 @pytest.fixture
-async def proxy(server, make_proxy) -> AsyncIterator[object]:
-    proxy = make_proxy(server.port)
+async def proxy(server) -> AsyncIterator[Proxy]:
+    proxy = Proxy(server.port, "redis")
     yield proxy
     await proxy.close()
 
 
 @contextlib.asynccontextmanager
 async def connection_to(talk) -> AsyncIterator[Connection]:
-    """Open a connection to a server that serves it with ``talk``; both end with the context."""
     left = asyncio.Event()
 
     async def serve(reader, writer):
@@ -54,18 +44,7 @@ async def connection_to(talk) -> AsyncIterator[Connection]:
 async def test_no_payload_is_copied(bench, server, monkeypatch, operation):
     bench.chunk_bytes = CHUNK_BYTES
     ledger = ByteLedger(monkeypatch, "readv", "writev")
-    tier = await bench.open(server.url)
-    full = [bench.full(key) for key in KEYS[:8]]
-    assert await tier.store(full) == [None] * 8
-    batch = full if operation == "store" else [bench.empty(key) for key in KEYS[:8]]
-    ledger.begin(batch)
-    with traced_peak() as peak:
-        assert await getattr(tier, operation)(batch) == [None] * 8
-    assert all(map(bench.holds, batch))
-    # Every byte of header and payload moved between the socket and its own place, once.
-    assert ledger.direct_bytes == 8 * bench.object_bytes
-    assert ledger.other_bytes < 8 * 200
-    assert peak.allocated_bytes < 256 * 1024
+    await check_no_copies(bench, await bench.open(server.url), ledger, operation)
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 7, 100])
@@ -74,7 +53,6 @@ async def test_stores_sent_together_get_each_its_own_reply(piece_bytes):
     requests = [Exchange(b"%d" % number, [b"<", b"payload", b">"]) for number in range(5)]
 
     async def talk(reader, writer):
-        # All requests come before the first reply.
         await reader.readexactly(5 * len(b"<payload>"))
         text = b"\r\n".join([*said, b""])
         for start in range(0, len(text), piece_bytes):
@@ -95,7 +73,7 @@ async def test_of_stores_sent_together_those_with_a_reply_are_stored(bench, serv
     await bench.put(tier, KEYS[0])
     proxy.limit("client", 3 * len(b"+OK\r\n"), "cut")
     verdicts = await bench.put(tier, *KEYS)
-    # A reset connection may lose replies that had arrived.
+    # A reset can discard replies that have already arrived.
     known = [verdict is None for verdict in verdicts].index(False)
     assert known <= 3
     assert all(isinstance(verdict, TierUnavailableError) for verdict in verdicts[known:])
@@ -124,7 +102,7 @@ async def test_a_connection_that_idled_too_long_is_replaced(bench, server):
 
 async def test_a_connection_is_made_when_the_server_has_replied():
     config = TierSpec.from_url("redis:", connect_timeout="200ms").config
-    # The system accepts connections for a server that hangs.
+    # The kernel accepts connections for a server that hangs.
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
         pytest.raises(TierTimeoutError, match="no reply from 127.0.0.1:.* within 0.2 s"),
@@ -156,7 +134,7 @@ async def test_a_server_that_replies_before_it_has_the_whole_request():
 
     asked = asyncio.Event()
     async with connection_to(talk) as connection:
-        # More than the sockets' buffers hold.
+        # The request is larger than the sockets' buffers.
         reply = await call(connection, b"SET", bytes(32 * 2**20))
         assert reply == Reply(Kind.ERROR, "ERR too long")
         assert not connection.is_usable
@@ -166,7 +144,7 @@ async def test_a_server_that_replies_before_it_has_the_whole_request():
 async def test_a_batch_goes_on_with_the_connections_that_it_gets(bench, server):
     tier = await bench.open(server.url, connections=4)
     with server.client() as admin:
-        # redis-py has one and this client another, so two of four are left.
+        # redis-py and this client hold a connection each, so two of four are left.
         taken = admin.info("clients")["connected_clients"]
         admin.config_set("maxclients", taken + 2)
         assert await bench.put(tier, *KEYS) == [None] * 20

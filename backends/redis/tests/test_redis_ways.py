@@ -1,7 +1,3 @@
-"""The ways to a server: TLS with a private CA, a Unix socket, Sentinel, a Cluster of three."""
-
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import re
@@ -25,7 +21,7 @@ from kvtier_sdk import (
     TierUnavailableError,
 )
 
-# A replica that has never caught up cannot take over.
+# Without the delay a replica catches up at once, and can take over.
 AT_ONCE = ["--repl-diskless-sync-delay", "0"]
 
 KEYS = [b"chunk %03d" % index for index in range(120)]
@@ -46,12 +42,9 @@ def start_tls(make_server, papers):
             *["--tls-cert-file", cert, "--tls-key-file", key, "--tls-ca-cert-file", papers.ca],
             *(options or ["--tls-auth-clients", "no"]),
         ]
-        server.client_options |= {
-            "ssl": True,
-            "ssl_ca_certs": papers.ca,
-            "ssl_certfile": papers.client[0],
-            "ssl_keyfile": papers.client[1],
-        }
+        cert, key = papers.client
+        server.client_options |= {"ssl": True, "ssl_ca_certs": papers.ca}
+        server.client_options |= {"ssl_certfile": cert, "ssl_keyfile": key}
         return server.start()
 
     return start
@@ -138,7 +131,7 @@ async def test_a_server_that_signs_in_and_hangs_up(papers):
     async with asyncio.timeout(20):
         await dispatcher.run(requests)
     assert {type(request.outcome) for request in requests} == {TierUnavailableError}
-    # Each is tried once, or fails with the connection: none is tried again.
+    # No request is tried twice.
     assert 1 <= times <= len(requests)
     dispatcher.close()
     await route.close()
@@ -186,7 +179,6 @@ async def test_a_unix_socket(bench, make_server, tmp_path):
 
 
 async def eventually(attempt, server) -> None:
-    """Try until it works: a failover takes time."""
     while True:
         try:
             if await attempt():
@@ -199,18 +191,16 @@ async def eventually(attempt, server) -> None:
 
 
 def is_up(server) -> bool:
-    # Some releases of redis-py parse the reply.
+    # Some releases of redis-py return the reply parsed.
     return re.search(r"cluster_state\W+ok", str(server.ask("CLUSTER", "INFO"))) is not None
 
 
 def follows(server) -> bool:
-    """Return true if a server is a master, or has caught up with its master."""
     return server.ask("INFO", "replication").get("master_link_status", "up") == "up"
 
 
 @pytest.fixture
 def sentinel_group(make_server):
-    """A master, its replica, and a Sentinel that watches them."""
     options = ["--requirepass", "secret", "--masterauth", "secret", *AT_ONCE]
     master = make_server(*options)
     replica = make_server(*options, "--replicaof", "127.0.0.1", str(master.port))
@@ -221,7 +211,7 @@ def sentinel_group(make_server):
     sentinel = make_server(
         sentinel=f"sentinel monitor kv 127.0.0.1 {master.port} 1\n"
         "sentinel auth-pass kv secret\n"
-        # On a busy machine, a master can be silent for longer than a short timeout.
+        # On a busy machine a healthy master can be silent for seconds.
         "sentinel down-after-milliseconds kv 60000\n"
         "sentinel failover-timeout kv 2000\n"
         "requirepass guarded"
@@ -320,7 +310,7 @@ async def test_sentinel_does_not_know_the_service(bench, sentinel_group):
         await bench.open(f"redis://:guarded@127.0.0.1:{sentinel_group.sentinel.port}")
     with pytest.raises(ConfigError, match="no Sentinel knows 'other'; check option 'sentinel'"):
         await bench.open(url, sentinel_password="guarded")
-    # A node that does not answer may know.
+    # A Sentinel that does not answer may know the service.
     with pytest.raises(TierUnavailableError, match="no master of 'other'.*127.0.0.1:1: ") as caught:
         await bench.open(url, sentinel_password="guarded", hosts="127.0.0.1:1")
     assert len(str(caught.value)) < 200
@@ -343,21 +333,19 @@ def start_cluster(make_server):
         servers = [make_server("--cluster-enabled", "yes", *AT_ONCE).start() for _ in range(count)]
         nodes = [f"127.0.0.1:{server.port}" for server in servers]
         command = ["redis-cli", "--cluster", "create", *nodes, "--cluster-yes"]
-        subprocess.run(
-            [*command, "--cluster-replicas", str(replicas)],
-            check=True,
-            capture_output=True,
-            timeout=60,
-        )
+        command += ["--cluster-replicas", str(replicas)]
+        subprocess.run(command, check=True, capture_output=True, timeout=60)
         for server in servers:
-            server.wait_until(
-                lambda server=server: is_up(server),
-                "the cluster is up",
-            )
+            server.wait_until(lambda server=server: is_up(server), "the cluster is up")
             server.wait_until(lambda server=server: follows(server), "it follows")
         return servers
 
     return start
+
+
+def keys_at(server, bench):
+    slots = {key: server.ask("CLUSTER", "KEYSLOT", bench.name(key)) for key in KEYS}
+    return [key for key in KEYS if server.ask("CLUSTER", "COUNTKEYSINSLOT", slots[key])]
 
 
 async def test_a_cluster_of_three(bench, start_cluster):
@@ -407,7 +395,7 @@ async def test_slots_that_move_are_followed(bench, start_cluster):
         if server.ask("DBSIZE") and server.ask("CLUSTER", "COUNTKEYSINSLOT", slot)
     ]
     target = (source + 1) % 3
-    # Half-way: the slot is on the move, this chunk has gone ahead.
+    # The slot is half-way: it is migrating, and this chunk has already moved.
     servers[target].ask("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[source])
     servers[source].ask("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[target])
     servers[source].ask("MIGRATE", "127.0.0.1", servers[target].port, name, 0, 5000)
@@ -438,7 +426,6 @@ async def test_a_cluster_of_which_no_node_is_left(bench, start_cluster):
 
 @pytest.fixture
 def broken_cluster(bench, start_cluster):
-    """A Cluster that goes on without one of its three nodes, and the keys of the others."""
     servers = start_cluster(3)
     for server in servers:
         server.ask("CONFIG", "SET", "cluster-require-full-coverage", "no")
@@ -461,7 +448,7 @@ async def test_a_dead_node_costs_its_own_keys_only(bench, broken_cluster, is_new
     assert await bench.put(tier, *KEYS) == [None] * 120
     cluster.dead.kill()
     if is_new:
-        # The manifest and the node that is asked for settings may be at the dead one.
+        # The dead node may hold the manifest, or be the node that is asked for settings.
         tier = await bench.open(url, ttl="1h")
     there = [key in cluster.kept for key in KEYS]
     for _ in range(3):
@@ -479,13 +466,13 @@ async def test_a_dead_node_costs_its_own_keys_only(bench, broken_cluster, is_new
     for server in cluster.alive:
         server.ask("FLUSHDB")
     assert await bench.put(tier, *cluster.kept) == [None] * len(cluster.kept)
-    # Chunks on the dead node remain, which is an error; all others are deleted.
+    # The chunks on the dead node cannot be deleted, which is an error; all others are deleted.
     with pytest.raises(TierUnavailableError):
         await tier.delete(KEYS)
-    # The manifest came back with the chunks, unless its node is the dead one.
+    # The store wrote the manifest again, unless its node is dead.
     left = [name for server in cluster.alive for name in server.ask("KEYS", "*")]
     assert all(name.endswith(b".manifest") for name in left)
-    # Where none answers, nothing is known.
+    # Calls that only the dead node could answer fail.
     for call in (lambda: bench.has(tier, *cluster.lost), lambda: tier.touch(cluster.lost)):
         with pytest.raises(TierUnavailableError):
             await call()
@@ -528,13 +515,13 @@ async def test_a_node_that_hangs_is_left(bench, start_cluster, given_up):
     hung, heir, other = servers
     tier = await bench.open(f"{heir.url}?cluster=yes")
     await bench.put(tier, *KEYS)
-    slots = {key: hung.ask("CLUSTER", "KEYSLOT", bench.name(key)) for key in KEYS}
-    key = next(key for key in KEYS if hung.ask("CLUSTER", "COUNTKEYSINSLOT", slots[key]))
+    key = keys_at(hung, bench)[0]
+    slot = hung.ask("CLUSTER", "KEYSLOT", bench.name(key))
     heir_id = heir.ask("CLUSTER", "MYID")
     hung.pause()
     for server in (heir, other):
         server.ask("CONFIG", "SET", "cluster-require-full-coverage", "no")
-        server.ask("CLUSTER", "SETSLOT", slots[key], "NODE", heir_id)
+        server.ask("CLUSTER", "SETSLOT", slot, "NODE", heir_id)
     # A call to the hung server ends only at its deadline.
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2):
@@ -553,15 +540,14 @@ async def test_a_node_that_hangs_is_left(bench, start_cluster, given_up):
 async def test_a_node_that_hangs_delays_no_other(bench, start_cluster, monkeypatch):
     servers = start_cluster(3)
     hung = servers[0]
-    # It is the first to be asked for the map, and with a very long timeout.
+    # redis-py asks the hung node first for the cluster's map, with a very long timeout.
     monkeypatch.setattr(
         "redis.asyncio.cluster.random.shuffle",
         lambda nodes: nodes.sort(key=lambda node: int(node.port) != hung.port),
     )
     tier = await bench.open(f"{hung.url}?cluster=yes", connect_timeout="1h")
     await bench.put(tier, *KEYS)
-    slots = {key: hung.ask("CLUSTER", "KEYSLOT", bench.name(key)) for key in KEYS}
-    theirs = [key for key in KEYS if hung.ask("CLUSTER", "COUNTKEYSINSLOT", slots[key])]
+    theirs = keys_at(hung, bench)
     others = [key for key in KEYS if key not in theirs]
     hung.pause()
     for given_up in (bench.has, bench.loads):

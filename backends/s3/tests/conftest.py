@@ -1,7 +1,3 @@
-"""A real S3 server for each module, a scripted one, and tiers in them."""
-
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib
@@ -28,7 +24,6 @@ pytest_asyncio_loop_factories = loop_factories
 
 @pytest.fixture(autouse=True)
 def no_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Hide the settings of the user who runs the tests."""
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -37,8 +32,6 @@ def no_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 class S3Bench(Workbench):
-    """A workbench with its own prefix in a server, and raw access to the objects below it."""
-
     def __init__(self, server: S3Server) -> None:
         super().__init__()
         self.prefix = f"run-{next(_places)}"
@@ -92,8 +85,6 @@ def reply(status: int, body: bytes | str = b"", **headers: str) -> bytes:
 
 @dataclass
 class Request:
-    """A request to the scripted server."""
-
     method: str
     target: str
     headers: dict[str, str]
@@ -102,7 +93,6 @@ class Request:
 
 @pytest.fixture
 def make_reply() -> Callable[..., bytes]:
-    """:func:`reply`, for tests that cannot import it."""
     return reply
 
 
@@ -190,7 +180,6 @@ async def bench(server: S3Server) -> AsyncIterator[S3Bench]:
 
 @pytest.fixture
 def make_bench() -> type[S3Bench]:
-    """:class:`S3Bench`, for tests that cannot import it."""
     return S3Bench
 
 

@@ -1,7 +1,3 @@
-"""Capacity and max_age of a prefix: the victims of a sweep, its owner, and the next owner."""
-
-from __future__ import annotations
-
 import asyncio
 import os
 import subprocess
@@ -15,7 +11,7 @@ from kvtier_sdk import ConfigError
 KEYS = [index.to_bytes(20, "big") for index in range(20)]
 OFTEN = "100ms"
 
-# A process that opens the tier, says so, and sweeps until it is killed.
+# A process that opens the tier, prints a line, and sweeps until it is killed.
 OWNER = """
 import asyncio, sys
 from support.workbench import Workbench
@@ -30,7 +26,6 @@ asyncio.run(main())
 
 
 def age(bench, seconds, *keys):
-    """Make stored chunks older than they are."""
     for key in keys:
         path = bench.server.buckets / "kv" / bench.name(key)
         then_s = path.stat().st_mtime - seconds
@@ -54,13 +49,11 @@ async def are(bench, tier, *expected):
 
 
 async def reported(bench, *keys):
-    """Wait for the removals, which are told after the fact."""
     await wait_until(lambda: asyncio.sleep(0, bench.removed == list(keys)))
 
 
 @pytest.fixture
 async def filled(bench):
-    """A tier without limits, with six chunks, the first the oldest."""
     tier = await bench.open(bench.url)
     await bench.put(tier, *KEYS[:6])
     for index, key in enumerate(KEYS[:6]):
@@ -89,7 +82,7 @@ async def test_all_namespaces_count_and_only_chunks_are_deleted(bench, filled):
     await bench.open(bench.url, capacity=2 * bench.object_bytes, sweep_interval=OFTEN)
     bench.facts = facts
     await wait_until(lambda: are(bench, filled, *[False] * 4, True, True))
-    # They are another namespace's, which reports its own only.
+    # A tier reports removals of its own namespace only.
     assert bench.removed == []
     manifest = f"{bench.prefix}/{bench.namespace.fingerprint}/manifest.json"
     assert await bench.stored(manifest)
@@ -107,7 +100,7 @@ async def test_one_of_two_processes_sweeps_and_the_other_succeeds_it(bench, fill
         await wait_until(lambda: are(bench, filled, False, True, True, True, True, True))
         await bench.open(url)
         await wait_until(lambda: asyncio.sleep(0, len(signatures(bench)) == 2))
-        # The elder process sweeps.
+        # The older process sweeps.
         await bench.put(filled, KEYS[6])
         await wait_until(lambda: are(bench, filled, False, False, True, True, True, True, True))
         assert bench.removed == []
@@ -142,11 +135,6 @@ async def test_a_sweep_that_fails_is_told_and_tried_again(bench, filled, caplog)
 async def test_a_capacity_below_one_chunk_is_refused(bench):
     with pytest.raises(ConfigError, match="is below one chunk"):
         await bench.open(bench.url, capacity=bench.object_bytes - 1)
-
-
-def test_free_space_of_a_bucket_is_refused(bench):
-    with pytest.raises(ConfigError, match="option 'min_free': a bucket has no free space"):
-        bench.make(bench.url, min_free="5%")
 
 
 async def test_deleted_chunks_are_reported(bench, filled):

@@ -1,7 +1,3 @@
-"""The S3 tier keeps the contract."""
-
-from __future__ import annotations
-
 import pytest
 from botocore.exceptions import ClientError
 from support.s3_front import S3Front

@@ -1,7 +1,3 @@
-"""HTTP in pieces of any length, and other bytes in its place."""
-
-from __future__ import annotations
-
 import contextlib
 
 import pytest
@@ -134,7 +130,7 @@ def test_a_body_in_pieces_without_an_end():
     ids=["pieces of a byte", "extensions", "trailers"],
 )
 def test_a_body_in_pieces_is_bounded_as_it_is_sent(piece, end):
-    # The body itself is short; it is what stands around its bytes that is long.
+    # The body is short, but its chunked encoding is long.
     text = head(503, "Transfer-Encoding: chunked") + piece * 20_000 + end
     response, is_usable = receive(text)
     assert (response.status, response.body, is_usable) == (503, b"", False)

@@ -1,7 +1,3 @@
-"""Refusals by rclone, and by a scripted server where rclone never refuses."""
-
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 
@@ -101,9 +97,7 @@ async def test_a_machine_whose_clock_is_wrong(bench, scripted, make_reply):
         (400, "XAmzContentSHA256Mismatch", {}, "set option 'sign_payload' to true"),
     ],
 )
-async def test_settings_that_the_server_knows_better(
-    bench, scripted, make_reply, status, code, more, complaint
-):
+async def test_wrong_settings(bench, scripted, make_reply, status, code, more, complaint):
     scripted.answers = [make_reply(status, says(code, **more))]
     with pytest.raises(ConfigError, match=complaint):
         await bench.open(scripted.url())
@@ -133,7 +127,7 @@ async def test_what_is_no_s3_service_is_no_missing_chunk(bench, scripted, make_r
     scripted.answers = [make_reply(404, body)]
     with pytest.raises(TierError, match="option 'endpoint'"):
         await tier.delete(KEYS)
-    # To a request for a chunk, any service says in this way that it is missing.
+    # For a single chunk, a bare 404 means that the chunk is missing.
     scripted.answers = [make_reply(404, body), make_reply(404)]
     (loaded,) = await tier.load([bench.empty(KEYS[0])])
     assert type(loaded) is ChunkNotFoundError
@@ -151,12 +145,7 @@ async def test_a_bucket_that_goes_away_is_an_error_of_its_chunks(bench, scripted
 
 @pytest.mark.parametrize(
     ("status", "code"),
-    [
-        (503, "SlowDown"),
-        (502, ""),
-        (400, "RequestTimeout"),
-        (409, "ConditionalRequestConflict"),
-    ],
+    [(503, "SlowDown"), (502, ""), (400, "RequestTimeout"), (409, "ConditionalRequestConflict")],
 )
 async def test_what_passes_is_worth_another_try(bench, scripted, make_reply, status, code):
     tier = await bench.open(scripted.url(), connections=1)
@@ -189,7 +178,7 @@ async def test_a_chunk_that_is_there_already_is_stored(bench, scripted, make_rep
     assert await bench.put(tier, KEYS[0]) == [None]
     assert scripted.requests[-1].headers["if-none-match"] == "*"
     assert scripted.requests[-1].body == bench.content(KEYS[0])
-    # One that failed to load is written over.
+    # A chunk that failed to load is written over.
     assert await tier.store([replace(bench.full(KEYS[0]), replace=True)]) == [None]
     assert "if-none-match" not in scripted.requests[-1].headers
     # The manifest is always overwritten.
@@ -206,9 +195,7 @@ async def test_a_server_without_conditional_put_is_asked_once(bench, scripted, m
     assert {request.body for request in asked[1:]} == {bench.content(key) for key in KEYS[:3]}
 
 
-async def test_credentials_that_may_not_write_serve_what_is_there(
-    bench, scripted, make_reply, caplog
-):
+async def test_credentials_that_may_not_write_serve_reads(bench, scripted, make_reply, caplog):
     scripted.answers = [make_reply(200), make_reply(403, says("AccessDenied", "read only"))]
     tier = await bench.open(scripted.url(), connections=1)
     assert "the manifest was not written: the server answered 403 AccessDenied: read only" in (
@@ -226,7 +213,7 @@ async def test_a_server_that_answers_before_it_has_read_the_chunk(bench, scripte
     source = bench.full(KEYS[0])
     (verdict,) = await tier.store([source])
     assert isinstance(verdict, TierUnavailableError)
-    # The connection is not used again: its next bytes would be the rest of a chunk.
+    # The connection is closed, because the rest of the chunk was never sent.
     scripted.reads_bodies = True
     before = scripted.connections
     scripted.answers = [make_reply(200, bench.content(KEYS[0]))]
@@ -259,7 +246,7 @@ async def test_bodies_that_are_not_as_they_should_be(bench, scripted, length, se
 @pytest.mark.parametrize("chunk_bytes", [100_000, 2**20])
 @pytest.mark.parametrize("is_chunked", [True, False])
 async def test_a_body_of_unsaid_length_is_no_damage(bench, scripted, chunk_bytes, is_chunked):
-    # A proxy may respond like this: the object is intact, and must not be deleted.
+    # A proxy can respond like this although the object is intact, so it must not be deleted.
     bench.chunk_bytes = chunk_bytes
     tier = await bench.open(scripted.url(connections=1))
     body = bench.content(KEYS[0])
@@ -291,7 +278,7 @@ async def test_objects_that_cannot_be_deleted(bench, scripted, make_reply):
         )
         return make_reply(200, f"<DeleteResult>{errors}</DeleteResult>")
 
-    # A permanent error says more than a temporary one.
+    # A permanent error is reported before a temporary one.
     for codes in (["AccessDenied"], ["NoSuchKey", "SlowDown", "AccessDenied", "InternalError"]):
         scripted.answers = [answer(*codes)]
         with pytest.raises(TierAuthError, match="AccessDenied: no"):
@@ -318,12 +305,9 @@ async def test_an_object_that_is_denied_is_one_object(bench, scripted, make_repl
 
 
 @pytest.mark.parametrize(
-    ("status", "body"),
-    [(200, listed("<Size>many</Size>")), (200, listed("")), (301, "")],
+    ("status", "body"), [(200, listed("<Size>many</Size>")), (200, listed("")), (301, "")]
 )
-async def test_malformed_responses_are_no_fault_of_the_credentials(
-    bench, scripted, make_reply, status, body
-):
+async def test_malformed_responses_are_not_auth_errors(bench, scripted, make_reply, status, body):
     tier = await bench.open(scripted.url())
     scripted.answers = [make_reply(status, body)] * 200
     with pytest.raises(TierError, match="the server's answer is invalid: ") as caught:

@@ -1,7 +1,3 @@
-"""The tier under a manager, in a thread and in a process: loads, damage, outages."""
-
-from __future__ import annotations
-
 import asyncio
 
 import pytest

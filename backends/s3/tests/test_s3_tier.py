@@ -1,13 +1,6 @@
-"""Chunks in and out of a bucket: content, verdicts, foreign objects, listing, deletion."""
-
-from __future__ import annotations
-
 import time
 
 import pytest
-from support.guarded import GuardedBuffers
-
-from kvtier_sdk import CorruptChunkError, Transfer
 
 KEYS = [index.to_bytes(20, "big") for index in range(20)]
 #: Keys of any bytes.
@@ -28,24 +21,6 @@ async def test_keys_and_prefixes_of_any_kind(bench, inner):
     assert await bench.stored(bench.name(ODD_KEYS[1])) == bench.content(ODD_KEYS[1])
     await tier.delete(ODD_KEYS)
     assert await bench.has(tier, *ODD_KEYS) == [False] * len(ODD_KEYS)
-
-
-@pytest.mark.parametrize("length_bytes", [0, 1, 99_000, 100_063, 100_065, 400_000])
-async def test_an_object_of_another_length_is_corrupt_and_overruns_nothing(bench, length_bytes):
-    tier = await bench.open(bench.url, connections=1)
-    await bench.put(tier, KEYS[0])
-    await bench.overwrite(KEYS[1], b"x" * length_bytes)
-    memory = GuardedBuffers(bench.header_bytes, bench.payload_bytes)
-    target = Transfer(KEYS[1], bench.request, *memory.buffers)
-    (verdict,) = await tier.load([target])
-    assert type(verdict) is CorruptChunkError
-    assert str(verdict) == f"{length_bytes} bytes stored; expected {bench.object_bytes}"
-    assert memory.is_guarded()
-    # The tier goes on as before, and a deleted chunk can be stored again.
-    assert await bench.loads(tier, KEYS[0])
-    await tier.delete([KEYS[1]])
-    assert await bench.put(tier, KEYS[1]) == [None]
-    assert await bench.loads(tier, KEYS[1])
 
 
 async def test_prefixes_are_apart(bench):
@@ -75,7 +50,7 @@ async def test_what_is_no_chunk_is_not_listed(bench):
     namespace = f"{bench.prefix}/{bench.namespace.fingerprint}"
     shard, _, _ = bench.name(b"\xab").rpartition("/")
     strangers = [f"{shard}/{name}" for name in ("notes.txt", "abc.kv", "AB.kv", "more/ab.kv")]
-    # A chunk's name, but not in its shard.
+    # These are names of chunks in the wrong folder.
     strangers += [f"{namespace}/ab.kv", f"{namespace}/xy/ab.kv"]
     async with bench.client() as client:
         for name in strangers:

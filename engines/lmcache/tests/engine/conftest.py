@@ -1,7 +1,3 @@
-"""Stores, and a second process with LMCache in it."""
-
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,7 +13,6 @@ store = store_fixture(OBJECT_BYTES)
 
 @pytest.fixture(scope="session")
 def store_elsewhere() -> Iterator[StoreElsewhere]:
-    """Store a prompt's chunks in another process, which has a storage manager of its own."""
     with another_process() as process:
 
         def run(url: str, chunks: Sequence[int], kind: Kind = KIND, **options: Any) -> int:

@@ -1,7 +1,5 @@
 """LMCache's own storage manager with one of our tiers as its L2, in this process."""
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import itertools
@@ -23,7 +21,7 @@ from lmcache.v1.distributed.storage_manager import StorageManager
 from lmcache.v1.multiprocess.config import add_mp_server_args
 from support.lmcache_server import wait_until
 
-#: One object: keys and values, layers, tokens, features, in bfloat16.
+#: The shape of an object: keys and values, layers, tokens, features.
 SHAPE = (2, 4, 16, 64)
 OBJECT_BYTES = 2 * 2 * 4 * 16 * 64
 MODEL = "org/model-a"
@@ -32,15 +30,6 @@ _numbers = itertools.count()
 
 
 class Kind(NamedTuple):
-    """The identity of objects, beside their tokens.
-
-    Attributes:
-        model: LMCache's name of the model.
-        dtype: of the objects' one tensor.
-        world_size: workers of the model; rank 0's objects are meant.
-        salt: the tenant's.
-    """
-
     model: str = MODEL
     dtype: str = "bfloat16"
     world_size: int = 1
@@ -51,7 +40,6 @@ class Kind(NamedTuple):
         return MemoryLayoutDesc([torch.Size(SHAPE)], [getattr(torch, self.dtype)])
 
     def keys(self, chunks: Iterable[int]) -> list[ObjectKey]:
-        """Return the keys of a prompt's chunks, which hash alike for every kind."""
         rank = ObjectKey.ComputeKVRank(self.world_size, 0, self.world_size, 0)
         return [
             ObjectKey(hashlib.sha256(b"%d" % n).digest(), self.model, rank, 0, self.salt)
@@ -59,11 +47,10 @@ class Kind(NamedTuple):
         ]
 
     def content(self, chunk: int) -> torch.Tensor:
-        """Return the bytes of an object; its numbers survive a conversion to 8 bits."""
         seed = hashlib.sha256(repr((self, chunk)).encode()).digest()[:6]
         generator = torch.Generator().manual_seed(int.from_bytes(seed, "big"))
         bits = torch.randint(0, 256, (OBJECT_BYTES // 2,), dtype=torch.uint8, generator=generator)
-        # Without the upper bit of the exponent none is "not a number".
+        # Without the upper bit of the exponent no number is NaN.
         numbers = (bits & 0b1011_1111).view(torch.float8_e4m3fn)
         return numbers.to(getattr(torch, self.dtype)).view(torch.uint8)
 
@@ -72,34 +59,19 @@ KIND = Kind()
 
 
 class Found(NamedTuple):
-    """The result of a prefetch.
-
-    Attributes:
-        hits: how many of the prompt's first chunks.
-        equal: how many of them had the bytes that were stored.
-    """
-
     hits: int
     equal: int
 
 
 class Host:
-    """A storage manager of LMCache.
-
-    Attributes:
-        manager: LMCache's.
-        adapter: our adapter, which its plugin loader has made.
-    """
-
     def __init__(self, manager: StorageManager) -> None:
         self.manager = manager
         self._offered = 0
         ((_, adapter),) = manager.l2_adapters()
-        # A serde wraps the adapter.
+        # LMCache wraps an adapter that has a serde.
         self.adapter: Any = getattr(adapter, "inner_adapter", adapter)
 
     def store(self, chunks: Sequence[int], kind: Kind = KIND) -> None:
-        """Write objects into L1, and wait until LMCache has stored them or given up."""
         keys = kind.keys(chunks)
         objects = self.manager.reserve_write(keys, kind.layout)
         assert len(objects) == len(keys)
@@ -112,7 +84,6 @@ class Host:
         wait_until(self._is_stored, "the store controller to be idle")
 
     def load(self, chunks: Sequence[int], kind: Kind = KIND) -> Found:
-        """Prefetch a prompt as LMCache's server does, and compare what came."""
         keys = kind.keys(chunks)
         row = GroupedObjectKeys(keys, 0, kind.layout, -1)
         handle = self.manager.submit_prefetch_task(PrefetchTaskSpec([row]))
@@ -142,11 +113,9 @@ class Host:
         self.manager.clear()
 
     def count(self, counter: str) -> int:
-        """Return a counter of the tier, of all models together."""
         return sum(getattr(stats, counter) for stats in self.adapter.stats_now())
 
     def reasons(self, counter: str) -> dict[str, int]:
-        """Return a counter of the tier with its reasons, of all models together."""
         found: dict[str, int] = {}
         for stats in self.adapter.stats_now():
             for reason, count in getattr(stats, counter).items():
@@ -166,7 +135,6 @@ class Host:
 def hosted(
     url: str, *, shared: bool = True, serde: dict[str, str] | None = None, **params: Any
 ) -> Iterator[Host]:
-    """Make a storage manager from the command line of LMCache's server, and close it at the end."""
     adapter = {
         "type": "plugin",
         "module_path": "kvtier_lmcache",
@@ -189,7 +157,6 @@ def hosted(
 
 
 def stored_elsewhere(url: str, chunks: Sequence[int], kind: Kind, **options: Any) -> int:
-    """Store a prompt in a storage manager of this process; for another process to call."""
     with hosted(url, **options) as host:
         host.store(chunks, kind)
         return host.count("stored_chunks")

@@ -7,8 +7,6 @@ nothing of it is part of this project. Its tests make a ``MockL2Adapter``, and h
 kvtier's. What the mock can do beside its interface is added: to say what was stored.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import os
@@ -53,14 +51,13 @@ def main() -> int:
     if missing := [name for name in files if not os.path.exists(name)]:
         parser.error(f"no {missing[0]}")
     command = [sys.executable, "-m", "pytest", "-p", __spec__.name, "-c", os.devnull]
-    # LMCache's conftest needs packages of a GPU.
+    # LMCache's conftest imports GPU packages.
     command += ["--noconftest", "--rootdir", str(tests), "-rfE", "--tb", "line", *options, *files]
     variables = {**os.environ, _URL: arguments.url}
     return subprocess.run(command, env=variables, check=False).returncode
 
 
 def pytest_configure() -> None:
-    """Put the adapter in the mock's place, before any test is imported."""
     if _URL not in os.environ:
         return
     import torch
@@ -84,8 +81,6 @@ def pytest_configure() -> None:
     L1MemoryManager.__init__ = note
 
     class Substitute(KVTierL2Adapter):
-        """The adapter, over the last L1 that the test has made, or over an arena of its own."""
-
         def __init__(self, config: object = None) -> None:
             memory = L1MemoryDesc(arena.data_ptr() + begin, _ARENA_BYTES, _PAGE_BYTES)
             if _managers:
@@ -112,7 +107,6 @@ def pytest_configure() -> None:
             return {**super().report_status(), "stored_object_count": len(self._stored)}
 
     def object_in_arena(size: int = 1024, fill_value: float = 1.0) -> TensorMemoryObj:
-        """As the tests make one, but in L1: where else would LMCache have it?"""
         start = next(places)
         raw = arena[start : start + size * 4].view(torch.float32)
         raw.fill_(fill_value)
@@ -134,12 +128,11 @@ def pytest_configure() -> None:
         create_memory_obj=object_in_arena,
         _memory_obj=lambda n_floats=128: object_in_arena(n_floats),
     )
-    # The modules skip themselves without a device; nothing in them uses one.
+    # The modules skip themselves without a device, but none of them uses one.
     torch_dev.is_available = lambda: True
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Replace what makes objects outside of L1."""
     for module in {item.module for item in items if isinstance(item, pytest.Function)}:
         for name, function in _replaced.items():
             if hasattr(module, name):
@@ -147,7 +140,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup() -> None:
-    """Forget the L1 of the test before."""
     _managers.clear()
 
 

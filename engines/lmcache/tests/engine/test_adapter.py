@@ -1,7 +1,3 @@
-"""The adapter's options and reports, and its demands on LMCache's L1."""
-
-from __future__ import annotations
-
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +21,6 @@ LACK = "a process of its own cannot map LMCache's L1 memory"
 def found(
     host: Host, chunks: Sequence[int], layout: MemoryLayoutDesc, kind: Kind = KIND
 ) -> list[int]:
-    """Look chunks up under a layout; the answer can be had once."""
     task = host.adapter.submit_lookup_and_lock_task(kind.keys(chunks), {0: layout})
     bitmaps = []
 
@@ -48,10 +43,9 @@ def test_a_wrong_option_keeps_lmcache_from_starting(tmp_path: Path) -> None:
         hosted(f"fil://{tmp_path}").__enter__()
 
 
-def test_without_shared_memory_a_thread_is_used_and_the_flags_are_named(
+def test_without_shared_memory_threads_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """LMCache's command line has shared memory off unless it has a name."""
     url = f"file://{tmp_path}/kv?direct_io=off"
     flags = "start 'lmcache server' with --no-l1-use-lazy --shm-name NAME"
     with pytest.raises(ConfigError, match=f"needs a process.*{flags}"):
@@ -91,7 +85,6 @@ def test_deleted_objects_are_gone_and_count_for_their_tenant_no_more(tmp_path: P
 
 
 def test_lmcache_learns_what_the_tier_evicts(tmp_path: Path) -> None:
-    """Otherwise a tenant would stay over its quota with objects that are gone."""
     alice, old, new = Kind(salt="alice"), range(60), range(60, 70)
     told: dict[ObjectKey, int] = {}
 
@@ -107,7 +100,6 @@ def test_lmcache_learns_what_the_tier_evicts(tmp_path: Path) -> None:
                 told.pop(key, None)
 
     def agree() -> bool:
-        """Return true if LMCache's count and its listeners have what the tier has."""
         has = len(found(host, old, alice.layout, alice) + found(host, new, alice.layout, alice))
         counted = host.adapter.get_usage().bytes_by_cache_salt
         return counted == {"alice": has * OBJECT_BYTES} and len(told) == has
@@ -118,7 +110,7 @@ def test_lmcache_learns_what_the_tier_evicts(tmp_path: Path) -> None:
             host.store(chunks, alice)
         assert host.count("evicted_chunks")
         wait_until(agree, "LMCache's count to be that of the tier")
-        # A second store counts once, and a second deletion deducts nothing.
+        # A chunk that is stored twice is counted once.
         host.forget()
         host.store(new, alice)
         wait_until(agree, "the count of objects that are stored again")
@@ -127,10 +119,7 @@ def test_lmcache_learns_what_the_tier_evicts(tmp_path: Path) -> None:
         assert not told
 
 
-def test_objects_of_8_bits_are_found_by_another_process(
-    tmp_path: Path, store_elsewhere: StoreElsewhere
-) -> None:
-    """LMCache stores the bytes of its serde, and looks the tensors before it up."""
+def test_another_process_finds_8_bit_data(tmp_path: Path, store_elsewhere: StoreElsewhere) -> None:
     url = f"file://{tmp_path}/kv?direct_io=off"
     assert store_elsewhere(url, PROMPT, serde=FP8) == len(PROMPT)
     with hosted(url, serde=FP8) as host:

@@ -1,7 +1,3 @@
-"""The L1 memories that the adapter can use."""
-
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

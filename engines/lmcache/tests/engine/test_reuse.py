@@ -1,7 +1,3 @@
-"""Reuse between two LMCaches with one store, also when that is damaged or killed."""
-
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 
@@ -15,9 +11,7 @@ PROMPT = range(12)
 FIRST_HALF, SECOND_HALF = PROMPT[:6], PROMPT[6:]
 
 
-def test_another_process_finds_what_one_has_stored(
-    store: Store, store_elsewhere: StoreElsewhere
-) -> None:
+def test_another_process_finds_stored_chunks(store: Store, store_elsewhere: StoreElsewhere) -> None:
     assert store_elsewhere(store.url, PROMPT) == len(PROMPT)
     assert store.chunks() == len(PROMPT)
     with hosted(store.url) as host:
@@ -36,7 +30,7 @@ def test_a_damaged_chunk_is_a_miss(store: Store) -> None:
         host.forget()
         assert host.load(PROMPT) == Found(hits=0, equal=0)
         assert host.reasons("failures")["load.corrupt"] == len(PROMPT)
-        # What is stored then is found again.
+        # The recomputed chunks are found again.
         host.store(PROMPT)
         host.forget()
         assert host.load(PROMPT) == Found(hits=12, equal=12)
@@ -54,7 +48,7 @@ def test_no_request_fails_when_the_server_is_killed(store: Store) -> None:
             found = host.load(FIRST_HALF)
             assert found.hits == found.equal
             host.forget()
-        # Away for good: every request is answered, and no object stays locked.
+        # The store stays away: every request is answered, and no object stays locked.
         host.store(SECOND_HALF)
         host.forget()
         assert host.load(PROMPT) == Found(hits=0, equal=0)
@@ -65,7 +59,6 @@ def test_no_request_fails_when_the_server_is_killed(store: Store) -> None:
 
 
 def keep_apart(url: str, other: Kind) -> None:
-    """Store a prompt of two kinds, and check that each finds its own objects only."""
     with hosted(url) as host:
         host.store(PROMPT)
         host.forget()

@@ -1,7 +1,3 @@
-"""LMCache's own server starts with the command that the page shows."""
-
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -11,10 +7,7 @@ import pytest
 from support.lmcache_server import LMCacheServer
 
 
-def test_the_command_of_the_page_starts_a_server_with_the_tier_in_a_process(
-    tmp_path: Path,
-) -> None:
-    """All flags that the page does not give have LMCache's own defaults."""
+def test_the_command_of_the_page_starts_a_server_with_the_tier_in_a_process(tmp_path: Path) -> None:
     with LMCacheServer(tmp_path) as server:
         text = json.dumps(server.status())
     assert '"type": "KVTierL2Adapter"' in text

@@ -1,7 +1,3 @@
-"""Stores, and a second process with SGLang in it."""
-
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
@@ -16,7 +12,6 @@ store = store_fixture(PART_BYTES)
 
 @pytest.fixture(scope="session")
 def store_elsewhere() -> Iterator[StoreElsewhere]:
-    """Store pages in another process, which has a cache controller of its own."""
     with another_process() as process:
 
         def run(pages: Sequence[int], kind: Kind = KIND, **tier: object) -> int:

@@ -5,8 +5,6 @@ one (``test_single_operation``) passes addresses in place of tensors, as only Mo
 takes them.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Iterator
@@ -26,7 +24,6 @@ PACKAGE = "sglang.srt.mem_cache.storage.mooncake_store"
 
 @pytest.fixture
 def own_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """Their module, which makes a ``MooncakeStore`` and gets our storage."""
     made = []
 
     def make(config: Any) -> KVTierHiCacheStorage:
@@ -42,7 +39,6 @@ def own_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Modul
     make_pool = module.create_mock_host_kv_cache
 
     def make_whole_pool(*args: Any, **options: Any) -> tuple[Any, torch.Tensor]:
-        """Add to their pool what each host pool of SGLang has."""
         pool, buffer = make_pool(*args, **options)
         length = pool.entries_per_page * pool.page_elements
 
@@ -63,9 +59,7 @@ def own_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Modul
 
 @pytest.mark.parametrize(("tp_rank", "tp_size"), [(0, 1), (1, 4), (3, 8)])
 @pytest.mark.parametrize("is_mla", [False, True])
-def test_batches_of_mooncakes_tests(
-    own_tests: ModuleType, is_mla: bool, tp_rank: int, tp_size: int
-) -> None:
+def test_mooncake_batches(own_tests: ModuleType, is_mla: bool, tp_rank: int, tp_size: int) -> None:
     config = own_tests.make_hicache_storage_config(
         is_mla_model=is_mla, tp_rank=tp_rank, tp_size=tp_size
     )

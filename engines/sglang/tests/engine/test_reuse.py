@@ -1,7 +1,3 @@
-"""Reuse between two SGLangs with one store, also when that is damaged or killed."""
-
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 
@@ -14,7 +10,7 @@ from .conftest import StoreElsewhere
 PROMPT = range(12)
 PARTS = 2 * len(PROMPT)
 
-#: Each way in which pages reach a tier, and its chunks of a page.
+#: The ways in which pages reach a tier, each with its chunks per page.
 WAYS = {
     "in place": (KIND, 2),
     "in place, direct": (Kind(layout="page_first_direct"), 2),
@@ -26,9 +22,7 @@ WAYS = {
 }
 
 
-def test_another_process_finds_what_one_has_stored(
-    store: Store, store_elsewhere: StoreElsewhere
-) -> None:
+def test_another_process_finds_stored_chunks(store: Store, store_elsewhere: StoreElsewhere) -> None:
     assert store_elsewhere(PROMPT, url=store.url) == len(PROMPT)
     assert store.chunks() == PARTS
     with hosted(url=store.url) as host:
@@ -57,7 +51,7 @@ def test_a_damaged_chunk_is_a_miss(store: Store) -> None:
         store.damage()
         assert host.load(PROMPT) == 0
         assert host.failures()["load.corrupt"] == PARTS
-        # What is stored then is found again.
+        # The recomputed chunks are found again.
         assert host.store(PROMPT) == host.load(PROMPT) == len(PROMPT)
 
 
@@ -68,13 +62,12 @@ def test_no_request_fails_when_the_server_is_killed(store: Store) -> None:
         killer.start()
         while killer.is_alive():
             host.load(PROMPT)
-        # Away for good (a folder is made again, empty): every request is answered.
+        # The store stays away (a folder is made again, empty): every request is answered.
         host.store(range(20, 26))
         assert host.load(PROMPT) == 0
 
 
 def keep_apart(url: str, one: Kind, other: Kind) -> None:
-    """Store a prompt of two kinds, and check that each finds its own pages only."""
     with hosted(one, url=url) as host, hosted(other, url=url) as stranger:
         assert host.store(PROMPT) == len(PROMPT)
         assert stranger.load(PROMPT) == 0

@@ -1,7 +1,3 @@
-"""The rest of SGLang's storage interface: other pools, tensors, attachment, figures, mistakes."""
-
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 from urllib.request import urlopen
@@ -28,13 +24,7 @@ def indices(pages: int) -> torch.Tensor:
 
 
 def sidecar(host: Host, keys: list[str] | None = None, **options: object) -> PoolTransfer:
-    """Describe pages of a second pool, which has the places of the first."""
-    return PoolTransfer(
-        PoolName.DRAFT,
-        host_indices=indices(len(keys or [])),
-        keys=keys,
-        **options,
-    )
+    return PoolTransfer(PoolName.DRAFT, host_indices=indices(len(keys or [])), keys=keys, **options)
 
 
 @pytest.fixture
@@ -49,7 +39,7 @@ def test_pages_of_two_pools_come_back(two_pools: Host) -> None:
     draft = storage.registered_pools[PoolName.DRAFT]
     for pool in (two_pools.pool, draft):
         pool.kv_buffer.normal_()
-    kept = [pool.kv_buffer.clone() for pool in (two_pools.pool, draft)]
+    kept = [pool.get_data_page(0).clone() for pool in (two_pools.pool, draft)]
     transfers = [
         PoolTransfer(PoolName.KV, host_indices=indices(len(PROMPT)), keys=hashes),
         sidecar(two_pools, hashes),
@@ -60,23 +50,14 @@ def test_pages_of_two_pools_come_back(two_pools: Host) -> None:
         pool.kv_buffer.zero_()
     assert storage.batch_get_v2(transfers) == every
     for pool, before in zip((two_pools.pool, draft), kept, strict=True):
-        first = pool.get_data_page(0)
-        assert torch.equal(first, _page(pool, before))
+        assert torch.equal(pool.get_data_page(0), before)
     two_pools.detach()
-
-
-def _page(pool: object, buffer: torch.Tensor) -> torch.Tensor:
-    now = pool.kv_buffer.clone()  # type: ignore[attr-defined]
-    pool.kv_buffer.copy_(buffer)  # type: ignore[attr-defined]
-    page = pool.get_data_page(0).clone()  # type: ignore[attr-defined]
-    pool.kv_buffer.copy_(now)  # type: ignore[attr-defined]
-    return page  # type: ignore[no-any-return]
 
 
 def test_a_prefix_is_as_long_as_each_pool_has_what_it_needs(two_pools: Host) -> None:
     storage, hashes = two_pools.storage, two_pools.hashes(PROMPT)
     assert all(storage.batch_set_v1(hashes[:6], indices(6)))
-    # Of the second pool: pages 0, 1 and 3.
+    # The second pool has pages 0, 1 and 3.
     kept = [hashes[page] for page in (0, 1, 3)]
     assert storage.batch_set_v2([sidecar(two_pools, kept)]) == {PoolName.DRAFT: [True] * 3}
 
@@ -130,7 +111,7 @@ def test_a_storage_is_cleared_for_its_own_model(url: str) -> None:
         host.storage.clear()
         assert host.load(PROMPT) == 0
         assert stranger.load(PROMPT) == len(PROMPT)
-        # It takes new pages as soon as the old ones are gone.
+        # A cleared storage accepts new pages once the old ones are deleted.
         for _ in range(200):
             if host.store(PROMPT) == len(PROMPT):
                 break
@@ -143,7 +124,7 @@ def test_a_storage_is_detached_and_attached_while_sglang_runs(url: str) -> None:
         assert host.store(PROMPT) == len(PROMPT)
         host.detach()
         assert not host.controller.enable_storage
-        # Those that only waited for work end by themselves.
+        # Idle threads end by themselves.
         for thread in threading.enumerate():
             if thread.name.startswith("kvtier-"):
                 thread.join(30)

@@ -1,21 +1,10 @@
-"""Engines for the tests: started as late as possible, and shared if a test leaves no trace."""
-
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.vllm_engine import (
-    OUR_MANAGER,
-    OUR_TIERS,
-    Engine,
-    Interpreter,
-    Way,
-    make_model,
-)
+from support.vllm_engine import OUR_MANAGER, OUR_TIERS, Engine, Interpreter, Way, make_model
 
 StartEngine = Callable[..., Engine]
 
@@ -24,7 +13,6 @@ OFFLOADING = [OUR_TIERS, OUR_MANAGER]
 
 @pytest.fixture(scope="session")
 def start_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartEngine]:
-    """Start an engine of the test model; the caller closes it."""
     model = make_model(tmp_path_factory.mktemp("model"))
     folder = tmp_path_factory.mktemp("engines")
     numbers = itertools.count()
@@ -45,14 +33,11 @@ def start_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartEngi
 
 
 class Plain:
-    """The answers of an engine that offloads nothing."""
-
     def __init__(self, start_engine: StartEngine) -> None:
         self._start = start_engine
         self._engine: Engine | None = None
 
     def outputs(self, prompts: list[list[int]], **params: Any) -> list[dict[str, Any]]:
-        """Return the outputs of prompts, each computed by itself from an empty cache."""
         if self._engine is None:
             self._engine = self._start()
         outputs = []
@@ -68,7 +53,6 @@ class Plain:
 
 @pytest.fixture(scope="session")
 def plain(start_engine: StartEngine) -> Iterator[Plain]:
-    """The engine that all outputs are compared with."""
     engine = Plain(start_engine)
     yield engine
     engine.close()
@@ -82,7 +66,6 @@ def offloading_way(request: pytest.FixtureRequest) -> Way:
 
 @pytest.fixture
 def another_hash(monkeypatch: pytest.MonkeyPatch) -> str:
-    """Make vLLM hash with another algorithm than its default."""
     from vllm.utils.hashing import get_hash_fn_by_name
     from vllm.v1.core import kv_cache_utils
 

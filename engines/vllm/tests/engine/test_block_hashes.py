@@ -1,13 +1,10 @@
 """The keys that ``kvtier tier explain`` computes are vLLM's own."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest
 
 with warnings.catch_warnings():
-    # Warnings of vLLM and torch at their import are not ours to mend.
     warnings.simplefilter("ignore")
     from vllm.utils.hashing import get_hash_fn_by_name
     from vllm.v1.core.kv_cache_utils import hash_block_tokens

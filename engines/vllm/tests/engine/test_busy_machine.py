@@ -1,7 +1,3 @@
-"""A second engine finds all of its prompts while another program keeps every core busy."""
-
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -14,13 +10,12 @@ from support.vllm_engine import BLOCK_TOKENS, Engine, Interpreter, Way, make_mod
 
 CHUNKS = 8
 PROMPTS = [make_prompt(seed, CHUNKS) for seed in range(20, 24)]
-# Wide enough that a chunk takes longer to compute than to load from a file, also on a busy machine.
+# On a model this wide a chunk takes longer to compute than to load, even on a busy machine.
 MODEL = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 8}
 
 
 @pytest.fixture
 def busy_cores() -> Iterator[None]:
-    """Keep every core busy with another program."""
     programs = [
         subprocess.Popen([sys.executable, "-c", "while True: pass"])
         for _ in range(len(os.sched_getaffinity(0)))
@@ -36,7 +31,7 @@ def busy_cores() -> Iterator[None]:
 def test_the_second_engines_prompts_are_whole(offloading_way: Way, tmp_path: Path) -> None:
     model = make_model(tmp_path / "model", **MODEL)
     interpreter = Interpreter(tmp_path / "interpreter")
-    # The options that decide when a chunk is a miss are the defaults. All prompts fit into the host
+    # The deadlines keep their defaults. All prompts fit into the host
     # pool, so that a slow disk does not make the first engine drop stores.
     offloading = offloading_way.offloading(
         f"file://{tmp_path}/kv", host_bytes=256 * 2**20, patient=False

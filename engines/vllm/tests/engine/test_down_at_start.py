@@ -1,9 +1,5 @@
-"""An engine that is started while its store is down serves at once, and uses it when it is back."""
-
-from __future__ import annotations
-
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from support.stores import Mooncake, RedisStore, S3Store, ServedStore
@@ -23,25 +19,17 @@ PROMPTS = [make_prompt(seed, chunks) for seed, chunks in enumerate(CHUNKS)]
 FULL = [chunks * BLOCK_TOKENS for chunks in CHUNKS]
 
 
-#: A way to offload into a store, and vLLM's algorithm of the chain hashes. With another algorithm
-#: than its default, the tiers are opened again at the first request.
+#: Each case is a way to offload, a store, and vLLM's hash algorithm. With another algorithm
+#: than the default, the first request opens the tiers again.
 CASES = [
     pytest.param((way, kind, algorithm), id=f"{way.name}-{kind.name}-{algorithm}")
     for way in (OUR_TIERS, OUR_MANAGER)
-    for kind, algorithm in (
-        (RedisStore, "sha256"),
-        (RedisStore, "sha256_cbor"),
-        (S3Store, "sha256"),
-        (Mooncake, "sha256"),
-    )
+    for kind in (RedisStore, S3Store, Mooncake)
+    for algorithm in (("sha256", "sha256_cbor") if kind is RedisStore else ("sha256",))
 ]
 
 
-class Early(NamedTuple):
-    """An engine that was started while its store was down, and the store."""
-
-    engine: Engine
-    store: ServedStore
+Early = tuple[Engine, ServedStore]
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -51,11 +39,11 @@ def early(
     way, kind, algorithm = request.param
     store = kind(tmp_path_factory.mktemp("store") / "kv", CHUNK_BYTES)
     store.kill()
-    # A deadline within which no test waits.
+    # The deadline is longer than any test.
     options = {"probe_interval": "100ms", "max_probe_interval": "100ms", "open_deadline": "10m"}
     offloading = way.offloading(store.url, **options)
     with start_engine(offloading, prefix_caching_hash_algo=algorithm) as engine:
-        yield Early(engine, store)
+        yield engine, store
     store.kill()
 
 
@@ -73,11 +61,11 @@ def test_it_serves_without_its_store(early: Early, plain: Any) -> None:
 def test_it_is_served_from_the_tier_when_the_store_is_back(early: Early, plain: Any) -> None:
     engine, store = early
     store.start()
-    # A step reads what was reported before.
+    # The step reads earlier reports.
     engine.settle()
     failures = engine.stats()[store.name]["open_failures"]
     settle_until(engine, lambda: engine.stats()[store.name]["is_open"], f"{store.name} is open")
-    # One attempt may have been under way, or its report: the next one succeeds.
+    # One attempt, or its report, may have been under way; the next attempt succeeds.
     assert engine.stats()[store.name]["open_failures"] - failures <= 2
     assert engine.reset_all()
     engine.generate(prompts=PROMPTS)

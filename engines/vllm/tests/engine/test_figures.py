@@ -1,7 +1,3 @@
-"""Metrics and events of an engine."""
-
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +9,6 @@ CHUNKS = 3
 
 @pytest.fixture(scope="module")
 def engine(offloading_way: Way, start_engine: Any) -> Iterator[Engine]:
-    """An engine that has stored a prompt, and has loaded it again."""
     offloading = offloading_way.offloading("memory:?name=shelf")
     with start_engine(offloading) as engine:
         for _ in range(2):
@@ -39,7 +34,7 @@ def test_metrics_reach_prometheus(engine: Engine) -> None:
 def test_events_name_each_medium(engine: Engine) -> None:
     events = engine.events()
     stored = [event for event in events if event[0] == "BlockStored"]
-    # On the device, in the host pool, and in the tier, which keeps its chunks in memory too.
+    # CPU events come from the host pool and from the tier, which keeps its chunks in memory.
     assert {medium for _, medium, _ in stored} == {"GPU", "CPU"}
     in_memory = sum(count for _, medium, count in stored if medium == "CPU")
     assert in_memory == CHUNKS * 3

@@ -1,7 +1,3 @@
-"""Engines share chunks if, and only if, their bytes mean the same."""
-
-from __future__ import annotations
-
 import json
 import warnings
 from dataclasses import replace
@@ -11,7 +7,6 @@ from typing import Any
 import pytest
 
 with warnings.catch_warnings():
-    # Warnings of vLLM and torch at their import are not ours to mend.
     warnings.simplefilter("ignore")
     import torch
     from vllm.v1.kv_offload.config import OffloadingConfig
@@ -26,16 +21,12 @@ with warnings.catch_warnings():
 
 def facts_of(config: OffloadingConfig, **declared: str) -> dict[str, Any]:
     identity = Identity(
-        config,
-        chunk_bytes=CHUNK_BYTES,
-        slot_layout=OUR_SLOTS,
-        declared=IdentityOptions(**declared),
+        config, chunk_bytes=CHUNK_BYTES, slot_layout=OUR_SLOTS, declared=IdentityOptions(**declared)
     )
     return dict(identity.namespace.facts)
 
 
 def config_of(dtype: str) -> OffloadingConfig:
-    """Make the configuration of an engine, with a CPU's blocks."""
     config = make_config([])
     group = replace(config.groups[0], tokens_per_block=128)
     return replace(config, groups=(group,), model=replace(config.model, dtype=dtype))
@@ -51,9 +42,7 @@ def test_a_release_shares_with_another_if_the_operator_says_so() -> None:
 @pytest.mark.parametrize(
     ("dtype", "shared"), [("float32", True), ("bfloat16", False), ("fp8_e4m3", False)]
 )
-def test_cpus_share_where_their_kernels_pack_alike(
-    monkeypatch: pytest.MonkeyPatch, dtype: str, shared: bool
-) -> None:
+def test_sharing_between_cpus(monkeypatch: pytest.MonkeyPatch, dtype: str, shared: bool) -> None:
     on_platform(monkeypatch, "cpu", "cpu")
     facts = []
     for has_amx in (False, True):
@@ -71,9 +60,7 @@ def test_cpus_of_two_architectures_do_not_share(monkeypatch: pytest.MonkeyPatch)
     assert facts[0] != facts[1]
 
 
-def test_a_release_without_the_choice_goes_by_what_the_cpu_can_do(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_release_without_the_choice_uses_the_cpus_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.v1.attention.backends import cpu_attn
 
     on_platform(monkeypatch, "cpu", "cpu")
@@ -102,7 +89,7 @@ def test_a_model_of_the_hub_that_cannot_be_told_from_others_needs_a_revision() -
     assert facts_of(config, model_revision="v2")["model_revision"] == "v2"
 
 
-#: By the side that copies: vLLM's spec with our tiers, our spec for CPUs, and our manager.
+#: Named by the side that copies: a is vLLM's manager with our tiers, b is our manager.
 WAYS: dict[str, dict[str, Any]] = {
     "a": {"spec_name": "TieringOffloadingSpec"},
     "a on CPUs": {"spec_name": "KVTierCPUTieringSpec"},
@@ -112,7 +99,6 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def namespace_of(way: str, root: Path) -> str:
-    """Return the fingerprint under which an engine opens its file tier."""
     tier = {"type": "kvtier", "backend": "file", "root": str(root)}
     config = make_config([tier], cpu_bytes_to_use=8 * CHUNK_BYTES, **WAYS[way])
     plugin.register()

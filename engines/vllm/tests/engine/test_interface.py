@@ -1,10 +1,7 @@
 """The calls of vLLM's scheduler and workers, without an engine: run on the next release too."""
 
-from __future__ import annotations
-
 import inspect
 import json
-import socket
 import urllib.request
 import warnings
 from collections.abc import Iterator
@@ -14,21 +11,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.redis_server import Server
+from support.redis_server import Server, free_port
 
 with warnings.catch_warnings():
-    # Warnings of vLLM and torch at their import are not ours to mend.
     warnings.simplefilter("ignore")
     import torch
     from vllm.v1.kv_offload import base
     from vllm.v1.kv_offload.tiering import base as tiering_base
     from vllm.v1.metrics.cache_hit_source import CacheHitSource
-    from vllm_config import (
-        KEYS,
-        make_config,
-        opened_manager,
-        refuses_to_start_without_worker_1,
-    )
+    from vllm_config import KEYS, make_config, opened_manager
 
     import kvtier_vllm as ours
     from kvtier_sdk import ConfigError
@@ -51,9 +42,7 @@ IMPLEMENTED = [
 
 
 @pytest.mark.parametrize(("our_class", "their_class"), IMPLEMENTED)
-def test_nothing_abstract_is_left_and_every_call_of_theirs_fits(
-    our_class: type, their_class: type
-) -> None:
+def test_every_call_of_theirs_fits_a_concrete_class(our_class: type, their_class: type) -> None:
     assert not inspect.isabstract(our_class)
     for name, method in inspect.getmembers(their_class, inspect.isfunction):
         if name.startswith("__"):
@@ -77,9 +66,7 @@ def test_a_cache_that_cannot_be_described_gives_the_slots_back() -> None:
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])
-def test_copies_wait_for_the_stream_on_which_vllm_computes(
-    monkeypatch: pytest.MonkeyPatch, on_gpu: bool
-) -> None:
+def test_copies_wait_for_the_compute_stream(monkeypatch: pytest.MonkeyPatch, on_gpu: bool) -> None:
     platform = type(compat.current_platform)
     stream = object()
     monkeypatch.setattr(platform, "is_cpu", lambda self: not on_gpu)
@@ -103,7 +90,7 @@ def test_copies_wait_for_the_stream_on_which_vllm_computes(
 
 @pytest.fixture(autouse=True)
 def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    # vLLM looks for the device in the metadata of its own package, which is not installed here.
+    # vLLM reads the device from its package's metadata, which is not installed here.
     from vllm.platforms import current_platform
 
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: True)
@@ -132,7 +119,6 @@ def step_until_open(manager: KVTierOffloadingManager) -> None:
 
 
 def store(manager: KVTierOffloadingManager, keys: list[bytes]) -> None:
-    """Store chunks in a new request, down to the tier."""
     storing = request(manager, "stores")
     output = manager.prepare_store(keys, storing)
     assert output is not None
@@ -160,11 +146,8 @@ def test_a_chunk_goes_down_and_comes_back(manager: KVTierOffloadingManager) -> N
     manager.on_reset_flushed()
     assert manager.usage().free == manager.usage().slots
     context = request(manager, "loads")
-    assert look_up(manager, KEYS[:3], context) == [
-        LookupResult.HIT,
-        LookupResult.HIT,
-        LookupResult.MISS,
-    ]
+    found = [result.name for result in look_up(manager, KEYS[:3], context)]
+    assert found == ["HIT", "HIT", "MISS"]
     spec = manager.prepare_load(KEYS[:2], context)
     assert len(spec.block_ids) == 2
     assert manager.get_load_source(KEYS[0], context) is CacheHitSource.HOST
@@ -174,7 +157,7 @@ def test_a_chunk_goes_down_and_comes_back(manager: KVTierOffloadingManager) -> N
 
 
 def test_a_request_that_waits_is_put_off_after_two_lookups() -> None:
-    # A chunk of a second KV-cache group, and no answer from the tier.
+    # The key belongs to a second KV-cache group; the tier does not answer in time.
     group = KEYS[0][:-4] + (1).to_bytes(4, "big")
     config = make_config([{"type": "memory", "latency": "30s", "lookup_deadline": "30s"}])
     with opened_manager(config) as manager:
@@ -185,13 +168,13 @@ def test_a_request_that_waits_is_put_off_after_two_lookups() -> None:
 
         assert answers(*KEYS[:3], group) == ["RETRY"] * 4
         end_step(manager)
-        # Each scan begins with a pending answer, in either order and however short it is.
+        # Each scan begins with RETRY, in either order and however short the scan is.
         assert answers(*KEYS[:2]) == ["RETRY", "MISS"]
         assert answers(group) == ["RETRY"]
         assert answers(KEYS[0]) == answers(KEYS[0]) == ["RETRY"]
         assert answers(*reversed(KEYS[1:3])) == ["MISS", "RETRY"]
         end_step(manager)
-        # The device has the first chunk meanwhile: the others are looked up.
+        # The device now has the first chunk, so the scan begins at the second.
         assert answers(*KEYS[1:3]) == ["RETRY", "RETRY"]
 
 
@@ -241,9 +224,7 @@ def test_every_metric_that_is_emitted_is_declared(manager: KVTierOffloadingManag
         assert all(len(labels) == len(declared[name].labelnames) for labels in values)
 
 
-def test_what_is_zero_is_told_once_and_then_its_changes(
-    manager: KVTierOffloadingManager,
-) -> None:
+def test_what_is_zero_is_told_once_and_then_its_changes(manager: KVTierOffloadingManager) -> None:
     stats = manager.get_stats()
     assert stats is not None
     first = stats.data["data"]
@@ -258,9 +239,7 @@ def test_what_is_zero_is_told_once_and_then_its_changes(
     assert stats.data["data"]["kvtier_stored_chunks_total"][("memory",)] == 2
 
 
-def test_the_last_step_before_an_engine_sleeps_tells_how_its_work_ended(
-    manager: KVTierOffloadingManager,
-) -> None:
+def test_the_last_step_before_a_sleep_reports_all_work(manager: KVTierOffloadingManager) -> None:
     stored, pinned = 0, {}
     context = request(manager, "stores")
     output = manager.prepare_store(KEYS[:2], context)
@@ -279,9 +258,7 @@ def test_the_last_step_before_an_engine_sleeps_tells_how_its_work_ended(
 
 
 def test_the_schedulers_process_has_an_endpoint_of_its_own() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     config = make_config(["memory:"], metrics_port=port - 1)
     config = replace(config, parallel=replace(config.parallel, data_parallel_index=1))
     with (
@@ -291,7 +268,7 @@ def test_the_schedulers_process_has_an_endpoint_of_its_own() -> None:
         assert b'kvtier_stored_chunks_total{tier="memory"} 0.0' in reply.read()
 
 
-def test_slots_of_before_a_reset_are_used_again_only_when_their_copies_have_ended(
+def test_a_reset_keeps_slots_until_their_copies_have_ended(
     manager: KVTierOffloadingManager,
 ) -> None:
     context = request(manager, "stores")
@@ -304,7 +281,7 @@ def test_slots_of_before_a_reset_are_used_again_only_when_their_copies_have_ende
         assert manager.usage().quarantined == 3
         manager.on_reset_flushed()
     else:
-        # The step that tells the workers to wait, and as many as may be under way behind it.
+        # One step tells the workers to wait, and two more may already be under way.
         for _ in range(3):
             end_step(manager)
             assert manager.usage().quarantined == 3
@@ -321,7 +298,7 @@ def test_the_namespace_is_certain_at_the_first_request(another_hash: str, tmp_pa
     config = make_config([{"type": "file", "root": str(tmp_path), "lookup_deadline": "30s"}])
     with opened_manager(config) as manager:
         assert [facts["hash_algorithm"] for facts in facts_in(tmp_path)] == ["sha256"]
-        # vLLM asks this before the first request.
+        # vLLM makes this call before the first request.
         manager.has_pending_work()
         step_until_open(manager)
         store(manager, KEYS[:1])
@@ -331,9 +308,7 @@ def test_the_namespace_is_certain_at_the_first_request(another_hash: str, tmp_pa
         assert look_up(manager, KEYS[:1], request(manager, "loads")) == [LookupResult.HIT]
 
 
-def test_the_first_request_waits_neither_for_the_closing_nor_for_the_opening_of_a_tier(
-    another_hash: str, tmp_path: Path
-) -> None:
+def test_the_first_request_waits_for_no_tier(another_hash: str, tmp_path: Path) -> None:
     server = Server(tmp_path).start()
     patience = "connect_timeout=1h&open_deadline=1h&lookup_deadline=30s"
     url = f"{server.url}?required=true&{patience}"
@@ -407,7 +382,3 @@ def test_a_wrong_option_is_a_sentence(extra: dict[str, Any], complaint: str) -> 
     with pytest.raises(Exception) as error, opened_manager(config):
         pass
     assert complaint in str(error.value)
-
-
-def test_an_engine_whose_worker_is_elsewhere_does_not_start() -> None:
-    refuses_to_start_without_worker_1(make_config([{"type": "memory"}]))

@@ -1,7 +1,3 @@
-"""A wrong option stops the engine before its model is loaded; a right one starts with a log."""
-
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

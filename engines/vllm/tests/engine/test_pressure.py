@@ -1,7 +1,3 @@
-"""Too little memory everywhere, and a tier that goes away."""
-
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,11 +9,11 @@ from support.vllm_engine import CHUNK_BYTES, Engine, Way, make_prompt, same
 CHUNKS = 4
 REQUESTS = 20
 HOST_SLOTS = 12
-#: Blocks on the device: three requests fit, until their answers fill a block.
+#: With this many blocks on the device, three requests fit until their answers fill a block.
 DEVICE_BLOCKS = 16
 ANSWER_TOKENS = 24
 
-# Several requests share a prefix, as conversations do; together they are far too many.
+# Several requests share a prefix, as conversations do, and all together do not fit.
 PROMPTS = [
     make_prompt(seed % 5, 2, extra=0) + make_prompt(100 + seed, CHUNKS - 2, extra=120)
     for seed in range(REQUESTS)
@@ -33,7 +29,7 @@ def store(folder: Path, offloading_way: Way) -> Folder:
 def engine(offloading_way: Way, start_engine: Any, store: Folder) -> Iterator[Engine]:
     offloading = offloading_way.offloading(store.url, host_bytes=HOST_SLOTS * CHUNK_BYTES)
     assert offloading is not None
-    # Generated tokens too, so that the chunks of a preempted request are stored.
+    # Generated tokens are offloaded too, so a preempted request finds its chunks.
     offloading["offload_prompt_only"] = False
     with start_engine(
         offloading, num_gpu_blocks_override=DEVICE_BLOCKS, max_model_len=1024
@@ -47,9 +43,7 @@ def expected(plain: Any) -> list[dict[str, Any]]:
     return outputs
 
 
-def test_outputs_are_right_under_preemption_with_a_tiny_host_pool(
-    engine: Engine, store: Folder, expected: list[dict[str, Any]]
-) -> None:
+def test_a_tiny_host_pool(engine: Engine, store: Folder, expected: list[dict[str, Any]]) -> None:
     assert same(engine.generate(prompts=PROMPTS, max_tokens=ANSWER_TOKENS), expected)
     assert engine.preemptions() > 0
     engine.settle()
@@ -61,9 +55,7 @@ def test_outputs_are_right_under_preemption_with_a_tiny_host_pool(
     assert not any(engine.leftovers().values()), engine.leftovers()
 
 
-def test_no_request_fails_when_the_tier_is_gone(
-    engine: Engine, store: Folder, expected: list[dict[str, Any]]
-) -> None:
+def test_a_tier_that_is_gone(engine: Engine, store: Folder, expected: list[dict[str, Any]]) -> None:
     store.kill()
     assert same(engine.generate(prompts=PROMPTS, max_tokens=ANSWER_TOKENS), expected)
     assert engine.stats()[store.name]["failures"]

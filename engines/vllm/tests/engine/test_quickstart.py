@@ -1,7 +1,5 @@
 """The README's way from nothing to a tier under ``vllm serve``, in an environment of its own."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -19,10 +17,10 @@ from typing import Any
 from support.redis_server import free_port
 
 ROOT = Path(__file__).parents[4]
-#: How often a prompt's words are repeated: several blocks of 128 tokens.
+#: The words of the prompt: several blocks of 128 tokens.
 WORDS = 400
 _START_S = 300.0
-#: Settings of a small engine on a CPU, beside the README's command.
+#: Settings of a small engine on a CPU, added to the README's command.
 _ENGINE = "--dtype float32 --enforce-eager --max-model-len 1024 --port {port}"
 _VARIABLES = {
     "OMP_NUM_THREADS": "1",
@@ -42,7 +40,6 @@ def commands() -> list[str]:
 
 
 def make_environment(folder: Path) -> Path:
-    """Make an environment with everything of this one but kvtier; return its programs."""
     venv.create(folder, with_pip=True)
     purelib = Path(sysconfig.get_path("purelib"))
     shared = folder / "shared"
@@ -52,7 +49,7 @@ def make_environment(folder: Path) -> Path:
             (shared / found.name).symlink_to(found)
     own = next(folder.glob("lib/python*/site-packages"))
     (own / "shared.pth").write_text(str(shared))
-    # The build for CPUs has another name, under which the program does not look for its version.
+    # The CPU build has another name, so the program would not find its version.
     (own / "vllm-0.32.0+cpu.dist-info").mkdir()
     (own / "vllm-0.32.0+cpu.dist-info" / "METADATA").write_text("Name: vllm\nVersion: 0.32.0+cpu\n")
     program = folder / "bin" / "vllm"
@@ -67,7 +64,6 @@ def make_environment(folder: Path) -> Path:
 
 
 def make_model(folder: Path) -> None:
-    """Make a small Llama with weights and a tokenizer of a few words."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -102,16 +98,10 @@ PROMPT = " ".join(WORD_LIST[number * 7 % 100] for number in range(WORDS))
 def serving(
     command: str, variables: dict[str, str], folder: Path, port: int
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run ``vllm serve`` until it answers, and end it as an operator would."""
     log = folder / "serve.log"
     with log.open("ab") as output:
-        engine = subprocess.Popen(
-            ["bash", "-c", f"exec {command}"],
-            cwd=folder,
-            env=variables,
-            stdout=output,
-            stderr=output,
-        )
+        words = ["bash", "-c", f"exec {command}"]
+        engine = subprocess.Popen(words, cwd=folder, env=variables, stdout=output, stderr=output)
     try:
         deadline_s = time.monotonic() + _START_S
         while not answers(f"http://127.0.0.1:{port}/health"):
@@ -152,7 +142,6 @@ def metric(port: int, name: str) -> float:
 
 
 def wait_for(port: int, name: str, value: float) -> None:
-    """Serve short prompts until a metric has reached a value: an idle engine does not report."""
     deadline_s = time.monotonic() + 60
     while metric(port, name) < value:
         assert time.monotonic() < deadline_s, f"{name} is {metric(port, name)}"
@@ -174,13 +163,7 @@ def test_five_commands_lead_to_a_verified_tier(tmp_path: Path) -> None:
             command = command.replace(word, own)
         place = ROOT if command.startswith("pip ") else tmp_path
         done = subprocess.run(
-            ["bash", "-c", command],
-            cwd=place,
-            env=variables,
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
+            ["bash", "-c", command], cwd=place, env=variables, capture_output=True, text=True
         )
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
         return done.stdout

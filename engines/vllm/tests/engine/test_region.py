@@ -1,7 +1,3 @@
-"""vLLM's shared memory: its name is removed once all have it, so a kill leaves nothing behind."""
-
-from __future__ import annotations
-
 import itertools
 import uuid
 import warnings
@@ -14,16 +10,10 @@ import numpy as np
 import pytest
 
 with warnings.catch_warnings():
-    # Warnings of vLLM and torch at their import are not ours to mend.
     warnings.simplefilter("ignore")
     from vllm.v1.kv_offload.config import OffloadingConfig
-    from vllm_config import (
-        CHUNK_BYTES,
-        joined_worker,
-        make_config,
-        opened_manager,
-        refuses_to_start_without_worker_1,
-    )
+    from vllm.v1.kv_offload.factory import OffloadingSpecFactory
+    from vllm_config import CHUNK_BYTES, joined_worker, make_config, opened_manager
     from vllm_platform import on_platform
 
     from kvtier_sdk import ConfigError
@@ -94,7 +84,7 @@ def test_nobody_comes_twice(engine_id: str) -> None:
     first.cleanup()
 
 
-#: The specs with vLLM's memory: its copies and our manager, and its manager and our copies.
+#: The specs that use vLLM's shared memory.
 WAYS = {
     "our manager": ("cuda", "KVTierOffloadingSpec"),
     "our worker": ("cpu", "KVTierCPUTieringSpec"),
@@ -119,4 +109,9 @@ def test_an_engine_that_has_started_has_no_name(config: OffloadingConfig) -> Non
 
 
 def test_an_engine_whose_worker_is_elsewhere_does_not_start(config: OffloadingConfig) -> None:
-    refuses_to_start_without_worker_1(config)
+    config = replace(config, parallel=replace(config.parallel, world_size=2, tp_size=2))
+    with joined_worker(config):
+        spec = OffloadingSpecFactory.create_spec(config)
+        for _ in range(2):  # The scheduler's place is free again after a refusal.
+            with pytest.raises(ConfigError, match=r"^worker 1 of this engine cannot be seen"):
+                spec.get_manager()

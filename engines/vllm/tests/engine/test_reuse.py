@@ -1,7 +1,3 @@
-"""The next process finds the chunks that one has stored, and nothing else."""
-
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +24,7 @@ PROMPTS = [make_prompt(seed, chunks) for seed, chunks in enumerate(CHUNKS)]
 FULL = [chunks * BLOCK_TOKENS for chunks in CHUNKS]
 
 
-#: A way to offload into a store, and the runner of its tier in the second process.
+#: Each case is a way to offload, a store, and the runner of its tier in the second process.
 CASES = [
     pytest.param((way, kind, runner), id=f"{way.name}-{kind.name}-{runner}")
     for way in (OUR_TIERS, OUR_MANAGER)
@@ -39,11 +35,6 @@ CASES = [
 
 @dataclass
 class Second:
-    """The second process, which has served the same prompts as the first, and nothing else.
-
-    Before, it had ``before`` blocks on the device and chunks in the host pool.
-    """
-
     engine: Engine
     store: Store
     before: tuple[int, int]
@@ -60,9 +51,9 @@ def second(
     with start_engine(way.offloading(store.url, runner=runner)) as first:
         first.generate(prompts=PROMPTS)
         first.settle()
-    # A short probe interval, for the test in which the store goes away.
+    # The last test needs short probe intervals.
     options = {"runner": runner, "probe_interval": "100ms", "max_probe_interval": "100ms"}
-    # Differences between interpreters need only one test.
+    # One case with a fresh interpreter is enough.
     fresh = kind is Folder and runner == "thread"
     with start_engine(way.offloading(store.url, **options), fresh=fresh) as engine:
         before = engine.device_blocks(), engine.primary_chunks()
@@ -79,9 +70,7 @@ def test_without_offloading_nothing_is_found(start_engine: Any, plain: Any) -> N
     assert [output["cached"] for output in outputs] == [0, 0, 0]
 
 
-def test_the_second_process_is_served_every_full_chunk_by_the_tier(
-    second: Second, plain: Any
-) -> None:
+def test_the_tier_serves_the_second_process_every_full_chunk(second: Second, plain: Any) -> None:
     assert same(second.outputs, plain.outputs(PROMPTS))
     assert [output["cached"] for output in second.outputs] == FULL
     assert second.before == (0, 0)
@@ -100,13 +89,11 @@ def test_a_damaged_chunk_is_recomputed(second: Second, plain: Any) -> None:
     assert [output["cached"] for output in outputs] == [0, 0, 0]
     assert same(outputs, plain.outputs(PROMPTS))
     assert engine.stats()[second.store.name]["failures"] == {"load.corrupt": sum(CHUNKS)}
-    # The damaged chunks are gone, and recomputed ones have taken their place.
+    # Recomputed chunks have replaced the damaged ones.
     assert_served_from_the_tier(engine, plain)
 
 
-def test_no_request_fails_when_the_store_goes_away_while_it_is_read(
-    second: Second, plain: Any
-) -> None:
+def test_no_request_fails_when_the_store_goes_away_under_load(second: Second, plain: Any) -> None:
     engine, store = second.engine, second.store
     assert engine.reset_all()
     engine.add(prompts=PROMPTS[:1])
@@ -116,39 +103,32 @@ def test_no_request_fails_when_the_store_goes_away_while_it_is_read(
     assert same(engine.finish(), plain.outputs(PROMPTS))
     engine.settle()
     assert engine.stats()[store.name]["failures"]
-    # A client may still be in a call to the store that is gone.
+    # A client may still wait for the killed store.
     settle_until(engine, lambda: not any(engine.leftovers().values()), "nothing is left over")
     if not isinstance(store, ServedStore):
         return
-    # When the store is back it is used again, for the chunks that it has kept or gets again.
+    # The tier uses the store again when it is back.
     store.start()
-    wait_until_used(engine, store)
+
+    def is_used() -> bool:
+        stats = engine.stats()[store.name]
+        return not (stats["reads_open"] or stats["stores_open"])
+
+    settle_until(engine, is_used, f"{store.name} is used again")
     assert engine.reset_all()
     engine.generate(prompts=PROMPTS)
     engine.settle()
     assert_served_from_the_tier(engine, plain)
 
 
-def wait_until_used(engine: Engine, store: Store) -> None:
-    def is_used() -> bool:
-        stats = engine.stats()[store.name]
-        return not (stats["reads_open"] or stats["stores_open"])
-
-    settle_until(engine, is_used, f"{store.name} is used again")
-
-
 def assert_served_from_the_tier(engine: Engine, plain: Any) -> None:
-    """Assert that the prompts came from the tier and from nowhere else."""
     assert engine.reset_all()
     outputs = engine.generate(prompts=PROMPTS)
     assert [output["cached"] for output in outputs] == FULL
     assert same(outputs, plain.outputs(PROMPTS))
 
 
-def test_without_verification_a_damaged_chunk_is_served(
-    offloading_way: Way, start_engine: Any, folder: Path, plain: Any
-) -> None:
-    # Without digests, the comparison with the plain engine fails.
+def test_no_verification(offloading_way: Way, start_engine: Any, folder: Path, plain: Any) -> None:
     store = Folder(folder / f"unverified-{offloading_way.name}", CHUNK_BYTES)
     with start_engine(offloading_way.offloading(store.url, verify=False)) as engine:
         engine.generate(prompts=PROMPTS)

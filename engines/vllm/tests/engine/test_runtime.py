@@ -1,25 +1,19 @@
-"""An operator at a real engine: its traffic recorded, and a tier taken out and put back."""
-
-from __future__ import annotations
-
 import json
-import socket
 import urllib.request
 from pathlib import Path
 from typing import Any
 
+from support.redis_server import free_port
 from support.vllm_engine import BLOCK_TOKENS, CHUNK_BYTES, OUR_MANAGER, make_prompt, same
 
 from kvtier_sdk import TieringConfig
 from kvtier_sdk.admin import ask
 from kvtier_sdk.cli.replay import read_trace, replay
 
-#: Slots of the host pool.
 SLOTS = 12
 
 
 def conversations() -> list[list[int]]:
-    """Return prompts of four conversations that go on, some of them more often than others."""
     texts = [make_prompt(seed, 6, extra=0) for seed in range(4)]
     return [
         texts[talk][: chunks * BLOCK_TOKENS + 5]
@@ -28,9 +22,7 @@ def conversations() -> list[list[int]]:
     ]
 
 
-def test_a_replay_of_the_recorded_traffic_hits_what_the_engine_has_hit(
-    start_engine: Any, tmp_path: Path
-) -> None:
+def test_a_replay_of_the_trace_hits_what_the_engine_hit(start_engine: Any, tmp_path: Path) -> None:
     offloading = OUR_MANAGER.offloading(
         "memory:?capacity=20MiB", host_bytes=SLOTS * CHUNK_BYTES, admission="off"
     )
@@ -39,7 +31,7 @@ def test_a_replay_of_the_recorded_traffic_hits_what_the_engine_has_hit(
     cached = 0
     with start_engine(offloading) as engine:
         for number, prompt in enumerate(prompts):
-            # With what the device has kept, and without.
+            # The device keeps its cache for every third prompt.
             if number % 3:
                 engine.reset_device()
             (output,) = engine.generate(prompts=[prompt])
@@ -52,27 +44,18 @@ def test_a_replay_of_the_recorded_traffic_hits_what_the_engine_has_hit(
     assert [len(request.keys) for request in requests] == [
         len(prompt) // BLOCK_TOKENS for prompt in prompts
     ]
+    tier = "memory:?capacity=20MiB&admission=off"
     report = replay(
         requests,
-        TieringConfig.from_dict(
-            {
-                "slots": SLOTS,
-                "chunk_bytes": CHUNK_BYTES,
-                "tiers": ["memory:?capacity=20MiB&admission=off"],
-            }
-        ),
+        TieringConfig.from_dict({"slots": SLOTS, "chunk_bytes": CHUNK_BYTES, "tiers": [tier]}),
     )
     assert report.hit_chunks == cached // BLOCK_TOKENS
     assert 0 < report.hit_chunks < report.chunks
 
 
-def test_a_tier_is_taken_out_of_a_sleeping_engine_and_put_back(
-    start_engine: Any, plain: Any, tmp_path: Path
-) -> None:
+def test_a_sleeping_engine_drains_its_tier(start_engine: Any, plain: Any, tmp_path: Path) -> None:
     path = tmp_path / "engine.sock"
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     offloading = OUR_MANAGER.offloading(f"file://{tmp_path}/kv?direct_io=off", runner="process")
     offloading |= {"admin_socket": str(path), "trace_dir": str(tmp_path / "trace")}
     offloading |= {"metrics_port": port}
@@ -86,7 +69,7 @@ def test_a_tier_is_taken_out_of_a_sleeping_engine_and_put_back(
         assert same(outputs, expected)
         return int(outputs[0]["cached"])
 
-    # Another seed than the expected one: the first request has the manager made again.
+    # With an unexpected hash seed, the first request makes the manager open its tiers again.
     with start_engine(offloading, environment={"PYTHONHASHSEED": "7"}) as engine:
         assert ask(path, {"command": "status"})["tiers"][0]["is_open"]
         engine.generate(prompts=prompts)
@@ -96,7 +79,7 @@ def test_a_tier_is_taken_out_of_a_sleeping_engine_and_put_back(
         assert (answer["is_drained"], answer["is_idle"]) == (True, True)
         assert serve() == 0
         status = ask(path, {"command": "status"})
-        # The first time it was there, the prompt was new.
+        # Both misses are of absent chunks: the new prompt, and the drained tier.
         misses = status["host"]["misses"]
         assert sum(misses.values()) == misses["absent"] == 2
         assert not sum(status["tiers"][0]["failures"].values())

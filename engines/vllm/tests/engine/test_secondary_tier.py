@@ -1,7 +1,3 @@
-"""One of our tiers as vLLM's tiering manager calls it, without an engine."""
-
-from __future__ import annotations
-
 import gc
 import itertools
 import os
@@ -19,7 +15,6 @@ from support.redis_server import Server, free_port
 from support.stores import RedisStore
 
 with warnings.catch_warnings():
-    # Warnings of vLLM and torch at their import are not ours to mend.
     warnings.simplefilter("ignore")
     from vllm.v1.kv_offload import base
     from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
@@ -40,7 +35,6 @@ job_ids = itertools.count()
 
 @pytest.fixture
 def memory() -> Iterator[Any]:
-    """vLLM's host memory: the rows are random."""
     region = SharedOffloadRegion(f"test-{uuid.uuid4().hex}", SLOTS, None, ROW_BYTES, ROW_BYTES)
     rows = np.asarray(region.create_kv_memoryview())
     rows[:] = np.random.default_rng(1).integers(-128, 127, rows.shape, dtype=np.int8)
@@ -56,12 +50,8 @@ def make_tier(memory: Any) -> Iterator[MakeTier]:
     def make(
         view: memoryview = memory.data, *, model: str | None = None, **entry: Any
     ) -> KVTierSecondaryTier:
-        entry = {
-            "type": "KVTierSecondaryTier",
-            "module_path": "kvtier_vllm",
-            "lookup_deadline": "30s",
-            **entry,
-        }
+        entry = {"type": "KVTierSecondaryTier", "module_path": "kvtier_vllm", **entry}
+        entry.setdefault("lookup_deadline", "30s")
         config = make_config([entry])
         if model is not None:
             config = replace(config, model=replace(config.model, name=model))
@@ -92,14 +82,7 @@ def move(
     *,
     load: bool,
 ) -> JobResult:
-    """Hand a job over, and wait for its result step by step, as the manager does."""
-    job = TransferJob(
-        job_id=next(job_ids),
-        keys=keys,
-        chunk_ids=np.array(slots, np.int32),
-        is_promotion=load,
-        req_context=context,
-    )
+    job = TransferJob(next(job_ids), keys, np.array(slots, np.int32), load, context)
     (tier.submit_load if load else tier.submit_store)(job)
     while True:
         for result in tier.get_finished_jobs():
@@ -142,7 +125,7 @@ def test_a_load_that_failed_is_a_miss_for_its_request(make_tier: MakeTier, tmp_p
     result = move(tier, loads, KEYS[:2], [0, 1], load=True)
     assert not result.success
     assert list(result.successful_keys or ()) == [KEYS[1]]
-    # It does not ask again and again for a chunk that cannot be loaded.
+    # The request does not look up again a chunk that failed to load.
     assert look_up(tier, loads, KEYS[:2]) == [MISS, HIT]
     assert tier.stats.failures == {"load.corrupt": 1}
 
@@ -169,11 +152,8 @@ def test_a_drain_leaves_no_job_without_a_result(make_tier: MakeTier) -> None:
 
 def test_vllms_manager_sees_what_the_tier_is(make_tier: MakeTier) -> None:
     tier = make_tier(url="memory:?name=shelf")
-    assert (tier.tier_type, tier.medium, tier.locality) == (
-        "shelf",
-        base.Medium.CPU,
-        base.Locality.LOCAL,
-    )
+    assert tier.tier_type == "shelf"
+    assert (tier.medium, tier.locality) == (base.Medium.CPU, base.Locality.LOCAL)
     assert move(tier, request(tier, "stores"), KEYS[:1], [0], load=False).success
     (event,) = tier.take_events()
     assert (event.ownership, event.removed, event.keys) == ("shelf", False, KEYS[:1])
@@ -181,15 +161,12 @@ def test_vllms_manager_sees_what_the_tier_is(make_tier: MakeTier) -> None:
 
 @pytest.fixture(scope="module")
 def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a tier that declares itself to be on another machine."""
     store = RedisStore(tmp_path_factory.mktemp("redis"), ROW_BYTES)
     yield f"{store.url}?name=remote"
     store.kill()
 
 
-def test_memory_that_no_process_can_map_is_for_threads(
-    make_tier: MakeTier, remote: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_private_memory(make_tier: MakeTier, remote: str, caplog: pytest.LogCaptureFixture) -> None:
     private = np.zeros((SLOTS, ROW_BYTES), np.int8).data
     with pytest.raises(ConfigError, match="option 'runner' is 'process', but the host pool is of"):
         make_tier(private, url="memory:", runner="process")
@@ -205,18 +182,14 @@ def test_a_tier_that_is_refused_lets_go_of_the_memory(make_tier: MakeTier) -> No
     assert len(os.listdir("/proc/self/fd")) == open_files
 
 
-def test_what_is_wrong_with_a_tier_reaches_the_engine_from_its_process(
-    make_tier: MakeTier,
-) -> None:
+def test_what_is_wrong_with_a_tier_reaches_the_engine_from_its_process(make_tier: MakeTier) -> None:
     open_files = len(os.listdir("/proc/self/fd"))
     with pytest.raises(TierUnavailableError, match="Connection refused"):
         make_tier(url=f"redis://127.0.0.1:{free_port()}", runner="process", required=True)
     assert len(os.listdir("/proc/self/fd")) == open_files
 
 
-def test_the_first_request_waits_neither_for_the_closing_nor_for_the_opening_of_a_tier(
-    make_tier: MakeTier, another_hash: str, tmp_path: Path
-) -> None:
+def test_requests_wait_for_no_tier(make_tier: MakeTier, another_hash: str, tmp_path: Path) -> None:
     server = Server(tmp_path).start()
     tier = make_tier(url=f"{server.url}?connect_timeout=1h&open_deadline=1h&required=true")
     try:

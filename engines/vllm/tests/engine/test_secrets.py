@@ -1,7 +1,3 @@
-"""A store's password is in none of what vLLM writes and starts, and the store serves."""
-
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,3 @@
-"""Requests that want the same chunks share their promotion."""
-
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +8,7 @@ CHUNKS = 4
 PREFIX = make_prompt(1, CHUNKS, extra=0)
 PAIR = [PREFIX + make_prompt(seed, 0, extra=20) for seed in (2, 3)]
 
-#: Slow enough that several steps of the engine pass while it loads.
+#: The tier is so slow that several engine steps pass during a load.
 SLOW_TIER = "memory:?latency=200ms"
 
 
@@ -20,7 +16,6 @@ SLOW_TIER = "memory:?latency=200ms"
 def engine(
     request: pytest.FixtureRequest, offloading_way: Way, start_engine: Any
 ) -> Iterator[Engine]:
-    """An engine whose tier holds the common prefix."""
     offloading = offloading_way.offloading(SLOW_TIER)
     with start_engine(offloading, enable_prefix_caching=request.param) as engine:
         engine.generate(prompts=[[*PREFIX, 5]])
@@ -30,7 +25,6 @@ def engine(
 
 @pytest.fixture
 def cold(engine: Engine) -> Engine:
-    """The same engine with an empty device cache and an empty host pool."""
     engine.reset_all()
     assert (engine.device_blocks(), engine.primary_chunks()) == (0, 0)
     return engine
@@ -50,9 +44,7 @@ def test_two_requests_with_one_prefix_cause_one_load_a_chunk(cold: Engine, plain
 
 
 @pytest.mark.parametrize("abort", [0, 1], ids=["first", "second"])
-def test_one_of_two_requests_is_aborted_while_its_prefix_is_loaded(
-    cold: Engine, plain: Any, abort: int
-) -> None:
+def test_one_of_two_requests_is_aborted_while_loading(cold: Engine, plain: Any, abort: int) -> None:
     before = loaded_chunks(cold)
     cold.add(prompts=PAIR)
     assert cold.step_until_loading()

@@ -1,7 +1,3 @@
-"""``kvtier tier`` beside a real engine: it finds the engine's chunks, and leaves them to it."""
-
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -25,9 +21,7 @@ def tier(command: str, *words: str) -> dict[str, Any]:
     return found
 
 
-def test_a_prompts_chunks_are_found_beside_the_engine(
-    offloading_way: Way, start_engine: Any, tmp_path: Path
-) -> None:
+def test_it_finds_a_prompts_chunks(offloading_way: Way, start_engine: Any, tmp_path: Path) -> None:
     url = f"file://{tmp_path}/kv"
     with start_engine(offloading_way.offloading(url)) as engine:
         engine.generate(prompts=[PROMPT])

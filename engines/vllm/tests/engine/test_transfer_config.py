@@ -1,7 +1,5 @@
 """``kvtier check`` refuses what vLLM refuses at its start, and no other option of ours."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import fields
 from pathlib import Path
@@ -10,7 +8,6 @@ from typing import Any
 import pytest
 
 with warnings.catch_warnings():
-    # Warnings of vLLM and torch at their import are not ours to mend.
     warnings.simplefilter("ignore")
     from vllm.config import KVTransferConfig
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
@@ -28,7 +25,7 @@ HOST = {"spec_name": "KVTierOffloadingSpec", "secondary_tiers": ["memory:"]}
 GUEST = {"spec_name": "TieringOffloadingSpec", "secondary_tiers": [TIER]}
 ON_CPU = {**GUEST, "spec_name": "KVTierCPUTieringSpec"}
 
-#: Contents of the extra config, and keys beside it.
+#: Pairs of an extra config and the keys beside it.
 ACCEPTED: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({**HOST, "spec_module_path": OURS}, {}),
     ({**HOST, "spec_module_path": f"{OURS}.spec"}, {}),
@@ -72,7 +69,6 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 @pytest.fixture(autouse=True)
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Modules of an operator."""
     (tmp_path / "passes_ours_on.py").write_text(f"from {OURS} import KVTierOffloadingSpec")
     (tmp_path / "fails").mkdir()
     (tmp_path / "fails/__init__.py").write_text("raise RuntimeError")
@@ -80,12 +76,11 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def refusals(extra: dict[str, Any], further: dict[str, Any]) -> tuple[str | None, str | None]:
-    """Return the errors with which vLLM and we refuse a configuration."""
     config = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", **further}
     config["kv_connector_extra_config"] = {"cpu_bytes_to_use": 1 << 20, **extra}
     theirs = ours = None
     try:
-        start(config)
+        start_as_vllm_does(config)
     except Exception as error:
         theirs = repr(error)
     try:
@@ -95,8 +90,7 @@ def refusals(extra: dict[str, Any], further: dict[str, Any]) -> tuple[str | None
     return theirs, ours
 
 
-def start(config: dict[str, Any]) -> None:
-    """Read a configuration as vLLM does before it has an engine."""
+def start_as_vllm_does(config: dict[str, Any]) -> None:
     plugin.register()
     read = KVTransferConfig(**config)
     KVConnectorFactory.get_connector_class(read)
@@ -117,7 +111,7 @@ def test_what_vllm_refuses_is_wrong(extra: dict[str, Any], further: dict[str, An
 
 
 def test_every_option_of_this_release_is_known() -> None:
-    # The error for an unknown name lists all known ones.
+    # The error for an unknown option lists all known options.
     _, complaint = refusals(GUEST, {"?": 1})
     assert complaint is not None
     allowed = complaint.partition("allowed: ")[2].split(", ")

@@ -1,7 +1,3 @@
-"""A real engine before LMCache's server, which the page's command starts."""
-
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +7,18 @@ from support.vllm_engine import Engine, make_prompt, same
 
 from .conftest import StartEngine
 
-#: Of 1,029 tokens each: four chunks of LMCache's, of 256 tokens.
+#: Each prompt has 1,029 tokens: four of LMCache's chunks of 256 tokens.
 PROMPTS = [make_prompt(seed, 8) for seed in range(2)]
 TOKENS = 1024
 
 
 def files(folder: Path) -> list[Path]:
-    """Return the files of objects: four layers of keys and values of 256 tokens in float32."""
     found = folder.rglob("*") if folder.exists() else ()
     return [path for path in found if path.is_file() and path.stat().st_size >= 2**21]
 
 
 def forget(engine: Engine, server: LMCacheServer) -> None:
-    """Empty the device's cache and LMCache's L1."""
-    # Blocks are free when LMCache has stored them, which a step notices.
+    # LMCache frees blocks that it has stored at the engine's next step.
     engine.settle()
     assert engine.reset_device()
     server.forget()
@@ -34,7 +28,6 @@ def forget(engine: Engine, server: LMCacheServer) -> None:
 def test_an_engine_gets_its_answers_from_the_tier_and_computes_what_is_damaged(
     store: str, tmp_path: Path, start_engine: StartEngine
 ) -> None:
-    """LMCache's own adapter for files serves damaged bytes: the answer is another one."""
     adapter: dict[str, Any] | None = None
     if store == "fs_native":
         adapter = {"type": "fs_native", "base_path": f"{tmp_path}/kv"}
@@ -62,10 +55,9 @@ def test_an_engine_gets_its_answers_from_the_tier_and_computes_what_is_damaged(
 
 
 def damage(path: Path) -> None:
-    """Turn the sign of every number in the middle half of a file."""
     content = bytearray(path.read_bytes())
     quarter = len(content) // 16 * 4
-    # The last byte of a float32 has its sign.
+    # The sign is in the last byte of a float32.
     for place in range(quarter + 3, 3 * quarter, 4):
         content[place] ^= 0x80
     path.write_bytes(content)

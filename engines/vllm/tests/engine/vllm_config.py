@@ -1,14 +1,11 @@
 """Configurations as vLLM's connector gives them to a spec, without an engine."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from vllm.v1.kv_offload.base import (
     CanonicalKVCacheRef,
@@ -25,15 +22,16 @@ from vllm.v1.kv_offload.config import (
 )
 from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 
-from kvtier_sdk import ConfigError
-
 KEYS = [make_offload_key(bytes([n]) * 32, 0) for n in range(4)]
 CHUNK_BYTES = 8192
-#: A directory with a meaningless config and weights.
+#: A model directory with a dummy config and dummy weights.
 MODEL = Path(__file__).with_name("model")
 
 
 def make_config(tiers: list[Any], **extra: Any) -> OffloadingConfig:
+    names = [field.name for field in fields(OffloadingParallelConfig)]
+    parallel: dict[str, Any] = {name: int(name.endswith("size")) for name in names}
+    parallel["is_parallelism_agnostic"] = False
     return OffloadingConfig(
         groups=(OffloadingGroupConfig(tokens_per_block=16, layer_names=("a",), group_id=0),),
         worker_kv_bytes_per_block=CHUNK_BYTES,
@@ -48,25 +46,13 @@ def make_config(tiers: list[Any], **extra: Any) -> OffloadingConfig:
         engine_id=f"test-{id(tiers)}",
         model=OffloadingModelConfig(name=str(MODEL), dtype="float32"),
         cache=OffloadingCacheConfig(tokens_per_hash=16, blocks_per_chunk=1),
-        parallel=OffloadingParallelConfig(
-            **{
-                field.name: (
-                    False
-                    if field.name == "is_parallelism_agnostic"
-                    else 1
-                    if field.name.endswith("size")
-                    else 0
-                )
-                for field in fields(OffloadingParallelConfig)
-            }
-        ),
+        parallel=OffloadingParallelConfig(**parallel),
         kv_cache_layout="NHD",
     )
 
 
 @contextmanager
 def opened_manager(config: OffloadingConfig) -> Iterator[Any]:
-    """Open a manager, and the worker that an engine starts before it."""
     with joined_worker(config):
         manager = OffloadingSpecFactory.create_spec(config).get_manager()
         try:
@@ -77,7 +63,6 @@ def opened_manager(config: OffloadingConfig) -> Iterator[Any]:
 
 @contextmanager
 def joined_worker(config: OffloadingConfig) -> Iterator[Any]:
-    """Make a worker with a cache of four blocks."""
     tensor = torch.zeros(4, CHUNK_BYTES, dtype=torch.int8)
     caches = CanonicalKVCaches(
         [CanonicalKVCacheTensor(tensor, CHUNK_BYTES)], [[CanonicalKVCacheRef(0, CHUNK_BYTES)]]
@@ -87,13 +72,3 @@ def joined_worker(config: OffloadingConfig) -> Iterator[Any]:
         yield worker
     finally:
         worker.shutdown()
-
-
-def refuses_to_start_without_worker_1(config: OffloadingConfig) -> None:
-    """Assert that an engine of two workers does not start with the first only."""
-    config = replace(config, parallel=replace(config.parallel, world_size=2, tp_size=2))
-    with joined_worker(config):
-        spec = OffloadingSpecFactory.create_spec(config)
-        for _ in range(2):  # The scheduler's place is free again after a refusal.
-            with pytest.raises(ConfigError, match=r"^worker 1 of this engine cannot be seen"):
-                spec.get_manager()

@@ -1,7 +1,3 @@
-"""Platforms that vLLM could find itself on."""
-
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +9,6 @@ from kvtier_vllm import spec as our_spec
 
 
 def on_platform(monkeypatch: pytest.MonkeyPatch, name: str, device_type: str) -> None:
-    """Make vLLM detect this platform."""
     facts: dict[str, Any] = {"device_name": name, "device_type": device_type}
     for fact, value in facts.items():
         monkeypatch.setattr(type(current_platform), fact, value, raising=False)
@@ -24,7 +19,7 @@ def on_platform(monkeypatch: pytest.MonkeyPatch, name: str, device_type: str) ->
     is_gpu = device_type == "cuda"
     monkeypatch.setattr(type(current_platform), "is_cuda_alike", lambda self: is_gpu)
     for spec in (our_spec, tiering_spec):
-        # There is no GPU to copy from: only the mapping of vLLM's worker is left.
+        # There is no GPU here: the replacement keeps only the worker's mapping.
         monkeypatch.setattr(
             spec,
             "CPUOffloadingWorker",

@@ -1,7 +1,5 @@
 """A prompt's keys, without vLLM; ``engines/vllm/tests/engine`` compares them with vLLM's own."""
 
-from __future__ import annotations
-
 import hashlib
 import pickle
 from typing import Any

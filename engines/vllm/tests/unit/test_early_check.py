@@ -1,7 +1,5 @@
 """The messages to an operator before vLLM starts a worker; their text is in messages.txt."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +22,7 @@ THEIRS = {
 
 
 def check(extra: Any, connector: str = "OffloadingConnector") -> None:
-    options = {
-        "kv_connector": connector,
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": extra,
-    }
+    options = {"kv_connector": connector, "kv_role": "kv_both", "kv_connector_extra_config": extra}
     check_engine(options, "a-model", Path("/nonexistent"))
 
 

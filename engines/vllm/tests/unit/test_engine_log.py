@@ -1,7 +1,3 @@
-"""kvtier's lines in vLLM's log, with a logger in vLLM's place."""
-
-from __future__ import annotations
-
 import io
 import logging
 from collections.abc import Iterator
@@ -14,7 +10,7 @@ OURS, ENGINE = logging.getLogger("kvtier"), logging.getLogger("vllm")
 
 
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take all handlers away, as in a new process. In a fixture, pytest's would come after it."""
+    # A fixture would run before pytest adds its own handlers.
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     for logger in (OURS, ENGINE):
         monkeypatch.setattr(logger, "handlers", [])
@@ -30,7 +26,6 @@ def levels() -> Iterator[None]:
 
 
 def configure_engine(level: int) -> io.StringIO:
-    """Configure the engine's logger as vLLM does, in the place of what was there."""
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     handler.setFormatter(logging.Formatter("(EngineCore) %(levelname)s %(message)s"))
@@ -40,9 +35,7 @@ def configure_engine(level: int) -> io.StringIO:
     return stream
 
 
-def test_lines_have_the_engines_format_and_level(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_lines_have_the_engines_format_and_level(monkeypatch: pytest.MonkeyPatch) -> None:
     quiet(monkeypatch)
     stream = configure_engine(logging.INFO)
     join_engine_log()
@@ -51,9 +44,7 @@ def test_lines_have_the_engines_format_and_level(
     assert stream.getvalue() == "(EngineCore) INFO disk: open\n"
 
 
-def test_they_follow_when_the_engine_configures_its_log_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_they_follow_when_the_engine_reconfigures_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
     quiet(monkeypatch)
     before = configure_engine(logging.INFO)
     join_engine_log()
@@ -63,9 +54,7 @@ def test_they_follow_when_the_engine_configures_its_log_again(
     assert (before.getvalue(), after.getvalue()) == ("", "(EngineCore) DEBUG disk: a detail\n")
 
 
-def test_a_programs_own_handler_stays_the_only_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_programs_own_handler_stays_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
     quiet(monkeypatch)
     engines, own = configure_engine(logging.INFO), io.StringIO()
     OURS.addHandler(logging.StreamHandler(own))
@@ -74,9 +63,7 @@ def test_a_programs_own_handler_stays_the_only_one(
     assert (engines.getvalue(), own.getvalue()) == ("", "mine\n")
 
 
-def test_an_engine_that_configures_no_log_changes_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_engine_that_configures_no_log_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     quiet(monkeypatch)
     join_engine_log()
     assert (OURS.handlers, OURS.propagate) == ([], True)

@@ -1,7 +1,3 @@
-"""The revision of an engine's model, from its name, its files or the operator."""
-
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable
@@ -19,7 +15,6 @@ MAIN, OTHER = "a" * 40, "b" * 40
 
 
 def make_model(folder: Path, weights: bytes = WEIGHTS.tobytes()) -> Path:
-    """Make a model in a directory, as after a training."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     index = {"weight_map": {"w": "model-00001-of-00001.safetensors"}}
@@ -32,9 +27,7 @@ def digest_of(model: Path) -> str | None:
     return model_facts(str(model), model.parent / "hub")["model_files"]
 
 
-def test_it_is_the_same_wherever_the_files_are_and_whatever_lies_beside_them(
-    tmp_path: Path,
-) -> None:
+def test_it_is_the_same_wherever_the_files_are_and_whatever_is_beside(tmp_path: Path) -> None:
     first = digest_of(make_model(tmp_path / "one"))
     other = make_model(tmp_path / "other")
     (other / "README.md").write_text("about it")
@@ -43,8 +36,6 @@ def test_it_is_the_same_wherever_the_files_are_and_whatever_lies_beside_them(
 
 
 def train(share: float) -> Callable[[Path], object]:
-    """Return a change of a tenth of the weights."""
-
     def change(model: Path) -> None:
         trained = WEIGHTS.copy()
         start = int(share * len(WEIGHTS))
@@ -65,9 +56,7 @@ def train(share: float) -> Callable[[Path], object]:
     ],
     ids=["head", "middle", "tail", "length", "config"],
 )
-def test_another_content_is_another_revision(
-    tmp_path: Path, change: Callable[[Path], object]
-) -> None:
+def test_new_content_is_a_new_revision(tmp_path: Path, change: Callable[[Path], object]) -> None:
     one, other = make_model(tmp_path / "one"), make_model(tmp_path / "other")
     change(other)
     link = tmp_path / "current"
@@ -88,12 +77,10 @@ def test_weights_of_other_kinds_tell_a_model(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("lacking", ["config.json", "model-00001-of-00001.safetensors"])
-def test_a_directory_whose_config_or_weights_are_elsewhere_is_the_operators_to_name(
-    tmp_path: Path, lacking: str
-) -> None:
+def test_a_directory_without_config_or_weights_needs_a_name(tmp_path: Path, lacking: str) -> None:
     model = make_model(tmp_path / "model_streamer")
     (model / lacking).unlink()
-    # Files that no engine loads from a directory.
+    # No engine loads these files from a directory.
     for name in ("training_args.bin", "model.gguf"):
         (model / name).write_text("of a training")
     with pytest.raises(
@@ -103,14 +90,11 @@ def test_a_directory_whose_config_or_weights_are_elsewhere_is_the_operators_to_n
 
 
 class Cache:
-    """The cache of the hub, which keeps equal files once."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._repository = folder / "models--acme--llama"
 
     def hold(self, commit: str, **blobs: str) -> Path:
-        """Add a revision; each file is named with its content."""
         snapshot = self._repository / "snapshots" / commit
         snapshot.mkdir(parents=True)
         store = self._repository / "blobs"
@@ -134,7 +118,7 @@ def cache(tmp_path: Path) -> Cache:
 
 def test_the_only_revision_of_the_cache_whatever_it_is_called(cache: Cache) -> None:
     cache.hold(OTHER, config_json="c", model_safetensors="w")
-    # Of another revision, only what no engine can serve.
+    # The cache holds only a tokenizer of the other revision, which no engine can serve.
     cache.hold(MAIN, tokenizer_json="t")
     assert cache.revision() == OTHER
 
@@ -152,9 +136,7 @@ def test_revisions_of_one_model_are_one(cache: Cache) -> None:
         {"config_json": "rope", "model_safetensors": "w"},
     ],
 )
-def test_several_that_differ_are_the_operators_to_choose(
-    cache: Cache, other: dict[str, str]
-) -> None:
+def test_several_that_differ_need_a_choice(cache: Cache, other: dict[str, str]) -> None:
     cache.hold(MAIN, config_json="c", model_safetensors="w")
     cache.hold(OTHER, **other)
     with pytest.raises(ConfigError, match=r"option 'model_revision' is missing") as error:
@@ -164,9 +146,7 @@ def test_several_that_differ_are_the_operators_to_choose(
 
 @pytest.mark.parametrize("part", [{"config_json": "c"}, {"model_safetensors": "w"}])
 @pytest.mark.parametrize("beside", [{}, {"config_json": "c", "model_safetensors": "w"}])
-def test_a_revision_whose_config_or_weights_are_elsewhere_is_the_operators_to_choose(
-    cache: Cache, part: dict[str, str], beside: dict[str, str]
-) -> None:
+def test_a_part_needs_a_choice(cache: Cache, part: dict[str, str], beside: dict[str, str]) -> None:
     cache.hold(MAIN, **part)
     if beside:
         cache.hold(OTHER, **beside)
@@ -210,7 +190,7 @@ def test_one_model_in_two_places_is_one_by_the_operators_word(tmp_path: Path) ->
     models = [make_model(tmp_path / place / "llama") for place in ("a", "b")]
     one, other = (model_facts(str(model), tmp_path, "v2") for model in models)
     assert one == other
-    # Without it they may differ where no sample was taken.
+    # Without a revision the two may differ in bytes that were not sampled.
     one, other = (model_facts(str(model), tmp_path) for model in models)
     assert one != other
 

@@ -1,7 +1,3 @@
-"""Our options in vLLM's configuration, read without vLLM."""
-
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +11,6 @@ ENTRY = {"type": "kvtier", "url": "memory:?capacity=1GiB"}
 
 
 def guest(entries: list[dict[str, Any]], index: int = 0) -> SecondaryTierEntry:
-    """Read an entry as vLLM passes it on: without vLLM's own keys."""
     own = {"type", "module_path", "backpressure"}
     options = {key: value for key, value in entries[index].items() if key not in own}
     spec = SimpleNamespace(extra_config={"secondary_tiers": entries})
@@ -40,11 +35,7 @@ def under_vllms_manager(cpu_bytes_to_use: object) -> TieringConfig:
 def test_an_entry_by_url_and_one_by_flat_options_are_the_same() -> None:
     flat = {"type": "kvtier", "backend": "memory", "capacity": "1GiB"}
     assert guest([flat]).tier == guest([ENTRY]).tier
-    by_class = {
-        **flat,
-        "type": "KVTierSecondaryTier",
-        "module_path": "kvtier_vllm",
-    }
+    by_class = {**flat, "type": "KVTierSecondaryTier", "module_path": "kvtier_vllm"}
     assert guest([by_class]).tier == guest([ENTRY]).tier
 
 
@@ -64,9 +55,7 @@ def test_what_is_ours_beside_the_tiers_options() -> None:
         ([ENTRY, {**ENTRY, "retries": 1}], 1, "'secondary_tiers[1].name': two tiers are named"),
     ],
 )
-def test_a_wrong_entry_is_a_sentence_with_its_path(
-    entries: list[dict[str, Any]], index: int, complaint: str
-) -> None:
+def test_a_wrong_entry_is_told(entries: list[dict[str, Any]], index: int, complaint: str) -> None:
     with pytest.raises(ConfigError) as error:
         guest(entries, index)
     assert complaint in str(error.value)
@@ -121,9 +110,7 @@ def test_vllms_names_and_ours_make_one_configuration() -> None:
         ({"cpu_bytes_to_use": 1, "copies": "cuda"}, "option 'copies' is 'cuda'"),
     ],
 )
-def test_a_wrong_option_is_a_sentence_in_the_words_it_was_written_in(
-    options: dict[str, Any], complaint: str
-) -> None:
+def test_a_wrong_option_is_told_in_vllms_words(options: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ConfigError) as error:
         host(**options)
     assert complaint in str(error.value)
@@ -149,9 +136,7 @@ def test_the_size_of_vllms_own_pool_is_what_vllm_makes_of_it(size: object) -> No
         ([], "write for example 4294967296"),
     ],
 )
-def test_a_size_that_vllm_cannot_read_is_refused_with_the_one_to_write(
-    size: object, write: str
-) -> None:
+def test_a_size_that_vllm_cannot_read_is_refused_with_advice(size: object, write: str) -> None:
     with pytest.raises(ConfigError) as error:
         under_vllms_manager(size)
     assert str(error.value) == (
