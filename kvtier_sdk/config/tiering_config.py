@@ -193,7 +193,7 @@ def _read_tier(entry: object, place: Place) -> TierSpec:
 
 @contextmanager
 def _noting(mistakes: list[str]) -> Iterator[None]:
-    """Collect a mistake and go on, so that all are reported at once."""
+    """Collect the mistake that ends the block, so that all are reported at once."""
     try:
         yield
     except (BackendError, ConfigError) as error:
@@ -206,7 +206,7 @@ def _tell(mistakes: list[str]) -> None:
 
 
 def _location_conflicts(specs: Mapping[Place, TierSpec]) -> Iterator[str]:
-    """Complain about tiers of one location with different options, or of nested locations.
+    """Yield a complaint for tiers in one location with different options, or in nested locations.
 
     The outer tier would count the inner tier's chunks, or sweep them away.
     """

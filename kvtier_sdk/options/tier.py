@@ -15,8 +15,8 @@ from kvtier_sdk.options.url import TierURL
 class TierConfig(StrictModel):
     """The base of every backend's options.
 
-    A tier in a process of its own is built there from plain data, so an option's type must accept
-    its own value as plain data: ``Bytes`` accepts ``4096``.
+    A tier in a process of its own is built there from plain data, so each option's type must accept
+    the option's value as plain data: ``Bytes`` accepts ``4096``.
     """
 
     @classmethod
@@ -38,9 +38,9 @@ class TierConfig(StrictModel):
     def location(self) -> str | None:
         """Return the place of the chunks, as a URL whose path leads there: ``file:///data/kv``.
 
-        All tiers that share a place spell it the same. Two tiers of one manager may share a place
-        only with the same options, and neither may lie inside the other's. The default, ``None``,
-        is for a tier that shares its place with no other.
+        All tiers in one place return the same text. Two tiers of one manager may share a place
+        only with the same options, and no place may lie inside another tier's. The default,
+        ``None``, is for a tier that shares its place with no other tier.
         """
         return None
 
@@ -67,7 +67,7 @@ class ExpiringTierConfig(TierConfig):
 
     @property
     def expiry_s(self) -> float | None:
-        """Seconds after its last store or use until a chunk has expired for certain."""
+        """Seconds without a store or use after which a chunk has certainly expired."""
         return self.max_age_s if self.ttl_s is None else self.ttl_s
 
 

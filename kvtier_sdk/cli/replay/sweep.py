@@ -162,7 +162,7 @@ def _slots_needed(workload: Sequence[ReplayRequest]) -> Iterator[int]:
                 break
             deepest = max(deepest, depth)
             yield deepest
-        # The pool uses a prefix from its end too, so that its start is evicted last.
+        # As in the pool: the end of a prefix is used first, so that its start is evicted last.
         for key in reversed(dict.fromkeys(request.keys)):
             recency.use(key)
 
