@@ -23,7 +23,7 @@ from kvtier_sdk.types import OffloadKey
 _INTERVAL_S = 0.5
 #: The most chunks in requests that wait to be written; further requests are dropped.
 _MOST_WAITING = 2**18
-#: Matches TIME (two numbers), PID and NUMBER, so that no other program's file is removed.
+#: Matches a trace file's TIME (two numbers), PID and NUMBER, so that no other file is removed.
 _OUR_FILES = "trace-{0}-{0}-{0}-{0}.jsonl".format("[0-9]*")
 _SALT_BYTES = 16
 _ID_BYTES = 8

@@ -39,8 +39,8 @@ def backends_command(
 ) -> None:
     """List the installed backends: package, abilities and options of each.
 
-    A backend that cannot be loaded is listed with the reason, and the exit status is 1; so is a
-    package whose entry points cannot be read.
+    A backend that cannot be loaded, or a package whose entry points cannot be read, is listed with
+    the reason, and the exit status is 1.
     """
     unreadable = unreadable_packages()
     described = [_describe(info) for info in _wanted(names or [])]

@@ -47,7 +47,7 @@ _ADVICE: dict[Verdict, str] = {
 }
 #: Longest wait for a tier to close when its check was interrupted.
 _INTERRUPTED_S = 0.5
-#: The frames of a traceback, before each of its errors.
+#: Matches the frames of a traceback, up to the error after them.
 _FRAMES = re.compile(r":?\n+( *)Traceback \(most recent call last\):\n(?:\1  .*\n)+\1")
 
 

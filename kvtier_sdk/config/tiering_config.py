@@ -36,8 +36,8 @@ class TieringConfig(StrictModel):
         policy: the host pool's eviction policy: ``prefix``, ``lru``, ``arc``, or another package's.
         store_reserve: share of the slots that promotions leave to stores; the same share is kept
             free where a tier gets evicted chunks.
-        recompute_s: time in which the engine recomputes a chunk; a tier that is slower is a miss.
-            If absent, it is learnt while the engine computes.
+        recompute_s: time that the engine needs to recompute a chunk; a chunk that a tier would
+            load more slowly is a miss. If absent, the time is learnt while the engine computes.
         verify: false switches digests off; for measurements and tests only.
         shutdown_timeout_s: time that each tier has to drain, and again to close.
         metrics_port: port of the metrics endpoint; absent for none.
@@ -48,7 +48,7 @@ class TieringConfig(StrictModel):
         trace_file_bytes: size of one file of the trace.
         trace_files: number of the newest files to keep.
         admin_socket: path of a Unix socket for ``kvtier top``, ``drain``, ``resume`` and
-            ``tier rm``; in a directory each engine makes its own. Absent for none.
+            ``tier rm``, or of a directory in which each engine makes its socket. Absent for none.
         tiers: the secondary tiers, in the order in which they are asked: a URL each, or a table
             with ``type``, optional ``name``, and ``url`` or flat options.
     """

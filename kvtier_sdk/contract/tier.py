@@ -112,7 +112,7 @@ class TierContext:
 
 
 class SecondaryTierManager(ABC):
-    """A tier behind the primary one: a store in which chunks are kept and found again.
+    """A tier behind the primary tier: a store in which chunks are kept and found again.
 
     The SDK makes an instance and calls :meth:`open` first and :meth:`close` last. In between it
     calls the other coroutines, several at once, all on one event loop. A tier never blocks that
@@ -319,9 +319,9 @@ class SecondaryTierManager(ABC):
         obeys the rules of that attribute.
 
         Returns:
-            The namespaces with a chunk, and those with only a manifest, in any order and each once:
-            this tier's own, if it is there, and all others in its place. The iteration raises the
-            same errors as :meth:`scan`.
+            Each namespace with a chunk or at least a manifest, once and in any order: this tier's
+            own, if it is there, and all others in the same place. The iteration raises the same
+            errors as :meth:`scan`.
         """
         raise TierContractError(
             "capability NAMESPACES is declared but namespaces() is not implemented"
@@ -332,7 +332,7 @@ class ChunkTierManager(SecondaryTierManager):
     """A tier that handles one chunk at a time and raises its failures.
 
     The SDK calls the three coroutines once for each chunk of a batch, :attr:`fan_out` at once.
-    All rules of :class:`SecondaryTierManager` hold. The guide for backend authors builds one.
+    All rules of :class:`SecondaryTierManager` hold. The backend authors' guide builds such a tier.
 
     Attributes:
         fan_out: the number of chunks of one batch that are handled at once; an attribute of the

@@ -56,7 +56,7 @@ class StrictModel(BaseModel):
     Attributes:
         needs: pairs of attributes; the first can only be given together with the second.
         excludes: pairs of attributes that cannot be given together.
-        refuses: other tiers' options that this one rejects, each with the advice to give.
+        refuses: options of other tiers that this model rejects, each with advice.
     """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)

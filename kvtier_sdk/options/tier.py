@@ -104,19 +104,19 @@ class RunnerOptions(StrictModel):
         store_policy: which chunks the tier gets, and when: ``through``, ``on_evict``,
             ``after_hits:2``, or another package's.
         admission: ``auto`` gives a full tier only chunks seen before, while that brings more hits;
-            ``off`` gives it all that the store policy wants.
-        offload_policy: ``chunk`` gives it new chunks; ``request`` also a request's chunks that are
-            in the primary tier already.
+            ``off`` gives the tier every chunk that the store policy wants.
+        offload_policy: ``chunk`` gives the tier new chunks; ``request`` also gives it a request's
+            chunks that are in the primary tier already.
         codec: seals chunks on their way to the tier: ``aes-gcm:/etc/kvtier/chunk.keys``, or
             another package's.
         required: true if an engine does not start without the tier. Otherwise it starts, and the
             tier is opened when its store can be reached.
-        open_deadline_s: an attempt to open the tier fails after this time, which is also how long
-            an engine waits for it.
+        open_deadline_s: an attempt to open the tier fails after this time; an engine waits for the
+            tier just as long.
         lookup_deadline_s: a lookup that takes longer is a miss, unless recomputing its chunks
             takes longer still.
-        max_lookup_deadline_s: limit of a lookup where recomputing takes longer, or where that time
-            is not known yet.
+        max_lookup_deadline_s: limit of a lookup if recomputing takes longer, or if the time to
+            recompute is not known yet.
         load_deadline_s: a load that takes longer, queueing included, has failed.
         store_deadline_s: a store that takes longer, queueing included, has failed.
         retries: how often a retryable failure is tried again, inside the deadline.
@@ -126,9 +126,9 @@ class RunnerOptions(StrictModel):
         max_queue_bytes: most payload under way in each direction; a store beyond it is dropped, a
             load beyond it is a miss.
         breaker_failures: after this many failed calls in a row the tier is no longer asked; reads
-            (lookups and loads) and writes count apart.
-        breaker_window: number of last calls; once half of them have failed, the tier is no longer
-            asked either.
+            (lookups and loads) and writes are counted separately.
+        breaker_window: the tier is also no longer asked once half of this many last calls have
+            failed.
         probe_interval_s: pause before a tier with an open breaker is probed; it doubles with each
             failed probe.
         max_probe_interval_s: the longest such pause.

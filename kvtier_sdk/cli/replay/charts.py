@@ -43,7 +43,7 @@ class Chart:
         kind: ``columns``, stacked, or ``curve``.
         note: an explanation of how to read the chart.
         unit: the unit of the horizontal axis.
-        heads: the meaning of each column; the table's first column.
+        heads: the name of each column, which is shown in the table's first column.
         labels: short heads, for the axis.
         text: a function that formats a value.
         top: the end of the vertical axis; 0 for the highest value.

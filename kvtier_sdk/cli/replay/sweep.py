@@ -40,10 +40,10 @@ class PoolSweep:
     """Hit rate against size.
 
     Attributes:
-        points: the hits of sizes that double, from a pool that holds the longest request twice to
-            a pool that holds every chunk.
+        points: the hits after each doubling of the size, from a pool that holds the longest request
+            twice to a pool that holds every chunk.
         pool: the hits of the configured size.
-        share: the share of the keys that the policy was played with; 1.0 if the sweep is exact.
+        share: the share of the keys for which the policy was played; 1.0 if the sweep is exact.
         error: largest difference between the hit rates of the two halves of this share.
     """
 

@@ -34,7 +34,7 @@ from kvtier_sdk.types import OffloadKey
 
 #: Size of the pool: one half is filled from SRC while the other half is written to DST.
 _POOL_BYTES = 32 * 2**20
-#: Facts that the SDK adds, which may differ between tiers or releases.
+#: Facts that the SDK adds to an engine's facts, which may differ between tiers or releases.
 _ADDED = ("frame_version", "codec")
 
 

@@ -71,7 +71,7 @@ def explain_command(
 ) -> None:
     """Explain why chunks are found or not: tier by tier present, absent or damaged.
 
-    For a namespace it shows the nearest other one in each tier, and in which facts the two differ.
+    For a namespace it shows the most similar namespace in each tier, and the facts that differ.
     Nothing is changed. For example
 
         kvtier tier explain kv.toml --namespace 3f9a --tokens prompt.json

@@ -1,6 +1,7 @@
 """A tier compared with a dictionary, over any sequence of calls.
 
-A miss is always legal, a wrong byte never. Hypothesis makes sequences, and shortens failing ones.
+A load may always miss, but must never return a wrong byte. Hypothesis makes the sequences, and
+shortens a failing sequence.
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ class TierMachine(RuleBasedStateMachine):
         lent = self._probe.full(key, version)
         if not await start_and_cancel(self._probe, operation, lent, turns):
             raise Breach(f"a cancelled {operation} did not end")
-        # Nothing may read these buffers now. If something does, a later load shows it.
+        # Nothing may read these buffers now. If the tier does, a later load shows the new bytes.
         lent.fill(bytes(self._probe.object_bytes))
 
     def _new_version(self, chunk: int) -> int:

@@ -179,7 +179,7 @@ async def _wait_for_expiry(probe: Probe, key: OffloadKey, *, in_use: bool = Fals
 @check(
     Capability.NAMESPACES,
     Medium.STORAGE,
-    says="this tier's own, if it is there, and all others in its place.",
+    says="this tier's own, if it is there, and all others in the same place.",
 )
 async def check_namespaces_are_listed(subject: TierSubject) -> None:
     """Every namespace with a chunk is listed once, with the facts of its manifest."""

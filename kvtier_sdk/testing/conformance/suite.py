@@ -193,7 +193,8 @@ def _test_any_sequence_of_calls(self: TierConformance, subject: TierSubject) -> 
 
 def _run_machine(subject: TierSubject, sequences: int, shrink_s: int) -> None:
     __tracebackhide__ = True
-    # Hypothesis has no setting for this limit. If a call hangs, each sequence takes the timeout.
+    # Hypothesis has no setting for this limit, which is needed if a call hangs: then each
+    # sequence lasts until the timeout.
     before, engine.MAX_SHRINKING_SECONDS = engine.MAX_SHRINKING_SECONDS, shrink_s
     try:
         run_state_machine_as_test(
@@ -214,5 +215,5 @@ def _run_machine(subject: TierSubject, sequences: int, shrink_s: int) -> None:
 
 for _check in CHECKS.values():
     setattr(TierConformance, _check.name.replace("check_", "test_", 1), _test_of(_check))
-# Last, since it takes longest to fail, and the checks before it describe a breach more exactly.
+# The last test, because it takes longest to fail and other checks describe a breach more exactly.
 TierConformance.test_any_sequence_of_calls = _test_any_sequence_of_calls  # type: ignore[attr-defined]
