@@ -146,7 +146,7 @@ def _is_served(path: Path) -> bool:
 
 
 def _receive_line(connection: socket.socket, most_bytes: int, timeout_s: float) -> bytes:
-    """Receive one line, or all until the connection ends or ``most_bytes`` have come."""
+    """Receive until a line ends, the connection ends, or ``most_bytes`` have come."""
     clock = SystemClock()
     deadline_s = clock.now_s() + timeout_s
     line = bytearray()

@@ -20,7 +20,7 @@ from kvtier_sdk.types import Usage
 
 
 class MetricKind(Enum):
-    """The direction in which a metric moves."""
+    """The kind of a metric, which says how its value may change."""
 
     #: A value that only goes up.
     COUNTER = "counter"

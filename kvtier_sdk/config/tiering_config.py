@@ -122,7 +122,7 @@ class TieringConfig(StrictModel):
         """Add the configured facts to an engine's ``namespace``.
 
         Raises:
-            ConfigError: a fact differs between them.
+            ConfigError: a configured fact differs from the engine's.
         """
         for name in sorted(self.namespace.keys() & namespace.facts.keys()):
             ours, theirs = self.namespace[name], namespace.facts[name]

@@ -44,8 +44,8 @@ except Exception:
 class StrictModel(BaseModel):
     """Options that reject misspelt names. Build them with :func:`validate_options`.
 
-    An operator writes a quantity with its unit (``capacity: "4GiB"``), so the option's name has
-    none, but the attribute's has: ``capacity_bytes: Bytes = Field(alias="capacity")``.
+    An operator writes a quantity with its unit (``capacity: "4GiB"``). The attribute is a plain
+    number, so its name ends in the unit: ``capacity_bytes: Bytes = Field(alias="capacity")``.
 
     Secrets appear neither in messages nor in a ``repr``. An option is a secret if its type is
     ``SecretStr`` or its name has a word such as ``password``, ``secret`` or ``token``. Operators

@@ -23,8 +23,8 @@ class TierConfig(StrictModel):
     def options_from_url(cls, url: TierURL) -> dict[str, Any]:
         """Return the options of this model that a ``url`` gives, not yet validated.
 
-        The default accepts a query and refuses a host or a path. Override it for a backend whose
-        URL has them.
+        The default accepts a query and refuses a host or a path. Override the method for a backend
+        whose URL has a host or a path.
 
         Raises:
             ConfigError: a part has no meaning for this backend.

@@ -119,7 +119,8 @@ class _Answer:
         contents: the namespace's chunks; ``None`` if it is absent, or the tier cannot list it.
         is_there: true if the namespace is there; ``None`` if the tier cannot say.
         nearest: the most similar other namespace, with its chunks.
-        differences: each differing fact, with its values in the namespace and in the nearest.
+        differences: each differing fact, with its values in the namespace and in the nearest
+            other namespace.
         states: the state of each chunk, by group.
     """
 

@@ -63,7 +63,7 @@ class TierMachine(RuleBasedStateMachine):
 
     @rule(stored=_BATCHES, loaded=_BATCHES)
     def store_and_load_at_once(self, stored: Sequence[int], loaded: Sequence[int]) -> None:
-        """Store a batch while another one is loaded."""
+        """Store a batch while another batch is loaded."""
 
         async def both() -> None:
             await asyncio.gather(self._store(stored), self._load(loaded))
@@ -77,7 +77,7 @@ class TierMachine(RuleBasedStateMachine):
 
     @rule()
     def reopen(self) -> None:
-        """Close the tier and open another instance."""
+        """Close the tier, and open another instance of it."""
         self._run(self._probe.close())
         self._run(self._open())
 
@@ -169,7 +169,7 @@ def tier_state_machine(make_subject: Callable[[], TierSubject]) -> type[TierMach
 
     Args:
         make_subject: makes the tier under test, once for each sequence of calls; it may return
-            the same one each time.
+            the same subject each time.
 
     Returns:
         The machine; pytest and unittest collect its ``TestCase``.

@@ -48,7 +48,7 @@ class TierConformance:
         settle_s: how long to wait for an effect that must not come, such as a late write.
         hang_s: how long the store hangs: longer than the tier's own limits.
         sequences: number of sequences of calls that are compared with a dictionary.
-        shrink_s: how long to search for a shorter sequence once one has failed.
+        shrink_s: how long to search for a shorter sequence once a sequence has failed.
     """
 
     chunk_bytes: ClassVar[int] = TierSubject.chunk_bytes
@@ -121,7 +121,7 @@ class TierConformance:
         """Remove part of the stored object ``key`` directly in the store, as an eviction would.
 
         For a tier that keeps a chunk as several values, files or shards. Set :attr:`chunk_bytes` so
-        that a chunk has several.
+        large that a chunk has several parts.
         """
         raise NotImplementedError
 
@@ -140,7 +140,7 @@ class TierConformance:
     def aging_tier(self) -> TierLike:
         """Return a tier whose chunks expire two seconds after their store, used or not.
 
-        Where the tier has both limits, a second after their last use too.
+        If the tier also limits the time without use, set that limit to one second.
         """
         raise NotImplementedError
 
