@@ -235,7 +235,7 @@ def _scan(
                 f"{type(error).__name__}: {one_line(str(error))}; install it again"
             )
             continue
-        # As for an import, a package hides those of the same name later on the path.
+        # As in an import, the first package of a name on the path hides later packages.
         name = package.name.replace("_", "-")
         if points and name not in seen:
             seen.add(name)

@@ -47,7 +47,7 @@ _ADVICE: dict[Verdict, str] = {
 }
 #: Longest wait for a tier to close when its check was interrupted.
 _INTERRUPTED_S = 0.5
-#: Matches the frames of a traceback, up to the error after them.
+#: Matches the frames of a traceback, but not the error after the frames.
 _FRAMES = re.compile(r":?\n+( *)Traceback \(most recent call last\):\n(?:\1  .*\n)+\1")
 
 

@@ -111,7 +111,7 @@ def format_seconds(duration_s: float) -> str:
     return f"{duration_s / 60:.3g} min" if duration_s < 3600 else f"{duration_s / 3600:.3g} h"
 
 
-#: Annotations for the fields of an options model: operators write a unit, the value is a number.
+#: Types of options with a unit: an operator writes ``"4GiB"``, and the attribute is a number.
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]
 Seconds = Annotated[float, BeforeValidator(parse_seconds)]
 Share = Annotated[float, BeforeValidator(parse_share)]

@@ -20,7 +20,7 @@ from kvtier_sdk.types import OffloadKey, RequestContext
 
 _LRU = "lru"
 _HASHES = 2**32
-# Most chunks to play a policy with; a longer workload is reduced to a share of its keys.
+# The most chunks with which a policy is played; a longer workload is reduced to part of its keys.
 _MOST_PLAYED = 2**17
 # A doubling that gains a smaller share of all chunks is not worth its memory.
 _WORTHWHILE = 0.01

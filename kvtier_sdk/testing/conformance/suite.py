@@ -186,7 +186,7 @@ def _test_any_sequence_of_calls(self: TierConformance, subject: TierSubject) -> 
     try:
         _run_machine(subject, self.sequences, self.shrink_s)
     except FlakyFailure as flaky:
-        # The store answered differently when the sequence was tried again.
+        # The breach did not happen again when Hypothesis repeated the sequence.
         failures, _ = flaky.split(ConformanceError)
         raise flaky if failures is None else failures.exceptions[0] from flaky
 
