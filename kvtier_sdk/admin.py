@@ -19,7 +19,7 @@ from typing import Any, Self
 from kvtier_sdk.aio.clock import SystemClock
 from kvtier_sdk.errors import ConfigError
 
-#: The time limit of one client, because the others wait for it.
+#: Time limit of one client, because a slow client holds up all that come after it.
 _CLIENT_TIMEOUT_S = 2.0
 _MOST_REQUEST_BYTES = 64 * 1024
 _MOST_ANSWER_BYTES = 16 * 1024 * 1024
@@ -68,7 +68,7 @@ class AdminSocket:
             if os.lstat(self.path).st_ino == self._inode:
                 self.path.unlink()
         with contextlib.suppress(OSError):
-            # Wakes the thread, which a close alone does not.
+            # Closing the socket would not wake the thread; a shutdown does.
             self._socket.shutdown(socket.SHUT_RDWR)
         self._thread.join(_CLIENT_TIMEOUT_S)
         self._socket.close()
@@ -86,7 +86,7 @@ class AdminSocket:
                     "engines have the same setting, name a directory"
                 )
             self.path.unlink()
-        # bind gives its file the mode of the socket, on Linux. The mode is not set through the
+        # On Linux, bind gives the file the mode of the socket. The mode is not set through the
         # path, because whoever can write to the directory may replace the file at any time.
         os.fchmod(self._socket.fileno(), 0o600)
         self._socket.bind(str(self.path))
@@ -123,7 +123,7 @@ class AdminSocket:
 
 
 def ask(path: Path, request: Mapping[str, Any], *, timeout_s: float = 5.0) -> dict[str, Any]:
-    """Send an engine a request, and wait for its answer; raise :class:`OSError` without one."""
+    """Send a request to an engine and return the answer; :class:`OSError` if there is none."""
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(timeout_s)
         client.connect(str(path))
@@ -146,7 +146,7 @@ def _is_served(path: Path) -> bool:
 
 
 def _receive_line(connection: socket.socket, most_bytes: int, timeout_s: float) -> bytes:
-    """Receive until a line end, the connection's end or ``most_bytes``, within ``timeout_s``."""
+    """Receive until a line ends, the connection ends, or ``most_bytes`` have come."""
     clock = SystemClock()
     deadline_s = clock.now_s() + timeout_s
     line = bytearray()

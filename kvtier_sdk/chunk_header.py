@@ -14,7 +14,7 @@ Layout, little-endian, 64 bytes::
     64              the envelope of a sealed payload, whose layout is the codec's
 
 The binding detects a chunk that was stored under another key or by another model; the digest
-detects a damaged one. xxh3 is not cryptographic: the header guards against faults, not against an
+detects a damaged chunk. xxh3 is not cryptographic: the header guards against faults, not against an
 adversary who can write to the store. A codec guards against both (:class:`kvtier_sdk.ChunkCodec`).
 """
 
@@ -73,7 +73,7 @@ class ChunkHeader:
     def check(self, key: OffloadKey, header: memoryview, payload: memoryview) -> None:
         """Raise :class:`CorruptChunkError` unless key, header and payload belong together.
 
-        A payload that should be sealed but is not raises :class:`ChunkAuthError`.
+        The error is a :class:`ChunkAuthError` if the payload should be sealed but is not.
         """
         if not self._verify:
             return
@@ -103,7 +103,7 @@ class ChunkHeader:
 
     def associated_data(self, key: OffloadKey, header: memoryview) -> bytes:
         """Return a sealed payload's associated data: header fields, namespace and key."""
-        # All parts but the key have fixed lengths, so different parts never join to the same bytes.
+        # Only the key's length varies, so two different chunks never give the same bytes.
         return bytes(header[:_HEADER_BYTES]) + self._fingerprint + key
 
     def envelope(self, header: memoryview, envelope_bytes: int) -> memoryview:
@@ -111,5 +111,5 @@ class ChunkHeader:
         return header[_HEADER_BYTES : _HEADER_BYTES + envelope_bytes]
 
     def _binding(self, key: OffloadKey) -> bytes:
-        # The fingerprint has a fixed length, so no two pairs join to the same bytes.
+        # The fingerprint has a fixed length, so two different pairs never give the same bytes.
         return xxh3_128_digest(self._fingerprint + key)

@@ -63,14 +63,14 @@ class TierError(KVTierError):
         return f"{where}: {self.args[0]}" if where else str(self.args[0])
 
     def detached(self) -> Self:
-        """Drop the cause and all tracebacks, to keep the error as a chunk's verdict; return it.
+        """Drop the cause and all tracebacks, so that the error can be kept; return the error.
 
-        Their frames would hold the buffers of the call that failed. The tracebacks of its causes
-        are dropped too: a client in Rust keeps its last exception until the next call.
+        The frames of a traceback would keep the buffers of the failed call alive. The causes lose
+        their tracebacks too, because a client in Rust keeps its last exception until the next call.
         """
         for error in chain_of(self):
             error.__traceback__ = None
-        # To a type checker, an assignment to self would declare attributes of this class.
+        # Not assigned through self, or type checkers would see new attributes of this class.
         own: BaseException = self
         own.__cause__ = own.__context__ = None
         return self
@@ -90,7 +90,7 @@ class ChunkNotFoundError(ChunkError):
 
 
 class CorruptChunkError(ChunkError):
-    """The object under the key is not this chunk: truncated, flipped, misplaced or foreign."""
+    """The object under the key is not this chunk, or is damaged or truncated."""
 
 
 class ChunkAuthError(CorruptChunkError):
@@ -131,11 +131,11 @@ class TierCapacityError(TierError):
 
 
 class TierContractError(TierError):
-    """The backend broke the contract; the message names its author's bug."""
+    """The backend broke the contract; the message describes the bug for its author."""
 
 
 def check_any_answered(outcomes: Iterable[object]) -> None:
-    """Raise the first error if no request has an answer: then the whole tier is out.
+    """Raise the first error if every request failed, because the whole tier is then out.
 
     ::
 
@@ -145,7 +145,7 @@ def check_any_answered(outcomes: Iterable[object]) -> None:
             return [outcome is True for outcome in outcomes]
 
     Args:
-        outcomes: one for each request; a :class:`TierError` means that it has no answer.
+        outcomes: the result of each request; a :class:`TierError` means that the request failed.
     """
     first: TierError | None = None
     for outcome in outcomes:

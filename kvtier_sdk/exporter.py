@@ -1,6 +1,6 @@
 """Metrics over HTTP in Prometheus's format, for engines without an endpoint of their own.
 
-They are collected at each scrape, so that gauges are right even while the engine is idle.
+Values are collected at each scrape, so that gauges are current even while the engine is idle.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kvtier_sdk.metrics import METRICS, HistogramValue, Metric, MetricKind, Samp
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family
 
-#: Prometheus gives up after 10 s.
+#: Prometheus also gives up after 10 s, so a longer request serves nobody.
 _REQUEST_TIMEOUT_S = 10.0
 _MOST_CONNECTIONS = 8
 
@@ -78,7 +78,8 @@ def serve_metrics(
 class _Server(ThreadingMixIn, WSGIServer):
     """Serves a few connections at once, each for a limited time, to cost the engine little.
 
-    A new connection takes the place of the oldest, so that unfinished requests keep nobody out.
+    When there are too many, a new connection replaces the oldest, so that clients that never finish
+    their requests cannot block the endpoint.
     """
 
     daemon_threads = True
@@ -97,7 +98,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         super().process_request(request, client_address)
 
     def service_actions(self) -> None:
-        # The loop calls this after each connection, and twice a second.
+        # ``serve_forever`` calls this after each connection, and twice a second.
         for connection, began_s in list(self._began_s.items()):
             if self._clock.now_s() - began_s > _REQUEST_TIMEOUT_S:
                 self._cut_off(connection)
@@ -115,7 +116,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         """Ignore a broken connection; the base class would write to the engine's stderr."""
 
     def _cut_off(self, connection: Any) -> None:
-        # Its thread sees the end of the connection and returns.
+        # The connection's thread sees the end of the connection and returns.
         self._began_s.pop(connection, None)
         with suppress(OSError):
             connection.shutdown(socket.SHUT_RDWR)

@@ -20,13 +20,13 @@ from kvtier_sdk.types import Usage
 
 
 class MetricKind(Enum):
-    """The direction in which a metric moves."""
+    """The kind of a metric, which says how its value may change."""
 
-    #: Only goes up.
+    #: A value that only goes up.
     COUNTER = "counter"
-    #: Goes up and down.
+    #: A value that goes up and down.
     GAUGE = "gauge"
-    #: Counts observations by size.
+    #: Observations, counted by size.
     HISTOGRAM = "histogram"
 
 
@@ -85,23 +85,23 @@ class Histogram:
         self.total: float = 0.0
 
     def observe(self, value: float) -> None:
-        """Count an observation of this size (``value``)."""
+        """Count one observation of the size ``value``."""
         self.counts[bisect_left(self._bounds, value)] += 1
         self.total += value
 
     def observe_several(self, value: float, count: int) -> None:
-        """Count several observations (``count``) of one size (``value``)."""
+        """Count ``count`` observations of the size ``value``."""
         self.counts[bisect_left(self._bounds, value)] += count
         self.total += value * count
 
     @property
     def value(self) -> HistogramValue:
-        """The observations up to now."""
+        """The counts and the total up to now."""
         return HistogramValue(tuple(self.counts), self.total)
 
 
-# The values of labels, so that every series exists from the start. Enums of the layers above have
-# the same values, and a test compares them.
+# All values of labels, so that every series exists from the start. Enums of the layers above repeat
+# these values, and a test compares the two.
 _JOBS = ("lookup", "load", "store")
 _OPERATIONS = (*_JOBS, "delete", "purge")
 _FAULTS = (
@@ -149,7 +149,7 @@ def _declare(
     keys: Iterable[str] = (),
 ) -> Any:
     stem = name.removesuffix("_total")
-    # Misses, like all metrics with a reason, count chunks.
+    # A metric with a reason counts chunks, although its name does not end with the unit.
     unit = next((unit for unit in _UNITS if stem.endswith(unit)), "chunks" * ("reason" in labels))
     metric = Metric(f"kvtier_{name}", kind, unit, text, labels, bounds)
     return field(default_factory=make, metadata={_DECLARED: _Declared(metric, of, tuple(keys))})
@@ -176,7 +176,7 @@ def _pool_gauge(name: str, text: str) -> Any:
 
 
 def _known_gauge(name: str, text: str, of: _Tiers = "all") -> Any:
-    """Declare a gauge that is absent until it is known."""
+    """Declare a gauge that is absent until its value is known."""
     return _declare(MetricKind.GAUGE, name, text, "tier", make=lambda: None, of=of)
 
 
@@ -260,7 +260,7 @@ class TierStats:
         "Chunks of jobs that did not succeed for them.",
         "operation",
         "reason",
-        # A lookup that finds nothing has not failed.
+        # A lookup of an absent chunk is not a failure.
         keys=sorted({*map(".".join, product(_OPERATIONS, _FAULTS))} - {"lookup.not_found"}),
     )
     dropped: Counter[str] = _counters(
@@ -307,7 +307,7 @@ class TierStats:
         "tier_free_bytes",
         "Free bytes of the disk under the tier; absent if it has none or is down.",
     )
-    #: By the backend's own names.
+    #: Values by the names that the backend gave its counters.
     backend_counters: dict[str, float] = _declare(
         MetricKind.COUNTER,
         "backend_counter_total",
@@ -327,16 +327,16 @@ class TierStats:
 
     @property
     def load_s(self) -> float:
-        """Sum of the durations of load jobs, even if they overlap."""
+        """Sum of the durations of load jobs; overlapping jobs each count in full."""
         return self.job_s["load"].total
 
     @property
     def store_s(self) -> float:
-        """Sum of the durations of store jobs, even if they overlap."""
+        """Sum of the durations of store jobs; overlapping jobs each count in full."""
         return self.job_s["store"].total
 
     def note_open(self, is_open: bool) -> None:
-        """Record whether the tier accepts jobs (``is_open``); set its breakers' gauges alike."""
+        """Record with ``is_open`` if the tier accepts jobs, also in the gauges of its breakers."""
         self.is_open = int(is_open)
         self.reads_open = self.stores_open = int(not is_open)
         if not is_open:

@@ -81,8 +81,8 @@ class Namespace:
         """Compare with the ``facts`` of a manifest that was read back.
 
         Returns:
-            Name to (ours, theirs), only for facts that differ; a missing value is ``None``. Secrets
-            are never compared.
+            Name to (our value, their value), for the facts that differ; a missing value is
+            ``None``. Secrets are never compared.
         """
         ours = json.loads(json.dumps(self.manifest))
         return {
@@ -108,8 +108,8 @@ class StoredNamespace(Namespace):
     Attributes:
         stored_under: the fingerprint under which its chunks are stored. :meth:`for_chunks` and
             :meth:`sealed_by` do not change it.
-        fault: why it has no facts: ``"no manifest"``, ``"unreadable manifest"`` or ``"unverified
-            manifest"``; empty if it has facts.
+        fault: the reason why there are no facts: ``"no manifest"``, ``"unreadable manifest"`` or
+            ``"unverified manifest"``; empty if there are facts.
     """
 
     stored_under: str
@@ -121,8 +121,7 @@ class StoredNamespace(Namespace):
 
         Args:
             fingerprint: the fingerprint that the tier keeps with the chunks.
-            manifest: the text of :meth:`Namespace.manifest_json`, as it was read back; ``None`` if
-                there is none.
+            manifest: the text of :meth:`Namespace.manifest_json`; ``None`` if the tier has none.
         """
         if manifest is None:
             return cls({}, fingerprint, "no manifest")

@@ -1,6 +1,6 @@
 """Backends and policies of installed packages, found through their entry points.
 
-Listing imports nothing, since the names are in the packages' metadata.
+Listing imports nothing, because the names are in the packages' metadata.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ POLICIES_GROUP = "kvtier.policies"
 STORE_POLICIES_GROUP = "kvtier.store_policies"
 CODECS_GROUP = "kvtier.codecs"
 URL_SCHEMES_GROUP = "kvtier.url_schemes"
-#: Engines' packages, for the command ``kvtier``.
+#: The group of engines' packages, for the command ``kvtier``.
 ENGINES_GROUP = "kvtier.engines"
 
 #: Backend name or URL scheme to the package of this project that provides it.
@@ -54,7 +54,7 @@ _PUBLISHED = {
 
 T = TypeVar("T")
 
-# Methods that must be coroutine functions, if a class has them.
+# Methods that must be coroutine functions, if a tier's class defines them.
 _METHODS = (
     *("open", "lookup", "store", "load", "close", "delete", "touch", "usage"),
     *("contains_chunk", "store_chunk", "load_chunk"),
@@ -93,11 +93,11 @@ def unreadable_packages() -> list[str]:
 
 
 def load_backend(name: str) -> type[SecondaryTierManager]:
-    """Import the backend of a name, and nothing else.
+    """Import the backend of a name, and no other backend.
 
     Args:
-        name: a backend's name, or one of its other URL schemes; ``my-tier`` is also ``my_tier``,
-            since a URL's scheme cannot hold ``_``.
+        name: a backend's name, or one of its other URL schemes; ``my-tier`` also finds
+            ``my_tier``, because a URL's scheme cannot hold ``_``.
 
     Raises:
         UnknownBackendError: no installed package offers it; the message lists the installed ones.
@@ -121,7 +121,7 @@ def check_backend(backend: object, info: BackendInfo) -> None:
 
 
 def unknown_backend(name: str) -> UnknownBackendError:
-    """Make the error for a name that no installed backend has; it says what to install."""
+    """Make the error for a name that no installed backend has, with the package to install."""
     names = {info.name for info in available_backends()}
     advice = ""
     if name in _PUBLISHED:
@@ -162,7 +162,7 @@ def url_schemes(info: BackendInfo) -> list[str]:
 
 
 def load_policy(name: str) -> type[EvictionPolicy]:
-    """Import the eviction policy class of a ``name``, for example ``"lru"``, and nothing else.
+    """Import the eviction policy class of a ``name``, for example ``"lru"``.
 
     Raises:
         BackendError: the policy cannot be found or loaded, or is not an :class:`EvictionPolicy`.
@@ -230,7 +230,7 @@ def _scan(
     for package in distributions(path=list(places)):
         try:
             points = [point for point in package.entry_points if point.group.startswith("kvtier.")]
-        except Exception as error:  # anybody may write any text into the file
+        except Exception as error:  # a broken package's file may hold any text
             faults.append(
                 f"the entry points of {package.name} {package.version} cannot be read: "
                 f"{type(error).__name__}: {one_line(str(error))}; install it again"
@@ -254,12 +254,12 @@ def _scan(
 
 
 def _find_backend(name: str) -> list[_Found]:
-    """Find the owners of a name; names and URL schemes are one namespace."""
+    """Find the packages that offer a name, as a backend's name or as a URL scheme."""
     form = name.replace("_", "-")
     owners: dict[tuple[str, str], _Found] = {}
     for found in _entry_points(BACKENDS_GROUP) + _entry_points(URL_SCHEMES_GROUP):
         if found.info.name.replace("_", "-") == form:
-            # Listed once: a package may repeat its backend's name among the URL schemes.
+            # Kept once, because a package may repeat its backend's name among the URL schemes.
             owners.setdefault((found.info.distribution, found.info.target), found)
     return list(owners.values())
 
@@ -283,7 +283,7 @@ def _fault_of(backend: object, info: BackendInfo) -> str | None:
             return f"{info.target} declares {capability.name} but does not implement {method}"
     for method in _METHODS:
         function = inspect.unwrap(getattr(backend, method, None))  # type: ignore[arg-type]
-        # A compiled coroutine function cannot be recognized, so only Python functions are judged.
+        # A compiled coroutine function cannot be recognized, so only Python functions are checked.
         if inspect.isfunction(function) and not inspect.iscoroutinefunction(function):
             return f"{info.target}.{method} is not a coroutine function; use 'async def {method}'"
     for method in ("scan", "namespaces"):
@@ -304,7 +304,7 @@ def _fault_of(backend: object, info: BackendInfo) -> str | None:
 
 
 def _make(group: str, kind: str, text: str, base: type[T]) -> T:
-    """Make an object from ``name`` or ``name:argument``; its class takes the argument or None."""
+    """Make an object from ``name`` or ``name:argument``; its class gets the argument or None."""
     name, colon, argument = text.partition(":")
     make: Callable[[str | None], T] = _load_class(group, kind, name, base)
     try:
@@ -330,7 +330,7 @@ def _load_class(group: str, kind: str, name: str, base: type[T]) -> type[T]:
 
 
 def _check_one(found: Sequence[_Found], kind: str) -> None:
-    """Raise an error that names the owners if there are several."""
+    """Raise an error that names all packages, if several offer the name."""
     if len(found) > 1:
         owners = " and ".join(sorted(f"{of.distribution} {of.version}" for of, _ in found))
         raise DuplicateBackendError(
@@ -342,9 +342,9 @@ def _load(found: Sequence[_Found], kind: str) -> object:
     _check_one(found, kind)
     try:
         return found[0].point.load()
-    except ConfigError:  # it says what to install
+    except ConfigError:  # the message already says what to install
         raise
-    except (Exception, SystemExit) as error:  # a third party's module may raise anything
+    except (Exception, SystemExit) as error:  # another package's module may raise anything
         info = found[0].info
         raise BackendLoadError(
             f"{_title(kind, info)} cannot be imported: {type(error).__name__}: "

@@ -19,11 +19,11 @@ from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.types import OffloadKey
 
-#: Seconds between writes; a kill loses no more than that.
+#: Seconds between writes, and so the most that a kill loses.
 _INTERVAL_S = 0.5
 #: The most chunks in requests that wait to be written; further requests are dropped.
 _MOST_WAITING = 2**18
-#: Matches TIME (two numbers), PID and NUMBER, so that no other program's file is removed.
+#: Matches a trace file's TIME (two numbers), PID and NUMBER, so that no other file is removed.
 _OUR_FILES = "trace-{0}-{0}-{0}-{0}.jsonl".format("[0-9]*")
 _SALT_BYTES = 16
 _ID_BYTES = 8
@@ -62,7 +62,7 @@ class TraceRecorder:
         started = datetime.fromtimestamp(clock.wall_s(), UTC)
         self._prefix = f"trace-{started:%Y%m%d-%H%M%S}-{os.getpid()}"
         self.written: int = 0
-        # Only the engine's thread changes the first two, and only the recorder's thread the others.
+        # The engine's thread alone changes the first two, the recorder's thread alone the others.
         self._taken_chunks = self._refused = 0
         self._done_chunks = self._lost = 0
         self._waiting: deque[_Request] = deque()
@@ -174,7 +174,7 @@ class TraceRecorder:
 
     def _id(self, key: OffloadKey) -> int:
         digest = blake2b(key, digest_size=_ID_BYTES, key=self._salt).digest()
-        # Shifted, so that a signed integer of 64 bits holds it.
+        # Shifted, so that the number fits a signed integer of 64 bits.
         return int.from_bytes(digest, "big") >> 1
 
     def _open_next(self) -> None:
@@ -187,9 +187,9 @@ class TraceRecorder:
                 fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
                 break
             except FileExistsError:
-                # It belongs to a recording that this process began in the same second.
+                # The file belongs to another recording that this process began in the same second.
                 continue
-        # The lock shows that the file is being written; the kernel releases it at a kill too.
+        # The lock marks the file as being written; the kernel releases it even after a kill.
         fcntl.flock(fd, fcntl.LOCK_EX)
         if self._fd >= 0:
             os.close(self._fd)

@@ -67,7 +67,7 @@ class Capability(Flag):
 class LookupResult(Enum):
     """The manager's answer to the question whether it has a chunk."""
 
-    #: In the primary tier and readable; ``prepare_load`` of it in the same step succeeds.
+    #: In the primary tier and readable; ``prepare_load`` succeeds in the same step.
     HIT = auto()
     #: In no tier, or not available in time: recompute.
     MISS = auto()
@@ -90,7 +90,7 @@ class RequestContext:
 
     request_id: str
     params: Mapping[str, Any] = field(default_factory=dict)
-    #: The params' JSON, kept for the next job of the request once a tier's process has needed it.
+    #: The params as JSON, kept so that they are encoded once for all jobs of the request.
     _params_json: bytes | None = field(default=None, init=False, repr=False, compare=False)
 
 
@@ -135,8 +135,8 @@ class Transfer:
         os.preadv(fd, transfer.buffers, 0)  # load
         os.close(fd)
 
-    Both views belong to the SDK. A backend may use them until the ``store`` or ``load`` call
-    that got them has returned or, if it was cancelled, has ended.
+    Both views belong to the SDK. A backend may use them until its ``store`` or ``load`` call has
+    returned or, if the call was cancelled, has ended.
 
     Attributes:
         key: the name of the chunk.
@@ -145,8 +145,8 @@ class Transfer:
             address and length are multiples of the tier's ``alignment``.
         payload: the slot itself, ``context.chunk_bytes`` long, rounded up to the tier's
             ``alignment``. Contiguous, format ``B``.
-        replace: for a store, true if the last load of the chunk failed. The tier's object cannot
-            be relied on then: overwrite it, without asking whether it exists.
+        replace: for a store, true if the last load of the chunk failed. The tier's object may
+            then be damaged: overwrite it, without asking whether it exists.
     """
 
     key: OffloadKey

@@ -129,5 +129,5 @@ def run() -> int:
 
 
 def _tell(text: str) -> None:
-    """Write lines to stderr with passwords masked: an argument may be a URL with one."""
+    """Write lines to stderr, with passwords masked, because an argument may be a URL."""
     say(*without_password(text).split("\n"), to_stderr=True)

@@ -39,8 +39,8 @@ def backends_command(
 ) -> None:
     """List the installed backends: package, abilities and options of each.
 
-    A backend that cannot be loaded is listed with the reason, and the exit status is 1; so is a
-    package whose entry points cannot be read.
+    A backend that cannot be loaded, or a package whose entry points cannot be read, is listed with
+    the reason, and the exit status is 1.
     """
     unreadable = unreadable_packages()
     described = [_describe(info) for info in _wanted(names or [])]
@@ -74,7 +74,7 @@ def _wanted(names: Sequence[str]) -> list[BackendInfo]:
 
 
 def _describe(info: BackendInfo) -> dict[str, Any]:
-    """Describe a backend as plain data; if it does not load, with the reason."""
+    """Describe a backend as plain data, or give the reason why it does not load."""
     described: dict[str, Any] = {**asdict(info), "url_schemes": url_schemes(info), "fault": None}
     try:
         tier_class = load_backend(info.name)

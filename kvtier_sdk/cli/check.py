@@ -101,7 +101,7 @@ def _check(
     else:
         config = target.config.to_dict(defaults=True)
         if target.is_url:
-            # A URL describes only a tier: the other options would be an engine's.
+            # A URL configures only a tier, so the defaults of all other options mean nothing.
             config = {"tiers": config["tiers"]}
         findings.configuration = config
         yield from _configuration_lines(config)

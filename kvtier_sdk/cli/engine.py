@@ -31,7 +31,7 @@ _Tier = Annotated[str, typer.Argument(metavar="TIER", help="The tier's name.")]
 
 
 def ask_engine(socket: Path, **request: Any) -> dict[str, Any]:
-    """Ask an engine; without an answer, end the command with a line on stderr and status 1."""
+    """Ask an engine; if it does not answer, end the command with a message and status 1."""
     try:
         answer = ask(socket, request)
     except OSError as error:
@@ -78,7 +78,7 @@ def _purge_pool(socket: Path, namespaces: Collection[str]) -> dict[str, Any]:
 
 
 def tell_purge(config: TieringConfig, purged: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield a line for each engine: the chunks that it has forgotten, and may still serve."""
+    """Yield a line for each engine: how many chunks it has forgotten, and may still serve."""
     if not purged:
         where = config.admin_socket
         why = "there is no 'admin_socket'" if where is None else f"there is none at {where}"

@@ -78,7 +78,7 @@ def new_backend_command(
 
 
 def _source() -> Path | None:
-    """Return the directory or wheel that kvtier-sdk was installed from; ``None`` for an index."""
+    """Return the directory or wheel from which kvtier-sdk was installed, if any."""
     origin = distribution("kvtier-sdk").read_text("direct_url.json")
     parts = urlsplit(json.loads(origin)["url"] if origin else "")
     return Path(unquote(parts.path)) if parts.scheme == "file" else None
@@ -112,7 +112,7 @@ def _scheme(name: str) -> str:
 
 
 def _words(name: str) -> Mapping[str, str]:
-    """Return the words that templates have between two ``@``, with their replacements."""
+    """Return the replacement of each word that stands between two ``@`` in a template."""
     scheme = _scheme(name)
     return {
         "NAME": name,

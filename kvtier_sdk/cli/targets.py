@@ -58,7 +58,7 @@ class Target:
 
     @property
     def only_tier(self) -> TierSpec:
-        """The tier, for a command that works on one; with several, or none, an error."""
+        """The only tier of the target; several tiers, or none, are an error."""
         if len(self.tiers) == 1:
             return self.tiers[0]
         if not self.tiers:

@@ -1,4 +1,4 @@
-"""What commands share: reading flags, and writing lines, columns and bars on the terminal."""
+"""Helpers of the commands: read flags, and write lines, columns and bars on the terminal."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def read_flag(flag: str, parse: Callable[[str], T], text: str, *, may_be_0: bool
 def say(*lines: str, to_stderr: bool = False) -> None:
     """Print lines, escaped so that foreign text cannot move the cursor or start a line."""
     for line in lines:
-        # Flush into pipes too, because the next line may have to wait for a tier.
+        # Flush into a pipe too, because the next line may have to wait for a tier.
         print(one_line(line), file=sys.stderr if to_stderr else sys.stdout, flush=True)
 
 
@@ -54,7 +54,7 @@ class TerminalFormatter(MaskingFormatter):
 
 
 def print_columns(rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) -> None:
-    """Print rows in columns, aligned to the right where named; the first row holds the titles."""
+    """Print rows as columns, with those in ``right`` right-aligned; the first row is the titles."""
     rows = [[one_line(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:

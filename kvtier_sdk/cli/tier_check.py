@@ -47,7 +47,7 @@ _ADVICE: dict[Verdict, str] = {
 }
 #: Longest wait for a tier to close when its check was interrupted.
 _INTERRUPTED_S = 0.5
-#: The frames of a traceback, before each of its errors.
+#: Matches the frames of a traceback, but not the error after the frames.
 _FRAMES = re.compile(r":?\n+( *)Traceback \(most recent call last\):\n(?:\1  .*\n)+\1")
 
 
@@ -124,7 +124,7 @@ class _Check:
             try:
                 self._take_steps()
             except KeyboardInterrupt:
-                # A close that takes longer runs in a daemon thread, which ends with the process.
+                # A longer close continues in a daemon thread, which ends with the process.
                 _ends_within(_INTERRUPTED_S, lambda: client.close(_INTERRUPTED_S))
                 raise
             except BaseException:
@@ -185,7 +185,7 @@ class _Check:
             self._expect(tier.lookup(keys, _REQUEST), Verdict.NOT_FOUND)
 
     def _usage(self) -> Usage | None:
-        # A store that cannot count its chunks, or takes long to, must not hold up the steps.
+        # The wait is short, because some stores count their chunks slowly or not at all.
         stats = self._tier.client.stats
         within_s = min(self._timeout_s, _USAGE_S)
         self._tier.wait(lambda: stats.used_bytes is not None, within_s)
@@ -254,7 +254,7 @@ def _ends_within(timeout_s: float, call: Callable[[], None]) -> bool:
 
 
 class _Listener(logging.Handler):
-    """Keeps log messages; of a traceback, which a tier's process may send, only the errors."""
+    """Keeps log messages, without the frames of the tracebacks that a tier's process sends."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -267,7 +267,7 @@ class _Listener(logging.Handler):
 
 @contextmanager
 def _warnings_of(tier: str) -> Iterator[list[str]]:
-    """Collect a tier's warnings while the block runs, for the result instead of the log."""
+    """Collect a tier's warnings while the block runs, and keep them out of the log."""
     logger, listener = logging.getLogger(f"kvtier.tier.{tier}"), _Listener()
     level, propagate = logger.level, logger.propagate
     logger.addHandler(listener)

@@ -42,9 +42,9 @@ _NONCE = bytes(12)
 
 
 class AESGCMCodec(ChunkCodec):
-    """Seals with the first key of a file, and opens with any: ``aes-gcm:/etc/kvtier/chunk.keys``.
+    """A codec for ``aes-gcm:FILE``: seals with the first key of a file, and opens with any of them.
 
-    The file is read once. The id of a key says nothing about the key.
+    The file is read once. The id of a key reveals nothing about the key.
     """
 
     envelope_bytes = _TAG_AT + _TAG_BYTES

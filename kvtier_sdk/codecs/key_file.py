@@ -18,7 +18,7 @@ _ADVICE = f"make one with 'openssl rand -hex {KEY_BYTES}'"
 def read_keys(path: str) -> list[bytes]:
     """Read keys of 256 bits, one per line in hexadecimal; empty lines and ``#`` are skipped.
 
-    A ValueError about the file shows nothing of its content.
+    Error messages never quote the file's content.
     """
     try:
         text = _read_private(path)

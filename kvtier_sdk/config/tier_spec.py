@@ -1,4 +1,4 @@
-"""A tier as it is configured: its backend, its name and its options."""
+"""A tier's configuration: its backend, its name and its options."""
 
 from __future__ import annotations
 

@@ -36,8 +36,8 @@ class TieringConfig(StrictModel):
         policy: the host pool's eviction policy: ``prefix``, ``lru``, ``arc``, or another package's.
         store_reserve: share of the slots that promotions leave to stores; the same share is kept
             free where a tier gets evicted chunks.
-        recompute_s: time in which the engine recomputes a chunk; a tier that is slower is a miss.
-            If absent, it is learnt while the engine computes.
+        recompute_s: time that the engine needs to recompute a chunk; a chunk that a tier would
+            load more slowly is a miss. If absent, the time is learnt while the engine computes.
         verify: false switches digests off; for measurements and tests only.
         shutdown_timeout_s: time that each tier has to drain, and again to close.
         metrics_port: port of the metrics endpoint; absent for none.
@@ -48,7 +48,7 @@ class TieringConfig(StrictModel):
         trace_file_bytes: size of one file of the trace.
         trace_files: number of the newest files to keep.
         admin_socket: path of a Unix socket for ``kvtier top``, ``drain``, ``resume`` and
-            ``tier rm``; in a directory each engine makes its own. Absent for none.
+            ``tier rm``, or of a directory in which each engine makes its socket. Absent for none.
         tiers: the secondary tiers, in the order in which they are asked: a URL each, or a table
             with ``type``, optional ``name``, and ``url`` or flat options.
     """
@@ -122,7 +122,7 @@ class TieringConfig(StrictModel):
         """Add the configured facts to an engine's ``namespace``.
 
         Raises:
-            ConfigError: a fact differs between them.
+            ConfigError: a configured fact differs from the engine's.
         """
         for name in sorted(self.namespace.keys() & namespace.facts.keys()):
             ours, theirs = self.namespace[name], namespace.facts[name]
@@ -193,7 +193,7 @@ def _read_tier(entry: object, place: Place) -> TierSpec:
 
 @contextmanager
 def _noting(mistakes: list[str]) -> Iterator[None]:
-    """Collect a mistake and go on, so that all are reported at once."""
+    """Collect the mistake that ends the block, so that all are reported at once."""
     try:
         yield
     except (BackendError, ConfigError) as error:
@@ -206,7 +206,7 @@ def _tell(mistakes: list[str]) -> None:
 
 
 def _location_conflicts(specs: Mapping[Place, TierSpec]) -> Iterator[str]:
-    """Complain about tiers of one location with different options, or of nested locations.
+    """Yield a complaint for tiers in one location with different options, or in nested locations.
 
     The outer tier would count the inner tier's chunks, or sweep them away.
     """

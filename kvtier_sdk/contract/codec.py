@@ -11,7 +11,7 @@ class ChunkCodec(ABC):
 
     A codec that is installed under the entry point ``kvtier.codecs`` as ``my_cipher`` is chosen by
     a tier's option ``codec = "my_cipher:argument"``. The tier sees only sealed chunks, and does not
-    know that they are sealed.
+    know that they are.
 
     Rules for every codec:
 
@@ -63,10 +63,10 @@ class ChunkCodec(ABC):
         """Open a sealed payload.
 
         Args:
-            associated: the associated data that :meth:`seal` should have got.
+            associated: the associated data that belongs to the chunk, as given to :meth:`seal`.
             envelope: the envelope as read.
             sealed: the sealed payload as read.
-            payload: the memory for the content. If this raises, anything may be left in it.
+            payload: the memory for the content, which may hold anything after an error.
 
         Raises:
             ChunkAuthError: these parts do not belong together, or the key is not known.

@@ -1,4 +1,4 @@
-"""The interfaces of policies: which chunk leaves a full primary tier, and which a tier gets."""
+"""The interfaces of policies: which chunks leave a full primary tier, and which a tier gets."""
 
 from __future__ import annotations
 
@@ -40,8 +40,7 @@ class StorePolicy(ABC):
 
     Attributes:
         moment: the moment at which the tier is offered a chunk.
-        filters: if False, :meth:`wants` is never called and the tier gets every chunk that it is
-            offered.
+        filters: if False, :meth:`wants` is never called and the tier gets every offered chunk.
 
     Args:
         argument: the text after the policy's name and a colon, as in ``after_hits:2``; ``None``
@@ -64,8 +63,9 @@ class StorePolicy(ABC):
 
         Args:
             key: the chunk.
-            hits: how often it was copied back to the device since it came into the primary tier.
-            request: the request that stored or uses it.
+            hits: how often the chunk was copied back to the device since it came into the primary
+                tier.
+            request: the request that stored or uses the chunk.
         """
 
 
@@ -101,7 +101,7 @@ class EvictionPolicy(ABC):
     uses_prefix: ClassVar[bool] = True
 
     def open(self, slots: int) -> None:
-        """Learn how many chunks fit into the primary tier: ``slots``. Called once, and first."""
+        """Prepare for a primary tier of ``slots`` chunks. Called once, before all other methods."""
         return
 
     @abstractmethod
@@ -115,22 +115,22 @@ class EvictionPolicy(ABC):
             parent: the chunk before it in its prefix; ``None`` if it is the first, or if the
                 order is not known.
             position: its index in the prefix, counted from the first chunk whose order is known.
-            request: the request that stored it, or for which it was loaded.
+            request: the request that stored the chunk, or for which the chunk was loaded.
         """
 
     @abstractmethod
     def on_access(self, key: OffloadKey) -> None:
-        """Record that a known chunk was used, by its ``key``."""
+        """Record a use of the known chunk ``key``."""
 
     @abstractmethod
     def on_remove(self, key: OffloadKey) -> None:
-        """Forget a known chunk, by its ``key``: it left by this policy's choice or otherwise."""
+        """Forget the known chunk ``key``, which has left the primary tier for any reason."""
 
     @abstractmethod
     def choose_victims(
         self, count: int, is_evictable: Callable[[OffloadKey], bool]
     ) -> Sequence[OffloadKey]:
-        """Choose chunks to evict; :meth:`on_remove` removes them, not this call.
+        """Choose chunks to evict, without forgetting them: :meth:`on_remove` follows for each.
 
         Args:
             count: the number of chunks wanted; return fewer only if there are no more.

@@ -60,14 +60,14 @@ class TierContext:
         report_removed: tells the SDK that chunks are gone from the tier. ``evicted=True`` says that
             they made room for others: the tier is full. Leave it out for chunks that expired, were
             deleted or found damaged. Callable from any thread; never blocks.
-        regions: all memory that a transfer's buffers ever lie in, in this process: the slots, and
-            the SDK's own buffers. They exist from before ``open`` until ``close`` has returned, so
-            that a client can register them once (RDMA, GPUDirect).
+        regions: the memory of all transfers' buffers in this process: the slots, and the SDK's own
+            buffers. It exists from before ``open`` until ``close`` has returned, so that a client
+            can register it once (RDMA, GPUDirect).
         metrics: the counters and gauges that the tier has made, for the SDK.
         maintenance: true if a tool opens the tier beside the engines that use it. The tier then
             changes nothing by itself: ``open`` makes no namespace and evicts nothing, ``lookup``
             and ``load`` record no use and remove nothing. ``store`` is not called; ``delete``
-            deletes as ever.
+            works as usual.
     """
 
     name: str
@@ -97,8 +97,8 @@ class TierContext:
             name: its name in this tier, unit included: ``resends``, ``read_bytes``.
 
         Raises:
-            TierContractError: the name is malformed or a gauge's, there are 32 already, or the tier
-                is open.
+            TierContractError: the name is malformed or names a gauge, there are 32 already, or the
+                tier is open.
         """
         return self.metrics.counter(name)
 
@@ -112,7 +112,7 @@ class TierContext:
 
 
 class SecondaryTierManager(ABC):
-    """A tier behind the primary one: a store in which chunks are kept and found again.
+    """A tier behind the primary tier: a store in which chunks are kept and found again.
 
     The SDK makes an instance and calls :meth:`open` first and :meth:`close` last. In between it
     calls the other coroutines, several at once, all on one event loop. A tier never blocks that
@@ -139,10 +139,11 @@ class SecondaryTierManager(ABC):
       nowhere else.
     - *A tier is built from its options alone*, in this process or in one of its own.
     - *Several instances may be open at once* on one place, in one process or in several; each works
-      whether or not others close. On a medium other than :attr:`Medium.CPU` each finds the chunks
-      of all.
+      whether or not others close. On a medium other than :attr:`Medium.CPU` each instance finds the
+      chunks of all instances.
     - *A wrong setting is a* :class:`ConfigError` *of* :meth:`open`, and wrong credentials are a
-      :class:`TierAuthError`; neither is tried again. An outage is, until it ends.
+      :class:`TierAuthError`; opening is not retried after either. An outage is
+      retried until it ends.
     - *A closed tier leaves nothing behind*: no task, thread, file descriptor or buffer.
 
     A whole tier, which keeps its chunks in a dictionary::
@@ -235,7 +236,7 @@ class SecondaryTierManager(ABC):
             booleans; anything else breaks the contract.
 
         Raises:
-            TierError: the tier does not know.
+            TierError: the tier cannot tell.
         """
 
     @abstractmethod
@@ -318,9 +319,9 @@ class SecondaryTierManager(ABC):
         obeys the rules of that attribute.
 
         Returns:
-            The namespaces with a chunk, and those with only a manifest, in any order and each once:
-            this tier's own, if it is there, and all others in its place. The iteration raises as
-            that of :meth:`scan`.
+            Each namespace with a chunk or at least a manifest, once and in any order: this tier's
+            own, if it is there, and all others in the same place. The iteration raises the same
+            errors as :meth:`scan`.
         """
         raise TierContractError(
             "capability NAMESPACES is declared but namespaces() is not implemented"
@@ -331,24 +332,24 @@ class ChunkTierManager(SecondaryTierManager):
     """A tier that handles one chunk at a time and raises its failures.
 
     The SDK calls the three coroutines once for each chunk of a batch, :attr:`fan_out` at once.
-    All rules of :class:`SecondaryTierManager` hold. The guide for backend authors builds one.
+    All rules of :class:`SecondaryTierManager` hold. The backend authors' guide builds such a tier.
 
     Attributes:
-        fan_out: the number of chunks of one batch that are handled at once. A class sets it, or
-            an instance from its options.
+        fan_out: the number of chunks of one batch that are handled at once; an attribute of the
+            class, or set by each instance from its options.
     """
 
     fan_out: int = 8
 
     @abstractmethod
     async def contains_chunk(self, key: OffloadKey) -> bool:
-        """Return whether the chunk of a ``key`` is stored.
+        """Return true if the chunk of a ``key`` is stored.
 
         Returns:
             True if :meth:`load_chunk` would find it.
 
         Raises:
-            TierError: the tier does not know.
+            TierError: the tier cannot tell.
         """
 
     @abstractmethod
@@ -356,7 +357,7 @@ class ChunkTierManager(SecondaryTierManager):
         """Write the ``transfer``'s buffers, one after the other, as one object; do not modify them.
 
         Raises:
-            TierError: it was not stored.
+            TierError: the chunk was not stored.
         """
 
     @abstractmethod
@@ -366,8 +367,8 @@ class ChunkTierManager(SecondaryTierManager):
         Raises:
             ChunkNotFoundError: there is no such object.
             CorruptChunkError: the object is shorter or longer than the buffers.
-            ChunkError: this object cannot be read; others can, as far as is known.
-            TierError: it could not be read.
+            ChunkError: only this object cannot be read.
+            TierError: the object could not be read for another reason.
         """
 
     async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:

@@ -8,7 +8,7 @@ import threading
 
 from kvtier_sdk.errors import TierContractError
 
-#: The most counters and gauges of one tier: each is a series in every operator's monitoring.
+#: The most counters and gauges of one tier, because each is a series in an operator's monitoring.
 MAX_METRICS = 32
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
@@ -53,7 +53,7 @@ class TierGauge:
 
     @property
     def value(self) -> float:
-        """The value that was set last; 0 at first."""
+        """The last value set; 0 at first."""
         return self._value
 
     def set(self, value: float) -> None:

@@ -1,4 +1,4 @@
-"""Tiers for tools, which wait for each answer of a tier."""
+"""Blocking access to tiers, for tools."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _LOOK_S = 1.0
 _PAGE = 1000
 #: Memory for the chunks that are examined at once.
 _EXAMINED_BYTES = 64 * 2**20
-#: Stands for an unknown length of chunks, which are then not loaded.
+#: A chunk's length where the real one is unknown; such chunks are never loaded.
 _UNKNOWN_BYTES = 4096
-#: A manifest with a larger length is not believed, because so much memory would be allocated.
+#: The largest chunk length to accept from a manifest, because so much memory is then allocated.
 _MOST_CHUNK_BYTES = 2**30
-#: Verdicts that concern one chunk; all others concern the tier.
+#: Verdicts about one chunk; all others are about the tier.
 _OF_A_CHUNK = (
     Verdict.OK,
     Verdict.NOT_FOUND,
@@ -65,7 +65,7 @@ class BlockingTier:
         return cls(client, reported, clock)
 
     def result_of(self, job: Job | None) -> JobResult:
-        """Hand a job over and return its result, soon after its deadline at the latest."""
+        """Wait for a job and return its result, soon after the job's deadline at the latest."""
         # An empty queue accepts any job; only an open breaker refuses one.
         if job is None:
             raise TierUnavailableError(f"{self.client.spec.name}: its breaker is open")
@@ -79,7 +79,7 @@ class BlockingTier:
         self.client.poll()
         while not is_over() and (left_s := end_s - self._clock.now_s()) > 0:
             self._reported.wait(min(left_s, _LOOK_S))
-            # Cleared first: a report that comes after the poll ends the next wait.
+            # Cleared before the poll, so that a report after the poll ends the next wait.
             self._reported.clear()
             self.client.poll()
 
@@ -133,7 +133,7 @@ def chunk_bytes_of(namespace: Namespace) -> int | None:
 class MaintainedTier(BlockingTier):
     """A tier for a tool, made by :func:`open_for_maintenance`; all calls come from one thread.
 
-    A :class:`TierError` says that the tier failed, or that a verdict is not about one chunk.
+    Methods raise a :class:`TierError` if the tier failed, and not only one chunk.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class MaintainedTier(BlockingTier):
         return self._runner.ask(TierCaller.usage, self._timeout_s)
 
     def lookup(self, keys: Sequence[OffloadKey]) -> list[Verdict]:
-        """Look up chunks, each of which is ``OK`` or ``NOT_FOUND``."""
+        """Look up chunks; return ``OK`` or ``NOT_FOUND`` for each."""
         found: list[Verdict] = []
         for page in _pages(keys):
             job = self.client.lookup(page, NO_REQUEST)
@@ -178,7 +178,7 @@ class MaintainedTier(BlockingTier):
 
     @property
     def examined_at_once(self) -> int:
-        """Most chunks of a call of :meth:`examine`."""
+        """The most chunks for one call of :meth:`examine`."""
         return self._pool.slots
 
     def examine(self, keys: Sequence[OffloadKey]) -> list[Verdict]:
@@ -206,7 +206,7 @@ class MaintainedTier(BlockingTier):
             self._answer(self.client.delete(page), Verdict.OK)
 
     def _answer(self, job: Job | None, *expected: Verdict) -> list[Verdict]:
-        """Wait for a job's verdicts, and raise if one is not expected."""
+        """Wait for a job's verdicts, and raise unless all are expected."""
         result = self.result_of(job)
         for verdict in result.verdicts:
             if verdict not in expected:

@@ -17,15 +17,15 @@ from kvtier_sdk.runner.factory import wants_process
 def open_pool(config: TieringConfig, *, chunk_bytes: int | None = None) -> Iterator[HostPool]:
     """Make the configured host pool, and close it at the end.
 
-    It can be shared with other processes if a tier is to run in one.
+    The pool is in shared memory if a tier runs in a process of its own.
 
     Args:
-        config: the configuration, which gives its size.
+        config: the configuration, which gives the pool's size.
         chunk_bytes: payload of a chunk, if the engine knows it.
 
     Raises:
-        ConfigError: the size of a chunk is missing or contradicts the engine's, not one chunk
-            fits, or there is not enough memory.
+        ConfigError: the size of a chunk is missing or contradicts the engine's, no chunk fits, or
+            there is not enough memory.
     """
     size_bytes = config.chunk_bytes if chunk_bytes is None else chunk_bytes
     if size_bytes is None:
@@ -67,7 +67,7 @@ def pool_size_bytes(config: TieringConfig) -> int:
 
 
 def pool_slots(config: TieringConfig, chunk_bytes: int) -> int:
-    """Return the number of slots of the configured host pool; not one is an error."""
+    """Return the number of slots of the configured host pool; raise if no chunk fits."""
     if config.slots is not None:
         return config.slots
     size_bytes = pool_size_bytes(config)

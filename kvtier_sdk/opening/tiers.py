@@ -46,7 +46,7 @@ def open_manager(
         one_copy: true if requests that want the same chunk share one copy to the device.
         notify: called on a tier's thread whenever the tier has reported; must not block.
         engine_waits: false for an engine that serves already. Its tiers are opened in the
-            background, and none of them is required.
+            background, and the engine runs without those that do not open.
         services: the engine's services for its operator, if they outlive the manager; by default
             they are made from the configuration, and closed with the manager.
 

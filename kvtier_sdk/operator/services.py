@@ -57,7 +57,7 @@ class OperatorServices:
     def attend(self, manager: TieringManager, fingerprints: Set[str]) -> None:
         """Serve an open ``manager`` from now on, in place of any earlier one.
 
-        The ``fingerprints`` are those of the namespaces of its tiers.
+        ``fingerprints`` holds the fingerprint of each tier's namespace.
         """
         if self._control is not None:
             self._control.manager, self._control.fingerprints = manager, fingerprints
@@ -136,7 +136,7 @@ class _ManagerControl:
         return {
             "pid": os.getpid(),
             "uptime_s": now_s - self._started_s,
-            # Results are applied in steps, so the counts of jobs are this old.
+            # The counts of jobs change only in the engine's steps, so they are this old.
             "idle_s": max(0.0, now_s - manager.last_step_s),
             "pool": asdict(manager.usage()),
             "trace": trace,
@@ -164,7 +164,7 @@ def _counters(stats: TierStats) -> dict[str, Any]:
     for field in fields(stats):
         value = getattr(stats, field.name)
         if isinstance(value, dict):
-            # Copied in one call, because the engine's thread may add to it.
+            # Copied in one call, because the engine's thread may add to the table meanwhile.
             table = dict(value)
             if all(isinstance(number, int | float) for number in table.values()):
                 found[field.name] = table

@@ -44,8 +44,8 @@ except Exception:
 class StrictModel(BaseModel):
     """Options that reject misspelt names. Build them with :func:`validate_options`.
 
-    An option has a unit (``capacity: "4GiB"``), and its attribute a name that ends in the unit:
-    declare ``capacity_bytes: Bytes = Field(alias="capacity")``.
+    An operator writes a quantity with its unit (``capacity: "4GiB"``). The attribute is a plain
+    number, so its name ends in the unit: ``capacity_bytes: Bytes = Field(alias="capacity")``.
 
     Secrets appear neither in messages nor in a ``repr``. An option is a secret if its type is
     ``SecretStr`` or its name has a word such as ``password``, ``secret`` or ``token``. Operators
@@ -56,7 +56,7 @@ class StrictModel(BaseModel):
     Attributes:
         needs: pairs of attributes; the first can only be given together with the second.
         excludes: pairs of attributes that cannot be given together.
-        refuses: other tiers' options that this one rejects, each with the advice to give.
+        refuses: options of other tiers that this model rejects, each with advice.
     """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
@@ -135,7 +135,7 @@ class StrictModel(BaseModel):
             if isinstance(value, SecretStr | SecretBytes):
                 return value.get_secret_value() if secrets else MASK
             if isinstance(value, set | frozenset):
-                # Two processes iterate over a set in different orders.
+                # Sorted, because the order of a set differs between processes.
                 return sorted(value, key=str)
             return to_jsonable_python(value)
 
@@ -162,7 +162,7 @@ def _types_in(annotation: Any) -> set[Any]:
 
 
 def secrets_of(options: StrictModel) -> Secrets:
-    """Return the secrets among a model's options, also in tables and URLs."""
+    """Return the secrets among a model's options, tables and URLs included."""
     return _secrets_in(options, options.model_dump(by_alias=True))
 
 
@@ -211,7 +211,7 @@ def validate_options(
 def _with_secrets(
     model: type[StrictModel], options: Mapping[str, Any], place: Place
 ) -> dict[str, Any]:
-    """Read the secrets that the options only refer to."""
+    """Read the secrets that the options name by file or variable."""
     read = dict(options)
     for name, file_option in model.secret_files().items():
         path, value = read.pop(file_option, None), read.get(name)
@@ -248,14 +248,14 @@ def _complaint(
         return f"{option} is missing"
     if loc and (loc[0] in model.secret_names() or any(is_secret(str(part)) for part in loc)):
         return f"{option} has a value that is not allowed; it is a secret and not shown"
-    # Masked before it is shortened, because half a secret would not be recognised.
+    # Masked before the value is shortened, because half a secret would not be recognised.
     value = mask(repr(fault["input"])) if loc else ""
     message = mask(fault["msg"].removeprefix("Value error, ").removeprefix("Input should be "))
     if fault["type"] != "value_error":
         return f"{option} is {brief(value)} but should be {_PLAIN.get(fault['type'], message)}"
     if loc:
         return f"{option}: {message.replace(value, brief(value))}"
-    # A rule about several options does not know their path.
+    # The message of a rule about several options lacks their path.
     if place.path:
         message = message.replace("option '", f"option '{place.path}.")
     return f"{place.where}: {message}"

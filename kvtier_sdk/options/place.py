@@ -1,4 +1,4 @@
-"""Parts of messages: an option's place, the closest word, and text that others wrote."""
+"""Parts of messages: an option's place, the closest word, and text from elsewhere."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ _BRIEF = 200
 class Place:
     """A place in a configuration; as text, it begins a complaint.
 
-    The source is called ``where``, ``kv.toml``; the ``path`` in it is empty or like ``tiers[1]``.
+    ``where`` names the source, such as ``kv.toml``; ``path`` is the place in the source, such as
+    ``tiers[1]``, or empty.
     """
 
     where: str
@@ -43,7 +44,7 @@ class Place:
         return Place(self.where, path)
 
     def table(self, value: object) -> dict[str, Any]:
-        """Copy the table of options at this place; any other value is a :class:`ConfigError`."""
+        """Copy the table of options at this place; raise if ``value`` is anything else."""
         if not isinstance(value, Mapping):
             raise ConfigError(f"{self} should be a table of options, not {kind_of(value)}")
         for name in value:
@@ -52,7 +53,7 @@ class Place:
         return dict(value)
 
     def entries(self, value: object) -> dict[Place, object]:
-        """Return the entries of the list at this place, ``value``, by their places."""
+        """Return the entries of a ``value``, the list at this place, by the place of each."""
         if not isinstance(value, list | tuple):
             raise ConfigError(f"{self} should be a list, not {kind_of(value)}")
         return {self.at(index): entry for index, entry in enumerate(value)}

@@ -1,4 +1,4 @@
-"""Secrets that a configuration only refers to: in a file, or in the environment."""
+"""Secrets outside the configuration: in a file, or in an environment variable."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _named: set[str] = set()
 
 
 class VariableSecret(SecretStr):
-    """A secret in an environment variable, which tiers' processes then no longer inherit."""
+    """A secret in an environment variable, which tiers' processes do not inherit."""
 
     def __init__(self, variable: str, value: str) -> None:
         super().__init__(value)
@@ -48,11 +48,11 @@ class FileSecret(SecretStr):
         return f"{name}{FILE_SUFFIX}", self.path
 
     def read_again(self) -> bool:
-        """Read the file again; return true if the secret is new. Raises as the class does."""
+        """Read the file again; return true if the secret is new. Raises the class's errors."""
         value = _read(self.path)
         if value == self._secret_value:
             return False
-        # Added to the values first, so that the secret is masked before it is used.
+        # Added to ``values`` at once, so that the secret is masked before anybody uses it.
         self.values.append(value)
         self._secret_value = value
         return True

@@ -55,7 +55,7 @@ def url_without_password(url: str) -> str:
 
 
 class Secrets:
-    """The secret values of some options, with all former and future secrets in ``files``."""
+    """The secret values of some options, and of ``files`` all values read so far and later."""
 
     def __init__(self, values: Iterable[str] = (), files: Sequence[FileSecret] = ()) -> None:
         self.files = files
@@ -103,7 +103,7 @@ class MaskingFormatter(logging.Formatter):
 
 
 def make_loggable(record: logging.LogRecord) -> None:
-    """Replace a record whose arguments do not fit, which :mod:`logging` would print unmasked."""
+    """Replace a record that cannot be formatted, which :mod:`logging` would print unmasked."""
     try:
         record.getMessage()
     except Exception as error:
@@ -146,9 +146,9 @@ def secrets_in(name: str, value: Any) -> Iterator[str]:
 
 
 def masked_error(error: BaseException, secrets: Secrets) -> BaseException:
-    """Return an error that shows no secret, nor do its causes: itself, or else a replacement.
+    """Return the error if neither it nor a cause shows a secret, else a masked replacement.
 
-    A replacement's class is the nearest one of the SDK, or else a new one of the same name.
+    The replacement has the error's nearest class of the SDK, or else a new class of the same name.
     """
     shown = "".join(
         line for one in chain_of(error) for line in traceback.format_exception_only(one)

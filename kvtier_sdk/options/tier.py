@@ -15,16 +15,16 @@ from kvtier_sdk.options.url import TierURL
 class TierConfig(StrictModel):
     """The base of every backend's options.
 
-    A tier in a process of its own is built there from plain data, so an option's type must accept
-    its own value as plain data: ``Bytes`` accepts ``4096``.
+    A tier in a process of its own is built there from plain data, so each option's type must accept
+    the option's value as plain data: ``Bytes`` accepts ``4096``.
     """
 
     @classmethod
     def options_from_url(cls, url: TierURL) -> dict[str, Any]:
         """Return the options of this model that a ``url`` gives, not yet validated.
 
-        The default accepts a query and refuses a host or a path. Override it for a backend whose
-        URL has them.
+        The default accepts a query and refuses a host or a path. Override the method for a backend
+        whose URL has a host or a path.
 
         Raises:
             ConfigError: a part has no meaning for this backend.
@@ -38,9 +38,9 @@ class TierConfig(StrictModel):
     def location(self) -> str | None:
         """Return the place of the chunks, as a URL whose path leads there: ``file:///data/kv``.
 
-        All tiers that share a place spell it the same. Two tiers of one manager may share a place
-        only with the same options, and neither may lie inside the other's. The default, ``None``,
-        is for a tier that shares its place with no other.
+        All tiers in one place return the same text. Two tiers of one manager may share a place
+        only with the same options, and no place may lie inside another tier's. The default,
+        ``None``, is for a tier that shares its place with no other tier.
         """
         return None
 
@@ -67,7 +67,7 @@ class ExpiringTierConfig(TierConfig):
 
     @property
     def expiry_s(self) -> float | None:
-        """Seconds after its last store or use until a chunk has expired for certain."""
+        """Seconds without a store or use after which a chunk has certainly expired."""
         return self.max_age_s if self.ttl_s is None else self.ttl_s
 
 
@@ -104,19 +104,19 @@ class RunnerOptions(StrictModel):
         store_policy: which chunks the tier gets, and when: ``through``, ``on_evict``,
             ``after_hits:2``, or another package's.
         admission: ``auto`` gives a full tier only chunks seen before, while that brings more hits;
-            ``off`` gives it all that the store policy wants.
-        offload_policy: ``chunk`` gives it new chunks; ``request`` also a request's chunks that are
-            in the primary tier already.
+            ``off`` gives the tier every chunk that the store policy wants.
+        offload_policy: ``chunk`` gives the tier new chunks; ``request`` also gives it a request's
+            chunks that are in the primary tier already.
         codec: seals chunks on their way to the tier: ``aes-gcm:/etc/kvtier/chunk.keys``, or
             another package's.
         required: true if an engine does not start without the tier. Otherwise it starts, and the
             tier is opened when its store can be reached.
-        open_deadline_s: an attempt to open the tier fails after this time, which is also how long
-            an engine waits for it.
+        open_deadline_s: an attempt to open the tier fails after this time; an engine waits for the
+            tier just as long.
         lookup_deadline_s: a lookup that takes longer is a miss, unless recomputing its chunks
             takes longer still.
-        max_lookup_deadline_s: limit of a lookup where recomputing takes longer, or where that time
-            is not known yet.
+        max_lookup_deadline_s: limit of a lookup if recomputing takes longer, or if the time to
+            recompute is not known yet.
         load_deadline_s: a load that takes longer, queueing included, has failed.
         store_deadline_s: a store that takes longer, queueing included, has failed.
         retries: how often a retryable failure is tried again, inside the deadline.
@@ -126,9 +126,9 @@ class RunnerOptions(StrictModel):
         max_queue_bytes: most payload under way in each direction; a store beyond it is dropped, a
             load beyond it is a miss.
         breaker_failures: after this many failed calls in a row the tier is no longer asked; reads
-            (lookups and loads) and writes count apart.
-        breaker_window: number of last calls; once half of them have failed, the tier is no longer
-            asked either.
+            (lookups and loads) and writes are counted separately.
+        breaker_window: the tier is also no longer asked once half of this many last calls have
+            failed.
         probe_interval_s: pause before a tier with an open breaker is probed; it doubles with each
             failed probe.
         max_probe_interval_s: the longest such pause.

@@ -95,7 +95,7 @@ def parse_bytes_or_share(value: object) -> int | float:
 def format_bytes(size_bytes: float) -> str:
     """Write ``size_bytes`` for people, in four digits: ``1536`` is ``"1.5 KiB"``."""
     for unit in _BINARY[:-1]:
-        # A size that would read 1024 belongs to the next unit.
+        # A size that rounds to 1024 is written in the next unit.
         if abs(size_bytes) < 1023.5:
             return f"{size_bytes:.4g} {unit}"
         size_bytes /= 1024
@@ -111,7 +111,7 @@ def format_seconds(duration_s: float) -> str:
     return f"{duration_s / 60:.3g} min" if duration_s < 3600 else f"{duration_s / 3600:.3g} h"
 
 
-#: Annotations for the fields of an options model: the option has a unit, the attribute is a number.
+#: Types of options with a unit: an operator writes ``"4GiB"``, and the attribute is a number.
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]
 Seconds = Annotated[float, BeforeValidator(parse_seconds)]
 Share = Annotated[float, BeforeValidator(parse_share)]

@@ -17,7 +17,7 @@ from kvtier_sdk.namespace import StoredNamespace
 from kvtier_sdk.options.tier import TierConfig
 from kvtier_sdk.types import Entry, OffloadKey, RequestContext, Transfer, Usage
 
-#: Class attributes that a faulty tier declares as the tier inside does.
+#: Class attributes that a faulty tier copies from the tier inside.
 _DECLARED = (
     *("config_model", "medium", "locality", "capabilities", "alignment", "max_batch_keys"),
     *("runner_defaults", "contract_version"),
@@ -33,7 +33,7 @@ class FaultKind(Enum):
     DELAY = "delay"
     #: The call never ends, unless it is cancelled.
     HANG = "hang"
-    #: Each chunk loses its end: a store succeeds with a shorter object, a load with zeros there.
+    #: Each chunk loses its end: a store writes a shorter object, a load ends with zeros.
     SHORT = "short"
     #: The call succeeds, with one bit of each chunk flipped.
     CORRUPT = "corrupt"
@@ -49,8 +49,8 @@ class Fault:
 
     Attributes:
         kind: the kind of fault.
-        operation: the name of the call that gets it, such as ``"lookup"``; ``None`` is any call
-            but ``usage``, which the runner makes on its own schedule.
+        operation: the name of the call that gets the fault, such as ``"lookup"``; ``None`` for
+            any call but ``usage``, which the runner makes on its own schedule.
         delay_s: how long a delay or an outage lasts, on the tier's clock.
         error: class of the errors.
     """
@@ -190,7 +190,7 @@ class FaultyTier(SecondaryTierManager):
         await self.inner.close()
 
     async def _take_fault(self, operation: str) -> Fault | None:
-        """Apply a fault of the call itself; return a fault of its chunks."""
+        """Apply a fault of the whole call; return a fault of its chunks."""
         clock = self.context.clock
         fault = self.plan.next_fault(operation)
         if fault is not None and fault.kind is FaultKind.DISCONNECT:
@@ -223,7 +223,7 @@ class FaultyTier(SecondaryTierManager):
         if kind is FaultKind.SHORT:
             kept = len(transfer.payload) // 2 // self.alignment * self.alignment
             return replace(transfer, payload=transfer.payload[:kept])
-        # A mapping, because its address has any alignment that a tier may require.
+        # A mapping begins a page, so its address fits any alignment that a tier may require.
         copy = memoryview(mmap.mmap(-1, len(transfer.payload)))
         copy[:] = transfer.payload
         _flip(copy)

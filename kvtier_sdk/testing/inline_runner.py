@@ -27,7 +27,7 @@ class InlineRunner:
         self._tier_loop = make_loop(self._reports.append)
 
     def start(self) -> bool:
-        """Open the tier; return false if it did not open and is retried when the loop runs."""
+        """Open the tier; return false if it did not open, and is opened again in the loop."""
         return self._event_loop.run_until_complete(self._tier_loop.open())
 
     def submit(self, jobs: Sequence[Job]) -> Sequence[JobResult]:

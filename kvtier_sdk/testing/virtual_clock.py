@@ -31,7 +31,7 @@ class VirtualClock(Clock):
         return _VirtualLoop(self)
 
     def advance(self, delay_s: float) -> None:
-        """Move time forward by ``delay_s``, which is not negative, while no loop runs."""
+        """Move time forward by ``delay_s``, 0 or more, while no loop runs."""
         self._now_s += delay_s
 
 

@@ -54,7 +54,7 @@ class MemoryTier(SecondaryTierManager):
     def __init__(self, config: MemoryTierConfig, context: TierContext) -> None:
         super().__init__(config, context)
         self._objects: OrderedDict[OffloadKey, npt.NDArray[np.uint8]] = OrderedDict()
-        # The times of each chunk's last use, and of its store with the oldest first.
+        # When each chunk was last used, and when it was stored, the oldest store first.
         self._used_s: dict[OffloadKey, float] = {}
         self._stored_s: OrderedDict[OffloadKey, float] = OrderedDict()
         self._used_bytes = 0
@@ -161,5 +161,5 @@ class MemoryTier(SecondaryTierManager):
 def _until(
     last_s: float, keys: Iterable[OffloadKey], times_s: Mapping[OffloadKey, float]
 ) -> list[OffloadKey]:
-    """Return the first keys, up to a time; ``keys`` are in the order of their times."""
+    """Return the keys whose time is ``last_s`` or earlier; ``keys`` are ordered by time."""
     return list(itertools.takewhile(lambda key: times_s[key] <= last_s, keys))

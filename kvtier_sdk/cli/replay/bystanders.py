@@ -1,4 +1,4 @@
-"""The check that a replay evicts no chunks of others from a store that it shares with them."""
+"""A check that a replay cannot evict an engine's chunks from a store that both use."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from kvtier_sdk.options.place import one_line
 from kvtier_sdk.options.tier import BoundedTierConfig
 from kvtier_sdk.types import Capability
 
-#: A replay may evict chunks of replays, and a check leaves only a manifest.
+#: Namespaces of these tools need no protection: a replay may evict chunks of another replay, and a
+#: check leaves only a manifest behind.
 _OURS = ("kvtier replay", "kvtier check")
-#: The tiers only list their namespaces, so any namespace will do to open them.
+#: Any namespace will do to open a tier that only lists its namespaces.
 _NOBODYS = Namespace({})
 #: Facts by which people recognize a namespace.
 _TELLING = ("engine", "model")
@@ -45,7 +46,7 @@ def check_bystanders(tiers: Iterable[TierSpec], clock: Clock) -> None:
 
 
 def _limits(config: BoundedTierConfig) -> str:
-    """Name the options that make a tier evict chunks of all namespaces in its place."""
+    """Name the options that make a tier evict chunks of any namespace in the same place."""
     given = {"capacity": config.capacity_bytes, "ttl": config.ttl_s, "max_age": config.max_age_s}
     return " and ".join(f"'{name}'" for name, value in given.items() if value is not None)
 

@@ -43,10 +43,10 @@ class Chart:
         kind: ``columns``, stacked, or ``curve``.
         note: an explanation of how to read the chart.
         unit: the unit of the horizontal axis.
-        heads: the meaning of each column; the table's first column.
+        heads: the name of each column, which is shown in the table's first column.
         labels: short heads, for the axis.
         text: a function that formats a value.
-        top: the end of the vertical axis; 0: the highest value decides.
+        top: the end of the vertical axis; 0 for the highest value.
         marks: named places on the horizontal axis, in columns from the left.
     """
 
@@ -271,7 +271,7 @@ def _sums(values: Sequence[int], width: int) -> list[int]:
 
 def _decades(least: float, most: float) -> list[float]:
     """Return 1, 2 and 5 of each decade, from below ``least`` to above ``most``."""
-    # A virtual clock may not have moved at all.
+    # Durations are 0 if a virtual clock did not move.
     least, most = max(least, 1e-6), max(most, 1e-6)
     first, last = (math.floor(math.log10(of)) for of in (least, most))
     edges = [step * 10.0**decade for decade in range(first, last + 2) for step in (1, 2, 5)]

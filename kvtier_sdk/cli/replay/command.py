@@ -29,7 +29,7 @@ from kvtier_sdk.options.files import read_options
 
 #: Defaults of options that are given neither on the command line nor in the file.
 _DEFAULTS: Mapping[str, Any] = {"slots": 2000}
-#: A replay must not use the engine's trace directory, admin socket or metrics port, so it has none.
+#: A replay must not use the engine's trace directory, admin socket or metrics port: all are unset.
 _ENGINES_OWN: Mapping[str, Any] = dict.fromkeys(("trace_dir", "admin_socket", "metrics_port"))
 #: Tokens of a block in the published traces.
 _TRACE_TOKENS = 512

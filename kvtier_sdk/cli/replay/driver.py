@@ -276,8 +276,8 @@ class ChunkContent:
     """Writes and checks chunks.
 
     A chunk is a fixed random sequence of 64-bit words, with a digest of the key added to each.
-    It is made at the speed of memory. It differs in nearly every word from another key's chunk,
-    and from itself shifted by some bytes.
+    Making a chunk is as fast as copying memory. The chunk differs in nearly every word from
+    another key's chunk, and from itself shifted by some bytes.
     """
 
     def __init__(self, chunk_bytes: int) -> None:

@@ -20,7 +20,7 @@ from kvtier_sdk.types import OffloadKey, RequestContext
 
 _LRU = "lru"
 _HASHES = 2**32
-# Most chunks to play a policy with; a longer workload is reduced to a share of its keys.
+# The most chunks with which a policy is played; a longer workload is reduced to part of its keys.
 _MOST_PLAYED = 2**17
 # A doubling that gains a smaller share of all chunks is not worth its memory.
 _WORTHWHILE = 0.01
@@ -40,10 +40,10 @@ class PoolSweep:
     """Hit rate against size.
 
     Attributes:
-        points: the hits of sizes that double, from a pool that holds the longest request twice to
-            a pool that holds every chunk.
+        points: the hits after each doubling of the size, from a pool that holds the longest request
+            twice to a pool that holds every chunk.
         pool: the hits of the configured size.
-        share: the share of the keys that the policy was played with; 1.0 if the sweep is exact.
+        share: the share of the keys for which the policy was played; 1.0 if the sweep is exact.
         error: largest difference between the hit rates of the two halves of this share.
     """
 
@@ -162,7 +162,7 @@ def _slots_needed(workload: Sequence[ReplayRequest]) -> Iterator[int]:
                 break
             deepest = max(deepest, depth)
             yield deepest
-        # The pool uses a prefix from its end too, so that its start is evicted last.
+        # As in the pool: the end of a prefix is used first, so that its start is evicted last.
         for key in reversed(dict.fromkeys(request.keys)):
             recency.use(key)
 

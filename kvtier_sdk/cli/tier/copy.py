@@ -34,7 +34,7 @@ from kvtier_sdk.types import OffloadKey
 
 #: Size of the pool: one half is filled from SRC while the other half is written to DST.
 _POOL_BYTES = 32 * 2**20
-#: Facts that the SDK adds, which may differ between tiers or releases.
+#: Facts that the SDK adds to an engine's facts, which may differ between tiers or releases.
 _ADDED = ("frame_version", "codec")
 
 
@@ -156,7 +156,7 @@ def _copy(
     ):
         keys = [entry.key for entry in src.entries()]
         stored, there = _transfer(src, dst, pool, keys, copied, pace)
-        # A store may silently evict an accepted chunk for a later one, so look them up at the end.
+        # A store may silently evict an accepted chunk for a later one, so look all of them up now.
         stayed = _present(dst, stored)
         copied.there = len(_present(dst, there))
         copied.copied = len(stayed)
@@ -190,9 +190,9 @@ def _transfer(
     copied: _Copied,
     pace: Pace,
 ) -> tuple[list[OffloadKey], list[OffloadKey]]:
-    """Copy the chunks that DST lacks; return those that it accepted, and those that it had.
+    """Copy the chunks that DST lacks; return the accepted chunks, and the chunks that DST had.
 
-    One half of the pool is read into while the other one is written from.
+    One half of the pool is filled from SRC while the other half is written to DST.
     """
     half = pool.slots // 2
     stored: list[OffloadKey] = []
@@ -219,7 +219,7 @@ def _transfer(
 def _load(
     src: MaintainedTier, keys: list[OffloadKey], first: int, copied: _Copied
 ) -> dict[OffloadKey, int]:
-    """Load chunks into slots from ``first`` on; return the slots of the whole chunks."""
+    """Load chunks into slots from ``first`` on; return the slots of the intact chunks."""
     if not keys:
         return {}
     slots = range(first, first + len(keys))

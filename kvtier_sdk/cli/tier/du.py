@@ -35,7 +35,7 @@ def du_command(
     timeout: TimeoutOption = "60s",
     as_json: JsonOption = False,
 ) -> None:
-    """Show how full tiers are, and which models take the room.
+    """Show how full tiers are, and which models use the space.
 
     Nothing is changed, and engines that use the tiers are not disturbed. For example
 

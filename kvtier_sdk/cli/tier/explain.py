@@ -71,7 +71,7 @@ def explain_command(
 ) -> None:
     """Explain why chunks are found or not: tier by tier present, absent or damaged.
 
-    For a namespace it shows the nearest other one in each tier, and in which facts the two differ.
+    For a namespace it shows the most similar namespace in each tier, and the facts that differ.
     Nothing is changed. For example
 
         kvtier tier explain kv.toml --namespace 3f9a --tokens prompt.json
@@ -119,7 +119,8 @@ class _Answer:
         contents: the namespace's chunks; ``None`` if it is absent, or the tier cannot list it.
         is_there: true if the namespace is there; ``None`` if the tier cannot say.
         nearest: the most similar other namespace, with its chunks.
-        differences: each differing fact, with its values in the namespace and in the nearest.
+        differences: each differing fact, with its values in the namespace and in the nearest
+            other namespace.
         states: the state of each chunk, by group.
     """
 

@@ -102,7 +102,7 @@ class Selection:
 
 
 def stored_namespaces(spec: TierSpec, timeout_s: float) -> list[StoredNamespace]:
-    """List a tier's namespaces in the order of their models; its backend must be able to."""
+    """List a tier's namespaces in the order of their models."""
     with open_for_maintenance(spec, _NO_NAMESPACE, timeout_s=timeout_s) as tier:
         found = list(tier.namespaces())
     return sorted(found, key=lambda one: (model_of(one), one.fingerprint))
@@ -196,7 +196,8 @@ class Faults:
 
     Attributes:
         by_tier: by tier name, the reason why the tier could not be read or changed.
-        notes: by tier name, the reason why the tier was skipped; with other tiers, not a fault.
+        notes: by tier name, the reason why the tier was skipped, which is no fault if there are
+            other tiers.
     """
 
     def __init__(self, target: Target) -> None:
@@ -207,7 +208,7 @@ class Faults:
 
     @contextmanager
     def of(self, spec: TierSpec) -> Iterator[None]:
-        """Record the error of a tier or a namespace that ends the block, after earlier errors."""
+        """Record an error that ends the block, after earlier errors of the same tier."""
         try:
             yield
         except (BackendError, ConfigError, TierError) as error:

@@ -1,1 +1,1 @@
-"""The conformance kit: every rule of the tiers' contract, and what holds a tier to it."""
+"""The conformance kit: a check of a tier for every rule of the contract."""

@@ -29,11 +29,11 @@ class LentMemory:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
         self._mapping = mmap.mmap(-1, size_bytes, flags=flags)
         self.region: Region = Region.of(self._mapping)
-        # The end of each part in use, by its start.
+        # The end of each reserved part, by its start.
         self._used: dict[int, int] = {}
 
     def _cut(self, size_bytes: int) -> npt.NDArray[np.uint8]:
-        """Return an unused part that begins a page; it is in use until its last view is freed."""
+        """Reserve a part that begins a page, until its last view is freed."""
         size_bytes = round_up(size_bytes, mmap.PAGESIZE)
         start = self._gap(size_bytes)
         if start + size_bytes > self.region.size_bytes:
@@ -49,7 +49,7 @@ class LentMemory:
 
     def _gap(self, size_bytes: int) -> int:
         start = 0
-        # Copied, because any allocation may run the collector, which removes parts.
+        # A copy, because any allocation may run the collector, which removes parts.
         for used, end in sorted(self._used.copy().items()):
             if used - start >= size_bytes:
                 break

@@ -1,4 +1,4 @@
-"""Checks of single chunks and batches: stored ones are found intact, absent ones are not found."""
+"""Checks of single chunks and of batches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def check_what_is_stored_comes_back(subject: TierSubject) -> None:
 
 @check(says="One boolean per key, in the order of keys.")
 async def check_lookup_tells_stored_from_absent(subject: TierSubject) -> None:
-    """Lookup returns False for a chunk that was never stored, and True for one that was."""
+    """Lookup returns True for a stored chunk, and False for a chunk that was never stored."""
     async with subject.opened() as probe:
         (absent,) = subject.new_keys(1)
         if await probe.lookup([absent]) != [False]:
@@ -53,7 +53,7 @@ async def check_absent_is_not_found(subject: TierSubject) -> None:
 
 @check(says="Storing a key twice is harmless")
 async def check_storing_twice_is_harmless(subject: TierSubject) -> None:
-    """Storing a key again succeeds, and one of the two objects stays, whole."""
+    """Storing a key again succeeds, and one of the two objects stays intact."""
     async with subject.opened() as probe:
         key = await probe.put_one()
         if key is None:
@@ -64,7 +64,7 @@ async def check_storing_twice_is_harmless(subject: TierSubject) -> None:
 
 @check(says="The last one stays if its transfer's replace is true.")
 async def check_a_store_replaces_on_demand(subject: TierSubject) -> None:
-    """A store whose transfer says so writes over what is under its key."""
+    """A store that demands a replacement overwrites the object under its key."""
     async with subject.opened() as probe:
         key = await probe.put_one()
         if key is None:
@@ -121,7 +121,7 @@ async def check_another_length_is_corrupt(subject: TierSubject) -> None:
 
 @check(Hook.LOSE_PART, says="True if load_chunk would find it.")
 async def check_a_lost_part_is_a_miss(subject: TierSubject) -> None:
-    """A chunk of which a part is lost is absent, until a store makes it whole again."""
+    """A chunk that has lost a part is absent until it is stored again."""
     async with subject.opened() as probe:
         neighbour = await probe.put_one()
         key = await probe.put_one()
@@ -237,7 +237,7 @@ async def check_namespaces_are_apart(subject: TierSubject) -> None:
 
 
 async def _check_apart(probe: Probe, keys: list[OffloadKey]) -> None:
-    """Store chunks one by one: none may load before its own store, and all must load at the end."""
+    """Store chunks one by one; none may load before its store, and all must load at the end."""
     kept: list[OffloadKey] = []
     for key in keys:
         found = await probe.get(key)
@@ -288,7 +288,7 @@ async def check_results_have_the_order_of_the_batch(subject: TierSubject) -> Non
         batch = stored[:1] + absent + stored[1:]
         expected = [key in stored for key in batch]
         answers = await probe.lookup(batch)
-        # The right answers in the wrong order; other checks find wrong answers.
+        # Only the order is judged here; other checks find wrong answers.
         if answers != expected and sorted(answers) == sorted(expected):
             raise Breach(f"lookup should return {expected}; it returned {answers}")
         lent = [probe.empty(key) for key in batch]

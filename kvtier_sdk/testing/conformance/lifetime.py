@@ -55,7 +55,7 @@ async def check_closing_twice_is_harmless(subject: TierSubject) -> None:
 
 @check(says="Running calls end, with a result or an error.")
 async def check_close_ends_what_runs(subject: TierSubject) -> None:
-    """Calls that are running when the tier is closed end, and so does close."""
+    """Close ends, and so do the calls that are still running then."""
     async with subject.opened() as probe:
         key = await probe.put_one() or subject.new_keys(1)[0]
         transfers = [probe.empty(key).transfer for _ in range(8)]
@@ -71,9 +71,12 @@ async def check_close_ends_what_runs(subject: TierSubject) -> None:
                 call.exception()
 
 
-@check(Hook.BAD_SETTINGS, says="neither is tried again. An outage is, until it ends.")
+@check(
+    Hook.BAD_SETTINGS,
+    says="opening is not retried after either. An outage is retried until it ends.",
+)
 async def check_bad_settings_fail_in_open(subject: TierSubject) -> None:
-    """Open fails on a setting that cannot work, for good, and close still works after it."""
+    """A setting that cannot work makes open fail for good, and close still works after that."""
     for what, tier in (subject.bad_settings or {}).items():
         spec = tier_spec(tier)
         probe = Probe(subject, subject.make(spec))
@@ -94,7 +97,7 @@ async def check_bad_settings_fail_in_open(subject: TierSubject) -> None:
 
 @check(says="each works whether or not others close.")
 async def check_instances_are_independent(subject: TierSubject) -> None:
-    """An instance goes on working when another one on the same place is closed."""
+    """An instance keeps working when another instance in the same place is closed."""
     async with subject.opened() as first, subject.opened() as second:
         await first.put_one()
         await first.close()
@@ -104,7 +107,7 @@ async def check_instances_are_independent(subject: TierSubject) -> None:
 
 @check(Medium.STORAGE, says="None once a later load will find the chunk.")
 async def check_chunks_outlive_the_instance(subject: TierSubject) -> None:
-    """An instance finds the chunks that an earlier one stored."""
+    """An instance finds the chunks that an earlier instance stored."""
     async with subject.opened() as probe:
         key = await probe.put_one()
         if key is None:
@@ -130,7 +133,7 @@ async def check_no_task_is_left(subject: TierSubject) -> None:
 @check(says=_NOTHING)
 async def check_no_thread_is_left(subject: TierSubject) -> None:
     """After the tier and its loop are closed, no thread of the tier runs."""
-    # The first run starts threads that stay for good: those of the loop and of libraries.
+    # The first run starts threads of the loop and of libraries that stay for good.
     await _run_on_new_loop(subject)
     before = _threads()
     await _run_on_new_loop(subject)

@@ -1,6 +1,7 @@
 """A tier compared with a dictionary, over any sequence of calls.
 
-A miss is always legal, a wrong byte never. Hypothesis makes sequences, and shortens failing ones.
+A load may always miss, but must never return a wrong byte. Hypothesis makes the sequences, and
+shortens a failing sequence.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class TierMachine(RuleBasedStateMachine):
 
     @rule(stored=_BATCHES, loaded=_BATCHES)
     def store_and_load_at_once(self, stored: Sequence[int], loaded: Sequence[int]) -> None:
-        """Store a batch while another one is loaded."""
+        """Store a batch while another batch is loaded."""
 
         async def both() -> None:
             await asyncio.gather(self._store(stored), self._load(loaded))
@@ -76,7 +77,7 @@ class TierMachine(RuleBasedStateMachine):
 
     @rule()
     def reopen(self) -> None:
-        """Close the tier and open another instance."""
+        """Close the tier, and open another instance of it."""
         self._run(self._probe.close())
         self._run(self._open())
 
@@ -143,7 +144,7 @@ class TierMachine(RuleBasedStateMachine):
         lent = self._probe.full(key, version)
         if not await start_and_cancel(self._probe, operation, lent, turns):
             raise Breach(f"a cancelled {operation} did not end")
-        # Nothing may read these buffers now. If something does, a later load shows it.
+        # Nothing may read these buffers now. If the tier does, a later load shows the new bytes.
         lent.fill(bytes(self._probe.object_bytes))
 
     def _new_version(self, chunk: int) -> int:
@@ -168,7 +169,7 @@ def tier_state_machine(make_subject: Callable[[], TierSubject]) -> type[TierMach
 
     Args:
         make_subject: makes the tier under test, once for each sequence of calls; it may return
-            the same one each time.
+            the same subject each time.
 
     Returns:
         The machine; pytest and unittest collect its ``TestCase``.

@@ -12,7 +12,7 @@ from kvtier_sdk.testing.conformance.subject import TierSubject, tier_spec
 from kvtier_sdk.types import Capability, Medium, OffloadKey
 
 _MORE_THAN_FIT = 100
-#: Between one and two steps of a store whose times are in whole seconds.
+#: Between one and two seconds, for stores that keep times in whole seconds.
 _RESOLUTION_S = 1.5
 
 
@@ -117,7 +117,7 @@ async def check_a_full_tier_refuses_or_makes_room(subject: TierSubject) -> None:
 
 @check(Hook.SMALL_TIER, says="tells the SDK that chunks are gone from the tier")
 async def check_a_reported_removal_is_true(subject: TierSubject) -> None:
-    """A chunk that a full tier reports as removed is gone, and was there."""
+    """A chunk that a full tier reports as removed was stored, and is gone."""
     small = tier_spec(await subject.call(Hook.SMALL_TIER, subject.context().object_bytes))
     removed: list[OffloadKey] = []
 
@@ -153,7 +153,7 @@ async def check_an_expired_chunk_is_absent(subject: TierSubject) -> None:
 
 @check(Hook.AGING_TIER, says="A missing object is a ChunkNotFoundError.")
 async def check_no_use_extends_the_maximum_age(subject: TierSubject) -> None:
-    """A chunk that is used all the time is absent once it has its maximum age."""
+    """A chunk is absent after its maximum age, even if it is used all the time."""
     async with subject.opened(tier_spec(await subject.call(Hook.AGING_TIER))) as probe:
         key = await probe.put_one()
         if key is None:
@@ -179,7 +179,7 @@ async def _wait_for_expiry(probe: Probe, key: OffloadKey, *, in_use: bool = Fals
 @check(
     Capability.NAMESPACES,
     Medium.STORAGE,
-    says="this tier's own, if it is there, and all others in its place.",
+    says="this tier's own, if it is there, and all others in the same place.",
 )
 async def check_namespaces_are_listed(subject: TierSubject) -> None:
     """Every namespace with a chunk is listed once, with the facts of its manifest."""
@@ -225,7 +225,7 @@ async def check_maintenance_makes_no_namespace(subject: TierSubject) -> None:
     says="``lookup`` and ``load`` record no use and remove nothing.",
 )
 async def check_maintenance_records_no_use(subject: TierSubject) -> None:
-    """A tier that is opened for maintenance leaves chunks as recently used as they were."""
+    """A tier that is opened for maintenance records no use of chunks."""
     async with subject.opened() as engine, subject.opened(maintenance=True) as probe:
         stored = await engine.put(subject.new_keys(2))
         before = {entry.key: entry.used_s for entry in await probe.scan()}

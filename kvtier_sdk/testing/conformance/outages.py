@@ -26,7 +26,7 @@ _LOOKS = 200
 
 @check(Hook.BREAK_CONNECTION, says="An outage is a TierUnavailableError, never False from lookup.")
 async def check_an_outage_is_no_miss(subject: TierSubject) -> None:
-    """While the store is unreachable, each call that needs it gives a TierUnavailableError."""
+    """While the store is unreachable, a call that needs the store gives a TierUnavailableError."""
     async with subject.opened() as probe:
         stored = await probe.put(subject.new_keys(1))
         (absent,) = subject.new_keys(1)
@@ -68,7 +68,7 @@ async def check_a_tier_comes_back_after_an_outage(subject: TierSubject) -> None:
 
 @check(Hook.FREEZE, Hook.UNFREEZE, says="The tier did not answer in time.")
 async def check_a_hang_is_no_miss(subject: TierSubject) -> None:
-    """A call of a store that hangs waits, or gives a TierTimeoutError or TierUnavailableError."""
+    """While the store hangs, a call waits or gives a TierTimeoutError or TierUnavailableError."""
     async with subject.opened() as probe:
         keys = await probe.put(subject.new_keys(2))
         if not keys:
@@ -80,7 +80,7 @@ async def check_a_hang_is_no_miss(subject: TierSubject) -> None:
 
 @check(Hook.FREEZE, Hook.UNFREEZE, says=_RETRYABLE)
 async def check_a_tier_comes_back_after_a_hang(subject: TierSubject) -> None:
-    """When its store goes on after a hang, the tier works again, without being reopened."""
+    """After a hang the tier works again, without being reopened."""
     async with subject.opened() as probe:
         keys = await probe.put(subject.new_keys(2))
         if not keys:
@@ -211,7 +211,7 @@ class _Mover:
     Attributes:
         calls: number of calls that have ended.
         doing: the operation of the running call, or empty.
-        goes_on: set it to ``False``, and the mover stops after its next load.
+        goes_on: false to stop the mover after its next load.
         breach: the last breach that a call found.
     """
 
@@ -254,7 +254,7 @@ class _Mover:
 
 
 async def _moved_on(clock: Clock, movers: Sequence[_Mover]) -> None:
-    """Wait until each mover has ended its running call, and a store and a load after it."""
+    """Wait until each mover has ended its running call, and then a store and a load."""
     start = [mover.calls for mover in movers]
     while any(mover.calls < before + 3 for mover, before in zip(movers, start, strict=True)):
         await clock.sleep(_PAUSE_S)

@@ -69,7 +69,7 @@ class Probe:
         await self.bounded(self.tier.close(), "close")
 
     async def clean_up(self) -> None:
-        """Close the tier if it is open; other checks judge how that goes."""
+        """Close the tier if it is open; other checks judge the outcome."""
         if not self._closed:
             with contextlib.suppress(Breach, TierError):
                 await self.close()
@@ -317,7 +317,7 @@ def is_miss(error: TierError) -> bool:
 
 
 def describe(outcome: KVTierError | bytes | None) -> str:
-    """Describe a verdict or what was loaded for a message."""
+    """Describe a verdict or loaded bytes for a message."""
     if isinstance(outcome, KVTierError):
         return f"{type(outcome).__name__}: {outcome}"
     return "success"

@@ -86,7 +86,7 @@ class Check:
     run: CheckFunction
 
 
-#: The reason of a skipped check for which ``write_raw`` replaced no object.
+#: The reason why a check is skipped if ``write_raw`` replaces no object.
 DECLINED = "write_raw declined every object"
 
 _checks: dict[str, Check] = {}
@@ -130,7 +130,7 @@ def judged(name: str, rule: str, says: str) -> Iterator[None]:
         what = f"the store is in order, but the tier raised {type(error).__name__}: {error}"
         raise ConformanceError(name, rule, what, says) from error
     except Exception as error:
-        # A hook raised it, or a tier's call that was not expected to fail.
+        # Raised by a hook, or by a call of the tier that was not expected to fail.
         raise ConformanceError(name, rule, _unexpected(error), says) from error
 
 

@@ -37,9 +37,12 @@ async def check_it_runs_in_a_process(subject: TierSubject) -> None:
     await _with_runner(subject, "process", _move_chunks)
 
 
-@check(Medium.STORAGE, says="On a medium other than Medium.CPU each finds the chunks of all.")
+@check(
+    Medium.STORAGE,
+    says="On a medium other than Medium.CPU each instance finds the chunks of all instances.",
+)
 async def check_processes_share_a_place(subject: TierSubject) -> None:
-    """An instance finds what another process stores beside it, and the reverse."""
+    """Two processes with a tier in one place find each other's chunks."""
     await _with_runner(subject, "process", _share_chunks)
 
 

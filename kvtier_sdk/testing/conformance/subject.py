@@ -28,7 +28,7 @@ from kvtier_sdk.types import OffloadKey, make_offload_key
 #: or a class whose options all have defaults.
 TierLike: TypeAlias = str | Mapping[str, Any] | TierSpec | type[SecondaryTierManager]
 
-#: Number of chunks that can be lent at once: a big batch and half as many more.
+#: Number of chunks that can be lent at once: those of a big batch, and half as many more.
 _LENT_CHUNKS = 1536
 #: The most bytes beside a payload: header, guards and rounding.
 _BESIDE_BYTES = 1 << 15
@@ -55,7 +55,8 @@ class TierSubject:
 
     Attributes:
         tier: a URL, a dictionary of options, a spec, or a class whose options have defaults.
-        read_raw: as :meth:`TierConformance.read_raw`; each hook below is as the method there.
+        read_raw: reads an object directly from the store; :class:`TierConformance` describes the
+            arguments and results of all hooks.
         write_raw: replaces an object directly in the store.
         break_connection: makes the store unreachable.
         restore_connection: ends the outage.
@@ -66,11 +67,11 @@ class TierSubject:
         small_tier: makes a tier with room for few objects of a length.
         short_lived_tier: makes a tier whose chunks expire a second after their store.
         aging_tier: makes a tier whose chunks expire two seconds after their store, used or not.
-        keeps_chunks: this and the next five are the settings of :class:`TierConformance`.
+        keeps_chunks: ``False`` for a tier that may refuse every store for lack of room.
         chunk_bytes: length of a payload.
-        timeout_s: when a call counts as endless.
-        blocking_s: when the event loop counts as blocked.
-        settle_s: how long to wait for a late effect.
+        timeout_s: after this time, a call counts as one that never ends.
+        blocking_s: after this time without a turn, the event loop counts as blocked.
+        settle_s: how long to wait for an effect that must not come, such as a late write.
         hang_s: how long the store hangs.
         namespace: the namespace of the chunks; a new one for each subject.
         clock: time and tasks.
@@ -124,7 +125,7 @@ class TierSubject:
         return getattr(self, hook.value) is not None
 
     async def call(self, hook: Hook, *args: Any) -> Any:
-        """Call a ``hook`` that the author provides with ``args``, and return its result."""
+        """Call an author's ``hook`` with ``args``, and return its result."""
         result = getattr(self, hook.value)(*args)
         return await result if inspect.isawaitable(result) else result
 

@@ -48,7 +48,7 @@ class TierConformance:
         settle_s: how long to wait for an effect that must not come, such as a late write.
         hang_s: how long the store hangs: longer than the tier's own limits.
         sequences: number of sequences of calls that are compared with a dictionary.
-        shrink_s: how long to search for a shorter sequence once one has failed.
+        shrink_s: how long to search for a shorter sequence once a sequence has failed.
     """
 
     chunk_bytes: ClassVar[int] = TierSubject.chunk_bytes
@@ -121,7 +121,7 @@ class TierConformance:
         """Remove part of the stored object ``key`` directly in the store, as an eviction would.
 
         For a tier that keeps a chunk as several values, files or shards. Set :attr:`chunk_bytes` so
-        that a chunk has several.
+        large that a chunk has several parts.
         """
         raise NotImplementedError
 
@@ -140,7 +140,7 @@ class TierConformance:
     def aging_tier(self) -> TierLike:
         """Return a tier whose chunks expire two seconds after their store, used or not.
 
-        Where the tier has both limits, a second after their last use too.
+        If the tier also limits the time without use, set that limit to one second.
         """
         raise NotImplementedError
 
@@ -186,14 +186,15 @@ def _test_any_sequence_of_calls(self: TierConformance, subject: TierSubject) -> 
     try:
         _run_machine(subject, self.sequences, self.shrink_s)
     except FlakyFailure as flaky:
-        # The store answered differently when the sequence was tried again.
+        # The breach did not happen again when Hypothesis repeated the sequence.
         failures, _ = flaky.split(ConformanceError)
         raise flaky if failures is None else failures.exceptions[0] from flaky
 
 
 def _run_machine(subject: TierSubject, sequences: int, shrink_s: int) -> None:
     __tracebackhide__ = True
-    # Hypothesis has no setting for this limit. If a call hangs, each sequence takes the timeout.
+    # Hypothesis has no setting for this limit, which is needed if a call hangs: then each
+    # sequence lasts until the timeout.
     before, engine.MAX_SHRINKING_SECONDS = engine.MAX_SHRINKING_SECONDS, shrink_s
     try:
         run_state_machine_as_test(
@@ -214,5 +215,5 @@ def _run_machine(subject: TierSubject, sequences: int, shrink_s: int) -> None:
 
 for _check in CHECKS.values():
     setattr(TierConformance, _check.name.replace("check_", "test_", 1), _test_of(_check))
-# Last, since it takes longest to fail, and the checks before it describe a breach more exactly.
+# The last test, because it takes longest to fail and other checks describe a breach more exactly.
 TierConformance.test_any_sequence_of_calls = _test_any_sequence_of_calls  # type: ignore[attr-defined]

@@ -52,7 +52,7 @@ def test_what_the_tier_has_reported_removed_is_asked_for(make: Make) -> None:
 
 
 def test_a_request_that_asks_again_after_a_load_knows_what_has_left_the_tier_since(
-    make: EngineFactory,
+    make: Make,
 ) -> None:
     engine = with_known(make)
     engine.settle(B, KEYS[0])
