@@ -23,7 +23,6 @@ from kvtier_sdk.worker.cuda import CUDADevice
 
 
 def test_machine(figure: Figure) -> None:
-    """Report all of it; the machine's limits come last and need no device."""
     figure("Python", platform.python_version())
     figure("kernel", f"{platform.system()} {platform.release()} {platform.machine()}")
     figure("torch", torch.__version__)

@@ -350,8 +350,6 @@ def a_release_is_skipped(patch: pytest.MonkeyPatch) -> None:
 def a_late_report_of_an_old_job_is_applied(
     original: Any, self: Any, result: JobResult, now_s: float
 ) -> None:
-    """Apply it to the oldest running job, as with a table that reuses ids."""
-
     running = self.jobs.running
     if result.job_id not in self.jobs._running and running:
         result.job_id = running[0].job_id

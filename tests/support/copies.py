@@ -33,7 +33,6 @@ class ByteLedger:
             monkeypatch.setattr(os, name, self._counting(getattr(os, name)))
 
     def begin(self, transfers: Iterable[Transfer]) -> None:
-        """Reset the count, and count for these transfers."""
         self._spans = [
             (_address_of(view), _address_of(view) + len(view))
             for transfer in transfers
@@ -65,7 +64,6 @@ class Peak:
 
 @contextmanager
 def traced_peak() -> Iterator[Peak]:
-    """Trace Python's allocations in all threads."""
     peak = Peak()
     tracemalloc.start()
     try:

@@ -81,7 +81,6 @@ class FaultyTier(MemoryTier):
             yield entry
 
     def called(self) -> list[str]:
-        """Return the operations that were called, in order."""
         return [operation for operation, _ in self.calls]
 
     async def _trouble(self, operation: str) -> None:
@@ -162,7 +161,6 @@ class Engine:
         self.moves.append(moves)
 
     def step(self, duration_s: float = 0.001) -> None:
-        """End a step and let the tiers run."""
         self.manager.on_schedule_end()
         until_s = self.clock.now_s() + duration_s
         for runner in self.runners:
@@ -171,25 +169,21 @@ class Engine:
             runner.run_for(0.0)
 
     def steps(self, duration_s: float, step_s: float = 0.01) -> None:
-        """Play steps of ``step_s`` each for ``duration_s``."""
         until_s = self.clock.now_s() + duration_s
         while self.clock.now_s() < until_s:
             self.step(step_s)
 
     def store(self, request: RequestContext, *keys: OffloadKey) -> int:
-        """Store chunks, and return the number that got a slot."""
         output = self.manager.prepare_store(keys, request)
         self.write(output)
         self.manager.complete_store(output.keys_to_store, request)
         return len(output.keys_to_store)
 
     def write(self, output: PrepareStoreOutput) -> None:
-        """Fill each slot of a store with the first bytes of its key."""
         for key, slot in zip(output.keys_to_store, output.slots, strict=True):
             self.pool.view(slot)[:] = (key * CHUNK_BYTES)[:CHUNK_BYTES]
 
     def load(self, request: RequestContext, *keys: OffloadKey) -> None:
-        """Load chunks and compare them."""
         spec = self.manager.prepare_load(keys, request)
         for key, slot in zip(keys, spec.slots, strict=True):
             assert self.pool.view(slot) == (key * CHUNK_BYTES)[:CHUNK_BYTES]
@@ -199,7 +193,6 @@ class Engine:
         return [self.manager.lookup(key, request).name for key in keys]
 
     def settle(self, request: RequestContext, *keys: OffloadKey) -> list[str]:
-        """Look up, a step at a time, until nothing is pending."""
         for _ in range(20):
             names = self.look(request, *keys)
             if not {"RETRY", "HIT_PENDING"} & set(names):
@@ -215,7 +208,6 @@ class Engine:
             self.step()
 
     def at_rest(self) -> None:
-        """Assert that nothing is pinned, in flight or in quarantine."""
         self.at_rest_with(writing=0)
         usage = self.manager.usage()
         assert usage.free + usage.ready == usage.slots

@@ -20,8 +20,6 @@ STORES: dict[str, type[Store]] = {
 
 
 def store_fixture(chunk_bytes: int) -> Any:
-    """Make the fixture ``store``: each of :data:`STORES`, running and empty."""
-
     @pytest.fixture(params=STORES, name="store")
     def each_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
         made = STORES[request.param](tmp_path / "store", chunk_bytes)  # type: ignore[call-arg]

@@ -134,7 +134,6 @@ class FakeCUDA:
     # --- registrations ------------------------------------------------------------------------
 
     def pages(self) -> set[int]:
-        """Return the registered pages."""
         return {page for piece in self.pieces.items() for page in pages_of(*piece)}
 
     def register(self, address: int, size_bytes: int, flags: int) -> int:
@@ -191,7 +190,6 @@ class FakeCUDA:
         return int(getattr(self._mode, "value", GLOBAL))
 
     def ask(self) -> None:
-        """Make a call that a capture forbids."""
         if self.is_lost:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         if self.capturing and self._capture_mode() != RELAXED:
@@ -206,7 +204,6 @@ class FakeCUDA:
         return 0, 0
 
     def copy(self, into: int, out_of: int, length_bytes: int, stream: int) -> int:
-        """``cuMemcpyAsync``."""
         return self._queue([(into, out_of, length_bytes)], stream)
 
     def hip_copy(self, into: int, out_of: int, size_bytes: int, kind: int, stream: int) -> int:
@@ -215,7 +212,6 @@ class FakeCUDA:
         return self._queue([(into, out_of, size_bytes)], stream)
 
     def copy_batch(self, into: int, out_of: int, lengths: int, count: int, *rest: Any) -> int:
-        """``cuMemcpyBatchAsync_v2``."""
         columns = [(ctypes.c_int64 * count).from_address(at)[:] for at in (into, out_of, lengths)]
         return self._queue(list(zip(*columns, strict=True)), rest[-1])
 
@@ -243,7 +239,6 @@ class FakeCUDA:
         return address if self._piece_of(there) is None else there
 
     def advance(self) -> None:
-        """Run all work that can run."""
         with self.changed:
             moved = True
             while moved:
@@ -254,7 +249,6 @@ class FakeCUDA:
                         moved = True
 
     def release(self, gate: threading.Event) -> None:
-        """Release the work behind a gate of :meth:`Stream.hold`."""
         with self.changed:
             gate.set()
             self.changed.notify_all()
@@ -312,7 +306,6 @@ def copy_pages(
     *,
     gather: bool,
 ) -> None:
-    """Do the work of :func:`kvtier_sdk.worker.kernel.launch` without triton."""
     rows = table[first_segment : first_segment + segments].tolist()
     for entry, block in enumerate(block_ids[first_entry : first_entry + entries].tolist()):
         for address, stride_bytes, words, place_words in rows:
@@ -325,7 +318,6 @@ def copy_pages(
 
 
 def pages_of(address: int, size_bytes: int) -> range:
-    """Return the pages that contain these bytes."""
     return range(address // PAGE_BYTES, -(-(address + size_bytes) // PAGE_BYTES))
 
 
@@ -378,6 +370,5 @@ def _function(call: Callable[..., int]) -> Callable[..., int]:
 
 
 def mapped(slots: int, part_bytes: int) -> np.ndarray:
-    """Return host memory that begins a page."""
     memory = np.frombuffer(mmap.mmap(-1, slots * part_bytes), np.uint8)
     return memory.reshape(slots, part_bytes)

@@ -47,7 +47,6 @@ class Gate:
 
 
 def expect_success(worker: OffloadWorker, *job_ids: int) -> None:
-    """Wait for jobs, of which all must succeed and no other may have ended."""
     worker.wait(job_ids)
     ended = {result.job_id: result.error for result in worker.get_finished()}
     assert ended == dict.fromkeys(job_ids)

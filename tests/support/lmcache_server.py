@@ -52,18 +52,15 @@ class LMCacheServer:
         self._process.wait()
 
     def status(self) -> dict[str, Any]:
-        """Return the server's status."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self._http_port}/status") as page:
             status: dict[str, Any] = json.load(page)
         return status
 
     def forget(self) -> None:
-        """Empty L1."""
         url = f"http://127.0.0.1:{self._http_port}/cache/clear"
         urllib.request.urlopen(urllib.request.Request(url, method="POST")).close()
 
     def log(self) -> str:
-        """Return the server's output."""
         return self._log.read_text()
 
     def _answers(self) -> bool:
@@ -76,7 +73,6 @@ class LMCacheServer:
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
-    """Wait for a condition."""
     end_s = time.monotonic() + _PATIENCE_S
     while not condition():
         assert time.monotonic() < end_s, f"waited in vain for {what}"

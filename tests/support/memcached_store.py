@@ -12,7 +12,6 @@ _SERVER = Path(__file__).parents[2] / "examples/kvtier-memcached/tests/memcached
 
 
 def make_server(*options: str) -> Any:
-    """Make the server of the example's own tests."""
     spec = importlib.util.spec_from_file_location("memcached_server", _SERVER)
     assert spec
     assert spec.loader
@@ -46,7 +45,6 @@ class MemcachedStore(ServedStore):
             assert line.startswith(b"HD")
 
     def _chunks(self) -> dict[str, list[str]]:
-        """Return the names of each chunk's pieces, in order, by their common start."""
         chunks: dict[str, list[str]] = {}
         for name in sorted(self._server.names()):
             stem, _, number = name.rpartition(".")

@@ -25,7 +25,6 @@ KEYS = [make_offload_key(bytes([index]) * 32) for index in range(3)]
 
 
 def _engine_with(*tiers: str, pool_bytes: str = "1MiB", policy: str = "prefix") -> str:
-    """Write an engine's configuration in TOML; each tier is written as TOML too."""
     lines = [
         f'pool_bytes = "{pool_bytes}"',
         f'policy = "{policy}"',
@@ -109,7 +108,6 @@ tiers = [
 
 
 def print_mistake(mistake: str | dict[str, Any], places: Mapping[str, str]) -> str:
-    """Make a mistake; return the warnings of the log, and the error that ends the start."""
     with _Lines(logging.WARNING) as said:
         try:
             if isinstance(mistake, dict):
@@ -166,8 +164,6 @@ class _Lines(logging.Handler):
             self._arrived.notify()
 
     def wait_for(self, text: str, count: int) -> None:
-        """Wait until ``count`` lines contain a text."""
-
         def is_there() -> bool:
             return sum(text in line for line in self.lines) == count
 

@@ -57,7 +57,6 @@ class MooncakeStore:
         return f"mooncake://127.0.0.1:{self.port}"
 
     def start(self, nodes: int = 1) -> MooncakeStore:
-        """Start the master and its nodes."""
         self.start_master()
         for _ in range(nodes):
             self.add_node()
@@ -104,13 +103,11 @@ class MooncakeStore:
         self.kill_master()
 
     def names(self) -> list[str]:
-        """Return the names of all chunks."""
         url = f"http://127.0.0.1:{self._metrics_port}/get_all_keys"
         with urllib.request.urlopen(url, timeout=10) as reply:
             return [name for name in reply.read().decode().split() if name.startswith("kvtier/")]
 
     def wait_until(self, condition: Callable[[], object], what: str) -> None:
-        """Poll a condition until it is true."""
         end_s = time.monotonic() + _START_S
         while not condition():
             if time.monotonic() > end_s:
@@ -146,7 +143,6 @@ class Node:
             raise MooncakeError(f"a node does not start\n{log.read_text()}")
 
     def ask(self, method: str, *arguments: object) -> Any:
-        """Call a method of the node's client, and return its result."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{(method, *arguments)!r}\n")
         self._process.stdin.flush()

@@ -34,6 +34,5 @@ def replay(trace: Path, *arguments: str) -> dict[str, Any]:
 
 
 def report_of(*arguments: str, status: int = 0, **environment: str) -> dict[str, Any]:
-    """Play chunks of 8 KiB, assert the exit status, and return the report."""
     words = ("replay", "--chunk-bytes", "8KiB", *arguments)
     return kvtier_json(*words, status=status, **environment)

@@ -50,7 +50,6 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, ready: Callable[[], object] | None = None) -> Server:
-        """Start it, and wait until it answers, or until ``ready``."""
         arguments = ["--dir", str(self.directory), "--save", "", *self.options]
         if self.sentinel is not None:
             (self.directory / "sentinel.conf").write_text(f"port {self.port}\n{self.sentinel}\n")
@@ -81,7 +80,6 @@ class Server:
             time.sleep(0.02)
 
     def is_loading(self) -> bool:
-        """Return true while the server still reads its saved data."""
         return bool(self.ask("INFO", "persistence")["loading"])  # type: ignore[index]
 
     def ask(self, *words: object) -> object:
@@ -89,7 +87,6 @@ class Server:
             return client.execute_command(*words)
 
     def client(self) -> redis.Redis:
-        """Return a client of the server, for the caller to close."""
         return redis.Redis(**self.client_options, socket_timeout=5)  # type: ignore[arg-type]
 
     def pause(self) -> None:
@@ -102,7 +99,6 @@ class Server:
         self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """Kill the server if it runs; nothing is saved."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()

@@ -202,7 +202,6 @@ class MisbehavingTier(MemoryTier):
         asyncio.get_running_loop().stop()
 
     def _block(self) -> None:
-        """Hold the thread until :meth:`Rig.unblock`."""
         self._note("blocking")
         released = Path(f"{self.config.diary}.released")
         while not released.exists():
@@ -456,7 +455,6 @@ class Rig(TierListener):
         return [self.job(Operation.LOOKUP, 0, 1) for _ in range(count)]
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Hand jobs over with their own ids and deadlines."""
         self.client._collected += jobs
         self.client.flush()
 
@@ -466,7 +464,6 @@ class Rig(TierListener):
         return [result.verdicts[0].value for result in self.results]
 
     def wait_for(self, count: int, others: int = 0) -> list[str]:
-        """Poll at each notification until a number of results and other reports have come."""
         while len(verdicts := self.take()) < count or len(self.others) < others:
             assert self.notified.wait(_PATIENCE_S), f"{verdicts} and {self.others}, and no more"
             self.notified.clear()
@@ -476,7 +473,6 @@ class Rig(TierListener):
         self.wait_until(lambda: bool(self.client.stats.is_open))
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Poll until a condition is true."""
         for _ in range(6000):
             self.client.poll()
             if condition():
@@ -498,7 +494,6 @@ class Rig(TierListener):
 
 @contextlib.contextmanager
 def rig_maker(kind: str, directory: Path, **usual: Any) -> Iterator[Callable[..., Rig]]:
-    """Make rigs, and close them at the end."""
     with contextlib.ExitStack() as ended:
 
         def make(**options: Any) -> Rig:

@@ -109,7 +109,6 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def main() -> None:
-    """Print the port, and serve until killed."""
     _Handler.server_port = int(sys.argv[1])
     if len(sys.argv) > 2:
         _Handler.guarded = Path(sys.argv[2])

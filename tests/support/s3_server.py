@@ -52,7 +52,6 @@ class S3Server:
 
     @property
     def endpoint(self) -> str:
-        """The URL that S3 clients connect to."""
         return f"{self._scheme}://127.0.0.1:{self.port}"
 
     @property
@@ -66,7 +65,6 @@ class S3Server:
     def tier_url(
         self, place: str = "kv/chunks", *, endpoint: str | None = None, **options: object
     ) -> str:
-        """Return the URL of a tier in this server, credentials included."""
         given = {
             "endpoint": endpoint or self.endpoint,
             "region": REGION,
@@ -82,7 +80,6 @@ class S3Server:
             (self.buckets / place / f"{shard:02x}").mkdir(parents=True)
 
     def start(self) -> S3Server:
-        """Start the server, and wait until it answers."""
         command = [_rclone(), "serve", "s3", "--addr", f"127.0.0.1:{self.port}"]
         command += [
             "--auth-key",
@@ -113,7 +110,6 @@ class S3Server:
         self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """Kill the server if it runs; its objects stay."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -137,7 +133,6 @@ class S3Server:
 
 
 def _rclone() -> str:
-    """Return the path of rclone; this environment's comes first."""
     beside = Path(sys.executable).with_name("rclone")
     found = str(beside) if beside.exists() else shutil.which("rclone")
     if found is None:

@@ -121,7 +121,6 @@ class RedisStore(ServedStore):
             client.set(f"kvtier{{}}{fingerprint}.manifest", manifest)
 
     def client(self) -> redis.Redis:
-        """A client of the server, beside any tier."""
         return self._server.client()
 
     def _names(self) -> list[bytes]:

@@ -64,7 +64,6 @@ class LookClock(HeldBackClock):
 
     @property
     def looks(self) -> int:
-        """The number of checks that are due."""
         return self._looks.qsize()
 
     def look(self) -> None:
@@ -89,12 +88,10 @@ def is_there(pid: int) -> bool:
 
 
 def children() -> list[int]:
-    """Return the processes of this process's tiers."""
     return list(tier_processes(os.getpid()))
 
 
 def tier_processes(parent: int) -> dict[int, str]:
-    """Return command line and environment of each tier's process below a process, by its id."""
     told = {}
     for task in Path(f"/proc/{parent}/task").iterdir():
         children = ""

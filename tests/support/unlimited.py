@@ -21,5 +21,4 @@ def unlimited_hits(workload: Sequence[ReplayRequest]) -> int:
 
 
 def unlimited_hit_rate(workload: Sequence[ReplayRequest]) -> float:
-    """Return the hits of the unlimited cache as a share of all chunks."""
     return unlimited_hits(workload) / sum(len(request.keys) for request in workload)

@@ -43,14 +43,12 @@ CONFIG = {
 
 
 def make_model(folder: Path, **config: Any) -> Path:
-    """Make a small Llama without weights: vLLM generates them from its seed."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(CONFIG | config))
     return folder
 
 
 def make_prompt(seed: int, chunks: int, extra: int = 5) -> list[int]:
-    """Make a prompt of full chunks of tokens, and a few tokens more."""
     rng = random.Random(seed)
     return [rng.randrange(10, 1000) for _ in range(chunks * BLOCK_TOKENS + extra)]
 
@@ -82,7 +80,6 @@ class Way:
         patient: bool = True,
         **entry: Any,
     ) -> dict[str, Any] | None:
-        """Return vLLM's ``kv_connector_extra_config`` for one tier."""
         if self.spec is None:
             return None
         entry = {"url": url, **({"lookup_deadline": "30s"} if patient else {}), **entry}
@@ -122,7 +119,6 @@ def same(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> bool:
 
 
 def _logprobs(output: dict[str, Any]) -> list[float]:
-    """Return the log-probabilities of the five likeliest tokens of each position."""
     # Sort by value, since of two equally likely tokens either may be the fifth.
     return [logprob for top in output["logprobs"] for logprob in sorted(value for _, value in top)]
 
@@ -155,13 +151,11 @@ class Interpreter:
             raise EngineError(f"vLLM cannot be imported:\n{self._log.read_text()[-4000:]}")
 
     def connect(self) -> socket.socket:
-        """Return a connection to a new process."""
         connection = socket.socket(socket.AF_UNIX)
         connection.connect(str(self._socket))
         return connection
 
     def close(self) -> None:
-        """End the interpreter; the engines that it has started go on."""
         self._process.kill()
         self._process.communicate()
 

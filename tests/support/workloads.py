@@ -19,7 +19,6 @@ class _Source:
         self._numbers = count()
 
     def fresh(self, least: int, most: int) -> list[OffloadKey]:
-        """Make ``least`` to ``most`` chunks."""
         numbers = islice(self._numbers, self.random.randint(least, most))
         # Policies sample by the key, so its bytes have to differ as a hash's do.
         return [make_offload_key(random.Random(number).randbytes(32)) for number in numbers]
@@ -133,7 +132,6 @@ WORKLOADS = {
 
 
 def generate(name: str, requests: int, seed: int) -> list[ReplayRequest]:
-    """Generate one of :data:`WORKLOADS`; the same seed gives the same."""
     if name == "chats":
         return chat_workload(requests, seed)
     prompts = islice(_PROMPTS[name](_Source(seed)), requests)

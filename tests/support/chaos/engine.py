@@ -66,7 +66,6 @@ class Engine:
         per_second: float,
         watch: Callable[[], bool],
     ) -> None:
-        """Play requests at a steady rate, until ``watch`` returns false at the end of a step."""
         arrivals = iter(workload)
         next_s = time.monotonic()
         while watch():
@@ -86,7 +85,6 @@ class Engine:
         self._take_events()
 
     def _call(self, method: Callable[..., T], *arguments: object) -> T:
-        """Make a call and note its time."""
         wall_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
         result = method(*arguments)
         cpu_us = (time.thread_time_ns() - cpu_ns) / 1e3
@@ -120,7 +118,6 @@ class Engine:
                     self._outcome.restored += self._stored_s.setdefault(key, now_s) < self.began_s
 
     def _serve(self, request: ReplayRequest) -> Iterator[None]:
-        """Serve one request; yield at the end of each of its steps."""
         manager, call, outcome = self._manager, self._call, self._outcome
         context = RequestContext(request.request_id)
         call(manager.on_new_request, context)

@@ -110,7 +110,6 @@ class Place(ABC):
 
     @property
     def clean_url(self) -> str:
-        """The URL of a tier in it, by a way without faults."""
         return self.url
 
     def close(self) -> None:
@@ -158,7 +157,6 @@ class Place(ABC):
         self._kvtier("tier", "rm", self.url, "--namespace", fingerprint, "--yes")
 
     def _kvtier(self, *words: str | Path) -> Any:
-        """Run a command, and return its answer."""
         command = [*_KVTIER, *words, "--json"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
@@ -404,7 +402,6 @@ class FilePlace(Place):
 
 
 def _forged(chunk: bytes) -> bytes:
-    """Return a chunk's file with another payload, and a header that fits it."""
     (header_bytes,) = struct.unpack_from("<Q", chunk, 8)
     payload = bytes(len(chunk) - header_bytes)
     fields = chunk[:40] + xxh3_128_digest(payload)

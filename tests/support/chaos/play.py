@@ -143,7 +143,6 @@ class _Watch:
             raise self._failure
 
     def goes_on(self) -> bool:
-        """Look at the tier; false when it is over."""
         now_s = time.monotonic()
         stats = self._stats
         if now_s < self.began_s:
@@ -194,13 +193,11 @@ class _Watch:
 
 
 def _states(stats: TierStats) -> set[str]:
-    """Return the states of a tier that is not well, as ``kvtier top`` names them."""
     states = {"no reads": stats.reads_open, "no stores": stats.stores_open, "slow": stats.is_slow}
     return {state for state, is_so in states.items() if is_so}
 
 
 def _counters(stats: list[TierStats]) -> dict[str, int]:
-    """Counters of host pool and tier together."""
     tier = stats[1]
     counted = Counter[str]()
     for kind, of in itertools.product(("misses", "failures", "dropped", "retries"), stats):
@@ -214,7 +211,6 @@ def _counters(stats: list[TierStats]) -> dict[str, int]:
 
 
 def _count_lost(place: Place, keys: list[OffloadKey]) -> int:
-    """Load chunks in a new engine, and count the missing and the changed ones."""
     patience = {"lookup_deadline": "30s", "load_deadline": "30s", "runner": "thread"}
     spec = TierSpec.from_url(place.clean_url, **patience)
     content = ChunkContent(CHUNK_BYTES)

@@ -211,7 +211,6 @@ class Scenario:
 
 
 def scenarios() -> Iterator[Scenario]:
-    """Yield the whole table, fault by fault."""
     for fault in FAULTS:
         for backend in fault.backends:
             for runner in fault.runners:
@@ -269,7 +268,6 @@ class Outcome:
         return {"asked": self.closed_s, "served": self.loaded_s, "stored": self.stored_s}
 
     def breaches(self) -> list[str]:
-        """Name the rules that did not hold."""
         fault = self.scenario.fault
         found = [*self.broken]
         if self.wrong_bytes:

@@ -34,6 +34,5 @@ def pools(size_bytes: int) -> Iterator[tuple[str, HostPool]]:
 
 
 def _slots_in_shm(slots: int) -> int:
-    """Return ``slots``, or fewer if they do not fit into half of the free space."""
     free = os.statvfs("/dev/shm")
     return max(_MIN_SLOTS, min(slots, free.f_bavail * free.f_frsize // 2 // MIB))

@@ -36,7 +36,6 @@ class Breach(AssertionError):  # noqa: N818  # the word of the field: a rule is 
         return f"{seed}{self.rule}: {self.message}"
 
     def story(self) -> str:
-        """Describe the actions before it, the finding, and a way to repeat it, in several lines."""
         again = (
             f"see it again: make soak SEED={self.seed}, or with every action: "
             f"python -m support.simulation --seed {self.seed} --trace"
@@ -56,19 +55,16 @@ class Journal:
         self._last: deque[tuple[int, float, tuple[object, ...]]] = deque(maxlen=_LAST_ACTIONS)
 
     def note(self, *words: object) -> None:
-        """Remember an action: a verb and its objects."""
         entry = self.step, self._now_s(), words
         self._last.append(entry)
         if self._echo is not None:
             self._echo(_in_words(entry))
 
     def last(self) -> list[str]:
-        """Return the last actions in words, oldest first."""
         return [_in_words(entry) for entry in self._last]
 
 
 def short(key: bytes) -> str:
-    """Return a chunk's short name: the start of its hash, and its KV-cache group."""
     return f"{key[:3].hex()}.{int.from_bytes(key[-4:], 'big')}"
 
 

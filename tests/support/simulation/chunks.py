@@ -47,7 +47,6 @@ class ChunkTree:
         return path + self._rng.choices((b"a", b"b", b"c"), (5, 4, 1))[0]
 
     def ended(self, path: bytes) -> None:
-        """Note that a request is over, so that another turn may follow."""
         self._conversations.append(path)
 
     def keys(self, path: bytes) -> list[OffloadKey]:

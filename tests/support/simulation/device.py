@@ -84,7 +84,6 @@ class Device:
                 self._write(copy)
 
     def due(self, step: int) -> list[Copy]:
-        """Return the copies that have ended and can be completed."""
         return [copy for copy in self.live if copy.due_step <= step]
 
     def end(self, copies: Sequence[Copy], *, success: bool) -> None:
@@ -113,7 +112,6 @@ class Device:
         self.stale = []
 
     def holds(self, slot: int, key: OffloadKey) -> bool:
-        """Return true if a slot has exactly the bytes of a chunk."""
         return bytes(self._views[slot]) == self._content.get(key)
 
     def close(self) -> None:
@@ -128,7 +126,6 @@ class Device:
             )
 
     def _scribble(self, slot: int) -> None:
-        """Fill a slot with bytes of no chunk."""
         view = self._views[slot]
         view[:] = _NOISE * len(view)
 

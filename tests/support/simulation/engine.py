@@ -115,7 +115,6 @@ class Engine:
         self._manager.on_schedule_end(preempted)
 
     def complete_copies(self, copies: Sequence[Copy]) -> None:
-        """Tell the manager of copies that have ended."""
         groups: dict[tuple[str, bool], list[Copy]] = {}
         for copy in copies:
             groups.setdefault((copy.request_id, copy.writes), []).append(copy)
@@ -147,7 +146,6 @@ class Engine:
     # --- events from outside ------------------------------------------------------------------
 
     def _disturb(self) -> list[str]:
-        """Play a step's events from outside, and return the ids of preempted requests."""
         rng = self._rng
         while len(self.requests) < self._plan.requests and rng.random() < 0.6:
             self._arrive()
@@ -297,7 +295,6 @@ class Engine:
             self._breach("an answer is true", f"{answer.name} for {short(key)}, which is {state}")
 
     def _awaits(self, pending: PendingLookup | None) -> bool:
-        """True if the answer for a chunk that is not in the primary tier has to be awaited."""
         if pending is None:
             return self._inside.lookups_full
         return pending.waiting != 0 or not pending.sealed
@@ -347,11 +344,6 @@ class Engine:
 
 
 def _patience_s(plan: Plan) -> float:
-    """The longest that a request may be kept waiting.
-
-    Each chunk may be asked for, and each tier may fail to bring it; another request's copy may
-    be waited for; and the steps in between take their time.
-    """
     step_s = plan.step_s * len(plan.tiers)
     # Where few chunks are looked up at once, it is one request after the other.
     lookups_s = plan.requests * _lookup_deadline_s(plan)
@@ -361,5 +353,4 @@ def _patience_s(plan: Plan) -> float:
 
 
 def _lookup_deadline_s(plan: Plan) -> float:
-    """Return the time limit for an answer, the longest lookup deadline of the tiers."""
     return max(float(tier.options["lookup_deadline"]) for tier in plan.tiers)

@@ -133,7 +133,6 @@ class Inside:
         self._manager._search.lookups.limit = chunks
 
     def offered(self) -> Iterator[Slot]:
-        """Return the slots that will be offered to a tier as soon as they are readable."""
         for slot in self.primary.slots:
             if slot.offers is not None and slot.offers.followers:
                 yield slot

@@ -113,7 +113,6 @@ class Ledger:
 
     @property
     def busy(self) -> bool:
-        """True if the runner has anything to do."""
         return bool(self._running or self._lingering)
 
     @property
@@ -123,7 +122,6 @@ class Ledger:
     # --- events -------------------------------------------------------------------------------
 
     def submitted(self, jobs: Sequence[Job]) -> None:
-        """Note jobs that the manager has handed over."""
         for job in jobs:
             what = f"{self.name} got {job.operation.value} {job.job_id}"
             self.counts[f"{job.operation.value} jobs"] += 1
@@ -139,7 +137,6 @@ class Ledger:
             self._running[job.job_id] = self.pending[job.job_id] = self.held[job.job_id] = job
 
     def reported(self, report: Report) -> None:
-        """Note a report of the runner."""
         if isinstance(report, JobResult):
             self._concluded(report)
         elif isinstance(report, IoEnded):
@@ -172,7 +169,6 @@ class Ledger:
                 self.refuses.clear()
 
     def put(self, key: OffloadKey) -> None:
-        """Note a chunk that the tier has written."""
         for job in self._under_way():
             if job.operation is Operation.STORE and key in job.keys:
                 self._put_by_job.add((job.job_id, key))
@@ -200,7 +196,6 @@ class Ledger:
                 )
 
     def may_touch(self, operation: Operation, slot: int, key: OffloadKey) -> bool:
-        """Return true if a job in flight moves this chunk from or to this slot."""
         for job in self._under_way():
             if job.operation is operation:
                 for index, place in enumerate(zip(job.keys, job.slots, strict=True)):
@@ -209,7 +204,6 @@ class Ledger:
         return False
 
     def transfers(self) -> Iterator[Transfer]:
-        """Return the chunks on which loads and stores still hold pins."""
         for job in self.held.values():
             known = job.job_id not in self.pending
             for index, slot in enumerate(job.slots):
@@ -217,7 +211,6 @@ class Ledger:
                 yield Transfer(job.operation, job.keys[index], slot, moves)
 
     def describe(self) -> str:
-        """Describe the jobs that have not ended."""
         return f"{self.name}: " + ", ".join(
             f"{job.operation.value} {job.job_id} of {' '.join(map(short, job.keys))}"
             for job in self.held.values()

@@ -41,7 +41,6 @@ class TierPlan:
 
     @property
     def longest_s(self) -> float:
-        """The longest of its deadlines."""
         return max(float(self.options[f"{what}_deadline"]) for what in ("load", "store", "lookup"))
 
 
@@ -81,7 +80,6 @@ class Plan:
 
 
 def draw_plan(rng: random.Random, policies: Sequence[str]) -> Plan:
-    """Draw everything that does not change while the simulation runs."""
     slots = rng.choice([4, 6, 8, 12, 16, 20, 24, 32, 40])
     # A share of the seeds has no faults at all: a breach there happens in everyday use.
     fault_rate = rng.choice([0.0, 0.02, 0.06, 0.2])

@@ -137,7 +137,6 @@ class Rules:
     # --- slots --------------------------------------------------------------------------------
 
     def _transfers(self) -> Iterator[Transfer]:
-        """Return the loads and stores that hold a pin: in flight, or collected by the manager."""
         for ledger in self._ledgers:
             yield from ledger.transfers()
         for tier in self._inside.tiers:

@@ -44,7 +44,6 @@ class SpillRule:
             self._let_go[ledger.name].discard(key)
 
     def left(self, key: OffloadKey) -> None:
-        """Note that a chunk is not readable any more."""
         if self.resetting:
             return
         for tier, ledger in self._owed:
@@ -56,7 +55,6 @@ class SpillRule:
                 )
 
     def step_ended(self, readable: set[OffloadKey]) -> None:
-        """Note the end of a step."""
         for tier, ledger in self._owed:
             if not tier.client.takes_stores:
                 self._let_go[ledger.name] |= readable

@@ -123,11 +123,9 @@ class SimulatedTier(MemoryTier):
             yield entry
 
     def holds(self, key: OffloadKey) -> bool:
-        """Return true if the chunk is there."""
         return key in self._objects
 
     def lose(self) -> None:
-        """Remove a chunk, as an expiry would."""
         if self._objects:
             self._remove([self._rng.choice(list(self._objects))])
 
@@ -150,7 +148,6 @@ class SimulatedTier(MemoryTier):
         self._objects[key] = content.copy()
 
     def _failing(self, batch: Sequence[Transfer], trouble: str) -> dict[int, TierError]:
-        """Choose the chunks of a batch that fail, and their errors."""
         if trouble != "some":
             return {}
         return {

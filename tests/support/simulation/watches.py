@@ -35,7 +35,6 @@ class WatchedMemory:
         return view
 
     def slot_of(self, view: memoryview) -> int | None:
-        """Return the slot that a view belongs to, or ``None`` for memory outside of the pool."""
         return self._slots.get(id(view))
 
     def release(self) -> None:

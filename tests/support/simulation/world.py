@@ -147,7 +147,6 @@ class World:
         self._first_breach = self._first_breach or Breach("nothing fails inside the SDK", message)
 
     def explain(self, error: Exception) -> Breach:
-        """Return the first breach, with all that is known about it."""
         raised = Breach("the manager never raises", f"{type(error).__name__}: {error}")
         breach = self._first_breach or raised
         breach.seed = self.seed
@@ -156,7 +155,6 @@ class World:
         return breach
 
     def discard(self) -> None:
-        """Stop everything after a breach, in any state."""
         for runner in self.runners:
             runner.discard()
 
@@ -213,7 +211,6 @@ class World:
         )
 
     def _digest(self, counts: Counter[str]) -> int:
-        """Return a digest of the end: counts of events, the time, and the next draw."""
         drawn = [rng.random() for rng in (self.rng, *self._tier_rngs)]
         return zlib.crc32(repr((sorted(counts.items()), self.clock.now_s(), drawn)).encode())
 
@@ -364,7 +361,6 @@ class World:
                 weather.seen["taken out"] += client.is_drained
 
     def _come_to_rest(self) -> None:
-        """End all faults and all requests, and check that everything is released."""
         for weather in self.weathers:
             weather.clear_up()
         for client in self.manager.clients:

@@ -830,7 +830,6 @@ class NeedsItsParent(BrokenTier):
 
 
 def half_of(whole: bytes) -> bytes:
-    """Return an object whose second half is zeros."""
     return whole[: len(whole) // 2].ljust(len(whole), b"\x00")
 
 

@@ -89,7 +89,6 @@ class Shelf:
 
     @classmethod
     def named(cls, name: str) -> Shelf:
-        """Return the shelf of a name, and make it if it does not exist; a directory is shared."""
         if name not in SHELVES:
             SHELVES[name] = cls(Files(Path(name)) if "/" in name else {})
         return SHELVES[name]
@@ -181,7 +180,6 @@ class ShelfTier(ChunkTierManager):
         self.shelf.manifests[namespace.fingerprint] = namespace.manifest_json().encode()
 
     def use(self, key: OffloadKey) -> None:
-        """Record that a chunk is used now."""
         self.shelf.used_s[self.name_of(key)] = self.context.clock.wall_s()
 
     @property
@@ -212,7 +210,6 @@ class ShelfTier(ChunkTierManager):
         return stored
 
     def expire(self, name: ShelfName) -> None:
-        """Remove an object whose time is up."""
         if self.is_expired(name):
             self.shelf.objects.pop(name, None)
 
@@ -230,7 +227,6 @@ class ShelfTier(ChunkTierManager):
         raise ChunkNotFoundError("a part is lost")
 
     async def reach(self) -> None:
-        """Connect to the shelf, which takes a moment."""
         await self.context.clock.sleep(self.config.latency_s)
         while self.shelf.hangs:
             await self.context.clock.sleep(_LOOK_S)
@@ -239,7 +235,6 @@ class ShelfTier(ChunkTierManager):
 
 
 def fill(transfer: Transfer, stored: bytes) -> None:
-    """Copy an object into a transfer's buffers."""
     if len(stored) != transfer.object_bytes:
         raise CorruptChunkError(f"{len(stored)} bytes stored; expected {transfer.object_bytes}")
     split = len(transfer.header)
@@ -249,7 +244,6 @@ def fill(transfer: Transfer, stored: bytes) -> None:
 def shelf_subject(
     tier_class: type[ShelfTier], directory: Path | None = None, **settings: Any
 ) -> TierSubject:
-    """Make a subject with all hooks from a shelf tier, on a new shelf."""
     name = str(directory or uuid.uuid4().hex)
     shelf = Shelf.named(name)
     namespace = TierSubject.new_namespace()
