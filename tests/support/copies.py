@@ -18,12 +18,7 @@ def _address_of(view: bytes | memoryview) -> int:
 
 
 class ByteLedger:
-    """A count of the bytes that vector calls move, inside and outside of transfers' buffers.
-
-    Args:
-        monkeypatch: replaces the calls by counting ones.
-        calls: names of the calls in :mod:`os`, for example ``readv``.
-    """
+    """A count of the bytes that vector calls move, inside and outside of transfers' buffers."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *calls: str) -> None:
         self._spans: list[tuple[int, int]] = []

@@ -34,23 +34,18 @@ A, B = RequestContext("a"), RequestContext("b")
 
 
 class FaultyTier(MemoryTier):
-    """A memory tier whose next calls can be made to fail, hang, or return nonsense.
-
-    Attributes:
-        gate: an event that the operations of ``gated`` wait for, if set.
-        raises: the exception of the next load or store.
-        down: the exception of every call while it is set.
-    """
+    """A memory tier whose next calls can be made to fail, hang, or return nonsense."""
 
     def __init__(self, config: MemoryTierConfig, context: Any) -> None:
         super().__init__(config, context)
         self.on_load: Callable[[Transfer], TierError | None] = lambda transfer: None
         self.on_store: Callable[[Transfer], TierError | None] = lambda transfer: None
+        # The operations of ``gated`` wait for this event.
         self.gate: asyncio.Event | None = None
         self.gated = {"store", "load"}
         self.stubborn = False
-        self.raises: Exception | None = None
-        self.down: TierError | None = None
+        self.raises: Exception | None = None  # raised by the next load or store
+        self.down: TierError | None = None  # raised by every call while it is set
         self.scan_error: TierError | None = None
         self.calls: list[tuple[str, list[OffloadKey]]] = []
 
@@ -101,11 +96,7 @@ class FaultyTier(MemoryTier):
 
 
 class Engine:
-    """A manager over faulty tiers, and the steps of an engine.
-
-    Attributes:
-        moves: for each tier, the changes of its breakers: time, direction and new state.
-    """
+    """A manager over faulty tiers, and the steps of an engine."""
 
     def __init__(
         self,
@@ -125,6 +116,7 @@ class Engine:
         )
         self.runners: list[InlineRunner] = []
         self.tiers: list[FaultyTier] = []
+        # Time, direction and new state of each change of a tier's breaker.
         self.moves: list[list[tuple[float, Direction, BreakerState]]] = []
         for index in range(tiers):
             self.add(f"tier{index}", {**runner, **(each[index] if each else {})})

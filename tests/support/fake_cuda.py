@@ -100,31 +100,21 @@ class Event:
 
 
 class FakeCUDA:
-    """The part of a runtime that a worker uses.
-
-    Attributes:
-        pieces: size of each registered piece of memory, by its address.
-        error: the error that the engine's next kernel would get.
-        limit_bytes: limit of registered memory (``ulimit -l``).
-        shift_bytes: distance from the host address of registered memory to its device address.
-        capturing: true while a graph is captured in global mode: only a thread in relaxed mode may
-            make a call that a capture forbids.
-        captures_lost: number of captures broken by such a call.
-        failures: errors raised by the next such calls, in order.
-        is_lost: true once the context has failed.
-        copies: bytes of each call that queued copies, with its stream.
-        in_call: called in each call that queues copies; see :meth:`hold_calls`.
-    """
+    """The part of a runtime that a worker uses."""
 
     def __init__(self, limit_bytes: int = 1 << 60) -> None:
-        self.pieces: dict[int, int] = {}
+        self.pieces: dict[int, int] = {}  # sizes of registered memory by address
         self.error = 0
         self.limit_bytes = limit_bytes
+        # Distance from the host address of registered memory to its device address.
         self.shift_bytes = 0
+        # True while a graph is captured in global mode: only a thread in relaxed mode may make a
+        # call that a capture forbids.
         self.capturing = False
-        self.captures_lost = 0
+        self.captures_lost = 0  # captures that such a call has broken
         self.failures: deque[Exception] = deque()
-        self.is_lost = False
+        self.is_lost = False  # true once the context has failed
+        # Bytes and stream of each call that queued copies.
         self.copies: list[tuple[int, int]] = []
         self.in_call: Callable[[], None] = lambda: None
         self.changed = threading.Condition(threading.RLock())
@@ -259,12 +249,7 @@ def without_triton(device: torch.device) -> PageKernel:
 
 
 class FakePageKernel(PageKernel):
-    """A kernel that runs when the work on its stream does.
-
-    Attributes:
-        launches: ``gather`` of each call so far that had something to copy.
-        failures: errors raised by the next calls, in order.
-    """
+    """A kernel that runs when the work on its stream does."""
 
     def __init__(self, launch: Callable[..., None]) -> None:
         self.has_failed = False

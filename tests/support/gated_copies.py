@@ -16,15 +16,11 @@ GRACE_S = 0.02
 
 
 class Gate:
-    """A copier that stops before it copies, until it is opened.
-
-    Attributes:
-        began: number of bytes of each call that has begun, in order.
-        failing: calls with this number of bytes raise once the gate is open.
-    """
+    """A copier that stops before it copies, until it is opened."""
 
     def __init__(self) -> None:
-        self.began: list[int] = []
+        self.began: list[int] = []  # the bytes of each call, in order
+        # Calls with this number of bytes raise once the gate is open.
         self.failing: set[int] = set()
         self._started = threading.Semaphore(0)
         self._open = threading.Semaphore(0)

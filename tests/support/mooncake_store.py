@@ -123,11 +123,7 @@ class MooncakeStore:
 
 
 class Node:
-    """A process that lends memory to a store.
-
-    Raises:
-        MooncakeError: it does not start.
-    """
+    """A process that lends memory to a store."""
 
     def __init__(self, master: str, segment_bytes: int, log: Path) -> None:
         with log.open("ab") as stderr:

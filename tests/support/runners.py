@@ -375,18 +375,7 @@ class SeenRunner:
 
 
 class Rig(TierListener):
-    """A tier's client around a runner, and an engine that waits for its notifications.
-
-    Attributes:
-        results: the results of all concluded jobs, in order.
-        others: the runner's other reports, except those on metrics.
-
-    Args:
-        kind: ``thread`` or ``process``.
-        directory: directory of the tier's diary.
-        runner: further options that every tier has.
-        script: options of the misbehaving tier.
-    """
+    """A tier's client around a runner, and an engine that waits for its notifications."""
 
     def __init__(
         self,
@@ -416,7 +405,7 @@ class Rig(TierListener):
             notify=self.notified.set if notifies else None,
         )
         seen = SeenRunner(self.runner)
-        self.others = seen.others
+        self.others = seen.others  # the reports that are neither results nor metrics
         self.client = TierClient(
             spec,
             seen,  # type: ignore[arg-type]

@@ -41,26 +41,15 @@ PART_BYTES = PAGE_TOKENS * 4 * _HEADS * _HEAD_DIM * 2
 
 
 class Kind(NamedTuple):
-    """A model, and how SGLang keeps its pages.
-
-    Attributes:
-        model: SGLang's name of the model.
-        layout: layout of the host pool.
-        is_mla: true for one latent vector per token in place of keys and values.
-        dtype: element type of the pool.
-        tp_rank: this rank.
-        tp_size: number of ranks of the tensor-parallel group.
-        zero_copy: true if SGLang names pages by their places.
-        layers: number of layers of the model.
-    """
+    """A model, and how SGLang keeps its pages."""
 
     model: str = MODEL
     layout: str = "page_first"
-    is_mla: bool = False
+    is_mla: bool = False  # one latent vector per token replaces keys and values
     dtype: str = "bfloat16"
     tp_rank: int = 0
     tp_size: int = 1
-    zero_copy: bool = True
+    zero_copy: bool = True  # SGLang names pages by their places
     layers: int = 4
 
 
@@ -68,12 +57,7 @@ KIND = Kind()
 
 
 class Host:
-    """SGLang's cache controller with a host pool, and the storage that it has attached.
-
-    Attributes:
-        pool: SGLang's host pool.
-        controller: SGLang's cache controller, whose threads store and load.
-    """
+    """SGLang's cache controller with a host pool, and the storage that it has attached."""
 
     def __init__(self, kind: Kind, **storage: Any) -> None:
         self.kind = kind

@@ -20,13 +20,7 @@ DAMAGED_BYTE = 4003
 
 
 class Store(ABC):
-    """A store that outlives engines.
-
-    Attributes:
-        name: the backend's name.
-        runners: the kinds of runner that its tiers can have.
-        url: URL of a tier in it.
-    """
+    """A store that outlives engines."""
 
     name: str
     runners: Sequence[str] = ("thread", "process")

@@ -17,12 +17,7 @@ from kvtier_sdk.runner import ProcessRunner, TierRunner
 
 
 class HeldBackClock(SystemClock):
-    """A clock that records pauses of a second or more, which last until :meth:`go_on`.
-
-    Attributes:
-        pauses_s: the recorded pauses.
-        ahead_s: its lead over the machine's clock.
-    """
+    """A clock that records pauses of a second or more, which last until :meth:`go_on`."""
 
     def __init__(self) -> None:
         self.pauses_s: list[float] = []

@@ -55,13 +55,7 @@ def make_prompt(seed: int, chunks: int, extra: int = 5) -> list[int]:
 
 @dataclass(frozen=True)
 class Way:
-    """A way to offload.
-
-    Attributes:
-        name: its name in test ids.
-        spec: vLLM's name of the spec; ``None`` offloads nothing.
-        entry_type: the ``type`` of a tier's entry; ``None`` leaves it out.
-    """
+    """A way to offload."""
 
     name: str
     spec: str | None
@@ -124,11 +118,7 @@ def _logprobs(output: dict[str, Any]) -> list[float]:
 
 
 class EngineError(Exception):
-    """An exception of the engine.
-
-    Attributes:
-        log: the output of an engine that did not start.
-    """
+    """An exception of the engine."""
 
     log = ""
 
@@ -161,11 +151,7 @@ class Interpreter:
 
 
 class Engine:
-    """An engine process. Commands are the public methods of ``vllm_host.Host``.
-
-    Raises:
-        EngineError: it did not start; the message is its exception.
-    """
+    """An engine process. Commands are the public methods of ``vllm_host.Host``."""
 
     def __init__(
         self,

@@ -21,18 +21,7 @@ from kvtier_sdk.chunk_header import header_bytes, round_up
 
 
 class Workbench:
-    """A place to open tiers, make chunks for them, and compare the chunks that come back.
-
-    Args:
-        chunk_bytes: payload of a chunk; a test may set it before it opens a tier.
-        alignment: alignment of the tiers' buffers.
-
-    Attributes:
-        facts: facts of the namespace.
-        removed: the keys that tiers reported as removed.
-        evicted: the removed keys that made room for others.
-        opened: the tiers that are open.
-    """
+    """A place to open tiers, make chunks for them, and compare the chunks that come back."""
 
     request = RequestContext("r1")
 

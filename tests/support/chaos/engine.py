@@ -27,13 +27,6 @@ class Engine:
     """Plays requests as they arrive, and notes in an outcome how the manager served them.
 
     All methods belong to one thread.
-
-    Attributes:
-        wall_us: wall time of each call of the manager.
-        announced: chunks that the tier was announced to store and not to have removed, with the
-            time of the announcement.
-        began_s: when the fault began, which may take a while to destroy the chunks.
-        is_destroyed: true when the chunks are destroyed.
     """
 
     def __init__(
@@ -45,6 +38,7 @@ class Engine:
         outcome: Outcome,
     ) -> None:
         self.wall_us = array("d")
+        # Chunks announced as stored and not as removed, with the time of the announcement.
         self.announced: dict[OffloadKey, float] = {}
         self.began_s = -math.inf
         self.is_destroyed = False

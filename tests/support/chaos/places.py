@@ -72,17 +72,7 @@ class FlaggedClock(SystemClock):
 
 
 class Place(ABC):
-    """A tier's place in an empty directory, made for one fault.
-
-    Attributes:
-        config: the engine's configuration, for the engine to write.
-        broken: rules that did not hold for another engine or a command.
-        clock: the clock of the engine's process.
-        environment: variables for processes of the tier, and for commands.
-
-    Raises:
-        CannotHappenError: the fault cannot be made here.
-    """
+    """A tier's place in an empty directory, made for one fault."""
 
     def __init__(self, directory: Path, fault: str) -> None:
         self.config = directory / "kv.json"

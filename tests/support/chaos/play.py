@@ -38,19 +38,12 @@ _REQUESTS = 10_000
 
 @dataclass(frozen=True)
 class Pace:
-    """The durations of a scenario's parts.
+    """The durations of a scenario's parts."""
 
-    Attributes:
-        before_s: until the fault begins; it also waits until the tier has served a chunk.
-        fault_s: how long it lasts.
-        after_s: for how long the workload goes on when the tier is back.
-        probe_interval_s: of the tier, the shortest and the longest.
-    """
-
-    before_s: float = 2.0
+    before_s: float = 2.0  # and until the tier has served a chunk
     fault_s: float = 4.0
     after_s: float = 1.0
-    probe_interval_s: float = 1.0
+    probe_interval_s: float = 1.0  # the shortest and the longest
 
 
 BRIEF = Pace(before_s=0.3, fault_s=3.0, after_s=0.2, probe_interval_s=0.25)

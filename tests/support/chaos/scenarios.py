@@ -13,30 +13,17 @@ RUNNERS = ("thread", "process")
 
 @dataclass(frozen=True)
 class Fault:
-    """One kind of fault.
-
-    Attributes:
-        name: the context manager of :mod:`support.chaos.places` that makes it.
-        title: its name for people.
-        made_by: how it is made, in a sentence.
-        backends: the backends that it can happen to.
-        shows: states of the tier, as ``kvtier top`` names them, that it must lead to.
-        counted: a regular expression that fits one of the counters that grow during the fault.
-        destroys: true if the medium loses what was stored.
-        purges: true if the host pool loses it too.
-        fills: true if the medium has no room, so that a chunk may be refused.
-        runners: the runners that it can happen to.
-    """
+    """One kind of fault."""
 
     name: str
     title: str
-    made_by: str
+    made_by: str  # a sentence
     backends: tuple[str, ...]
-    shows: frozenset[str]
-    counted: str
-    destroys: bool = False
-    purges: bool = False
-    fills: bool = False
+    shows: frozenset[str]  # the states that ``kvtier top`` must show
+    counted: str  # a regular expression for a counter that must grow
+    destroys: bool = False  # the medium loses all chunks
+    purges: bool = False  # the host pool loses them too
+    fills: bool = False  # the medium is full, and may refuse chunks
     runners: tuple[str, ...] = RUNNERS
 
 
@@ -219,49 +206,34 @@ def scenarios() -> Iterator[Scenario]:
 
 @dataclass
 class Outcome:
-    """The outcome of a scenario.
-
-    Attributes:
-        wrong_bytes: loaded bytes that differ from the stored ones.
-        lost: announced chunks that the tier does not bring back; of a destroyed medium, only those
-            stored afterwards count.
-        late_retries: lookups that were pending after their deadline.
-        revived: chunks that were served after they had been deleted everywhere.
-        restored: chunks that the tier has stored before the fault and again.
-        refused: chunks that were kept from the tier to spare its contents.
-        broken: broken rules of another engine or a command.
-        shown: the states that the fault led to, each with the seconds until it was seen.
-        closed_s: from the fault's end until the tier was in none of them; ``None`` for never.
-        loaded_s: from the fault's end until the tier served a chunk.
-        stored_s: from the fault's end until the tier stored a chunk.
-        grown: counters that grew during the fault, by how much.
-        left_over: pins, slots, requests and jobs still held at the end.
-        stall_us: wall time of the longest call on the engine's thread; ``stall_in`` is its name.
-        stall_cpu_us: the longest time that a call was on the processor.
-        wait_s: how long a request waited for the tier, at most.
-    """
+    """The outcome of a scenario."""
 
     scenario: Scenario
     requests: int = 0
     compared_bytes: int = 0
     stored: int = 0
     wrong_bytes: int = 0
+    # Announced chunks that fail to load; of a destroyed medium, only later ones count.
     lost: int = 0
-    late_retries: int = 0
-    revived: int = 0
-    restored: int = 0
-    refused: int = 0
+    late_retries: int = 0  # lookups still pending after their deadline
+    revived: int = 0  # chunks served after they had been deleted everywhere
+    restored: int = 0  # chunks stored before the fault and once more after it
+    refused: int = 0  # chunks not given to the tier, to spare its contents
     broken: list[str] = field(default_factory=list)
+    # The tier's states during the fault, each with the seconds until it was seen.
     shown: dict[str, float] = field(default_factory=dict)
+    # The recovery is timed from the fault's end; ``None`` for never.
     closed_s: float | None = None
     loaded_s: float | None = None
     stored_s: float | None = None
     grown: dict[str, int] = field(default_factory=dict)
+    # Pins, slots, requests and jobs still held at the end; all must be 0.
     left_over: dict[str, int] = field(default_factory=dict)
+    # Wall time and name of the longest call on the engine's thread.
     stall_us: float = 0.0
     stall_in: str = ""
-    stall_cpu_us: float = 0.0
-    wait_s: float = 0.0
+    stall_cpu_us: float = 0.0  # the longest processor time of a call
+    wait_s: float = 0.0  # the longest wait of a request for the tier
 
     @property
     def recovery(self) -> dict[str, float | None]:

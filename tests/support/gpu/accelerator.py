@@ -58,11 +58,7 @@ def synchronize() -> None:
 
 
 class Driver:
-    """The driver's library, ``libcuda.so.1``.
-
-    Raises:
-        OSError: there is none.
-    """
+    """The driver's library, ``libcuda.so.1``."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL("libcuda.so.1")
@@ -86,11 +82,7 @@ class Driver:
 
 
 class Runtime:
-    """The CUDA runtime that torch is linked with.
-
-    Raises:
-        AttributeError: torch does not export the runtime.
-    """
+    """The CUDA runtime that torch is linked with."""
 
     def __init__(self) -> None:
         library = ctypes.CDLL(torch._C.__file__)

@@ -10,15 +10,7 @@ _LAST_ACTIONS = 30
 
 
 class Breach(AssertionError):  # noqa: N818  # the word of the field: a rule is breached
-    """A broken rule.
-
-    Attributes:
-        rule: the rule, in words.
-        message: the finding.
-        seed: seed of the simulation; ``None`` while it is not known.
-        step: the step in which it was found.
-        actions: the last few actions before it, oldest first.
-    """
+    """A broken rule."""
 
     def __init__(self, rule: str, message: str) -> None:
         super().__init__(rule, message)

@@ -17,29 +17,18 @@ _LONGEST_COPY_STEPS = 8
 
 @dataclass(eq=False, slots=True)
 class Copy:
-    """One chunk on its way between the device and a slot.
-
-    Attributes:
-        due_step: the first step in which it has ended.
-        writes: true if the device writes the slot; otherwise it reads it.
-        written: true if the chunk's bytes are there.
-    """
+    """One chunk on its way between the device and a slot."""
 
     request_id: str
     key: OffloadKey
     slot: int
-    due_step: int
-    writes: bool
+    due_step: int  # the first step after the copy's end
+    writes: bool  # the device writes the slot; otherwise it reads the slot
     written: bool = False
 
 
 class Device:
-    """A device that moves real bytes, at moments that the seed chooses, and compares them.
-
-    Attributes:
-        live: copies that will be completed.
-        stale: copies from before a reset: they go on, and are never completed.
-    """
+    """A device that moves real bytes, at moments that the seed chooses, and compares them."""
 
     def __init__(
         self,
@@ -49,6 +38,7 @@ class Device:
         on_breach: Callable[[str, str], None],
     ) -> None:
         self.live: list[Copy] = []
+        # Copies from before a reset go on, but the engine never completes them.
         self.stale: list[Copy] = []
         self._views = [pool.view(slot, "device") for slot in range(pool.slots)]
         self._content = content

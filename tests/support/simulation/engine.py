@@ -32,12 +32,7 @@ class _Phase(Enum):
 
 
 class _Request:
-    """One request.
-
-    Attributes:
-        done: number of chunks from the start that were loaded or offered for storing.
-        waits_since_s: the time since which it waits.
-    """
+    """One request."""
 
     __slots__ = ("context", "done", "path", "phase", "waits_since_s")
 
@@ -48,20 +43,12 @@ class _Request:
 
     def wait(self, now_s: float) -> None:
         self.phase = _Phase.WAITING
-        self.done = 0
+        self.done = 0  # chunks loaded or offered for storing, from the start of the path
         self.waits_since_s = now_s
 
 
 class Engine:
-    """An engine that drives the manager, and holds it to its answers.
-
-    Attributes:
-        counts: number of occurrences of each event.
-        missed: each chunk that a request did not get, with the request.
-        step: number of the current step.
-        requests: the live requests.
-        choosy: names of the tiers that a request may use, if these are not all.
-    """
+    """An engine that drives the manager, and holds it to its answers."""
 
     def __init__(
         self,
@@ -78,9 +65,11 @@ class Engine:
         resetting: Callable[[ResetScope], AbstractContextManager[None]],
     ) -> None:
         self.counts: Counter[str] = Counter()
+        # The chunks that requests looked up in vain, with the request.
         self.missed: set[tuple[str, OffloadKey]] = set()
         self.step = 0
         self.requests: list[_Request] = []
+        # The tiers that a restricted request may use.
         self.choosy: dict[str, set[str]] = {}
         self._manager = manager
         self._inside = inside

@@ -32,15 +32,10 @@ _KINDS = {"error": 4, "bug": 1, "late": 2, "hang": 2, "some": 4, "damage": 4, "l
 
 
 class Weather:
-    """The faults of one tier. Each call draws its own, so that calls do not affect each other.
-
-    Attributes:
-        calm: true once nothing fails or takes time any more.
-        seen: count of each kind of fault.
-    """
+    """The faults of one tier. Each call draws its own, so that calls do not affect each other."""
 
     def __init__(self, plan: TierPlan, rng: random.Random, clock: Clock) -> None:
-        self.calm = False
+        self.calm = False  # no more faults and delays
         self.seen: Counter[str] = Counter()
         self._plan = plan
         self._clock = clock

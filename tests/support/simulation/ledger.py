@@ -35,11 +35,7 @@ _LATE_RATE = 0.02
 
 
 class Transfer(NamedTuple):
-    """One chunk of a job that holds a pin.
-
-    Attributes:
-        moves: true while the slot is written or read; the pin stays until the job has ended.
-    """
+    """One chunk of a job that holds a pin."""
 
     operation: Operation
     key: OffloadKey
@@ -52,22 +48,6 @@ class Ledger:
 
     A job runs until its result, and lingers until its I/O has ended. The manager learns both
     later: until then the job is *pending* and *held* for it.
-
-    Attributes:
-        pending: jobs whose result the manager has not taken.
-        held: jobs whose end the manager has not taken, and which still hold pins.
-        found: chunks that the tier said it has since the last reset, in answers to questions of
-            after it, and how often it did.
-        known: chunks that it has stored or loaded since it was last reset, and has not failed to
-            load.
-        settled: chunks that a store of the tier has been concluded for, well or not.
-        arrived: those for which one was concluded well.
-        stored: chunks to announce as stored, in order: not those that left before the manager
-            knew that they had been stored.
-        removed: chunks to announce as removed, in order.
-        given: number of chunks that it was handed to store.
-        refuses: directions whose breaker is not closed, as reported to the manager.
-        counts: number of occurrences of each event.
     """
 
     def __init__(
@@ -78,15 +58,22 @@ class Ledger:
         on_breach: Callable[[str, str], None],
     ) -> None:
         self.name = name
-        self.pending: dict[int, Job] = {}
+        self.pending: dict[int, Job] = {}  # jobs without a result for the manager
+        # Jobs that hold pins, since the manager has not learned of their end.
         self.held: dict[int, Job] = {}
+        # How often lookups since the last reset have found each chunk.
         self.found: Counter[OffloadKey] = Counter()
+        # Chunks stored or loaded since the last reset, without a failed load.
         self.known: set[OffloadKey] = set()
+        # Chunks whose store has been concluded, with success or not.
         self.settled: set[OffloadKey] = set()
-        self.arrived: set[OffloadKey] = set()
+        self.arrived: set[OffloadKey] = set()  # chunks whose store has succeeded
+        # Chunks to announce as stored, in order. A chunk that the tier removes before the manager
+        # learns of its store is not announced.
         self.stored: list[OffloadKey] = []
         self.removed: list[OffloadKey] = []
-        self.given = 0
+        self.given = 0  # chunks handed to the tier to store
+        # Directions whose breaker is open or half open, as reported to the manager.
         self.refuses: set[Direction] = set()
         self.counts: Counter[str] = Counter()
         self._clock = clock

@@ -8,15 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class SimulationReport:
-    """The events of simulations, which show their coverage.
-
-    Attributes:
-        seeds: number of simulations.
-        steps: number of steps of the engine.
-        virtual_s: virtual time that passed in them.
-        counts: number of occurrences of each event.
-        digest: digest of every action, in order; the same for the same seed.
-    """
+    """The events of simulations, which show their coverage."""
 
     seeds: int = 0
     steps: int = 0

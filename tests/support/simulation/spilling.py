@@ -14,14 +14,10 @@ from support.simulation.ledger import Ledger
 
 
 class SpillRule:
-    """A watch on evictions for tiers that get the evicted chunks.
-
-    Attributes:
-        resetting: true during a reset, when chunks are forgotten, not evicted.
-    """
+    """A watch on evictions for tiers that get the evicted chunks."""
 
     def __init__(self, on_breach: Callable[[str, str], None]) -> None:
-        self.resetting = False
+        self.resetting = False  # a reset forgets chunks, and does not evict them
         self._breach = on_breach
         self._owed: list[tuple[ManagedTier, Ledger]] = []
         # By tier: chunks that were readable while it refused stores, or that it is not to be given.

@@ -15,22 +15,13 @@ from support.simulation.faults import Weather
 
 
 class SimulatedTierConfig(MemoryTierConfig):
-    """Options of the simulated tier, which come from the simulation, not from text.
-
-    Attributes:
-        weather: the faults; a :class:`Weather`.
-        on_touch: called with each transfer's buffers when they are used.
-        on_put: called with each chunk that was written.
-        on_open: called with each instance that is to be opened.
-        on_broken_promise: called with a sentence if a call breaks the contract.
-        rng: chooses the chunks with a fault.
-    """
+    """Options of the simulated tier, which come from the simulation, not from text."""
 
     weather: Any
     on_touch: Any
     on_put: Any
     on_open: Any
-    on_broken_promise: Any
+    on_broken_promise: Any  # called with a description of the breach
     rng: Any
 
 

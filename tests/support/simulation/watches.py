@@ -43,11 +43,7 @@ class WatchedMemory:
 
 
 class WatchedPolicy(EvictionPolicy):
-    """An eviction policy whose choices are checked, as are the manager's calls of it.
-
-    Attributes:
-        known: the chunks that it knows.
-    """
+    """An eviction policy whose choices are checked, as are the manager's calls of it."""
 
     def __init__(
         self,

@@ -27,14 +27,10 @@ _LIMIT_S = 0.5
 
 
 class BrokenTier(ShelfTier):
-    """A tier with one fault.
+    """A tier with one fault."""
 
-    Attributes:
-        fails: the only check that rejects it.
-        settings: arguments that :class:`kvtier_sdk.testing.TierSubject` needs for it.
-    """
-
-    fails: ClassVar[str]
+    fails: ClassVar[str]  # the only check that rejects it
+    # Arguments for :class:`kvtier_sdk.testing.TierSubject`.
     settings: ClassVar[dict[str, Any]] = {}
 
 

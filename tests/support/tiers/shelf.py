@@ -63,26 +63,14 @@ class Files(MutableMapping[ShelfName, bytes]):
 
 @dataclass
 class Shelf:
-    """A store in this process that several instances of a tier can share.
-
-    Attributes:
-        objects: the stored objects.
-        keys: the key under which each was stored.
-        connected: False while the shelf is unreachable.
-        hangs: True while the shelf answers nothing.
-        torn: the objects that have lost a part.
-        marks: messages between the instances of a tier.
-        manifests: the manifest of each namespace, by its fingerprint.
-        used_s: the time of each object's last use.
-        stored_s: the time of each object's store.
-    """
+    """A store in this process that several instances of a tier can share."""
 
     objects: MutableMapping[ShelfName, bytes] = field(default_factory=dict)
     keys: dict[ShelfName, OffloadKey] = field(default_factory=dict)
     connected: bool = True
-    hangs: bool = False
+    hangs: bool = False  # calls hang
     torn: set[ShelfName] = field(default_factory=set)
-    marks: set[str] = field(default_factory=set)
+    marks: set[str] = field(default_factory=set)  # messages between the instances of a tier
     manifests: dict[str, bytes] = field(default_factory=dict)
     used_s: dict[ShelfName, float] = field(default_factory=dict)
     stored_s: dict[ShelfName, float] = field(default_factory=dict)
@@ -100,16 +88,7 @@ _LOOK_S = 0.01
 
 
 class ShelfTierConfig(TierConfig):
-    """Options of the shelf tier.
-
-    Attributes:
-        shelf: name of the shelf.
-        chunks: how many chunks it holds before it refuses more; unlimited by default.
-        latency_s: how long every call takes.
-        ttl_s: how long a chunk is kept after its last use; for ever by default.
-        max_age_s: how long a chunk is kept after its store; for ever by default.
-        nonsense: a setting that cannot work.
-    """
+    """Options of the shelf tier."""
 
     shelf: str = "shelf"
     chunks: int | None = None
