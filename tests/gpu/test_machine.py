@@ -9,14 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
-from support.gpu.accelerator import (
-    ASYNC_ENGINE_COUNT,
-    ATTRIBUTES,
-    GIB,
-    Driver,
-    device,
-    has_device,
-)
+from support.gpu.accelerator import ASYNC_ENGINE_COUNT, ATTRIBUTES, GIB, Driver, device, has_device
 from support.gpu.figures import Figure
 
 from kvtier_sdk.worker.cuda import CUDADevice

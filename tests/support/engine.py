@@ -136,11 +136,7 @@ class Engine:
 
             loops.append(
                 TierLoop(
-                    spec,
-                    namespace=Namespace({}),
-                    memory=self.pool,
-                    clock=self.clock,
-                    report=watch,
+                    spec, namespace=Namespace({}), memory=self.pool, clock=self.clock, report=watch
                 )
             )
             return loops[0]

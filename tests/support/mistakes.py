@@ -77,21 +77,15 @@ MISTAKES: dict[str, str | dict[str, Any]] = {
         "cpu_bytes_to_use": "1MiB",
     },
     "vLLM: a size with a unit under vLLM's own manager": _VLLMS
-    | {
-        "cpu_bytes_to_use": "4GiB",
-        "secondary_tiers": [{"type": "kvtier", "backend": "memory"}],
-    },
+    | {"cpu_bytes_to_use": "4GiB", "secondary_tiers": [{"type": "kvtier", "backend": "memory"}]},
     "vLLM: the host pool is larger than the memory": _OURS | {"cpu_bytes_to_use": "1PiB"},
     "vLLM: Redis refuses the password": _OURS
-    | {
-        "model_revision": "v1",
-        "secondary_tiers": ["redis://:hunter2@127.0.0.1:{redis}"],
-    },
+    | {"model_revision": "v1", "secondary_tiers": ["redis://:hunter2@127.0.0.1:{redis}"]},
     "vLLM: the bucket does not exist": _VLLMS
     | {
         "secondary_tiers": [
             {"type": "kvtier", "url": "s3://kvcache/chunks?{s3}", "model_revision": "v1"}
-        ],
+        ]
     },
     "vLLM: it is not known which revision of the model is served": _OURS,
 }

@@ -80,9 +80,7 @@ class Host:
 
         if offloading is not None:
             options["kv_transfer_config"] = KVTransferConfig(
-                kv_connector=connector,
-                kv_role="kv_both",
-                kv_connector_extra_config=offloading,
+                kv_connector=connector, kv_role="kv_both", kv_connector_extra_config=offloading
             )
         if connector.startswith("LMCache"):
             hide_llvmlite()

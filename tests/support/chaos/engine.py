@@ -55,10 +55,7 @@ class Engine:
         self._step_began_s = self._handed_over_s = 0.0
 
     def play(
-        self,
-        workload: Iterable[ReplayRequest],
-        per_second: float,
-        watch: Callable[[], bool],
+        self, workload: Iterable[ReplayRequest], per_second: float, watch: Callable[[], bool]
     ) -> None:
         arrivals = iter(workload)
         next_s = time.monotonic()

@@ -103,12 +103,7 @@ class _Watch:
     """Begins and ends the fault in a thread, and notes its effects on the engine's thread."""
 
     def __init__(
-        self,
-        manager: TieringManager,
-        engine: Engine,
-        outcome: Outcome,
-        place: Place,
-        pace: Pace,
+        self, manager: TieringManager, engine: Engine, outcome: Outcome, place: Place, pace: Pace
     ) -> None:
         self.began_s = self.ended_s = math.inf
         self._stats = manager.stats[1]

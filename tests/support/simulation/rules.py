@@ -194,10 +194,7 @@ class Rules:
             if use.writers:
                 self._breach("a readable slot is not written", f"{where}: {use.writers}")
             if not self._device.holds(slot.index, slot.key):
-                self._breach(
-                    "a readable slot holds its chunk",
-                    f"{where} with {short(slot.key)}",
-                )
+                self._breach("a readable slot holds its chunk", f"{where} with {short(slot.key)}")
         elif slot.state in (_WRITING, _LOADING) and len(use.writers) != 1:
             self._breach("what is awaited is on its way", f"{where}: {short(slot.key)} is not")
 
@@ -217,8 +214,7 @@ class Rules:
         arrived = {transfer.slot for transfer in loads}
         if not len(busy) <= self._inside.promotions <= len(busy | arrived):
             self._breach(
-                "promotions are counted",
-                f"{self._inside.promotions}, and there are {len(busy)}",
+                "promotions are counted", f"{self._inside.promotions}, and there are {len(busy)}"
             )
 
     # --- jobs, lookups, figures ----------------------------------------------------------------

@@ -31,11 +31,7 @@ from support.simulation.plan import CHUNK_BYTES, Plan, TierPlan, draw_plan
 from support.simulation.report import SimulationReport
 from support.simulation.rules import Rules
 from support.simulation.spilling import SpillRule
-from support.simulation.tier import (
-    PaddedSimulatedTier,
-    SimulatedTier,
-    SimulatedTierConfig,
-)
+from support.simulation.tier import PaddedSimulatedTier, SimulatedTier, SimulatedTierConfig
 from support.simulation.watches import WatchedMemory, WatchedPolicy
 
 POLICIES = ("prefix", "lru", "arc")
@@ -265,12 +261,7 @@ class World:
             return loop
 
         runner = WatchedRunner(
-            make_loop,
-            self.clock,
-            ledger,
-            self.journal.note,
-            let_go=weather.clear_up,
-            rng=rng,
+            make_loop, self.clock, ledger, self.journal.note, let_go=weather.clear_up, rng=rng
         )
         self.manager.add_tier(spec, runner)
         self.weathers.append(weather)
