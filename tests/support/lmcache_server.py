@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
-from support.redis_server import free_port
+from support.server import free_port
 
 _PAGE = Path(__file__).parents[2] / "docs" / "engines.md"
 _PATIENCE_S = 120.0

@@ -8,11 +8,11 @@ import subprocess
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from support.redis_server import free_port
+from support.server import ServerProcess, free_port
 
 _UNPACKED = Path(__file__).parents[2] / ".prometheus" / "usr" / "bin"
 _PATIENCE_S = 30.0
@@ -54,6 +54,12 @@ class Prometheus:
         with urllib.request.urlopen(f"{self._url}/{path}", timeout=10) as reply:
             return json.load(reply)["data"]
 
+    def answers(self) -> bool:
+        with suppress(OSError):
+            self.get("alerts")
+            return True
+        return False
+
     def alerts(self) -> dict[tuple[str, str], str]:
         return {
             (alert["labels"]["alertname"], alert["labels"].get("tier", "")): alert["state"]
@@ -79,21 +85,11 @@ def prometheus(directory: Path, *, target_port: int, rules: str) -> Iterator[Pro
         f"--web.listen-address=127.0.0.1:{port}",
         "--log.level=warn",
     ]
-    with open(directory / "log", "wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
+    process = ServerProcess(directory / "log")
+    process.launch(*command)
     try:
         server = Prometheus(port)
-        end_s = time.monotonic() + _PATIENCE_S
-        while True:
-            try:
-                server.get("alerts")
-                break
-            except OSError:
-                said = (directory / "log").read_text()
-                assert process.poll() is None, said
-                assert time.monotonic() < end_s, said
-                time.sleep(0.1)
+        process.wait_until(server.answers, "prometheus answers")
         yield server
     finally:
         process.kill()
-        process.wait()

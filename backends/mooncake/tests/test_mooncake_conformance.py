@@ -35,10 +35,10 @@ class TestMooncakeTier(TierConformance):
         self.store.start_master()
 
     def freeze(self):
-        self.store.freeze()
+        self.store.pause()
 
     def unfreeze(self):
-        self.store.unfreeze()
+        self.store.resume()
 
     def bad_settings(self):
         return {
