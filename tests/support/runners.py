@@ -68,6 +68,26 @@ class ExpiredError(TierAuthError):
         self.days = days
 
 
+#: Actions that raise an error.
+ERRORS: dict[str, Callable[[], BaseException]] = {
+    "refuse": lambda: TierUnavailableError("connection refused"),
+    "dally": lambda: TierTimeoutError("no connection within 2 s"),
+    "expire": lambda: ExpiredError("Ada", 3),
+    "misconfigure": lambda: ConfigError("option 'bucket' names none"),
+    "misbehave": lambda: ZeroDivisionError("a bug"),
+    "exit": lambda: SystemExit(3),
+    "panic": lambda: BaseException("a panic of a client in Rust"),
+    "raise_cancelled": asyncio.CancelledError,
+}
+#: Actions that depend on the number of attempts to open the tier.
+AT_ATTEMPTS: dict[str, tuple[str, Callable[[int], object]]] = {
+    "refuse_unless_third": ("refuse", lambda attempt: attempt % 3),
+    "refuse_every_third": ("refuse", lambda attempt: attempt % 3 == 0),
+    "expire_once": ("expire", lambda attempt: attempt == 1),
+    "leave_once": ("leave", lambda attempt: attempt == 1),
+}
+
+
 class MisbehavingConfig(MemoryTierConfig):
     """An action for each call, and the file of the tier's diary."""
 
@@ -95,7 +115,7 @@ class MisbehavingTier(MemoryTier):
     def __init__(self, config: Any, context: Any) -> None:
         super().__init__(config, context)
         if config.on_init:
-            getattr(self, f"_{config.on_init}")()
+            self._act(config.on_init)
 
     async def open(self) -> None:
         self._note("open")
@@ -142,8 +162,8 @@ class MisbehavingTier(MemoryTier):
             diary.write(f"{what}\n")
 
     async def _do(self, action: str) -> None:
-        if action == "hang_again":
-            action = "hang" if "opened" in self._past() else ""
+        if action in ("hang_again", "refuse_again"):
+            action = action.removesuffix("_again") if "opened" in self._past() else ""
         if action in ("hang", "cling"):
             self._note("hanging")
             while True:
@@ -157,38 +177,23 @@ class MisbehavingTier(MemoryTier):
             while self._attempts() < 2:
                 await asyncio.sleep(0.005)
         elif action:
-            getattr(self, f"_{action}")()
+            self._act(action)
+
+    def _act(self, action: str) -> None:
+        if action in AT_ATTEMPTS:
+            action, happens = AT_ATTEMPTS[action]
+            if not happens(self._attempts()):
+                return
+        if action in ERRORS:
+            raise ERRORS[action]()
+        getattr(self, f"_{action}")()
 
     def _lose_patience(self) -> None:
         """Let the tier's process count every call as hung for good at once."""
         health._HANG_S = 1e-9
 
-    def _refuse(self) -> None:
-        raise TierUnavailableError("connection refused")
-
-    def _dally(self) -> None:
-        raise TierTimeoutError("no connection within 2 s")
-
-    def _expire(self) -> None:
-        raise ExpiredError("Ada", 3)
-
-    def _misconfigure(self) -> None:
-        raise ConfigError("option 'bucket' names none")
-
     def _miss_a_file(self) -> None:
         Path("/nonexistent").stat()
-
-    def _misbehave(self) -> None:
-        raise ZeroDivisionError("a bug")
-
-    def _exit(self) -> None:
-        raise SystemExit(3)
-
-    def _panic(self) -> None:
-        raise BaseException("a client in Rust raises one that is no Exception")
-
-    def _raise_cancelled(self) -> None:
-        raise asyncio.CancelledError
 
     def _exit_in_task(self) -> None:
         async def leave() -> None:
@@ -304,31 +309,11 @@ class MisbehavingTier(MemoryTier):
     def _attempts(self) -> int:
         return self._past().split("\n").count("open")
 
-    def _refuse_unless_third(self) -> None:
-        if self._attempts() % 3:
-            self._refuse()
-
-    def _expire_once(self) -> None:
-        if self._attempts() == 1:
-            self._expire()
-
-    def _refuse_every_third(self) -> None:
-        if self._attempts() % 3 == 0:
-            self._refuse()
-
     def _fail_differently(self) -> None:
         """Refuse, then raise the errors that would have ended the start, then open."""
-        actions = [self._refuse, self._expire, self._misconfigure, self._misbehave]
+        actions = ["refuse", "expire", "misconfigure", "misbehave"]
         if self._attempts() <= len(actions):
-            actions[self._attempts() - 1]()
-
-    def _leave_once(self) -> None:
-        if self._attempts() == 1:
-            self._leave()
-
-    def _refuse_again(self) -> None:
-        if "opened" in self._past():
-            self._refuse()
+            self._act(actions[self._attempts() - 1])
 
 
 def _check(fault: str | None) -> None:

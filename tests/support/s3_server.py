@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from urllib.parse import quote, urlencode
 
-from support.server import ServerProcess, free_port
+from support.server import ServerError, ServerProcess, free_port
 
 ACCESS_KEY_ID = "kvtier-tests-access-key"
 SECRET_ACCESS_KEY = "kvtier-tests/secret+access=key"

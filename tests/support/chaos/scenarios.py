@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 NETWORK = ("redis", "s3")
 EVERY = ("file", *NETWORK)
@@ -18,129 +19,111 @@ class Fault:
     name: str
     title: str
     made_by: str  # a sentence
-    backends: tuple[str, ...]
-    shows: frozenset[str]  # the states that ``kvtier top`` must show
-    counted: str  # a regular expression for a counter that must grow
+    shows: frozenset[str] = frozenset()  # the states that ``kvtier top`` must show
+    counted: str = ""  # a regular expression for a counter that must grow
+    backends: tuple[str, ...] = EVERY
     destroys: bool = False  # the medium loses all chunks
     purges: bool = False  # the host pool loses them too
     fills: bool = False  # the medium is full, and may refuse chunks
     runners: tuple[str, ...] = RUNNERS
 
 
-_NONE: frozenset[str] = frozenset()
 _READ, _WRITE, _SLOW = (frozenset({state}) for state in ("no reads", "no stores", "slow"))
+_of_servers, _of_files = partial(Fault, backends=NETWORK), partial(Fault, backends=("file",))
 _NO_ANSWER = r"failures\.\w+\.(unavailable|timeout)"
 
 FAULTS = (
-    Fault("nothing", "none", "nothing happens; what is measured is the load", EVERY, _NONE, r""),
-    Fault(
+    Fault("nothing", "none", "nothing happens; what is measured is the load"),
+    _of_servers(
         "server_killed",
         "server killed",
         "SIGKILL; at its end the server is started again with what it had stored (Redis with its "
         "append-only file, S3 with its directory)",
-        NETWORK,
         _READ | _WRITE,
         _NO_ANSWER,
     ),
-    Fault(
+    _of_servers(
         "server_frozen",
         "server frozen",
         "SIGSTOP: the system accepts for it, and nothing answers; at its end SIGCONT",
-        NETWORK,
         _READ | _SLOW,
         _NO_ANSWER,
     ),
-    Fault(
+    _of_servers(
         "server_emptied",
         "server restarted empty",
         "SIGKILL, and what it had stored is removed; at its end it is started again",
-        NETWORK,
         _READ | _WRITE,
         _NO_ANSWER,
         destroys=True,
     ),
-    Fault(
+    _of_servers(
         "body_cut",
         "body cut",
         "a proxy closes each connection after 20,000 bytes of replies, in the middle of a chunk",
-        NETWORK,
-        _NONE,
-        r"failures\.load\.unavailable",
+        counted=r"failures\.load\.unavailable",
     ),
-    Fault(
+    _of_servers(
         "slow_link",
         "1 MB/s link",
         "a proxy carries 1 MB/s, both directions together",
-        NETWORK,
-        _NONE,
-        r"failures|dropped|misses\.(timeout|unavailable)",
+        counted=r"failures|dropped|misses\.(timeout|unavailable)",
     ),
-    Fault(
+    _of_files(
         "directory_removed",
         "directory removed",
         "`rm -rf` of the tier's root under load",
-        ("file",),
-        _NONE,
-        r"evicted|failures\.load\.not_found|tier\.absent",
+        counted=r"evicted|failures\.load\.not_found|tier\.absent",
         destroys=True,
     ),
-    Fault(
+    _of_files(
         "root_planted",
         "directory made anew by another user",
         "another user's directory takes the place of the tier's root, with all its chunks changed "
         "and their digests made to fit; at its end it is removed",
-        ("file",),
         _READ | _WRITE,
         r"failures\.\w+\.auth",
         destroys=True,
     ),
-    Fault(
+    _of_files(
         "read_only",
         "read-only file system",
         "a FUSE file system refuses every change with EROFS",
-        ("file",),
         _WRITE,
         r"failures\.store\.auth",
     ),
-    Fault(
+    _of_files(
         "io_errors",
         "I/O errors",
         "a FUSE file system refuses every call with EIO",
-        ("file",),
         _READ | _WRITE,
         r"failures\.\w+\.unavailable",
     ),
-    Fault(
+    _of_files(
         "file_system_full",
         "full file system",
         "the rest of a tmpfs is filled with a file",
-        ("file",),
-        _NONE,
-        r"evicted",
+        counted=r"evicted",
         fills=True,
     ),
-    Fault(
+    _of_files(
         "inodes_used_up",
         "no inode left",
         "empty files take the last inodes of a tmpfs, which still shows free space",
-        ("file",),
-        _NONE,
-        r"evicted",
+        counted=r"evicted",
         fills=True,
     ),
-    Fault(
+    _of_files(
         "writes_frozen",
         "frozen file system",
         "`fsfreeze` of an ext4 on a loop device: writes hang in the kernel, and reads do not",
-        ("file",),
         _SLOW,
         r"dropped\.store",
     ),
-    Fault(
+    _of_files(
         "file_system_hung",
         "file system that does not answer",
         "SIGSTOP of the process behind a FUSE file system: every call hangs in the kernel",
-        ("file",),
         _READ | _SLOW,
         r"failures\.\w+\.timeout",
     ),
@@ -148,15 +131,11 @@ FAULTS = (
         "clock_behind",
         "wall clock back an hour",
         "the clock of engine and tier says an hour less; at its end it is right again",
-        EVERY,
-        _NONE,
-        r"",
     ),
     Fault(
         "child_killed",
         "tier's process killed",
         "SIGKILL of the tier's process; the runner restarts it",
-        EVERY,
         _READ | _WRITE,
         r"\.unavailable",
         runners=("process",),
@@ -166,9 +145,7 @@ FAULTS = (
         "model deleted",
         "`kvtier tier rm --model` of the engine's own model, with its admin socket; the engine "
         "goes on",
-        EVERY,
-        _NONE,
-        r"absent",
+        counted=r"absent",
         destroys=True,
         purges=True,
     ),
@@ -178,9 +155,6 @@ FAULTS = (
         "another engine with another model stores chunks with the same keys in the tier; SIGKILL; "
         "at its end it is started again, gets back what it has stored, and is deleted with "
         "`kvtier tier rm`",
-        EVERY,
-        _NONE,
-        r"",
     ),
 )
 
