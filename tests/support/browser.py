@@ -49,8 +49,6 @@ def open_browser(profile: Path) -> Iterator[Browser]:
 
 
 class Browser:
-    """One tab, with the browser's events by name and parameters, oldest first."""
-
     def __init__(self, commands: int, replies: int) -> None:
         self._commands = commands
         self._replies = replies

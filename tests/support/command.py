@@ -60,8 +60,6 @@ tier = functools.partial(kvtier_json, "tier")
 
 
 class _Server:
-    """The process that forks."""
-
     def __init__(self) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", _PROGRAM],

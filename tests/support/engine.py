@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
@@ -27,6 +28,7 @@ from kvtier_sdk.runner.breaker import BreakerState, Direction
 from kvtier_sdk.runner.jobs import BreakerMoved, Report
 from kvtier_sdk.testing import InlineRunner, VirtualClock
 from kvtier_sdk.tiering import TieringManager
+from support.live import Live, content
 
 CHUNK_BYTES = 64
 KEYS = [make_offload_key(index.to_bytes(8, "big") * 4) for index in range(2000)]
@@ -95,9 +97,7 @@ class FaultyTier(MemoryTier):
             raise self.down
 
 
-class Engine:
-    """A manager over faulty tiers, and the steps of an engine."""
-
+class Engine(Live):
     def __init__(
         self,
         slots: int = 8,
@@ -107,13 +107,10 @@ class Engine:
         **runner: Any,
     ) -> None:
         self.clock = VirtualClock()
-        self.pool = HostPool(slots, CHUNK_BYTES)
-        self.manager = TieringManager(
-            self.pool,
-            policy=load_policy("lru")(),
-            clock=self.clock,
-            **{"events": True, **(manager or {})},
-        )
+        pool = HostPool(slots, CHUNK_BYTES)
+        options = {"events": True, **(manager or {})}
+        made = TieringManager(pool, policy=load_policy("lru")(), clock=self.clock, **options)
+        super().__init__(made, pool, threading.Event())
         self.runners: list[InlineRunner] = []
         self.tiers: list[FaultyTier] = []
         # Time, direction and new state of each change of a tier's breaker.
@@ -169,24 +166,10 @@ class Engine:
 
     def write(self, output: PrepareStoreOutput) -> None:
         for key, slot in zip(output.keys_to_store, output.slots, strict=True):
-            self.pool.view(slot)[:] = (key * CHUNK_BYTES)[:CHUNK_BYTES]
-
-    def load(self, request: RequestContext, *keys: OffloadKey) -> None:
-        spec = self.manager.prepare_load(keys, request)
-        for key, slot in zip(keys, spec.slots, strict=True):
-            assert self.pool.view(slot) == (key * CHUNK_BYTES)[:CHUNK_BYTES]
-        self.manager.complete_load(keys, request)
+            self.pool.view(slot)[:] = content(key, CHUNK_BYTES)
 
     def look(self, request: RequestContext, *keys: OffloadKey) -> list[str]:
         return [self.manager.lookup(key, request).name for key in keys]
-
-    def settle(self, request: RequestContext, *keys: OffloadKey) -> list[str]:
-        for _ in range(20):
-            names = self.look(request, *keys)
-            if not {"RETRY", "HIT_PENDING"} & set(names):
-                return names
-            self.step()
-        raise AssertionError(f"still {names} after 20 steps")
 
     def push_out(self, request: RequestContext) -> None:
         """Fill the primary tier with other chunks, which are stored in the tiers too."""

@@ -16,8 +16,6 @@ GRACE_S = 0.02
 
 
 class Gate:
-    """A copier that stops before it copies, until it is opened."""
-
     def __init__(self) -> None:
         self.began: list[int] = []  # the bytes of each call, in order
         # Calls with this number of bytes raise once the gate is open.

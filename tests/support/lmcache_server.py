@@ -21,8 +21,6 @@ _PATIENCE_S = 120.0
 
 
 class LMCacheServer:
-    """A server, started by the page's command, and otherwise with LMCache's defaults."""
-
     def __init__(self, folder: Path, adapter: dict[str, Any] | None = None) -> None:
         (text,) = re.findall(r"^    (lmcache server .*?)^    \}'$", _PAGE.read_text(), re.M | re.S)
         text = text.replace("\\\n", " ").replace("--l1-size-gb 64", "--l1-size-gb 0.25")

@@ -132,8 +132,6 @@ def print_start(places: Mapping[str, str], **facts: str) -> str:
 
 
 class _Lines(logging.Handler):
-    """Collects the lines of kvtier's log."""
-
     def __init__(self, level: int) -> None:
         super().__init__(level)
         self.setFormatter(logging.Formatter("%(levelname)s %(message)s"))

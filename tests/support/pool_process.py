@@ -52,8 +52,6 @@ class ChildError(Exception):
 
 
 class PoolProcess:
-    """A process that maps a pool."""
-
     def __init__(self, pass_fds: tuple[int, ...] = ()) -> None:
         self._is_reusable = not pass_fds
         self._open_lines = 0

@@ -19,8 +19,6 @@ def program(name: str) -> str:
 
 
 class Server(ServerProcess):
-    """A redis-server with its own directory, on a free port."""
-
     def __init__(self, directory: Path, *options: str, sentinel: str | None = None) -> None:
         super().__init__(directory / "log")
         self.directory = directory

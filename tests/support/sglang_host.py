@@ -41,8 +41,6 @@ PART_BYTES = PAGE_TOKENS * 4 * _HEADS * _HEAD_DIM * 2
 
 
 class Kind(NamedTuple):
-    """A model, and how SGLang keeps its pages."""
-
     model: str = MODEL
     layout: str = "page_first"
     is_mla: bool = False  # one latent vector per token replaces keys and values

@@ -26,8 +26,6 @@ _MEMCACHED = Path(__file__).parents[2] / "examples/kvtier-memcached/tests/memcac
 
 
 class Store(ABC):
-    """A store that outlives engines."""
-
     name: str
     runners: Sequence[str] = ("thread", "process")
 
@@ -69,8 +67,6 @@ class ServedStore(Store):
 
 
 class Folder(Store):
-    """The store of a file tier."""
-
     name = "file"
 
     def __init__(self, folder: Path, chunk_bytes: int) -> None:

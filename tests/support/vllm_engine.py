@@ -55,8 +55,6 @@ def make_prompt(seed: int, chunks: int, extra: int = 5) -> list[int]:
 
 @dataclass(frozen=True)
 class Way:
-    """A way to offload."""
-
     name: str
     spec: str | None
     entry_type: str | None = None
@@ -124,8 +122,6 @@ class EngineError(Exception):
 
 
 class Interpreter:
-    """A Python process that has imported vLLM and starts engines, each in a fork."""
-
     def __init__(self, folder: Path, *, threads: int = 1) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._socket = folder / "socket"

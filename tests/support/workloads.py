@@ -12,8 +12,6 @@ from kvtier_sdk.types import OffloadKey, make_offload_key
 
 
 class _Source:
-    """Random numbers, and chunks that no request has named before."""
-
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self._numbers = count()

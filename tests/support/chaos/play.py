@@ -38,8 +38,6 @@ _REQUESTS = 10_000
 
 @dataclass(frozen=True)
 class Pace:
-    """The durations of a scenario's parts."""
-
     before_s: float = 2.0  # and until the tier has served a chunk
     fault_s: float = 4.0
     after_s: float = 1.0

@@ -14,8 +14,6 @@ RUNNERS = ("thread", "process")
 
 @dataclass(frozen=True)
 class Fault:
-    """One kind of fault."""
-
     name: str
     title: str
     made_by: str  # a sentence
@@ -161,8 +159,6 @@ FAULTS = (
 
 @dataclass(frozen=True)
 class Scenario:
-    """A fault that happens to a tier of a backend, under a runner."""
-
     fault: Fault
     backend: str
     runner: str
@@ -180,8 +176,6 @@ def scenarios() -> Iterator[Scenario]:
 
 @dataclass
 class Outcome:
-    """The outcome of a scenario."""
-
     scenario: Scenario
     requests: int = 0
     compared_bytes: int = 0

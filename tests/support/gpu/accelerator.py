@@ -58,8 +58,6 @@ def synchronize() -> None:
 
 
 class Driver:
-    """The driver's library, ``libcuda.so.1``."""
-
     def __init__(self) -> None:
         self._library = ctypes.CDLL("libcuda.so.1")
 

@@ -10,8 +10,6 @@ _LAST_ACTIONS = 30
 
 
 class Breach(AssertionError):  # noqa: N818  # the word of the field: a rule is breached
-    """A broken rule."""
-
     def __init__(self, rule: str, message: str) -> None:
         super().__init__(rule, message)
         self.rule = rule

@@ -17,8 +17,6 @@ _LONGEST_COPY_STEPS = 8
 
 @dataclass(eq=False, slots=True)
 class Copy:
-    """One chunk on its way between the device and a slot."""
-
     request_id: str
     key: OffloadKey
     slot: int

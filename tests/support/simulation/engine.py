@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Sequence
 from enum import Enum
+from typing import TYPE_CHECKING
 
-from kvtier_sdk.aio.clock import Clock
-from kvtier_sdk.tiering import ResetScope, TieringManager
+from kvtier_sdk.tiering import ResetScope
 from kvtier_sdk.tiering.records import PendingLookup, SlotState
 from kvtier_sdk.types import LookupResult, OffloadKey, RequestContext
-from support.simulation.breach import Journal, short
-from support.simulation.chunks import ChunkTree
-from support.simulation.device import Copy, Device
-from support.simulation.inside import Inside
+from support.simulation.breach import short
+from support.simulation.device import Copy
 from support.simulation.plan import Plan
+
+if TYPE_CHECKING:
+    from support.simulation.world import World
 
 _READY = SlotState.READY
 _LONGEST_FLUSH_STEPS = 6
@@ -32,8 +31,6 @@ class _Phase(Enum):
 
 
 class _Request:
-    """One request."""
-
     __slots__ = ("context", "done", "path", "phase", "waits_since_s")
 
     def __init__(self, context: RequestContext, path: bytes, now_s: float) -> None:
@@ -50,20 +47,7 @@ class _Request:
 class Engine:
     """An engine that drives the manager, and holds it to its answers."""
 
-    def __init__(
-        self,
-        manager: TieringManager,
-        *,
-        inside: Inside,
-        device: Device,
-        tree: ChunkTree,
-        plan: Plan,
-        rng: random.Random,
-        clock: Clock,
-        journal: Journal,
-        on_breach: Callable[[str, str], None],
-        resetting: Callable[[ResetScope], AbstractContextManager[None]],
-    ) -> None:
+    def __init__(self, world: World) -> None:
         self.counts: Counter[str] = Counter()
         # The chunks that requests looked up in vain, with the request.
         self.missed: set[tuple[str, OffloadKey]] = set()
@@ -71,17 +55,17 @@ class Engine:
         self.requests: list[_Request] = []
         # The tiers that a restricted request may use.
         self.choosy: dict[str, set[str]] = {}
-        self._manager = manager
-        self._inside = inside
-        self._device = device
-        self._tree = tree
-        self._plan = plan
-        self._rng = rng
-        self._clock = clock
-        self._note = journal.note
-        self._breach = on_breach
-        self._resetting = resetting
-        self._patience_s = _patience_s(plan)
+        self._manager = world.manager
+        self._inside = world.inside
+        self._device = world.device
+        self._tree = world.tree
+        self._plan = world.plan
+        self._rng = world.rng
+        self._clock = world.clock
+        self._note = world.journal.note
+        self._breach = world.breach
+        self._resetting = world.resetting
+        self._patience_s = _patience_s(world.plan)
         self._arrived = 0
         self._flush_step = 0
         # Requests that load at the end of the step, after others have taken slots.

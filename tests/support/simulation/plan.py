@@ -11,8 +11,6 @@ CHUNK_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class TierPlan:
-    """The plan of one tier."""
-
     name: str
     options: dict[str, str | int | float]  # options of the runner, as a configuration has them
     # The tier evicts the least recently used chunk above this number; ``None`` is unlimited.
@@ -33,8 +31,6 @@ class TierPlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The plan of a simulation."""
-
     slots: int
     policy: str
     store_reserve: float

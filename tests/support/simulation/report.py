@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class SimulationReport:
-    """The events of simulations, which show their coverage."""
-
     seeds: int = 0
     steps: int = 0
     virtual_s: float = 0.0

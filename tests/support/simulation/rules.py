@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from kvtier_sdk.core_form import IS_COMPILED
 from kvtier_sdk.events import PRIMARY, OffloadingEvent
 from kvtier_sdk.runner.breaker import Direction
 from kvtier_sdk.runner.jobs import Operation
-from kvtier_sdk.tiering import TieringManager
 from kvtier_sdk.tiering.cascade import ManagedTier
 from kvtier_sdk.tiering.records import Slot, SlotState
 from kvtier_sdk.types import OffloadKey
 from support.simulation.breach import short
-from support.simulation.device import Device
-from support.simulation.inside import Inside
 from support.simulation.ledger import Ledger, Transfer
-from support.simulation.tier import SimulatedTier
-from support.simulation.watches import WatchedPolicy
+
+if TYPE_CHECKING:
+    from support.simulation.world import World
 
 _FREE, _WRITING, _LOADING, _READY, _QUARANTINED = SlotState
 
 
 @dataclass(slots=True)
 class _SlotUse:
-    """The users of a slot, by the simulation's own tables."""
-
     pins: int = 0
     writers: list[str] = field(default_factory=list)
     readers: list[str] = field(default_factory=list)
@@ -38,42 +35,30 @@ class _SlotUse:
 
 
 class Rules:
-    """A checker of all rules, which calls ``on_breach`` with the first broken rule and the reason.
+    """A checker of all rules.
 
-    The manager is compared with what the others know: the device, its copies and the bytes; a
-    tier's ledger, its jobs; a tier, its chunks; the policy, the readable chunks. ``choosy`` has the
-    names of the tiers that a request may use, if these are not all.
+    The manager is compared with the device's copies and bytes, with each tier's ledger and chunks,
+    and with the policy's chunks.
     """
 
-    def __init__(
-        self,
-        manager: TieringManager,
-        inside: Inside,
-        device: Device,
-        ledgers: Sequence[Ledger],
-        tiers: Sequence[SimulatedTier],
-        policy: WatchedPolicy,
-        choosy: Mapping[str, Collection[str]],
-        *,
-        promotion_limit: int,
-        on_breach: Callable[[str, str], None],
-    ) -> None:
-        self._manager = manager
-        self._inside = inside
-        self._device = device
-        self._ledgers = ledgers
-        self._tiers = tiers
-        self._policy = policy
-        self._choosy = choosy
-        self._promotion_limit = promotion_limit
-        self._breach = on_breach
+    def __init__(self, world: World) -> None:
+        self._manager = world.manager
+        self._inside = world.inside
+        self._device = world.device
+        self._ledgers = world.ledgers
+        self._tiers = world.tiers
+        self._policy = world.policy
+        self._choosy = world.engine.choosy
+        slots = world.plan.slots
+        self._promotion_limit = slots - round(slots * world.plan.store_reserve)
+        self._breach = world.breach
         # The content of the primary tier by its events.
         self._announced: set[OffloadKey] = set()
         # The content of each secondary tier by its events.
         self._announced_below: dict[str, set[OffloadKey]] = defaultdict(set)
         # Stores that resets withdrew, by tier.
         self._withdrawn: Counter[int] = Counter()
-        self._offered_again = inside.count_offers_again()
+        self._offered_again = self._inside.count_offers_again()
 
     def before_reset(self) -> None:
         """Prepare for a reset: jobs that are only collected will not be handed over."""

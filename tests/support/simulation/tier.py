@@ -13,8 +13,6 @@ from support.promises import fault_of_batch, fault_of_keys
 
 
 class SimulatedTierConfig(MemoryTierConfig):
-    """Options of the simulated tier, which come from the simulation, not from text."""
-
     weather: Any
     on_touch: Any
     on_put: Any

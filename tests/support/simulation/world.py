@@ -72,9 +72,8 @@ class World:
         self.journal = Journal(self.clock.now_s, echo)
         self.rng = rng
         self.pool = HostPool(self.plan.slots, CHUNK_BYTES)
-        tree = ChunkTree(self.plan.groups, self.plan.depth, CHUNK_BYTES, rng)
-        self.content = tree.content
-        self.device = Device(self.pool, tree.content, rng, self.breach)
+        self.tree = ChunkTree(self.plan.groups, self.plan.depth, CHUNK_BYTES, rng)
+        self.device = Device(self.pool, self.tree.content, rng, self.breach)
         self.memory = WatchedMemory(self.pool)
         self.spills = SpillRule(self.breach)
         real_policy = load_policy(self.plan.policy)()
@@ -108,29 +107,8 @@ class World:
         for tier_plan in self.plan.tiers:
             self._add_tier(tier_plan)
         self.spills.watch(self.inside, self.ledgers)
-        self.engine = Engine(
-            self.manager,
-            inside=self.inside,
-            device=self.device,
-            tree=tree,
-            plan=self.plan,
-            rng=rng,
-            clock=self.clock,
-            journal=self.journal,
-            on_breach=self.breach,
-            resetting=self._resetting,
-        )
-        self.rules = Rules(
-            self.manager,
-            self.inside,
-            self.device,
-            self.ledgers,
-            self.tiers,
-            self.policy,
-            self.engine.choosy,
-            promotion_limit=self.plan.slots - round(self.plan.slots * self.plan.store_reserve),
-            on_breach=self.breach,
-        )
+        self.engine = Engine(self)
+        self.rules = Rules(self)
 
     def breach(self, rule: str, message: str) -> None:
         """Raise a breach. If it is raised inside a tier, the step raises it again."""
@@ -283,7 +261,7 @@ class World:
         return on_touch
 
     @contextmanager
-    def _resetting(self, scope: ResetScope) -> Iterator[None]:
+    def resetting(self, scope: ResetScope) -> Iterator[None]:
         self.rules.before_reset()
         for ledger in self.ledgers:
             ledger.reset(tiers_too=scope is ResetScope.ALL)

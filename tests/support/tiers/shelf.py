@@ -32,8 +32,6 @@ ShelfName = tuple[str, OffloadKey]
 
 
 class Files(MutableMapping[ShelfName, bytes]):
-    """Objects in a directory."""
-
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
@@ -88,8 +86,6 @@ _LOOK_S = 0.01
 
 
 class ShelfTierConfig(TierConfig):
-    """Options of the shelf tier."""
-
     shelf: str = "shelf"
     chunks: int | None = None
     latency_s: Seconds = 0.001
