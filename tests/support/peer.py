@@ -71,9 +71,9 @@ async def settle() -> None:
 def converse(
     talk: Callable[[Connection], Awaitable[T]], text: bytes, pieces: Iterable[int] = ()
 ) -> T:
-    """Return the result of a client while the server sends a text, whatever it says, and hangs up.
+    """Return the result of a client whose server sends a text and hangs up.
 
-    ``pieces`` are the lengths of the text's first pieces; the rest comes in one.
+    The server sends the text in ``pieces`` of these lengths, and then the rest.
     """
 
     async def run() -> T:

@@ -15,7 +15,7 @@ SLOTS = 40
 
 
 def write_trace(path: Path) -> tuple[Path, float]:
-    """Write prompts that share prefixes; return the file, and what an unlimited cache hits."""
+    """Write prompts that share prefixes; return the file and an unlimited cache's hit rate."""
     rng = random.Random(11)
     known = [[0]]
     lines = []

@@ -103,10 +103,9 @@ class MisbehavingConfig(MemoryTierConfig):
 
 
 class MisbehavingTier(MemoryTier):
-    """A memory tier that hangs, fails, crashes or misbehaves otherwise, as its options say.
+    """A memory tier whose options make it hang, fail, crash or misbehave otherwise.
 
-    An option names an action: ``hang``, ``cling``, ``meet`` or a method. The diary survives the
-    process.
+    An option names an action of this module or a method. The diary survives the process.
     """
 
     config_model = MisbehavingConfig

@@ -1,4 +1,4 @@
-"""Stores of tiers outside of any engine's process, with access to their chunks."""
+"""Stores that outlive an engine's process, with access to their chunks."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from kvtier_sdk.cli.replay import ReplayRequest
 
 
 def unlimited_hits(workload: Sequence[ReplayRequest]) -> int:
-    """Count the hits of the unlimited cache: the longest known prefix of each prompt."""
+    """Count the chunks in the longest known prefix of each prompt."""
     seen: set[bytes] = set()
     hits = 0
     for request in workload:

@@ -52,7 +52,7 @@ def give_weight() -> None:
 
 
 def hide_llvmlite() -> None:
-    """Keep vLLM from a search that fails: it mistakes any attribute of llvmlite for a function."""
+    """Hide ``__dict__`` of llvmlite's library, which vLLM mistakes for a function."""
     from llvmlite.binding import ffi
 
     find = ffi._lib_wrapper.__getattr__

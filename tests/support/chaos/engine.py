@@ -143,7 +143,7 @@ class Engine:
         context: RequestContext,
         pending: dict[OffloadKey, list[float]],
     ) -> int | None:
-        """Look chunks up as vLLM's connector does; the hits, or ``None`` while some are pending.
+        """Look chunks up like vLLM's connector; return the hits, or ``None`` if some are pending.
 
         ``pending`` lists the ends of the steps in which each chunk was pending.
         """

@@ -48,11 +48,6 @@ BRIEF = Pace(before_s=0.3, fault_s=3.0, after_s=0.2, probe_interval_s=0.25)
 
 
 def play(scenario: Scenario, directory: Path, pace: Pace, seed: int = 0) -> Outcome:
-    """Play a scenario in an empty directory.
-
-    Raises:
-        CannotHappenError: the fault cannot be made on this machine.
-    """
     place = PLACES[scenario.backend](directory, scenario.fault.name)
     with contextlib.closing(place), patch.dict(os.environ, place.environment):
         return _play(scenario, place, pace, seed)

@@ -66,7 +66,7 @@ class Device:
                 self._compare(copy)
 
     def run(self) -> None:
-        """Let a step pass, in which some of the writes arrive."""
+        """Run one step, in which some of the writes arrive."""
         for copy in self.all:
             if copy.writes and not copy.written and self._rng.random() < 0.4:
                 self._write(copy)
@@ -75,7 +75,7 @@ class Device:
         return [copy for copy in self.live if copy.due_step <= step]
 
     def end(self, copies: Sequence[Copy], *, success: bool) -> None:
-        """End copies; those that succeed have all their bytes in place."""
+        """End copies; after a success, all their bytes are in place."""
         for copy in copies:
             if not copy.writes:
                 self._compare(copy)

@@ -112,7 +112,7 @@ class Engine:
             self._finish(request, "aborted")
 
     def excuse(self, duration_s: float) -> None:
-        """Leave a lull out of the requests' waits: it is the engine's own fault."""
+        """Subtract a lull from the requests' waits, since the engine caused it."""
         for request in self.requests:
             request.waits_since_s += duration_s
 

@@ -162,7 +162,7 @@ class Ledger:
                 self._put_eras[key] = max(self._put_eras.get(key, 0), self._job_eras[job.job_id])
 
     def reset(self, *, tiers_too: bool) -> None:
-        """Note a reset of the manager, after which answers to earlier lookups mean nothing."""
+        """Note a reset of the manager, which makes earlier answers invalid."""
         self._era += tiers_too
         if tiers_too:
             self.known.clear()
@@ -204,7 +204,7 @@ class Ledger:
         )
 
     def _is_done(self, job: Job, index: int) -> bool:
-        """Return true if a chunk has arrived, even if the job goes on for others."""
+        """Return true if a chunk has arrived; the job may go on for other chunks."""
         result = self._results.get(job.job_id)
         return result is not None and result.verdicts[index] is Verdict.OK
 

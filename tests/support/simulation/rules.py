@@ -61,7 +61,7 @@ class Rules:
         self._offered_again = self._inside.count_offers_again()
 
     def before_reset(self) -> None:
-        """Prepare for a reset: jobs that are only collected will not be handed over."""
+        """Count the collected stores of each tier, since a reset withdraws them."""
         for tier in self._inside.tiers:
             for item in self._inside.collected(tier):
                 self._withdrawn[tier.index] += item.operation is Operation.STORE
@@ -255,7 +255,7 @@ class Rules:
                     )
 
     def _check_stores(self) -> None:
-        """Check that chunks withheld from a tier with ``through`` are counted, with the reason."""
+        """Check that a tier with ``through`` counts each chunk that it was not given."""
         if IS_COMPILED:
             return
         inside = self._inside
@@ -278,7 +278,7 @@ class Rules:
                 )
 
     def _check_offers(self) -> None:
-        """Check that chunks that a tier is believed to have are there, or on their way."""
+        """Check that each chunk offered to a tier is there or on its way."""
         inside = self._inside
         for tier, ledger in self._pairs():
             under_way = {t.key for t in ledger.transfers()} | {

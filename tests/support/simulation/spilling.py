@@ -34,7 +34,7 @@ class SpillRule:
                 inside.watch_admission(tier, self._let_go[ledger.name].update)
 
     def arrived(self, key: OffloadKey) -> None:
-        """Note that a chunk has become readable: it is owed from now on."""
+        """Note that a chunk is readable, so that tiers must get it before its eviction."""
         for _, ledger in self._owed:
             ledger.settled.discard(key)
             self._let_go[ledger.name].discard(key)

@@ -43,7 +43,7 @@ class WatchedMemory:
 
 
 class WatchedPolicy(EvictionPolicy):
-    """An eviction policy whose choices are checked, as are the manager's calls of it."""
+    """An eviction policy with checks of its choices and of the manager's calls."""
 
     def __init__(
         self,

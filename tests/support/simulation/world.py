@@ -151,7 +151,7 @@ class World:
         self._raise_first_breach()
 
     def _check_sums(self) -> None:
-        """Check that every chunk that was asked for is counted once, by its outcome."""
+        """Check that the outcome of every looked-up chunk is counted once."""
         host, *tiers = self.manager.stats
         hits = sum(stats.hit_chunks for stats in self.manager.stats)
         misses = sum(host.misses.values())
@@ -371,7 +371,7 @@ class World:
 
 @contextmanager
 def _errors_of_the_sdk(on_error: Callable[[str], None]) -> Iterator[None]:
-    """Listen to the errors that the SDK logs; its warnings are about the tiers' faults."""
+    """Report the SDK's logged errors; its warnings concern the tiers' faults."""
     log = logging.getLogger("kvtier")
     handler = _Listener(on_error)
     before = log.propagate, log.level

@@ -27,7 +27,7 @@ _LIMIT_S = 0.5
 
 
 class BrokenTier(ShelfTier):
-    """A tier with one fault."""
+    """A tier with one fault, which exactly one check of the kit rejects."""
 
     fails: ClassVar[str]
     # Arguments for :class:`kvtier_sdk.testing.TierSubject`.
