@@ -148,7 +148,7 @@ class Promotions:
 
     def _fail(self, slot: Slot) -> None:
         # The next tier that has the chunk is tried; with none left, the answer is a miss. After a
-        # load without a lookup the tiers are asked first.
+        # load without a lookup the tiers are asked first: the chunk may have left the others too.
         promotion = slot.promotion
         assert promotion is not None
         pending = promotion.pending
@@ -156,7 +156,7 @@ class Promotions:
         self._note_failure(slot.key, promotion.tier)
         for state in promotion.waiters:
             del state.claims[slot.key]
-            if pending.is_known and not pending.hits[slot.key] & state.tiers:
+            if pending.is_known:
                 state.asked.pop(slot.key, None)
         self.forget(slot)
 

@@ -29,7 +29,6 @@ def marks(scenario: Scenario) -> list[pytest.MarkDecorator]:
     "scenario", [pytest.param(one, id=str(one), marks=marks(one)) for one in scenarios()]
 )
 def test_a_fault_costs_misses_and_nothing_else(scenario: Scenario, tmp_path: Path) -> None:
-    """Deadlines and breakers hold, counters tell, no byte is wrong, no stored chunk is lost."""
     try:
         outcome = play(scenario, tmp_path, BRIEF)
     except CannotHappenError as error:

@@ -10,8 +10,6 @@ from support.gpu.figures import Figure
 
 @pytest.fixture
 def figure(record_property: Callable[[str, object], None]) -> Figure:
-    """Print a figure, and note it for a report."""
-
     def report(name: str, value: float | str, unit: str = "") -> None:
         text = value if isinstance(value, str) else f"{value:,}"
         if isinstance(value, float):

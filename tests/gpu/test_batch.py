@@ -9,7 +9,6 @@ from support.gpu.memory import pools
 
 
 def test_batch(figure: Figure) -> None:
-    """Store a block, and load it into another one."""
     for kind, pool in pools(16 * MIB):
         for block_bytes in (MIB, 1000):
             _there_and_back(figure, kind, pool.part(0)[:, :block_bytes])

@@ -31,7 +31,6 @@ pytestmark = pytest.mark.skipif(not has_device(), reason="only a device captures
 
 
 def test_capture(figure: Figure) -> None:
-    """Capture in each mode during a store, and poll from this thread and another."""
     blocks = random_blocks(4, MIB)
     host = np.zeros((4, MIB), np.uint8)
     # The first launch of a kernel may load it, which a capture forbids.

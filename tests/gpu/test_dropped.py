@@ -53,7 +53,6 @@ def test_dropped(figure: Figure) -> None:
 
 
 def _exit_status(figure: Figure, memory: str) -> int:
-    """Let a process end with a store under way, its memory kept or given back before."""
     ended = subprocess.run(
         [sys.executable, __file__, memory],
         timeout=_PATIENCE_S,
@@ -69,7 +68,6 @@ def _exit_status(figure: Figure, memory: str) -> int:
 
 
 def _use(figure: Figure, blocks: torch.Tensor, host: Bytes, name: str) -> None:
-    """Store everything with a new worker, and shut it down."""
     host[:] = 0
     with open_worker(blocks, host) as worker:
         figure(f"{name}: registered", registered(worker))
@@ -80,7 +78,6 @@ def _use(figure: Figure, blocks: torch.Tensor, host: Bytes, name: str) -> None:
 
 
 def _drop(blocks: torch.Tensor, host: Bytes) -> None:
-    """Leave a store under way."""
     host[:] = 0
     worker = open_worker(blocks, host)
     sleep_on_stream(_ASLEEP_S)
@@ -90,7 +87,6 @@ def _drop(blocks: torch.Tensor, host: Bytes) -> None:
 
 
 def _has_ended() -> bool:
-    """Wait for the thread in which a dropped worker ends."""
     for thread in threading.enumerate():
         if thread.name == "kvtier-dropped-worker":
             thread.join(_PATIENCE_S)

@@ -17,7 +17,6 @@ _EXPEDITED = 99
 
 
 def test_expedited(figure: Figure) -> None:
-    """Time a load of 1 MiB alone, behind the others, and expedited behind the others."""
     each = 128 if has_device() else 4
     last = 2 * _JOBS * each
     blocks = torch.zeros((last + 1, MIB), dtype=torch.uint8, device=device())
@@ -42,7 +41,6 @@ def test_expedited(figure: Figure) -> None:
 def _time(
     figure: Figure, worker: OffloadWorker, name: str, last: int, *, each: int, expedited: bool
 ) -> int:
-    """Time a load of the last slot behind jobs of ``each`` MiB, and count those it overtook."""
     jobs = range(2 * _JOBS) if each else range(0)
     for job in jobs:
         submit = worker.submit_store if job % 2 else worker.submit_load

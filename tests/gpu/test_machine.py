@@ -9,21 +9,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
-from support.gpu.accelerator import (
-    ASYNC_ENGINE_COUNT,
-    ATTRIBUTES,
-    GIB,
-    Driver,
-    device,
-    has_device,
-)
+from support.gpu.accelerator import ASYNC_ENGINE_COUNT, ATTRIBUTES, GIB, Driver, device, has_device
 from support.gpu.figures import Figure
 
 from kvtier_sdk.worker.cuda import CUDADevice
 
 
 def test_machine(figure: Figure) -> None:
-    """Report all of it; the machine's limits come last and need no device."""
     figure("Python", platform.python_version())
     figure("kernel", f"{platform.system()} {platform.release()} {platform.machine()}")
     figure("torch", torch.__version__)

@@ -18,7 +18,6 @@ _ROW_BYTES, _RANKS = 4 * MIB, 8
 
 
 def test_registration(figure: Figure) -> None:
-    """Register and unregister each kind; register it twice, to see the error that this leaves."""
     for kind, pool in pools(GIB if has_device() else 32 * MIB):
         size_bytes = pool.layout.size_bytes
         figure(f"{kind}: size", size_bytes / GIB, "GiB")
@@ -29,7 +28,6 @@ def test_registration(figure: Figure) -> None:
 
 
 def _register_parts(figure: Figure, kind: str, address: int, size_bytes: int) -> None:
-    """Register one rank's own part of each slot, as a worker could do instead of whole pieces."""
     calls = torch.cuda.cudart()
     begins = range(address, address + size_bytes, _ROW_BYTES)
     began_s = time.perf_counter()

@@ -33,7 +33,6 @@ _STEP_S = 0.01
 
 
 def test_round_trip(figure: Figure) -> None:
-    """Make the trip with the tier in a thread and in a process: two kinds of host memory."""
     chunk_bytes = MIB if has_device() else 64 * KIB
     keys = [make_offload_key(number.to_bytes(32, "big")) for number in range(_CHUNKS)]
     for runner in ("thread", "process"):
@@ -61,7 +60,6 @@ class _Engine(NamedTuple):
     reported: threading.Event
 
     def steps(self) -> Iterator[None]:
-        """Yield the steps of an engine; a step ends when the caller asks for the next one."""
         deadline_s = time.monotonic() + _PATIENCE_S
         while time.monotonic() < deadline_s:
             yield
@@ -85,7 +83,6 @@ def _opened(config: TieringConfig) -> Iterator[_Engine]:
 def _store(
     engine: _Engine, keys: Sequence[OffloadKey], blocks: torch.Tensor, ids: np.ndarray
 ) -> None:
-    """Store a block for each key, and wait until the tier has them."""
     manager, request = engine.manager, RequestContext("down")
     manager.on_new_request(request)
     output = manager.prepare_store(keys, request)
@@ -103,7 +100,6 @@ def _store(
 def _load(
     engine: _Engine, keys: Sequence[OffloadKey], blocks: torch.Tensor, ids: np.ndarray
 ) -> None:
-    """Find every key in the tier, and load a block for each."""
     manager, request = engine.manager, RequestContext("up")
     manager.on_new_request(request)
     for _ in engine.steps():

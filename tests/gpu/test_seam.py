@@ -32,7 +32,6 @@ _OFFSETS_BYTES = (0, 100)
 
 
 def test_seam(figure: Figure, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Copy 15 MiB at once over memory that is registered by 4 MiB."""
     monkeypatch.setattr(registration, "MAX_REGISTER_BYTES", _PIECE_BYTES)
     with contextlib.closing(HostPool(_SLOTS + 1, MIB)) as pool:
         for offset_bytes in _OFFSETS_BYTES:
@@ -40,7 +39,6 @@ def test_seam(figure: Figure, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _slots(pool: HostPool, offset_bytes: int) -> Bytes:
-    """Return slots without gaps, the first of which begins in the pool's first page."""
     return pool.part(0).reshape(-1)[offset_bytes:][: _SLOTS * MIB].reshape(_SLOTS, MIB)
 
 

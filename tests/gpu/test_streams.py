@@ -18,10 +18,6 @@ _ASLEEP_S = 0.3
 
 
 def test_streams(figure: Figure) -> None:
-    """Store and load behind a computation that has not ended, from this thread and another.
-
-    The other thread has another current stream than the engine's, which makes no difference.
-    """
     side = torch.cuda.Stream() if has_device() else None
     blocks = random_blocks(4, MIB)
     host = np.zeros((4, MIB), np.uint8)
@@ -47,7 +43,6 @@ def _wait(
     threaded: bool,
     by_event: bool,
 ) -> bool:
-    """Copy a block that a sleeping stream is still to write; return true if it waited for that."""
     blocks.fill_(1)
     host[:] = 9
     synchronize()

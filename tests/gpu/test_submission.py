@@ -20,7 +20,6 @@ _ASLEEP_S = 2.0
 
 
 def test_submission(figure: Figure) -> None:
-    """Submit behind a sleeping stream, poll while it sleeps, and compare the bytes at the end."""
     page_bytes = 2048 if has_device() else 64
     blocks = random_blocks(2 * _RUNS, page_bytes)
     host = np.zeros((2 * _RUNS, page_bytes), np.uint8)
@@ -41,7 +40,6 @@ def test_submission(figure: Figure) -> None:
 
 
 def _check_layers(figure: Figure, page_bytes: int) -> None:
-    """Submit as many runs of 32 layers, of which a slot holds all: on a device, gathered."""
     pages = _RUNS // _LAYERS
     layers = [random_blocks(2 * pages, page_bytes) for _ in range(_LAYERS)]
     host = np.zeros((2 * pages, _LAYERS * page_bytes), np.uint8)

@@ -35,7 +35,6 @@ LAYOUTS: dict[str, Callable[[], list[KVTensor]]] = {
 
 @pytest.fixture(params=["batch", "each", "gathered"])
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Registered memory in a batch, other memory run by run, and by way of the kernel."""
     if request.param == "gathered":
         monkeypatch.setattr(gather_module, "MIN_GATHERED_RUNS", 1)
         monkeypatch.setattr(gather_module, "MIN_RUNS_PER_COPY", 0)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import memcached_store
+from support import stores
 from support.author import ROOT, environment_of, run, stranger
 
 pytestmark = pytest.mark.reader
@@ -29,7 +29,7 @@ def make_server() -> Iterator[Callable[..., Any]]:
     made: list[Any] = []
 
     def make() -> Any:
-        made.append(memcached_store.make_server("-m", "256"))
+        made.append(stores.make_server("-m", "256"))
         return made[-1].start()
 
     yield make

@@ -42,9 +42,9 @@ BUGS: dict[str, tuple[tuple[str, ...], int, Bug]] = {}
 
 
 def bug(*rules: str, seed: int = 0) -> Callable[[Bug], Bug]:
-    """Register a bug, the rules, one of which has to find it, and the seed to begin with.
+    """Register a bug, the rules that may find the bug, and the first seed to try.
 
-    A seed that once found a rare bug saves a minute. If it no longer does, the search goes on.
+    A seed that once found a rare bug saves a minute. All other seeds follow if it fails.
     """
 
     def enter(make: Bug) -> Bug:
@@ -55,7 +55,7 @@ def bug(*rules: str, seed: int = 0) -> Callable[[Bug], Bug]:
 
 
 def around(owner: type, name: str) -> Callable[[Callable[..., Any]], Bug]:
-    """Make a bug of a function: a method is replaced by ``function(original, self, ...)``."""
+    """Replace a method by ``function(original, self, ...)``."""
 
     def make(change: Callable[..., Any]) -> Bug:
         @functools.wraps(change)
@@ -350,8 +350,6 @@ def a_release_is_skipped(patch: pytest.MonkeyPatch) -> None:
 def a_late_report_of_an_old_job_is_applied(
     original: Any, self: Any, result: JobResult, now_s: float
 ) -> None:
-    """Apply it to the oldest running job, as with a table that reuses ids."""
-
     running = self.jobs.running
     if result.job_id not in self.jobs._running and running:
         result.job_id = running[0].job_id

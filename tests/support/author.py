@@ -15,7 +15,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def build_wheel(package: Path, into: Path) -> Path:
-    """Build a package's wheel; it replaces an older one."""
     with tempfile.TemporaryDirectory(dir=into) as place:
         command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", place]
         run([*command, str(package)], into)
@@ -54,7 +53,6 @@ def environment_of(example: Path, wheels: Path, directory: Path) -> str:
 def run(
     command: list[str] | str, directory: Path, environment: Mapping[str, str] | None = None
 ) -> str:
-    """Run a command or a bash script, which must succeed, and return its output."""
     done = subprocess.run(
         ["bash", "-euc", command] if isinstance(command, str) else command,
         cwd=directory,

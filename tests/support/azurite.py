@@ -7,30 +7,27 @@ import hmac
 import http.client
 import shutil
 import socket
-import subprocess
-import time
 from email.utils import formatdate
 from pathlib import Path
 
 from obstore.store import AzureStore
+
+from support.server import ServerProcess, free_port
 
 #: The account that every Azurite has, and its published key.
 ACCOUNT = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 CONTAINER = "chunks"
 _VERSION = "2021-08-06"
-_START_S = 30.0
 
 
-class Azurite:
-    """Azurite with a container ``chunks``; a context manager. Its chunks outlive :meth:`kill`."""
+class Azurite(ServerProcess):
+    """Azurite with a container ``chunks``. Its chunks outlive :meth:`kill`."""
 
     def __init__(self, directory: Path) -> None:
+        super().__init__(directory / "azurite.log")
         self._directory = directory
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self._process: subprocess.Popen[bytes] | None = None
+        self.port = free_port()
 
     @staticmethod
     def program() -> str | None:
@@ -55,31 +52,13 @@ class Azurite:
     def start(self) -> Azurite:
         program = self.program()
         assert program is not None
-        self._process = subprocess.Popen(
-            [
-                *(program, "--blobPort", str(self.port), "--location", str(self._directory)),
-                *("--silent", "--skipApiVersionCheck", "--disableTelemetry"),
-            ],
-            stdout=subprocess.DEVNULL,
+        self.launch(
+            *(program, "--blobPort", str(self.port), "--location", str(self._directory)),
+            *("--silent", "--skipApiVersionCheck", "--disableTelemetry"),
         )
-        end_s = time.monotonic() + _START_S
-        while not self._answers():
-            assert self._process.poll() is None, "azurite has ended"
-            assert time.monotonic() < end_s, "azurite does not answer"
-            time.sleep(0.05)
+        self.wait_until(self._answers, "azurite answers")
         self._make_container()
         return self
-
-    def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-
-    @property
-    def pid(self) -> int | None:
-        """The id of the process, while it runs."""
-        return None if self._process is None else self._process.pid
 
     def __enter__(self) -> Azurite:
         return self.start()

@@ -27,7 +27,6 @@ _FLAGS = (
 
 @contextmanager
 def open_browser(profile: Path) -> Iterator[Browser]:
-    """Start Chromium with an empty profile, and end it with the block."""
     # It reads commands from descriptor 3, and writes replies and events to 4.
     theirs_in, ours_out = os.pipe()
     ours_in, theirs_out = os.pipe()
@@ -50,8 +49,6 @@ def open_browser(profile: Path) -> Iterator[Browser]:
 
 
 class Browser:
-    """One tab, with the browser's events by name and parameters, oldest first."""
-
     def __init__(self, commands: int, replies: int) -> None:
         self._commands = commands
         self._replies = replies
@@ -66,7 +63,6 @@ class Browser:
             self.call(f"{domain}.enable")
 
     def show(self, page: Path, *, width: int, height: int, scheme: str) -> None:
-        """Load a file in a window of this size and colour scheme, and wait until it is drawn."""
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -83,7 +79,6 @@ class Browser:
         self.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
     def run(self, script: str) -> Any:
-        """Evaluate an expression in the page, and return its value; await a promise."""
         done = self.call(
             "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True
         )
@@ -91,7 +86,6 @@ class Browser:
         return done["result"].get("value")
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Call a method of the protocol, and return its result."""
         number = next(self._numbers)
         command = {"id": number, "method": method, "params": parameters, **self._session}
         os.write(self._commands, json.dumps(command).encode() + b"\0")

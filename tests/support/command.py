@@ -32,10 +32,6 @@ main()
 def kvtier(
     *words: str | os.PathLike[str], cwd: Path | None = None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command to its end, in ``cwd``, with changes to the environment.
-
-    Packages in ``PYTHONPATH`` are found.
-    """
     arguments = list(map(os.fspath, words))
     with tempfile.TemporaryDirectory(prefix="kvtier-command-") as directory:
         streams = [Path(directory, name) for name in ("out", "err")]
@@ -54,7 +50,6 @@ def kvtier(
 def kvtier_json(
     *words: str | os.PathLike[str], status: int = 0, **environment: str
 ) -> dict[str, Any]:
-    """Run a command with ``--json``, assert its exit status, and return what it printed."""
     done = kvtier(*words, "--json", **environment)
     assert done.returncode == status, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
@@ -65,8 +60,6 @@ tier = functools.partial(kvtier_json, "tier")
 
 
 class _Server:
-    """The process that forks."""
-
     def __init__(self) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", _PROGRAM],
@@ -78,7 +71,6 @@ class _Server:
         atexit.register(self._end)
 
     def ask(self, request: dict[str, Any]) -> int:
-        """Run one command, and return its exit status."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(request).encode() + b"\n")

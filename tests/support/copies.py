@@ -19,12 +19,7 @@ def _address_of(view: bytes | memoryview) -> int:
 
 
 class ByteLedger:
-    """A count of the bytes that vector calls move, inside and outside of transfers' buffers.
-
-    Args:
-        monkeypatch: replaces the calls by counting ones.
-        calls: names of the calls in :mod:`os`, for example ``readv``.
-    """
+    """A count of the bytes that vector calls move, inside and outside of transfers' buffers."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *calls: str) -> None:
         self._spans: list[tuple[int, int]] = []
@@ -34,7 +29,6 @@ class ByteLedger:
             monkeypatch.setattr(os, name, self._counting(getattr(os, name)))
 
     def begin(self, transfers: Iterable[Transfer]) -> None:
-        """Reset the count, and count for these transfers."""
         self._spans = [
             (_address_of(view), _address_of(view) + len(view))
             for transfer in transfers
@@ -66,7 +60,6 @@ class Peak:
 
 @contextmanager
 def traced_peak() -> Iterator[Peak]:
-    """Trace Python's allocations in all threads."""
     peak = Peak()
     tracemalloc.start()
     try:

@@ -102,7 +102,6 @@ def main() -> int:
 
 
 def take_sample() -> dict[str, int]:
-    """Measure the present resources of the engine and its tiers' processes, by name."""
     children = tier_processes(os.getpid())
     status = Path("/proc/self/status").read_text(encoding="ascii")
     # The host pool, and files in /dev/shm that carry our name.
@@ -127,7 +126,6 @@ def _resident_kib(process: str | int) -> int:
 
 
 def growth(curve: list[dict[str, int]]) -> list[str]:
-    """Name the resources that have grown from the run's second quarter to its last."""
     quarter = len(curve) // 4
     grown = []
     for name in curve[0]:
@@ -141,7 +139,6 @@ def growth(curve: list[dict[str, int]]) -> list[str]:
 
 @contextlib.contextmanager
 def faults(server: Server, root: Path, happened: Counter[str]) -> Iterator[None]:
-    """Inject a fault into the server or the file tier each second, from a thread."""
     over = threading.Event()
 
     def freeze() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
@@ -27,6 +28,7 @@ from kvtier_sdk.runner.breaker import BreakerState, Direction
 from kvtier_sdk.runner.jobs import BreakerMoved, Report
 from kvtier_sdk.testing import InlineRunner, VirtualClock
 from kvtier_sdk.tiering import TieringManager
+from support.live import Live, content
 
 CHUNK_BYTES = 64
 KEYS = [make_offload_key(index.to_bytes(8, "big") * 4) for index in range(2000)]
@@ -34,23 +36,18 @@ A, B = RequestContext("a"), RequestContext("b")
 
 
 class FaultyTier(MemoryTier):
-    """A memory tier whose next calls can be made to fail, hang, or return nonsense.
-
-    Attributes:
-        gate: an event that the operations of ``gated`` wait for, if set.
-        raises: the exception of the next load or store.
-        down: the exception of every call while it is set.
-    """
+    """A memory tier whose next calls can be made to fail, hang, or return nonsense."""
 
     def __init__(self, config: MemoryTierConfig, context: Any) -> None:
         super().__init__(config, context)
         self.on_load: Callable[[Transfer], TierError | None] = lambda transfer: None
         self.on_store: Callable[[Transfer], TierError | None] = lambda transfer: None
+        # The operations of ``gated`` wait for this event.
         self.gate: asyncio.Event | None = None
         self.gated = {"store", "load"}
         self.stubborn = False
-        self.raises: Exception | None = None
-        self.down: TierError | None = None
+        self.raises: Exception | None = None  # raised by the next load or store
+        self.down: TierError | None = None  # raised by every call while it is set
         self.scan_error: TierError | None = None
         self.calls: list[tuple[str, list[OffloadKey]]] = []
 
@@ -81,7 +78,6 @@ class FaultyTier(MemoryTier):
             yield entry
 
     def called(self) -> list[str]:
-        """Return the operations that were called, in order."""
         return [operation for operation, _ in self.calls]
 
     async def _trouble(self, operation: str) -> None:
@@ -101,13 +97,7 @@ class FaultyTier(MemoryTier):
             raise self.down
 
 
-class Engine:
-    """A manager over faulty tiers, and the steps of an engine.
-
-    Attributes:
-        moves: for each tier, the changes of its breakers: time, direction and new state.
-    """
-
+class Engine(Live):
     def __init__(
         self,
         slots: int = 8,
@@ -117,15 +107,13 @@ class Engine:
         **runner: Any,
     ) -> None:
         self.clock = VirtualClock()
-        self.pool = HostPool(slots, CHUNK_BYTES)
-        self.manager = TieringManager(
-            self.pool,
-            policy=load_policy("lru")(),
-            clock=self.clock,
-            **{"events": True, **(manager or {})},
-        )
+        pool = HostPool(slots, CHUNK_BYTES)
+        options = {"events": True, **(manager or {})}
+        made = TieringManager(pool, policy=load_policy("lru")(), clock=self.clock, **options)
+        super().__init__(made, pool, threading.Event())
         self.runners: list[InlineRunner] = []
         self.tiers: list[FaultyTier] = []
+        # Time, direction and new state of each change of a tier's breaker.
         self.moves: list[list[tuple[float, Direction, BreakerState]]] = []
         for index in range(tiers):
             self.add(f"tier{index}", {**runner, **(each[index] if each else {})})
@@ -145,11 +133,7 @@ class Engine:
 
             loops.append(
                 TierLoop(
-                    spec,
-                    namespace=Namespace({}),
-                    memory=self.pool,
-                    clock=self.clock,
-                    report=watch,
+                    spec, namespace=Namespace({}), memory=self.pool, clock=self.clock, report=watch
                 )
             )
             return loops[0]
@@ -172,41 +156,22 @@ class Engine:
                 runner.run_for(0.0)
 
     def steps(self, duration_s: float, step_s: float = 0.01) -> None:
-        """Play steps of ``step_s`` each for ``duration_s``."""
         until_s = self.clock.now_s() + duration_s
         while self.clock.now_s() < until_s:
             self.step(step_s)
 
     def store(self, request: RequestContext, *keys: OffloadKey) -> int:
-        """Store chunks, and return the number that got a slot."""
         output = self.manager.prepare_store(keys, request)
         self.write(output)
         self.manager.complete_store(output.keys_to_store, request)
         return len(output.keys_to_store)
 
     def write(self, output: PrepareStoreOutput) -> None:
-        """Fill each slot of a store with the first bytes of its key."""
         for key, slot in zip(output.keys_to_store, output.slots, strict=True):
-            self.pool.view(slot)[:] = (key * CHUNK_BYTES)[:CHUNK_BYTES]
-
-    def load(self, request: RequestContext, *keys: OffloadKey) -> None:
-        """Load chunks and compare them."""
-        spec = self.manager.prepare_load(keys, request)
-        for key, slot in zip(keys, spec.slots, strict=True):
-            assert self.pool.view(slot) == (key * CHUNK_BYTES)[:CHUNK_BYTES]
-        self.manager.complete_load(keys, request)
+            self.pool.view(slot)[:] = content(key, CHUNK_BYTES)
 
     def look(self, request: RequestContext, *keys: OffloadKey) -> list[str]:
         return [self.manager.lookup(key, request).name for key in keys]
-
-    def settle(self, request: RequestContext, *keys: OffloadKey) -> list[str]:
-        """Look up, a step at a time, until nothing is pending."""
-        for _ in range(20):
-            names = self.look(request, *keys)
-            if not {"RETRY", "HIT_PENDING"} & set(names):
-                return names
-            self.step()
-        raise AssertionError(f"still {names} after 20 steps")
 
     def push_out(self, request: RequestContext) -> None:
         """Fill the primary tier with other chunks, which are stored in the tiers too."""
@@ -215,7 +180,6 @@ class Engine:
             self.step(times=2)
 
     def at_rest(self) -> None:
-        """Assert that nothing is pinned, in flight or in quarantine."""
         self.at_rest_with(writing=0)
         usage = self.manager.usage()
         assert usage.free + usage.ready == usage.slots

@@ -100,31 +100,21 @@ class Event:
 
 
 class FakeCUDA:
-    """The part of a runtime that a worker uses.
-
-    Attributes:
-        pieces: size of each registered piece of memory, by its address.
-        error: the error that the engine's next kernel would get.
-        limit_bytes: limit of registered memory (``ulimit -l``).
-        shift_bytes: distance from the host address of registered memory to its device address.
-        capturing: true while a graph is captured in global mode: only a thread in relaxed mode may
-            make a call that a capture forbids.
-        captures_lost: number of captures broken by such a call.
-        failures: errors raised by the next such calls, in order.
-        is_lost: true once the context has failed.
-        copies: bytes of each call that queued copies, with its stream.
-        in_call: called in each call that queues copies; see :meth:`hold_calls`.
-    """
+    """The part of a runtime that a worker uses."""
 
     def __init__(self, limit_bytes: int = 1 << 60) -> None:
-        self.pieces: dict[int, int] = {}
+        self.pieces: dict[int, int] = {}  # sizes of registered memory by address
         self.error = 0
         self.limit_bytes = limit_bytes
+        # Distance from the host address of registered memory to its device address.
         self.shift_bytes = 0
+        # True while a graph is captured in global mode: only a thread in relaxed mode may make a
+        # call that a capture forbids.
         self.capturing = False
-        self.captures_lost = 0
+        self.captures_lost = 0  # captures that such a call has broken
         self.failures: deque[Exception] = deque()
-        self.is_lost = False
+        self.is_lost = False  # true once the context has failed
+        # Bytes and stream of each call that queued copies.
         self.copies: list[tuple[int, int]] = []
         self.in_call: Callable[[], None] = lambda: None
         self.changed = threading.Condition(threading.RLock())
@@ -134,7 +124,6 @@ class FakeCUDA:
     # --- registrations ------------------------------------------------------------------------
 
     def pages(self) -> set[int]:
-        """Return the registered pages."""
         return {page for piece in self.pieces.items() for page in pages_of(*piece)}
 
     def register(self, address: int, size_bytes: int, flags: int) -> int:
@@ -191,7 +180,6 @@ class FakeCUDA:
         return int(getattr(self._mode, "value", GLOBAL))
 
     def ask(self) -> None:
-        """Make a call that a capture forbids."""
         if self.is_lost:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         if self.capturing and self._capture_mode() != RELAXED:
@@ -206,7 +194,6 @@ class FakeCUDA:
         return 0, 0
 
     def copy(self, into: int, out_of: int, length_bytes: int, stream: int) -> int:
-        """``cuMemcpyAsync``."""
         return self._queue([(into, out_of, length_bytes)], stream)
 
     def hip_copy(self, into: int, out_of: int, size_bytes: int, kind: int, stream: int) -> int:
@@ -215,7 +202,6 @@ class FakeCUDA:
         return self._queue([(into, out_of, size_bytes)], stream)
 
     def copy_batch(self, into: int, out_of: int, lengths: int, count: int, *rest: Any) -> int:
-        """``cuMemcpyBatchAsync_v2``."""
         columns = [(ctypes.c_int64 * count).from_address(at)[:] for at in (into, out_of, lengths)]
         return self._queue(list(zip(*columns, strict=True)), rest[-1])
 
@@ -243,7 +229,6 @@ class FakeCUDA:
         return address if self._piece_of(there) is None else there
 
     def advance(self) -> None:
-        """Run all work that can run."""
         with self.changed:
             moved = True
             while moved:
@@ -254,7 +239,6 @@ class FakeCUDA:
                         moved = True
 
     def release(self, gate: threading.Event) -> None:
-        """Release the work behind a gate of :meth:`Stream.hold`."""
         with self.changed:
             gate.set()
             self.changed.notify_all()
@@ -265,12 +249,7 @@ def without_triton(device: torch.device) -> PageKernel:
 
 
 class FakePageKernel(PageKernel):
-    """A kernel that runs when the work on its stream does.
-
-    Attributes:
-        launches: ``gather`` of each call so far that had something to copy.
-        failures: errors raised by the next calls, in order.
-    """
+    """A kernel that runs when the work on its stream does."""
 
     def __init__(self, launch: Callable[..., None]) -> None:
         self.has_failed = False
@@ -312,7 +291,6 @@ def copy_pages(
     *,
     gather: bool,
 ) -> None:
-    """Do the work of :func:`kvtier_sdk.worker.kernel.launch` without triton."""
     rows = table[first_segment : first_segment + segments].tolist()
     for entry, block in enumerate(block_ids[first_entry : first_entry + entries].tolist()):
         for address, stride_bytes, words, place_words in rows:
@@ -325,7 +303,6 @@ def copy_pages(
 
 
 def pages_of(address: int, size_bytes: int) -> range:
-    """Return the pages that contain these bytes."""
     return range(address // PAGE_BYTES, -(-(address + size_bytes) // PAGE_BYTES))
 
 
@@ -378,6 +355,5 @@ def _function(call: Callable[..., int]) -> Callable[..., int]:
 
 
 def mapped(slots: int, part_bytes: int) -> np.ndarray:
-    """Return host memory that begins a page."""
     memory = np.frombuffer(mmap.mmap(-1, slots * part_bytes), np.uint8)
     return memory.reshape(slots, part_bytes)

@@ -24,13 +24,11 @@ _AT_ONCE = 500
 
 
 def keys_from(first: int, count: int) -> list[OffloadKey]:
-    """Return the keys of chunks with successive numbers."""
     return [make_offload_key(number.to_bytes(32, "big")) for number in range(first, first + count)]
 
 
 @contextmanager
 def an_engine(url: str, namespace: Namespace) -> Iterator[tuple[BlockingTier, HostPool]]:
-    """Open a tier as an engine does, in a thread, and with long deadlines."""
     deadlines = dict.fromkeys(("lookup_deadline", "load_deadline", "store_deadline"), "60s")
     spec = TierSpec.from_url(url, runner="thread", **deadlines)
     with closing(HostPool(_AT_ONCE, CHUNK_BYTES)) as pool:
@@ -41,7 +39,6 @@ def an_engine(url: str, namespace: Namespace) -> Iterator[tuple[BlockingTier, Ho
 
 
 def fill(url: str, namespace: Namespace, keys: Sequence[OffloadKey]) -> None:
-    """Store chunks, each filled with its key over and over."""
     with an_engine(url, namespace) as (tier, pool):
         for start in range(0, len(keys), _AT_ONCE):
             part = keys[start : start + _AT_ONCE]
@@ -52,7 +49,6 @@ def fill(url: str, namespace: Namespace, keys: Sequence[OffloadKey]) -> None:
 
 
 def contents(url: str, namespace: Namespace, keys: Sequence[OffloadKey]) -> list[bytes | None]:
-    """Load chunks, and return their contents; ``None`` for a miss."""
     found: list[bytes | None] = []
     with an_engine(url, namespace) as (tier, pool):
         for start in range(0, len(keys), _AT_ONCE):

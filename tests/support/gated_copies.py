@@ -16,15 +16,9 @@ GRACE_S = 0.02
 
 
 class Gate:
-    """A copier that stops before it copies, until it is opened.
-
-    Attributes:
-        began: number of bytes of each call that has begun, in order.
-        failing: calls with this number of bytes raise once the gate is open.
-    """
-
     def __init__(self) -> None:
-        self.began: list[int] = []
+        self.began: list[int] = []  # the bytes of each call, in order
+        # Calls with this number of bytes raise once the gate is open.
         self.failing: set[int] = set()
         self._started = threading.Semaphore(0)
         self._open = threading.Semaphore(0)
@@ -47,7 +41,6 @@ class Gate:
 
 
 def expect_success(worker: OffloadWorker, *job_ids: int) -> None:
-    """Wait for jobs, of which all must succeed and no other may have ended."""
     worker.wait(job_ids)
     ended = {result.job_id: result.error for result in worker.get_finished()}
     assert ended == dict.fromkeys(job_ids)

@@ -18,9 +18,7 @@ class GuardedBuffers:
 
     @property
     def content(self) -> bytes:
-        """The bytes between the guards."""
         return bytes(self._memory[len(_GUARD) : -len(_GUARD)])
 
     def is_guarded(self) -> bool:
-        """Return true if nothing was written past the buffers."""
         return self._memory[: len(_GUARD)] == self._memory[-len(_GUARD) :] == _GUARD

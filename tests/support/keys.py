@@ -8,7 +8,6 @@ OURS, THEIRS, NEXT = (byte * 32 for byte in (b"\x11", b"\x22", b"\x33"))
 
 
 def write_keys(path: Path, *keys: bytes) -> str:
-    """Write a key file, and return the value of the option ``codec`` that names it."""
     path.touch(mode=0o600)
     path.write_text("# written by hand\n\n" + "".join(f"{key.hex()}\n" for key in keys))
     return f"aes-gcm:{path}"

@@ -43,7 +43,6 @@ class Live:
         return request
 
     def store(self, request: RequestContext, *keys: OffloadKey) -> None:
-        """Store chunks, each filled with its key over and over."""
         output = self.manager.prepare_store(keys, request)
         for key, slot in zip(output.keys_to_store, output.slots, strict=True):
             self.pool.view(slot)[:] = content(key, self.pool.chunk_bytes)
@@ -51,7 +50,6 @@ class Live:
         self.rest()
 
     def settle(self, request: RequestContext, *keys: OffloadKey) -> list[str]:
-        """Look up, a step at a time, until nothing is pending."""
         for _ in range(_STEPS):
             names = [self.manager.lookup(key, request).name for key in keys]
             if not {"RETRY", "HIT_PENDING"} & set(names):
@@ -60,7 +58,6 @@ class Live:
         raise AssertionError(f"still {names}")
 
     def load(self, request: RequestContext, *keys: OffloadKey) -> None:
-        """Load chunks and compare them."""
         spec = self.manager.prepare_load(keys, request)
         for key, slot in zip(keys, spec.slots, strict=True):
             assert self.pool.view(slot) == content(key, self.pool.chunk_bytes)
@@ -77,7 +74,6 @@ class Live:
             self.rest()
 
     def rest(self) -> None:
-        """Let the tiers finish."""
         for _ in range(_STEPS):
             self.step()
             if not self.manager.has_pending_work():
@@ -86,7 +82,6 @@ class Live:
 
 
 def content(key: OffloadKey, chunk_bytes: int = CHUNK_BYTES) -> bytes:
-    """Make a chunk's payload: its key over and over."""
     return (key * chunk_bytes)[:chunk_bytes]
 
 

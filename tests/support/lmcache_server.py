@@ -14,15 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
-from support.redis_server import free_port
+from support.server import free_port
 
 _PAGE = Path(__file__).parents[2] / "docs" / "engines.md"
 _PATIENCE_S = 120.0
 
 
 class LMCacheServer:
-    """A server, started by the page's command, and otherwise with LMCache's defaults."""
-
     def __init__(self, folder: Path, adapter: dict[str, Any] | None = None) -> None:
         (text,) = re.findall(r"^    (lmcache server .*?)^    \}'$", _PAGE.read_text(), re.M | re.S)
         text = text.replace("\\\n", " ").replace("--l1-size-gb 64", "--l1-size-gb 0.25")
@@ -52,18 +50,15 @@ class LMCacheServer:
         self._process.wait()
 
     def status(self) -> dict[str, Any]:
-        """Return the server's status."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self._http_port}/status") as page:
             status: dict[str, Any] = json.load(page)
         return status
 
     def forget(self) -> None:
-        """Empty L1."""
         url = f"http://127.0.0.1:{self._http_port}/cache/clear"
         urllib.request.urlopen(urllib.request.Request(url, method="POST")).close()
 
     def log(self) -> str:
-        """Return the server's output."""
         return self._log.read_text()
 
     def _answers(self) -> bool:
@@ -76,7 +71,6 @@ class LMCacheServer:
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
-    """Wait for a condition."""
     end_s = time.monotonic() + _PATIENCE_S
     while not condition():
         assert time.monotonic() < end_s, f"waited in vain for {what}"

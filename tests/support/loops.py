@@ -15,6 +15,5 @@ _LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
 
 
 def loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Return both loops by name, or the one that ``KVTIER_TEST_LOOP`` names."""
     one = os.environ.get("KVTIER_TEST_LOOP")
     return {one: _LOOPS[one]} if one else dict(_LOOPS)

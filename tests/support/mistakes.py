@@ -25,7 +25,6 @@ KEYS = [make_offload_key(bytes([index]) * 32) for index in range(3)]
 
 
 def _engine_with(*tiers: str, pool_bytes: str = "1MiB", policy: str = "prefix") -> str:
-    """Write an engine's configuration in TOML; each tier is written as TOML too."""
     lines = [
         f'pool_bytes = "{pool_bytes}"',
         f'policy = "{policy}"',
@@ -78,21 +77,15 @@ MISTAKES: dict[str, str | dict[str, Any]] = {
         "cpu_bytes_to_use": "1MiB",
     },
     "vLLM: a size with a unit under vLLM's own manager": _VLLMS
-    | {
-        "cpu_bytes_to_use": "4GiB",
-        "secondary_tiers": [{"type": "kvtier", "backend": "memory"}],
-    },
+    | {"cpu_bytes_to_use": "4GiB", "secondary_tiers": [{"type": "kvtier", "backend": "memory"}]},
     "vLLM: the host pool is larger than the memory": _OURS | {"cpu_bytes_to_use": "1PiB"},
     "vLLM: Redis refuses the password": _OURS
-    | {
-        "model_revision": "v1",
-        "secondary_tiers": ["redis://:hunter2@127.0.0.1:{redis}"],
-    },
+    | {"model_revision": "v1", "secondary_tiers": ["redis://:hunter2@127.0.0.1:{redis}"]},
     "vLLM: the bucket does not exist": _VLLMS
     | {
         "secondary_tiers": [
             {"type": "kvtier", "url": "s3://kvcache/chunks?{s3}", "model_revision": "v1"}
-        ],
+        ]
     },
     "vLLM: it is not known which revision of the model is served": _OURS,
 }
@@ -109,7 +102,6 @@ tiers = [
 
 
 def print_mistake(mistake: str | dict[str, Any], places: Mapping[str, str]) -> str:
-    """Make a mistake; return the warnings of the log, and the error that ends the start."""
     with _Lines(logging.WARNING) as said:
         try:
             if isinstance(mistake, dict):
@@ -140,8 +132,6 @@ def print_start(places: Mapping[str, str], **facts: str) -> str:
 
 
 class _Lines(logging.Handler):
-    """Collects the lines of kvtier's log."""
-
     def __init__(self, level: int) -> None:
         super().__init__(level)
         self.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
@@ -166,8 +156,6 @@ class _Lines(logging.Handler):
             self._arrived.notify()
 
     def wait_for(self, text: str, count: int) -> None:
-        """Wait until ``count`` lines contain a text."""
-
         def is_there() -> bool:
             return sum(text in line for line in self.lines) == count
 

@@ -5,18 +5,14 @@ from __future__ import annotations
 import ast
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-_START_S = 30.0
-_POLL_S = 0.02
+from support.server import ServerError, ServerProcess, free_port
 
 #: A node's program: for each line that it reads it calls its client, and prints the result.
 _NODE = """
@@ -36,20 +32,14 @@ for line in sys.stdin:
 """
 
 
-class MooncakeError(Exception):
-    """A process is missing or did not start; the message says why, with its log."""
-
-
-class MooncakeStore:
-    """A store whose parts a test can kill and freeze. The master keeps its port over restarts."""
+class MooncakeStore(ServerProcess):
+    """A store whose parts a test can kill and freeze; :meth:`pause` freezes the master."""
 
     def __init__(self, directory: Path, *options: str, segment_bytes: int = 256 * 2**20) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
-        self._log = directory / "log"
+        super().__init__(directory / "log")
         self._options = options
         self._segment_bytes = segment_bytes
-        self.port, self._metrics_port = _free_ports(2)
-        self._master: subprocess.Popen[bytes] | None = None
+        self.port, self._metrics_port = free_port(), free_port()
         self.nodes: list[Node] = []
 
     @property
@@ -57,7 +47,6 @@ class MooncakeStore:
         return f"mooncake://127.0.0.1:{self.port}"
 
     def start(self, nodes: int = 1) -> MooncakeStore:
-        """Start the master and its nodes."""
         self.start_master()
         for _ in range(nodes):
             self.add_node()
@@ -69,34 +58,21 @@ class MooncakeStore:
             "mooncake_master", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
         )
         if program is None:
-            raise MooncakeError("mooncake_master is missing: try 'make setup'")
+            raise ServerError("mooncake_master is missing: try 'make setup'")
         command = [program, "-rpc_address=127.0.0.1", f"-rpc_port={self.port}"]
         command += ["-metrics_host=127.0.0.1", f"-metrics_port={self._metrics_port}"]
-        with self._log.open("ab") as log:
-            self._master = subprocess.Popen([*command, *self._options], stdout=log, stderr=log)
+        self.launch(*command, *self._options)
         self.wait_until(self._answers, "the master answers")
         for node in self.nodes:
             self.wait_until(lambda node=node: node.ask("put", "x", b"x") == 0, "a node is back")
 
     def add_node(self) -> Node:
-        node = Node(f"127.0.0.1:{self.port}", self._segment_bytes, self._log)
+        node = Node(f"127.0.0.1:{self.port}", self._segment_bytes, self.log)
         self.nodes.append(node)
         return node
 
     def kill_master(self) -> None:
-        if self._master is not None:
-            self._master.kill()
-            self._master.wait()
-            self._master = None
-
-    def freeze(self) -> None:
-        """Let the master hang: it accepts connections, but answers nothing."""
-        assert self._master is not None
-        self._master.send_signal(signal.SIGSTOP)
-
-    def unfreeze(self) -> None:
-        assert self._master is not None
-        self._master.send_signal(signal.SIGCONT)
+        super().kill()
 
     def kill(self) -> None:
         while self.nodes:
@@ -104,33 +80,17 @@ class MooncakeStore:
         self.kill_master()
 
     def names(self) -> list[str]:
-        """Return the names of all chunks."""
         url = f"http://127.0.0.1:{self._metrics_port}/get_all_keys"
         with urllib.request.urlopen(url, timeout=10) as reply:
             return [name for name in reply.read().decode().split() if name.startswith("kvtier/")]
 
-    def wait_until(self, condition: Callable[[], object], what: str) -> None:
-        """Poll a condition until it is true."""
-        end_s = time.monotonic() + _START_S
-        while not condition():
-            if time.monotonic() > end_s:
-                raise MooncakeError(f"waited in vain until {what}\n{self._log.read_text()}")
-            time.sleep(_POLL_S)
-
     def _answers(self) -> bool:
-        assert self._master is not None
-        if self._master.poll() is not None:
-            raise MooncakeError(f"the master has ended\n{self._log.read_text()}")
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
 
 class Node:
-    """A process that lends memory to a store.
-
-    Raises:
-        MooncakeError: it does not start.
-    """
+    """A process that lends memory to a store."""
 
     def __init__(self, master: str, segment_bytes: int, log: Path) -> None:
         with log.open("ab") as stderr:
@@ -143,10 +103,9 @@ class Node:
             )
         if self._result() != "0":
             self.kill()
-            raise MooncakeError(f"a node does not start\n{log.read_text()}")
+            raise ServerError(f"a node does not start\n{log.read_text()}")
 
     def ask(self, method: str, *arguments: object) -> Any:
-        """Call a method of the node's client, and return its result."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{(method, *arguments)!r}\n")
         self._process.stdin.flush()
@@ -159,12 +118,3 @@ class Node:
     def _result(self) -> str:
         assert self._process.stdout is not None
         return self._process.stdout.readline().strip()
-
-
-def _free_ports(count: int) -> list[int]:
-    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    try:
-        return [probe.getsockname()[1] for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()

@@ -47,7 +47,5 @@ NONSENSE: dict[str, Callable[[int], Any]] = {
 
 
 class HalfMadeError(TierError):
-    """An error whose author forgot the base class."""
-
     def __init__(self, code: int) -> None:
         self.code = code

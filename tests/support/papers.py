@@ -8,12 +8,10 @@ from types import SimpleNamespace
 
 
 def openssl(*arguments: str) -> None:
-    """Run one command of openssl."""
     subprocess.run(["openssl", *arguments], check=True, capture_output=True)
 
 
 def make_papers(at: Path) -> SimpleNamespace:
-    """Make a private CA in a directory, and a certificate with its key for server and client."""
     new_key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
 
     def paper(name: str, *rest: str) -> None:

@@ -33,7 +33,6 @@ class Peer:
         await asyncio.get_running_loop().sock_sendall(self._sock, data)
 
     async def receive(self, count_bytes: int) -> bytes:
-        """Receive a number of bytes, or fewer up to the end of the file."""
         loop = asyncio.get_running_loop()
         data = b""
         while len(data) < count_bytes:
@@ -44,7 +43,6 @@ class Peer:
         return data
 
     def hang_up(self) -> None:
-        """Send the end of the file to the client."""
         self._sock.shutdown(socket.SHUT_WR)
 
     def reset(self) -> None:
@@ -66,7 +64,6 @@ def open_peer(stall_timeout_s: float | None = None) -> Iterator[Peer]:
 
 
 async def settle() -> None:
-    """Let the loop report the events of its sockets."""
     for _ in range(10):
         await asyncio.sleep(0.001)
 
@@ -74,9 +71,9 @@ async def settle() -> None:
 def converse(
     talk: Callable[[Connection], Awaitable[T]], text: bytes, pieces: Iterable[int] = ()
 ) -> T:
-    """Return the result of a client while the server sends a text, whatever it says, and hangs up.
+    """Return the result of a client whose server sends a text and hangs up.
 
-    ``pieces`` are the lengths of the text's first pieces; the rest comes in one.
+    The server sends the text in ``pieces`` of these lengths, and then the rest.
     """
 
     async def run() -> T:

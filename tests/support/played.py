@@ -17,7 +17,7 @@ SLOTS = 40
 
 
 def write_trace(path: Path) -> tuple[Path, float]:
-    """Write prompts that share prefixes; return the file, and what an unlimited cache hits."""
+    """Write prompts that share prefixes; return the file and an unlimited cache's hit rate."""
     rng = random.Random(11)
     known = [[0]]
     lines = []
@@ -36,7 +36,6 @@ def replay(trace: Path, *arguments: str) -> dict[str, Any]:
 
 
 def report_of(*arguments: str, status: int = 0, **environment: str) -> dict[str, Any]:
-    """Play chunks of 8 KiB, assert the exit status, and return the report."""
     words = ("replay", "--chunk-bytes", "8KiB", *arguments)
     return kvtier_json(*words, status=status, **environment)
 

@@ -25,12 +25,10 @@ TESTS = Path(__file__).parents[1]
 
 
 def pattern(worker: int, slot: int, size_bytes: int) -> npt.NDArray[np.uint8]:
-    """Return bytes that differ for each part and slot."""
     return np.random.default_rng([worker, slot]).integers(1, 256, size_bytes, np.uint8)
 
 
 def fill(pool: HostPool, worker: int) -> None:
-    """Write a worker's part of every slot."""
     part = pool.part(worker)
     for slot in range(pool.slots):
         part[slot] = pattern(worker, slot, pool.layout.part_bytes)
@@ -46,7 +44,6 @@ def wrong_rows(pool: HostPool, worker: int, part_of: int | None = None) -> int:
 
 
 def names_in(directory: str | Path) -> list[str]:
-    """Return the names of the existing pools."""
     return sorted(path.name for path in Path(directory).glob("kvtier-pool-*"))
 
 
@@ -55,8 +52,6 @@ class ChildError(Exception):
 
 
 class PoolProcess:
-    """A process that maps a pool."""
-
     def __init__(self, pass_fds: tuple[int, ...] = ()) -> None:
         self._is_reusable = not pass_fds
         self._open_lines = 0
@@ -76,7 +71,6 @@ class PoolProcess:
         self._process.stdin.flush()
 
     def answer(self) -> Any:
-        """Wait for the answer to the oldest unanswered line."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line, f"the process has died: {self._process.wait()}"
@@ -159,7 +153,6 @@ def main() -> None:
 
 
 def _in_forked_child(action: Any) -> int:
-    """Call a function in a forked copy of this process, and return its exit status."""
     pid = os.fork()
     if pid == 0:
         status = 1

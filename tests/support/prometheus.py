@@ -8,11 +8,11 @@ import subprocess
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from support.redis_server import free_port
+from support.server import ServerProcess, free_port
 
 _UNPACKED = Path(__file__).parents[2] / ".prometheus" / "usr" / "bin"
 _PATIENCE_S = 30.0
@@ -26,14 +26,12 @@ scrape_configs:
 
 
 def program(name: str) -> str:
-    """Return the path of ``prometheus`` or ``promtool``."""
     found = shutil.which(name) or shutil.which(name, path=_UNPACKED)
     assert found is not None, f"{name} is missing: try 'make prometheus'"
     return found
 
 
 def check_rules(path: Path) -> str:
-    """Have promtool check a file of rules; return its output."""
     done = subprocess.run(
         [program("promtool"), "check", "rules", str(path)], capture_output=True, text=True
     )
@@ -42,7 +40,6 @@ def check_rules(path: Path) -> str:
 
 
 def play_rules(path: Path) -> str:
-    """Have promtool run a file of tests of rules; return its output, even if they fail."""
     done = subprocess.run(
         [program("promtool"), "test", "rules", str(path)], capture_output=True, text=True
     )
@@ -54,19 +51,22 @@ class Prometheus:
         self._url = f"http://127.0.0.1:{port}/api/v1"
 
     def get(self, path: str) -> Any:
-        """Return the data of an answer of the API."""
         with urllib.request.urlopen(f"{self._url}/{path}", timeout=10) as reply:
             return json.load(reply)["data"]
 
+    def answers(self) -> bool:
+        with suppress(OSError):
+            self.get("alerts")
+            return True
+        return False
+
     def alerts(self) -> dict[tuple[str, str], str]:
-        """Return the state of each alert, ``pending`` or ``firing``, by its name and tier."""
         return {
             (alert["labels"]["alertname"], alert["labels"].get("tier", "")): alert["state"]
             for alert in self.get("alerts")["alerts"]
         }
 
     def wait_until(self, condition: Callable[[], object], what: str) -> None:
-        """Poll a condition until it is true."""
         end_s = time.monotonic() + _PATIENCE_S
         while not condition():
             assert time.monotonic() < end_s, f"waited in vain until {what}: {self.alerts()}"
@@ -75,7 +75,6 @@ class Prometheus:
 
 @contextmanager
 def prometheus(directory: Path, *, target_port: int, rules: str) -> Iterator[Prometheus]:
-    """Run a Prometheus that scrapes a port and evaluates rules, both several times a second."""
     rules_file, config, port = directory / "rules.yml", directory / "config.yml", free_port()
     rules_file.write_text(rules)
     config.write_text(_CONFIG.format(rules=rules_file, port=target_port))
@@ -86,21 +85,11 @@ def prometheus(directory: Path, *, target_port: int, rules: str) -> Iterator[Pro
         f"--web.listen-address=127.0.0.1:{port}",
         "--log.level=warn",
     ]
-    with open(directory / "log", "wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
+    process = ServerProcess(directory / "log")
+    process.launch(*command)
     try:
         server = Prometheus(port)
-        end_s = time.monotonic() + _PATIENCE_S
-        while True:
-            try:
-                server.get("alerts")
-                break
-            except OSError:
-                said = (directory / "log").read_text()
-                assert process.poll() is None, said
-                assert time.monotonic() < end_s, said
-                time.sleep(0.1)
+        process.wait_until(server.answers, "prometheus answers")
         yield server
     finally:
         process.kill()
-        process.wait()

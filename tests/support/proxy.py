@@ -37,13 +37,11 @@ class Proxy:
         self._next_s = 0.0
 
     async def start(self) -> str:
-        """Listen, and return the URL to connect to."""
         self._listener = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         port = self._listener.sockets[0].getsockname()[1]
         return f"{self._scheme}://127.0.0.1:{port}"
 
     def release(self) -> None:
-        """Remove the limits."""
         self.left_bytes = {"client": None, "server": None}
         self._open.set()
 

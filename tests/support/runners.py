@@ -68,6 +68,26 @@ class ExpiredError(TierAuthError):
         self.days = days
 
 
+#: Actions that raise an error.
+ERRORS: dict[str, Callable[[], BaseException]] = {
+    "refuse": lambda: TierUnavailableError("connection refused"),
+    "dally": lambda: TierTimeoutError("no connection within 2 s"),
+    "expire": lambda: ExpiredError("Ada", 3),
+    "misconfigure": lambda: ConfigError("option 'bucket' names none"),
+    "misbehave": lambda: ZeroDivisionError("a bug"),
+    "exit": lambda: SystemExit(3),
+    "panic": lambda: BaseException("a panic of a client in Rust"),
+    "raise_cancelled": asyncio.CancelledError,
+}
+#: Actions that depend on the number of attempts to open the tier.
+AT_ATTEMPTS: dict[str, tuple[str, Callable[[int], object]]] = {
+    "refuse_unless_third": ("refuse", lambda attempt: attempt % 3),
+    "refuse_every_third": ("refuse", lambda attempt: attempt % 3 == 0),
+    "expire_once": ("expire", lambda attempt: attempt == 1),
+    "leave_once": ("leave", lambda attempt: attempt == 1),
+}
+
+
 class MisbehavingConfig(MemoryTierConfig):
     """An action for each call, and the file of the tier's diary."""
 
@@ -83,10 +103,9 @@ class MisbehavingConfig(MemoryTierConfig):
 
 
 class MisbehavingTier(MemoryTier):
-    """A memory tier that hangs, fails, crashes or misbehaves otherwise, as its options say.
+    """A memory tier whose options make it hang, fail, crash or misbehave otherwise.
 
-    An option names an action: ``hang``, ``cling``, ``meet`` or a method. The diary survives the
-    process.
+    An option names an action of this module or a method. The diary survives the process.
     """
 
     config_model = MisbehavingConfig
@@ -95,7 +114,7 @@ class MisbehavingTier(MemoryTier):
     def __init__(self, config: Any, context: Any) -> None:
         super().__init__(config, context)
         if config.on_init:
-            getattr(self, f"_{config.on_init}")()
+            self._act(config.on_init)
 
     async def open(self) -> None:
         self._note("open")
@@ -142,8 +161,8 @@ class MisbehavingTier(MemoryTier):
             diary.write(f"{what}\n")
 
     async def _do(self, action: str) -> None:
-        if action == "hang_again":
-            action = "hang" if "opened" in self._past() else ""
+        if action in ("hang_again", "refuse_again"):
+            action = action.removesuffix("_again") if "opened" in self._past() else ""
         if action in ("hang", "cling"):
             self._note("hanging")
             while True:
@@ -157,38 +176,23 @@ class MisbehavingTier(MemoryTier):
             while self._attempts() < 2:
                 await asyncio.sleep(0.005)
         elif action:
-            getattr(self, f"_{action}")()
+            self._act(action)
+
+    def _act(self, action: str) -> None:
+        if action in AT_ATTEMPTS:
+            action, happens = AT_ATTEMPTS[action]
+            if not happens(self._attempts()):
+                return
+        if action in ERRORS:
+            raise ERRORS[action]()
+        getattr(self, f"_{action}")()
 
     def _lose_patience(self) -> None:
         """Let the tier's process count every call as hung for good at once."""
         health._HANG_S = 1e-9
 
-    def _refuse(self) -> None:
-        raise TierUnavailableError("connection refused")
-
-    def _dally(self) -> None:
-        raise TierTimeoutError("no connection within 2 s")
-
-    def _expire(self) -> None:
-        raise ExpiredError("Ada", 3)
-
-    def _misconfigure(self) -> None:
-        raise ConfigError("option 'bucket' names none")
-
     def _miss_a_file(self) -> None:
         Path("/nonexistent").stat()
-
-    def _misbehave(self) -> None:
-        raise ZeroDivisionError("a bug")
-
-    def _exit(self) -> None:
-        raise SystemExit(3)
-
-    def _panic(self) -> None:
-        raise BaseException("a client in Rust raises one that is no Exception")
-
-    def _raise_cancelled(self) -> None:
-        raise asyncio.CancelledError
 
     def _exit_in_task(self) -> None:
         async def leave() -> None:
@@ -202,7 +206,6 @@ class MisbehavingTier(MemoryTier):
         asyncio.get_running_loop().stop()
 
     def _block(self) -> None:
-        """Hold the thread until :meth:`Rig.unblock`."""
         self._note("blocking")
         released = Path(f"{self.config.diary}.released")
         while not released.exists():
@@ -305,31 +308,11 @@ class MisbehavingTier(MemoryTier):
     def _attempts(self) -> int:
         return self._past().split("\n").count("open")
 
-    def _refuse_unless_third(self) -> None:
-        if self._attempts() % 3:
-            self._refuse()
-
-    def _expire_once(self) -> None:
-        if self._attempts() == 1:
-            self._expire()
-
-    def _refuse_every_third(self) -> None:
-        if self._attempts() % 3 == 0:
-            self._refuse()
-
     def _fail_differently(self) -> None:
         """Refuse, then raise the errors that would have ended the start, then open."""
-        actions = [self._refuse, self._expire, self._misconfigure, self._misbehave]
+        actions = ["refuse", "expire", "misconfigure", "misbehave"]
         if self._attempts() <= len(actions):
-            actions[self._attempts() - 1]()
-
-    def _leave_once(self) -> None:
-        if self._attempts() == 1:
-            self._leave()
-
-    def _refuse_again(self) -> None:
-        if "opened" in self._past():
-            self._refuse()
+            self._act(actions[self._attempts() - 1])
 
 
 def _check(fault: str | None) -> None:
@@ -376,18 +359,7 @@ class SeenRunner:
 
 
 class Rig(TierListener):
-    """A tier's client around a runner, and an engine that waits for its notifications.
-
-    Attributes:
-        results: the results of all concluded jobs, in order.
-        others: the runner's other reports, except those on metrics.
-
-    Args:
-        kind: ``thread`` or ``process``.
-        directory: directory of the tier's diary.
-        runner: further options that every tier has.
-        script: options of the misbehaving tier.
-    """
+    """A tier's client around a runner, and an engine that waits for its notifications."""
 
     def __init__(
         self,
@@ -417,7 +389,7 @@ class Rig(TierListener):
             notify=self.notified.set if notifies else None,
         )
         seen = SeenRunner(self.runner)
-        self.others = seen.others
+        self.others = seen.others  # the reports that are neither results nor metrics
         self.client = TierClient(
             spec,
             seen,  # type: ignore[arg-type]
@@ -466,7 +438,6 @@ class Rig(TierListener):
         return [self.job(Operation.LOOKUP, 0, 1) for _ in range(count)]
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Hand jobs over with their own ids and deadlines."""
         self.client._collected += jobs
         self.client.flush()
 
@@ -476,7 +447,6 @@ class Rig(TierListener):
         return [result.verdicts[0].value for result in self.results]
 
     def wait_for(self, count: int, others: int = 0) -> list[str]:
-        """Poll at each notification until a number of results and other reports have come."""
         while len(verdicts := self.take()) < count or len(self.others) < others:
             assert self.notified.wait(_PATIENCE_S), f"{verdicts} and {self.others}, and no more"
             self.notified.clear()
@@ -486,7 +456,6 @@ class Rig(TierListener):
         self.wait_until(lambda: bool(self.client.stats.is_open))
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Poll until a condition is true."""
         for _ in range(6000):
             self.client.poll()
             if condition():
@@ -511,7 +480,6 @@ Make = Callable[..., Rig]
 
 @contextlib.contextmanager
 def rig_maker(kind: str, directory: Path, **usual: Any) -> Iterator[Make]:
-    """Make rigs, and close them at the end."""
     with contextlib.ExitStack() as ended:
 
         def make(**options: Any) -> Rig:

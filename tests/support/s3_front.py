@@ -24,8 +24,6 @@ _HOP_BY_HOP = {"connection", "transfer-encoding", "content-length", "expect"}
 
 
 class S3Front:
-    """The running program, as a context manager."""
-
     def __init__(self, server_port: int, *, guarded: Path | None = None) -> None:
         command = [sys.executable, __file__, str(server_port)]
         if guarded is not None:
@@ -109,7 +107,6 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def main() -> None:
-    """Print the port, and serve until killed."""
     _Handler.server_port = int(sys.argv[1])
     if len(sys.argv) > 2:
         _Handler.guarded = Path(sys.argv[2])

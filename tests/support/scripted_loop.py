@@ -105,7 +105,6 @@ class Account:
         self.released.add(job_id)
 
     def touch(self, key: OffloadKey) -> None:
-        """Record that a slot's memory is read or written."""
         if key != CANARY_KEY and self.job_of[key] in self.released:
             self.breaches.append("memory was touched after its job had been released")
 
@@ -370,7 +369,6 @@ class Rig:
         self.run(hand_over())
 
     def ask(self, operation: Operation, *, within_s: float = 5.0, run_s: float = 0.0) -> Job:
-        """Submit a job of one key, and let the loop run."""
         job = self.job(operation, within_s=within_s)
         self.submit(job)
         self.run_for(run_s)

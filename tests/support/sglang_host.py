@@ -41,26 +41,13 @@ PART_BYTES = PAGE_TOKENS * 4 * _HEADS * _HEAD_DIM * 2
 
 
 class Kind(NamedTuple):
-    """A model, and how SGLang keeps its pages.
-
-    Attributes:
-        model: SGLang's name of the model.
-        layout: layout of the host pool.
-        is_mla: true for one latent vector per token in place of keys and values.
-        dtype: element type of the pool.
-        tp_rank: this rank.
-        tp_size: number of ranks of the tensor-parallel group.
-        zero_copy: true if SGLang names pages by their places.
-        layers: number of layers of the model.
-    """
-
     model: str = MODEL
     layout: str = "page_first"
-    is_mla: bool = False
+    is_mla: bool = False  # one latent vector per token replaces keys and values
     dtype: str = "bfloat16"
     tp_rank: int = 0
     tp_size: int = 1
-    zero_copy: bool = True
+    zero_copy: bool = True  # SGLang names pages by their places
     layers: int = 4
 
 
@@ -68,12 +55,7 @@ KIND = Kind()
 
 
 class Host:
-    """SGLang's cache controller with a host pool, and the storage that it has attached.
-
-    Attributes:
-        pool: SGLang's host pool.
-        controller: SGLang's cache controller, whose threads store and load.
-    """
+    """SGLang's cache controller with a host pool, and the storage that it has attached."""
 
     def __init__(self, kind: Kind, **storage: Any) -> None:
         self.kind = kind
@@ -103,7 +85,6 @@ class Host:
         return self.controller.storage_backend
 
     def attach(self, *, backend: str = "dynamic", **tier: Any) -> None:
-        """Attach a storage, as SGLang does at its start and at runtime."""
         kind = self.kind
         place = {"tp_rank": kind.tp_rank, "tp_size": kind.tp_size, "pp_rank": 0, "pp_size": 1}
         with get_parallel().override(attn_dcp_size=1, attn_dcp_rank=0, attn_dp_size=1, **place):
@@ -120,11 +101,9 @@ class Host:
             )
 
     def detach(self) -> None:
-        """Detach the storage, as SGLang does at runtime and at its end."""
         self.controller.detach_storage_backend()
 
     def store(self, pages: Sequence[int]) -> int:
-        """Have SGLang back pages up."""
         indices = self.pool.alloc(len(pages) * PAGE_TOKENS)
         for place, page in enumerate(pages):
             self.pool.set_from_flat_data_page(int(indices[place * PAGE_TOKENS]), self.content(page))
@@ -134,7 +113,6 @@ class Host:
         return int(operation.completed_tokens) // PAGE_TOKENS
 
     def load(self, pages: Sequence[int]) -> int:
-        """Have SGLang prefetch pages, and compare them."""
         self.pool.kv_buffer.zero_()
         controller = self.controller
         controller.prefetch(f"request-{next(self._requests)}", _tokens_of(pages))
@@ -155,11 +133,9 @@ class Host:
         return loaded
 
     def hashes(self, pages: Sequence[int]) -> list[str]:
-        """Return SGLang's chain hashes of a prompt's pages."""
         return list(get_storage_hash_str(_tokens_of(pages), None, page_size=PAGE_TOKENS))
 
     def content(self, page: int) -> torch.Tensor:
-        """Return the content of a page, which depends on its kind and number."""
         flat = self.pool.get_dummy_flat_data_page()
         seed = hashlib.sha256(repr((self.kind, page)).encode()).digest()[:6]
         generator = torch.Generator().manual_seed(int.from_bytes(seed, "big"))
@@ -183,7 +159,6 @@ def hosted(kind: Kind = KIND, **tier: Any) -> Iterator[Host]:
 
 
 def stored_elsewhere(pages: Sequence[int], kind: Kind, tier: dict[str, Any]) -> int:
-    """Make a host, store pages, and return the number stored; run in another process."""
     with hosted(kind, **tier) as host:
         return host.store(pages)
 

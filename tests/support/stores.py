@@ -1,14 +1,19 @@
-"""Stores of tiers outside of any engine's process, with access to their chunks."""
+"""Stores that outlive an engine's process, with access to their chunks."""
 
 from __future__ import annotations
 
+import importlib.util
+import multiprocessing
 import os
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
+import pytest
 import redis
 
 from support.mooncake_store import MooncakeStore
@@ -17,17 +22,10 @@ from support.s3_server import S3Server
 
 #: :meth:`Store.damage` flips the lowest bit of this byte, which changes a float32's exponent.
 DAMAGED_BYTE = 4003
+_MEMCACHED = Path(__file__).parents[2] / "examples/kvtier-memcached/tests/memcached_server.py"
 
 
 class Store(ABC):
-    """A store that outlives engines.
-
-    Attributes:
-        name: the backend's name.
-        runners: the kinds of runner that its tiers can have.
-        url: URL of a tier in it.
-    """
-
     name: str
     runners: Sequence[str] = ("thread", "process")
 
@@ -69,8 +67,6 @@ class ServedStore(Store):
 
 
 class Folder(Store):
-    """The store of a file tier."""
-
     name = "file"
 
     def __init__(self, folder: Path, chunk_bytes: int) -> None:
@@ -121,7 +117,6 @@ class RedisStore(ServedStore):
             client.set(f"kvtier{{}}{fingerprint}.manifest", manifest)
 
     def client(self) -> redis.Redis:
-        """A client of the server, beside any tier."""
         return self._server.client()
 
     def _names(self) -> list[bytes]:
@@ -177,6 +172,48 @@ class Mooncake(ServedStore):
             node.ask("put", name, bytes(content))
 
 
+class MemcachedStore(ServedStore):
+    """A dedicated memcached, which forgets everything when it is killed."""
+
+    name = "memcached"
+    # The default runner of an author's own backend.
+    runners = ("process",)
+
+    def __init__(self, folder: Path, chunk_bytes: int) -> None:
+        self._server = make_server()
+        super().__init__(self._server, chunk_bytes)
+
+    def chunks(self) -> int:
+        return len(self._chunks())
+
+    def damage(self) -> None:
+        for pieces in self._chunks().values():
+            values = [self._server.ask(b"mg %b v" % name.encode())[1] for name in pieces]
+            # The header is in the first piece, with the payload's start behind it.
+            damaged = bytearray(values[0])
+            damaged[sum(map(len, values)) - self.chunk_bytes + DAMAGED_BYTE] ^= 1
+            name = pieces[0].encode()
+            line, _ = self._server.ask(b"ms %b %d" % (name, len(damaged)), bytes(damaged))
+            assert line.startswith(b"HD")
+
+    def _chunks(self) -> dict[str, list[str]]:
+        chunks: dict[str, list[str]] = {}
+        for name in sorted(self._server.names()):
+            stem, _, number = name.rpartition(".")
+            if number.isdecimal():
+                chunks.setdefault(stem, []).append(name)
+        return chunks
+
+
+def make_server(*options: str) -> Any:
+    spec = importlib.util.spec_from_file_location("memcached_server", _MEMCACHED)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.MemcachedServer(*options)
+
+
 def _plant(directory: Path, manifest: bytes) -> None:
     directory.mkdir(exist_ok=True)
     (directory / "manifest.json").write_bytes(manifest)
@@ -202,3 +239,27 @@ def _damage(files: Sequence[Path], chunk_bytes: int) -> None:
             file.write(bytes([byte ^ 1]))
         # Keep the times, as a disk's damage would.
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+#: The stores for the tests of an engine's own storage interface.
+STORES: dict[str, type[Store]] = {
+    kind.name: kind for kind in (Folder, RedisStore, S3Store, MemcachedStore)
+}
+
+
+def store_fixture(chunk_bytes: int) -> Any:
+    @pytest.fixture(params=STORES, name="store")
+    def each_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+        made = STORES[request.param](tmp_path / "store", chunk_bytes)  # type: ignore[call-arg]
+        yield made
+        if isinstance(made, ServedStore):
+            made.kill()
+
+    return each_store
+
+
+@contextmanager
+def another_process() -> Iterator[ProcessPoolExecutor]:
+    """Start a process that shares nothing with this one but the stores."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+        yield process

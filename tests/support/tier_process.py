@@ -17,12 +17,7 @@ from kvtier_sdk.runner import ProcessRunner, TierRunner
 
 
 class HeldBackClock(SystemClock):
-    """A clock that records pauses of a second or more, which last until :meth:`go_on`.
-
-    Attributes:
-        pauses_s: the recorded pauses.
-        ahead_s: its lead over the machine's clock.
-    """
+    """A clock that records pauses of a second or more, which last until :meth:`go_on`."""
 
     def __init__(self) -> None:
         self.pauses_s: list[float] = []
@@ -66,7 +61,6 @@ class LookClock(HeldBackClock):
 
     @property
     def looks(self) -> int:
-        """The number of checks that are due."""
         return self._looks.qsize()
 
     def look(self) -> None:
@@ -91,12 +85,10 @@ def is_there(pid: int) -> bool:
 
 
 def children() -> list[int]:
-    """Return the processes of this process's tiers."""
     return list(tier_processes(os.getpid()))
 
 
 def tier_processes(parent: int) -> dict[int, str]:
-    """Return command line and environment of each tier's process below a process, by its id."""
     told = {}
     for task in Path(f"/proc/{parent}/task").iterdir():
         children = ""

@@ -8,7 +8,7 @@ from kvtier_sdk.cli.replay import ReplayRequest
 
 
 def unlimited_hits(workload: Sequence[ReplayRequest]) -> int:
-    """Count the hits of the unlimited cache: the longest known prefix of each prompt."""
+    """Count the chunks in the longest known prefix of each prompt."""
     seen: set[bytes] = set()
     hits = 0
     for request in workload:
@@ -21,5 +21,4 @@ def unlimited_hits(workload: Sequence[ReplayRequest]) -> int:
 
 
 def unlimited_hit_rate(workload: Sequence[ReplayRequest]) -> float:
-    """Return the hits of the unlimited cache as a share of all chunks."""
     return unlimited_hits(workload) / sum(len(request.keys) for request in workload)

@@ -43,28 +43,18 @@ CONFIG = {
 
 
 def make_model(folder: Path, **config: Any) -> Path:
-    """Make a small Llama without weights: vLLM generates them from its seed."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(CONFIG | config))
     return folder
 
 
 def make_prompt(seed: int, chunks: int, extra: int = 5) -> list[int]:
-    """Make a prompt of full chunks of tokens, and a few tokens more."""
     rng = random.Random(seed)
     return [rng.randrange(10, 1000) for _ in range(chunks * BLOCK_TOKENS + extra)]
 
 
 @dataclass(frozen=True)
 class Way:
-    """A way to offload.
-
-    Attributes:
-        name: its name in test ids.
-        spec: vLLM's name of the spec; ``None`` offloads nothing.
-        entry_type: the ``type`` of a tier's entry; ``None`` leaves it out.
-    """
-
     name: str
     spec: str | None
     entry_type: str | None = None
@@ -82,7 +72,6 @@ class Way:
         patient: bool = True,
         **entry: Any,
     ) -> dict[str, Any] | None:
-        """Return vLLM's ``kv_connector_extra_config`` for one tier."""
         if self.spec is None:
             return None
         entry = {"url": url, **({"lookup_deadline": "30s"} if patient else {}), **entry}
@@ -122,24 +111,17 @@ def same(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> bool:
 
 
 def _logprobs(output: dict[str, Any]) -> list[float]:
-    """Return the log-probabilities of the five likeliest tokens of each position."""
     # Sort by value, since of two equally likely tokens either may be the fifth.
     return [logprob for top in output["logprobs"] for logprob in sorted(value for _, value in top)]
 
 
 class EngineError(Exception):
-    """An exception of the engine.
-
-    Attributes:
-        log: the output of an engine that did not start.
-    """
+    """An exception of the engine."""
 
     log = ""
 
 
 class Interpreter:
-    """A Python process that has imported vLLM and starts engines, each in a fork."""
-
     def __init__(self, folder: Path, *, threads: int = 1) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._socket = folder / "socket"
@@ -155,23 +137,17 @@ class Interpreter:
             raise EngineError(f"vLLM cannot be imported:\n{self._log.read_text()[-4000:]}")
 
     def connect(self) -> socket.socket:
-        """Return a connection to a new process."""
         connection = socket.socket(socket.AF_UNIX)
         connection.connect(str(self._socket))
         return connection
 
     def close(self) -> None:
-        """End the interpreter; the engines that it has started go on."""
         self._process.kill()
         self._process.communicate()
 
 
 class Engine:
-    """An engine process. Commands are the public methods of ``vllm_host.Host``.
-
-    Raises:
-        EngineError: it did not start; the message is its exception.
-    """
+    """An engine process. Commands are the public methods of ``vllm_host.Host``."""
 
     def __init__(
         self,

@@ -52,7 +52,7 @@ def give_weight() -> None:
 
 
 def hide_llvmlite() -> None:
-    """Keep vLLM from a search that fails: it mistakes any attribute of llvmlite for a function."""
+    """Hide ``__dict__`` of llvmlite's library, which vLLM mistakes for a function."""
     from llvmlite.binding import ffi
 
     find = ffi._lib_wrapper.__getattr__
@@ -80,9 +80,7 @@ class Host:
 
         if offloading is not None:
             options["kv_transfer_config"] = KVTransferConfig(
-                kv_connector=connector,
-                kv_role="kv_both",
-                kv_connector_extra_config=offloading,
+                kv_connector=connector, kv_role="kv_both", kv_connector_extra_config=offloading
             )
         if connector.startswith("LMCache"):
             hide_llvmlite()
@@ -126,14 +124,12 @@ class Host:
             self._engine.step()
 
     def add(self, prompts: list[list[int]]) -> None:
-        """Add prompts, which are served by later steps."""
         for prompt in prompts:
             name = f"serve-{next(self._numbers)}"
             self._engine.add_request(name, {"prompt_token_ids": prompt}, self._sampling())
             self._served[name] = None
 
     def step_until_loading(self) -> bool:
-        """Step until a tier loads chunks, and return true if one does."""
         while self._engine.has_unfinished_requests():
             if self._loads_running():
                 return True
@@ -159,13 +155,11 @@ class Host:
         return bool(self._llm.reset_prefix_cache(reset_connector=True))
 
     def shut_down(self) -> None:
-        """End the engine as an operator would."""
         self._engine.engine_core.shutdown()
 
     # --- looking ------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
-        """Return the tiers' counters, by tier name."""
         return {
             tier.name: {field.name: getattr(tier, field.name) for field in fields(tier)}
             for tier in self._tiers()
@@ -184,7 +178,6 @@ class Host:
         return primary._num_chunks - primary._get_num_free_chunks()
 
     def leftovers(self) -> dict[str, int]:
-        """Return the counts that must be 0 when nothing is in flight."""
         manager = self._manager()
         if self._is_ours(manager):
             left: dict[str, int] = manager.left_over()
@@ -201,7 +194,6 @@ class Host:
         return int(self._metric("vllm:num_preemptions"))
 
     def metrics(self) -> dict[str, float]:
-        """Return our metrics from Prometheus; labels follow the name, without the engine's."""
         return {
             ",".join(
                 [
@@ -332,7 +324,6 @@ def drive(connection: socket.socket) -> None:
 
 
 def import_vllm() -> None:
-    """Import the modules that an engine will need."""
     import vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector
     import vllm.entrypoints.llm
     import vllm.model_executor.models.llama

@@ -21,18 +21,7 @@ from kvtier_sdk.chunk_header import header_bytes, round_up
 
 
 class Workbench:
-    """A place to open tiers, make chunks for them, and compare the chunks that come back.
-
-    Args:
-        chunk_bytes: payload of a chunk; a test may set it before it opens a tier.
-        alignment: alignment of the tiers' buffers.
-
-    Attributes:
-        facts: facts of the namespace.
-        removed: the keys that tiers reported as removed.
-        evicted: the removed keys that made room for others.
-        opened: the tiers that are open.
-    """
+    """A place to open tiers, make chunks for them, and compare the chunks that come back."""
 
     request = RequestContext("r1")
 
@@ -59,11 +48,9 @@ class Workbench:
         return self.header_bytes + self.payload_bytes
 
     def make(self, url: str, **options: object) -> SecondaryTierManager:
-        """Make a tier without opening it."""
         return self.make_tier(TierSpec.from_url(url, **options))
 
     def make_tier(self, spec: TierSpec) -> SecondaryTierManager:
-        """Make the tier of an entry without opening it."""
         context = TierContext(
             name=spec.name,
             namespace=self.namespace,
@@ -82,14 +69,12 @@ class Workbench:
             self.evicted.extend(keys)
 
     async def open(self, *url: str, **options: object) -> SecondaryTierManager:
-        """Make and open a tier, with the arguments of :meth:`make`."""
         tier = self.make(*url, **options)
         self.opened.append(tier)
         await tier.open()
         return tier
 
     async def close(self) -> None:
-        """Close the open tiers."""
         while self.opened:
             await self.opened.pop().close()
 
@@ -107,7 +92,6 @@ class Workbench:
         return (pattern * (self.object_bytes // len(pattern) + 1))[: self.object_bytes]
 
     def full(self, key: bytes, seed: int = 0) -> Transfer:
-        """Make a transfer to store."""
         transfer = self.empty(key)
         text = self.content(key, seed)
         transfer.header[:] = text[: self.header_bytes]
@@ -115,19 +99,15 @@ class Workbench:
         return transfer
 
     def holds(self, transfer: Transfer, seed: int = 0) -> bool:
-        """Return true if a transfer holds the object that belongs under its key."""
         return b"".join(transfer.buffers) == self.content(transfer.key, seed)
 
     async def put(self, tier: SecondaryTierManager, *keys: bytes) -> Sequence[TierError | None]:
-        """Store chunks in one call, and return the verdicts."""
         return await tier.store([self.full(key) for key in keys])
 
     async def has(self, tier: SecondaryTierManager, *keys: bytes) -> list[bool]:
-        """Look up chunks in one call."""
         return list(await tier.lookup(keys, self.request))
 
     async def loads(self, tier: SecondaryTierManager, *keys: bytes) -> bool:
-        """Load chunks in one call, and return true if all came back."""
         batch = [self.empty(key) for key in keys]
         verdicts = await tier.load(batch)
         return verdicts == [None] * len(keys) and all(map(self.holds, batch))

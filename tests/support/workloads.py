@@ -12,14 +12,11 @@ from kvtier_sdk.types import OffloadKey, make_offload_key
 
 
 class _Source:
-    """Random numbers, and chunks that no request has named before."""
-
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self._numbers = count()
 
     def fresh(self, least: int, most: int) -> list[OffloadKey]:
-        """Make ``least`` to ``most`` chunks."""
         numbers = islice(self._numbers, self.random.randint(least, most))
         # Policies sample by the key, so its bytes have to differ as a hash's do.
         return [make_offload_key(random.Random(number).randbytes(32)) for number in numbers]
@@ -133,7 +130,6 @@ WORKLOADS = {
 
 
 def generate(name: str, requests: int, seed: int) -> list[ReplayRequest]:
-    """Generate one of :data:`WORKLOADS`; the same seed gives the same."""
     if name == "chats":
         return chat_workload(requests, seed)
     prompts = islice(_PROMPTS[name](_Source(seed)), requests)

@@ -27,10 +27,10 @@ class TestMooncakeTier(TierConformance):
         self.store.start_master()
 
     def freeze(self):
-        self.store.freeze()
+        self.store.pause()
 
     def unfreeze(self):
-        self.store.unfreeze()
+        self.store.resume()
 
     def bad_settings(self):
         return {"a device that is not there": f"{self.store.url}?protocol=rdma&devices=mlx5_9"}

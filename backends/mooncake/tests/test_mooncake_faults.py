@@ -62,8 +62,8 @@ def kill_master(store: MooncakeStore) -> Callable[[], None]:
 
 
 def freeze_master(store: MooncakeStore) -> Callable[[], None]:
-    store.freeze()
-    return store.unfreeze
+    store.pause()
+    return store.resume
 
 
 def kill_node(store: MooncakeStore) -> Callable[[], None]:

@@ -14,7 +14,6 @@ from support.chaos.scenarios import Outcome, Scenario, scenarios
 
 
 def main() -> int:
-    """Run the command; 1 where a rule did not hold."""
     parser = argparse.ArgumentParser(prog="python -m support.chaos", description=__doc__)
     parser.add_argument("page", type=Path, help="is written, but for what stands below its marker")
     parser.add_argument("--tries", type=int, default=3, help="of each scenario; default: 3")

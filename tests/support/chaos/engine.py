@@ -27,13 +27,6 @@ class Engine:
     """Plays requests as they arrive, and notes in an outcome how the manager served them.
 
     All methods belong to one thread.
-
-    Attributes:
-        wall_us: wall time of each call of the manager.
-        announced: chunks that the tier was announced to store and not to have removed, with the
-            time of the announcement.
-        began_s: when the fault began, which may take a while to destroy the chunks.
-        is_destroyed: true when the chunks are destroyed.
     """
 
     def __init__(
@@ -45,6 +38,7 @@ class Engine:
         outcome: Outcome,
     ) -> None:
         self.wall_us = array("d")
+        # Chunks announced as stored and not as removed, with the time of the announcement.
         self.announced: dict[OffloadKey, float] = {}
         self.began_s = -math.inf
         self.is_destroyed = False
@@ -61,12 +55,8 @@ class Engine:
         self._step_began_s = self._handed_over_s = 0.0
 
     def play(
-        self,
-        workload: Iterable[ReplayRequest],
-        per_second: float,
-        watch: Callable[[], bool],
+        self, workload: Iterable[ReplayRequest], per_second: float, watch: Callable[[], bool]
     ) -> None:
-        """Play requests at a steady rate, until ``watch`` returns false at the end of a step."""
         arrivals = iter(workload)
         next_s = time.monotonic()
         while watch():
@@ -86,7 +76,6 @@ class Engine:
         self._take_events()
 
     def _call(self, method: Callable[..., T], *arguments: object) -> T:
-        """Make a call and note its time."""
         wall_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
         result = method(*arguments)
         cpu_us = (time.thread_time_ns() - cpu_ns) / 1e3
@@ -120,7 +109,6 @@ class Engine:
                     self._outcome.restored += self._stored_s.setdefault(key, now_s) < self.began_s
 
     def _serve(self, request: ReplayRequest) -> Iterator[None]:
-        """Serve one request; yield at the end of each of its steps."""
         manager, call, outcome = self._manager, self._call, self._outcome
         context = RequestContext(request.request_id)
         call(manager.on_new_request, context)
@@ -155,7 +143,7 @@ class Engine:
         context: RequestContext,
         pending: dict[OffloadKey, list[float]],
     ) -> int | None:
-        """Look chunks up as vLLM's connector does; the hits, or ``None`` while some are pending.
+        """Look chunks up like vLLM's connector; return the hits, or ``None`` if some are pending.
 
         ``pending`` lists the ends of the steps in which each chunk was pending.
         """

@@ -20,7 +20,6 @@ class Link:
         self._thread.start()
 
     def close(self) -> None:
-        """Cut all connections, and end the thread."""
         asyncio.run_coroutine_threadsafe(self.proxy.close(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

@@ -43,7 +43,6 @@ class Mirror(mfusepy.Operations):  # type: ignore[misc]
         self._refusal = refusal
 
     def place(self, operation: str, path: str) -> str:
-        """Return where a path lies behind the mirror, unless the operation is to be refused."""
         try:
             refused = getattr(errno, self._refusal.read_text())
         except OSError:
@@ -120,7 +119,6 @@ class Mirror(mfusepy.Operations):  # type: ignore[misc]
 
 
 def main() -> None:
-    """Serve until it is unmounted."""
     behind, at, refusal = sys.argv[1:]
     mirror = Mirror(behind, Path(refusal))
     mfusepy.FUSE(mirror, at, foreground=True, nothreads=True, fsname="kvtier-mirror")

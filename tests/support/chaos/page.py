@@ -21,7 +21,6 @@ _TEMPLATE = Path(__file__).with_name("reliability.md.in")
 
 
 def write_page(path: Path, outcomes: Sequence[Outcome], pace: Pace) -> None:
-    """Write the page, and keep what was written by hand below."""
     by_hand = ""
     if path.exists() and MARKER in (before := path.read_text()):
         by_hand = "\n" + MARKER + before.partition(MARKER)[2]
@@ -74,7 +73,6 @@ def _described(fault: Fault) -> str:
 
 
 def _shown(tries: Sequence[Outcome]) -> str:
-    """Name the states that were seen, each with the longest time until it was."""
     latest: dict[str, float] = {}
     for outcome in tries:
         for state, after_s in outcome.shown.items():

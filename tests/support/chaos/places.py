@@ -72,17 +72,7 @@ class FlaggedClock(SystemClock):
 
 
 class Place(ABC):
-    """A tier's place in an empty directory, made for one fault.
-
-    Attributes:
-        config: the engine's configuration, for the engine to write.
-        broken: rules that did not hold for another engine or a command.
-        clock: the clock of the engine's process.
-        environment: variables for processes of the tier, and for commands.
-
-    Raises:
-        CannotHappenError: the fault cannot be made here.
-    """
+    """A tier's place in an empty directory, made for one fault."""
 
     def __init__(self, directory: Path, fault: str) -> None:
         self.config = directory / "kv.json"
@@ -110,7 +100,6 @@ class Place(ABC):
 
     @property
     def clean_url(self) -> str:
-        """The URL of a tier in it, by a way without faults."""
         return self.url
 
     def close(self) -> None:
@@ -158,7 +147,6 @@ class Place(ABC):
         self._kvtier("tier", "rm", self.url, "--namespace", fingerprint, "--yes")
 
     def _kvtier(self, *words: str | Path) -> Any:
-        """Run a command, and return its answer."""
         command = [*_KVTIER, *words, "--json"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
@@ -404,7 +392,6 @@ class FilePlace(Place):
 
 
 def _forged(chunk: bytes) -> bytes:
-    """Return a chunk's file with another payload, and a header that fits it."""
     (header_bytes,) = struct.unpack_from("<Q", chunk, 8)
     payload = bytes(len(chunk) - header_bytes)
     fields = chunk[:40] + xxh3_128_digest(payload)

@@ -38,30 +38,16 @@ _REQUESTS = 10_000
 
 @dataclass(frozen=True)
 class Pace:
-    """The durations of a scenario's parts.
-
-    Attributes:
-        before_s: until the fault begins; it also waits until the tier has served a chunk.
-        fault_s: how long it lasts.
-        after_s: for how long the workload goes on when the tier is back.
-        probe_interval_s: of the tier, the shortest and the longest.
-    """
-
-    before_s: float = 2.0
+    before_s: float = 2.0  # and until the tier has served a chunk
     fault_s: float = 4.0
     after_s: float = 1.0
-    probe_interval_s: float = 1.0
+    probe_interval_s: float = 1.0  # the shortest and the longest
 
 
 BRIEF = Pace(before_s=0.3, fault_s=3.0, after_s=0.2, probe_interval_s=0.25)
 
 
 def play(scenario: Scenario, directory: Path, pace: Pace, seed: int = 0) -> Outcome:
-    """Play a scenario in an empty directory.
-
-    Raises:
-        CannotHappenError: the fault cannot be made on this machine.
-    """
     place = PLACES[scenario.backend](directory, scenario.fault.name)
     with contextlib.closing(place), patch.dict(os.environ, place.environment):
         return _play(scenario, place, pace, seed)
@@ -110,12 +96,7 @@ class _Watch:
     """Begins and ends the fault in a thread, and notes its effects on the engine's thread."""
 
     def __init__(
-        self,
-        manager: TieringManager,
-        engine: Engine,
-        outcome: Outcome,
-        place: Place,
-        pace: Pace,
+        self, manager: TieringManager, engine: Engine, outcome: Outcome, place: Place, pace: Pace
     ) -> None:
         self.began_s = self.ended_s = math.inf
         self._stats = manager.stats[1]
@@ -143,7 +124,6 @@ class _Watch:
             raise self._failure
 
     def goes_on(self) -> bool:
-        """Look at the tier; false when it is over."""
         now_s = time.monotonic()
         stats = self._stats
         if now_s < self.began_s:
@@ -194,13 +174,11 @@ class _Watch:
 
 
 def _states(stats: TierStats) -> set[str]:
-    """Return the states of a tier that is not well, as ``kvtier top`` names them."""
     states = {"no reads": stats.reads_open, "no stores": stats.stores_open, "slow": stats.is_slow}
     return {state for state, is_so in states.items() if is_so}
 
 
 def _counters(stats: list[TierStats]) -> dict[str, int]:
-    """Counters of host pool and tier together."""
     tier = stats[1]
     counted = Counter[str]()
     for kind, of in itertools.product(("misses", "failures", "dropped", "retries"), stats):
@@ -214,7 +192,6 @@ def _counters(stats: list[TierStats]) -> dict[str, int]:
 
 
 def _count_lost(place: Place, keys: list[OffloadKey]) -> int:
-    """Load chunks in a new engine, and count the missing and the changed ones."""
     patience = {"lookup_deadline": "30s", "load_deadline": "30s", "runner": "thread"}
     spec = TierSpec.from_url(place.clean_url, **patience)
     content = ChunkContent(CHUNK_BYTES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 NETWORK = ("redis", "s3")
 EVERY = ("file", *NETWORK)
@@ -13,147 +14,114 @@ RUNNERS = ("thread", "process")
 
 @dataclass(frozen=True)
 class Fault:
-    """One kind of fault.
-
-    Attributes:
-        name: the context manager of :mod:`support.chaos.places` that makes it.
-        title: its name for people.
-        made_by: how it is made, in a sentence.
-        backends: the backends that it can happen to.
-        shows: states of the tier, as ``kvtier top`` names them, that it must lead to.
-        counted: a regular expression that fits one of the counters that grow during the fault.
-        destroys: true if the medium loses what was stored.
-        purges: true if the host pool loses it too.
-        fills: true if the medium has no room, so that a chunk may be refused.
-        runners: the runners that it can happen to.
-    """
-
     name: str
     title: str
-    made_by: str
-    backends: tuple[str, ...]
-    shows: frozenset[str]
-    counted: str
-    destroys: bool = False
-    purges: bool = False
-    fills: bool = False
+    made_by: str  # a sentence
+    shows: frozenset[str] = frozenset()  # the states that ``kvtier top`` must show
+    counted: str = ""  # a regular expression for a counter that must grow
+    backends: tuple[str, ...] = EVERY
+    destroys: bool = False  # the medium loses all chunks
+    purges: bool = False  # the host pool loses them too
+    fills: bool = False  # the medium is full, and may refuse chunks
     runners: tuple[str, ...] = RUNNERS
 
 
-_NONE: frozenset[str] = frozenset()
 _READ, _WRITE, _SLOW = (frozenset({state}) for state in ("no reads", "no stores", "slow"))
+_of_servers, _of_files = partial(Fault, backends=NETWORK), partial(Fault, backends=("file",))
 _NO_ANSWER = r"failures\.\w+\.(unavailable|timeout)"
 
 FAULTS = (
-    Fault("nothing", "none", "nothing happens; what is measured is the load", EVERY, _NONE, r""),
-    Fault(
+    Fault("nothing", "none", "nothing happens; what is measured is the load"),
+    _of_servers(
         "server_killed",
         "server killed",
         "SIGKILL; at its end the server is started again with what it had stored (Redis with its "
         "append-only file, S3 with its directory)",
-        NETWORK,
         _READ | _WRITE,
         _NO_ANSWER,
     ),
-    Fault(
+    _of_servers(
         "server_frozen",
         "server frozen",
         "SIGSTOP: the system accepts for it, and nothing answers; at its end SIGCONT",
-        NETWORK,
         _READ | _SLOW,
         _NO_ANSWER,
     ),
-    Fault(
+    _of_servers(
         "server_emptied",
         "server restarted empty",
         "SIGKILL, and what it had stored is removed; at its end it is started again",
-        NETWORK,
         _READ | _WRITE,
         _NO_ANSWER,
         destroys=True,
     ),
-    Fault(
+    _of_servers(
         "body_cut",
         "body cut",
         "a proxy closes each connection after 20,000 bytes of replies, in the middle of a chunk",
-        NETWORK,
-        _NONE,
-        r"failures\.load\.unavailable",
+        counted=r"failures\.load\.unavailable",
     ),
-    Fault(
+    _of_servers(
         "slow_link",
         "1 MB/s link",
         "a proxy carries 1 MB/s, both directions together",
-        NETWORK,
-        _NONE,
-        r"failures|dropped|misses\.(timeout|unavailable)",
+        counted=r"failures|dropped|misses\.(timeout|unavailable)",
     ),
-    Fault(
+    _of_files(
         "directory_removed",
         "directory removed",
         "`rm -rf` of the tier's root under load",
-        ("file",),
-        _NONE,
-        r"evicted|failures\.load\.not_found|tier\.absent",
+        counted=r"evicted|failures\.load\.not_found|tier\.absent",
         destroys=True,
     ),
-    Fault(
+    _of_files(
         "root_planted",
         "directory made anew by another user",
         "another user's directory takes the place of the tier's root, with all its chunks changed "
         "and their digests made to fit; at its end it is removed",
-        ("file",),
         _READ | _WRITE,
         r"failures\.\w+\.auth",
         destroys=True,
     ),
-    Fault(
+    _of_files(
         "read_only",
         "read-only file system",
         "a FUSE file system refuses every change with EROFS",
-        ("file",),
         _WRITE,
         r"failures\.store\.auth",
     ),
-    Fault(
+    _of_files(
         "io_errors",
         "I/O errors",
         "a FUSE file system refuses every call with EIO",
-        ("file",),
         _READ | _WRITE,
         r"failures\.\w+\.unavailable",
     ),
-    Fault(
+    _of_files(
         "file_system_full",
         "full file system",
         "the rest of a tmpfs is filled with a file",
-        ("file",),
-        _NONE,
-        r"evicted",
+        counted=r"evicted",
         fills=True,
     ),
-    Fault(
+    _of_files(
         "inodes_used_up",
         "no inode left",
         "empty files take the last inodes of a tmpfs, which still shows free space",
-        ("file",),
-        _NONE,
-        r"evicted",
+        counted=r"evicted",
         fills=True,
     ),
-    Fault(
+    _of_files(
         "writes_frozen",
         "frozen file system",
         "`fsfreeze` of an ext4 on a loop device: writes hang in the kernel, and reads do not",
-        ("file",),
         _SLOW,
         r"dropped\.store",
     ),
-    Fault(
+    _of_files(
         "file_system_hung",
         "file system that does not answer",
         "SIGSTOP of the process behind a FUSE file system: every call hangs in the kernel",
-        ("file",),
         _READ | _SLOW,
         r"failures\.\w+\.timeout",
     ),
@@ -161,15 +129,11 @@ FAULTS = (
         "clock_behind",
         "wall clock back an hour",
         "the clock of engine and tier says an hour less; at its end it is right again",
-        EVERY,
-        _NONE,
-        r"",
     ),
     Fault(
         "child_killed",
         "tier's process killed",
         "SIGKILL of the tier's process; the runner restarts it",
-        EVERY,
         _READ | _WRITE,
         r"\.unavailable",
         runners=("process",),
@@ -179,9 +143,7 @@ FAULTS = (
         "model deleted",
         "`kvtier tier rm --model` of the engine's own model, with its admin socket; the engine "
         "goes on",
-        EVERY,
-        _NONE,
-        r"absent",
+        counted=r"absent",
         destroys=True,
         purges=True,
     ),
@@ -191,17 +153,12 @@ FAULTS = (
         "another engine with another model stores chunks with the same keys in the tier; SIGKILL; "
         "at its end it is started again, gets back what it has stored, and is deleted with "
         "`kvtier tier rm`",
-        EVERY,
-        _NONE,
-        r"",
     ),
 )
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """A fault that happens to a tier of a backend, under a runner."""
-
     fault: Fault
     backend: str
     runner: str
@@ -211,7 +168,6 @@ class Scenario:
 
 
 def scenarios() -> Iterator[Scenario]:
-    """Yield the whole table, fault by fault."""
     for fault in FAULTS:
         for backend in fault.backends:
             for runner in fault.runners:
@@ -220,56 +176,38 @@ def scenarios() -> Iterator[Scenario]:
 
 @dataclass
 class Outcome:
-    """The outcome of a scenario.
-
-    Attributes:
-        wrong_bytes: loaded bytes that differ from the stored ones.
-        lost: announced chunks that the tier does not bring back; of a destroyed medium, only those
-            stored afterwards count.
-        late_retries: lookups that were pending after their deadline.
-        revived: chunks that were served after they had been deleted everywhere.
-        restored: chunks that the tier has stored before the fault and again.
-        refused: chunks that were kept from the tier to spare its contents.
-        broken: broken rules of another engine or a command.
-        shown: the states that the fault led to, each with the seconds until it was seen.
-        closed_s: from the fault's end until the tier was in none of them; ``None`` for never.
-        loaded_s: from the fault's end until the tier served a chunk.
-        stored_s: from the fault's end until the tier stored a chunk.
-        grown: counters that grew during the fault, by how much.
-        left_over: pins, slots, requests and jobs still held at the end.
-        stall_us: wall time of the longest call on the engine's thread; ``stall_in`` is its name.
-        stall_cpu_us: the longest time that a call was on the processor.
-        wait_s: how long a request waited for the tier, at most.
-    """
-
     scenario: Scenario
     requests: int = 0
     compared_bytes: int = 0
     stored: int = 0
     wrong_bytes: int = 0
+    # Announced chunks that fail to load; of a destroyed medium, only later ones count.
     lost: int = 0
-    late_retries: int = 0
-    revived: int = 0
-    restored: int = 0
-    refused: int = 0
+    late_retries: int = 0  # lookups still pending after their deadline
+    revived: int = 0  # chunks served after they had been deleted everywhere
+    restored: int = 0  # chunks stored before the fault and once more after it
+    refused: int = 0  # chunks not given to the tier, to spare its contents
     broken: list[str] = field(default_factory=list)
+    # The tier's states during the fault, each with the seconds until it was seen.
     shown: dict[str, float] = field(default_factory=dict)
+    # The recovery is timed from the fault's end; ``None`` for never.
     closed_s: float | None = None
     loaded_s: float | None = None
     stored_s: float | None = None
     grown: dict[str, int] = field(default_factory=dict)
+    # Pins, slots, requests and jobs still held at the end; all must be 0.
     left_over: dict[str, int] = field(default_factory=dict)
+    # Wall time and name of the longest call on the engine's thread.
     stall_us: float = 0.0
     stall_in: str = ""
-    stall_cpu_us: float = 0.0
-    wait_s: float = 0.0
+    stall_cpu_us: float = 0.0  # the longest processor time of a call
+    wait_s: float = 0.0  # the longest wait of a request for the tier
 
     @property
     def recovery(self) -> dict[str, float | None]:
         return {"asked": self.closed_s, "served": self.loaded_s, "stored": self.stored_s}
 
     def breaches(self) -> list[str]:
-        """Name the rules that did not hold."""
         fault = self.scenario.fault
         found = [*self.broken]
         if self.wrong_bytes:

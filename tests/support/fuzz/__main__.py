@@ -24,7 +24,6 @@ _MEMORY_MIB = 1024
 
 
 def main() -> int:
-    """Run the command; 1 where a rule was broken."""
     parser = argparse.ArgumentParser(prog="python -m support.fuzz", description=__doc__)
     parser.add_argument("--minutes", type=float, default=60.0, help="for all targets together")
     parser.add_argument("--target", action="append", help="only this one; repeatable")
@@ -41,7 +40,6 @@ def main() -> int:
 
 
 def _run(name: str, seconds: float) -> bool:
-    """Fuzz a target in a process of its own; false where a rule was broken."""
     with tempfile.TemporaryDirectory(prefix="kvtier-fuzz-") as work:
         found, crashes = Path(work) / "found", Path(work) / "crashes"
         found.mkdir()

@@ -12,14 +12,12 @@ CORPUS = Path(__file__).parents[2] / "fuzz" / "corpus"
 
 @cache
 def read_corpus(target: str) -> list[bytes]:
-    """Read a target's saved inputs."""
     path = CORPUS / f"{target}.txt"
     lines = path.read_text().splitlines() if path.exists() else []
     return [base64.b64decode(line) for line in lines]
 
 
 def write_corpus(target: str, inputs: Iterable[bytes]) -> None:
-    """Replace a target's saved inputs: each once, the short ones first."""
     lines = [
         base64.b64encode(data).decode()
         for data in sorted(set(inputs), key=lambda data: (len(data), data))

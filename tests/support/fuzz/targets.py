@@ -50,7 +50,7 @@ _PAYLOAD = bytes(range(43))
 
 
 def chunk_header(data: bytes) -> None:
-    """A damaged header or payload is refused, an intact one is not."""
+    """Only an intact header with its own payload is accepted."""
     header, payload = bytearray(64), bytearray(_PAYLOAD)
     checker = ChunkHeader(_FINGERPRINT, len(payload))
     checker.seal(_KEY, memoryview(header), memoryview(payload))
@@ -65,7 +65,7 @@ def chunk_header(data: bytes) -> None:
 
 
 def redis_reader(data: bytes) -> None:
-    """A reply fills a chunk's buffers with the value that was sent, or nothing counts as filled."""
+    """A reply fills a chunk's buffers with the sent value, or is refused."""
     text = data[1:]
     slots = [GuardedBuffers(3, 40), GuardedBuffers(3, 40)]
     exchanges = [Exchange(b"k", [b"load"], slot.buffers) for slot in slots]
@@ -85,7 +85,7 @@ def redis_reader(data: bytes) -> None:
 
 
 def s3_reader(data: bytes) -> None:
-    """A response fills a chunk's buffers with the body that was sent, or is not filled."""
+    """A response fills a chunk's buffers with the sent body, or is refused."""
     text = data[1:]
     slot = GuardedBuffers(3, 40)
 
@@ -104,12 +104,12 @@ def s3_reader(data: bytes) -> None:
 
 
 def _pieces(data: bytes) -> list[int]:
-    """Lengths of pieces, which the first byte chooses, for the bytes after it."""
+    """Return the lengths of pieces, all equal to the first byte."""
     return [data[0]] * (len(data) // data[0]) if data and data[0] else []
 
 
 def manifest(data: bytes) -> None:
-    """Facts of any JSON make a namespace, and any manifest can be compared with it."""
+    """Any JSON object makes a namespace, which can be compared with any manifest."""
     try:
         facts = json.loads(data)
     except (ValueError, RecursionError):
@@ -125,7 +125,7 @@ def manifest(data: bytes) -> None:
 
 
 def file_header(data: bytes) -> None:
-    """A header of the file tier's root is read back as it was, or counts as not clean."""
+    """The header of a file tier's root is read back unchanged, or counts as damaged."""
     content = bytearray(data.ljust(4096, b"\0"))
     if data[:1] != b"\xff":
         # A checksum that fits lets the fuzzer see what lies behind it.
@@ -141,7 +141,7 @@ def file_header(data: bytes) -> None:
 
 
 def ledger(data: bytes) -> None:
-    """A ledger is followed to its end or refused, whatever the header says of its length."""
+    """A ledger is read to its end or refused, whatever length its header gives."""
     told_bytes = int.from_bytes(data[:8].ljust(8, b"\0"), "little")
     records = data[8:]
     for ledger_bytes in (told_bytes, len(records)):
@@ -155,7 +155,7 @@ def ledger(data: bytes) -> None:
 
 
 def config_toml(data: bytes) -> None:
-    """A file of TOML is a configuration that says the same when it is written down, or refused."""
+    """A TOML file is refused, or is a configuration that can be written and read again."""
     _configuration(data, ".toml")
 
 
@@ -168,7 +168,7 @@ def config_yaml(data: bytes) -> None:
 
 
 def tier_url(data: bytes) -> None:
-    """A URL is a tier that says the same when it is written down, or refused."""
+    """A URL is refused, or names a tier whose options can be written and read again."""
     text = data.decode(errors="surrogateescape")
     try:
         spec = TierSpec.from_url(text)
@@ -181,7 +181,7 @@ def tier_url(data: bytes) -> None:
 
 
 def messages(data: bytes) -> None:
-    """Bytes from a tier's process are messages of jobs and reports, or are refused."""
+    """Bytes from a tier's process are refused, or are jobs and reports."""
     splitter = MessageSplitter()
     with suppress(MessageError):
         for start in range(0, len(data), 7):

@@ -32,12 +32,10 @@ CAPTURE_MODES = {"relaxed": 2, "thread local": 1, "global": 0}
 
 @functools.cache
 def has_device() -> bool:
-    """Return true if torch sees a device."""
     return torch.cuda.is_available()
 
 
 def device() -> torch.device:
-    """Return the device, or the CPU where there is none."""
     if has_device():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
@@ -55,33 +53,23 @@ def sleep_on_stream(seconds: float) -> None:
 
 
 def synchronize() -> None:
-    """Wait for all streams."""
     if has_device():
         torch.cuda.synchronize()
 
 
 class Driver:
-    """The driver's library, ``libcuda.so.1``.
-
-    Raises:
-        OSError: there is none.
-    """
-
     def __init__(self) -> None:
         self._library = ctypes.CDLL("libcuda.so.1")
 
     def version(self) -> str:
-        """Return the newest version of CUDA that this driver supports."""
         number = ctypes.c_int(0)
         _check("cuDriverGetVersion", self._library.cuDriverGetVersion(ctypes.byref(number)))
         return f"{number.value // 1000}.{number.value % 1000 // 10}"
 
     def exports(self, name: str) -> bool:
-        """Return true if the library has a function of this name."""
         return hasattr(self._library, name)
 
     def attribute(self, number: int) -> int:
-        """Return an attribute of the current device."""
         value, ordinal = ctypes.c_int(0), ctypes.c_int(0)
         _check("cuInit", self._library.cuInit(0))
         current = torch.cuda.current_device()
@@ -92,11 +80,7 @@ class Driver:
 
 
 class Runtime:
-    """The CUDA runtime that torch is linked with.
-
-    Raises:
-        AttributeError: torch does not export the runtime.
-    """
+    """The CUDA runtime that torch is linked with."""
 
     def __init__(self) -> None:
         library = ctypes.CDLL(torch._C.__file__)
@@ -116,15 +100,12 @@ class Runtime:
         return self.describe(self._peek())
 
     def describe(self, status: int) -> str:
-        """Format a status with its name."""
         return f"{status} ({self._name(status).decode()})"
 
     def begin_capture(self, stream: torch.cuda.Stream, mode: int) -> int:
-        """Start to capture a stream's work; return the status."""
         return int(self._begin_capture(stream.cuda_stream, mode))
 
     def end_capture(self, stream: torch.cuda.Stream) -> int:
-        """End a capture and discard its graph; return the status, and clear it as an error."""
         graph = ctypes.c_void_p()
         status = int(self._end_capture(stream.cuda_stream, ctypes.byref(graph)))
         if graph.value is not None:

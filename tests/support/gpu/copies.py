@@ -18,17 +18,14 @@ Indices: TypeAlias = Sequence[int] | NDArray[np.integer]
 
 
 def random_blocks(*shape: int) -> torch.Tensor:
-    """Make a KV tensor with random bytes on the device."""
     return torch.randint(0, 256, shape, dtype=torch.uint8, device=device())
 
 
 def open_worker(blocks: torch.Tensor, host: Bytes) -> OffloadWorker:
-    """Make a worker between one KV tensor and slots of one block each."""
     return OffloadWorker([KVGroup([KVTensor(blocks)])], host)
 
 
 def finish(worker: OffloadWorker, *job_ids: int) -> dict[int, CopyResult]:
-    """Wait for jobs, and return the results that had not been reported."""
     worker.wait(job_ids)
     return {result.job_id: result for result in worker.get_finished()}
 
@@ -54,7 +51,6 @@ def run_by_run(worker: OffloadWorker) -> Iterator[None]:
 
 
 def registered(worker: OffloadWorker) -> str:
-    """Describe the registration of the worker's host memory."""
     if not has_device():
         return "no device"
     registration = getattr(worker._device, "_registration", None)

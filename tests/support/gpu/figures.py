@@ -6,7 +6,5 @@ from typing import Protocol
 
 
 class Figure(Protocol):
-    """Reports a figure."""
-
     def __call__(self, name: str, value: float | str, unit: str = "") -> None:
         """Report a number with its unit, or words."""

@@ -14,12 +14,7 @@ _MIN_SLOTS = 16
 
 
 def pools(size_bytes: int) -> Iterator[tuple[str, HostPool]]:
-    """Make a pool of each kind, one after the other, with slots of 1 MiB.
-
-    Yields:
-        The kind and the pool, which is closed before the next one is made. The pool in ``/dev/shm``
-        is smaller where there is less room.
-    """
+    """Yield each kind and a pool of it; the pool in ``/dev/shm`` is smaller if there is no room."""
     slots = size_bytes // MIB
     kinds: dict[str, Callable[[], HostPool]] = {
         "heap": lambda: HostPool(slots, MIB),
@@ -34,6 +29,5 @@ def pools(size_bytes: int) -> Iterator[tuple[str, HostPool]]:
 
 
 def _slots_in_shm(slots: int) -> int:
-    """Return ``slots``, or fewer if they do not fit into half of the free space."""
     free = os.statvfs("/dev/shm")
     return max(_MIN_SLOTS, min(slots, free.f_bavail * free.f_frsize // 2 // MIB))

@@ -10,16 +10,6 @@ _LAST_ACTIONS = 30
 
 
 class Breach(AssertionError):  # noqa: N818  # the word of the field: a rule is breached
-    """A broken rule.
-
-    Attributes:
-        rule: the rule, in words.
-        message: the finding.
-        seed: seed of the simulation; ``None`` while it is not known.
-        step: the step in which it was found.
-        actions: the last few actions before it, oldest first.
-    """
-
     def __init__(self, rule: str, message: str) -> None:
         super().__init__(rule, message)
         self.rule = rule
@@ -36,7 +26,6 @@ class Breach(AssertionError):  # noqa: N818  # the word of the field: a rule is 
         return f"{seed}{self.rule}: {self.message}"
 
     def story(self) -> str:
-        """Describe the actions before it, the finding, and a way to repeat it, in several lines."""
         again = (
             f"see it again: make soak SEED={self.seed}, or with every action: "
             f"python -m support.simulation --seed {self.seed} --trace"
@@ -56,19 +45,16 @@ class Journal:
         self._last: deque[tuple[int, float, tuple[object, ...]]] = deque(maxlen=_LAST_ACTIONS)
 
     def note(self, *words: object) -> None:
-        """Remember an action: a verb and its objects."""
         entry = self.step, self._now_s(), words
         self._last.append(entry)
         if self._echo is not None:
             self._echo(_in_words(entry))
 
     def last(self) -> list[str]:
-        """Return the last actions in words, oldest first."""
         return [_in_words(entry) for entry in self._last]
 
 
 def short(key: bytes) -> str:
-    """Return a chunk's short name: the start of its hash, and its KV-cache group."""
     return f"{key[:3].hex()}.{int.from_bytes(key[-4:], 'big')}"
 
 

@@ -16,9 +16,6 @@ class ChunkTree:
     """Prefixes that branch: most requests begin alike, and many continue an earlier one.
 
     A prefix is a path, in which each letter is a node; a node is a chunk of every KV-cache group.
-
-    Attributes:
-        content: the bytes of every chunk named so far.
     """
 
     def __init__(self, groups: int, depth: int, chunk_bytes: int, rng: random.Random) -> None:
@@ -47,7 +44,6 @@ class ChunkTree:
         return path + self._rng.choices((b"a", b"b", b"c"), (5, 4, 1))[0]
 
     def ended(self, path: bytes) -> None:
-        """Note that a request is over, so that another turn may follow."""
         self._conversations.append(path)
 
     def keys(self, path: bytes) -> list[OffloadKey]:

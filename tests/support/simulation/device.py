@@ -17,29 +17,16 @@ _LONGEST_COPY_STEPS = 8
 
 @dataclass(eq=False, slots=True)
 class Copy:
-    """One chunk on its way between the device and a slot.
-
-    Attributes:
-        due_step: the first step in which it has ended.
-        writes: true if the device writes the slot; otherwise it reads it.
-        written: true if the chunk's bytes are there.
-    """
-
     request_id: str
     key: OffloadKey
     slot: int
-    due_step: int
-    writes: bool
+    due_step: int  # the first step after the copy's end
+    writes: bool  # the device writes the slot; otherwise it reads the slot
     written: bool = False
 
 
 class Device:
-    """A device that moves real bytes, at moments that the seed chooses, and compares them.
-
-    Attributes:
-        live: copies that will be completed.
-        stale: copies from before a reset: they go on, and are never completed.
-    """
+    """A device that moves real bytes, at moments that the seed chooses, and compares them."""
 
     def __init__(
         self,
@@ -49,6 +36,7 @@ class Device:
         on_breach: Callable[[str, str], None],
     ) -> None:
         self.live: list[Copy] = []
+        # Copies from before a reset go on, but the engine never completes them.
         self.stale: list[Copy] = []
         self._views = [pool.view(slot, "device") for slot in range(pool.slots)]
         self._content = content
@@ -78,17 +66,16 @@ class Device:
                 self._compare(copy)
 
     def run(self) -> None:
-        """Let a step pass, in which some of the writes arrive."""
+        """Run one step, in which some of the writes arrive."""
         for copy in self.all:
             if copy.writes and not copy.written and self._rng.random() < 0.4:
                 self._write(copy)
 
     def due(self, step: int) -> list[Copy]:
-        """Return the copies that have ended and can be completed."""
         return [copy for copy in self.live if copy.due_step <= step]
 
     def end(self, copies: Sequence[Copy], *, success: bool) -> None:
-        """End copies; those that succeed have all their bytes in place."""
+        """End copies; after a success, all their bytes are in place."""
         for copy in copies:
             if not copy.writes:
                 self._compare(copy)
@@ -113,7 +100,6 @@ class Device:
         self.stale = []
 
     def holds(self, slot: int, key: OffloadKey) -> bool:
-        """Return true if a slot has exactly the bytes of a chunk."""
         return bytes(self._views[slot]) == self._content.get(key)
 
     def close(self) -> None:
@@ -128,7 +114,6 @@ class Device:
             )
 
     def _scribble(self, slot: int) -> None:
-        """Fill a slot with bytes of no chunk."""
         view = self._views[slot]
         view[:] = _NOISE * len(view)
 

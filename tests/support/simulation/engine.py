@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Sequence
 from enum import Enum
+from typing import TYPE_CHECKING
 
-from kvtier_sdk.aio.clock import Clock
-from kvtier_sdk.tiering import ResetScope, TieringManager
+from kvtier_sdk.tiering import ResetScope
 from kvtier_sdk.tiering.records import PendingLookup, SlotState
 from kvtier_sdk.types import LookupResult, OffloadKey, RequestContext
-from support.simulation.breach import Journal, short
-from support.simulation.chunks import ChunkTree
-from support.simulation.device import Copy, Device
-from support.simulation.inside import Inside
+from support.simulation.breach import short
+from support.simulation.device import Copy
 from support.simulation.plan import Plan
+
+if TYPE_CHECKING:
+    from support.simulation.world import World
 
 _READY = SlotState.READY
 _LONGEST_FLUSH_STEPS = 6
@@ -32,13 +31,6 @@ class _Phase(Enum):
 
 
 class _Request:
-    """One request.
-
-    Attributes:
-        done: number of chunks from the start that were loaded or offered for storing.
-        waits_since_s: the time since which it waits.
-    """
-
     __slots__ = ("context", "done", "path", "phase", "waits_since_s")
 
     def __init__(self, context: RequestContext, path: bytes, now_s: float) -> None:
@@ -48,51 +40,32 @@ class _Request:
 
     def wait(self, now_s: float) -> None:
         self.phase = _Phase.WAITING
-        self.done = 0
+        self.done = 0  # chunks loaded or offered for storing, from the start of the path
         self.waits_since_s = now_s
 
 
 class Engine:
-    """An engine that drives the manager, and holds it to its answers.
+    """An engine that drives the manager, and holds it to its answers."""
 
-    Attributes:
-        counts: number of occurrences of each event.
-        missed: each chunk that a request did not get, with the request.
-        step: number of the current step.
-        requests: the live requests.
-        choosy: names of the tiers that a request may use, if these are not all.
-    """
-
-    def __init__(
-        self,
-        manager: TieringManager,
-        *,
-        inside: Inside,
-        device: Device,
-        tree: ChunkTree,
-        plan: Plan,
-        rng: random.Random,
-        clock: Clock,
-        journal: Journal,
-        on_breach: Callable[[str, str], None],
-        resetting: Callable[[ResetScope], AbstractContextManager[None]],
-    ) -> None:
+    def __init__(self, world: World) -> None:
         self.counts: Counter[str] = Counter()
+        # The chunks that requests looked up in vain, with the request.
         self.missed: set[tuple[str, OffloadKey]] = set()
         self.step = 0
         self.requests: list[_Request] = []
+        # The tiers that a restricted request may use.
         self.choosy: dict[str, set[str]] = {}
-        self._manager = manager
-        self._inside = inside
-        self._device = device
-        self._tree = tree
-        self._plan = plan
-        self._rng = rng
-        self._clock = clock
-        self._note = journal.note
-        self._breach = on_breach
-        self._resetting = resetting
-        self._patience_s = _patience_s(plan)
+        self._manager = world.manager
+        self._inside = world.inside
+        self._device = world.device
+        self._tree = world.tree
+        self._plan = world.plan
+        self._rng = world.rng
+        self._clock = world.clock
+        self._note = world.journal.note
+        self._breach = world.breach
+        self._resetting = world.resetting
+        self._patience_s = _patience_s(world.plan)
         self._arrived = 0
         self._flush_step = 0
         # Requests that load at the end of the step, after others have taken slots.
@@ -115,7 +88,6 @@ class Engine:
         self._manager.on_schedule_end(preempted)
 
     def complete_copies(self, copies: Sequence[Copy]) -> None:
-        """Tell the manager of copies that have ended."""
         groups: dict[tuple[str, bool], list[Copy]] = {}
         for copy in copies:
             groups.setdefault((copy.request_id, copy.writes), []).append(copy)
@@ -140,14 +112,13 @@ class Engine:
             self._finish(request, "aborted")
 
     def excuse(self, duration_s: float) -> None:
-        """Leave a lull out of the requests' waits: it is the engine's own fault."""
+        """Subtract a lull from the requests' waits, since the engine caused it."""
         for request in self.requests:
             request.waits_since_s += duration_s
 
     # --- events from outside ------------------------------------------------------------------
 
     def _disturb(self) -> list[str]:
-        """Play a step's events from outside, and return the ids of preempted requests."""
         rng = self._rng
         while len(self.requests) < self._plan.requests and rng.random() < 0.6:
             self._arrive()
@@ -297,7 +268,6 @@ class Engine:
             self._breach("an answer is true", f"{answer.name} for {short(key)}, which is {state}")
 
     def _awaits(self, pending: PendingLookup | None) -> bool:
-        """True if the answer for a chunk that is not in the primary tier has to be awaited."""
         if pending is None:
             return self._inside.lookups_full
         return pending.waiting != 0 or not pending.sealed
@@ -347,11 +317,6 @@ class Engine:
 
 
 def _patience_s(plan: Plan) -> float:
-    """The longest that a request may be kept waiting.
-
-    Each chunk may be asked for, and each tier may fail to bring it; another request's copy may
-    be waited for; and the steps in between take their time.
-    """
     step_s = plan.step_s * len(plan.tiers)
     # Where few chunks are looked up at once, it is one request after the other.
     lookups_s = plan.requests * _lookup_deadline_s(plan)
@@ -361,5 +326,4 @@ def _patience_s(plan: Plan) -> float:
 
 
 def _lookup_deadline_s(plan: Plan) -> float:
-    """Return the time limit for an answer, the longest lookup deadline of the tiers."""
     return max(float(tier.options["lookup_deadline"]) for tier in plan.tiers)

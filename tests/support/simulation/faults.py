@@ -32,15 +32,10 @@ _KINDS = {"error": 4, "bug": 1, "late": 2, "hang": 2, "some": 4, "damage": 4, "l
 
 
 class Weather:
-    """The faults of one tier. Each call draws its own, so that calls do not affect each other.
-
-    Attributes:
-        calm: true once nothing fails or takes time any more.
-        seen: count of each kind of fault.
-    """
+    """The faults of one tier. Each call draws its own, so that calls do not affect each other."""
 
     def __init__(self, plan: TierPlan, rng: random.Random, clock: Clock) -> None:
-        self.calm = False
+        self.calm = False  # no more faults and delays
         self.seen: Counter[str] = Counter()
         self._plan = plan
         self._clock = clock
@@ -50,7 +45,6 @@ class Weather:
         self._refused_openings = plan.refused_openings
 
     def begin_outage(self) -> None:
-        """Make the tier unreachable for a while."""
         self.seen["outage"] += 1
         self._out_until_s = self._clock.now_s() + self._rng.uniform(0.02, 0.5)
 
@@ -58,14 +52,12 @@ class Weather:
         self.calm = True
 
     def open(self) -> None:
-        """Raise if an attempt to open the tier is to fail."""
         if self._refused_openings and not self.calm:
             self._refused_openings -= 1
             self.seen["refused opening"] += 1
             raise TierUnavailableError("not there yet")
 
     async def suffer(self) -> str:
-        """Spend the time of a call, and raise if the call is to fail as a whole."""
         rng = self._rng
         kind = self._draw()
         # All is drawn before the first wait, so that the order of calls changes nothing.

@@ -53,16 +53,13 @@ class Inside:
         return self._manager._requests[request_id].missed
 
     def sent(self, tier: ManagedTier) -> Iterator[OffloadKey]:
-        """Return the readable chunks that a tier is believed to have or to be getting."""
+        """Return the readable chunks that the manager has offered to a tier."""
         for key, slot in self.primary.by_key.items():
             if slot.offers is not None and slot.offers.sent & tier.bit:
                 yield key
 
     def count_offers_again(self) -> Counter[ManagedTier]:
-        """Count from now on the chunks that tiers did not get when stored and are offered again.
-
-        Nothing can be counted in a compiled core.
-        """
+        """Count chunks that are offered to a tier a second time; a compiled core counts none."""
         cascade = self._manager._cascade
         take_failed = cascade._take_failed
         counts: Counter[ManagedTier] = Counter()
@@ -80,7 +77,7 @@ class Inside:
     def watch_admission(
         self, tier: ManagedTier, on_refused: Callable[[set[OffloadKey]], None]
     ) -> None:
-        """Tell from now on which chunks a tier is not given for want of reuse."""
+        """Report the chunks that the admission policy keeps from a tier."""
         choose = tier.admission.choose
 
         def watched(slots: Sequence[Slot]) -> Sequence[Slot]:
@@ -91,14 +88,14 @@ class Inside:
         tier.admission.choose = watched  # type: ignore[method-assign]
 
     def claims(self) -> Iterator[tuple[str, OffloadKey, Slot]]:
-        """Return the chunks that requests hold because they were promoted for them."""
+        """Return the promoted chunks that requests hold."""
         for request_id, state in self._manager._requests.items():
             for key, slot in state.claims.items():
                 yield request_id, key, slot
 
     @staticmethod
     def collected(tier: ManagedTier) -> Iterator[Transfer]:
-        """Return the loads and stores that were not handed over yet."""
+        """Return the loads and stores that wait for the end of the step."""
         for job in tier.client._collected:
             if job.operation in (Operation.LOAD, Operation.STORE):
                 for key, slot in zip(job.keys, job.slots, strict=True):
@@ -110,7 +107,7 @@ class Inside:
 
     @staticmethod
     def quarantined(tier: ManagedTier) -> dict[int, Job]:
-        """Return the jobs with a result but running I/O, by the manager's own table."""
+        """Return the jobs whose I/O goes on after their result."""
         return tier.client.jobs._quarantined
 
     @property
@@ -133,7 +130,6 @@ class Inside:
         self._manager._search.lookups.limit = chunks
 
     def offered(self) -> Iterator[Slot]:
-        """Return the slots that will be offered to a tier as soon as they are readable."""
         for slot in self.primary.slots:
             if slot.offers is not None and slot.offers.followers:
                 yield slot

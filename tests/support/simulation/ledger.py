@@ -35,11 +35,7 @@ _LATE_RATE = 0.02
 
 
 class Transfer(NamedTuple):
-    """One chunk of a job that holds a pin.
-
-    Attributes:
-        moves: true while the slot is written or read; the pin stays until the job has ended.
-    """
+    """One chunk of a job that holds a pin."""
 
     operation: Operation
     key: OffloadKey
@@ -52,22 +48,6 @@ class Ledger:
 
     A job runs until its result, and lingers until its I/O has ended. The manager learns both
     later: until then the job is *pending* and *held* for it.
-
-    Attributes:
-        pending: jobs whose result the manager has not taken.
-        held: jobs whose end the manager has not taken, and which still hold pins.
-        found: chunks that the tier said it has since the last reset, in answers to questions of
-            after it, and how often it did.
-        known: chunks that it has stored or loaded since it was last reset, and has not failed to
-            load.
-        settled: chunks that a store of the tier has been concluded for, well or not.
-        arrived: those for which one was concluded well.
-        stored: chunks to announce as stored, in order: not those that left before the manager
-            knew that they had been stored.
-        removed: chunks to announce as removed, in order.
-        given: number of chunks that it was handed to store.
-        refuses: directions whose breaker is not closed, as reported to the manager.
-        counts: number of occurrences of each event.
     """
 
     def __init__(
@@ -78,15 +58,22 @@ class Ledger:
         on_breach: Callable[[str, str], None],
     ) -> None:
         self.name = name
-        self.pending: dict[int, Job] = {}
+        self.pending: dict[int, Job] = {}  # jobs without a result for the manager
+        # Jobs that hold pins, since the manager has not learned of their end.
         self.held: dict[int, Job] = {}
+        # How often lookups since the last reset have found each chunk.
         self.found: Counter[OffloadKey] = Counter()
+        # Chunks stored or loaded since the last reset, without a failed load.
         self.known: set[OffloadKey] = set()
+        # Chunks whose store has been concluded, with success or not.
         self.settled: set[OffloadKey] = set()
-        self.arrived: set[OffloadKey] = set()
+        self.arrived: set[OffloadKey] = set()  # chunks whose store has succeeded
+        # Chunks to announce as stored, in order. A chunk that the tier removes before the manager
+        # learns of its store is not announced.
         self.stored: list[OffloadKey] = []
         self.removed: list[OffloadKey] = []
-        self.given = 0
+        self.given = 0  # chunks handed to the tier to store
+        # Directions whose breaker is open or half open, as reported to the manager.
         self.refuses: set[Direction] = set()
         self.counts: Counter[str] = Counter()
         self._clock = clock
@@ -113,7 +100,6 @@ class Ledger:
 
     @property
     def busy(self) -> bool:
-        """True if the runner has anything to do."""
         return bool(self._running or self._lingering)
 
     @property
@@ -123,7 +109,6 @@ class Ledger:
     # --- events -------------------------------------------------------------------------------
 
     def submitted(self, jobs: Sequence[Job]) -> None:
-        """Note jobs that the manager has handed over."""
         for job in jobs:
             what = f"{self.name} got {job.operation.value} {job.job_id}"
             self.counts[f"{job.operation.value} jobs"] += 1
@@ -139,7 +124,6 @@ class Ledger:
             self._running[job.job_id] = self.pending[job.job_id] = self.held[job.job_id] = job
 
     def reported(self, report: Report) -> None:
-        """Note a report of the runner."""
         if isinstance(report, JobResult):
             self._concluded(report)
         elif isinstance(report, IoEnded):
@@ -172,14 +156,13 @@ class Ledger:
                 self.refuses.clear()
 
     def put(self, key: OffloadKey) -> None:
-        """Note a chunk that the tier has written."""
         for job in self._under_way():
             if job.operation is Operation.STORE and key in job.keys:
                 self._put_by_job.add((job.job_id, key))
                 self._put_eras[key] = max(self._put_eras.get(key, 0), self._job_eras[job.job_id])
 
     def reset(self, *, tiers_too: bool) -> None:
-        """Note a reset of the manager, after which answers to earlier lookups mean nothing."""
+        """Note a reset of the manager, which makes earlier answers invalid."""
         self._era += tiers_too
         if tiers_too:
             self.known.clear()
@@ -200,7 +183,6 @@ class Ledger:
                 )
 
     def may_touch(self, operation: Operation, slot: int, key: OffloadKey) -> bool:
-        """Return true if a job in flight moves this chunk from or to this slot."""
         for job in self._under_way():
             if job.operation is operation:
                 for index, place in enumerate(zip(job.keys, job.slots, strict=True)):
@@ -209,7 +191,6 @@ class Ledger:
         return False
 
     def transfers(self) -> Iterator[Transfer]:
-        """Return the chunks on which loads and stores still hold pins."""
         for job in self.held.values():
             known = job.job_id not in self.pending
             for index, slot in enumerate(job.slots):
@@ -217,14 +198,13 @@ class Ledger:
                 yield Transfer(job.operation, job.keys[index], slot, moves)
 
     def describe(self) -> str:
-        """Describe the jobs that have not ended."""
         return f"{self.name}: " + ", ".join(
             f"{job.operation.value} {job.job_id} of {' '.join(map(short, job.keys))}"
             for job in self.held.values()
         )
 
     def _is_done(self, job: Job, index: int) -> bool:
-        """Return true if a chunk has arrived, even if the job goes on for others."""
+        """Return true if a chunk has arrived; the job may go on for other chunks."""
         result = self._results.get(job.job_id)
         return result is not None and result.verdicts[index] is Verdict.OK
 

@@ -11,77 +11,44 @@ CHUNK_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class TierPlan:
-    """The plan of one tier.
-
-    Attributes:
-        options: options of the runner, as written in a configuration.
-        capacity_chunks: most chunks that it holds before it evicts the least recently used one;
-            ``None`` is unlimited.
-        padded: its buffers are longer than a chunk.
-        latency_s: the longest time of a call without a fault.
-        fault_rate: share of the calls with a fault.
-        removals: share of the steps in which it removes a chunk by itself.
-        outages: share of the steps in which one begins.
-        stalls: share of the steps in which its loop begins to stand still for some steps.
-        breaks_contract: it may return a wrong number of results once.
-        refused_openings: number of attempts to open it that fail first.
-    """
-
     name: str
-    options: dict[str, str | int | float]
+    options: dict[str, str | int | float]  # options of the runner, as a configuration has them
+    # The tier evicts the least recently used chunk above this number; ``None`` is unlimited.
     capacity_chunks: int | None
-    padded: bool
-    latency_s: float
-    fault_rate: float
-    removals: float
-    outages: float
-    stalls: float
-    breaks_contract: bool
-    refused_openings: int
+    padded: bool  # the tier's buffers are longer than a chunk
+    latency_s: float  # of a call without a fault, at most
+    fault_rate: float  # share of the calls with a fault
+    removals: float  # share of the steps in which the tier removes a chunk
+    outages: float  # share of the steps in which an outage begins
+    stalls: float  # share of the steps in which the tier's loop stops for a few steps
+    breaks_contract: bool  # one call may return a wrong number of results
+    refused_openings: int  # failed attempts before the tier opens
 
     @property
     def longest_s(self) -> float:
-        """The longest of its deadlines."""
         return max(float(self.options[f"{what}_deadline"]) for what in ("load", "store", "lookup"))
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The plan of a simulation.
-
-    Attributes:
-        groups: number of KV-cache groups of a request.
-        depth: number of chunks of the longest prefix.
-        requests: most requests alive at once.
-        steps: number of steps of the engine before it comes to rest.
-        step_s: the longest time that a tier runs in a step.
-        reset_rate: share of the steps with a reset.
-        lull_rate: share of the steps after which the engine pauses for a while.
-        choosy_rate: share of the requests that may not use all tiers.
-        ends: its end: the requests ``"finish"``, are ``"aborted"``, or the manager is ``"shut
-            down"`` in the middle of everything.
-        tiers: in the order in which they are asked.
-    """
-
     slots: int
     policy: str
     store_reserve: float
     one_copy: bool
     recompute_s: float | None
     groups: int
-    depth: int
+    depth: int  # chunks of the longest prefix
     requests: int
     steps: int
-    step_s: float
-    reset_rate: float
-    lull_rate: float
-    choosy_rate: float
+    step_s: float  # a tier's time in a step, at most
+    reset_rate: float  # share of the steps with a reset
+    lull_rate: float  # share of the steps before a pause of the engine
+    choosy_rate: float  # share of the requests with a restricted choice of tiers
     ends: str
     tiers: tuple[TierPlan, ...]
 
 
 def draw_plan(rng: random.Random, policies: Sequence[str]) -> Plan:
-    """Draw everything that does not change while the simulation runs."""
     slots = rng.choice([4, 6, 8, 12, 16, 20, 24, 32, 40])
     # A share of the seeds has no faults at all: a breach there happens in everyday use.
     fault_rate = rng.choice([0.0, 0.02, 0.06, 0.2])

@@ -8,16 +8,6 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class SimulationReport:
-    """The events of simulations, which show their coverage.
-
-    Attributes:
-        seeds: number of simulations.
-        steps: number of steps of the engine.
-        virtual_s: virtual time that passed in them.
-        counts: number of occurrences of each event.
-        digest: digest of every action, in order; the same for the same seed.
-    """
-
     seeds: int = 0
     steps: int = 0
     virtual_s: float = 0.0

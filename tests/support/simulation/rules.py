@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from kvtier_sdk.core_form import IS_COMPILED
 from kvtier_sdk.events import PRIMARY, OffloadingEvent
 from kvtier_sdk.runner.breaker import Direction
 from kvtier_sdk.runner.jobs import Operation
-from kvtier_sdk.tiering import TieringManager
 from kvtier_sdk.tiering.cascade import ManagedTier
 from kvtier_sdk.tiering.records import Slot, SlotState
 from kvtier_sdk.types import OffloadKey
 from support.simulation.breach import short
-from support.simulation.device import Device
-from support.simulation.inside import Inside
 from support.simulation.ledger import Ledger, Transfer
-from support.simulation.tier import SimulatedTier
-from support.simulation.watches import WatchedPolicy
+
+if TYPE_CHECKING:
+    from support.simulation.world import World
 
 _FREE, _WRITING, _LOADING, _READY, _QUARANTINED = SlotState
 
 
 @dataclass(slots=True)
 class _SlotUse:
-    """The users of a slot, by the simulation's own tables."""
-
     pins: int = 0
     writers: list[str] = field(default_factory=list)
     readers: list[str] = field(default_factory=list)
@@ -38,45 +35,33 @@ class _SlotUse:
 
 
 class Rules:
-    """A checker of all rules, which calls ``on_breach`` with the first broken rule and the reason.
+    """A checker of all rules.
 
-    The manager is compared with what the others know: the device, its copies and the bytes; a
-    tier's ledger, its jobs; a tier, its chunks; the policy, the readable chunks. ``choosy`` has the
-    names of the tiers that a request may use, if these are not all.
+    The manager is compared with the device's copies and bytes, with each tier's ledger and chunks,
+    and with the policy's chunks.
     """
 
-    def __init__(
-        self,
-        manager: TieringManager,
-        inside: Inside,
-        device: Device,
-        ledgers: Sequence[Ledger],
-        tiers: Sequence[SimulatedTier],
-        policy: WatchedPolicy,
-        choosy: Mapping[str, Collection[str]],
-        *,
-        promotion_limit: int,
-        on_breach: Callable[[str, str], None],
-    ) -> None:
-        self._manager = manager
-        self._inside = inside
-        self._device = device
-        self._ledgers = ledgers
-        self._tiers = tiers
-        self._policy = policy
-        self._choosy = choosy
-        self._promotion_limit = promotion_limit
-        self._breach = on_breach
+    def __init__(self, world: World) -> None:
+        self._manager = world.manager
+        self._inside = world.inside
+        self._device = world.device
+        self._ledgers = world.ledgers
+        self._tiers = world.tiers
+        self._policy = world.policy
+        self._choosy = world.engine.choosy
+        slots = world.plan.slots
+        self._promotion_limit = slots - round(slots * world.plan.store_reserve)
+        self._breach = world.breach
         # The content of the primary tier by its events.
         self._announced: set[OffloadKey] = set()
         # The content of each secondary tier by its events.
         self._announced_below: dict[str, set[OffloadKey]] = defaultdict(set)
         # Stores that resets withdrew, by tier.
         self._withdrawn: Counter[int] = Counter()
-        self._offered_again = inside.count_offers_again()
+        self._offered_again = self._inside.count_offers_again()
 
     def before_reset(self) -> None:
-        """Prepare for a reset: jobs that are only collected will not be handed over."""
+        """Count the collected stores of each tier, since a reset withdraws them."""
         for tier in self._inside.tiers:
             for item in self._inside.collected(tier):
                 self._withdrawn[tier.index] += item.operation is Operation.STORE
@@ -137,7 +122,6 @@ class Rules:
     # --- slots --------------------------------------------------------------------------------
 
     def _transfers(self) -> Iterator[Transfer]:
-        """Return the loads and stores that hold a pin: in flight, or collected by the manager."""
         for ledger in self._ledgers:
             yield from ledger.transfers()
         for tier in self._inside.tiers:
@@ -195,10 +179,7 @@ class Rules:
             if use.writers:
                 self._breach("a readable slot is not written", f"{where}: {use.writers}")
             if not self._device.holds(slot.index, slot.key):
-                self._breach(
-                    "a readable slot holds its chunk",
-                    f"{where} with {short(slot.key)}",
-                )
+                self._breach("a readable slot holds its chunk", f"{where} with {short(slot.key)}")
         elif slot.state in (_WRITING, _LOADING) and len(use.writers) != 1:
             self._breach("what is awaited is on its way", f"{where}: {short(slot.key)} is not")
 
@@ -218,8 +199,7 @@ class Rules:
         arrived = {transfer.slot for transfer in loads}
         if not len(busy) <= self._inside.promotions <= len(busy | arrived):
             self._breach(
-                "promotions are counted",
-                f"{self._inside.promotions}, and there are {len(busy)}",
+                "promotions are counted", f"{self._inside.promotions}, and there are {len(busy)}"
             )
 
     # --- jobs, lookups, figures ----------------------------------------------------------------
@@ -275,7 +255,7 @@ class Rules:
                     )
 
     def _check_stores(self) -> None:
-        """Check that chunks withheld from a tier with ``through`` are counted, with the reason."""
+        """Check that a tier with ``through`` counts each chunk that it was not given."""
         if IS_COMPILED:
             return
         inside = self._inside
@@ -298,7 +278,7 @@ class Rules:
                 )
 
     def _check_offers(self) -> None:
-        """Check that chunks that a tier is believed to have are there, or on their way."""
+        """Check that each chunk offered to a tier is there or on its way."""
         inside = self._inside
         for tier, ledger in self._pairs():
             under_way = {t.key for t in ledger.transfers()} | {

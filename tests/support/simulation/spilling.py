@@ -14,14 +14,10 @@ from support.simulation.ledger import Ledger
 
 
 class SpillRule:
-    """A watch on evictions for tiers that get the evicted chunks.
-
-    Attributes:
-        resetting: true during a reset, when chunks are forgotten, not evicted.
-    """
+    """A watch on evictions for tiers that get the evicted chunks."""
 
     def __init__(self, on_breach: Callable[[str, str], None]) -> None:
-        self.resetting = False
+        self.resetting = False  # a reset forgets chunks, and does not evict them
         self._breach = on_breach
         self._owed: list[tuple[ManagedTier, Ledger]] = []
         # By tier: chunks that were readable while it refused stores, or that it is not to be given.
@@ -38,13 +34,12 @@ class SpillRule:
                 inside.watch_admission(tier, self._let_go[ledger.name].update)
 
     def arrived(self, key: OffloadKey) -> None:
-        """Note that a chunk has become readable: it is owed from now on."""
+        """Note that a chunk is readable, so that tiers must get it before its eviction."""
         for _, ledger in self._owed:
             ledger.settled.discard(key)
             self._let_go[ledger.name].discard(key)
 
     def left(self, key: OffloadKey) -> None:
-        """Note that a chunk is not readable any more."""
         if self.resetting:
             return
         for tier, ledger in self._owed:
@@ -56,7 +51,6 @@ class SpillRule:
                 )
 
     def step_ended(self, readable: set[OffloadKey]) -> None:
-        """Note the end of a step."""
         for tier, ledger in self._owed:
             if not tier.client.takes_stores:
                 self._let_go[ledger.name] |= readable

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, ClassVar
 
 from kvtier_sdk.errors import TierError
@@ -11,26 +10,14 @@ from kvtier_sdk.runner.jobs import Operation
 from kvtier_sdk.tiers.memory import MemoryTier, MemoryTierConfig
 from kvtier_sdk.types import Entry, OffloadKey, RequestContext, Transfer
 from support.promises import fault_of_batch, fault_of_keys
-from support.simulation.faults import Weather
 
 
 class SimulatedTierConfig(MemoryTierConfig):
-    """Options of the simulated tier, which come from the simulation, not from text.
-
-    Attributes:
-        weather: the faults; a :class:`Weather`.
-        on_touch: called with each transfer's buffers when they are used.
-        on_put: called with each chunk that was written.
-        on_open: called with each instance that is to be opened.
-        on_broken_promise: called with a sentence if a call breaks the contract.
-        rng: chooses the chunks with a fault.
-    """
-
     weather: Any
     on_touch: Any
     on_put: Any
     on_open: Any
-    on_broken_promise: Any
+    on_broken_promise: Any  # called with a description of the breach
     rng: Any
 
 
@@ -44,29 +31,14 @@ class SimulatedTier(MemoryTier):
     config_model: ClassVar[type[MemoryTierConfig]] = SimulatedTierConfig
     config: Any
 
-    @property
-    def _weather(self) -> Weather:
-        weather: Weather = self.config.weather
-        return weather
-
-    @property
-    def _rng(self) -> random.Random:
-        rng: random.Random = self.config.rng
-        return rng
-
-    @property
-    def _on_touch(self) -> Callable[[Operation, Transfer], None]:
-        on_touch: Callable[[Operation, Transfer], None] = self.config.on_touch
-        return on_touch
-
     async def open(self) -> None:
         self.config.on_open(self)
-        self._weather.open()
+        self.config.weather.open()
         await super().open()
 
     async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
         self._check(fault_of_keys(self, keys))
-        trouble = await self._weather.suffer()
+        trouble = await self.config.weather.suffer()
         found = [key in self._objects for key in keys]
         return found[1:] if trouble == "length" else found
 
@@ -76,11 +48,11 @@ class SimulatedTier(MemoryTier):
 
     async def store(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
         self._check(fault_of_batch(self, batch))
-        trouble = await self._weather.suffer()
+        trouble = await self.config.weather.suffer()
         failing = self._failing(batch, trouble)
         verdicts: list[TierError | None] = []
         for index, transfer in enumerate(batch):
-            self._on_touch(Operation.STORE, transfer)
+            self.config.on_touch(Operation.STORE, transfer)
             if index not in failing:
                 self._put(transfer)
                 self.config.on_put(transfer.key)
@@ -92,57 +64,55 @@ class SimulatedTier(MemoryTier):
     async def load(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
         self._check(fault_of_batch(self, batch))
         for transfer in batch:
-            self._on_touch(Operation.LOAD, transfer)
+            self.config.on_touch(Operation.LOAD, transfer)
             # An interrupted read leaves bytes behind.
             transfer.payload[:] = b"\xaa" * len(transfer.payload)
-        trouble = await self._weather.suffer()
+        trouble = await self.config.weather.suffer()
         if trouble == "damage":
             self.damage(batch[0].key)
         failing = self._failing(batch, trouble)
         verdicts: list[TierError | None] = []
         for index, transfer in enumerate(batch):
-            self._on_touch(Operation.LOAD, transfer)
+            self.config.on_touch(Operation.LOAD, transfer)
             verdicts.append(failing.get(index) or self._get(transfer))
-        if self._rng.random() < _LEAVES_WHILE_LOADED and self.holds(batch[-1].key):
+        if self.config.rng.random() < _LEAVES_WHILE_LOADED and self.holds(batch[-1].key):
             self._remove([batch[-1].key])
         return verdicts[1:] if trouble == "length" else verdicts
 
     async def touch(self, keys: Sequence[OffloadKey]) -> None:
         self._check(fault_of_keys(self, keys))
-        await self._weather.suffer()
+        await self.config.weather.suffer()
         await super().touch(keys)
 
     async def delete(self, keys: Sequence[OffloadKey]) -> None:
         self._check(fault_of_keys(self, keys))
-        await self._weather.suffer()
+        await self.config.weather.suffer()
         await super().delete(keys)
 
     async def scan(self) -> AsyncIterator[Entry]:
-        await self._weather.suffer()
+        await self.config.weather.suffer()
         async for entry in super().scan():
             yield entry
 
     def holds(self, key: OffloadKey) -> bool:
-        """Return true if the chunk is there."""
         return key in self._objects
 
     def lose(self) -> None:
-        """Remove a chunk, as an expiry would."""
         if self._objects:
-            self._remove([self._rng.choice(list(self._objects))])
+            self._remove([self.config.rng.choice(list(self._objects))])
 
     def damage(self, key: OffloadKey) -> None:
         """Flip a bit of a stored object, truncate it, or replace it by another chunk's."""
         stored = self._objects.get(key)
         if stored is None:
             return
-        kind = self._rng.randrange(3)
+        kind = self.config.rng.randrange(3)
         if kind == 0:
-            stored[self._rng.randrange(len(stored))] ^= 1 << self._rng.randrange(8)
+            stored[self.config.rng.randrange(len(stored))] ^= 1 << self.config.rng.randrange(8)
         elif kind == 1:
-            self._replace(key, stored[: self._rng.randrange(len(stored))])
+            self._replace(key, stored[: self.config.rng.randrange(len(stored))])
         else:
-            other = self._rng.choice(list(self._objects))
+            other = self.config.rng.choice(list(self._objects))
             self._replace(key, self._objects[other])
 
     def _replace(self, key: OffloadKey, content: Any) -> None:
@@ -150,13 +120,12 @@ class SimulatedTier(MemoryTier):
         self._objects[key] = content.copy()
 
     def _failing(self, batch: Sequence[Transfer], trouble: str) -> dict[int, TierError]:
-        """Choose the chunks of a batch that fail, and their errors."""
         if trouble != "some":
             return {}
         return {
-            index: TierError("drawn", retryable=self._rng.random() < 0.5)
+            index: TierError("drawn", retryable=self.config.rng.random() < 0.5)
             for index in range(len(batch))
-            if self._rng.random() < 0.5
+            if self.config.rng.random() < 0.5
         }
 
 

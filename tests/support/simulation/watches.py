@@ -35,7 +35,6 @@ class WatchedMemory:
         return view
 
     def slot_of(self, view: memoryview) -> int | None:
-        """Return the slot that a view belongs to, or ``None`` for memory outside of the pool."""
         return self._slots.get(id(view))
 
     def release(self) -> None:
@@ -44,11 +43,7 @@ class WatchedMemory:
 
 
 class WatchedPolicy(EvictionPolicy):
-    """An eviction policy whose choices are checked, as are the manager's calls of it.
-
-    Attributes:
-        known: the chunks that it knows.
-    """
+    """An eviction policy with checks of its choices and of the manager's calls."""
 
     def __init__(
         self,

@@ -31,11 +31,7 @@ from support.simulation.plan import CHUNK_BYTES, Plan, TierPlan, draw_plan
 from support.simulation.report import SimulationReport
 from support.simulation.rules import Rules
 from support.simulation.spilling import SpillRule
-from support.simulation.tier import (
-    PaddedSimulatedTier,
-    SimulatedTier,
-    SimulatedTierConfig,
-)
+from support.simulation.tier import PaddedSimulatedTier, SimulatedTier, SimulatedTierConfig
 from support.simulation.watches import WatchedMemory, WatchedPolicy
 
 POLICIES = ("prefix", "lru", "arc")
@@ -76,9 +72,8 @@ class World:
         self.journal = Journal(self.clock.now_s, echo)
         self.rng = rng
         self.pool = HostPool(self.plan.slots, CHUNK_BYTES)
-        tree = ChunkTree(self.plan.groups, self.plan.depth, CHUNK_BYTES, rng)
-        self.content = tree.content
-        self.device = Device(self.pool, tree.content, rng, self.breach)
+        self.tree = ChunkTree(self.plan.groups, self.plan.depth, CHUNK_BYTES, rng)
+        self.device = Device(self.pool, self.tree.content, rng, self.breach)
         self.memory = WatchedMemory(self.pool)
         self.spills = SpillRule(self.breach)
         real_policy = load_policy(self.plan.policy)()
@@ -112,29 +107,8 @@ class World:
         for tier_plan in self.plan.tiers:
             self._add_tier(tier_plan)
         self.spills.watch(self.inside, self.ledgers)
-        self.engine = Engine(
-            self.manager,
-            inside=self.inside,
-            device=self.device,
-            tree=tree,
-            plan=self.plan,
-            rng=rng,
-            clock=self.clock,
-            journal=self.journal,
-            on_breach=self.breach,
-            resetting=self._resetting,
-        )
-        self.rules = Rules(
-            self.manager,
-            self.inside,
-            self.device,
-            self.ledgers,
-            self.tiers,
-            self.policy,
-            self.engine.choosy,
-            promotion_limit=self.plan.slots - round(self.plan.slots * self.plan.store_reserve),
-            on_breach=self.breach,
-        )
+        self.engine = Engine(self)
+        self.rules = Rules(self)
 
     def breach(self, rule: str, message: str) -> None:
         """Raise a breach. If it is raised inside a tier, the step raises it again."""
@@ -147,7 +121,6 @@ class World:
         self._first_breach = self._first_breach or Breach("nothing fails inside the SDK", message)
 
     def explain(self, error: Exception) -> Breach:
-        """Return the first breach, with all that is known about it."""
         raised = Breach("the manager never raises", f"{type(error).__name__}: {error}")
         breach = self._first_breach or raised
         breach.seed = self.seed
@@ -156,7 +129,6 @@ class World:
         return breach
 
     def discard(self) -> None:
-        """Stop everything after a breach, in any state."""
         for runner in self.runners:
             runner.discard()
 
@@ -179,7 +151,7 @@ class World:
         self._raise_first_breach()
 
     def _check_sums(self) -> None:
-        """Check that every chunk that was asked for is counted once, by its outcome."""
+        """Check that the outcome of every looked-up chunk is counted once."""
         host, *tiers = self.manager.stats
         hits = sum(stats.hit_chunks for stats in self.manager.stats)
         misses = sum(host.misses.values())
@@ -213,7 +185,6 @@ class World:
         )
 
     def _digest(self, counts: Counter[str]) -> int:
-        """Return a digest of the end: counts of events, the time, and the next draw."""
         drawn = [rng.random() for rng in (self.rng, *self._tier_rngs)]
         return zlib.crc32(repr((sorted(counts.items()), self.clock.now_s(), drawn)).encode())
 
@@ -268,12 +239,7 @@ class World:
             return loop
 
         runner = WatchedRunner(
-            make_loop,
-            self.clock,
-            ledger,
-            self.journal.note,
-            let_go=weather.clear_up,
-            rng=rng,
+            make_loop, self.clock, ledger, self.journal.note, let_go=weather.clear_up, rng=rng
         )
         self.manager.add_tier(spec, runner)
         self.weathers.append(weather)
@@ -295,7 +261,7 @@ class World:
         return on_touch
 
     @contextmanager
-    def _resetting(self, scope: ResetScope) -> Iterator[None]:
+    def resetting(self, scope: ResetScope) -> Iterator[None]:
         self.rules.before_reset()
         for ledger in self.ledgers:
             ledger.reset(tiers_too=scope is ResetScope.ALL)
@@ -364,7 +330,6 @@ class World:
                 weather.seen["taken out"] += client.is_drained
 
     def _come_to_rest(self) -> None:
-        """End all faults and all requests, and check that everything is released."""
         for weather in self.weathers:
             weather.clear_up()
         for client in self.manager.clients:
@@ -406,7 +371,7 @@ class World:
 
 @contextmanager
 def _errors_of_the_sdk(on_error: Callable[[str], None]) -> Iterator[None]:
-    """Listen to the errors that the SDK logs; its warnings are about the tiers' faults."""
+    """Report the SDK's logged errors; its warnings concern the tiers' faults."""
     log = logging.getLogger("kvtier")
     handler = _Listener(on_error)
     before = log.propagate, log.level

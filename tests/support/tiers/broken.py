@@ -27,59 +27,50 @@ _LIMIT_S = 0.5
 
 
 class BrokenTier(ShelfTier):
-    """A tier with one fault.
-
-    Attributes:
-        fails: the only check that rejects it.
-        settings: arguments that :class:`kvtier_sdk.testing.TierSubject` needs for it.
-    """
+    """A tier with one fault, which exactly one check of the kit rejects."""
 
     fails: ClassVar[str]
+    # Arguments for :class:`kvtier_sdk.testing.TierSubject`.
     settings: ClassVar[dict[str, Any]] = {}
 
+    def __init_subclass__(cls, fails: str = "", **rest: Any) -> None:
+        super().__init_subclass__(**rest)
+        # The only check that rejects the tier; a subclass fails the same check.
+        cls.fails = fails or cls.fails
 
-class WrongOrder(BrokenTier):
+
+class WrongOrder(BrokenTier, fails="check_results_have_the_order_of_the_batch"):
     """Pushes the answers on a stack, and pops them in reverse order."""
-
-    fails = "check_results_have_the_order_of_the_batch"
 
     async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
         return list(reversed(await super().lookup(keys, request)))
 
 
-class VerdictsInWrongOrder(BrokenTier):
+class VerdictsInWrongOrder(BrokenTier, fails="check_results_have_the_order_of_the_batch"):
     """Loads in order, and returns the verdicts from the last to the first."""
-
-    fails = "check_results_have_the_order_of_the_batch"
 
     async def load(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
         return list(reversed(await super().load(batch)))
 
 
-class WrongCount(BrokenTier):
+class WrongCount(BrokenTier, fails="check_results_have_the_length_of_the_batch"):
     """Works in pages of four, and drops a last page that is not full."""
-
-    fails = "check_results_have_the_length_of_the_batch"
 
     async def load(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
         verdicts = await super().load(batch)
         return verdicts if len(batch) < 4 else verdicts[: len(batch) // 4 * 4]
 
 
-class EmptyBatchIsAnError(BrokenTier):
+class EmptyBatchIsAnError(BrokenTier, fails="check_an_empty_batch_is_no_results"):
     """Reads the first chunk of a batch without checking that there is one."""
-
-    fails = "check_an_empty_batch_is_no_results"
 
     async def store(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
         self.context.logger.debug("first of a batch: %s", batch[0].key.hex())
         return await super().store(batch)
 
 
-class OneFailureFailsAll(BrokenTier):
+class OneFailureFailsAll(BrokenTier, fails="check_one_failure_fails_alone"):
     """Raises the first failure, though the other chunks of the batch were loaded."""
-
-    fails = "check_one_failure_fails_alone"
 
     async def load(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
         verdicts = await super().load(batch)
@@ -89,10 +80,8 @@ class OneFailureFailsAll(BrokenTier):
         return verdicts
 
 
-class BigBatchIsAnError(BrokenTier):
+class BigBatchIsAnError(BrokenTier, fails="check_big_batches"):
     """Puts all keys of a batch into one statement, which has room for 999."""
-
-    fails = "check_big_batches"
 
     async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
         if len(keys) > 999:
@@ -100,10 +89,8 @@ class BigBatchIsAnError(BrokenTier):
         return await super().lookup(keys, request)
 
 
-class RaisesForeignError(BrokenTier):
+class RaisesForeignError(BrokenTier, fails="check_only_tier_errors_are_raised"):
     """Reads the first byte of an object that may be empty."""
-
-    fails = "check_only_tier_errors_are_raised"
 
     async def load_chunk(self, transfer: Transfer) -> None:
         await self.reach()
@@ -113,10 +100,8 @@ class RaisesForeignError(BrokenTier):
         fill(transfer, stored)
 
 
-class MixesABatchUp(BrokenTier):
+class MixesABatchUp(BrokenTier, fails="check_what_is_stored_comes_back"):
     """Stores the last chunk's bytes under every key of a batch of four or more."""
-
-    fails = "check_what_is_stored_comes_back"
 
     async def store(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
         if len(batch) < 4:
@@ -130,20 +115,16 @@ class MixesABatchUp(BrokenTier):
         return [None] * len(batch)
 
 
-class GuessesLookups(BrokenTier):
+class GuessesLookups(BrokenTier, fails="check_lookup_tells_stored_from_absent"):
     """Looks for any chunk of a batch, and gives that answer for all of them."""
-
-    fails = "check_lookup_tells_stored_from_absent"
 
     async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
         answers = await super().lookup(keys, request)
         return [any(answers)] * len(keys)
 
 
-class AbsentIsSuccess(BrokenTier):
+class AbsentIsSuccess(BrokenTier, fails="check_absent_is_not_found"):
     """Mistakes a reply without any chunk for a reply without any error."""
-
-    fails = "check_absent_is_not_found"
 
     async def load(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
         verdicts = await super().load(batch)
@@ -152,20 +133,16 @@ class AbsentIsSuccess(BrokenTier):
         return verdicts
 
 
-class NeverReplaces(BrokenTier):
+class NeverReplaces(BrokenTier, fails="check_a_store_replaces_on_demand"):
     """Skips the store of a chunk that exists, even if it failed to load."""
-
-    fails = "check_a_store_replaces_on_demand"
 
     async def store_chunk(self, transfer: Transfer) -> None:
         if not await self.contains_chunk(transfer.key):
             await super().store_chunk(transfer)
 
 
-class StoringTwiceIsAnError(BrokenTier):
+class StoringTwiceIsAnError(BrokenTier, fails="check_storing_twice_is_harmless"):
     """Inserts where it should insert or replace."""
-
-    fails = "check_storing_twice_is_harmless"
 
     async def store_chunk(self, transfer: Transfer) -> None:
         if not transfer.replace and self.name_of(transfer.key) in self.shelf.objects:
@@ -173,20 +150,16 @@ class StoringTwiceIsAnError(BrokenTier):
         await super().store_chunk(transfer)
 
 
-class ScribblesOnBuffers(BrokenTier):
+class ScribblesOnBuffers(BrokenTier, fails="check_store_leaves_its_buffers_alone"):
     """Marks a header as stored in the lent buffer itself."""
-
-    fails = "check_store_leaves_its_buffers_alone"
 
     async def store_chunk(self, transfer: Transfer) -> None:
         await super().store_chunk(transfer)
         transfer.header[0] ^= 0x80
 
 
-class TakesShortForWhole(BrokenTier):
+class TakesShortForWhole(BrokenTier, fails="check_another_length_is_corrupt"):
     """Does not check how many bytes a read returned."""
-
-    fails = "check_another_length_is_corrupt"
 
     async def load_chunk(self, transfer: Transfer) -> None:
         await self.reach()
@@ -195,10 +168,9 @@ class TakesShortForWhole(BrokenTier):
         fill(transfer, (stored + missing)[: transfer.object_bytes])
 
 
-class HangsOnAnotherLength(BrokenTier):
+class HangsOnAnotherLength(BrokenTier, fails="check_another_length_is_corrupt"):
     """Reads the expected length, then mistakes the rest of the object for the next reply."""
 
-    fails = "check_another_length_is_corrupt"
     _lost = False
 
     async def load_chunk(self, transfer: Transfer) -> None:
@@ -210,10 +182,8 @@ class HangsOnAnotherLength(BrokenTier):
         fill(transfer, stored)
 
 
-class AssumesAddresses(BrokenTier):
+class AssumesAddresses(BrokenTier, fails="check_buffers_at_any_address"):
     """Declares no alignment, but needs one of eight bytes."""
-
-    fails = "check_buffers_at_any_address"
 
     async def store_chunk(self, transfer: Transfer) -> None:
         if np.frombuffer(transfer.payload, np.uint8).ctypes.data % 8:
@@ -221,10 +191,8 @@ class AssumesAddresses(BrokenTier):
         await super().store_chunk(transfer)
 
 
-class AssumesLengths(BrokenTier):
+class AssumesLengths(BrokenTier, fails="check_chunks_of_any_length"):
     """Copies eight bytes at a time."""
-
-    fails = "check_chunks_of_any_length"
 
     async def store_chunk(self, transfer: Transfer) -> None:
         await self.reach()
@@ -232,46 +200,37 @@ class AssumesLengths(BrokenTier):
         self.put(transfer.key, bytes(transfer.header) + words.tobytes())
 
 
-class IgnoresTheGroup(BrokenTier):
+class IgnoresTheGroup(BrokenTier, fails="check_groups_are_apart"):
     """Names objects after the chain hash alone: one group gets the bytes of another."""
-
-    fails = "check_groups_are_apart"
 
     def name_of(self, key: OffloadKey) -> ShelfName:
         return super().name_of(split_offload_key(key)[0])
 
 
-class FoldsCase(BrokenTier):
+class FoldsCase(BrokenTier, fails="check_similar_keys_are_apart"):
     """Keeps its objects in a store that ignores case."""
-
-    fails = "check_similar_keys_are_apart"
 
     def name_of(self, key: OffloadKey) -> ShelfName:
         return super().name_of(key.lower())
 
 
-class TakesKeysForText(BrokenTier):
+class TakesKeysForText(BrokenTier, fails="check_keys_of_any_bytes"):
     """Decodes a key as text, and replaces every undecodable byte by the same character."""
-
-    fails = "check_keys_of_any_bytes"
 
     def name_of(self, key: OffloadKey) -> ShelfName:
         return super().name_of(key.decode("ascii", "replace").encode())
 
 
-class IgnoresTheNamespace(BrokenTier):
+class IgnoresTheNamespace(BrokenTier, fails="check_namespaces_are_apart"):
     """Names objects after the key alone: one model gets the bytes of another."""
-
-    fails = "check_namespaces_are_apart"
 
     def name_of(self, key: OffloadKey) -> ShelfName:
         return self.context.namespace.manifest["run"], key  # type: ignore[return-value]
 
 
-class LosesConcurrentStores(BrokenTier):
+class LosesConcurrentStores(BrokenTier, fails="check_concurrent_stores_leave_one_whole_object"):
     """Writes under a temporary name that two stores of one key share."""
 
-    fails = "check_concurrent_stores_leave_one_whole_object"
     fan_out = 1
 
     async def store_chunk(self, transfer: Transfer) -> None:
@@ -291,10 +250,8 @@ class LosesConcurrentStores(BrokenTier):
             objects.pop(name, None)
 
 
-class ShowsPartlyWritten(BrokenTier):
+class ShowsPartlyWritten(BrokenTier, fails="check_no_partly_written_object_is_visible"):
     """Writes under the final name, and cleans up only after a failure."""
-
-    fails = "check_no_partly_written_object_is_visible"
 
     async def store_chunk(self, transfer: Transfer) -> None:
         await self.reach()
@@ -333,10 +290,8 @@ class KeepsHeaderApart(ShowsPartlyWritten):
         self.put(transfer.key, header + payload)
 
 
-class OutlivesCancellation(BrokenTier):
+class OutlivesCancellation(BrokenTier, fails="check_a_cancelled_call_ends"):
     """Waits for a load to complete although it was cancelled."""
-
-    fails = "check_a_cancelled_call_ends"
 
     async def load_chunk(self, transfer: Transfer) -> None:
         await super().load_chunk(transfer)
@@ -346,10 +301,8 @@ class OutlivesCancellation(BrokenTier):
             await asyncio.Event().wait()
 
 
-class WritesLate(BrokenTier):
+class WritesLate(BrokenTier, fails="check_a_cancelled_load_writes_nothing_more"):
     """Returns from a cancelled load at once, while a task still fills its buffers."""
-
-    fails = "check_a_cancelled_load_writes_nothing_more"
 
     async def load_chunk(self, transfer: Transfer) -> None:
         try:
@@ -363,10 +316,8 @@ class WritesLate(BrokenTier):
         fill(transfer, self.take(transfer.key))
 
 
-class ReadsLate(BrokenTier):
+class ReadsLate(BrokenTier, fails="check_a_cancelled_store_reads_nothing_more"):
     """Returns from a cancelled store at once, while a task still reads its buffers."""
-
-    fails = "check_a_cancelled_store_reads_nothing_more"
 
     async def store_chunk(self, transfer: Transfer) -> None:
         try:
@@ -380,10 +331,8 @@ class ReadsLate(BrokenTier):
         self.put(transfer.key, b"".join(transfer.buffers))
 
 
-class LeavesAPart(BrokenTier):
+class LeavesAPart(BrokenTier, fails="check_a_cancelled_store_leaves_no_part"):
     """Keeps the part that a cancelled store has written, under the final name."""
-
-    fails = "check_a_cancelled_store_leaves_no_part"
 
     async def store_chunk(self, transfer: Transfer) -> None:
         whole = b"".join(transfer.buffers)
@@ -395,10 +344,9 @@ class LeavesAPart(BrokenTier):
         self.put(transfer.key, whole)
 
 
-class BlocksTheLoop(BrokenTier):
+class BlocksTheLoop(BrokenTier, fails="check_the_loop_is_never_blocked"):
     """Reads its index from disk on the event loop, for a lookup of many keys."""
 
-    fails = "check_the_loop_is_never_blocked"
     settings: ClassVar[dict[str, Any]] = {"blocking_s": 0.2}
 
     async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
@@ -407,10 +355,8 @@ class BlocksTheLoop(BrokenTier):
         return await super().lookup(keys, request)
 
 
-class LeavesATask(BrokenTier):
+class LeavesATask(BrokenTier, fails="check_no_task_is_left"):
     """Starts a heartbeat and never stops it."""
-
-    fails = "check_no_task_is_left"
 
     async def open(self) -> None:
         await super().open()
@@ -421,40 +367,32 @@ class LeavesATask(BrokenTier):
             await self.context.clock.sleep(60)
 
 
-class LeavesAThread(BrokenTier):
+class LeavesAThread(BrokenTier, fails="check_no_thread_is_left"):
     """Starts a thread that waits for work forever."""
-
-    fails = "check_no_thread_is_left"
 
     async def open(self) -> None:
         await super().open()
         threading.Thread(target=threading.Event().wait, name="left behind", daemon=True).start()
 
 
-class LeavesADescriptor(BrokenTier):
+class LeavesADescriptor(BrokenTier, fails="check_no_descriptor_is_left"):
     """Opens its directory and does not close it."""
-
-    fails = "check_no_descriptor_is_left"
 
     async def open(self) -> None:
         await super().open()
         self._directory = os.open("/", os.O_RDONLY)
 
 
-class KeepsABuffer(BrokenTier):
+class KeepsABuffer(BrokenTier, fails="check_no_buffer_is_kept"):
     """Keeps the last transfer, for its log."""
-
-    fails = "check_no_buffer_is_kept"
 
     async def load_chunk(self, transfer: Transfer) -> None:
         self._last = transfer
         await super().load_chunk(transfer)
 
 
-class AcceptsNonsense(BrokenTier):
+class AcceptsNonsense(BrokenTier, fails="check_bad_settings_fail_in_open"):
     """Logs that a setting is wrong, and continues."""
-
-    fails = "check_bad_settings_fail_in_open"
 
     async def open(self) -> None:
         try:
@@ -463,10 +401,8 @@ class AcceptsNonsense(BrokenTier):
             self.context.logger.debug("%s", error)
 
 
-class TakesNonsenseForAnOutage(BrokenTier):
+class TakesNonsenseForAnOutage(BrokenTier, fails="check_bad_settings_fail_in_open"):
     """Reports every failure of open as an outage, a wrong setting too."""
-
-    fails = "check_bad_settings_fail_in_open"
 
     async def open(self) -> None:
         try:
@@ -475,10 +411,8 @@ class TakesNonsenseForAnOutage(BrokenTier):
             raise TierUnavailableError(str(error)) from error
 
 
-class ClosesForAll(BrokenTier):
+class ClosesForAll(BrokenTier, fails="check_instances_are_independent"):
     """Keeps one connection for all instances of a place, and closes it with any of them."""
-
-    fails = "check_instances_are_independent"
 
     async def open(self) -> None:
         self.shelf.marks.discard("closed")
@@ -493,20 +427,16 @@ class ClosesForAll(BrokenTier):
         self.shelf.marks.add("closed")
 
 
-class KeepsToItsProcess(BrokenTier):
+class KeepsToItsProcess(BrokenTier, fails="check_processes_share_a_place"):
     """Keeps its index in memory, and does not look at what other processes store."""
-
-    fails = "check_processes_share_a_place"
 
     @property
     def shelf(self) -> Shelf:
         return Shelf.named(os.path.basename(self.config.shelf))
 
 
-class ForgetsInClose(BrokenTier):
+class ForgetsInClose(BrokenTier, fails="check_chunks_outlive_the_instance"):
     """Deletes its chunks when it closes, so the next instance starts empty."""
-
-    fails = "check_chunks_outlive_the_instance"
 
     async def close(self) -> None:
         fingerprint = self.context.namespace.fingerprint
@@ -514,10 +444,8 @@ class ForgetsInClose(BrokenTier):
             del self.shelf.objects[name]
 
 
-class CloseHangs(BrokenTier):
+class CloseHangs(BrokenTier, fails="check_close_ends"):
     """Waits in close for the first call, even if there never was one."""
-
-    fails = "check_close_ends"
 
     _used: asyncio.Event | None = None
 
@@ -535,10 +463,9 @@ class CloseHangs(BrokenTier):
             await self._used.wait()
 
 
-class CloseForgetsCalls(BrokenTier):
+class CloseForgetsCalls(BrokenTier, fails="check_close_ends_what_runs"):
     """Discards outstanding replies when it closes, so their callers wait forever."""
 
-    fails = "check_close_ends_what_runs"
     _closed = False
 
     async def load_chunk(self, transfer: Transfer) -> None:
@@ -550,10 +477,9 @@ class CloseForgetsCalls(BrokenTier):
         self._closed = True
 
 
-class ClosesOnlyOnce(BrokenTier):
+class ClosesOnlyOnce(BrokenTier, fails="check_closing_twice_is_harmless"):
     """Closes its connection without checking that it has one."""
 
-    fails = "check_closing_twice_is_harmless"
     _connection: Any = object()
 
     async def close(self) -> None:
@@ -562,19 +488,15 @@ class ClosesOnlyOnce(BrokenTier):
         self._connection = None
 
 
-class FillsTheGap(BrokenTier):
+class FillsTheGap(BrokenTier, fails="check_a_lost_part_is_a_miss"):
     """Reads a lost part as zeros."""
-
-    fails = "check_a_lost_part_is_a_miss"
 
     def mend(self, stored: bytes) -> bytes:
         return half_of(stored)
 
 
-class LooksAtTheFirstPart(BrokenTier):
+class LooksAtTheFirstPart(BrokenTier, fails="check_a_lost_part_is_a_miss"):
     """Looks for the first part of a chunk only."""
-
-    fails = "check_a_lost_part_is_a_miss"
 
     async def contains_chunk(self, key: OffloadKey) -> bool:
         await self.reach()
@@ -582,29 +504,23 @@ class LooksAtTheFirstPart(BrokenTier):
         return self.name_of(key) in self.shelf.objects
 
 
-class TakesALostPartForAnOutage(BrokenTier):
+class TakesALostPartForAnOutage(BrokenTier, fails="check_a_lost_part_is_a_miss"):
     """Mistakes a lost part for a server that is down."""
-
-    fails = "check_a_lost_part_is_a_miss"
 
     def mend(self, stored: bytes) -> bytes:
         raise TierUnavailableError("a shard does not have its part")
 
 
-class NeverHealsAPart(BrokenTier):
+class NeverHealsAPart(BrokenTier, fails="check_a_lost_part_is_a_miss"):
     """Skips the store of a chunk whose first part exists, even if it failed to load."""
-
-    fails = "check_a_lost_part_is_a_miss"
 
     def put(self, key: OffloadKey, stored: bytes) -> None:
         if self.name_of(key) not in self.shelf.torn:
             super().put(key, stored)
 
 
-class TakesAHangForAMiss(BrokenTier):
+class TakesAHangForAMiss(BrokenTier, fails="check_a_hang_is_no_miss"):
     """Gives a lookup a time limit, and reports a miss when it has passed."""
-
-    fails = "check_a_hang_is_no_miss"
 
     async def contains_chunk(self, key: OffloadKey) -> bool:
         try:
@@ -614,10 +530,9 @@ class TakesAHangForAMiss(BrokenTier):
             return False
 
 
-class HangsWithItsStore(BrokenTier):
+class HangsWithItsStore(BrokenTier, fails="check_a_tier_comes_back_after_a_hang"):
     """Reuses a connection whose reply to a cancelled call is still to come."""
 
-    fails = "check_a_tier_comes_back_after_a_hang"
     _waits_for_a_reply = False
 
     async def reach(self) -> None:
@@ -630,10 +545,8 @@ class HangsWithItsStore(BrokenTier):
             raise
 
 
-class SwallowsOutages(BrokenTier):
+class SwallowsOutages(BrokenTier, fails="check_an_outage_is_no_miss"):
     """Reports a chunk as absent when it cannot know."""
-
-    fails = "check_an_outage_is_no_miss"
 
     async def contains_chunk(self, key: OffloadKey) -> bool:
         try:
@@ -642,20 +555,16 @@ class SwallowsOutages(BrokenTier):
             return False
 
 
-class ForgetsToDelete(BrokenTier):
+class ForgetsToDelete(BrokenTier, fails="check_an_outage_is_no_miss"):
     """Treats a chunk as deleted although the delete never reached the store."""
-
-    fails = "check_an_outage_is_no_miss"
 
     async def delete(self, keys: Sequence[OffloadKey]) -> None:
         with contextlib.suppress(TierUnavailableError):
             await super().delete(keys)
 
 
-class TakesACutForTheEnd(BrokenTier):
+class TakesACutForTheEnd(BrokenTier, fails="check_an_outage_in_mid_transfer_damages_nothing"):
     """Reads until the connection ends, and mistakes a cut connection for the end of the object."""
-
-    fails = "check_an_outage_in_mid_transfer_damages_nothing"
 
     async def load_chunk(self, transfer: Transfer) -> None:
         was_connected = self.shelf.connected
@@ -667,10 +576,9 @@ class TakesACutForTheEnd(BrokenTier):
             transfer.payload[: len(transfer.payload) // 2] = bytes(len(transfer.payload) // 2)
 
 
-class StaysAway(BrokenTier):
+class StaysAway(BrokenTier, fails="check_a_tier_comes_back_after_an_outage"):
     """Gives up its store for good at the first outage."""
 
-    fails = "check_a_tier_comes_back_after_an_outage"
     _given_up = False
 
     async def reach(self) -> None:
@@ -683,10 +591,8 @@ class StaysAway(BrokenTier):
             raise
 
 
-class DeletesOnlyWhatIsThere(BrokenTier):
+class DeletesOnlyWhatIsThere(BrokenTier, fails="check_delete_forgets"):
     """Fails to delete a missing chunk."""
-
-    fails = "check_delete_forgets"
 
     async def delete(self, keys: Sequence[OffloadKey]) -> None:
         for key in keys:
@@ -694,10 +600,8 @@ class DeletesOnlyWhatIsThere(BrokenTier):
         await super().delete(keys)
 
 
-class TouchStores(BrokenTier):
+class TouchStores(BrokenTier, fails="check_touch_changes_nothing"):
     """Records the use of any chunk, even a missing one."""
-
-    fails = "check_touch_changes_nothing"
 
     async def touch(self, keys: Sequence[OffloadKey]) -> None:
         await self.reach()
@@ -705,20 +609,16 @@ class TouchStores(BrokenTier):
             self.shelf.objects.setdefault(self.name_of(key), b"")
 
 
-class ScansWithoutHeader(BrokenTier):
+class ScansWithoutHeader(BrokenTier, fails="check_scan_lists_what_is_stored"):
     """Lists the length of the payload."""
-
-    fails = "check_scan_lists_what_is_stored"
 
     async def scan(self) -> AsyncIterator[Entry]:
         async for entry in super().scan():
             yield Entry(entry.key, entry.object_bytes - self.context.header_bytes)
 
 
-class ListsItsOwnNamespace(BrokenTier):
+class ListsItsOwnNamespace(BrokenTier, fails="check_namespaces_are_listed"):
     """Lists the one namespace that it knows anyway."""
-
-    fails = "check_namespaces_are_listed"
 
     async def namespaces(self) -> AsyncIterator[StoredNamespace]:
         async for namespace in super().namespaces():
@@ -726,39 +626,31 @@ class ListsItsOwnNamespace(BrokenTier):
                 yield namespace
 
 
-class MakesWhatItLooksInto(BrokenTier):
+class MakesWhatItLooksInto(BrokenTier, fails="check_maintenance_makes_no_namespace"):
     """Writes its manifest even when a tool opens it."""
-
-    fails = "check_maintenance_makes_no_namespace"
 
     async def open(self) -> None:
         await super().open()
         self.write_manifest()
 
 
-class UsesWhatItExamines(BrokenTier):
+class UsesWhatItExamines(BrokenTier, fails="check_maintenance_records_no_use"):
     """Counts a tool's load as an engine's."""
-
-    fails = "check_maintenance_records_no_use"
 
     async def load_chunk(self, transfer: Transfer) -> None:
         await super().load_chunk(transfer)
         self.use(transfer.key)
 
 
-class CountsNothing(BrokenTier):
+class CountsNothing(BrokenTier, fails="check_usage_counts_what_is_stored"):
     """Counts only chunks stored since it started to count, which it never does."""
-
-    fails = "check_usage_counts_what_is_stored"
 
     async def usage(self) -> Usage:
         return Usage(0, 0, None)
 
 
-class CountsItsOwn(BrokenTier):
+class CountsItsOwn(BrokenTier, fails="check_usage_counts_what_is_stored"):
     """Counts the chunks that this instance has stored."""
-
-    fails = "check_usage_counts_what_is_stored"
 
     _used_bytes = 0
 
@@ -770,10 +662,8 @@ class CountsItsOwn(BrokenTier):
         return Usage(None, self._used_bytes, None)
 
 
-class ReportsWhatItKeeps(BrokenTier):
+class ReportsWhatItKeeps(BrokenTier, fails="check_a_reported_removal_is_true"):
     """Reports the oldest chunk as evicted before it knows whether it can be."""
-
-    fails = "check_a_reported_removal_is_true"
 
     async def store_chunk(self, transfer: Transfer) -> None:
         try:
@@ -784,10 +674,8 @@ class ReportsWhatItKeeps(BrokenTier):
             raise
 
 
-class LoadsWhatHasExpired(BrokenTier):
+class LoadsWhatHasExpired(BrokenTier, fails="check_an_expired_chunk_is_absent"):
     """Looks at a chunk's age only in a lookup, and leaves its removal to a sweep."""
-
-    fails = "check_an_expired_chunk_is_absent"
 
     async def contains_chunk(self, key: OffloadKey) -> bool:
         return await super().contains_chunk(key) and not self.is_expired(self.name_of(key))
@@ -796,20 +684,16 @@ class LoadsWhatHasExpired(BrokenTier):
         pass
 
 
-class RenewsTheAge(BrokenTier):
+class RenewsTheAge(BrokenTier, fails="check_no_use_extends_the_maximum_age"):
     """Renews a chunk's age with each use, as a store does."""
-
-    fails = "check_no_use_extends_the_maximum_age"
 
     def use(self, key: OffloadKey) -> None:
         super().use(key)
         self.shelf.stored_s[self.name_of(key)] = self.context.clock.wall_s()
 
 
-class FullIsAnyError(BrokenTier):
+class FullIsAnyError(BrokenTier, fails="check_a_full_tier_refuses_or_makes_room"):
     """Is full, and raises an error that does not say so."""
-
-    fails = "check_a_full_tier_refuses_or_makes_room"
 
     async def store_chunk(self, transfer: Transfer) -> None:
         try:
@@ -818,10 +702,8 @@ class FullIsAnyError(BrokenTier):
             raise TierError(f"write failed: {error}") from error
 
 
-class NeedsItsParent(BrokenTier):
+class NeedsItsParent(BrokenTier, fails="check_it_runs_in_a_process"):
     """Finds its store in a variable that only the engine's process has set."""
-
-    fails = "check_it_runs_in_a_process"
 
     async def open(self) -> None:
         if self.config.shelf not in SHELVES:
@@ -830,7 +712,6 @@ class NeedsItsParent(BrokenTier):
 
 
 def half_of(whole: bytes) -> bytes:
-    """Return an object whose second half is zeros."""
     return whole[: len(whole) // 2].ljust(len(whole), b"\x00")
 
 

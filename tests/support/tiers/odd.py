@@ -24,11 +24,7 @@ from support.tiers.shelf import ShelfName, ShelfTier, fill
 
 
 class OddTier(ShelfTier):
-    """A tier that keeps the contract in an unusual way.
-
-    Attributes:
-        settings: arguments that :class:`kvtier_sdk.testing.TierSubject` needs for it.
-    """
+    """A tier that keeps the contract in an unusual way."""
 
     settings: ClassVar[dict[str, Any]] = {}
 

@@ -33,8 +33,6 @@ _MAX_CHUNKS = 1024
 
 
 class SealedTierConfig(MemoryTierConfig):
-    """Options of a memory tier, and the codec before it."""
-
     cipher: str
 
 

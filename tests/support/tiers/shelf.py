@@ -32,8 +32,6 @@ ShelfName = tuple[str, OffloadKey]
 
 
 class Files(MutableMapping[ShelfName, bytes]):
-    """Objects in a directory."""
-
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
@@ -63,33 +61,20 @@ class Files(MutableMapping[ShelfName, bytes]):
 
 @dataclass
 class Shelf:
-    """A store in this process that several instances of a tier can share.
-
-    Attributes:
-        objects: the stored objects.
-        keys: the key under which each was stored.
-        connected: False while the shelf is unreachable.
-        hangs: True while the shelf answers nothing.
-        torn: the objects that have lost a part.
-        marks: messages between the instances of a tier.
-        manifests: the manifest of each namespace, by its fingerprint.
-        used_s: the time of each object's last use.
-        stored_s: the time of each object's store.
-    """
+    """A store in this process that several instances of a tier can share."""
 
     objects: MutableMapping[ShelfName, bytes] = field(default_factory=dict)
     keys: dict[ShelfName, OffloadKey] = field(default_factory=dict)
     connected: bool = True
-    hangs: bool = False
+    hangs: bool = False  # calls hang
     torn: set[ShelfName] = field(default_factory=set)
-    marks: set[str] = field(default_factory=set)
+    marks: set[str] = field(default_factory=set)  # messages between the instances of a tier
     manifests: dict[str, bytes] = field(default_factory=dict)
     used_s: dict[ShelfName, float] = field(default_factory=dict)
     stored_s: dict[ShelfName, float] = field(default_factory=dict)
 
     @classmethod
     def named(cls, name: str) -> Shelf:
-        """Return the shelf of a name, and make it if it does not exist; a directory is shared."""
         if name not in SHELVES:
             SHELVES[name] = cls(Files(Path(name)) if "/" in name else {})
         return SHELVES[name]
@@ -101,17 +86,6 @@ _LOOK_S = 0.01
 
 
 class ShelfTierConfig(TierConfig):
-    """Options of the shelf tier.
-
-    Attributes:
-        shelf: name of the shelf.
-        chunks: how many chunks it holds before it refuses more; unlimited by default.
-        latency_s: how long every call takes.
-        ttl_s: how long a chunk is kept after its last use; for ever by default.
-        max_age_s: how long a chunk is kept after its store; for ever by default.
-        nonsense: a setting that cannot work.
-    """
-
     shelf: str = "shelf"
     chunks: int | None = None
     latency_s: Seconds = 0.001
@@ -181,7 +155,6 @@ class ShelfTier(ChunkTierManager):
         self.shelf.manifests[namespace.fingerprint] = namespace.manifest_json().encode()
 
     def use(self, key: OffloadKey) -> None:
-        """Record that a chunk is used now."""
         self.shelf.used_s[self.name_of(key)] = self.context.clock.wall_s()
 
     @property
@@ -212,7 +185,6 @@ class ShelfTier(ChunkTierManager):
         return stored
 
     def expire(self, name: ShelfName) -> None:
-        """Remove an object whose time is up."""
         if self.is_expired(name):
             self.shelf.objects.pop(name, None)
 
@@ -230,7 +202,6 @@ class ShelfTier(ChunkTierManager):
         raise ChunkNotFoundError("a part is lost")
 
     async def reach(self) -> None:
-        """Connect to the shelf, which takes a moment."""
         await self.context.clock.sleep(self.config.latency_s)
         while self.shelf.hangs:
             await self.context.clock.sleep(_LOOK_S)
@@ -239,7 +210,6 @@ class ShelfTier(ChunkTierManager):
 
 
 def fill(transfer: Transfer, stored: bytes) -> None:
-    """Copy an object into a transfer's buffers."""
     if len(stored) != transfer.object_bytes:
         raise CorruptChunkError(f"{len(stored)} bytes stored; expected {transfer.object_bytes}")
     split = len(transfer.header)
@@ -249,7 +219,6 @@ def fill(transfer: Transfer, stored: bytes) -> None:
 def shelf_subject(
     tier_class: type[ShelfTier], directory: Path | None = None, **settings: Any
 ) -> TierSubject:
-    """Make a subject with all hooks from a shelf tier, on a new shelf."""
     name = str(directory or uuid.uuid4().hex)
     shelf = Shelf.named(name)
     namespace = TierSubject.new_namespace()

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 from lmcache_host import KIND, OBJECT_BYTES, Kind, stored_elsewhere
-from support.engine_stores import another_process, store_fixture
+from support.stores import another_process, store_fixture
 
 StoreElsewhere = Callable[..., int]
 

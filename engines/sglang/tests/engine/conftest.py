@@ -1,8 +1,8 @@
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
-from support.engine_stores import another_process, store_fixture
 from support.sglang_host import KIND, PART_BYTES, Kind, stored_elsewhere
+from support.stores import another_process, store_fixture
 
 StoreElsewhere = Callable[..., int]
 

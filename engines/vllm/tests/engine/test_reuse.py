@@ -4,8 +4,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.memcached_store import MemcachedStore
-from support.stores import Folder, Mooncake, RedisStore, S3Store, ServedStore, Store
+from support.stores import (
+    Folder,
+    MemcachedStore,
+    Mooncake,
+    RedisStore,
+    S3Store,
+    ServedStore,
+    Store,
+)
 from support.vllm_engine import (
     BLOCK_TOKENS,
     CHUNK_BYTES,
