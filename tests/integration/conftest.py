@@ -99,7 +99,6 @@ Install = Callable[..., Path]
 
 @pytest.fixture(params=RUNNERS)
 def runner(request: pytest.FixtureRequest) -> str:
-    """Each runner, in turn."""
     name: str = request.param
     return name
 

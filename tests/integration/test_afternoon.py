@@ -15,7 +15,6 @@ ROOT = Path(__file__).parents[2]
 
 
 def told(text: str) -> list[str]:
-    """The titles, commands and claims of an afternoon, in order."""
     return re.findall(r"^(?:(?:## |\$ kvtier |NOT SO).*|[A-Z][^:\n]*\.)$", text, re.MULTILINE)
 
 

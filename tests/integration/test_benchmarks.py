@@ -54,7 +54,6 @@ def test_benchmark_runs(command: str, says: str) -> None:
 
 
 def test_endurance_runs() -> None:
-    """The long replay of ``make endurance``, on little work."""
     ran = subprocess.run(
         [sys.executable, "-m", "support.endurance", "--requests", "60", "--concurrency", "8"],
         cwd=BENCH.parent / "tests",
@@ -68,7 +67,6 @@ def test_endurance_runs() -> None:
 
 
 def test_wrong_bytes_end_a_benchmark(tmp_path: Path) -> None:
-    """A client that loses a byte has no figures."""
     program = tmp_path / "damaged.py"
     program.write_text(
         f"import sys; sys.path[0] = {str(BENCH)!r}\n"
@@ -87,7 +85,6 @@ def test_wrong_bytes_end_a_benchmark(tmp_path: Path) -> None:
 
 
 def test_report_measures_and_writes_its_page(tmp_path: Path) -> None:
-    """The smallest section: what it says is what it has measured."""
     run("report.py", "--quick", "--only", "worker", "--into", str(tmp_path))
     kept = json.loads((tmp_path / "performance" / "worker.json").read_text())
     (low, high) = next(

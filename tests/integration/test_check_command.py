@@ -55,7 +55,6 @@ def findings(*arguments: str, status: int = 0) -> dict[str, Any]:
 
 
 def write(path: Path, extra: dict[str, Any], **further: Any) -> str:
-    """A ``kv_transfer_config`` as an operator has it."""
     config = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", **further}
     path.write_text(json.dumps(config | {"kv_connector_extra_config": extra}))
     return str(path)
@@ -208,7 +207,6 @@ def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
 
 
 def _without_nothing(value: Any) -> Any:
-    """TOML has no word for it."""
     if isinstance(value, dict):
         return {key: _without_nothing(of) for key, of in value.items() if of is not None}
     return [_without_nothing(of) for of in value] if isinstance(value, list) else value

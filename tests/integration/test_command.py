@@ -70,7 +70,6 @@ def test_a_traceback_is_shown_to_who_asks_for_it(faulty_site: Path) -> None:
     ids=" ".join,
 )
 def test_wrong_arguments_show_no_password(arguments: list[str]) -> None:
-    """The URL of a tier, without or behind a wrong option."""
     done = kvtier("replay", *arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert "hunter2" not in done.stderr
@@ -97,7 +96,6 @@ def test_the_help_names_every_status(command: str) -> None:
 
 
 def test_check_tells_what_it_knows_and_lets_itself_be_interrupted(tmp_path: Path) -> None:
-    """Ctrl-C comes while a server accepts a connection and never answers."""
     config = tmp_path / "kv.toml"
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"redis://127.0.0.1:{silent.getsockname()[1]}?connect_timeout=1h"

@@ -40,13 +40,11 @@ def demo(*arguments: str) -> str:
 
 
 def plain(printed: str) -> list[str]:
-    """Return the lines without the parts that differ and the blanks that align them."""
     lines = (" ".join(_VARYING.sub(r"\1", line).split()) for line in printed.splitlines())
     return [line for line in lines if line]
 
 
 def needs(text: str) -> set[str]:
-    """Return the distributions that a requirement brings, by the metadata installed here."""
     requirement = Requirement(text)
     found = {canonicalize_name(requirement.name)}
     for line in distribution(requirement.name).requires or ():

@@ -20,7 +20,6 @@ KEYS = keys_from(0, 20)
 
 @pytest.fixture(params=[Folder, RedisStore, S3Store], ids=lambda kind: kind.name)
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    """A store with 20 chunks of one engine, and five of another."""
     found = request.param(tmp_path / "store", CHUNK_BYTES)
     fill(found.url, OURS, KEYS)
     fill(found.url, THEIRS, KEYS[:5])

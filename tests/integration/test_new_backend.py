@@ -36,10 +36,6 @@ def written(name: str, directory: Path) -> Path:
 
 
 def test_a_newcomer_does_what_he_is_told_and_edits_nothing(wheels: Path, tmp_path: Path) -> None:
-    """A clone's packages are on no index: the command says where the source is.
-
-    The tutorial does the same with wheels.
-    """
     environment = stranger(wheels)
     command = new_backend("demo", directory=tmp_path).stdout.splitlines()[-1].strip()
     told = distribution("kvtier-sdk").read_text("direct_url.json")

@@ -57,7 +57,6 @@ NAMESPACE = Namespace({"model": "m"})
 
 @pytest.fixture(scope="module")
 def site(install_package: Callable[..., Path]) -> Iterator[Path]:
-    """Make a directory with the backend, on this process's path."""
     entry_points = {"counted": "tier:CountedTier"}
     site = install_package("kvtier-counted", "1.0", {"tier": COUNTED}, entry_points)
     sys.path.insert(0, str(site))
@@ -67,12 +66,10 @@ def site(install_package: Callable[..., Path]) -> Iterator[Path]:
 
 @pytest.fixture
 def tier(site: Path, tmp_path: Path) -> dict[str, Any]:
-    """Return the entry of a tier in its own process."""
     return {"type": "counted", "runner": "process", "diary": str(tmp_path / "diary")}
 
 
 def validations(tier: Mapping[str, Any]) -> list[int]:
-    """Return the processes that have validated a tier's options, in order."""
     return list(map(int, Path(tier["diary"]).read_text().split()))
 
 
@@ -101,7 +98,6 @@ def test_from_code(tier: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_under_vllms_manager(tier: dict[str, Any], tmp_path: Path) -> None:
-    """vLLM's manager makes the tiers one after the other."""
     names = ("first", "second", "third")
     tiers = [{**tier, "name": name, "diary": str(tmp_path / name)} for name in names]
     entries = [{**one, "type": "kvtier", "backend": "counted"} for one in tiers]
@@ -118,7 +114,6 @@ def test_under_vllms_manager(tier: dict[str, Any], tmp_path: Path) -> None:
 
 
 def test_under_our_manager_in_vllm(tier: dict[str, Any]) -> None:
-    """A worker's process has no tiers, and does not read their entries."""
     extra = {"cpu_bytes_to_use": "64KiB", "secondary_tiers": [tier]}
     _, of_scheduler = (validate_options(SpecOptions, extra, EXTRA_CONFIG) for _ in range(2))
     assert not Path(tier["diary"]).exists()
@@ -128,7 +123,6 @@ def test_under_our_manager_in_vllm(tier: dict[str, Any]) -> None:
 
 
 def of_vllm(spec: str, tier: Mapping[str, Any]) -> dict[str, Any]:
-    """Return vLLM's configuration for one tier."""
     return {
         "kv_connector": "OffloadingConnector",
         "kv_role": "kv_both",

@@ -48,7 +48,6 @@ EXPECTED = {
 
 
 def commands() -> list[str]:
-    """The commands of the page's table, in its order."""
     table = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")]
     return [found for line in table for found in re.findall(r"`kvtier ([^`]+)`", line)]
 

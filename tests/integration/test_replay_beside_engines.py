@@ -21,7 +21,6 @@ ENGINES_KEYS = keys_from(0, 20)
 
 @pytest.fixture(params=[Folder, S3Store, RedisStore], ids=lambda kind: kind.name)
 def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Store, str]]:
-    """A store with 20 chunks of an engine, and the URL of a tier in it that has a limit."""
     store = request.param(tmp_path / "store", CHUNK_BYTES)
     limited = f"{store.url}&capacity=200KiB"
     if isinstance(store, RedisStore):

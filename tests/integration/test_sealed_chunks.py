@@ -37,7 +37,6 @@ def stored(engine: Live) -> None:
 
 
 def asked(engine: Live, name: str = "asking") -> set[str]:
-    """Return the answers for the chunks; chunks that are found are compared."""
     request = engine.begin(name)
     found = engine.settle(request, *CHUNKS)
     if set(found) == {"HIT"}:
@@ -100,7 +99,6 @@ def test_two_engines_with_different_keys_come_to_rest(store: Store, tmp_path: Pa
 
 
 def push_out(engine: Live, turn: int) -> None:
-    """Fill the pool with other chunks."""
     request = engine.begin(f"filling {turn}")
     start = 10 + 8 * turn
     engine.store(request, *KEYS[start : start + 8])

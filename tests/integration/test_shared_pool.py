@@ -38,7 +38,6 @@ def processes() -> Iterator[PoolProcesses]:
 
 @pytest.fixture
 def start(processes: PoolProcesses) -> Iterator[Start]:
-    """Start processes, which release their pools at the end of the test."""
     yield processes.start
     processes.take_back()
 
@@ -53,7 +52,6 @@ def join_line(
 def start_replica(
     start: Start, shm_directory: Path, workers: int, replica: str = "one"
 ) -> tuple[PoolProcess, list[PoolProcess]]:
-    """Start a scheduler and its workers, which join at once in any order."""
     members = [None, *range(workers)]
     processes = [start() for _ in members]
     for process, member in zip(processes, members, strict=True):

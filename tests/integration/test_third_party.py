@@ -40,7 +40,6 @@ result = asyncio.run(main())
 
 
 def run(code: str, *sites: Path) -> Any:
-    """Run code in a fresh interpreter that sees the sites, and return its ``result``."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sites))}
     code += "\nimport json\nprint(json.dumps(result))\n"
     done = subprocess.run(
@@ -55,7 +54,6 @@ def run(code: str, *sites: Path) -> Any:
 
 
 def error_of_loading(name: str, *sites: Path) -> tuple[str, str]:
-    """Return class and text of the error with which a backend is refused."""
     code = f"""
 import kvtier_sdk
 try:

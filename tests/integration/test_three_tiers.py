@@ -42,7 +42,6 @@ def workload() -> list[ReplayRequest]:
 
 @pytest.fixture(scope="module")
 def trace(workload: list[ReplayRequest], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write the workload as a trace file, in which a chunk's id is its number."""
     numbers: dict[bytes, int] = {}
     lines = [
         json.dumps({"hash_ids": [numbers.setdefault(key, len(numbers)) for key in request.keys]})
@@ -55,7 +54,6 @@ def trace(workload: list[ReplayRequest], tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture
 def stores(tmp_path: Path) -> Iterator[dict[str, Any]]:
-    """Start an empty store of each kind, by name."""
     made: dict[str, Store] = {}
     with ExitStack() as ended:
         for kind in (Folder, RedisStore, S3Store):

@@ -36,7 +36,6 @@ _PATIENCE_S = 120.0
 
 @pytest.fixture
 def stores(tmp_path: Path) -> Iterator[list[Store]]:
-    """Start an empty folder, Redis server and S3 server, and make a second folder."""
     with ExitStack() as ended:
         made: list[Store] = []
         for kind in (Folder, RedisStore, S3Store):
@@ -51,7 +50,6 @@ def folder(tmp_path: Path) -> Folder:
 
 
 def damage(files: list[Path]) -> None:
-    """Damage files, each in one of five ways."""
     ways = [
         lambda file: os.truncate(file, file.stat().st_size - 1),
         lambda file: os.truncate(file, file.stat().st_size + 1),

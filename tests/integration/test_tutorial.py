@@ -37,7 +37,6 @@ def blocks_of(page: str) -> list[Block]:
 
 
 def script_of(blocks: list[Block]) -> str:
-    """Return a bash script that runs the blocks, and marks the start of each."""
     lines = ["set -eu", "exec 2>&1"]
     for index, block in enumerate(blocks):
         lines += [f"echo {shlex.quote(_MARK.format(index))}", _step(block)]
@@ -45,7 +44,6 @@ def script_of(blocks: list[Block]) -> str:
 
 
 def outputs_of(printed: str, blocks: list[Block]) -> list[str]:
-    """Return the output of each block; blocks that were not reached are missing."""
     parts = re.split(rf"^{_MARK.format('[0-9]+')}\n", printed, flags=re.MULTILINE)
     return parts[1 : len(blocks) + 1]
 

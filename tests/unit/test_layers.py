@@ -82,8 +82,6 @@ CLOCK_OWNERS = ("kvtier_sdk.aio.clock", "kvtier_sdk.testing")
 
 @dataclass(frozen=True)
 class Import:
-    """One imported name: ``from module import name``, or ``import module`` without a name."""
-
     line: int
     module: str
     name: str | None = None
@@ -102,7 +100,6 @@ def home_of(module: str) -> str | None:
 
 
 def imports_of(source: str, module: str, *, is_package: bool = False) -> Iterator[Import]:
-    """Return every import of a module, those in functions and under TYPE_CHECKING included."""
     package = module if is_package else module.rpartition(".")[0]
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -134,7 +131,6 @@ def heavy_breaches(imported: Import, module: str) -> list[str]:
 
 
 def import_breaches(source: str, module: str, *, is_package: bool = False) -> list[str]:
-    """Return the forbidden imports of a module of the SDK."""
     home = home_of(module)
     if home is None:
         return [f"{module}: the table of layers does not know it"]
@@ -161,7 +157,6 @@ def import_breaches(source: str, module: str, *, is_package: bool = False) -> li
 
 
 def clock_breaches(source: str, module: str) -> list[str]:
-    """Return the places where a module of the SDK uses time or tasks past the clock."""
     if any(is_in(module, owner) for owner in CLOCK_OWNERS):
         return []
     forbidden = CLOCK_CALLS - OBSERVATION if is_in(module, MAY_OBSERVE) else CLOCK_CALLS
@@ -192,7 +187,6 @@ def clock_breaches(source: str, module: str) -> list[str]:
 
 
 def package_breaches(source: str, module: str, public: Mapping[str, frozenset[str]]) -> list[str]:
-    """Return the places where a backend or an engine imports more of kvtier than public names."""
     own = module.partition(".")[0]
     found = []
     for imported in imports_of(source, module):

@@ -88,7 +88,6 @@ def test_a_backends_counters_never_fall_when_its_process_is_replaced() -> None:
 
 
 def test_every_series_exists_from_the_start() -> None:
-    """The labels' values are those of the enums: what is counted later adds no series."""
     start = list(metric_samples([TierStats("host", "primary"), TierStats("far", "redis")]))
     series = {(s.metric.name, *s.labels) for s in start}
     assert len(series) == len(start)

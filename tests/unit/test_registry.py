@@ -58,7 +58,6 @@ Install = Callable[..., str]
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Pretend that a distribution is installed whose one module has the given source."""
     numbers = itertools.count()
 
     def make(

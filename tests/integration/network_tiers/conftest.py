@@ -21,7 +21,6 @@ pytest_asyncio_loop_factories = loop_factories
 
 @pytest.fixture(autouse=True)
 async def bounded() -> AsyncIterator[None]:
-    """Cancel a test that hangs."""
     loop = asyncio.get_running_loop()
     timer = loop.call_later(60.0, lambda: [task.cancel() for task in asyncio.all_tasks(loop)])
     yield
@@ -42,7 +41,6 @@ class Network:
     bench: Workbench = field(default_factory=Workbench)
 
     async def open(self, **options: object) -> SecondaryTierManager:
-        """Open a tier with one connection, through the proxy."""
         url = self.url(await self.proxy.start())
         return await self.bench.open(url, **{"connections": 1, **options})
 

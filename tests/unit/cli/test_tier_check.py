@@ -38,7 +38,6 @@ def trials(*tiers: TierSpec | str, timeout_s: float = PATIENCE_S) -> list[TierCh
 def trial_of(
     tier: type[MemoryTier], timeout_s: float = PATIENCE_S, *, name: str = "t", **options: Any
 ) -> TierCheck:
-    """Try one tier of a class."""
     runner = options.pop("runner", {})
     config = tier.config_model.model_validate(options)
     spec = TierSpec(name, "memory", tier, config, RunnerOptions.model_validate(runner))
@@ -238,7 +237,6 @@ async def _forget_nothing(self: MemoryTier, keys: Sequence[bytes]) -> None:
 
 
 def _stored_by(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bytes, str]]:
-    """Record key and namespace of each chunk that memory tiers store from now on."""
     stored: list[tuple[bytes, str]] = []
     store = MemoryTier.store
 

@@ -24,8 +24,6 @@ Make = Callable[..., ChunkCodec]
 
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
-    """Make a codec of these keys."""
-
     def build(*keys: bytes) -> ChunkCodec:
         return load_codec(write_keys(tmp_path / "chunk.keys", *keys))
 
@@ -35,7 +33,6 @@ def make(tmp_path: Path) -> Make:
 def seal(
     codec: ChunkCodec, content: bytes = CONTENT, associated: bytes = ASSOCIATED
 ) -> tuple[bytes, bytes]:
-    """An envelope and a sealed payload."""
     envelope, sealed = bytearray(codec.envelope_bytes), bytearray(len(content))
     codec.seal(associated, memoryview(content), memoryview(sealed), memoryview(envelope))
     return bytes(envelope), bytes(sealed)
@@ -130,7 +127,6 @@ def test_no_key_is_shown(make: Make) -> None:
 
 
 def test_without_the_extra_one_sentence_says_what_to_install(tmp_path: Path) -> None:
-    """In a process in which ``cryptography`` cannot be imported."""
     code = (
         "import sys; sys.modules['cryptography'] = None\n"
         "from kvtier_sdk import ConfigError, TierSpec\n"

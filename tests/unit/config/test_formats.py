@@ -54,7 +54,6 @@ def _list(values: list[Any]) -> str:
 
 
 def write(path: Path, options: Mapping[str, Any]) -> Path:
-    """Write options in the format of the suffix."""
     if path.suffix == ".toml":
         path.write_text("".join(f"{name} = {_quoted(value)}\n" for name, value in options.items()))
     elif path.suffix == ".json":

@@ -50,7 +50,6 @@ def rows(text: str, name: str) -> list[Row]:
 
 
 def written(option: OptionInfo) -> Row:
-    """Return an option's row as the page writes it."""
     kind = ", ".join(f"`{choice}`" for choice in option.choices) or option.kind
     return option.name, kind, "needed" if option.required else default(option.default)
 

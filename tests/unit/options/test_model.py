@@ -206,8 +206,6 @@ def test_a_part_without_a_meaning_is_refused(url: str) -> None:
 
 
 class Guarded(TierConfig):
-    """Options, some of which are secrets by name or by type."""
-
     auth_token: Annotated[str, BeforeValidator(_refuse)] = ""
     pin: SecretStr | None = Field(None, min_length=9)
     password: str = Field("", min_length=9)
