@@ -38,10 +38,7 @@ def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         ("backends.py --backend file --sealed --rounds 1 --total 4MiB --kib 256", "kvtier, sealed"),
         ("interference.py --rounds 1 --seconds 0.2 --mbps 20 --tier redis", "apart"),
         ("policies.py --requests 40", "optimum"),
-        (
-            "scale.py --slots 10000 --tiers 1 --requests 10 --files 500",
-            "start of the file tier",
-        ),
+        ("scale.py --slots 10000 --tiers 1 --requests 10 --files 500", "start of the file tier"),
         (
             "versions.py --rounds 1 . . worker.py --rounds 1 --layers 1 --pages 16 --kib 16",
             "store, scattered, 16 x 16 KiB",

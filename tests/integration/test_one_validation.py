@@ -13,22 +13,11 @@ from typing import Any
 
 import pytest
 
-from kvtier_sdk import (
-    HostPool,
-    Namespace,
-    PoolLayout,
-    RunnerOptions,
-    SystemClock,
-    TieringConfig,
-)
+from kvtier_sdk import HostPool, Namespace, PoolLayout, RunnerOptions, SystemClock, TieringConfig
 from kvtier_sdk.engine import open_manager, open_pool
 from kvtier_sdk.options.model import validate_options
 from kvtier_sdk.runner.factory import make_runner
-from kvtier_vllm.options import (
-    EXTRA_CONFIG,
-    SecondaryTierEntry,
-    SpecOptions,
-)
+from kvtier_vllm.options import EXTRA_CONFIG, SecondaryTierEntry, SpecOptions
 
 #: A tier whose options write down the process that validates them.
 COUNTED = """

@@ -119,10 +119,7 @@ def test_no_password_is_in_anything_that_can_be_seen(
         engine.rest()
     seen["check of what fails"] = command("check", config)
     for url in urls:
-        with (
-            pytest.raises(TierAuthError) as refused,
-            live([f"{url}&runner={runner}&required=yes"]),
-        ):
+        with pytest.raises(TierAuthError) as refused, live([f"{url}&runner={runner}&required=yes"]):
             pass
         seen[f"traceback of {url}"] = "".join(traceback.format_exception(refused.value))
         logging.getLogger("engine").error("no tier", exc_info=refused.value)

@@ -110,9 +110,7 @@ def copy_killed_twice(src: Store, dst: Store, chunks: int) -> dict[str, Any]:
     return found
 
 
-def test_chunks_go_round_all_stores_although_each_copy_is_killed_twice(
-    stores: list[Store],
-) -> None:
+def test_chunks_go_round_all_stores_although_each_copy_is_killed_twice(stores: list[Store]) -> None:
     keys = keys_from(0, CHUNKS)
     fill(stores[0].url, NAMESPACE, keys)
     for src, dst in pairwise(stores):

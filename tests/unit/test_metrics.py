@@ -11,14 +11,7 @@ from support.engine import KEYS, A, B, Engine, stored_below
 from support.monitoring import ALERT_RULES, DASHBOARD
 
 from kvtier_sdk import CorruptChunkError
-from kvtier_sdk.metrics import (
-    METRICS,
-    Histogram,
-    MetricKind,
-    PoolUsage,
-    TierStats,
-    metric_samples,
-)
+from kvtier_sdk.metrics import METRICS, Histogram, MetricKind, PoolUsage, TierStats, metric_samples
 from kvtier_sdk.runner.jobs import Operation, Verdict
 from kvtier_sdk.tiering import MissReason
 

@@ -6,13 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvtier_sdk import (
-    BackendError,
-    ConfigError,
-    MemoryTierConfig,
-    RunnerOptions,
-    TieringConfig,
-)
+from kvtier_sdk import BackendError, ConfigError, MemoryTierConfig, RunnerOptions, TieringConfig
 
 TOP = ", ".join(sorted(TieringConfig.option_names()))
 COMMON_NAMES = {"type", "backend", "name", "url", *RunnerOptions.option_names()}

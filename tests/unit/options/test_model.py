@@ -231,10 +231,7 @@ class Guarded(TierConfig):
         ({"nodes": "redis://u:hunter2@h"}, "option 'nodes' is 'redis://u:***@h' but should be"),
         ({"account": [{"password": "hunter2"}]}, "option 'account' is [{'password': '***'}] but"),
         ({"account": {"client_secret": "hunter2"}}, "option 'account.client_secret' has a value"),
-        (
-            {"tokens": 0, "password": "hunter2-hunter2"},
-            "cannot log in with *** and ''",
-        ),
+        ({"tokens": 0, "password": "hunter2-hunter2"}, "cannot log in with *** and ''"),
         ({"pasword": "hunter2"}, "unknown option 'pasword'; did you mean 'password'?"),
         ({"tokens": "many"}, "option 'tokens' is 'many' but should be"),
     ],

@@ -7,12 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvtier_sdk import format_bytes
-from kvtier_sdk.options.units import (
-    parse_bytes,
-    parse_bytes_or_share,
-    parse_seconds,
-    parse_share,
-)
+from kvtier_sdk.options.units import parse_bytes, parse_bytes_or_share, parse_seconds, parse_share
 
 FACTORS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
     "KiB": 2**10,
