@@ -10,22 +10,15 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from support.author import run
 
 pytestmark = pytest.mark.reader
 
 BENCH = Path(__file__).parents[2] / "benchmarks"
 
 
-def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    ran = subprocess.run(
-        [sys.executable, str(BENCH / program), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    return ran
+def bench(program: str, *arguments: str) -> str:
+    return run([sys.executable, str(BENCH / program), *arguments], BENCH.parent)
 
 
 @pytest.mark.parametrize(
@@ -47,20 +40,12 @@ def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     ids=lambda value: value.partition(".py")[0],
 )
 def test_benchmark_runs(command: str, says: str) -> None:
-    assert says in run(*command.split()).stdout
+    assert says in bench(*command.split())
 
 
 def test_endurance_runs() -> None:
-    ran = subprocess.run(
-        [sys.executable, "-m", "support.endurance", "--requests", "60", "--concurrency", "8"],
-        cwd=BENCH.parent / "tests",
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert "no wrong byte, nothing left" in ran.stdout
+    command = [sys.executable, "-m", "support.endurance", "--requests", "60", "--concurrency", "8"]
+    assert "no wrong byte, nothing left" in run(command, BENCH.parent / "tests")
 
 
 def test_wrong_bytes_end_a_benchmark(tmp_path: Path) -> None:
@@ -82,7 +67,7 @@ def test_wrong_bytes_end_a_benchmark(tmp_path: Path) -> None:
 
 
 def test_report_measures_and_writes_its_page(tmp_path: Path) -> None:
-    run("report.py", "--quick", "--only", "worker", "--into", str(tmp_path))
+    bench("report.py", "--quick", "--only", "worker", "--into", str(tmp_path))
     kept = json.loads((tmp_path / "performance" / "worker.json").read_text())
     (low, high) = next(
         sorted(series["values"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import socket
@@ -11,6 +12,9 @@ from pathlib import Path
 
 import pytest
 from support.command import kvtier
+from support.monitoring import ALERT_RULES
+
+from kvtier_sdk import METRICS
 
 TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}")
 COMMAND = [sys.executable, "-P", "-c", "from kvtier_sdk.cli import main; main()"]
@@ -114,3 +118,14 @@ def test_check_tells_what_it_knows_and_lets_itself_be_interrupted(tmp_path: Path
             connection.close()
     assert told.startswith(b"slots = 4\n")
     assert (check.returncode, rest.strip(), b"Traceback" in said) == (130, b"", False)
+
+
+def test_each_command_for_metrics_prints_what_it_names() -> None:
+    listed = kvtier("metrics", "list")
+    assert listed.returncode == 0
+    assert all(f"{metric.name}" in listed.stdout for metric in METRICS)
+    assert "kvtier_misses_total{tier, reason}  (counter of chunks)\n    Chunks" in listed.stdout
+    rules = kvtier("metrics", "rules")
+    assert (rules.returncode, rules.stdout, rules.stderr) == (0, ALERT_RULES, "")
+    dashboard = kvtier("metrics", "dashboard")
+    assert json.loads(dashboard.stdout)["title"] == "kvtier"

@@ -30,7 +30,6 @@ _STEPS = 3000
 
 @pytest.fixture
 def mount(tmp_path: Path) -> Iterator[Callable[..., Path]]:
-    """Mount a file system of a given size in memory."""
     at = tmp_path / "mounted"
 
     def mounted(size_bytes: int, most_inodes: int = 0) -> Path:
@@ -227,12 +226,10 @@ class Scanned:
         return refused
 
     def store_new(self, count: int) -> None:
-        """Store chunks that were never seen before."""
         for _ in range(0, count, 8):
             self.engine.store(self._request, *(next(self._new) for _ in range(8)))
 
     def until(self, is_so: Callable[[], bool]) -> None:
-        """Play steps; an engine at rest has none to play."""
         while not is_so():
             self.engine.step()
 

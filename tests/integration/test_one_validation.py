@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.author import run
 
 from kvtier_sdk import HostPool, Namespace, PoolLayout, RunnerOptions, SystemClock, TieringConfig
 from kvtier_sdk.engine import open_manager, open_pool
@@ -138,7 +138,7 @@ def test_by_check(
 ) -> None:
     file = tmp_path / "kv.json"
     file.write_text(json.dumps(write(tier)))
-    run("check", str(file), site=site)
+    kvtier("check", str(file), site=site)
     assert once_on_each_side(tier)
 
 
@@ -148,15 +148,10 @@ def test_by_a_replay_whose_flags_win_over_its_file(
     file = tmp_path / "kv.json"
     file.write_text(json.dumps({"slots": 4, "tiers": ["memory:"]}))
     url = f"counted:?runner=process&diary={tier['diary']}"
-    run("replay", "--requests", "1", "--config", str(file), "--tier", url, site=site)
+    kvtier("replay", "--requests", "1", "--config", str(file), "--tier", url, site=site)
     assert once_on_each_side(tier)
 
 
-def run(*arguments: str, site: Path) -> None:
-    subprocess.run(
-        [sys.executable, "-P", "-c", "from kvtier_sdk.cli import main; main()", *arguments],
-        env=os.environ | {"PYTHONPATH": str(site)},
-        capture_output=True,
-        check=True,
-        timeout=120,
-    )
+def kvtier(*arguments: str, site: Path) -> None:
+    command = [sys.executable, "-P", "-c", "from kvtier_sdk.cli import main; main()", *arguments]
+    run(command, site, os.environ | {"PYTHONPATH": str(site)})

@@ -108,11 +108,17 @@ def test_no_name_has_two_homes() -> None:
 
 @pure_core_only
 @pytest.mark.parametrize("name", sorted(CLASSES))
-def test_a_public_class_is_explained(name: str) -> None:
+def test_a_public_class_its_attributes_and_its_properties_are_explained(name: str) -> None:
     prose = inspect.getdoc(CLASSES[name]) or ""
     # A dataclass without a docstring gets its signature for one.
     assert prose
     assert not prose.startswith(f"{name}(")
+    assert unnamed_attributes(CLASSES[name]) == []
+    for attribute, found in inspect.getmembers_static(CLASSES[name]):
+        if isinstance(found, property) and not attribute.startswith("_"):
+            module = getattr(found.fget, "__module__", "")
+            if module.startswith("kvtier_sdk"):
+                assert inspect.getdoc(found), f"{name}.{attribute} has no docstring"
 
 
 @pure_core_only
@@ -122,22 +128,6 @@ def test_a_public_function_is_explained(
 ) -> None:
     assert prose.strip(), f"{name} has no docstring"
     assert unnamed_parameters(function, prose) == []
-
-
-@pure_core_only
-@pytest.mark.parametrize("name", sorted(CLASSES))
-def test_a_public_property_is_explained(name: str) -> None:
-    for attribute, found in inspect.getmembers_static(CLASSES[name]):
-        if isinstance(found, property) and not attribute.startswith("_"):
-            module = getattr(found.fget, "__module__", "")
-            if module.startswith("kvtier_sdk"):
-                assert inspect.getdoc(found), f"{name}.{attribute} has no docstring"
-
-
-@pure_core_only
-@pytest.mark.parametrize("name", sorted(CLASSES))
-def test_a_public_attribute_is_explained(name: str) -> None:
-    assert unnamed_attributes(CLASSES[name]) == []
 
 
 def test_a_public_constant_is_explained() -> None:

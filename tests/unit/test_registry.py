@@ -244,11 +244,6 @@ def test_this_release_is_among_those_that_speak_its_contract() -> None:
     assert Version(__version__) in SpecifierSet(CONTRACT_RELEASES[CONTRACT_VERSION])
 
 
-def test_an_unknown_policy_lists_the_installed_ones() -> None:
-    with pytest.raises(UnknownBackendError, match=r"no policy 'lur'; did you mean 'lru'\?"):
-        load_policy("lur")
-
-
 def test_two_owners_of_a_policy_are_both_named(install: Install) -> None:
     install("kvtier-mine", "1.0", name="p", group="kvtier.policies")
     install("kvtier-mine-too", "2.0", name="p", group="kvtier.policies")

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +10,7 @@ import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.author import run
 from support.keys import NEXT, OURS, THEIRS, write_keys
 
 from kvtier_sdk import ChunkAuthError, ChunkCodec, load_codec
@@ -135,10 +134,6 @@ def test_without_the_extra_one_sentence_says_what_to_install(tmp_path: Path) -> 
         "except ConfigError as error:\n"
         "    print(error)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ
-    )
-    assert done.stdout.endswith(
-        "codec 'aes-gcm' needs cryptography: pip install 'kvtier-sdk[seal]'\n"
-    )
-    assert done.stdout.count("\n") == 1
+    printed = run([sys.executable, "-c", code], tmp_path)
+    assert printed.endswith("codec 'aes-gcm' needs cryptography: pip install 'kvtier-sdk[seal]'\n")
+    assert printed.count("\n") == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from support.author import run
 
 from kvtier_sdk import ConfigError, TieringConfig
 
@@ -127,8 +127,8 @@ try:
 except ValueError as error:
     print(error)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == f"{path}: YAML needs PyYAML: pip install 'kvtier-sdk[yaml]'\n"
+    printed = run([sys.executable, "-c", code], tmp_path)
+    assert printed == f"{path}: YAML needs PyYAML: pip install 'kvtier-sdk[yaml]'\n"
 
 
 @pytest.mark.parametrize(

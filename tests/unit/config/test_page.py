@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.author import run
 from support.monitoring import ALERTS
 
 from kvtier_sdk import METRICS, RunnerOptions, TieringConfig, load_backend
@@ -99,9 +99,7 @@ def test_the_example_prints_what_the_page_says() -> None:
     text = PAGE.read_text()
     (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     (printed,) = re.findall(r"^prints `(.*)`\.$", text, re.MULTILINE)
-    command = [sys.executable, "-c", example]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.strip() == printed
+    assert run([sys.executable, "-c", example], ROOT).strip() == printed
 
 
 def test_the_file_of_the_page_is_valid(tmp_path: Path) -> None:
