@@ -42,62 +42,9 @@ MISTAKES: list[tuple[Any, str]] = [
     ({"policy": 5}, "option 'policy' is 5 but should be text"),
     ({"tiers": "memory:"}, "option 'tiers' should be a list, not text"),
     ({"tiers": [5]}, "option 'tiers[0]' should be a table of options, not a number"),
-    ({"tiers": [{}]}, "option 'tiers[0].type' is missing; it names the backend"),
-    ({"tiers": [{"type": "kvtier"}]}, "option 'tiers[0].backend' is missing; it names the backend"),
     (
         {"tiers": [{"tpe": "memory"}]},
         f"unknown option 'tiers[0].tpe'; did you mean 'type'? allowed: {COMMON}",
-    ),
-    (
-        {"tiers": [{"type": "memry"}]},
-        "option 'tiers[0].type': no backend 'memry'; did you mean 'memory'? installed: ...",
-    ),
-    (
-        {"tiers": [{"type": "kvtier", "backend": "memry"}]},
-        "option 'tiers[0].backend': no backend 'memry'; did you mean 'memory'? installed: ...",
-    ),
-    (
-        {"tiers": ["memory"]},
-        "option 'tiers[0].url' cannot be used: tier URL 'memory' names no backend; write for "
-        "example 'file:///data/kv' or 'memory:'",
-    ),
-    (
-        {"tiers": ["my_tier:"]},
-        "option 'tiers[0].url' cannot be used: tier URL 'my_tier:': a URL's scheme cannot hold "
-        "'_'; write 'my-tier:'",
-    ),
-    (
-        {"tiers": [{"type": "memory", "url": "file:///x"}]},
-        "option 'tiers[0].url' begins with 'file:', which is not the backend 'memory' that "
-        "'tiers[0].type' names",
-    ),
-    (
-        {"tiers": [{"type": "memory", "backend": "file"}]},
-        "option 'tiers[0].backend' is 'file', but 'type' is 'memory'",
-    ),
-    (
-        {"tiers": ["memory://host"]},
-        "option 'tiers[0].url' cannot be used: memory: takes no host and no path; write "
-        "'memory:?option=value'",
-    ),
-    (
-        {"tiers": ["memory:?name="]},
-        "option 'tiers[0].name' is empty; leave it out, or give the tier a name",
-    ),
-    (
-        {"tiers": ["memory:?name=host"]},
-        "option 'tiers[0].name': two tiers are named 'host', this one and the host pool; name "
-        "one of them, for example 'host-2'",
-    ),
-    ({"tiers": [{"url": 5}]}, "option 'tiers[0].url' is 5 but should be text"),
-    (
-        {"tiers": [{"url": "memory:?capacity=1KiB", "capacity": "2KiB"}]},
-        "option 'tiers[0].capacity' is given in the URL and beside it",
-    ),
-    (
-        {"tiers": [{"type": "kvtier", "backend": "memory", "url": "nobodys:"}]},
-        "option 'tiers[0].url' begins with 'nobodys:', which is not the backend 'memory' that "
-        "'tiers[0].backend' names",
     ),
     (
         {"tiers": ["memory:", {"type": "memory"}]},
@@ -113,37 +60,92 @@ MISTAKES: list[tuple[Any, str]] = [
         f"unknown option 'tiers[0].capcity'; did you mean 'capacity'? allowed: {MEMORY}",
     ),
     (
-        {"tiers": [{"type": "memory", "runner": "cloud"}]},
-        "option 'tiers[0].runner' is 'cloud' but should be 'auto', 'thread' or 'process'",
-    ),
-    (
-        {"tiers": [{"type": "memory", "store_policy": "thru"}]},
-        "option 'tiers[0].store_policy': no store policy 'thru'; did you mean 'through'? "
-        "installed: after_hits, on_evict, through",
-    ),
-    (
-        {"tiers": [{"type": "memory", "store_policy": "after_hits"}]},
-        "option 'tiers[0].store_policy': store policy 'after_hits': needs a number of hits from "
-        "1: 'after_hits:2'",
-    ),
-    (
-        {"tiers": [{"type": "memory", "codec": "aes_gcm:/k"}]},
-        "option 'tiers[0].codec': no codec 'aes_gcm'; did you mean 'aes-gcm'? installed: aes-gcm",
-    ),
-    (
-        {"tiers": [{"type": "memory", "codec": "aes-gcm:/nowhere/chunk.keys"}]},
-        "option 'tiers[0].codec': codec 'aes-gcm:/nowhere/chunk.keys': cannot read the key file: "
-        "No such file or directory",
-    ),
-    (
-        {"tiers": [{"type": "memory", "probe_interval": "60s"}]},
-        "option 'tiers[0].max_probe_interval' is 30 s but should be at least 'probe_interval', "
-        "which is 60 s",
-    ),
-    (
         {"tiers": [{"memory": None}]},
         "option 'tiers[0]' is a table without a 'type'; if it is meant as a URL, in YAML write "
         "quotes: 'memory:'",
+    ),
+]
+#: A tier, the option with a mistake, and the words about it.
+TIER_MISTAKES: list[tuple[Any, str, str]] = [
+    ({}, "type", " is missing; it names the backend"),
+    ({"type": "kvtier"}, "backend", " is missing; it names the backend"),
+    ({"type": "memry"}, "type", ": no backend 'memry'; did you mean 'memory'? installed: ..."),
+    (
+        {"type": "kvtier", "backend": "memry"},
+        "backend",
+        ": no backend 'memry'; did you mean 'memory'? installed: ...",
+    ),
+    (
+        "memory",
+        "url",
+        " cannot be used: tier URL 'memory' names no backend; write for example "
+        "'file:///data/kv' or 'memory:'",
+    ),
+    (
+        "my_tier:",
+        "url",
+        " cannot be used: tier URL 'my_tier:': a URL's scheme cannot hold '_'; write 'my-tier:'",
+    ),
+    (
+        {"type": "memory", "url": "file:///x"},
+        "url",
+        " begins with 'file:', which is not the backend 'memory' that 'tiers[0].type' names",
+    ),
+    ({"type": "memory", "backend": "file"}, "backend", " is 'file', but 'type' is 'memory'"),
+    (
+        "memory://host",
+        "url",
+        " cannot be used: memory: takes no host and no path; write 'memory:?option=value'",
+    ),
+    ("memory:?name=", "name", " is empty; leave it out, or give the tier a name"),
+    (
+        "memory:?name=host",
+        "name",
+        ": two tiers are named 'host', this one and the host pool; name one of them, for "
+        "example 'host-2'",
+    ),
+    ({"url": 5}, "url", " is 5 but should be text"),
+    (
+        {"url": "memory:?capacity=1KiB", "capacity": "2KiB"},
+        "capacity",
+        " is given in the URL and beside it",
+    ),
+    (
+        {"type": "kvtier", "backend": "memory", "url": "nobodys:"},
+        "url",
+        " begins with 'nobodys:', which is not the backend 'memory' that 'tiers[0].backend' names",
+    ),
+    (
+        {"type": "memory", "runner": "cloud"},
+        "runner",
+        " is 'cloud' but should be 'auto', 'thread' or 'process'",
+    ),
+    (
+        {"type": "memory", "store_policy": "thru"},
+        "store_policy",
+        ": no store policy 'thru'; did you mean 'through'? installed: after_hits, on_evict, "
+        "through",
+    ),
+    (
+        {"type": "memory", "store_policy": "after_hits"},
+        "store_policy",
+        ": store policy 'after_hits': needs a number of hits from 1: 'after_hits:2'",
+    ),
+    (
+        {"type": "memory", "codec": "aes_gcm:/k"},
+        "codec",
+        ": no codec 'aes_gcm'; did you mean 'aes-gcm'? installed: aes-gcm",
+    ),
+    (
+        {"type": "memory", "codec": "aes-gcm:/nowhere/chunk.keys"},
+        "codec",
+        ": codec 'aes-gcm:/nowhere/chunk.keys': cannot read the key file: No such file or "
+        "directory",
+    ),
+    (
+        {"type": "memory", "probe_interval": "60s"},
+        "max_probe_interval",
+        " is 30 s but should be at least 'probe_interval', which is 60 s",
     ),
 ]
 
@@ -155,7 +157,11 @@ def complaint(options: Any) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize(("options", "message"), MISTAKES)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    MISTAKES
+    + [({"tiers": [tier]}, f"option 'tiers[0].{at}'{said}") for tier, at, said in TIER_MISTAKES],
+)
 def test_a_mistake_is_told_with_the_path_of_its_option(options: Any, message: str) -> None:
     if isinstance(options, dict) and options:
         options = {"slots": 8, **options}
