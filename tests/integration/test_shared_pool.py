@@ -182,9 +182,6 @@ def test_two_replicas_at_once_keep_apart(start: Start, shm_directory: Path) -> N
     assert waiting.run("pool.absent()") == ["worker 0", "worker 1"]
 
 
-# Errors
-
-
 @pytest.mark.parametrize(
     ("layout", "options", "message"),
     [
@@ -276,9 +273,6 @@ def test_a_directory_on_a_disk_is_told(
     assert "use a directory on a tmpfs, such as /dev/shm" in caplog.text
 
 
-# A process and its children
-
-
 def test_a_child_maps_the_pool_by_its_inherited_descriptor(start: Start) -> None:
     pool = HostPool.create(PoolLayout(SLOTS, PART_BYTES, workers=2))
     assert not os.get_inheritable(pool.fd)
@@ -351,9 +345,6 @@ def test_closing_gives_descriptor_and_place_back() -> None:
     with pytest.raises(KVTierError, match="the host pool is closed"):
         _ = pool.fd
     os.close(handle)
-
-
-# Forks
 
 
 @pytest.mark.parametrize("action", ["pool.close()", "globals().pop('pool')", "os.getpid()"])

@@ -49,10 +49,7 @@ def outputs_of(printed: str, blocks: list[Block]) -> list[str]:
 
 
 def missing_lines(expected: str, printed: str) -> list[str]:
-    """Return the lines of a page that are missing from the output, or out of order.
-
-    ``...`` matches anything, and a run of blanks any other.
-    """
+    """Return the lines that the output lacks or has out of order; ``...`` matches anything."""
     lines = iter(_plain(line) for line in printed.splitlines())
     missing = []
     for line in expected.splitlines():

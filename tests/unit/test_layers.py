@@ -24,10 +24,7 @@ ROOT = PACKAGE.parent
 
 
 def read_ranks(page: str) -> dict[str, int]:
-    """Read the table of docs/architecture.md: from a module or package to its layer.
-
-    A module imports its own layer and those below.
-    """
+    """Read each module's layer from a table; a module imports its own layer and lower ones."""
     ranks = {}
     for layer, rooms in re.findall(r"^\| (\d+) \| ([^|]*) \|", page, re.MULTILINE):
         for room in re.findall(r"`(\w+)`", rooms):

@@ -29,12 +29,7 @@ async def bounded() -> AsyncIterator[None]:
 
 @dataclass
 class Network:
-    """A way to a server that can be held, cut or reset.
-
-    Attributes:
-        proxy: the proxy before the server.
-        bench: makes chunks, and tiers.
-    """
+    """A way to a server that can be held, cut or reset."""
 
     proxy: Proxy
     url: Callable[[str], str]

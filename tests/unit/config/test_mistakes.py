@@ -115,35 +115,31 @@ TIER_MISTAKES: list[tuple[Any, str, str]] = [
         "url",
         " begins with 'nobodys:', which is not the backend 'memory' that 'tiers[0].backend' names",
     ),
+    ("memory:?runner=cloud", "runner", " is 'cloud' but should be 'auto', 'thread' or 'process'"),
     (
-        {"type": "memory", "runner": "cloud"},
-        "runner",
-        " is 'cloud' but should be 'auto', 'thread' or 'process'",
-    ),
-    (
-        {"type": "memory", "store_policy": "thru"},
+        "memory:?store_policy=thru",
         "store_policy",
         ": no store policy 'thru'; did you mean 'through'? installed: after_hits, on_evict, "
         "through",
     ),
     (
-        {"type": "memory", "store_policy": "after_hits"},
+        "memory:?store_policy=after_hits",
         "store_policy",
         ": store policy 'after_hits': needs a number of hits from 1: 'after_hits:2'",
     ),
     (
-        {"type": "memory", "codec": "aes_gcm:/k"},
+        "memory:?codec=aes_gcm:/k",
         "codec",
         ": no codec 'aes_gcm'; did you mean 'aes-gcm'? installed: aes-gcm",
     ),
     (
-        {"type": "memory", "codec": "aes-gcm:/nowhere/chunk.keys"},
+        "memory:?codec=aes-gcm:/nowhere/chunk.keys",
         "codec",
         ": codec 'aes-gcm:/nowhere/chunk.keys': cannot read the key file: No such file or "
         "directory",
     ),
     (
-        {"type": "memory", "probe_interval": "60s"},
+        "memory:?probe_interval=60s",
         "max_probe_interval",
         " is 30 s but should be at least 'probe_interval', which is 60 s",
     ),
