@@ -187,7 +187,7 @@ class NoCoroutine(ShelfTier):
 
 
 class NoVersion(ShelfTier):
-    """Was written for a contract to come."""
+    """Declares a contract version that does not exist yet."""
 
     contract_version = 2
 

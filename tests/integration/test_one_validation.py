@@ -58,12 +58,8 @@ def tier(site: Path, tmp_path: Path) -> dict[str, Any]:
     return {"type": "counted", "runner": "process", "diary": str(tmp_path / "diary")}
 
 
-def validations(tier: Mapping[str, Any]) -> list[int]:
-    return list(map(int, Path(tier["diary"]).read_text().split()))
-
-
 def once_on_each_side(tier: Mapping[str, Any]) -> bool:
-    pids = validations(tier)
+    pids = Path(tier["diary"]).read_text().split()
     return len(pids) == len(set(pids)) == 2
 
 

@@ -107,7 +107,7 @@ def test_a_key_that_is_not_in_the_file_is_named_by_its_id(make: Make) -> None:
 
 
 def test_keys_are_changed_without_losing_a_chunk(make: Make) -> None:
-    """The next key is first read by all, then written with, and then the old one is taken out."""
+    """All engines first read with the new key, then write with it, then drop the old key."""
     before, both, turned, after = make(OURS), make(OURS, NEXT), make(NEXT, OURS), make(NEXT)
     old, new = seal(before), seal(turned)
     assert seal(both)[0][:8] == old[0][:8]

@@ -46,11 +46,9 @@ def test_a_whole_one_is_read() -> None:
 def _quoted(value: object) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{name} = {_quoted(inner)}" for name, inner in value.items()) + "}"
-    return json.dumps(value, ensure_ascii=False) if not isinstance(value, list) else _list(value)
-
-
-def _list(values: list[Any]) -> str:
-    return "[" + ", ".join(map(_quoted, values)) + "]"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_quoted, value)) + "]"
+    return json.dumps(value, ensure_ascii=False)
 
 
 def write(path: Path, options: Mapping[str, Any]) -> Path:
