@@ -18,7 +18,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 @pytest.fixture
 def make() -> Iterator[Callable[..., Engine]]:
-    """Make an engine with the requests ``A`` and ``B`` alive; the test's end shuts it down."""
     engines: list[Engine] = []
 
     def build(*args: Any, **kwargs: Any) -> Engine:
@@ -38,7 +37,6 @@ def make() -> Iterator[Callable[..., Engine]]:
 
 @pytest.fixture
 def shm_directory() -> Iterator[Path]:
-    """A directory for this test on the tmpfs of shared memory."""
     path = Path("/dev/shm") / f"test-{uuid.uuid4().hex}"
     path.mkdir(mode=0o700)
     yield path

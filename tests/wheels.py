@@ -60,7 +60,6 @@ def main() -> int:
 
 
 def wheel_of(package: Path) -> Path:
-    """Find the wheel of a package."""
     project = tomllib.loads((package / "pyproject.toml").read_text())["project"]
     name = f"{project['name'].replace('-', '_')}-{project['version']}-*.whl"
     found = list((ROOT / "dist").glob(name))
@@ -70,7 +69,6 @@ def wheel_of(package: Path) -> Path:
 
 
 def faults_of(wheel: Path) -> list[str]:
-    """Return the faults of a wheel's contents."""
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     faults = []
@@ -93,7 +91,6 @@ def faults_of(wheel: Path) -> list[str]:
 def test(
     wheels: Sequence[Path], packages: Sequence[Path], work: Path, options: Sequence[str]
 ) -> int:
-    """Run the tests against the wheels, in a new environment."""
     environment = work / "env"
     venv.create(environment)
     python = str(environment / "bin" / "python")
@@ -150,7 +147,6 @@ def copy_tests(packages: Sequence[Path], into: Path) -> list[str]:
 
 
 def _settings() -> str:
-    """Return pytest's settings, without the rest of pyproject.toml."""
     project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
     lines = ["[pytest]"]
     for name, value in project["tool"]["pytest"]["ini_options"].items():

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from support.author import ROOT, build_wheel
+from support.live import CHUNK_BYTES
 from support.runners import RUNNERS
+from support.stores import Folder, RedisStore, S3Store, Store
 
 #: A whole tier, as its author would write it.
 MINE = '''
@@ -99,9 +101,15 @@ Install = Callable[..., Path]
 
 @pytest.fixture(params=RUNNERS)
 def runner(request: pytest.FixtureRequest) -> str:
-    """Each runner, in turn."""
     name: str = request.param
     return name
+
+
+@pytest.fixture(params=[Folder, RedisStore, S3Store], ids=lambda kind: kind.name)
+def empty_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    made = request.param(tmp_path / "store", CHUNK_BYTES)
+    yield made
+    made.kill()
 
 
 @pytest.fixture(scope="session")

@@ -10,22 +10,15 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from support.author import run
 
 pytestmark = pytest.mark.reader
 
 BENCH = Path(__file__).parents[2] / "benchmarks"
 
 
-def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    ran = subprocess.run(
-        [sys.executable, str(BENCH / program), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    return ran
+def bench(program: str, *arguments: str) -> str:
+    return run([sys.executable, str(BENCH / program), *arguments], BENCH.parent)
 
 
 @pytest.mark.parametrize(
@@ -38,10 +31,7 @@ def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         ("backends.py --backend file --sealed --rounds 1 --total 4MiB --kib 256", "kvtier, sealed"),
         ("interference.py --rounds 1 --seconds 0.2 --mbps 20 --tier redis", "apart"),
         ("policies.py --requests 40", "optimum"),
-        (
-            "scale.py --slots 10000 --tiers 1 --requests 10 --files 500",
-            "start of the file tier",
-        ),
+        ("scale.py --slots 10000 --tiers 1 --requests 10 --files 500", "start of the file tier"),
         (
             "versions.py --rounds 1 . . worker.py --rounds 1 --layers 1 --pages 16 --kib 16",
             "store, scattered, 16 x 16 KiB",
@@ -50,25 +40,15 @@ def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     ids=lambda value: value.partition(".py")[0],
 )
 def test_benchmark_runs(command: str, says: str) -> None:
-    assert says in run(*command.split()).stdout
+    assert says in bench(*command.split())
 
 
 def test_endurance_runs() -> None:
-    """The long replay of ``make endurance``, on little work."""
-    ran = subprocess.run(
-        [sys.executable, "-m", "support.endurance", "--requests", "60", "--concurrency", "8"],
-        cwd=BENCH.parent / "tests",
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert "no wrong byte, nothing left" in ran.stdout
+    command = [sys.executable, "-m", "support.endurance", "--requests", "60", "--concurrency", "8"]
+    assert "no wrong byte, nothing left" in run(command, BENCH.parent / "tests")
 
 
 def test_wrong_bytes_end_a_benchmark(tmp_path: Path) -> None:
-    """A client that loses a byte has no figures."""
     program = tmp_path / "damaged.py"
     program.write_text(
         f"import sys; sys.path[0] = {str(BENCH)!r}\n"
@@ -87,8 +67,7 @@ def test_wrong_bytes_end_a_benchmark(tmp_path: Path) -> None:
 
 
 def test_report_measures_and_writes_its_page(tmp_path: Path) -> None:
-    """The smallest section: what it says is what it has measured."""
-    run("report.py", "--quick", "--only", "worker", "--into", str(tmp_path))
+    bench("report.py", "--quick", "--only", "worker", "--into", str(tmp_path))
     kept = json.loads((tmp_path / "performance" / "worker.json").read_text())
     (low, high) = next(
         sorted(series["values"])

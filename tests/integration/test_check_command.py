@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support.command import kvtier, kvtier_json
+from support.small_shm import run_with_shm
 
 from kvtier_sdk import TieringConfig
 
@@ -55,7 +56,6 @@ def findings(*arguments: str, status: int = 0) -> dict[str, Any]:
 
 
 def write(path: Path, extra: dict[str, Any], **further: Any) -> str:
-    """A ``kv_transfer_config`` as an operator has it."""
     config = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", **further}
     path.write_text(json.dumps(config | {"kv_connector_extra_config": extra}))
     return str(path)
@@ -202,13 +202,7 @@ def test_a_wrong_flag_is_told(kv: str, arguments: list[str], said: str) -> None:
     assert said in done.stderr
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
-    (mistake,) = findings(str(tmp_path / "kv.toml"), status=2)["mistakes"]
-    assert mistake == f"{tmp_path}/kv.toml: No such file or directory"
-
-
 def _without_nothing(value: Any) -> Any:
-    """TOML has no word for it."""
     if isinstance(value, dict):
         return {key: _without_nothing(of) for key, of in value.items() if of is not None}
     return [_without_nothing(of) for of in value] if isinstance(value, list) else value
@@ -227,3 +221,24 @@ def test_a_urls_password_is_not_shown() -> None:
     done = check("--no-dry-run", "redis://user:hunter2@127.0.0.1:1")
     assert done.stdout.endswith("redis://user:***@127.0.0.1:1: ok\n")
     assert "hunter2" not in done.stdout + done.stderr
+
+
+def test_a_pool_larger_than_shared_memory_is_told(tmp_path: Path) -> None:
+    path = write(tmp_path / "kv.json", {**HOST, "cpu_bytes_to_use": "64MiB"})
+    run_with_shm(
+        16 << 20,
+        f"""
+        import contextlib, io, json, pathlib, sys
+        from kvtier_sdk.cli import main
+        sys.argv = ["kvtier", "check", "--json", {path!r}]
+        with open({str(tmp_path / "out")!r}, "w") as out, contextlib.redirect_stdout(out):
+            with contextlib.suppress(SystemExit):
+                main()
+        """,
+    )
+    findings = json.loads((tmp_path / "out").read_text())
+    assert not findings["ok"]
+    assert findings["pool_fault"] == (
+        "the host pool needs 64 MiB, and 16 MiB are free in /dev/shm: make the pool smaller, or "
+        "make /dev/shm larger (docker run --shm-size, in Kubernetes an emptyDir of medium Memory)"
+    )

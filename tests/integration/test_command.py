@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import socket
@@ -11,6 +12,9 @@ from pathlib import Path
 
 import pytest
 from support.command import kvtier
+from support.monitoring import ALERT_RULES
+
+from kvtier_sdk import METRICS
 
 TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}")
 COMMAND = [sys.executable, "-P", "-c", "from kvtier_sdk.cli import main; main()"]
@@ -70,7 +74,6 @@ def test_a_traceback_is_shown_to_who_asks_for_it(faulty_site: Path) -> None:
     ids=" ".join,
 )
 def test_wrong_arguments_show_no_password(arguments: list[str]) -> None:
-    """The URL of a tier, without or behind a wrong option."""
     done = kvtier("replay", *arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert "hunter2" not in done.stderr
@@ -97,7 +100,6 @@ def test_the_help_names_every_status(command: str) -> None:
 
 
 def test_check_tells_what_it_knows_and_lets_itself_be_interrupted(tmp_path: Path) -> None:
-    """Ctrl-C comes while a server accepts a connection and never answers."""
     config = tmp_path / "kv.toml"
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"redis://127.0.0.1:{silent.getsockname()[1]}?connect_timeout=1h"
@@ -116,3 +118,14 @@ def test_check_tells_what_it_knows_and_lets_itself_be_interrupted(tmp_path: Path
             connection.close()
     assert told.startswith(b"slots = 4\n")
     assert (check.returncode, rest.strip(), b"Traceback" in said) == (130, b"", False)
+
+
+def test_each_command_for_metrics_prints_what_it_names() -> None:
+    listed = kvtier("metrics", "list")
+    assert listed.returncode == 0
+    assert all(f"{metric.name}" in listed.stdout for metric in METRICS)
+    assert "kvtier_misses_total{tier, reason}  (counter of chunks)\n    Chunks" in listed.stdout
+    rules = kvtier("metrics", "rules")
+    assert (rules.returncode, rules.stdout, rules.stderr) == (0, ALERT_RULES, "")
+    dashboard = kvtier("metrics", "dashboard")
+    assert json.loads(dashboard.stdout)["title"] == "kvtier"

@@ -55,7 +55,6 @@ def outcome(check: Check, subject: TierSubject) -> ConformanceError | CheckSkipp
 
 
 def outcome_of(check: Check, tier: Any) -> Any:
-    """Run one check of a tier on a new shelf, and return its outcome."""
     clock = SystemClock() if check.name in REAL_TIME else VirtualClock()
     options: dict[str, Any] = {"clock": clock, "chunk_bytes": CHUNK_BYTES}
     options |= getattr(tier, "settings", {})
@@ -68,7 +67,6 @@ def outcome_of(check: Check, tier: Any) -> Any:
 def outcomes_of(
     tier: type[BrokenTier | OddTier], checks: Iterable[Check]
 ) -> dict[str, ConformanceError | CheckSkipped]:
-    """Return failures and skips, by the name of their check."""
     outcomes = {check.name: outcome_of(check, tier) for check in checks}
     return {name: error for name, error in outcomes.items() if error is not None}
 
@@ -128,8 +126,6 @@ def sequences_until_failure(shrink_s: int) -> int:
     opened = []
 
     class Counting(broken.AbsentIsSuccess):
-        """Counts the sequences that are tried."""
-
         async def open(self) -> None:
             opened.append(None)
             await super().open()
@@ -186,14 +182,12 @@ def test_an_exception_of_a_hook_is_shown_as_the_rule(hook: str) -> None:
 
 
 class NoCoroutine(ShelfTier):
-    """Forgets that a lookup is a coroutine."""
-
     def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Any:
         return [False] * len(keys)
 
 
 class NoVersion(ShelfTier):
-    """Was written for a contract to come."""
+    """Declares a contract version that does not exist yet."""
 
     contract_version = 2
 

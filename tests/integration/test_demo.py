@@ -1,4 +1,4 @@
-"""``make demo``: its packages, its output, and the README's words about both."""
+"""The afternoon's page and ``make demo``: packages, output, and the words about them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from support.author import ROOT, run
 
 pytestmark = pytest.mark.reader
 
-ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 KVTIER = str(Path(sys.executable).with_name("kvtier"))
 
@@ -27,26 +27,15 @@ _VARYING = re.compile(
 
 
 def demo(*arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "examples/demo.py", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return run([sys.executable, "examples/demo.py", *arguments], ROOT)
 
 
 def plain(printed: str) -> list[str]:
-    """Return the lines without the parts that differ and the blanks that align them."""
     lines = (" ".join(_VARYING.sub(r"\1", line).split()) for line in printed.splitlines())
     return [line for line in lines if line]
 
 
 def needs(text: str) -> set[str]:
-    """Return the distributions that a requirement brings, by the metadata installed here."""
     requirement = Requirement(text)
     found = {canonicalize_name(requirement.name)}
     for line in distribution(requirement.name).requires or ():
@@ -57,15 +46,19 @@ def needs(text: str) -> set[str]:
     return found
 
 
+def told(text: str) -> list[str]:
+    return re.findall(r"^(?:(?:## |\$ kvtier |NOT SO).*|[A-Z][^:\n]*\.)$", text, re.MULTILINE)
+
+
+def test_the_afternoon_is_as_its_page_says() -> None:
+    page = (ROOT / "docs" / "afternoon.md").read_text()
+    printed = run([sys.executable, "examples/afternoon.py"], ROOT)
+    assert told(page[page.index("\n## ") :]) == told(printed)
+
+
 def test_the_environment_holds_what_is_run_and_no_torch() -> None:
-    ran = subprocess.run(
-        ["make", "--dry-run", "--always-make", "demo"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    (arguments,) = re.findall(r"pip install((?:\\\n|[^\n])*)", ran.stdout)
+    ran = run(["make", "--dry-run", "--always-make", "demo"], ROOT)
+    (arguments,) = re.findall(r"pip install((?:\\\n|[^\n])*)", ran)
     installed = [
         word for word in shlex.split(arguments.replace("\\\n", "")) if not word.startswith("-")
     ]

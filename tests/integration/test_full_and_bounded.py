@@ -30,7 +30,6 @@ _STEPS = 3000
 
 @pytest.fixture
 def mount(tmp_path: Path) -> Iterator[Callable[..., Path]]:
-    """Mount a file system of a given size in memory."""
     at = tmp_path / "mounted"
 
     def mounted(size_bytes: int, most_inodes: int = 0) -> Path:
@@ -149,7 +148,7 @@ def test_a_replay_goes_on_when_the_disk_runs_full(disk: FullDisk) -> None:
 def test_a_disk_that_others_fill_keeps_what_was_stored_last(
     mount: Callable[..., Path], lacks: str, runner: str
 ) -> None:
-    """Run out of bytes, or of inodes, of which the counters of bytes say nothing."""
+    """The disk runs out of bytes or of inodes; the byte counters do not show the latter."""
     root = mount(4 * MIB, 400 if lacks == "inodes" else 0)
     keys = [b"%036d" % n for n in range(320)]
     with live([f"file://{root}/kv?min_free=0&runner={runner}"], slots=32) as engine:
@@ -219,7 +218,7 @@ class Scanned:
         assert self.refused(8) == 8
 
     def refused(self, count: int) -> int:
-        """Store new chunks; return how many the tier was not given. It has the others."""
+        """Store new chunks; return how many of them admission kept from the tier."""
         refused, stored = self.stats.not_admitted_chunks, self.stats.stored_chunks
         self.store_new(count)
         refused = self.stats.not_admitted_chunks - refused
@@ -227,12 +226,10 @@ class Scanned:
         return refused
 
     def store_new(self, count: int) -> None:
-        """Store chunks that were never seen before."""
         for _ in range(0, count, 8):
             self.engine.store(self._request, *(next(self._new) for _ in range(8)))
 
     def until(self, is_so: Callable[[], bool]) -> None:
-        """Play steps; an engine at rest has none to play."""
         while not is_so():
             self.engine.step()
 

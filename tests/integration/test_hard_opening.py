@@ -17,14 +17,12 @@ LONG, SHORT = "60s", "200ms"
 
 
 def hard(kind: str, folder: Path, *, deadline: str = LONG, **script: Any) -> TierSpec:
-    """Make a tier without which the engine starts."""
     options = {"required": False, "open_deadline": deadline}
     options |= {"probe_interval": 0.01, "max_probe_interval": 0.02}
     return misbehaving(kind, folder / "diary", runner=options, **script)
 
 
 def seen(engine: Live, tier: str) -> dict[str, float]:
-    """Return a tier's metrics."""
     samples = metric_samples(engine.manager.stats)
     return {each.metric.name: each.value for each in samples if each.labels == (tier,)}
 
@@ -35,7 +33,6 @@ def step_until_open(engine: Live) -> None:
 
 
 def assert_serves_without(engine: Live) -> None:
-    """Assert that requests are answered without the tier, with the help of the other one."""
     host, hard_tier, _ = engine.manager.stats
     early = engine.begin("early")
     assert engine.settle(early, KEYS[0]) == ["MISS"]
@@ -57,7 +54,6 @@ def assert_serves_without(engine: Live) -> None:
 
 
 def assert_serves_with(engine: Live) -> None:
-    """Assert that the tier gets chunks, and brings them."""
     late = engine.begin("late")
     engine.store(late, *KEYS[8:12])
     engine.manager.reset_cache()

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support.author import ROOT, run
 
 import kvtier_sdk
 import kvtier_sdk.engine
 from kvtier_sdk import HostPool, Namespace, PoolLayout, RequestContext, make_offload_key
 
-ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "integrators.md").read_text()
 CODE = r"```python\n(.*?)^```"
 EXCERPTS = re.findall(rf"^<!-- of: (\S+) -->\n\n{CODE}", PAGE, re.MULTILINE | re.DOTALL)
@@ -58,10 +57,7 @@ def test_the_example_prints_what_the_page_says(tmp_path: Path) -> None:
     (command,) = re.findall(r"^```sh\n(python .*)\n```", PAGE, re.MULTILINE)
     (printed,) = re.findall(r"^```text\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     _, *arguments = shlex.split(command.replace("file:///tmp/kv", f"file://{tmp_path}/kv"))
-    done = subprocess.run(
-        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert done.stdout == printed
+    assert run([sys.executable, *arguments], ROOT) == printed
 
 
 def test_every_name_on_the_page_is_public() -> None:

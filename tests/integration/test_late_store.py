@@ -16,7 +16,6 @@ from kvtier_sdk import TierUnavailableError
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    """A server that is not started yet."""
     server = Server(tmp_path)
     yield server
     server.kill()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.filled import CHUNK_BYTES, an_engine, contents, fill, keys_from
 from support.live import content
-from support.stores import Folder, RedisStore, S3Store, Store
+from support.stores import Folder, Store
 
 from kvtier_sdk import Namespace, StoredNamespace, TierSpec, Verdict
 from kvtier_sdk.opening.maintenance import open_for_maintenance
@@ -18,14 +17,11 @@ THEIRS = Namespace({"model": "llama", "hash_seed": "ff"})
 KEYS = keys_from(0, 20)
 
 
-@pytest.fixture(params=[Folder, RedisStore, S3Store], ids=lambda kind: kind.name)
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    """A store with 20 chunks of one engine, and five of another."""
-    found = request.param(tmp_path / "store", CHUNK_BYTES)
-    fill(found.url, OURS, KEYS)
-    fill(found.url, THEIRS, KEYS[:5])
-    yield found
-    found.kill()
+@pytest.fixture
+def store(empty_store: Store) -> Store:
+    fill(empty_store.url, OURS, KEYS)
+    fill(empty_store.url, THEIRS, KEYS[:5])
+    return empty_store
 
 
 def namespaces(store: Store) -> dict[object, StoredNamespace]:

@@ -18,7 +18,6 @@ EXAMPLE = ROOT / "examples" / "kvtier-memcached"
 
 @pytest.fixture(scope="session")
 def environment(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment that has the wheels, but neither source tree."""
     directory = tmp_path_factory.mktemp("memcached")
     environment_of(EXAMPLE, wheels, directory)
     return directory

@@ -29,7 +29,6 @@ STARTS: dict[str, dict[str, str]] = {
 def places(
     tmp_path: Path, faulty_site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[dict[str, str]]:
-    """A redis-server with a password, an S3 server, a directory, and what is missing."""
     monkeypatch.syspath_prepend(faulty_site)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):

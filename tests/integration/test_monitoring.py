@@ -129,7 +129,6 @@ def test_prometheus_reads_the_expressions_of_the_dashboard(tmp_path: Path) -> No
 def test_an_alert_fires_when_a_tier_is_killed_and_clears_when_it_is_back(
     tmp_path: Path, runner: str
 ) -> None:
-    """The engine is idle from the kill on, but for the requests that find the store gone."""
     server = Server(tmp_path / "redis").start()
     port = free_port()
     url = (

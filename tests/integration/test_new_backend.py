@@ -36,10 +36,6 @@ def written(name: str, directory: Path) -> Path:
 
 
 def test_a_newcomer_does_what_he_is_told_and_edits_nothing(wheels: Path, tmp_path: Path) -> None:
-    """A clone's packages are on no index: the command says where the source is.
-
-    The tutorial does the same with wheels.
-    """
     environment = stranger(wheels)
     command = new_backend("demo", directory=tmp_path).stdout.splitlines()[-1].strip()
     told = distribution("kvtier-sdk").read_text("direct_url.json")
@@ -128,17 +124,10 @@ def test_a_socket_left_to_the_collector_is_a_warning_and_no_crash(tmp_path: Path
     tests = project / "tests" / "test_conformance.py"
     imports = "\nfrom kvtier_sdk import RunnerOptions, TierSpec\n"
     tests.write_text(tests.read_text() + imports + _FORGETS_A_SOCKET)
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:xdist", "-k", "TestForgets", "--tb=line"],
-        cwd=project,
-        env={**os.environ, "PYTHONPATH": str(project)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == pytest.ExitCode.OK, done.stdout + done.stderr
-    assert re.search(r"^\d+ passed, .* warnings", done.stdout, re.MULTILINE), done.stdout
-    assert "ResourceWarning: unclosed <socket.socket" in done.stdout
+    command = [sys.executable, "-m", "pytest", "-p", "no:xdist", "-k", "TestForgets", "--tb=line"]
+    printed = run(command, project, {**os.environ, "PYTHONPATH": str(project)})
+    assert re.search(r"^\d+ passed, .* warnings", printed, re.MULTILINE), printed
+    assert "ResourceWarning: unclosed <socket.socket" in printed
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -12,23 +11,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.author import run
 
-from kvtier_sdk import (
-    HostPool,
-    Namespace,
-    PoolLayout,
-    RunnerOptions,
-    SystemClock,
-    TieringConfig,
-)
+from kvtier_sdk import HostPool, Namespace, PoolLayout, RunnerOptions, SystemClock, TieringConfig
 from kvtier_sdk.engine import open_manager, open_pool
 from kvtier_sdk.options.model import validate_options
 from kvtier_sdk.runner.factory import make_runner
-from kvtier_vllm.options import (
-    EXTRA_CONFIG,
-    SecondaryTierEntry,
-    SpecOptions,
-)
+from kvtier_vllm.options import EXTRA_CONFIG, SecondaryTierEntry, SpecOptions
 
 #: A tier whose options write down the process that validates them.
 COUNTED = """
@@ -57,7 +46,6 @@ NAMESPACE = Namespace({"model": "m"})
 
 @pytest.fixture(scope="module")
 def site(install_package: Callable[..., Path]) -> Iterator[Path]:
-    """Make a directory with the backend, on this process's path."""
     entry_points = {"counted": "tier:CountedTier"}
     site = install_package("kvtier-counted", "1.0", {"tier": COUNTED}, entry_points)
     sys.path.insert(0, str(site))
@@ -67,17 +55,11 @@ def site(install_package: Callable[..., Path]) -> Iterator[Path]:
 
 @pytest.fixture
 def tier(site: Path, tmp_path: Path) -> dict[str, Any]:
-    """Return the entry of a tier in its own process."""
     return {"type": "counted", "runner": "process", "diary": str(tmp_path / "diary")}
 
 
-def validations(tier: Mapping[str, Any]) -> list[int]:
-    """Return the processes that have validated a tier's options, in order."""
-    return list(map(int, Path(tier["diary"]).read_text().split()))
-
-
 def once_on_each_side(tier: Mapping[str, Any]) -> bool:
-    pids = validations(tier)
+    pids = Path(tier["diary"]).read_text().split()
     return len(pids) == len(set(pids)) == 2
 
 
@@ -101,7 +83,6 @@ def test_from_code(tier: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_under_vllms_manager(tier: dict[str, Any], tmp_path: Path) -> None:
-    """vLLM's manager makes the tiers one after the other."""
     names = ("first", "second", "third")
     tiers = [{**tier, "name": name, "diary": str(tmp_path / name)} for name in names]
     entries = [{**one, "type": "kvtier", "backend": "counted"} for one in tiers]
@@ -118,7 +99,6 @@ def test_under_vllms_manager(tier: dict[str, Any], tmp_path: Path) -> None:
 
 
 def test_under_our_manager_in_vllm(tier: dict[str, Any]) -> None:
-    """A worker's process has no tiers, and does not read their entries."""
     extra = {"cpu_bytes_to_use": "64KiB", "secondary_tiers": [tier]}
     _, of_scheduler = (validate_options(SpecOptions, extra, EXTRA_CONFIG) for _ in range(2))
     assert not Path(tier["diary"]).exists()
@@ -128,7 +108,6 @@ def test_under_our_manager_in_vllm(tier: dict[str, Any]) -> None:
 
 
 def of_vllm(spec: str, tier: Mapping[str, Any]) -> dict[str, Any]:
-    """Return vLLM's configuration for one tier."""
     return {
         "kv_connector": "OffloadingConnector",
         "kv_role": "kv_both",
@@ -155,7 +134,7 @@ def test_by_check(
 ) -> None:
     file = tmp_path / "kv.json"
     file.write_text(json.dumps(write(tier)))
-    run("check", str(file), site=site)
+    kvtier("check", str(file), site=site)
     assert once_on_each_side(tier)
 
 
@@ -165,15 +144,10 @@ def test_by_a_replay_whose_flags_win_over_its_file(
     file = tmp_path / "kv.json"
     file.write_text(json.dumps({"slots": 4, "tiers": ["memory:"]}))
     url = f"counted:?runner=process&diary={tier['diary']}"
-    run("replay", "--requests", "1", "--config", str(file), "--tier", url, site=site)
+    kvtier("replay", "--requests", "1", "--config", str(file), "--tier", url, site=site)
     assert once_on_each_side(tier)
 
 
-def run(*arguments: str, site: Path) -> None:
-    subprocess.run(
-        [sys.executable, "-P", "-c", "from kvtier_sdk.cli import main; main()", *arguments],
-        env=os.environ | {"PYTHONPATH": str(site)},
-        capture_output=True,
-        check=True,
-        timeout=120,
-    )
+def kvtier(*arguments: str, site: Path) -> None:
+    command = [sys.executable, "-P", "-c", "from kvtier_sdk.cli import main; main()", *arguments]
+    run(command, site, os.environ | {"PYTHONPATH": str(site)})

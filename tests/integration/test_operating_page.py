@@ -48,14 +48,13 @@ EXPECTED = {
 
 
 def commands() -> list[str]:
-    """The commands of the page's table, in its order."""
     table = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")]
     return [found for line in table for found in re.findall(r"`kvtier ([^`]+)`", line)]
 
 
 @pytest.fixture(scope="module")
 def words(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """Real paths in place of the page's words, while an engine runs."""
+    """The values of the page's placeholders, while an engine runs."""
     folder = tmp_path_factory.mktemp("operator")
     root, socket = folder / "kv", folder / "engine.sock"
     (prompt,) = chunk_keys(TOKENS, FACTS)

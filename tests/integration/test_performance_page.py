@@ -20,7 +20,6 @@ _VLLM = "vllm.fs_io_C"
 
 
 def files_section(rates: dict[str, list[float]], absent: dict[str, str]) -> str:
-    """Return the section of the file tier on a page with these MiB/s by way."""
     series = [
         results.Series("file", "store 2 MiB", way, "throughput", "MiB/s", values)
         for way, values in rates.items()

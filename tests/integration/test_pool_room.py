@@ -61,7 +61,7 @@ def test_memory_that_goes_while_a_pool_is_made_is_an_error() -> None:
 
 
 def test_no_page_is_missing_once_a_pool_is_made() -> None:
-    """Also without prefaulting: a missing page is a SIGBUS when the room is gone."""
+    """A page that is missing once memory has run out is a SIGBUS, prefaulted or not."""
     run_with_shm(
         48 * MIB,
         """
@@ -85,7 +85,7 @@ def test_no_page_is_missing_once_a_pool_is_made() -> None:
 
 
 def test_processes_that_start_at_once_find_the_room_that_one_of_them_makes() -> None:
-    """Two find a dead pool; the second must not check the room before the first has removed it."""
+    """Two processes find a dead pool; the second checks the room after the first removed it."""
     run_with_shm(
         64 * MIB,
         """

@@ -25,8 +25,6 @@ KEYS, NEW_KEYS = _ALL[:400], _ALL[400:]
 
 
 class ImpatientClock(SystemClock):
-    """A clock that shortens long pauses."""
-
     async def sleep(self, delay_s: float) -> None:
         await asyncio.sleep(min(delay_s, 0.01))
 
@@ -92,7 +90,6 @@ class Killer:
         return self._client._runner.pid
 
     def await_process(self) -> int:
-        """Step until there is a new process and the tier is asked again."""
         for _ in range(6000):
             ready = self._client.takes_reads and self._client.takes_stores
             if ready and self.pid not in (None, self._last_pid):
@@ -103,7 +100,6 @@ class Killer:
         raise AssertionError("the process does not come back")
 
     def store(self, count: int) -> None:
-        """Play a request that stores chunks, new or known."""
         request = self.engine.begin(f"store {next(self._names)}")
         keys = self.rng.sample(self.keys, count)
         self.engine.store(request, *keys)
@@ -111,7 +107,6 @@ class Killer:
         self.stored.update(keys)
 
     def load(self, count: int) -> None:
-        """Play a request that loads the hits among some stored chunks, and compares them."""
         request = self.engine.begin(f"load {next(self._names)}")
         keys = self.rng.sample(sorted(self.stored), count)
         names = self.engine.settle(request, *keys)
@@ -122,7 +117,6 @@ class Killer:
         self.hits += len(found)
 
     def kill_soon(self) -> threading.Thread:
-        """Kill the process after a moment, at any point of its work."""
         pid, delay_s = self.await_process(), self.rng.uniform(0.0, 0.006)
 
         def kill() -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
+
+from support.author import run
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -14,10 +15,7 @@ def test_the_example_prints_what_the_readme_says() -> None:
     text = README.read_text()
     (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     (printed,) = re.findall(r"^prints `(.*)`\.$", text, re.MULTILINE)
-    done = subprocess.run(
-        [sys.executable, "-c", example], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert done.stdout.strip() == printed
+    assert run([sys.executable, "-c", example], README.parent).strip() == printed
 
 
 def test_whoever_is_told_to_install_is_told_from_where() -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 import redis
 from support.command import kvtier
 from support.filled import CHUNK_BYTES, contents, fill, keys_from
 from support.played import report_of as replay
-from support.stores import Folder, RedisStore, S3Store, Store
+from support.stores import Folder, RedisStore, Store
 
 from kvtier_sdk import Namespace
 
@@ -19,10 +17,8 @@ VLLM = Namespace({"engine": "vllm 0.33", "model": "llama"})
 ENGINES_KEYS = keys_from(0, 20)
 
 
-@pytest.fixture(params=[Folder, S3Store, RedisStore], ids=lambda kind: kind.name)
-def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Store, str]]:
-    """A store with 20 chunks of an engine, and the URL of a tier in it that has a limit."""
-    store = request.param(tmp_path / "store", CHUNK_BYTES)
+def test_others_chunks_are_not_evicted(empty_store: Store) -> None:
+    store = empty_store
     limited = f"{store.url}&capacity=200KiB"
     if isinstance(store, RedisStore):
         limited = store.url
@@ -30,12 +26,6 @@ def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Sto
             client.config_set("maxmemory", "64mb")
             client.config_set("maxmemory-policy", "allkeys-lru")
     fill(store.url, VLLM, ENGINES_KEYS)
-    yield store, limited
-    store.kill()
-
-
-def test_others_chunks_are_not_evicted(shared: tuple[Store, str]) -> None:
-    store, limited = shared
     done = kvtier("replay", "--requests", "40", "--tier", limited)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     for part in (VLLM.for_chunks(CHUNK_BYTES).fingerprint[:12], "model llama", "--evict-others"):

@@ -54,7 +54,6 @@ Object.fromEntries(["paper", "card", "ink", "dim", "host", "tier1", "tier2", "ti
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """A page, and the report of the same replay."""
     directory = tmp_path_factory.mktemp("page")
     trace, _ = write_trace(directory / NAME)
     page = directory / "page.html"

@@ -18,8 +18,6 @@ FIRST, SECOND = "hunter2/first one", "hunter2/second one"
 
 
 class Password:
-    """A Redis server's password, and the file in which engines find it."""
-
     def __init__(self, server: Server, path: Path) -> None:
         self.server = server
         self.path = path
@@ -31,7 +29,6 @@ class Password:
         self.path.chmod(0o600)
 
     def set(self, password: str) -> None:
-        """Set it, and cut all connections."""
         self.server.ask("CONFIG", "SET", "requirepass", password)
         self.server.client_options["password"] = password
         self.server.ask("CLIENT", "KILL", "TYPE", "normal")
@@ -57,7 +54,6 @@ def log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
 
 
 def fail(engine: Live) -> None:
-    """Store chunks, one after the other, until the tier is not asked any more."""
     _, tier = engine.manager.stats
     request = engine.begin("in vain")
     for key in KEYS[40:]:
@@ -70,7 +66,6 @@ def fail(engine: Live) -> None:
 
 
 def recover(engine: Live, *keys: bytes) -> None:
-    """Wait for the tier; it still has the chunks that it had."""
     _, tier = engine.manager.stats
     for _ in range(3000):
         engine.step()

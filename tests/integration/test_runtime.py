@@ -40,7 +40,6 @@ PATIENT = {"lookup_deadline": "20s", "load_deadline": "20s"}
 
 @pytest.fixture
 def config(tmp_path: Path) -> Iterator[TieringConfig]:
-    """A small pool over real stores, and an admin socket."""
     server = Server(tmp_path / "redis")
     server.start()
     yield TieringConfig.from_dict(
@@ -202,7 +201,6 @@ def test_an_engine_that_opens_its_manager_again_goes_on_serving_its_operator(
 
 @pytest.fixture
 def idle(config: TieringConfig) -> Iterator[Path]:
-    """The socket of an engine that has stored a few chunks, and sleeps."""
     with open_pool(config) as pool, open_manager(pool, config, Namespace({})) as manager:
         request = RequestContext("r")
         manager.on_new_request(request)
@@ -335,7 +333,6 @@ def test_rm_says_that_it_finds_no_engine(tmp_path: Path) -> None:
 
 
 def store(manager: TieringManager, keys: Sequence[OffloadKey], request: RequestContext) -> None:
-    """Store chunks, and wait until the tiers have them."""
     stored = manager.prepare_store(keys, request).keys_to_store
     manager.complete_store(stored, request)
     manager.on_schedule_end()
@@ -345,7 +342,6 @@ def store(manager: TieringManager, keys: Sequence[OffloadKey], request: RequestC
 
 
 def removed(file: Path, model: str) -> str:
-    """Return what the command says; it runs in this process, beside the engine."""
     done = CliRunner().invoke(app, ["tier", "rm", str(file), "--model", model, "--yes"])
     assert done.exit_code == 0, done.output
     return done.stdout

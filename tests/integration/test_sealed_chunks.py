@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +12,9 @@ import pytest
 from support.keys import NEXT, OURS, THEIRS, write_keys
 from support.live import CHUNK_BYTES, Live, live
 from support.runners import KEYS
-from support.stores import Folder, RedisStore, S3Store, Store
+from support.stores import Folder, Store
 
 CHUNKS = KEYS[1:5]
-
-
-@pytest.fixture(params=[Folder, RedisStore, S3Store], ids=lambda kind: kind.name)
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    made = request.param(tmp_path / "store", CHUNK_BYTES)
-    yield made
-    made.kill()
 
 
 def url(store: Store, runner: str, codec: str | None) -> str:
@@ -37,7 +29,6 @@ def stored(engine: Live) -> None:
 
 
 def asked(engine: Live, name: str = "asking") -> set[str]:
-    """Return the answers for the chunks; chunks that are found are compared."""
     request = engine.begin(name)
     found = engine.settle(request, *CHUNKS)
     if set(found) == {"HIT"}:
@@ -52,39 +43,39 @@ def failures(engine: Live) -> dict[str, int]:
     return dict(tier.failures)
 
 
-def test_engines_with_and_without_a_key(store: Store, runner: str, tmp_path: Path) -> None:
+def test_engines_with_and_without_a_key(empty_store: Store, runner: str, tmp_path: Path) -> None:
     ours = write_keys(tmp_path / "ours.keys", OURS)
-    with live([url(store, runner, ours)]) as engine:
+    with live([url(empty_store, runner, ours)]) as engine:
         stored(engine)
-    assert store.chunks() == len(CHUNKS)
+    assert empty_store.chunks() == len(CHUNKS)
     turning = write_keys(tmp_path / "turning.keys", NEXT, OURS)
     for codec in (ours, turning):
-        with live([url(store, runner, codec)]) as engine:
+        with live([url(empty_store, runner, codec)]) as engine:
             assert asked(engine) == {"HIT"}
             assert failures(engine) == {}
     theirs = write_keys(tmp_path / "theirs.keys", THEIRS)
-    with live([url(store, runner, theirs)]) as engine:
+    with live([url(empty_store, runner, theirs)]) as engine:
         assert asked(engine) == {"MISS"}
         assert failures(engine) == {"load.auth": len(CHUNKS)}
-    with live([url(store, runner, None)]) as engine:
+    with live([url(empty_store, runner, None)]) as engine:
         assert asked(engine) == {"MISS"}
         assert failures(engine) == {}, "a sealed chunk has another namespace than a plain one"
-    assert store.chunks() == len(CHUNKS)
-    with live([url(store, runner, ours)]) as engine:
+    assert empty_store.chunks() == len(CHUNKS)
+    with live([url(empty_store, runner, ours)]) as engine:
         assert asked(engine) == {"HIT"}, "none of them has touched the chunks"
-    store.damage()
-    with live([url(store, runner, ours)]) as engine:
+    empty_store.damage()
+    with live([url(empty_store, runner, ours)]) as engine:
         assert asked(engine) == {"MISS"}
         assert failures(engine) == {"load.auth": len(CHUNKS)}
-    assert store.chunks() == 0, "what no engine can open is deleted"
+    assert empty_store.chunks() == 0, "what no engine can open is deleted"
 
 
-def test_two_engines_with_different_keys_come_to_rest(store: Store, tmp_path: Path) -> None:
-    """Each computes what it cannot open. After one replacement each, the chunks stay."""
+def test_two_engines_with_different_keys_come_to_rest(empty_store: Store, tmp_path: Path) -> None:
+    """Each engine replaces the chunks that it cannot open once; then the chunks stay."""
     codecs = [write_keys(tmp_path / f"{key.hex()}.keys", key) for key in (OURS, THEIRS)]
     with (
-        live([url(store, "thread", codecs[0])], slots=8) as ours,
-        live([url(store, "thread", codecs[1])], slots=8) as theirs,
+        live([url(empty_store, "thread", codecs[0])], slots=8) as ours,
+        live([url(empty_store, "thread", codecs[1])], slots=8) as theirs,
     ):
         served = []
         for turn in range(3):
@@ -100,7 +91,6 @@ def test_two_engines_with_different_keys_come_to_rest(store: Store, tmp_path: Pa
 
 
 def push_out(engine: Live, turn: int) -> None:
-    """Fill the pool with other chunks."""
     request = engine.begin(f"filling {turn}")
     start = 10 + 8 * turn
     engine.store(request, *KEYS[start : start + 8])

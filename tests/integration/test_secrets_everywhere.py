@@ -30,7 +30,6 @@ VARIABLE = "KVTIER_TEST_PASSWORD"
 
 @pytest.fixture
 def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Server]]:
-    """Servers by the place of their password."""
     monkeypatch.setenv(VARIABLE, IN_ENVIRONMENT)
     secret = tmp_path / "secret"
     secret.touch(0o600)
@@ -56,7 +55,6 @@ def urls(servers: dict[str, Server], tmp_path: Path) -> list[str]:
 
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[Path]:
-    """A file with all that is logged, by any logger."""
     handler = logging.FileHandler(tmp_path / "log")
     handler.setFormatter(logging.Formatter("%(name)s %(levelname)s %(message)s"))
     root = logging.getLogger()
@@ -70,7 +68,6 @@ def log(tmp_path: Path) -> Iterator[Path]:
 
 
 def command(*arguments: object) -> str:
-    """Run ``kvtier``, and return all that it prints."""
     words = [sys.executable, "-m", "kvtier_sdk.cli", *map(str, arguments)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     return f"{done.stdout}{done.stderr}"
@@ -83,7 +80,6 @@ def use(engine: Live, name: str) -> None:
 
 
 def change(server: Server) -> None:
-    """Give a server a password that no engine knows."""
     server.ask("CONFIG", "SET", "requirepass", f"{NEEDLE}, changed")
     server.client_options["password"] = f"{NEEDLE}, changed"
     server.ask("CLIENT", "KILL", "TYPE", "normal")
@@ -123,10 +119,7 @@ def test_no_password_is_in_anything_that_can_be_seen(
         engine.rest()
     seen["check of what fails"] = command("check", config)
     for url in urls:
-        with (
-            pytest.raises(TierAuthError) as refused,
-            live([f"{url}&runner={runner}&required=yes"]),
-        ):
+        with pytest.raises(TierAuthError) as refused, live([f"{url}&runner={runner}&required=yes"]):
             pass
         seen[f"traceback of {url}"] = "".join(traceback.format_exception(refused.value))
         logging.getLogger("engine").error("no tier", exc_info=refused.value)

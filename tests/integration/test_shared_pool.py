@@ -38,7 +38,6 @@ def processes() -> Iterator[PoolProcesses]:
 
 @pytest.fixture
 def start(processes: PoolProcesses) -> Iterator[Start]:
-    """Start processes, which release their pools at the end of the test."""
     yield processes.start
     processes.take_back()
 
@@ -53,7 +52,6 @@ def join_line(
 def start_replica(
     start: Start, shm_directory: Path, workers: int, replica: str = "one"
 ) -> tuple[PoolProcess, list[PoolProcess]]:
-    """Start a scheduler and its workers, which join at once in any order."""
     members = [None, *range(workers)]
     processes = [start() for _ in members]
     for process, member in zip(processes, members, strict=True):
@@ -184,9 +182,6 @@ def test_two_replicas_at_once_keep_apart(start: Start, shm_directory: Path) -> N
     assert waiting.run("pool.absent()") == ["worker 0", "worker 1"]
 
 
-# Errors
-
-
 @pytest.mark.parametrize(
     ("layout", "options", "message"),
     [
@@ -278,9 +273,6 @@ def test_a_directory_on_a_disk_is_told(
     assert "use a directory on a tmpfs, such as /dev/shm" in caplog.text
 
 
-# A process and its children
-
-
 def test_a_child_maps_the_pool_by_its_inherited_descriptor(start: Start) -> None:
     pool = HostPool.create(PoolLayout(SLOTS, PART_BYTES, workers=2))
     assert not os.get_inheritable(pool.fd)
@@ -353,9 +345,6 @@ def test_closing_gives_descriptor_and_place_back() -> None:
     with pytest.raises(KVTierError, match="the host pool is closed"):
         _ = pool.fd
     os.close(handle)
-
-
-# Forks
 
 
 @pytest.mark.parametrize("action", ["pool.close()", "globals().pop('pool')", "os.getpid()"])

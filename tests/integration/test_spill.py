@@ -65,11 +65,7 @@ def test_the_hit_rate_is_that_of_write_through(slots: int) -> None:
         policy: replay(
             workload,
             TieringConfig.from_dict(
-                {
-                    "slots": slots,
-                    "chunk_bytes": 4096,
-                    "tiers": [f"memory:?store_policy={policy}"],
-                }
+                {"slots": slots, "chunk_bytes": 4096, "tiers": [f"memory:?store_policy={policy}"]}
             ),
         )
         for policy in ("through", "on_evict")

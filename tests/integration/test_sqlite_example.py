@@ -16,7 +16,6 @@ EXAMPLE = ROOT / "examples" / "kvtier-sqlite"
 
 @pytest.fixture(scope="session")
 def kvtier(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
-    """Run a module in an environment that has the wheels, but neither source tree."""
     directory = tmp_path_factory.mktemp("sqlite")
     python = environment_of(EXAMPLE, wheels, directory)
     return lambda *words: run([python, "-P", "-m", *words], directory, stranger(wheels))

@@ -42,7 +42,6 @@ def workload() -> list[ReplayRequest]:
 
 @pytest.fixture(scope="module")
 def trace(workload: list[ReplayRequest], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write the workload as a trace file, in which a chunk's id is its number."""
     numbers: dict[bytes, int] = {}
     lines = [
         json.dumps({"hash_ids": [numbers.setdefault(key, len(numbers)) for key in request.keys]})
@@ -55,7 +54,6 @@ def trace(workload: list[ReplayRequest], tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture
 def stores(tmp_path: Path) -> Iterator[dict[str, Any]]:
-    """Start an empty store of each kind, by name."""
     made: dict[str, Store] = {}
     with ExitStack() as ended:
         for kind in (Folder, RedisStore, S3Store):
@@ -97,13 +95,6 @@ def test_tiers_hit_what_an_unlimited_cache_hits_and_a_new_client_everything(
         assert not any(report["left_over"].values()), report["left_over"]
 
 
-def wait_until_reopened(caplog: pytest.LogCaptureFixture) -> None:
-    end_s = time.monotonic() + _PATIENCE_S
-    while "writes are taken again" not in caplog.text:
-        assert time.monotonic() < end_s, "the tier is not used again"
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize("killed", ["redis", "s3"])
 def test_a_server_that_dies_and_comes_back_costs_its_share_and_nothing_else(
     workload: list[ReplayRequest],
@@ -128,7 +119,10 @@ def test_a_server_that_dies_and_comes_back_costs_its_share_and_nothing_else(
         elif done == 2 * len(workload) // 3:
             victim.start()
             survived.append(victim.chunks())
-            wait_until_reopened(caplog)
+            end_s = time.monotonic() + _PATIENCE_S
+            while "writes are taken again" not in caplog.text:
+                assert time.monotonic() < end_s, "the tier is not used again"
+                time.sleep(0.01)
 
     report = replay(workload, config, on_progress=disturb)
     assert report.hit_chunks == unlimited_hits(workload)

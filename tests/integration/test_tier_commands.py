@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.command import kvtier, tier
 from support.filled import CHUNK_BYTES, fill, keys_from
-from support.stores import Folder, RedisStore, S3Store, Store
+from support.stores import Folder, RedisStore, Store
 
 from kvtier_sdk import Namespace
 from kvtier_vllm.block_hashes import chunk_keys
@@ -44,11 +43,9 @@ def folder(tmp_path: Path) -> Store:
     return filled(Folder(tmp_path / "kv", CHUNK_BYTES))
 
 
-@pytest.fixture(params=[Folder, RedisStore, S3Store], ids=lambda kind: kind.name)
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    found = filled(request.param(tmp_path / "store", CHUNK_BYTES))
-    yield found
-    found.kill()
+@pytest.fixture
+def store(empty_store: Store) -> Store:
+    return filled(empty_store)
 
 
 def of_ours(namespace: Namespace) -> str:

@@ -36,7 +36,6 @@ _PATIENCE_S = 120.0
 
 @pytest.fixture
 def stores(tmp_path: Path) -> Iterator[list[Store]]:
-    """Start an empty folder, Redis server and S3 server, and make a second folder."""
     with ExitStack() as ended:
         made: list[Store] = []
         for kind in (Folder, RedisStore, S3Store):
@@ -51,7 +50,6 @@ def folder(tmp_path: Path) -> Folder:
 
 
 def damage(files: list[Path]) -> None:
-    """Damage files, each in one of five ways."""
     ways = [
         lambda file: os.truncate(file, file.stat().st_size - 1),
         lambda file: os.truncate(file, file.stat().st_size + 1),
@@ -112,9 +110,7 @@ def copy_killed_twice(src: Store, dst: Store, chunks: int) -> dict[str, Any]:
     return found
 
 
-def test_chunks_go_round_all_stores_although_each_copy_is_killed_twice(
-    stores: list[Store],
-) -> None:
+def test_chunks_go_round_all_stores_although_each_copy_is_killed_twice(stores: list[Store]) -> None:
     keys = keys_from(0, CHUNKS)
     fill(stores[0].url, NAMESPACE, keys)
     for src, dst in pairwise(stores):

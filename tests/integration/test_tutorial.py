@@ -37,7 +37,6 @@ def blocks_of(page: str) -> list[Block]:
 
 
 def script_of(blocks: list[Block]) -> str:
-    """Return a bash script that runs the blocks, and marks the start of each."""
     lines = ["set -eu", "exec 2>&1"]
     for index, block in enumerate(blocks):
         lines += [f"echo {shlex.quote(_MARK.format(index))}", _step(block)]
@@ -45,16 +44,12 @@ def script_of(blocks: list[Block]) -> str:
 
 
 def outputs_of(printed: str, blocks: list[Block]) -> list[str]:
-    """Return the output of each block; blocks that were not reached are missing."""
     parts = re.split(rf"^{_MARK.format('[0-9]+')}\n", printed, flags=re.MULTILINE)
     return parts[1 : len(blocks) + 1]
 
 
 def missing_lines(expected: str, printed: str) -> list[str]:
-    """Return the lines of a page that are missing from the output, or out of order.
-
-    ``...`` matches anything, and a run of blanks any other.
-    """
+    """Return the lines that the output lacks or has out of order; ``...`` matches anything."""
     lines = iter(_plain(line) for line in printed.splitlines())
     missing = []
     for line in expected.splitlines():

@@ -39,7 +39,6 @@ def marked() -> set[tuple[int, str]]:
 
 
 def test_every_public_type_is_known(tmp_path: Path) -> None:
-    """pyright's ``--verifytypes`` finds no fault with a public name."""
     beside = Path(sys.executable).parent
     done = subprocess.run(
         [
@@ -63,7 +62,6 @@ def test_every_public_type_is_known(tmp_path: Path) -> None:
 
 
 def public_homes() -> set[str]:
-    """Return the full names of the public classes and functions, by their home modules."""
     modules = map(
         importlib.import_module, ["kvtier_sdk", "kvtier_sdk.testing", "kvtier_sdk.worker"]
     )
@@ -76,7 +74,6 @@ def public_homes() -> set[str]:
 
 
 def complaints(symbol: dict[str, Any], public: set[str]) -> list[str]:
-    """Return the faults of a symbol that is public or part of a public one."""
     name = symbol["name"]
     if symbol["isTypeKnown"] and not symbol["isTypeAmbiguous"]:
         return []

@@ -15,14 +15,11 @@ HEADER_BYTES = 64
 
 @pytest.fixture
 def removed() -> list[OffloadKey]:
-    """The keys that a tier with a context of ``make_context`` reported as removed, in order."""
     return []
 
 
 @pytest.fixture
 def make_context(removed: list[OffloadKey]) -> Callable[..., TierContext]:
-    """Make a tier's context; ``removed`` collects the keys that it reports."""
-
     def report_removed(keys: Iterable[OffloadKey], *, evicted: bool = False) -> None:
         removed.extend(keys)
 

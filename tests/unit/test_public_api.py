@@ -33,7 +33,6 @@ def names_imported_by(source: str) -> set[str]:
 
 
 def public_callables() -> Iterator[tuple[str, Callable[..., Any], str]]:
-    """Return every public function and method of ours, with all the prose about it."""
     for name, found in PUBLIC.items():
         if inspect.isfunction(found):
             yield name, found, inspect.getdoc(found) or ""
@@ -50,7 +49,6 @@ def public_callables() -> Iterator[tuple[str, Callable[..., Any], str]]:
 
 
 def unnamed_parameters(function: Callable[..., Any], prose: str) -> list[str]:
-    """Return the parameters that a function's docstring does not mention."""
     return [
         parameter
         for parameter in inspect.signature(function).parameters
@@ -59,7 +57,6 @@ def unnamed_parameters(function: Callable[..., Any], prose: str) -> list[str]:
 
 
 def unnamed_attributes(owner: type) -> list[str]:
-    """Return the annotated attributes that no docstring of a class and its bases explains."""
     bases = [base for base in owner.__mro__ if base.__module__.startswith("kvtier_sdk")]
     prose = "\n".join(vars(base).get("__doc__") or "" for base in bases)
     names = {name for base in bases for name in inspect.get_annotations(base)}
@@ -111,11 +108,17 @@ def test_no_name_has_two_homes() -> None:
 
 @pure_core_only
 @pytest.mark.parametrize("name", sorted(CLASSES))
-def test_a_public_class_is_explained(name: str) -> None:
+def test_a_public_class_its_attributes_and_its_properties_are_explained(name: str) -> None:
     prose = inspect.getdoc(CLASSES[name]) or ""
     # A dataclass without a docstring gets its signature for one.
     assert prose
     assert not prose.startswith(f"{name}(")
+    assert unnamed_attributes(CLASSES[name]) == []
+    for attribute, found in inspect.getmembers_static(CLASSES[name]):
+        if isinstance(found, property) and not attribute.startswith("_"):
+            module = getattr(found.fget, "__module__", "")
+            if module.startswith("kvtier_sdk"):
+                assert inspect.getdoc(found), f"{name}.{attribute} has no docstring"
 
 
 @pure_core_only
@@ -127,24 +130,7 @@ def test_a_public_function_is_explained(
     assert unnamed_parameters(function, prose) == []
 
 
-@pure_core_only
-@pytest.mark.parametrize("name", sorted(CLASSES))
-def test_a_public_property_is_explained(name: str) -> None:
-    for attribute, found in inspect.getmembers_static(CLASSES[name]):
-        if isinstance(found, property) and not attribute.startswith("_"):
-            module = getattr(found.fget, "__module__", "")
-            if module.startswith("kvtier_sdk"):
-                assert inspect.getdoc(found), f"{name}.{attribute} has no docstring"
-
-
-@pure_core_only
-@pytest.mark.parametrize("name", sorted(CLASSES))
-def test_a_public_attribute_is_explained(name: str) -> None:
-    assert unnamed_attributes(CLASSES[name]) == []
-
-
 def test_a_public_constant_is_explained() -> None:
-    """The explanation is a comment ``#:`` above the constant, or above the first of its group."""
     sources = [path.read_text() for path in Path(kvtier_sdk.__file__).parent.rglob("*.py")]
     constants = [name for name in PUBLIC if name not in {*CLASSES, *(c[0] for c in CALLABLES)}]
     assert {"CONTRACT_VERSION", "METRICS", "Bytes"} <= set(constants)

@@ -27,7 +27,6 @@ PACKAGES = [
 
 
 def directory_of(package: str) -> Path:
-    """Return where an installed package lies, without importing what it needs."""
     spec = importlib.util.find_spec(package)
     assert spec is not None
     assert spec.origin is not None
@@ -35,7 +34,6 @@ def directory_of(package: str) -> Path:
 
 
 def exported(package: Path) -> list[str]:
-    """Return a package's ``__all__``."""
     for node in ast.parse((package / "__init__.py").read_text()).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             names: list[str] = ast.literal_eval(node.value)
@@ -44,7 +42,6 @@ def exported(package: Path) -> list[str]:
 
 
 def public_names() -> set[str]:
-    """Return the paths of all public names, as mkdocstrings finds them."""
     found: set[str] = set()
     known: set[str] = set()
     for module in MODULES:

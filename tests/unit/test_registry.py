@@ -58,7 +58,6 @@ Install = Callable[..., str]
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Pretend that a distribution is installed whose one module has the given source."""
     numbers = itertools.count()
 
     def make(
@@ -256,11 +255,6 @@ def test_a_wrapped_coroutine_function_is_one(install: Install) -> None:
 
 def test_this_release_is_among_those_that_speak_its_contract() -> None:
     assert Version(__version__) in SpecifierSet(CONTRACT_RELEASES[CONTRACT_VERSION])
-
-
-def test_an_unknown_policy_lists_the_installed_ones() -> None:
-    with pytest.raises(UnknownBackendError, match=r"no policy 'lur'; did you mean 'lru'\?"):
-        load_policy("lur")
 
 
 def test_two_owners_of_a_policy_are_both_named(install: Install) -> None:

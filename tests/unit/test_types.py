@@ -4,12 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtier_sdk import (
-    RequestContext,
-    Transfer,
-    make_offload_key,
-    split_offload_key,
-)
+from kvtier_sdk import RequestContext, Transfer, make_offload_key, split_offload_key
 
 
 @given(st.binary(max_size=64), st.integers(0, 2**32 - 1))

@@ -21,7 +21,6 @@ pytest_asyncio_loop_factories = loop_factories
 
 @pytest.fixture(autouse=True)
 async def bounded() -> AsyncIterator[None]:
-    """Cancel a test that hangs."""
     loop = asyncio.get_running_loop()
     timer = loop.call_later(60.0, lambda: [task.cancel() for task in asyncio.all_tasks(loop)])
     yield
@@ -30,19 +29,13 @@ async def bounded() -> AsyncIterator[None]:
 
 @dataclass
 class Network:
-    """A way to a server that can be held, cut or reset.
-
-    Attributes:
-        proxy: the proxy before the server.
-        bench: makes chunks, and tiers.
-    """
+    """A way to a server that can be held, cut or reset."""
 
     proxy: Proxy
     url: Callable[[str], str]
     bench: Workbench = field(default_factory=Workbench)
 
     async def open(self, **options: object) -> SecondaryTierManager:
-        """Open a tier with one connection, through the proxy."""
         url = self.url(await self.proxy.start())
         return await self.bench.open(url, **{"connections": 1, **options})
 

@@ -19,7 +19,6 @@ _numbers = itertools.count()
 
 @pytest.fixture
 def keys() -> list[bytes]:
-    """Keys that no other test uses."""
     return [next(_numbers).to_bytes(20, "big") for _ in range(20)]
 
 
@@ -119,7 +118,6 @@ async def test_an_end_in_the_middle_of_a_store_leaves_nothing(network, keys, end
 
 @pytest.mark.parametrize("operation", ["store", "load"])
 async def test_a_silent_server_costs_one_connection(network, keys, operation):
-    """The deadline of a batch is its runner's; a tier is cancelled at it."""
     bench = network.bench
     tier = await network.open()
     await bench.put(tier, *keys[:2])

@@ -45,7 +45,6 @@ def _found_anew() -> Iterator[None]:
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory on the path with an installed engine's package."""
     (tmp_path / "mine_tools.py").write_text(MINE)
     metadata = tmp_path / "kvtier_mine-1.0.dist-info"
     metadata.mkdir()

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +10,7 @@ import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.author import run
 from support.keys import NEXT, OURS, THEIRS, write_keys
 
 from kvtier_sdk import ChunkAuthError, ChunkCodec, load_codec
@@ -24,8 +23,6 @@ Make = Callable[..., ChunkCodec]
 
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
-    """Make a codec of these keys."""
-
     def build(*keys: bytes) -> ChunkCodec:
         return load_codec(write_keys(tmp_path / "chunk.keys", *keys))
 
@@ -35,7 +32,6 @@ def make(tmp_path: Path) -> Make:
 def seal(
     codec: ChunkCodec, content: bytes = CONTENT, associated: bytes = ASSOCIATED
 ) -> tuple[bytes, bytes]:
-    """An envelope and a sealed payload."""
     envelope, sealed = bytearray(codec.envelope_bytes), bytearray(len(content))
     codec.seal(associated, memoryview(content), memoryview(sealed), memoryview(envelope))
     return bytes(envelope), bytes(sealed)
@@ -111,7 +107,7 @@ def test_a_key_that_is_not_in_the_file_is_named_by_its_id(make: Make) -> None:
 
 
 def test_keys_are_changed_without_losing_a_chunk(make: Make) -> None:
-    """The next key is first read by all, then written with, and then the old one is taken out."""
+    """All engines first read with the new key, then write with it, then drop the old key."""
     before, both, turned, after = make(OURS), make(OURS, NEXT), make(NEXT, OURS), make(NEXT)
     old, new = seal(before), seal(turned)
     assert seal(both)[0][:8] == old[0][:8]
@@ -130,7 +126,6 @@ def test_no_key_is_shown(make: Make) -> None:
 
 
 def test_without_the_extra_one_sentence_says_what_to_install(tmp_path: Path) -> None:
-    """In a process in which ``cryptography`` cannot be imported."""
     code = (
         "import sys; sys.modules['cryptography'] = None\n"
         "from kvtier_sdk import ConfigError, TierSpec\n"
@@ -139,10 +134,6 @@ def test_without_the_extra_one_sentence_says_what_to_install(tmp_path: Path) -> 
         "except ConfigError as error:\n"
         "    print(error)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ
-    )
-    assert done.stdout.endswith(
-        "codec 'aes-gcm' needs cryptography: pip install 'kvtier-sdk[seal]'\n"
-    )
-    assert done.stdout.count("\n") == 1
+    printed = run([sys.executable, "-c", code], tmp_path)
+    assert printed.endswith("codec 'aes-gcm' needs cryptography: pip install 'kvtier-sdk[seal]'\n")
+    assert printed.count("\n") == 1

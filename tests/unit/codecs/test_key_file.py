@@ -31,10 +31,7 @@ def test_keys_are_read_in_their_order(file: Path) -> None:
         (f"{KEY}{KEY}", "line 1"),
         (f"key = {KEY}", "line 1"),
         (f"{KEY[:-1]}\N{FULLWIDTH DIGIT ONE}", "line 1"),
-        (
-            f"{KEY}\n{'0' * 64}\n",
-            "key in line 2 of the key file is zero; make one with 'openssl",
-        ),
+        (f"{KEY}\n{'0' * 64}\n", "key in line 2 of the key file is zero; make one with 'openssl"),
         ("# " + "x" * 70_000, "longer than 65536 bytes"),
     ],
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from support.author import run
 
 from kvtier_sdk import ConfigError, TieringConfig
 
@@ -46,15 +46,12 @@ def test_a_whole_one_is_read() -> None:
 def _quoted(value: object) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{name} = {_quoted(inner)}" for name, inner in value.items()) + "}"
-    return json.dumps(value, ensure_ascii=False) if not isinstance(value, list) else _list(value)
-
-
-def _list(values: list[Any]) -> str:
-    return "[" + ", ".join(map(_quoted, values)) + "]"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_quoted, value)) + "]"
+    return json.dumps(value, ensure_ascii=False)
 
 
 def write(path: Path, options: Mapping[str, Any]) -> Path:
-    """Write options in the format of the suffix."""
     if path.suffix == ".toml":
         path.write_text("".join(f"{name} = {_quoted(value)}\n" for name, value in options.items()))
     elif path.suffix == ".json":
@@ -128,8 +125,8 @@ try:
 except ValueError as error:
     print(error)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == f"{path}: YAML needs PyYAML: pip install 'kvtier-sdk[yaml]'\n"
+    printed = run([sys.executable, "-c", code], tmp_path)
+    assert printed == f"{path}: YAML needs PyYAML: pip install 'kvtier-sdk[yaml]'\n"
 
 
 @pytest.mark.parametrize(

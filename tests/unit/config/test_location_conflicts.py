@@ -12,7 +12,6 @@ from kvtier_vllm.options import SecondaryTierEntry
 
 
 def complaint(*tiers: str) -> str:
-    """Return the complaint about a set of tiers, or an empty string."""
     try:
         TieringConfig.from_dict({"slots": 4, "tiers": list(tiers)}, where="kv")
     except ConfigError as error:

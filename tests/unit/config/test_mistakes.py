@@ -6,13 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvtier_sdk import (
-    BackendError,
-    ConfigError,
-    MemoryTierConfig,
-    RunnerOptions,
-    TieringConfig,
-)
+from kvtier_sdk import BackendError, ConfigError, MemoryTierConfig, RunnerOptions, TieringConfig
 
 TOP = ", ".join(sorted(TieringConfig.option_names()))
 COMMON_NAMES = {"type", "backend", "name", "url", *RunnerOptions.option_names()}
@@ -23,169 +17,131 @@ NO_POOL = "option 'slots' or 'pool_bytes' is missing; it says how big the host p
 NO_POOL += "example pool_bytes '4GiB' or '5%'"
 
 #: Lists of backends depend on the installed ones, so messages are compared up to there.
-MISTAKES: list[tuple[str, Any, str]] = [
-    ("nothing", {}, NO_POOL),
-    ("both sizes", {"pool_bytes": 1}, "options 'slots' and 'pool_bytes' are both given; leave one"),
-    ("no table", ["slots"], "should be a table of options, not a list"),
-    ("a number for a name", {1: 2}, "option '1' has a name that is not text"),
-    ("unknown", {"polcy": "lru"}, f"unknown option 'polcy'; did you mean 'policy'? allowed: {TOP}"),
+MISTAKES: list[tuple[Any, str]] = [
+    ({}, NO_POOL),
+    ({"pool_bytes": 1}, "options 'slots' and 'pool_bytes' are both given; leave one"),
+    (["slots"], "should be a table of options, not a list"),
+    ({1: 2}, "option '1' has a name that is not text"),
+    ({"polcy": "lru"}, f"unknown option 'polcy'; did you mean 'policy'? allowed: {TOP}"),
+    ({"chunk_bytes": "64KX"}, f"option 'chunk_bytes': '64KX': unit 'KX' is none of {UNITS}"),
+    ({"chunk_bytes": 0}, "option 'chunk_bytes' is 0 but should be greater than 0"),
+    ({"slots": 2.5}, "option 'slots' is 2.5 but should be a whole number"),
+    ({"recompute": "5"}, "option 'recompute': '5' has no unit; write for example '250ms'"),
+    ({"store_reserve": "100%"}, "option 'store_reserve' is 1.0 but should be less than 1"),
+    ({"verify": "maybe"}, "option 'verify' is 'maybe' but should be true or false"),
+    ({"namespace": ["x"]}, "option 'namespace' is ['x'] but should be a table"),
     (
-        "unit",
-        {"chunk_bytes": "64KX"},
-        f"option 'chunk_bytes': '64KX': unit 'KX' is none of {UNITS}",
-    ),
-    ("zero", {"chunk_bytes": 0}, "option 'chunk_bytes' is 0 but should be greater than 0"),
-    ("half a slot", {"slots": 2.5}, "option 'slots' is 2.5 but should be a whole number"),
-    (
-        "no unit",
-        {"recompute": "5"},
-        "option 'recompute': '5' has no unit; write for example '250ms'",
-    ),
-    ("all", {"store_reserve": "100%"}, "option 'store_reserve' is 1.0 but should be less than 1"),
-    ("flag", {"verify": "maybe"}, "option 'verify' is 'maybe' but should be true or false"),
-    ("facts", {"namespace": ["x"]}, "option 'namespace' is ['x'] but should be a table"),
-    (
-        "fact",
         {"namespace": {"model": {1}}},
         "option 'namespace.model' is {1} but should be text, a number, true or false, or a list or "
         "table of them",
     ),
     (
-        "policy",
         {"policy": "lrv"},
         "option 'policy': no policy 'lrv'; did you mean 'lru'? installed: arc, lru, prefix",
     ),
-    ("policy's kind", {"policy": 5}, "option 'policy' is 5 but should be text"),
-    ("one tier", {"tiers": "memory:"}, "option 'tiers' should be a list, not text"),
-    ("no tier", {"tiers": [5]}, "option 'tiers[0]' should be a table of options, not a number"),
-    ("no type", {"tiers": [{}]}, "option 'tiers[0].type' is missing; it names the backend"),
+    ({"policy": 5}, "option 'policy' is 5 but should be text"),
+    ({"tiers": "memory:"}, "option 'tiers' should be a list, not text"),
+    ({"tiers": [5]}, "option 'tiers[0]' should be a table of options, not a number"),
     (
-        "no backend",
-        {"tiers": [{"type": "kvtier"}]},
-        "option 'tiers[0].backend' is missing; it names the backend",
-    ),
-    (
-        "misspelt type",
         {"tiers": [{"tpe": "memory"}]},
         f"unknown option 'tiers[0].tpe'; did you mean 'type'? allowed: {COMMON}",
     ),
     (
-        "type",
-        {"tiers": [{"type": "memry"}]},
-        "option 'tiers[0].type': no backend 'memry'; did you mean 'memory'? installed: ...",
-    ),
-    (
-        "backend",
-        {"tiers": [{"type": "kvtier", "backend": "memry"}]},
-        "option 'tiers[0].backend': no backend 'memry'; did you mean 'memory'? installed: ...",
-    ),
-    (
-        "no URL",
-        {"tiers": ["memory"]},
-        "option 'tiers[0].url' cannot be used: tier URL 'memory' names no backend; write for "
-        "example 'file:///data/kv' or 'memory:'",
-    ),
-    (
-        "underscore",
-        {"tiers": ["my_tier:"]},
-        "option 'tiers[0].url' cannot be used: tier URL 'my_tier:': a URL's scheme cannot hold "
-        "'_'; write 'my-tier:'",
-    ),
-    (
-        "contradiction",
-        {"tiers": [{"type": "memory", "url": "file:///x"}]},
-        "option 'tiers[0].url' begins with 'file:', which is not the backend 'memory' that "
-        "'tiers[0].type' names",
-    ),
-    (
-        "two backends",
-        {"tiers": [{"type": "memory", "backend": "file"}]},
-        "option 'tiers[0].backend' is 'file', but 'type' is 'memory'",
-    ),
-    (
-        "a host",
-        {"tiers": ["memory://host"]},
-        "option 'tiers[0].url' cannot be used: memory: takes no host and no path; write "
-        "'memory:?option=value'",
-    ),
-    (
-        "no name",
-        {"tiers": ["memory:?name="]},
-        "option 'tiers[0].name' is empty; leave it out, or give the tier a name",
-    ),
-    (
-        "the host pool's name",
-        {"tiers": ["memory:?name=host"]},
-        "option 'tiers[0].name': two tiers are named 'host', this one and the host pool; name "
-        "one of them, for example 'host-2'",
-    ),
-    ("kinds", {"tiers": [{"url": 5}]}, "option 'tiers[0].url' is 5 but should be text"),
-    (
-        "twice",
-        {"tiers": [{"url": "memory:?capacity=1KiB", "capacity": "2KiB"}]},
-        "option 'tiers[0].capacity' is given in the URL and beside it",
-    ),
-    (
-        "another backend's URL",
-        {"tiers": [{"type": "kvtier", "backend": "memory", "url": "nobodys:"}]},
-        "option 'tiers[0].url' begins with 'nobodys:', which is not the backend 'memory' that "
-        "'tiers[0].backend' names",
-    ),
-    (
-        "one name",
         {"tiers": ["memory:", {"type": "memory"}]},
         "option 'tiers[1].name': two tiers are named 'memory', this one and tiers[0]; name one "
         "of them, for example 'memory-2'",
     ),
     (
-        "unknown in a tier",
         {"tiers": ["memory:", {"type": "memory", "capcity": 1}]},
         f"unknown option 'tiers[1].capcity'; did you mean 'capacity'? allowed: {MEMORY}",
     ),
     (
-        "unknown in a URL",
         {"tiers": ["memory:?capcity=1"]},
         f"unknown option 'tiers[0].capcity'; did you mean 'capacity'? allowed: {MEMORY}",
     ),
     (
-        "runner",
-        {"tiers": [{"type": "memory", "runner": "cloud"}]},
-        "option 'tiers[0].runner' is 'cloud' but should be 'auto', 'thread' or 'process'",
-    ),
-    (
-        "store policy",
-        {"tiers": [{"type": "memory", "store_policy": "thru"}]},
-        "option 'tiers[0].store_policy': no store policy 'thru'; did you mean 'through'? "
-        "installed: after_hits, on_evict, through",
-    ),
-    (
-        "store policy's argument",
-        {"tiers": [{"type": "memory", "store_policy": "after_hits"}]},
-        "option 'tiers[0].store_policy': store policy 'after_hits': needs a number of hits from "
-        "1: 'after_hits:2'",
-    ),
-    (
-        "codec",
-        {"tiers": [{"type": "memory", "codec": "aes_gcm:/k"}]},
-        "option 'tiers[0].codec': no codec 'aes_gcm'; did you mean 'aes-gcm'? installed: aes-gcm",
-    ),
-    (
-        "a key file that is not there",
-        {"tiers": [{"type": "memory", "codec": "aes-gcm:/nowhere/chunk.keys"}]},
-        "option 'tiers[0].codec': codec 'aes-gcm:/nowhere/chunk.keys': cannot read the key file: "
-        "No such file or directory",
-    ),
-    (
-        "two options",
-        {"tiers": [{"type": "memory", "probe_interval": "60s"}]},
-        "option 'tiers[0].max_probe_interval' is 30 s but should be at least 'probe_interval', "
-        "which is 60 s",
-    ),
-    (
-        "YAML's trap",
         {"tiers": [{"memory": None}]},
         "option 'tiers[0]' is a table without a 'type'; if it is meant as a URL, in YAML write "
         "quotes: 'memory:'",
+    ),
+]
+#: A tier, the option with a mistake, and the words about it.
+TIER_MISTAKES: list[tuple[Any, str, str]] = [
+    ({}, "type", " is missing; it names the backend"),
+    ({"type": "kvtier"}, "backend", " is missing; it names the backend"),
+    ({"type": "memry"}, "type", ": no backend 'memry'; did you mean 'memory'? installed: ..."),
+    (
+        {"type": "kvtier", "backend": "memry"},
+        "backend",
+        ": no backend 'memry'; did you mean 'memory'? installed: ...",
+    ),
+    (
+        "memory",
+        "url",
+        " cannot be used: tier URL 'memory' names no backend; write for example "
+        "'file:///data/kv' or 'memory:'",
+    ),
+    (
+        "my_tier:",
+        "url",
+        " cannot be used: tier URL 'my_tier:': a URL's scheme cannot hold '_'; write 'my-tier:'",
+    ),
+    (
+        {"type": "memory", "url": "file:///x"},
+        "url",
+        " begins with 'file:', which is not the backend 'memory' that 'tiers[0].type' names",
+    ),
+    ({"type": "memory", "backend": "file"}, "backend", " is 'file', but 'type' is 'memory'"),
+    (
+        "memory://host",
+        "url",
+        " cannot be used: memory: takes no host and no path; write 'memory:?option=value'",
+    ),
+    ("memory:?name=", "name", " is empty; leave it out, or give the tier a name"),
+    (
+        "memory:?name=host",
+        "name",
+        ": two tiers are named 'host', this one and the host pool; name one of them, for "
+        "example 'host-2'",
+    ),
+    ({"url": 5}, "url", " is 5 but should be text"),
+    (
+        {"url": "memory:?capacity=1KiB", "capacity": "2KiB"},
+        "capacity",
+        " is given in the URL and beside it",
+    ),
+    (
+        {"type": "kvtier", "backend": "memory", "url": "nobodys:"},
+        "url",
+        " begins with 'nobodys:', which is not the backend 'memory' that 'tiers[0].backend' names",
+    ),
+    ("memory:?runner=cloud", "runner", " is 'cloud' but should be 'auto', 'thread' or 'process'"),
+    (
+        "memory:?store_policy=thru",
+        "store_policy",
+        ": no store policy 'thru'; did you mean 'through'? installed: after_hits, on_evict, "
+        "through",
+    ),
+    (
+        "memory:?store_policy=after_hits",
+        "store_policy",
+        ": store policy 'after_hits': needs a number of hits from 1: 'after_hits:2'",
+    ),
+    (
+        "memory:?codec=aes_gcm:/k",
+        "codec",
+        ": no codec 'aes_gcm'; did you mean 'aes-gcm'? installed: aes-gcm",
+    ),
+    (
+        "memory:?codec=aes-gcm:/nowhere/chunk.keys",
+        "codec",
+        ": codec 'aes-gcm:/nowhere/chunk.keys': cannot read the key file: No such file or "
+        "directory",
+    ),
+    (
+        "memory:?probe_interval=60s",
+        "max_probe_interval",
+        " is 30 s but should be at least 'probe_interval', which is 60 s",
     ),
 ]
 
@@ -198,7 +154,9 @@ def complaint(options: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"), [case[1:] for case in MISTAKES], ids=[case[0] for case in MISTAKES]
+    ("options", "message"),
+    MISTAKES
+    + [({"tiers": [tier]}, f"option 'tiers[0].{at}'{said}") for tier, at, said in TIER_MISTAKES],
 )
 def test_a_mistake_is_told_with_the_path_of_its_option(options: Any, message: str) -> None:
     if isinstance(options, dict) and options:

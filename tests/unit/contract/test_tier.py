@@ -10,7 +10,6 @@ from kvtier_sdk import (
     ChunkTierManager,
     OffloadKey,
     RequestContext,
-    SecondaryTierManager,
     TierConfig,
     TierContext,
     TierContractError,
@@ -185,15 +184,3 @@ async def test_a_capability_that_is_announced_but_missing_is_a_breach(
     expected = f"capability {capability.upper()} is declared but {capability}\\(\\) is not"
     with pytest.raises(TierContractError, match=expected):
         await getattr(tier, capability)(*arguments)
-
-
-def test_the_version_of_the_contract_is_not_inherited() -> None:
-    assert not hasattr(SecondaryTierManager, "contract_version")
-    assert not hasattr(ChunkTierManager, "contract_version")
-
-
-@pytest.mark.parametrize("missing", ["contains_chunk", "store_chunk", "load_chunk"])
-def test_an_incomplete_tier_cannot_be_made(make_context: ContextFactory, missing: str) -> None:
-    incomplete = type("Incomplete", (Recorder,), {missing: getattr(ChunkTierManager, missing)})
-    with pytest.raises(TypeError, match=missing):
-        incomplete(TierConfig(), make_context())

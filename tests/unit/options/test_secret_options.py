@@ -18,8 +18,6 @@ PLACE = Place("kv.toml", "tiers[0]")
 
 
 class Account(TierConfig):
-    """Secrets by type and by name."""
-
     user: str = "ada"
     password: SecretStr | None = None
     pin: SecretBytes | None = None

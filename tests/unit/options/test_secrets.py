@@ -18,8 +18,6 @@ HIDING = Secrets([SECRET])
 
 
 class Account(TierConfig):
-    """Secrets by name, by type, in tables and in URLs."""
-
     user: str = "ada"
     password: str = ""
     pin: SecretStr | None = None
@@ -52,16 +50,12 @@ def test_a_short_secret_is_hidden_where_it_stands_alone() -> None:
 
 
 class ProfileError(TierAuthError):
-    """Its text comes out of what it keeps."""
-
     def __init__(self, profile: str) -> None:
         super().__init__("refused", retryable=True)
         self.profile = profile
 
 
 class WrappedError(Exception):
-    """Shows an object of its own."""
-
     def __init__(self, inner: object) -> None:
         self.inner = [inner]
 
@@ -70,7 +64,6 @@ class WrappedError(Exception):
 
 
 def raised(*errors: BaseException) -> BaseException:
-    """The last, raised while the ones before it were handled."""
     try:
         if len(errors) > 1:
             try:

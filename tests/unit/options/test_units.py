@@ -1,29 +1,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvtier_sdk import format_bytes
-from kvtier_sdk.options.units import (
-    parse_bytes,
-    parse_bytes_or_share,
-    parse_seconds,
-    parse_share,
-)
+from kvtier_sdk.options.units import parse_bytes, parse_bytes_or_share, parse_seconds, parse_share
 
-FACTORS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
-    "KiB": 2**10,
-    "MiB": 2**20,
-    "GiB": 2**30,
-    "TiB": 2**40,
-    "PiB": 2**50,
-    "EiB": 2**60,
-    "PB": 10**15,
-    "EB": 10**18,
-}
+FACTORS = {f"{prefix}B": 1000**power for power, prefix in enumerate(["", *"KMGTPE"])}
+FACTORS |= {f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGTPE", 1)}
 
 
 @given(st.integers(0, 2**63 - 1))
@@ -40,10 +28,30 @@ def test_a_unit_multiplies(number: int, unit: str, gap: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "size_bytes"), [("1.5GiB", 3 * 2**29), ("4.1GB", 4_100_000_000), (".5 KiB", 512)]
+    ("parse", "written"),
+    [
+        (parse_bytes, {"1.5GiB": 3 * 2**29, "4.1GB": 4_100_000_000, ".5 KiB": 512}),
+        (parse_seconds, {"250ms": 0.25, "5s": 5.0, "100us": 1e-4, "2m": 120.0, "1h": 3600.0}),
+        (parse_seconds, {"1.5d": 129_600.0, "1 H": 3600.0, 3: 3.0, 0.5: 0.5, 0: 0.0}),
+        (parse_share, {"5%": 0.05, "100 %": 1.0, "0.25": 0.25, 0.3: 0.3, 0: 0.0}),
+    ],
 )
-def test_sizes_as_people_write_them(text: str, size_bytes: int) -> None:
-    assert parse_bytes(text) == size_bytes
+def test_quantities_as_people_write_them(
+    parse: Callable[[object], float], written: dict[object, float]
+) -> None:
+    assert {value: parse(value) for value in written} == pytest.approx(written)
+
+
+@pytest.mark.parametrize("value", ["5", "5 weeks", "-1s", -1, -0.5, math.inf, math.nan, True, None])
+def test_what_is_no_duration_is_refused(value: object) -> None:
+    with pytest.raises(ValueError):
+        parse_seconds(value)
+
+
+@pytest.mark.parametrize("value", ["101%", 1.01, -0.1, 2, math.nan, "5 percent", True])
+def test_what_is_no_share_is_refused(value: object) -> None:
+    with pytest.raises(ValueError):
+        parse_share(value)
 
 
 @pytest.mark.parametrize(
@@ -65,44 +73,6 @@ def test_sizes_as_people_write_them(text: str, size_bytes: int) -> None:
 def test_what_is_no_size_is_refused(value: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse_bytes(value)
-
-
-@pytest.mark.parametrize(
-    ("value", "duration_s"),
-    [
-        ("250ms", 0.25),
-        ("5s", 5.0),
-        ("100us", 1e-4),
-        ("2m", 120.0),
-        ("1h", 3600.0),
-        ("1.5d", 129_600.0),
-        ("1 H", 3600.0),
-        (3, 3.0),
-        (0.5, 0.5),
-        (0, 0.0),
-    ],
-)
-def test_durations_as_people_write_them(value: object, duration_s: float) -> None:
-    assert parse_seconds(value) == pytest.approx(duration_s)
-
-
-@pytest.mark.parametrize("value", ["5", "5 weeks", "-1s", -1, -0.5, math.inf, math.nan, True, None])
-def test_what_is_no_duration_is_refused(value: object) -> None:
-    with pytest.raises(ValueError):
-        parse_seconds(value)
-
-
-@pytest.mark.parametrize(
-    ("value", "share"), [("5%", 0.05), ("100 %", 1.0), ("0.25", 0.25), (0.3, 0.3), (0, 0.0)]
-)
-def test_shares_as_people_write_them(value: object, share: float) -> None:
-    assert parse_share(value) == pytest.approx(share)
-
-
-@pytest.mark.parametrize("value", ["101%", 1.01, -0.1, 2, math.nan, "5 percent", True])
-def test_what_is_no_share_is_refused(value: object) -> None:
-    with pytest.raises(ValueError):
-        parse_share(value)
 
 
 def test_a_limit_is_a_size_or_a_share() -> None:

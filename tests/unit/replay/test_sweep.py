@@ -24,7 +24,6 @@ HEADER_BYTES = 64
 def replayed(
     workload: list[ReplayRequest], slots: int, policy: str = "lru", **tier: object
 ) -> list[int]:
-    """Play a workload with real bytes, and return the hits of the host pool and of a tier."""
     tiers = [{"type": "memory", **tier}] if tier else []
     options = {"slots": slots, "chunk_bytes": CHUNK_BYTES, "policy": policy, "tiers": tiers}
     report = replay(workload, TieringConfig.from_dict(options))

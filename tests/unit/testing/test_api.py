@@ -19,7 +19,6 @@ PUBLIC = {name: getattr(testing, name) for name in testing.__all__}
 
 
 def plain(text: str) -> str:
-    """Return prose without markup and line breaks."""
     text = re.sub(r":\w+:`~?([^`]*)`", r"\1", text)
     return " ".join(text.replace("*", "").replace("`", "").split())
 
@@ -89,7 +88,6 @@ def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
 
 
 def run_without(missing: list[str], code: str) -> str:
-    """Run code in an interpreter in which some packages cannot be imported."""
     block = "".join(f"sys.modules[{name!r}] = None; " for name in missing)
     done = subprocess.run(
         [sys.executable, "-c", f"import sys; {block}\n{code}"],

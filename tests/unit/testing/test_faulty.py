@@ -40,7 +40,6 @@ def play(plan: FaultPlan, body: Callable[[Probe], Awaitable[None]]) -> None:
 
 
 async def outcomes(probe: Probe, operation: str) -> list[str]:
-    """Store or load all chunks, and name the outcome of each; a success is compared."""
     lent = [probe.full(key) if operation == "store" else probe.empty(key) for key in KEYS]
     try:
         moved: Any = await getattr(probe.tier, operation)([one.transfer for one in lent])

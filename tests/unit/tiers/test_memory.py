@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import pytest
@@ -61,27 +61,13 @@ async def test_an_object_of_another_length_is_corrupt(
     assert isinstance(error, CorruptChunkError)
 
 
-def use_by_load(tier: MemoryTier) -> Awaitable[object]:
-    return tier.load([transfer(b"a")])
-
-
-def use_by_touch(tier: MemoryTier) -> Awaitable[object]:
-    return tier.touch([b"unknown", b"a"])
-
-
-def use_by_store(tier: MemoryTier) -> Awaitable[object]:
-    return tier.store([transfer(b"a")])
-
-
-@pytest.mark.parametrize("use", [use_by_load, use_by_touch, use_by_store])
+@pytest.mark.parametrize("use", ["load", "touch", "store"])
 async def test_a_full_tier_forgets_the_least_recently_used(
-    make_context: ContextFactory,
-    removed: list[OffloadKey],
-    use: Callable[[MemoryTier], Awaitable[object]],
+    make_context: ContextFactory, removed: list[OffloadKey], use: str
 ) -> None:
     tier = make_tier(make_context(), capacity=2 * OBJECT_BYTES)
     await tier.store([transfer(b"a"), transfer(b"b")])
-    await use(tier)
+    await getattr(tier, use)([b"unknown", b"a"] if use == "touch" else [transfer(b"a")])
     await tier.store([transfer(b"c")])
     assert await stored_keys(tier) == [b"a", b"c"]
     assert removed == [b"b"]

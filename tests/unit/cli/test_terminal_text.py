@@ -1,13 +1,15 @@
-"""``kvtier top`` shows what a socket answers as text, whoever serves it."""
+"""Text that others wrote reaches the terminal as plain text."""
 
 from __future__ import annotations
 
 import itertools
+import logging
 from pathlib import Path
 
 import pytest
 
 from kvtier_sdk.admin import AdminSocket
+from kvtier_sdk.cli.terminal import TerminalFormatter
 from kvtier_sdk.cli.top import top_command
 
 SAID = "disk [/red]\x1b[2K\r\x9b\x07\u202e\nforged"
@@ -38,3 +40,10 @@ def test_a_sockets_text_is_shown_as_text(
     assert text.count(r"disk [/red]\x1b[2K\r\x9b\x07\u202e\nforged") == 5
     assert "forged: 40 chunks, 3 GiB, disk has 12 GiB free\n" in text
     assert text.replace("\n", "").isprintable()
+
+
+def test_a_library_that_logs_a_stores_text_moves_no_cursor() -> None:
+    text = "redis://u:hidden@h said %s\nall of it"
+    record = logging.makeLogRecord({"msg": text, "args": ("no\x1b[2K\ryes",)})
+    shown = "redis://u:***@h said no\\x1b[2K\\ryes\nall of it"
+    assert TerminalFormatter().format(record) == shown
