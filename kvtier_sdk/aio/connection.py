@@ -361,7 +361,7 @@ class Connection:
         return True
 
     def _read_into(self, rooms: Sequence[Any]) -> int:
-        """Read once; return 0 if there was nothing, or if the end or an error closed it."""
+        """Read once; return 0 if no data came, or if the connection ended or failed."""
         try:
             count_bytes = self._stream.read(rooms)
         except _NOT_NOW:

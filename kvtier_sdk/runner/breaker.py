@@ -88,7 +88,7 @@ class Outcome(Enum):
     LATE = "late"
     #: The tier did not do its work.
     FAILED = "failed"
-    #: Single objects were at fault. A few say nothing about the tier; many in a row do.
+    #: Single objects were at fault. Only many such results in a row suggest a broken tier.
     FAULTY = "faulty"
     #: The call could not be made: hanging calls leave no room for it or any other call.
     BLOCKED = "blocked"

@@ -189,7 +189,7 @@ class TierCaller:
     async def _once(self, operation: str, call: Callable[[], Awaitable[T]]) -> T:
         """Await a call; raise only :class:`TierError`."""
         if self.quarantine is not None:
-            # Each raise of the one error adds frames to its traceback, which would never be freed.
+            # Each raise of the same error adds frames to its traceback, and they are never freed.
             raise self.quarantine.with_traceback(None)
         return await self._called(call, lambda error: self._fault(error, operation))
 

@@ -57,7 +57,7 @@ class DirectionHealth:
         self._call = call
         self._clock = call.tier.context.clock
         self._header = header
-        # For the one probe that may be under way.
+        # Buffers for a probe; only one probe runs at a time.
         self._memory = memory
         self._report = report
         self._refuse_queued = refuse_queued
@@ -193,7 +193,7 @@ class DirectionHealth:
         header, payload = self._memory[:split], self._memory[split:]
         if operation is Operation.STORE:
             self._header.seal(CANARY_KEY, header, payload)
-        # A canary stored by an earlier probe says nothing about the tier now.
+        # A canary from an earlier probe does not show that the tier works now.
         transfer = Transfer(CANARY_KEY, _PROBER, header, payload, replace=True)
         errors = await self._call.transfer(operation, [transfer])
         # An absent or damaged chunk is an answer too: a load needs no stored canary.

@@ -88,7 +88,7 @@ class _Run:
     job: Job
     started_s: float
     verdicts: list[Verdict | None]
-    # Batches whose verdicts are still to come, and the tasks that may touch slots right now.
+    # Batches without a verdict so far, and the tasks that may touch slots right now.
     open_batches: int = 0
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     # Start times of the calls of the tier that have not returned.
@@ -211,7 +211,7 @@ class TierLoop:
             operation: deque() for operation in _MOVES
         }
         self._running: Counter[Operation] = Counter()
-        # Running tasks whose call has returned; they verify its chunks.
+        # Tasks that verify chunks after the tier's call has returned.
         self._verifying: set[asyncio.Task[None]] = set()
         # Keep some calls for loads even if stores hang.
         self._max_stores = max(1, options.concurrency * 3 // 4)

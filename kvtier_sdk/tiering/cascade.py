@@ -160,7 +160,7 @@ class Cascade:
         for tier in self._on_evict:
             owed = [slot for slot in victims if self._offers(slot).owed & tier.bit]
             if not tier.client.takes_stores:
-                # A tier that is down must not fill the pool: nothing is owed to it any more.
+                # A tier that is down must not fill the pool: cancel the stores that wait for it.
                 tier.client.drop_stores(len(owed))
                 for slot in owed:
                     self._offers(slot).owed &= ~tier.bit

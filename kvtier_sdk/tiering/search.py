@@ -149,7 +149,7 @@ class TierSearch:
             if pending is None:
                 return _MISS
         having = pending.hits.get(key)
-        # The request may have joined a load whose lookup was answered by tiers it may not ask.
+        # The request may have joined another request's load, from a tier it may not use.
         if having and having & state.tiers:
             if not pending.sealed:
                 return _RETRY

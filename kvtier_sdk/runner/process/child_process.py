@@ -337,7 +337,7 @@ def _socket_pair() -> tuple[Channel, socket.socket]:
 
 
 def copy_fd(fd: int) -> int:
-    """Copy a descriptor to a number above 2 for a process, whose standard streams are 0 to 2.
+    """Copy a descriptor to a number above 2, because 0 to 2 are the new process's streams.
 
     In an engine that was started without standard streams, any descriptor may have these numbers.
     """
