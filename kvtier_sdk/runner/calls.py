@@ -123,7 +123,7 @@ class TierCaller:
         except TierError as error:
             return [error.detached()] * len(batch)
         return [
-            # Detached even if the author did not: a cause's frames would hold the buffers.
+            # Drop the cause even if the tier set one: the cause's frames would hold the buffers.
             None if error is None else self._fault(error, operation).detached()
             for error in verdicts
         ]
@@ -167,7 +167,7 @@ class TierCaller:
         items = iterate()
         ended: Any = object()
         while True:
-            # Not repeated if the store refuses: an iterator that has raised has ended.
+            # Do not retry if the store refuses: an iterator ends when it raises.
             item = await self._once(operation, lambda: anext(items, ended))
             if item is ended:
                 return

@@ -136,7 +136,7 @@ class DirectionHealth:
         except TimeoutError:
             return False
         finally:
-            # For the breaker a hanging probe has failed, but the next one waits for its end.
+            # The breaker counts a hanging probe as failed, but the next probe waits for its end.
             attempt.cancel()
         return not attempt.cancelled() and attempt.result()
 
@@ -168,7 +168,7 @@ class DirectionHealth:
             else:
                 await self._move(Operation.STORE)
                 if self._call.can_delete:
-                    # Stores work, even if this fails.
+                    # The store worked, so the tier is usable even if the delete fails.
                     with contextlib.suppress(TierError):
                         await self._call.delete([CANARY_KEY])
         except (TierError, TimeoutError) as error:

@@ -414,7 +414,7 @@ class TierLoop:
         allowed_s = getattr(self.options, f"{operation}_deadline_s", None)
         when = "in time"
         if allowed_s is not None:
-            # A lookup may have been given longer.
+            # The lookup's own deadline may be longer.
             allowed_s = max(allowed_s, round(run.job.deadline_s - run.started_s, 3))
             when = f"within {format_seconds(allowed_s)} ('{operation}_deadline')"
         self._log.often(

@@ -23,7 +23,7 @@ class ManagedTier:
     def __init__(self, client: TierClient, index: int, store_policy: StorePolicy) -> None:
         self.client = client
         self.index = index
-        # Its place in masks of tiers.
+        # The tier's bit in masks of tiers.
         self.bit = 1 << index
         self.store_policy = store_policy
         options = client.spec.runner
@@ -57,7 +57,7 @@ class Cascade:
         self._tiers: list[ManagedTier] = []
         self._owed_mask = 0
         self._stored_mask = 0
-        # True once a write-through tier has missed a chunk: a later hit offers it again.
+        # True once a write-through tier has missed a chunk: a later hit offers the chunk again.
         self._has_failed = False
         # The most slots that a store lacked since the last step ended.
         self._missing = 0

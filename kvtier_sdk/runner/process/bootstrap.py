@@ -112,7 +112,7 @@ def write_error(error: BaseException) -> dict[str, Any]:
     """Return an exception as plain data: its classes, text, plain arguments and attributes."""
     return {
         "name": type(error).__name__,
-        # Without Exception itself, which would say less than the name of the class.
+        # Leave out Exception itself: the name of the class tells the reader more.
         "classes": [
             _path_of(base)
             for base in type(error).__mro__

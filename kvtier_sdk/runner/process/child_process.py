@@ -264,7 +264,7 @@ class ChildProcess:
                 reason = f"{reason}; it printed {printed!r}"
         if not self._opened.done():
             self._opened.set_exception(self._unavailable(f"the tier's process died: {reason}"))
-            # Retrieved here, because no task awaits an opening that was cancelled.
+            # Retrieve the exception here, because no task awaits a cancelled opening.
             self._opened.exception()
         self.ended.set_result(reason)
 
