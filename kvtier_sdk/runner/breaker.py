@@ -143,7 +143,7 @@ class Breaker:
         return self.state is BreakerState.CLOSED
 
     def note(self, outcome: Outcome, objects: Sequence[OffloadKey] = ()) -> bool:
-        """Record a call's outcome if the breaker is closed; return true if this opens it."""
+        """Record a call's outcome if the breaker is closed; return true if the breaker opens."""
         if not self.is_closed or not self._is_enough(outcome, objects):
             return False
         self._open()

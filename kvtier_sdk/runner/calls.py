@@ -105,7 +105,7 @@ class TierCaller:
     async def transfer(
         self, operation: Operation, batch: Sequence[Transfer]
     ) -> Sequence[TierError | None]:
-        """Call ``load`` or ``store``; an error of the whole batch becomes one for each chunk."""
+        """Call ``load`` or ``store``; an error of the batch becomes an error of each chunk."""
         version = self._version
         errors = await self._transfer(operation.value, batch)
         is_refused = any(isinstance(error, TierAuthError) for error in errors)

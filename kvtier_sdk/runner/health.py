@@ -75,7 +75,7 @@ class DirectionHealth:
 
     @property
     def admits(self) -> bool:
-        """True if calls are made; in quarantine each fails with the reason."""
+        """True if calls are made; in quarantine each call fails with the quarantine's reason."""
         return self._breaker.is_closed or self._call.quarantine is not None
 
     @property
@@ -141,7 +141,7 @@ class DirectionHealth:
         return not attempt.cancelled() and attempt.result()
 
     def _hindrance(self) -> str | None:
-        """Return why no probe is made, or ``None``. A probe needs no room itself; requests do."""
+        """Return the reason against a probe, or ``None``, for example no free call."""
         if self._attempt is not None and not self._attempt.done():
             return "a probe hangs"
         return NO_ROOM if self._is_blocked(self._direction, self._clock.now_s()) else None

@@ -105,7 +105,7 @@ class _Run:
 
     @property
     def is_queued(self) -> bool:
-        """True if batches of it have not started."""
+        """True if some of the job's batches have not started."""
         return self.open_batches > len(self.tasks)
 
 
@@ -439,7 +439,7 @@ class TierLoop:
                 health.note(Outcome.BLOCKED, NO_ROOM)
 
     def _is_blocked(self, direction: Direction, since_s: float) -> bool:
-        """Return true if hanging calls of jobs concluded by then leave no room for another."""
+        """Return true if hanging calls of concluded jobs leave no room for another call."""
         hung: Counter[Operation] = Counter()
         for run in self._runs:
             if run.concluded_s <= since_s and run.job.operation in _MOVES:
@@ -593,7 +593,7 @@ class TierLoop:
         return errors
 
     async def _pause(self, run: _Run, attempt: int) -> bool:
-        """Wait before a retry; return false if it would be one too many, too late, or refused."""
+        """Wait before a retry; return false if no retry is left or allowed."""
         health = self._health[run.direction]
         if attempt >= self.options.retries or run.concluded or not health.admits:
             return False

@@ -215,7 +215,7 @@ class StagedPiece:
         return (kernels, copies) if operation is Operation.STORE else (copies, kernels)
 
     def queue(self, operation: Operation, copies: torch.cuda.Stream, enqueue: Enqueue) -> None:
-        """Queue the kernel and the copies, one behind the other and behind the part's last use.
+        """Queue the kernel and the copies in order, after the part's last use.
 
         Even after a failure, the stream on which the piece ends waits for everything queued.
         """

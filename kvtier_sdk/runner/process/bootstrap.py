@@ -78,7 +78,7 @@ def write_bootstrap(
 
 
 def read_bootstrap(bootstrap: Mapping[str, Any]) -> tuple[TierSpec, Namespace, PoolLayout]:
-    """Read the bootstrap data in the process; refuse data that does not mean the same here."""
+    """Read the bootstrap data in the process; refuse data that would build a different tier."""
     name = bootstrap["name"]
     place = Place(f"tier {name!r}")
     if bootstrap["version"] != PROTOCOL_VERSION:
