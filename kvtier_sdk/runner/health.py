@@ -141,7 +141,7 @@ class DirectionHealth:
         return not attempt.cancelled() and attempt.result()
 
     def _hindrance(self) -> str | None:
-        """Return the reason against a probe, or ``None``, for example no free call."""
+        """Return the reason against a probe, such as a lack of free calls, or ``None``."""
         if self._attempt is not None and not self._attempt.done():
             return "a probe hangs"
         return NO_ROOM if self._is_blocked(self._direction, self._clock.now_s()) else None
