@@ -15,8 +15,8 @@ from kvtier_sdk.aio.clock import wait_out
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: Makes the call and returns a function that reports its outcome. That function holds none of the
-#: call's arguments.
+#: Makes the call and returns a function that reports its outcome. The function keeps no
+#: reference to the call's arguments.
 _Call: TypeAlias = Callable[[], Callable[[], None]]
 
 #: Threads per event loop, that is, per tier.
@@ -114,8 +114,8 @@ async def run_blocking(function: Callable[P, T], /, *args: P.args, **kwargs: P.k
     """
     loop = asyncio.get_running_loop()
     returned: asyncio.Future[None] = loop.create_future()
-    # Not the future's result: an exception in it would form a cycle with its traceback, whose
-    # frames keep the buffers.
+    # A list, because an exception in the future would form a cycle with its traceback, and the
+    # traceback's frames would keep the buffers.
     outcome: list[tuple[T, None] | tuple[None, BaseException]] = []
 
     def call() -> Callable[[], None]:

@@ -361,7 +361,7 @@ class Connection:
         return True
 
     def _read_into(self, rooms: Sequence[Any]) -> int:
-        """Read once; return 0 if there was nothing, or if the end or an error closed it."""
+        """Read once; return 0 if no data came, or if the connection ended or failed."""
         try:
             count_bytes = self._stream.read(rooms)
         except _NOT_NOW:
@@ -386,7 +386,7 @@ class Connection:
             except OSError as error:
                 if self._is_refused:
                     self.close(error.strerror or str(error))
-                # The bytes that the server sent before can still be received, and may say why.
+                # Bytes that the server sent earlier may still arrive and give the reason.
                 self._is_refused = True
                 self._is_drained = False
                 return True
@@ -408,7 +408,7 @@ class _Stream:
 
     def is_drained(self) -> bool:
         """Return true if the loop will report the next bytes, after a read that left room."""
-        # uvloop reports a reset only once, with the bytes before it, which are read by now.
+        # uvloop reports a reset only once, together with the bytes that have been read by now.
         return self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
 
     def read(self, rooms: Sequence[Any]) -> int:

@@ -52,7 +52,7 @@ class ConnectionPool(Generic[C]):
 
     @asynccontextmanager
     async def borrow(self, *, for_store: bool = False) -> AsyncIterator[C]:
-        """Borrow a connection, waiting for one while all are lent.
+        """Borrow a connection, waiting while all are lent.
 
         Args:
             for_store: true for a store; stores leave half of the connections to other calls.
@@ -77,7 +77,7 @@ class ConnectionPool(Generic[C]):
                 connection.close("it was left in the middle of a conversation")
 
     def close(self) -> None:
-        """Close idle connections now, and lent ones on return. A second call is harmless."""
+        """Close idle connections now, and lent connections on return. A second call is harmless."""
         self._is_closed = True
         while self._idle:
             self._idle.pop().close(_CLOSED)

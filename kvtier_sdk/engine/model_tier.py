@@ -106,8 +106,8 @@ class ModelTier(TierListener):
                 engine=engine,
             )
         )
-        # What the engine hands over lies in its memory already: a task is not cut to what the tier
-        # has been seen to store.
+        # Do not limit a task to the bytes that the tier stores in time: the task's chunks are in
+        # the engine's memory already.
         self._client.pace.store_bytes = math.inf
         self._thread = threading.Thread(target=self._run, name=f"kvtier-{spec.name}", daemon=True)
         self._thread.start()
@@ -250,7 +250,7 @@ def _fitted(spec: TierSpec, memory: PoolMemory) -> TierSpec:
     """Return the tier with defaults that suit the engine; options in its entry take precedence."""
     better = {
         "lookup_deadline_s": _LOOKUP_DEADLINE_S,
-        # Queued chunks lie in the engine's memory already, whose size bounds them.
+        # Queued chunks are in the engine's memory already, and its size limits them.
         "max_queue_bytes": memory.region.size_bytes,
     }
     given = spec.runner.model_fields_set

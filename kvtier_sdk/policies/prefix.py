@@ -62,8 +62,8 @@ class PrefixPolicy(EvictionPolicy):
         # By class, the time of each chunk's last use, oldest first.
         self._queues: list[_Queue] = [OrderedDict() for _ in _CLASSES]
         self._queue_of = [self._queues[of] for of in _CLASS_OF]
-        # A chunk's uses at its last eviction, by a hash of its key: recent evictions, and older
-        # ones. Keeping them in order would sometimes stop the thread for longer than a call may.
+        # A chunk's uses at its last eviction, by a hash of its key: recent evictions, then older
+        # evictions. Keeping them in order would sometimes block the thread for too long.
         self._ghosts: dict[int, int] = {}
         self._older_ghosts: dict[int, int] = {}
         self._most_ghosts = 0
@@ -167,7 +167,7 @@ class _Simulations:
         # By class, the worth of earlier uses with the chosen weight, in references.
         self.bonuses = self._bonuses[0]
         # Bucket and class of each sampled chunk's last use, as one number, whether or not the chunk
-        # is resident: recent uses, and older ones.
+        # is resident: recent uses, then older uses.
         self._last: dict[OffloadKey, int] = {}
         self._older: dict[OffloadKey, int] = {}
         self._most_last = max(1, _SAMPLED_HISTORY * slots // one_in)

@@ -16,7 +16,7 @@ _CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
 class Room(NamedTuple):
-    """A limit on memory, in words; the bytes still free below it, and what to do if too few are."""
+    """A limit on memory: its name, the bytes free below it, and advice if they are too few."""
 
     where: str
     free_bytes: int

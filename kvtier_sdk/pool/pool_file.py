@@ -88,7 +88,7 @@ def join_named(directory: Path, replica: str, layout: PoolLayout, worker: int | 
 
 
 def sweep(directory: Path) -> None:
-    """Remove the pool files of this user that no process holds, as killed replicas leave them."""
+    """Remove this user's pool files that no process holds; killed replicas leave such files."""
     for path in directory.glob(f"{_PREFIX}*"):
         try:
             fd = _open_own(path)

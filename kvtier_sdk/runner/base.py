@@ -75,7 +75,7 @@ class TierRunner(Protocol):
         """Handle a job without a result after its deadline: the tier may block its loop."""
 
     def log_end(self, topic: str, message: str) -> bool:
-        """Have the loop log held-back messages, then an outage's end; return false if it cannot."""
+        """Log held-back messages, then an outage's end; return false if the loop has ended."""
 
     def drain(self, timeout_s: float) -> bool:
         """Cancel queued batches and wait for running ones; return true if all have ended."""

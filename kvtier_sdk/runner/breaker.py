@@ -88,7 +88,7 @@ class Outcome(Enum):
     LATE = "late"
     #: The tier did not do its work.
     FAILED = "failed"
-    #: Single objects were at fault. A few say nothing about the tier; many in a row do.
+    #: Single objects were at fault. Only many such results in a row suggest a broken tier.
     FAULTY = "faulty"
     #: The call could not be made: hanging calls leave no room for it or any other call.
     BLOCKED = "blocked"
@@ -143,7 +143,7 @@ class Breaker:
         return self.state is BreakerState.CLOSED
 
     def note(self, outcome: Outcome, objects: Sequence[OffloadKey] = ()) -> bool:
-        """Record a call's outcome if the breaker is closed; return true if this opens it."""
+        """Record a call's outcome if the breaker is closed; return true if the breaker opens."""
         if not self.is_closed or not self._is_enough(outcome, objects):
             return False
         self._open()

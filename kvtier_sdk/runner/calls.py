@@ -105,7 +105,7 @@ class TierCaller:
     async def transfer(
         self, operation: Operation, batch: Sequence[Transfer]
     ) -> Sequence[TierError | None]:
-        """Call ``load`` or ``store``; an error of the whole batch becomes one for each chunk."""
+        """Call ``load`` or ``store``; an error of the batch becomes an error of each chunk."""
         version = self._version
         errors = await self._transfer(operation.value, batch)
         is_refused = any(isinstance(error, TierAuthError) for error in errors)
@@ -123,7 +123,7 @@ class TierCaller:
         except TierError as error:
             return [error.detached()] * len(batch)
         return [
-            # Detached even if the author did not: a cause's frames would hold the buffers.
+            # Drop the cause even if the tier set one: the cause's frames would hold the buffers.
             None if error is None else self._fault(error, operation).detached()
             for error in verdicts
         ]
@@ -167,7 +167,7 @@ class TierCaller:
         items = iterate()
         ended: Any = object()
         while True:
-            # Not repeated if the store refuses: an iterator that has raised has ended.
+            # Do not retry if the store refuses: an iterator ends when it raises.
             item = await self._once(operation, lambda: anext(items, ended))
             if item is ended:
                 return
@@ -189,7 +189,7 @@ class TierCaller:
     async def _once(self, operation: str, call: Callable[[], Awaitable[T]]) -> T:
         """Await a call; raise only :class:`TierError`."""
         if self.quarantine is not None:
-            # Each raise of the one error adds frames to its traceback, which would never be freed.
+            # Each raise of the same error adds frames to its traceback, and they are never freed.
             raise self.quarantine.with_traceback(None)
         return await self._called(call, lambda error: self._fault(error, operation))
 

@@ -80,7 +80,7 @@ class ChunkMover:
     ) -> dict[int, TierError | None]:
         """Call the tier once. :meth:`verify` must follow a load."""
         if operation is Operation.LOAD:
-            # Before the call: a load may be cut short by its deadline, or never end.
+            # Do this before the call, because a load may miss its deadline or never end.
             self._doubt(transfers.values())
         tier = self._sealer or self._call
         results = await tier.transfer(operation, list(transfers.values()))

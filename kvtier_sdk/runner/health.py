@@ -57,7 +57,7 @@ class DirectionHealth:
         self._call = call
         self._clock = call.tier.context.clock
         self._header = header
-        # For the one probe that may be under way.
+        # Buffers for a probe; only one probe runs at a time.
         self._memory = memory
         self._report = report
         self._refuse_queued = refuse_queued
@@ -75,7 +75,7 @@ class DirectionHealth:
 
     @property
     def admits(self) -> bool:
-        """True if calls are made; in quarantine each fails with the reason."""
+        """True if calls are made; in quarantine each call fails with the quarantine's reason."""
         return self._breaker.is_closed or self._call.quarantine is not None
 
     @property
@@ -136,12 +136,12 @@ class DirectionHealth:
         except TimeoutError:
             return False
         finally:
-            # For the breaker a hanging probe has failed, but the next one waits for its end.
+            # The breaker counts a hanging probe as failed, but the next probe waits for its end.
             attempt.cancel()
         return not attempt.cancelled() and attempt.result()
 
     def _hindrance(self) -> str | None:
-        """Return why no probe is made, or ``None``. A probe needs no room itself; requests do."""
+        """Return the reason against a probe, such as a lack of free calls, or ``None``."""
         if self._attempt is not None and not self._attempt.done():
             return "a probe hangs"
         return NO_ROOM if self._is_blocked(self._direction, self._clock.now_s()) else None
@@ -168,7 +168,7 @@ class DirectionHealth:
             else:
                 await self._move(Operation.STORE)
                 if self._call.can_delete:
-                    # Stores work, even if this fails.
+                    # The store worked, so the tier is usable even if the delete fails.
                     with contextlib.suppress(TierError):
                         await self._call.delete([CANARY_KEY])
         except (TierError, TimeoutError) as error:
@@ -193,7 +193,7 @@ class DirectionHealth:
         header, payload = self._memory[:split], self._memory[split:]
         if operation is Operation.STORE:
             self._header.seal(CANARY_KEY, header, payload)
-        # A canary stored by an earlier probe says nothing about the tier now.
+        # A canary from an earlier probe does not show that the tier works now.
         transfer = Transfer(CANARY_KEY, _PROBER, header, payload, replace=True)
         errors = await self._call.transfer(operation, [transfer])
         # An absent or damaged chunk is an answer too: a load needs no stored canary.

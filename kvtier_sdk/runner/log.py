@@ -14,7 +14,7 @@ from kvtier_sdk.aio.clock import Clock, TimerHandle
 from kvtier_sdk.options.place import one_line
 from kvtier_sdk.options.secrets import Secrets, make_loggable, masked_error
 
-#: How long after a message further ones of its kind are counted instead of logged.
+#: For this long after a message, further messages of its kind are counted, not logged.
 QUIET_S = 60.0
 
 

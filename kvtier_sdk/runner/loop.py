@@ -88,7 +88,7 @@ class _Run:
     job: Job
     started_s: float
     verdicts: list[Verdict | None]
-    # Batches whose verdicts are still to come, and the tasks that may touch slots right now.
+    # Batches without a verdict so far, and the tasks that may touch slots right now.
     open_batches: int = 0
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     # Start times of the calls of the tier that have not returned.
@@ -105,7 +105,7 @@ class _Run:
 
     @property
     def is_queued(self) -> bool:
-        """True if batches of it have not started."""
+        """True if some of the job's batches have not started."""
         return self.open_batches > len(self.tasks)
 
 
@@ -211,7 +211,7 @@ class TierLoop:
             operation: deque() for operation in _MOVES
         }
         self._running: Counter[Operation] = Counter()
-        # Running tasks whose call has returned; they verify its chunks.
+        # Tasks that verify chunks after the tier's call has returned.
         self._verifying: set[asyncio.Task[None]] = set()
         # Keep some calls for loads even if stores hang.
         self._max_stores = max(1, options.concurrency * 3 // 4)
@@ -414,7 +414,7 @@ class TierLoop:
         allowed_s = getattr(self.options, f"{operation}_deadline_s", None)
         when = "in time"
         if allowed_s is not None:
-            # A lookup may have been given longer.
+            # The lookup's own deadline may be longer.
             allowed_s = max(allowed_s, round(run.job.deadline_s - run.started_s, 3))
             when = f"within {format_seconds(allowed_s)} ('{operation}_deadline')"
         self._log.often(
@@ -439,7 +439,7 @@ class TierLoop:
                 health.note(Outcome.BLOCKED, NO_ROOM)
 
     def _is_blocked(self, direction: Direction, since_s: float) -> bool:
-        """Return true if hanging calls of jobs concluded by then leave no room for another."""
+        """Return true if hanging calls of concluded jobs leave no room for another call."""
         hung: Counter[Operation] = Counter()
         for run in self._runs:
             if run.concluded_s <= since_s and run.job.operation in _MOVES:
@@ -593,7 +593,7 @@ class TierLoop:
         return errors
 
     async def _pause(self, run: _Run, attempt: int) -> bool:
-        """Wait before a retry; return false if it would be one too many, too late, or refused."""
+        """Wait before a retry; return false if no retry is left or allowed."""
         health = self._health[run.direction]
         if attempt >= self.options.retries or run.concluded or not health.admits:
             return False

@@ -117,7 +117,7 @@ class LoopRunner(ABC):
 
     @abstractmethod
     def _await_opening(self) -> bool:
-        """Wait in the engine's thread as long as it may; return true if the tier is open."""
+        """Wait in the engine's thread if the engine waits; return true if the tier is open."""
 
     @abstractmethod
     async def _open(self) -> bool:

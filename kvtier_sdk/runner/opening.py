@@ -23,10 +23,10 @@ from kvtier_sdk.runner.log import TierLog
 
 
 class TierOpening:
-    """Opens a tier, and tells whether it is open.
+    """Opens a tier, and retries in the background if the store cannot be reached.
 
-    Each attempt may take ``open_deadline``. One that goes on after that, despite its cancellation,
-    counts as failed, but no other runs beside it; if it succeeds after all, the tier is open.
+    Each attempt may take ``open_deadline``. An attempt that ignores its cancellation counts as
+    failed, but no other attempt runs beside it; if it succeeds late, the tier is open.
 
     Attributes:
         is_open: true once an attempt has succeeded.
@@ -134,7 +134,7 @@ class TierOpening:
 
 
 def may_pass(error: Exception) -> bool:
-    """Return true if the store could not be reached, which may pass."""
+    """Return true if the store could not be reached: a later attempt may succeed."""
     return isinstance(error, TierUnavailableError | TierTimeoutError)
 
 

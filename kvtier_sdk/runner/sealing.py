@@ -15,7 +15,7 @@ from kvtier_sdk.runner.calls import TierCaller
 from kvtier_sdk.runner.jobs import Operation
 from kvtier_sdk.types import OffloadKey, Transfer
 
-#: How many foreign chunks are remembered; beyond that, the ones found longest ago are forgotten.
+#: The most foreign chunks to remember. Beyond this number, the oldest are forgotten.
 _MAX_FOREIGN = 16_384
 
 

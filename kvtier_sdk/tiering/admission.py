@@ -23,7 +23,7 @@ _MIN_PERIOD = 64
 _MOST_SEEN = 2**17
 # A lead of the second model within so many standard deviations may be chance.
 _DEVIATIONS = 2
-# Beyond this many single hits older ones lose weight, so that a change of the load is noticed.
+# Beyond this many single hits, older hits lose weight, so that a change of load is noticed.
 _MUCH_EVIDENCE = 64
 # A tier is clearly below a limit if the used bytes, divided by this, are still free.
 _ROOM_SHARE = 16
@@ -105,7 +105,7 @@ class Admission:
         if evicted:
             self._stats.evicted_unread_chunks += unread * (_HASHES // self._limit)
             if self._enabled and (capacity < followed or self._capacity):
-                # A gain at a very different size says nothing about this one.
+                # A gain measured at a very different pool size does not apply to this size.
                 if not self._capacity / 2 <= capacity <= self._capacity * 2:
                     self._forget()
                 self._capacity = capacity

@@ -23,7 +23,7 @@ class ManagedTier:
     def __init__(self, client: TierClient, index: int, store_policy: StorePolicy) -> None:
         self.client = client
         self.index = index
-        # Its place in masks of tiers.
+        # The tier's bit in masks of tiers.
         self.bit = 1 << index
         self.store_policy = store_policy
         options = client.spec.runner
@@ -57,7 +57,7 @@ class Cascade:
         self._tiers: list[ManagedTier] = []
         self._owed_mask = 0
         self._stored_mask = 0
-        # True once a write-through tier has missed a chunk: a later hit offers it again.
+        # True once a write-through tier has missed a chunk: a later hit offers the chunk again.
         self._has_failed = False
         # The most slots that a store lacked since the last step ended.
         self._missing = 0
@@ -160,7 +160,7 @@ class Cascade:
         for tier in self._on_evict:
             owed = [slot for slot in victims if self._offers(slot).owed & tier.bit]
             if not tier.client.takes_stores:
-                # A tier that is down must not fill the pool: nothing is owed to it any more.
+                # A tier that is down must not fill the pool: cancel the stores that wait for it.
                 tier.client.drop_stores(len(owed))
                 for slot in owed:
                     self._offers(slot).owed &= ~tier.bit

@@ -6,11 +6,11 @@ from collections import deque
 
 #: Bursts to remember.
 _BURSTS = 31
-#: Bursts that an estimate needs, because an engine's first ones are slow.
+#: The fewest bursts for an estimate, because an engine's first bursts are slow.
 _FEWEST = 3
 #: A burst is cut off after this long.
 _LONGEST_S = 1.0
-#: No model computes a prompt in less: nothing was computed in a shorter burst.
+#: A shorter burst computed nothing, because no model computes a prompt this fast.
 _SHORTEST_S = 0.002
 
 

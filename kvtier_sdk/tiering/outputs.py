@@ -61,7 +61,7 @@ class MissReason(Enum):
     LOOKUP_FAILED = "lookup_failed"
     #: A tier has it, but failed to load it.
     LOAD_FAILED = "load_failed"
-    #: A tier has it, but the primary tier has no room.
+    #: A tier has the chunk, but the primary tier has no room.
     PRIMARY_FULL = "primary_full"
     #: A tier has it, but its queue of loads is full.
     QUEUE_FULL = "queue_full"

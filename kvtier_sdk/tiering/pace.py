@@ -27,7 +27,7 @@ class Pace:
 
     def __init__(self, options: RunnerOptions, chunk_bytes: int) -> None:
         call_bytes = max(chunk_bytes, options.max_batch_bytes)
-        # What the tier has been seen to store in SLOW_S.
+        # The bytes that the tier stores in SLOW_S, by its measured pace.
         self.store_bytes = float(call_bytes * options.concurrency)
         self._call_bytes = call_bytes
         # Jobs under way, and when each kind last made progress or began.

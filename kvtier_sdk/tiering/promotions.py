@@ -12,7 +12,7 @@ from kvtier_sdk.tiering.records import PendingLookup, Promotion, RequestState, S
 from kvtier_sdk.tiering.slots import PrimaryTier
 from kvtier_sdk.types import OffloadKey
 
-#: Failed loads that are remembered, for requests whose lookups were answered before.
+#: The most failed loads to remember, for requests whose lookups ended before the failure.
 _MOST_FAILED = 4096
 
 _OK: Final = Verdict.OK
@@ -77,7 +77,7 @@ class Promotions:
         landed = []
         for index, verdict in zip(job.slots, verdicts, strict=True):
             slot = slots[index]
-            # A slot that is no longer loading was forgotten by a reset meanwhile.
+            # A reset has forgotten a slot that is not loading any more.
             if slot.state is _LOADING:
                 if verdict is _OK:
                     assert slot.promotion is not None

@@ -47,7 +47,7 @@ class LookupTable:
         self.open: dict[OffloadKey, PendingLookup] = {}
         self.waiting_chunks = 0
         self.limit = MOST_CHUNKS
-        # Chunks that this step looked up without asking a tier, which takes time too.
+        # Chunks that this step looked up without asking a tier. They count, because they take time.
         self._joined = 0
         self.new: list[PendingLookup] = []
 
@@ -149,7 +149,7 @@ class TierSearch:
             if pending is None:
                 return _MISS
         having = pending.hits.get(key)
-        # The request may have joined a load whose lookup was answered by tiers it may not ask.
+        # The request may have joined another request's load, from a tier it may not use.
         if having and having & state.tiers:
             if not pending.sealed:
                 return _RETRY
@@ -205,7 +205,7 @@ class TierSearch:
         if not self._tiers:
             self._count_miss(key, state, _ABSENT)
             return None
-        # A request that may not ask all tiers cannot use answers of the others.
+        # A request that may ask only some tiers cannot use the other tiers' answers.
         pending = self.lookups.join(key) if state.tiers == -1 else None
         if pending is None:
             pending = state.asking
@@ -311,7 +311,7 @@ class TierSearch:
             return MissReason.SLOWER_THAN_RECOMPUTE
         keys = [key]
         if pending.request is state.context:
-            # The engine will ask for the chunks found after this one too: load them in one job.
+            # The engine will also ask for the chunks found after this chunk: load all in one job.
             keys = pending.run_from(key, tier.index, room)
             by_key = self._primary.by_key
             if len(keys) > 1:

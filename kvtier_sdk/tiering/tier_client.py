@@ -211,7 +211,7 @@ class TierClient:
         reports = self._runner.peek()
         for report in reports:
             note_state(stats, report, now_s)
-        # Work that has ended since the last poll is progress that the pace does not know of yet.
+        # Work that ended since the last poll is progress, but the pace has not counted it yet.
         is_stuck = not any(isinstance(report, JobResult | Progressed) for report in reports)
         stats.is_slow = int(is_stuck and self.pace.is_slow(now_s))
         return stats
@@ -476,7 +476,7 @@ class TierClient:
     def _admit(self, operation: Operation, count: int, *, whole: bool) -> int:
         """Return how many of ``count`` chunks may join a queue; count the others as dropped."""
         is_load = operation is _LOAD
-        # A load that was decided on a moment before the tier was taken out still begins.
+        # A load still begins if it was decided on just before the tier was removed.
         if (self.stats.reads_open or self._stale) if is_load else not self.takes_stores:
             taken, reason = 0, "unavailable" if is_load else self._refusal
         else:

@@ -72,7 +72,7 @@ class CPUDevice(Device):
         after: StreamOrEvent | None = None,
     ) -> Copy:
         """See :meth:`Device.start`; ``after`` is ignored, since no work is queued on a CPU."""
-        # One part for each thread, or more, so that no part keeps a load waiting for long.
+        # At least one part for each thread, and small parts, so that a load never waits long.
         runs = plan.runs()
         threads = max(1, min(len(self._threads), runs.size_bytes // MIN_PART_BYTES))
         rounds = -(-runs.size_bytes // (threads * MAX_PART_BYTES))

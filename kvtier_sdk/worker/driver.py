@@ -136,7 +136,7 @@ class HIPDriver(Driver):
     _copy_arguments = (_HIP_MEMCPY_DEFAULT,)
 
     def __init__(self) -> None:
-        # This must be torch's own runtime: its streams mean nothing to another one on the path.
+        # Use torch's own runtime: another runtime on the path does not know torch's streams.
         library = _torch_runtime()
         self._copy_one = library.hipMemcpyAsync
         self._copy_one.argtypes = [_POINTER, _POINTER, _SIZE, ctypes.c_int, _POINTER]

@@ -132,7 +132,7 @@ class Gatherer:
         self._tables = {of: _upload_table(of, kernel, stream) for of in layouts if _is_possible(of)}
         table = next(iter(self._tables.values()))
         for gather in (True, False):
-            # Without entries the kernel copies nothing: this only compiles it.
+            # A launch without entries compiles the kernel and copies nothing.
             nowhere = kernel.allocate(16).data_ptr()
             kernel.start(stream, nowhere, table, table, 0, 0, 0, 0, 1, 0, gather=gather)
         stream.synchronize()
@@ -215,7 +215,7 @@ class StagedPiece:
         return (kernels, copies) if operation is Operation.STORE else (copies, kernels)
 
     def queue(self, operation: Operation, copies: torch.cuda.Stream, enqueue: Enqueue) -> None:
-        """Queue the kernel and the copies, one behind the other and behind the part's last use.
+        """Queue the kernel and the copies in order, after the part's last use.
 
         Even after a failure, the stream on which the piece ends waits for everything queued.
         """

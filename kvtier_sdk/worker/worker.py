@@ -310,8 +310,8 @@ class OffloadWorker:
 
 
 def _end_dropped(device: Device, jobs: dict[int, _Job], memory: object) -> None:
-    """End a worker that was dropped, in a thread: any thread may drop it, even one that copies."""
-    # Logged here, not in the new thread: that may still run when the interpreter exits, and would
+    """End a dropped worker in a new thread, because even a thread that copies may drop it."""
+    # Logged here, not in the new thread: the thread may run while the interpreter exits, and would
     # then hold a lock of the log.
     _log.warning("an offload worker was dropped without a call of shutdown()")
     end = threading.Thread(

@@ -78,7 +78,7 @@ def write_bootstrap(
 
 
 def read_bootstrap(bootstrap: Mapping[str, Any]) -> tuple[TierSpec, Namespace, PoolLayout]:
-    """Read the bootstrap data in the process; refuse data that does not mean the same here."""
+    """Read the bootstrap data in the process; refuse data that would build a different tier."""
     name = bootstrap["name"]
     place = Place(f"tier {name!r}")
     if bootstrap["version"] != PROTOCOL_VERSION:
@@ -112,7 +112,7 @@ def write_error(error: BaseException) -> dict[str, Any]:
     """Return an exception as plain data: its classes, text, plain arguments and attributes."""
     return {
         "name": type(error).__name__,
-        # Without Exception itself, which would say less than the name of the class.
+        # Leave out Exception itself: the name of the class tells the reader more.
         "classes": [
             _path_of(base)
             for base in type(error).__mro__

@@ -80,7 +80,7 @@ class Child:
         self._ending = False
 
     def serve(self) -> NoReturn:
-        """Serve the engine until it asks for the end or is gone; then end the process."""
+        """Serve the engine until the engine asks for the end or dies; then end the process."""
         asyncio.set_event_loop(self._event_loop)
         self._event_loop.add_reader(self._control, self._read_control)
         run_until(self._event_loop, lambda: False, self._log)
@@ -295,7 +295,7 @@ def _open_standard_streams() -> None:
 
 
 def _exit() -> NoReturn:
-    """End now: neither a thread that hangs nor an exit handler holds the process back."""
+    """End the process at once, without waiting for hanging threads or exit handlers."""
     for stream in filter(None, (sys.stdout, sys.stderr)):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()

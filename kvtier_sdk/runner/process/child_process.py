@@ -264,7 +264,7 @@ class ChildProcess:
                 reason = f"{reason}; it printed {printed!r}"
         if not self._opened.done():
             self._opened.set_exception(self._unavailable(f"the tier's process died: {reason}"))
-            # Retrieved here, because no task awaits an opening that was cancelled.
+            # Retrieve the exception here, because no task awaits a cancelled opening.
             self._opened.exception()
         self.ended.set_result(reason)
 
@@ -337,7 +337,7 @@ def _socket_pair() -> tuple[Channel, socket.socket]:
 
 
 def copy_fd(fd: int) -> int:
-    """Copy a descriptor to a number above 2 for a process, whose standard streams are 0 to 2.
+    """Copy a descriptor to a number above 2, because 0 to 2 are the new process's streams.
 
     In an engine that was started without standard streams, any descriptor may have these numbers.
     """
