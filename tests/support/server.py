@@ -20,7 +20,7 @@ class ServerError(Exception):
 
 def free_port() -> int:
     # Below the ports that the system gives to clients: while the server is down, a client could get
-    # its port, or even connect to itself. A node of a Redis Cluster has a second port, 10,000 higher.
+    # its port, or connect to itself. A node of a Redis Cluster has a second port, 10,000 higher.
     for port in random.sample(range(12_000, 22_700), 100):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
