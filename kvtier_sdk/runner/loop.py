@@ -223,7 +223,7 @@ class TierLoop:
         self._progress_told_s = dict.fromkeys(_MOVES, -math.inf)
 
     async def open(self) -> bool:
-        """Open the tier; see :meth:`TierOpening.begin`."""
+        """Open the tier; return false if further attempts run in the background."""
         return await self._opening.begin()
 
     async def _open_tier(self) -> None:
