@@ -11,7 +11,6 @@ _CLOSED = "the tier was closed"
 
 
 class _Poolable(Protocol):
-
     @property
     def is_usable(self) -> bool: ...
 
@@ -43,8 +42,8 @@ class ConnectionPool(Generic[C]):
     def __init__(self, dial: Callable[[], Awaitable[C]], limit: int) -> None:
         self._dial = dial
         self._free = asyncio.Semaphore(limit)
-        # A store waits here before it waits for a connection, so most stores are not in the queue
-        # ahead of reads.
+        # A store waits here before it joins the queue for a connection, so that stores cannot fill
+        # that queue.
         self._stores = asyncio.Semaphore(max(1, limit // 2))
         # The connection used last is lent first, because it is the least likely to be stale.
         self._idle: list[C] = []
