@@ -25,7 +25,7 @@ _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 class Connection:
     """A connection to a server that sends and fills a tier's buffers without copying them.
 
-    It uses TCP, TLS or a Unix socket. A protocol needs only a few coroutines on top::
+    The connection uses TCP, TLS or a Unix socket. A protocol needs only a few coroutines on top::
 
         connection = await Connection.connect(("kv-1", 7000), clock=clock, timeout_s=2.0)
         await connection.send([b"PUT 131136\\n", *transfer.buffers])
@@ -147,7 +147,7 @@ class Connection:
 
     @property
     def has_unread(self) -> bool:
-        """True if the server has sent bytes that no call has received yet, as far as known."""
+        """True if bytes from the server are known to be waiting for a receive."""
         return bool(self._unread) or (self._error is None and self._stream.has_pending())
 
     async def send(self, buffers: Sequence[bytes | memoryview]) -> Sequence[bytes | memoryview]:
@@ -290,7 +290,6 @@ class Connection:
                 self._loop.remove_writer(descriptor)
 
     async def _wait(self) -> Sequence[Any]:
-        """Wait until a callback ends the call under way."""
         self._waiter = self._loop.create_future()
         if self._stall_timeout_s is not None:
             self._watch_for_stall(self._stall_timeout_s)
@@ -400,8 +399,6 @@ class Connection:
 
 
 class _Stream:
-    """A socket, read and written with vectors of buffers."""
-
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self.descriptor = sock.fileno()
@@ -411,13 +408,12 @@ class _Stream:
         return False
 
     def is_drained(self) -> bool:
-        """Return true if waiting is safe after a partial read, because the loop reports all."""
+        """Return true if a call may wait after a partial read, without a second read."""
         # uvloop reports a reset only once, perhaps together with bytes that were read by now. So
         # after a reset, the next call must read before it waits.
         return self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
 
     def read(self, rooms: Sequence[Any]) -> int:
-        """Fill the buffers as far as possible; return 0 at the end of the file."""
         return os.readv(self.descriptor, rooms[:_MOST_BUFFERS])
 
     def write(self, views: Sequence[Any]) -> int:
@@ -444,7 +440,6 @@ class _TLSStream(_Stream):
 
 
 def _rest_of(views: Sequence[Any], count_bytes: int) -> Sequence[Any]:
-    """Return the buffers without their first ``count_bytes``."""
     for index, view in enumerate(views):
         if count_bytes < len(view):
             return [view[count_bytes:], *views[index + 1 :]]

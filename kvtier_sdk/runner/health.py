@@ -76,7 +76,7 @@ class DirectionHealth:
 
     @property
     def admits(self) -> bool:
-        """True if calls may start. Calls to a tier in quarantine may, and fail with the reason."""
+        """True if calls may start. In quarantine, calls start too, but fail with the reason."""
         return self._breaker.is_closed or self._call.quarantine is not None
 
     @property
@@ -85,7 +85,6 @@ class DirectionHealth:
         return [task for task in (self._prober, self._attempt) if task is not None]
 
     def note(self, outcome: Outcome, reason: str, objects: Sequence[OffloadKey] = ()) -> None:
-        """Record a call's outcome, with the reason for a failure."""
         if self._call.quarantine is not None or not self._breaker.note(outcome, objects):
             return
         self._log.often(
@@ -142,7 +141,7 @@ class DirectionHealth:
         return not attempt.cancelled() and attempt.result()
 
     def _hindrance(self) -> str | None:
-        """Return the reason why no probe can start, or ``None`` if a probe can start."""
+        """Return the reason why no probe can start, or ``None``."""
         if self._attempt is not None and not self._attempt.done():
             return "a probe hangs"
         return NO_ROOM if self._is_blocked(self._direction, self._clock.now_s()) else None

@@ -153,8 +153,6 @@ class ChunksRemoved(msgspec.Struct, eq=False, tag=True):
 
 
 class BreakerMoved(msgspec.Struct, eq=False, tag=True):
-    """A circuit breaker of the tier has changed its state."""
-
     direction: Direction
     state: BreakerState
 

@@ -20,8 +20,6 @@ QUIET_S = 60.0
 
 @dataclass(slots=True)
 class _Topic:
-    """The state of one kind of message that may repeat."""
-
     logged_s: float
     level: int
     message: str = ""

@@ -83,8 +83,6 @@ _DIRECTIONS = {
 
 @dataclass(eq=False, slots=True)
 class _Run:
-    """A job under way."""
-
     job: Job
     started_s: float
     verdicts: list[Verdict | None]
@@ -246,11 +244,10 @@ class TierLoop:
         self._fill()
 
     def log_end(self, topic: str, message: str) -> None:
-        """Log the end of an outage, as reported by the engine."""
+        """Log the end of an outage that the engine has reported."""
         self._log.often(logging.WARNING, topic, message, ends_outage=True)
 
     async def drain(self, timeout_s: float) -> bool:
-        """Cancel queued batches, wait for running ones, and return true if all have ended."""
         self._drop_queued(Verdict.CANCELLED, *_MOVES)
         if await self._idle_within(timeout_s):
             return True
@@ -435,7 +432,7 @@ class TierLoop:
                 health.note(Outcome.BLOCKED, NO_ROOM)
 
     def _is_blocked(self, direction: Direction, since_s: float) -> bool:
-        """Return true if hanging calls of jobs concluded by ``since_s`` occupy every place."""
+        """Return true if all places are taken by hanging calls of jobs concluded by ``since_s``."""
         hung: Counter[Operation] = Counter()
         for run in self._runs:
             if run.concluded_s <= since_s and run.job.operation in _MOVES:
@@ -498,7 +495,6 @@ class TierLoop:
         self._progress.set()
 
     def _settle(self, run: _Run, errors: dict[int, TierError | None]) -> None:
-        """Record the chunks' verdicts, unless the job was concluded meanwhile."""
         if run.concluded:
             return
         for index, error in errors.items():

@@ -73,7 +73,6 @@ class TierOpening:
         return False
 
     async def stop(self) -> None:
-        """Cancel all attempts, and wait until the running attempt has ended."""
         tasks = [task for task in (self._retrying, self._attempt) if task is not None]
         for task in tasks:
             task.cancel()

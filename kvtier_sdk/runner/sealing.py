@@ -130,7 +130,6 @@ class ChunkSealer:
         return None
 
     def _refusal(self, key: OffloadKey) -> TierError | None:
-        """Return an error if a store must leave a foreign chunk as it is."""
         if self._foreign.get(key) is not _Foreign.LEFT:
             return None
         error = ChunkAuthError("another engine keeps this chunk sealed with another key")

@@ -56,7 +56,7 @@ def fault_of(spec: TierSpec) -> str | None:
 def write_bootstrap(
     spec: TierSpec, *, namespace: Namespace, layout: PoolLayout, pool_fd: int
 ) -> dict[str, Any]:
-    """Return the bootstrap data of a tier, including secrets; :func:`fault_of` must be ``None``."""
+    """Return the bootstrap data of a tier that can run in a process, including secrets."""
     return {
         "version": PROTOCOL_VERSION,
         "name": spec.name,
@@ -78,7 +78,7 @@ def write_bootstrap(
 
 
 def read_bootstrap(bootstrap: Mapping[str, Any]) -> tuple[TierSpec, Namespace, PoolLayout]:
-    """Read the bootstrap data in the process; raise an error if the tier would differ."""
+    """Read the bootstrap data in the process; raise ConfigError if the tier would differ."""
     name = bootstrap["name"]
     place = Place(f"tier {name!r}")
     if bootstrap["version"] != PROTOCOL_VERSION:
@@ -109,7 +109,6 @@ def _options_of(spec: TierSpec) -> dict[str, Any]:
 
 
 def write_error(error: BaseException) -> dict[str, Any]:
-    """Return an exception as plain data."""
     return {
         "name": type(error).__name__,
         # Leave out Exception as a base class: the name of the class itself says more.

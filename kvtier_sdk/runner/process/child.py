@@ -157,7 +157,6 @@ class Child:
         )
 
     async def _refuse(self, error: BaseException) -> None:
-        """Close a tier that did not open, send the reason to the engine, and end the process."""
         try:
             if self._tier_loop is not None:
                 with contextlib.suppress(TimeoutError):
@@ -234,8 +233,6 @@ class Child:
 
 
 class _LogSender(logging.Handler):
-    """A log handler that sends lines to the engine's log."""
-
     def __init__(self, own: str, send: Callable[[bytes], None]) -> None:
         super().__init__()
         self.setFormatter(MaskingFormatter())

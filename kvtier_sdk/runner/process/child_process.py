@@ -140,7 +140,7 @@ class ChildProcess:
             self._process.kill()
 
     def kill_and_wait(self) -> None:
-        """Kill the process, and block until it is gone, because the loop has stopped."""
+        """Kill the process and block until its end. Call this only after the loop has stopped."""
         self.kill()
         if self._reaper is not None:
             self._reaper.join()
@@ -246,7 +246,6 @@ class ChildProcess:
         self._reaper.start()
 
     def _reap(self, process: subprocess.Popen[bytes]) -> None:
-        """Wait for the process's end, in the reaper's thread."""
         code = process.wait()
         with contextlib.suppress(RuntimeError):  # the loop has been closed
             self._event_loop.call_soon_threadsafe(self._reaped, code)
@@ -325,7 +324,6 @@ class _StderrLog:
 
 
 def _socket_pair() -> tuple[Channel, socket.socket]:
-    """Return the engine's end and the process's end of a new connection."""
     ours, theirs = socket.socketpair()
     with theirs:
         return Channel(ours), socket.socket(fileno=copy_fd(theirs.fileno()))

@@ -102,8 +102,6 @@ def read_plain(body: bytes) -> Any:
 
 
 class MessageSplitter:
-    """Splits a byte stream into messages."""
-
     def __init__(self) -> None:
         self._unsplit = bytearray()
 
@@ -140,7 +138,7 @@ def write_job(job: Job) -> bytes:
 
 
 def _params_json(request: RequestContext) -> bytes:
-    """Return a request's params as JSON, which the first call encodes and the request keeps."""
+    """Return a request's params as JSON. The request keeps the JSON for its other tiers."""
     if request._params_json is None:
         text = ""
         try:
@@ -174,7 +172,6 @@ def read_job(body: bytes) -> Job:
 
 
 def write_reports(reports: Sequence[Report]) -> bytes:
-    """Encode reports of the types in ``SentReport``."""
     for report in reports:
         if isinstance(report, JobResult | OpeningEnded) and report.error is not None:
             # A file name in the error may contain bytes that are not valid text.
@@ -211,7 +208,6 @@ class Channel:
 
     @property
     def has_unsent(self) -> bool:
-        """True if the socket has not yet accepted all written bytes."""
         return bool(self._unsent)
 
     @property
@@ -234,7 +230,6 @@ class Channel:
             event_loop.add_writer(self, self._send_rest, event_loop)
 
     def flush(self) -> None:
-        """Send as much of the unsent data as the socket accepts."""
         if self._unsent:
             del self._unsent[: self._send(self._unsent)]
 

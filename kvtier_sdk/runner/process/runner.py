@@ -100,7 +100,6 @@ class ProcessRunner(LoopRunner):
         return None if self._child is None else self._child.pid
 
     def submit(self, jobs: Sequence[Job]) -> Sequence[JobResult]:
-        """Write jobs to the process's socket; return the results of refused jobs."""
         if self._closing or not self.is_running:
             return [uniform_result(job, Verdict.CANCELLED) for job in jobs]
         data = self._data
@@ -253,7 +252,6 @@ class ProcessRunner(LoopRunner):
             self._child = None
 
     async def _start(self) -> ChildProcess:
-        """Start a process, and wait until it accepts jobs."""
         pool_fd = copy_fd(self._pool.fd)
         try:
             return await self._start_with(pool_fd)
@@ -282,7 +280,6 @@ class ProcessRunner(LoopRunner):
         return child
 
     async def _break_off(self, starting: asyncio.Task[ChildProcess]) -> None:
-        """Cancel the start of a process, and end the process."""
         starting.cancel()
         await wait_out([starting])
         if not starting.cancelled() and starting.exception() is None:
