@@ -147,7 +147,7 @@ class Connection:
 
     @property
     def has_unread(self) -> bool:
-        """True if bytes from the server are known to be waiting for a receive."""
+        """True if the server is known to have sent bytes that no call has received."""
         return bool(self._unread) or (self._error is None and self._stream.has_pending())
 
     async def send(self, buffers: Sequence[bytes | memoryview]) -> Sequence[bytes | memoryview]:
@@ -404,7 +404,7 @@ class _Stream:
         self.descriptor = sock.fileno()
 
     def has_pending(self) -> bool:
-        """Return true if the stream itself holds bytes that were not read yet."""
+        """Return true if the stream has taken bytes from the system that no call has read."""
         return False
 
     def is_drained(self) -> bool:

@@ -138,7 +138,7 @@ def write_job(job: Job) -> bytes:
 
 
 def _params_json(request: RequestContext) -> bytes:
-    """Return a request's params as JSON. The request keeps the JSON for its other tiers."""
+    """Return a request's params as JSON. The request keeps the JSON for later calls."""
     if request._params_json is None:
         text = ""
         try:
