@@ -1,4 +1,4 @@
-"""Blocking calls from coroutines; a cancellation never leaves one running in the background."""
+"""Runs blocking calls for coroutines; a cancellation leaves no call running in the background."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from kvtier_sdk.aio.clock import wait_out
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: Makes the call and returns a function that reports its outcome. The function keeps no
-#: reference to the call's arguments.
+#: A function that runs a blocking call, and returns another function that reports the outcome. The
+#: second function holds no reference to the call's arguments.
 _Call: TypeAlias = Callable[[], Callable[[], None]]
 
-#: Threads per event loop, that is, per tier.
+#: The most threads per event loop, and so per tier.
 THREAD_LIMIT = 16
 
 
 class _Threads:
-    """A pool of daemon threads with a limit; unlike an executor's, they never delay the exit.
+    """A limited pool of daemon threads, which unlike an executor's never delay the exit.
 
-    Each event loop has its own pool, so that system calls that hang on one tier's disk use up only
-    that tier's threads.
+    Each event loop has its own pool, so that system calls that hang on one tier's disk occupy only
+    the threads of this tier.
     """
 
     def __init__(self, limit: int) -> None:
@@ -42,14 +42,14 @@ class _Threads:
         with self._changed:
             if self._idle <= len(self._calls) and self._started < self._limit:
                 name = f"kvtier-blocking-{self._started + 1}"
-                # If this raises, the call is not in the queue and never runs.
+                # Start the thread before queueing the call: after an error the call never runs.
                 threading.Thread(target=self._work, name=name, daemon=True).start()
                 self._started += 1
             self._calls.append(call)
             self._changed.notify()
 
     def withdraw(self, call: _Call) -> bool:
-        """Remove a call from the queue; return true if it was there and so never runs."""
+        """Remove a call from the queue; return true if the call was there and never runs."""
         with self._changed:
             try:
                 self._calls.remove(call)
@@ -73,7 +73,7 @@ class _Threads:
                     return
                 call = self._calls.popleft()
             report = call()
-            # Once the outcome is reported, nothing here may hold the buffers.
+            # Drop the references to the call's buffers before reporting the outcome.
             del call
             report()
             del report
@@ -88,13 +88,13 @@ def _threads_of(loop: asyncio.AbstractEventLoop) -> _Threads:
         threads = _threads_by_loop.get(loop)
         if threads is None:
             threads = _threads_by_loop[loop] = _Threads(THREAD_LIMIT)
-            # The SDK does not close every loop: asyncio.run, for one, closes its own.
+            # End the threads with the loop, because asyncio.run closes its loop without the SDK.
             finalize(loop, threads.close).atexit = False
         return threads
 
 
 def close_blocking_threads(loop: asyncio.AbstractEventLoop) -> None:
-    """End a loop's threads as soon as they are idle; call this when the loop closes."""
+    """End a loop's threads as soon as they are idle. Call this when the loop closes."""
     with _threads_lock:
         threads = _threads_by_loop.pop(loop, None)
     if threads is not None:
@@ -102,20 +102,20 @@ def close_blocking_threads(loop: asyncio.AbstractEventLoop) -> None:
 
 
 async def run_blocking(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run ``function(*args, **kwargs)``, which blocks, in a thread; wait for it even if cancelled.
+    """Run ``function(*args, **kwargs)`` in a thread, and wait for its end even if cancelled.
 
-    A cancellation is held back until the function has returned, and then raised. So after a
-    cancellation nothing touches the function's buffers (``asyncio.to_thread`` returns at once and
-    leaves the thread writing). A call that is cancelled before it starts never runs. A call that
-    never returns keeps its thread and the coroutine, but does not keep the interpreter from
-    exiting. At most 16 of a loop's calls run at once; the rest wait in order::
+    A cancellation is raised only after the function has returned. So nothing uses the function's
+    buffers after a cancellation; ``asyncio.to_thread`` returns at once and leaves the thread
+    writing. A call that is cancelled before its start never runs. A call that never returns blocks
+    its thread and the coroutine forever, but the interpreter can still exit. At most 16 calls of
+    an event loop run at once; further calls wait in order::
 
         data = await run_blocking(path.read_bytes)
     """
     loop = asyncio.get_running_loop()
     returned: asyncio.Future[None] = loop.create_future()
-    # A list, because an exception in the future would form a cycle with its traceback, and the
-    # traceback's frames would keep the buffers.
+    # Use a list for the outcome: an exception in the future would form a cycle with its traceback,
+    # and the traceback's frames would keep the buffers alive.
     outcome: list[tuple[T, None] | tuple[None, BaseException]] = []
 
     def call() -> Callable[[], None]:
@@ -137,7 +137,7 @@ async def run_blocking(function: Callable[P, T], /, *args: P.args, **kwargs: P.k
     except asyncio.CancelledError:
         if not threads.withdraw(call):
             await wait_out([returned])
-            outcome.clear()  # the caller gets the cancellation
+            outcome.clear()  # the caller gets the cancellation instead
         raise
     result, error = outcome.pop()
     if error is None:

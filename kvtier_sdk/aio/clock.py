@@ -1,7 +1,7 @@
-"""Time, timers and tasks, which the whole SDK gets from one object.
+"""The clock, the SDK's only source of time, timers and tasks.
 
-No other module of the SDK reads a clock, sleeps or starts a task. So a simulation can pass in a
-virtual clock and play hours in milliseconds, with the same result each time.
+No other module of the SDK reads a clock, sleeps or starts a task. So a simulation with a virtual
+clock can play hours in milliseconds, with the same result each time.
 """
 
 from __future__ import annotations
@@ -17,19 +17,22 @@ T = TypeVar("T")
 
 
 class Clock(ABC):
-    """Time and task spawning. One object serves every thread; timers belong to the running loop."""
+    """A source of time, timers and tasks.
+
+    One clock serves all threads; timers and tasks belong to the running event loop.
+    """
 
     @abstractmethod
     def now_s(self) -> float:
-        """Return monotonic seconds. Callable from any thread."""
+        """Return the monotonic time in seconds. Any thread may call this."""
 
     @abstractmethod
     def wall_s(self) -> float:
-        """Return seconds since the epoch, for times that outlive the process. Any thread."""
+        """Return seconds since the epoch, for stored times. Any thread may call this."""
 
     @abstractmethod
     def new_event_loop(self) -> asyncio.AbstractEventLoop:
-        """Make an event loop whose timers follow this clock; the caller closes it."""
+        """Create an event loop whose timers follow this clock; the caller closes the loop."""
 
     async def sleep(self, delay_s: float) -> None:
         """Suspend the calling task for ``delay_s`` seconds."""
@@ -38,17 +41,16 @@ class Clock(ABC):
     def call_at(self, when_s: float, callback: Callable[..., object], *args: Any) -> TimerHandle:
         """Call ``callback(*args)``, which must not raise, when :meth:`now_s` reaches ``when_s``.
 
-        The call is made on the running loop; its handle can ``cancel()`` it. A time in the past
-        means as soon as possible.
+        The running loop makes the call. The returned handle's ``cancel()`` prevents the call. A
+        time in the past means as soon as possible.
         """
         delay_s = max(0.0, when_s - self.now_s())
         return asyncio.get_running_loop().call_later(delay_s, callback, *args)
 
     def spawn(self, coroutine: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
-        """Start a task on the running loop that runs ``coroutine``.
+        """Start a task for ``coroutine`` on the running loop.
 
-        The caller must keep the task and retrieve its outcome. Logs and debuggers show its
-        ``name``.
+        The caller must keep the task and retrieve its outcome. Logs and debuggers show ``name``.
         """
         return asyncio.get_running_loop().create_task(coroutine, name=name)
 
@@ -61,9 +63,9 @@ class Clock(ABC):
     ) -> list[T]:
         """Run calls concurrently, at most ``limit`` at a time, and wait for all of them.
 
-        If one raises, the others are cancelled and waited for, and the first exception is
-        raised. If the caller is cancelled, all are cancelled and waited for. Once this has
-        returned or raised, no call runs any more.
+        If a call raises, the other calls are cancelled, and the first exception is raised after
+        they have ended. A cancellation of the caller cancels all calls and waits for them. After
+        the return or the exception, no call runs any more.
 
         ::
 
@@ -83,7 +85,7 @@ class Clock(ABC):
         async def work() -> None:
             for index, call in pending:
                 results[index] = await call()
-                # A call may swallow its cancellation; start no further call then.
+                # Start no further call if this call has swallowed a cancellation.
                 task = asyncio.current_task()
                 if task is not None and task.cancelling():
                     return
@@ -104,10 +106,7 @@ TimerHandle = asyncio.TimerHandle
 
 
 async def wait_out(tasks: Sequence[asyncio.Future[Any]]) -> None:
-    """Wait until all tasks have ended; only then raise a cancellation of the caller.
-
-    The tasks' outcomes are left to their owners.
-    """
+    """Wait until all tasks have ended, and only then raise a cancellation of the caller."""
     cancelled: asyncio.CancelledError | None = None
     while any(not task.done() for task in tasks):
         try:
@@ -119,7 +118,7 @@ async def wait_out(tasks: Sequence[asyncio.Future[Any]]) -> None:
 
 
 class SystemClock(Clock):
-    """The machine's own time; event loops are uvloop's if it is installed and can be used."""
+    """The machine's own clock. If uvloop is installed and usable, it provides the event loops."""
 
     def now_s(self) -> float:
         return time.monotonic()
@@ -139,7 +138,10 @@ class SystemClock(Clock):
 
 
 def _has_standard_streams() -> bool:
-    """Return true if descriptors 0 to 2 are open; uvloop aborts when it closes one of them."""
+    """Return true if descriptors 0 to 2 are open.
+
+    Without them, uvloop's own descriptors may get these numbers, and uvloop aborts on closing one.
+    """
     try:
         for stream_fd in range(3):
             os.fstat(stream_fd)

@@ -13,19 +13,19 @@ from typing import Any, Self
 from kvtier_sdk.aio.clock import Clock, TimerHandle
 from kvtier_sdk.errors import TierError, TierTimeoutError, TierUnavailableError
 
-# The size of a read of text, and so the most that is ever copied of a payload behind it.
+# The size of a read of text. It limits how much of a payload behind the text must be copied.
 _TEXT_BYTES = 2048
-# OpenSSL encrypts the bytes of a call into its own memory, so each call gets a small piece.
+# OpenSSL copies the bytes of a write into its own memory, so each write is limited to this size.
 _TLS_PIECE_BYTES = 128 * 1024
-# The maximum number of buffers of one vector call (IOV_MAX).
+# The maximum number of buffers in one vector call (IOV_MAX).
 _MOST_BUFFERS = 1024
 _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class Connection:
-    """A connection to a server: buffers are sent without being joined, and received in place.
+    """A connection to a server that sends and fills a tier's buffers without copying them.
 
-    Over TCP, TLS or a Unix socket. A protocol is a few coroutines on top::
+    The connection uses TCP, TLS or a Unix socket. A protocol needs only a few coroutines on top::
 
         connection = await Connection.connect(("kv-1", 7000), clock=clock, timeout_s=2.0)
         await connection.send([b"PUT 131136\\n", *transfer.buffers])
@@ -35,28 +35,28 @@ class Connection:
         await connection.send([b"GET\\n"])
         await connection.receive(transfer.buffers)
 
-    Its rules, on which a tier can rely:
+    A tier can rely on these rules:
 
-    - *Cancellation.* A call that is cancelled while it waits closes the connection. Once it has
-      raised, nothing touches its buffers.
-    - *End of file, reset.* A call that needs more than the server sent raises
+    - *Cancellation.* Cancelling a call that waits closes the connection. After the cancellation,
+      nothing touches the call's buffers.
+    - *End of file, reset.* A call that needs more bytes than the server sent raises
       :class:`TierUnavailableError` and closes the connection. The bytes sent before the end can
-      be received, even if the end cut a :meth:`send` short.
-    - *Silence.* With ``stall_timeout_s``, a call during which no byte moves for that long raises
+      still be received, even if a :meth:`send` was cut short.
+    - *Silence.* If no byte moves for ``stall_timeout_s`` during a call, the call raises
       :class:`TierTimeoutError` and closes the connection.
-    - *One call at a time.* A second call while one waits raises :class:`RuntimeError` and leaves
-      the first alone, so that requests never mix.
-    - A closed connection stays closed, and every later call raises the reason as a
-      :class:`TierError`. Buffers that such a call was to fill may hold anything.
+    - *One call at a time.* While a call waits, a second call raises :class:`RuntimeError` and does
+      not affect the first call, so that requests never mix.
+    - *Closing.* A closed connection stays closed, and every later call raises the reason as a
+      :class:`TierError`. After a failed call, the content of its buffers is undefined.
 
-    A :class:`ConnectionPool` lends it to one borrower at a time, and closes it if the borrower
-    fails in the middle of a conversation. All calls are made on one event loop.
+    A :class:`ConnectionPool` lends a connection to one borrower at a time, and closes the
+    connection if the borrower fails. All calls are made on one event loop.
 
     Args:
         sock: a connected, non-blocking socket; for TLS an :class:`ssl.SSLSocket` after its
-            handshake. The connection owns it.
+            handshake. The connection closes the socket.
         peer: the server's name, for messages.
-        clock: for timers.
+        clock: the clock for timers.
         stall_timeout_s: the longest time that a call waits without moving a byte; ``None`` for
             no limit.
     """
@@ -80,17 +80,17 @@ class Connection:
         # Bytes received before a call asked for them.
         self._unread = b""
         self._text = memoryview(bytearray(_TEXT_BYTES))
-        # The call under way. Its result is the buffers left to send or fill; None if it failed.
+        # The end of the call under way. The result is the list of buffers left to send or fill, or
+        # None after a failure.
         self._waiter: asyncio.Future[Sequence[Any] | None] | None = None
         self._rooms: Sequence[Any] = ()
         self._takes_some = False
         self._unsent: Sequence[Any] = ()
-        # True if the last send ended early; true once the socket has refused one.
+        # True if the last send ended early, and true once the socket has refused to send.
         self._is_cut_short = False
         self._is_refused = False
-        # False if unread bytes may be left, so that a call reads before it waits.
+        # False if the socket may hold unread bytes, so that a call must read before it waits.
         self._is_drained = True
-        # True while the loop watches the socket.
         self._is_watched = True
         self._loop.add_reader(self._stream.descriptor, self._on_readable)
 
@@ -108,17 +108,17 @@ class Connection:
 
         Args:
             address: host and port, or the path of a Unix socket.
-            clock: for timers.
-            timeout_s: the limit for connecting, the TLS handshake included.
-            tls: the context for TLS over TCP; ``None`` for plain text. If it checks certificates,
-                they must match the host.
-            stall_timeout_s: as for the class.
+            clock: the clock for timers.
+            timeout_s: the time limit for connecting, including the TLS handshake.
+            tls: the context for TLS over TCP; ``None`` for plain text. If the context checks
+                certificates, the server's certificate must match the host.
+            stall_timeout_s: the longest time that a call waits without moving a byte; ``None`` for
+                no limit.
 
         Raises:
-            TierTimeoutError: the limit has passed.
+            TierTimeoutError: the time limit has passed.
             TierUnavailableError: the server cannot be reached.
-            ssl.SSLError: the TLS handshake failed. The tier should say which of its options would
-                help.
+            ssl.SSLError: the TLS handshake failed. The tier should name the option that may help.
 
         After a cancellation no socket is left open.
         """
@@ -137,25 +137,28 @@ class Connection:
 
     @property
     def is_usable(self) -> bool:
-        """True if a request can be sent and the next bytes received will be its reply.
+        """True if the connection is ready for a new request and its reply.
 
-        The connection is open, no call is under way, the last request was sent in full, and
-        everything that the server has sent was received.
+        The connection is open, no call is under way, the last request was sent in full, and no
+        received bytes are left.
         """
         is_free = self._error is None and self._waiter is None
         return is_free and not self._is_cut_short and not self.has_unread
 
     @property
     def has_unread(self) -> bool:
-        """True if the server is known to have sent more than was received."""
+        """True if the server is known to have sent bytes that no call has received."""
         return bool(self._unread) or (self._error is None and self._stream.has_pending())
 
     async def send(self, buffers: Sequence[bytes | memoryview]) -> Sequence[bytes | memoryview]:
         """Send buffers, one after the other.
 
-        Ends early if the server replies or hangs up before everything is sent: receive the
-        reply, which says why. Until the rest is sent the connection is not usable for another
-        request.
+        If the server replies or hangs up before all bytes are sent, this ends early. Then receive
+        the reply, which may give the reason. The connection is not usable for another request until
+        the rest is sent.
+
+        Args:
+            buffers: the bytes of the request.
 
         Returns:
             The buffers that were not sent; usually none.
@@ -170,7 +173,8 @@ class Connection:
             raise self._lost()
         self._is_cut_short = bool(rest)
         if not rest:
-            # The loop will report the reply: a reset that came first would have failed the send.
+            # No need to read before waiting: the loop reports the reply, and a reset before now
+            # would have failed the send.
             self._is_drained = not self._stream.has_pending()
         return rest
 
@@ -182,16 +186,16 @@ class Connection:
             await self._fill(rooms)
 
     async def receive_some(self, buffers: Sequence[memoryview]) -> Sequence[memoryview]:
-        """Fill buffers, one after the other, with the next bytes available: at least one.
+        """Receive at least one byte, and fill buffers in order as far as bytes are available.
 
-        One system call fills several buffers: if the length of a reply is known in advance, its
-        head and its payload are received together, each in its place.
+        One system call can fill several buffers. So the head and the payload of a reply of known
+        length can be received together, each in its own buffer.
 
         Args:
             buffers: writable and contiguous, not all of them empty.
 
         Returns:
-            The parts of the buffers that are not filled.
+            The unfilled parts of the buffers.
         """
         self._check()
         if self._unread:
@@ -201,7 +205,7 @@ class Connection:
     async def receive_until(self, end: bytes, *, most_bytes: int) -> bytes:
         """Receive text up to and including a mark, such as a line end.
 
-        The bytes after the mark are received next. A text longer than ``most_bytes`` closes the
+        A later call receives the bytes after the mark. A text longer than ``most_bytes`` closes the
         connection.
         """
         self._check()
@@ -218,11 +222,11 @@ class Connection:
         return text
 
     def unread(self, text: bytes) -> None:
-        """Put back ``text``, the bytes that were received last, to be received again."""
+        """Put back ``text``, the last received bytes, for the next call to receive again."""
         self._unread = text + self._unread
 
     def close(self, reason: str) -> None:
-        """Close the connection at once; the call under way and later ones raise the reason."""
+        """Close the connection at once; running and later calls raise the ``reason``."""
         self._close(TierUnavailableError(f"connection to {self.peer} lost: {reason}"))
 
     def _close(self, error: TierError) -> None:
@@ -232,7 +236,7 @@ class Connection:
         self._loop.remove_reader(self._stream.descriptor)
         self._loop.remove_writer(self._stream.descriptor)
         self._stream.close()
-        # The buffers belong to the caller again.
+        # Drop the references to the buffers, because they belong to the caller again.
         self._rooms = self._unsent = ()
         self._unread = b""
         if self._waiter is not None and not self._waiter.done():
@@ -249,7 +253,7 @@ class Connection:
             raise RuntimeError(f"another call waits on the connection to {self.peer}")
 
     def _take_unread(self, buffers: Sequence[memoryview]) -> Sequence[memoryview]:
-        """Fill buffers with unread bytes; return the parts that are not filled."""
+        """Fill buffers with unread bytes; return the unfilled parts."""
         rooms: Sequence[memoryview] = [buffer for buffer in buffers if len(buffer)]
         while rooms and self._unread:
             count_bytes = min(len(rooms[0]), len(self._unread))
@@ -259,7 +263,7 @@ class Connection:
         return rooms
 
     async def _fill(self, rooms: Sequence[Any], *, some: bool = False) -> Sequence[Any]:
-        """Fill buffers from the socket; return the parts that are not filled."""
+        """Fill buffers from the socket; return the unfilled parts."""
         if self._error is not None:
             raise self._lost()
         self._rooms = rooms
@@ -286,7 +290,6 @@ class Connection:
                 self._loop.remove_writer(descriptor)
 
     async def _wait(self) -> Sequence[Any]:
-        """Wait until callbacks have finished the call under way."""
         self._waiter = self._loop.create_future()
         if self._stall_timeout_s is not None:
             self._watch_for_stall(self._stall_timeout_s)
@@ -316,15 +319,15 @@ class Connection:
             what = f"connection to {self.peer} lost: nothing moved for {timeout_s:g} s"
             self._close(TierTimeoutError(what))
 
-    # Callbacks of the loop, and the methods that they share with the calls. None of them raises,
-    # because the call under way would then never end.
+    # Callbacks of the loop, and methods that callbacks and calls share. None of these methods
+    # raises: after an exception in a callback, the call under way would never end.
 
     def _on_readable(self) -> None:
         if self._rooms:
             if self._read():
                 self._finish(self._rooms)
             return
-        # No call waits for these bytes. Keep a first piece, and leave the rest to a later call.
+        # No call waits for these bytes. Keep a first piece, and leave the rest for a later call.
         if not self._unread:
             count_bytes = self._read_into([self._text])
             self._is_drained = False
@@ -341,13 +344,13 @@ class Connection:
             self._finish(self._unsent)
 
     def _finish(self, rest: Sequence[Any]) -> None:
-        """End the call under way, so that later callbacks do nothing for it."""
+        """End the call under way, so that later callbacks leave its buffers alone."""
         self._rooms = self._unsent = ()
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(rest)
 
     def _read(self) -> bool:
-        """Fill the rooms with the bytes available; return true if the call is done or failed."""
+        """Fill buffers with the available bytes; return true if the call is done or has failed."""
         while self._rooms:
             count_bytes = self._read_into(self._rooms)
             if not count_bytes:
@@ -361,7 +364,7 @@ class Connection:
         return True
 
     def _read_into(self, rooms: Sequence[Any]) -> int:
-        """Read once; return 0 if no data came, or if the connection ended or failed."""
+        """Read once; return 0 if no bytes were available, or if the connection has ended."""
         try:
             count_bytes = self._stream.read(rooms)
         except _NOT_NOW:
@@ -377,7 +380,7 @@ class Connection:
         return count_bytes
 
     def _write(self) -> bool:
-        """Send what the socket accepts; return true if the call is done, refused or answered."""
+        """Send as much as the socket accepts; return true if the call must end now."""
         while self._unsent:
             try:
                 count_bytes = self._stream.write(self._unsent)
@@ -386,7 +389,7 @@ class Connection:
             except OSError as error:
                 if self._is_refused:
                     self.close(error.strerror or str(error))
-                # Bytes that the server sent earlier may still arrive and give the reason.
+                # Keep the connection open: a reply that arrived earlier may give the reason.
                 self._is_refused = True
                 self._is_drained = False
                 return True
@@ -396,23 +399,21 @@ class Connection:
 
 
 class _Stream:
-    """A socket, read and written with vectors of buffers."""
-
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self.descriptor = sock.fileno()
 
     def has_pending(self) -> bool:
-        """Return true if bytes were taken from the system and not read yet."""
+        """Return true if the stream has taken bytes from the system that no call has read."""
         return False
 
     def is_drained(self) -> bool:
-        """Return true if the loop will report the next bytes, after a read that left room."""
-        # uvloop reports a reset only once, together with the bytes that have been read by now.
+        """Return true if a call may wait after a partial read, without a second read."""
+        # uvloop reports a reset only once, perhaps together with bytes that were read by now. So
+        # after a reset, the next call must read before it waits.
         return self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
 
     def read(self, rooms: Sequence[Any]) -> int:
-        """Fill the buffers as far as possible now; return 0 at the end of the file."""
         return os.readv(self.descriptor, rooms[:_MOST_BUFFERS])
 
     def write(self, views: Sequence[Any]) -> int:
@@ -439,7 +440,6 @@ class _TLSStream(_Stream):
 
 
 def _rest_of(views: Sequence[Any], count_bytes: int) -> Sequence[Any]:
-    """Return the part of a vector of buffers after its first ``count_bytes``."""
     for index, view in enumerate(views):
         if count_bytes < len(view):
             return [view[count_bytes:], *views[index + 1 :]]
@@ -460,7 +460,7 @@ async def _open_socket(address: tuple[str, int] | str, tls: ssl.SSLContext | Non
             failure = error
             continue
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # So a server that vanishes silently is noticed at last, even without a stall timeout.
+        # Keep-alive detects a server that vanishes silently, even without a stall timeout.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         return sock if tls is None else await _encrypted(sock, tls, host)
     raise failure
@@ -484,7 +484,7 @@ async def _connected(family: int, place: Any) -> socket.socket:
 
 
 async def _encrypted(plain: socket.socket, tls: ssl.SSLContext, host: str) -> ssl.SSLSocket:
-    """Shake hands over TLS; the returned socket replaces the plain one."""
+    """Perform the TLS handshake; the returned socket replaces the plain socket."""
     loop = asyncio.get_running_loop()
     sock = tls.wrap_socket(plain, server_hostname=host, do_handshake_on_connect=False)
     try:
@@ -505,7 +505,6 @@ async def _encrypted(plain: socket.socket, tls: ssl.SSLContext, host: str) -> ss
 async def _until(
     watch: Callable[..., object], unwatch: Callable[[int], object], descriptor: int
 ) -> None:
-    """Wait until the loop reports a descriptor, then stop watching it."""
     called = asyncio.Event()
     watch(descriptor, called.set)
     try:

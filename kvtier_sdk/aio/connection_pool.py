@@ -1,4 +1,4 @@
-"""A pool of connections to one server, opened when needed and reused while usable."""
+"""A pool of connections to one server, which opens connections on demand and reuses them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ _CLOSED = "the tier was closed"
 
 
 class _Poolable(Protocol):
-    """A pool's connection, which need not be a :class:`Connection`."""
-
     @property
     def is_usable(self) -> bool: ...
 
@@ -25,8 +23,8 @@ C = TypeVar("C", bound=_Poolable)
 class ConnectionPool(Generic[C]):
     """Up to ``limit`` connections to one server, each lent to one borrower at a time.
 
-    If there are several, stores get at most half of them: requests wait for lookups and loads, but
-    not for stores. All calls are made on one event loop::
+    Stores get at most half of the connections (at least one), because requests wait for lookups and
+    loads, but not for stores. All calls are made on one event loop::
 
         pool = ConnectionPool(
             lambda: Connection.connect(("kv-1", 7000), clock=clock, timeout_s=2.0), limit=4
@@ -36,17 +34,18 @@ class ConnectionPool(Generic[C]):
             await connection.receive(transfer.buffers)
 
     Args:
-        dial: opens a connection: a :class:`Connection`, or any object with ``is_usable`` and
-            ``close(reason)``. Called only while fewer than ``limit`` are lent.
+        dial: a function that opens a :class:`Connection`, or any object with ``is_usable`` and
+            ``close(reason)``. The pool calls it only while fewer than ``limit`` are lent.
         limit: the maximum number of connections.
     """
 
     def __init__(self, dial: Callable[[], Awaitable[C]], limit: int) -> None:
         self._dial = dial
         self._free = asyncio.Semaphore(limit)
-        # A store waits here first, so it queues for a connection behind the reads already waiting.
+        # A store waits here before it joins the queue for a connection, so that stores cannot fill
+        # that queue.
         self._stores = asyncio.Semaphore(max(1, limit // 2))
-        # The connection used last is lent first: it is the least likely to be stale.
+        # The connection used last is lent first, because it is the least likely to be stale.
         self._idle: list[C] = []
         self._is_closed = False
 
@@ -57,10 +56,10 @@ class ConnectionPool(Generic[C]):
         Args:
             for_store: true for a store; stores leave half of the connections to other calls.
 
-        A connection that is still usable after the block is kept for the next borrower. A block
-        that raises, or is cancelled, closes the connection: it may have stopped in the middle of a
-        conversation, and the next borrower would receive the rest. An error that leaves the
-        connection sound should be raised after the block.
+        If the connection is still usable after the block, the pool keeps it for the next borrower.
+        If the block raises or is cancelled, the pool closes the connection, because the next
+        borrower might receive the rest of a broken-off reply. Raise an error that does not affect
+        the connection after the block.
         """
         async with self._stores if for_store else nullcontext(), self._free:
             connection = self._take() or await self._dial()

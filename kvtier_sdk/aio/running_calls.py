@@ -1,4 +1,4 @@
-"""A tier's calls in flight, which its close waits for."""
+"""Counts a tier's running calls, so that closing the tier can wait for them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from kvtier_sdk.errors import TierUnavailableError
 
 
 class RunningCalls:
-    """Counts the calls in flight; :meth:`close` refuses new ones and waits for the others.
+    """A counter of running calls; :meth:`close` refuses new calls and waits for running ones.
 
     A tier may be closed while its calls run. Some client libraries crash the interpreter if they
-    are closed during a call, and most raise an exception that explains nothing::
+    are closed during a call, and most raise a confusing exception::
 
         class MyTier(ChunkTierManager):
             async def open(self):
@@ -27,8 +27,8 @@ class RunningCalls:
                 await self._calls.close()
                 await self._client.close()
 
-    Enter it in the outermost coroutine only: a nested entry is refused while the tier closes. All
-    calls are made on one event loop.
+    Enter the counter only in the outermost coroutine of a call, because nested entries are refused
+    while the tier closes. All calls are made on one event loop.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class RunningCalls:
         self._idle.set()
 
     async def __aenter__(self) -> None:
-        """Begin a call; raises :class:`TierUnavailableError` once the tier was closed."""
+        """Begin a call; raise :class:`TierUnavailableError` once the tier was closed."""
         if self._is_closed:
             raise TierUnavailableError("the tier was closed", retryable=False)
         self._count += 1
@@ -55,10 +55,10 @@ class RunningCalls:
             self._idle.set()
 
     async def close(self) -> None:
-        """Refuse new calls, and wait for the running ones. A second call is harmless.
+        """Refuse new calls, and wait for running ones. A second call is harmless.
 
-        The wait has no time limit, so give each call of the client library one. After a
-        cancellation new calls are still refused.
+        The wait has no time limit, so each call of the client library should have its own. After a
+        cancellation of the wait, new calls are still refused.
         """
         self._is_closed = True
         await self._idle.wait()

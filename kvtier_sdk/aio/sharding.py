@@ -1,4 +1,4 @@
-"""One call for each server that holds a part of a batch."""
+"""Divides a batch among servers, with one call per server."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ async def call_by_shard(
     shard_of: Callable[[ItemT], ShardT],
     call: Callable[[ShardT, Sequence[ItemT]], Awaitable[Sequence[T]]],
 ) -> list[T | TierError]:
-    """Divide a batch by server, call all servers at once, and put the results back in order.
+    """Divide a batch by server, call all servers at once, and return the results in order.
 
-    A server that is out of reach fails its own items and no others::
+    An unreachable server fails only its own items::
 
         async def load(self, batch):
             return await call_by_shard(self.context.clock, batch, self._server_of, self._load_from)
@@ -31,17 +31,17 @@ async def call_by_shard(
             ...  # one verdict per transfer, or a TierError for all of them
 
     Args:
-        clock: runs the calls.
+        clock: the clock that runs the calls.
         items: the batch: keys, or transfers.
-        shard_of: returns the shard of an item.
-        call: called once for each shard, with the shard and its items in their order; returns one
-            result per item, or a ValueError is raised.
+        shard_of: a function that returns an item's shard, such as its server.
+        call: a function that is called once per shard, with the shard and the shard's items in
+            order. It must return one result per item; a wrong number raises ValueError.
 
     Returns:
-        One result per item, in the order of ``items``. A :class:`TierError` that ``call`` raised is
-        the result of each of its items.
+        One result per item, in the order of ``items``. If ``call`` raises a :class:`TierError` for
+        a shard, the error is the result of each of the shard's items.
 
-    Once this has returned or raised, also by a cancellation, no call runs any more.
+    After the return, an exception or a cancellation, no call runs any more.
     """
     places: dict[ShardT, list[int]] = {}
     for place, item in enumerate(items):

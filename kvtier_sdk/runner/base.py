@@ -1,4 +1,4 @@
-"""The interfaces between a tier's client, its runner and the host pool."""
+"""Interfaces between a tier's client, the tier's runner and the host pool."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from kvtier_sdk.types import Region
 
 
 class SlotMemory(Protocol):
-    """The slots' memory, as a runner uses it."""
+    """The part of the host pool's interface that a runner uses."""
 
     @property
     def chunk_bytes(self) -> int:
-        """Payload of a slot."""
+        """Length of a slot's payload."""
 
     @property
     def region(self) -> Region:
@@ -29,7 +29,7 @@ class SlotMemory(Protocol):
 
 
 class PoolMemory(SlotMemory, Protocol):
-    """Slots that a tier's process can map too, by descriptor."""
+    """A pool whose slots another process can map through a descriptor."""
 
     @property
     def slots(self) -> int:
@@ -37,7 +37,7 @@ class PoolMemory(SlotMemory, Protocol):
 
     @property
     def layout(self) -> PoolLayout:
-        """Offsets and lengths in the mapping."""
+        """Offsets and lengths of the slots in the mapping."""
 
     @property
     def is_shared(self) -> bool:
@@ -45,14 +45,14 @@ class PoolMemory(SlotMemory, Protocol):
 
     @property
     def fd(self) -> int:
-        """The shared memory's descriptor; open until the memory is closed."""
+        """Descriptor of the shared memory; open until the pool is closed."""
 
 
 class TierRunner(Protocol):
-    """Carries jobs to a tier and its reports back. Called on the engine's thread.
+    """A transport that carries jobs to a tier and reports back. Called on the engine's thread.
 
-    The tier's client keeps the jobs, not the runner. Every submitted job ends in one
-    :class:`~kvtier_sdk.runner.jobs.JobResult`, or in the ``RunnerStopped`` that ends all jobs.
+    Every submitted job ends in one :class:`~kvtier_sdk.runner.jobs.JobResult`, or in a
+    ``RunnerStopped``, which ends all jobs. The tier's client keeps track of the jobs.
     """
 
     def start(self) -> bool:
@@ -63,22 +63,22 @@ class TierRunner(Protocol):
         """
 
     def submit(self, jobs: Sequence[Job]) -> Sequence[JobResult]:
-        """Hand over jobs in one hop, without waiting; return the results of refused ones."""
+        """Hand over jobs without waiting; return the results of refused jobs."""
 
     def poll(self) -> Sequence[Report]:
         """Return the reports since the last call, without waiting."""
 
     def peek(self) -> Sequence[Report]:
-        """Return the next :meth:`poll`'s reports and keep them. Any thread may call it."""
+        """Return the new reports but keep them for :meth:`poll`. Any thread may call this."""
 
     def suspect(self) -> None:
-        """Handle a job without a result after its deadline: the tier may block its loop."""
+        """Check whether the tier blocks its loop; called if a job misses its deadline silently."""
 
     def log_end(self, topic: str, message: str) -> bool:
-        """Log held-back messages, then an outage's end; return false if the loop has ended."""
+        """Log the end of an outage in the tier's log; return false if the tier's loop has ended."""
 
     def drain(self, timeout_s: float) -> bool:
-        """Cancel queued batches and wait for running ones; return true if all have ended."""
+        """Cancel queued batches, wait for running ones, and return true if all have ended."""
 
     def close(self, timeout_s: float) -> None:
-        """Drain, close the tier and end; a second call does nothing."""
+        """Drain and close the tier, and end its thread. A second call does nothing."""

@@ -1,6 +1,6 @@
-"""Circuit breakers, which say when not to call a tier, and the pauses between attempts.
+"""Circuit breakers, which stop calls to a failing tier, and the pauses between attempts.
 
-Pure state: the owner sleeps and probes. A tier has one breaker for each direction.
+A breaker only keeps state; its owner sleeps and probes. A tier has one breaker per direction.
 
 ::
 
@@ -28,13 +28,13 @@ from kvtier_sdk.errors import (
 from kvtier_sdk.options.tier import RunnerOptions
 from kvtier_sdk.types import OffloadKey
 
-#: The largest share by which jitter shortens a pause. It never lengthens one, so that a tier is
-#: used within one probe interval of its recovery.
+#: The largest share by which jitter shortens a pause. Jitter never lengthens a pause, so that a
+#: tier is used within one probe interval of its recovery.
 _JITTER = 0.1
 
 
 class Backoff:
-    """Pauses that double up to the longest one.
+    """A series of pauses, each twice as long as the one before, up to a limit.
 
     Attributes:
         pause_s: the current or next pause, before jitter.
@@ -48,18 +48,19 @@ class Backoff:
         self._next_s = first_s
 
     def next_s(self) -> float:
-        """Begin a pause; return its length in seconds."""
         self.pause_s = self._next_s
         self._next_s = min(2 * self._next_s, self._longest_s)
         return self.pause_s * (self._rng.uniform(1 - _JITTER, 1) if self._rng else 1.0)
 
     def reset(self) -> None:
-        """Make the next pause as short as the first one."""
         self.pause_s = self._next_s = self._first_s
 
 
 class Direction(Enum):
-    """The direction of calls that a breaker guards: a full disk must stop stores but not loads."""
+    """The direction of calls that a breaker guards.
+
+    The directions are separate because a full disk must stop stores but not loads.
+    """
 
     #: Lookups and loads.
     READ = "read"
@@ -68,8 +69,6 @@ class Direction(Enum):
 
 
 class BreakerState(Enum):
-    """The state of a breaker."""
-
     #: Calls are made.
     CLOSED = "closed"
     #: No calls are made; a probe follows after a pause.
@@ -81,20 +80,21 @@ class BreakerState(Enum):
 class Outcome(Enum):
     """The meaning of one call for a tier's health."""
 
-    #: The tier did its work, even if its answer was no.
+    #: The tier answered. A missing chunk counts as an answer too.
     ANSWERED = "answered"
-    #: The call was too slow. Load slows a healthy tier too, so a late call neither lengthens nor
-    #: ends a run of failures; it counts as a failure only among the last calls.
+    #: The call was too slow. Load slows a healthy tier too, so a late call counts as a failure in
+    #: the window of recent calls, but not in the run of consecutive failures.
     LATE = "late"
-    #: The tier did not do its work.
+    #: The tier failed.
     FAILED = "failed"
-    #: Single objects were at fault. Only many such results in a row suggest a broken tier.
+    #: Single objects failed. Only failures of several objects in a row suggest a broken tier.
     FAULTY = "faulty"
-    #: The call could not be made: hanging calls leave no room for it or any other call.
+    #: The call could not be made, because hanging calls occupy every place.
     BLOCKED = "blocked"
 
 
-# Errors of a healthy tier. A lack of room counts against stores only: a full disk can be read.
+# Errors of a healthy tier. A full tier fails stores but can still be read, so a lack of room counts
+# as a failure only for stores.
 _ANSWERS: dict[Direction, tuple[type[TierError], ...]] = {
     Direction.READ: (ChunkNotFoundError, CorruptChunkError, TierCapacityError),
     Direction.WRITE: (ChunkNotFoundError, CorruptChunkError),
@@ -102,7 +102,6 @@ _ANSWERS: dict[Direction, tuple[type[TierError], ...]] = {
 
 
 def outcome_of(direction: Direction, errors: Sequence[TierError | None]) -> Outcome:
-    """Judge one call by the errors of its chunks."""
     answers = _ANSWERS[direction]
     if None in errors or any(isinstance(error, answers) for error in errors):
         return Outcome.ANSWERED
@@ -113,9 +112,9 @@ def outcome_of(direction: Direction, errors: Sequence[TierError | None]) -> Outc
 class Breaker:
     """The breaker of one tier and direction.
 
-    A faulty object counts once, however often it is met. But a dead disk fails object by object
-    too, so several *distinct* objects open the breaker unless a transfer succeeds in between. A
-    successful lookup does not count: it does not show that objects can be read.
+    A faulty object counts once, even if it is loaded many times. But a dead disk fails object by
+    object too, so several *distinct* faulty objects open the breaker unless a transfer succeeds in
+    between. A successful lookup does not reset this count, because a lookup reads no object.
 
     Attributes:
         wait_s: while open, the pause before the next probe.
@@ -134,12 +133,10 @@ class Breaker:
 
     @property
     def pause_s(self) -> float:
-        """The pause before the next probe, before jitter."""
         return self._backoff.pause_s
 
     @property
     def is_closed(self) -> bool:
-        """True if calls are made."""
         return self.state is BreakerState.CLOSED
 
     def note(self, outcome: Outcome, objects: Sequence[OffloadKey] = ()) -> bool:
@@ -164,11 +161,11 @@ class Breaker:
         return self._row >= self._failures or half or outcome is Outcome.BLOCKED
 
     def begin_probe(self) -> None:
-        """Go from ``OPEN`` to ``HALF_OPEN``: the pause is over."""
+        """Go from ``OPEN`` to ``HALF_OPEN`` at the end of the pause."""
         self.state = BreakerState.HALF_OPEN
 
     def end_probe(self, succeeded: bool) -> None:
-        """Go from ``HALF_OPEN`` to ``CLOSED``, or back to ``OPEN`` for twice the pause."""
+        """Go from ``HALF_OPEN`` to ``CLOSED``, or back to ``OPEN`` for a pause twice as long."""
         if not succeeded:
             self._open()
             return

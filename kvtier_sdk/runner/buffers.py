@@ -1,4 +1,4 @@
-"""Memory outside the slots for chunks under way: headers, sealed payloads, probes."""
+"""Memory outside the slots, for headers, sealed payloads and probes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from kvtier_sdk.types import Region
 
 
 class BufferArena:
-    """Buffers of one length in one mapping, lent and given back.
+    """A set of buffers of one length, cut from one mapping, which borrowers take and give back.
 
-    The mapping never grows or moves, so that a tier can register it. Its pages get memory when they
-    are first touched.
+    The mapping never grows or moves, so that a tier can register it. A page of the mapping uses
+    memory only after its first use.
     """
 
     def __init__(self, buffer_bytes: int, count: int) -> None:
@@ -30,11 +30,10 @@ class BufferArena:
 
     @property
     def region(self) -> Region:
-        """The whole mapping."""
         return Region.of(self._memory)
 
     def take(self, count: int) -> list[memoryview]:
-        """Lend ``count`` buffers, at least one, with old content."""
+        """Lend ``count`` buffers, at least one. They may hold old content."""
         while len(self._free) < count:
             end = self._uncut + self._buffer_bytes
             if end > len(self._memory):
@@ -46,5 +45,5 @@ class BufferArena:
         return taken
 
     def give_back(self, buffers: list[memoryview]) -> None:
-        """Reclaim lent buffers, which nothing may touch any more."""
+        """Reclaim lent buffers. The borrower must not touch them any more."""
         self._free += buffers

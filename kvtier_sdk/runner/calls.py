@@ -1,4 +1,4 @@
-"""Calls of a tier, held to the contract: answers checked, errors signed, secrets masked."""
+"""Calls of a tier, with answers checked, errors labelled and secrets masked."""
 
 from __future__ import annotations
 
@@ -35,18 +35,17 @@ _DELETE_CHUNKS = 256
 
 
 class NonsenseError(Exception):
-    """A tier returned a value that is not a valid answer; the text describes it."""
+    """A tier returned an invalid answer, which the error's text describes."""
 
 
 class TierCaller:
-    """Turns the outcome of each call into results of the right shape or a :class:`TierError`.
+    """The tier as the SDK calls it: a call returns valid results or raises :class:`TierError`.
 
-    A tier that returns a wrong number of results, or anything other than results, cannot be
-    trusted: it is put into quarantine, and every later call fails with the same message. An
-    exception other than a :class:`TierError`, an error that cannot be read, or an invalid answer to
-    ``usage`` fails only its own call or chunk.
+    A tier that returns a wrong number or type of results cannot be trusted. Such a tier goes into
+    quarantine: every later call fails with the same message. An exception other than a
+    :class:`TierError`, or an invalid answer to ``usage``, fails only its own call or chunk.
 
-    A call that the store refuses is made once more if a secret has changed in its file.
+    If the store refuses a call and the file of a secret has changed, the call is repeated once.
 
     Attributes:
         tier: the tier; a new instance replaces one that did not open.
@@ -72,7 +71,7 @@ class TierCaller:
         return Capability.DELETE in tier.capabilities and not tier.context.maintenance
 
     async def open(self) -> None:
-        """Open the tier. An instance opens only once: a used one is closed and replaced."""
+        """Open the tier. A further attempt closes the tier and opens a new instance."""
         await self._renewing(self._open_once)
 
     async def _open_once(self) -> None:
@@ -142,23 +141,21 @@ class TierCaller:
             raise self._signed(TierContractError(f"returned {nonsense}"), "usage") from None
 
     async def delete_all(self) -> None:
-        """Delete every chunk that ``scan`` lists. A cancellation leaves the rest."""
+        """Delete every chunk that ``scan`` lists. After a cancellation, some chunks may remain."""
 
         async def list_keys() -> list[OffloadKey]:
             return [entry.key async for entry in self.entries()]
 
-        # List first: a listing may miss chunks if others are deleted meanwhile.
+        # List all keys first: deletions during a listing may hide other chunks from it.
         keys = list(dict.fromkeys(await self._renewing(list_keys)))
         most = min(_DELETE_CHUNKS, self.tier.max_batch_keys or _DELETE_CHUNKS)
         for start in range(0, len(keys), most):
             await self.delete(keys[start : start + most])
 
     def entries(self) -> AsyncIterator[Entry]:
-        """Iterate over the entries of ``scan``."""
         return self._iterated("scan", self.tier.scan, entry_in)
 
     def namespaces(self) -> AsyncIterator[StoredNamespace]:
-        """Iterate over the namespaces in the store."""
         return self._iterated("namespaces", self.tier.namespaces, namespace_in)
 
     async def _iterated(
@@ -167,14 +164,14 @@ class TierCaller:
         items = iterate()
         ended: Any = object()
         while True:
-            # Do not retry if the store refuses: an iterator ends when it raises.
+            # Do not retry a refused call: an iterator that has raised yields no more items.
             item = await self._once(operation, lambda: anext(items, ended))
             if item is ended:
                 return
             yield self._read(operation, item_in, item)
 
     async def _renewing(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Await a call; repeat it once if the store refused an outdated secret."""
+        """Await a call; repeat the call once if the store refused an outdated secret."""
         version = self._version
         try:
             return await call()
@@ -187,14 +184,13 @@ class TierCaller:
         return await self._renewing(lambda: self._once(operation, call))
 
     async def _once(self, operation: str, call: Callable[[], Awaitable[T]]) -> T:
-        """Await a call; raise only :class:`TierError`."""
+        """Await a call; turn every error into a :class:`TierError`."""
         if self.quarantine is not None:
-            # Each raise of the same error adds frames to its traceback, and they are never freed.
+            # Each raise would add frames to the traceback of this long-lived error.
             raise self.quarantine.with_traceback(None)
         return await self._called(call, lambda error: self._fault(error, operation))
 
     async def _masked(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Await a call; raise its error without secrets."""
         return await self._called(call, lambda error: masked_error(error, self._secrets))
 
     @staticmethod
@@ -207,14 +203,14 @@ class TierCaller:
             if is_not_tiers(error):
                 raise
             fault = translate(error)
-        # Raised outside of the handler, where the unmasked original would become its context.
+        # Raise outside of the handler: inside, the unmasked original would become the context.
         try:
             raise fault
         finally:
             del fault  # the frame and the error would keep each other alive
 
     def _read(self, operation: str, read: Callable[..., T], *answer: Any) -> T:
-        """Read an answer; put a tier whose answer is invalid into quarantine."""
+        """Read an answer. An invalid answer puts the tier into quarantine."""
         try:
             return read(*answer)
         except NonsenseError as nonsense:
@@ -224,7 +220,6 @@ class TierCaller:
         raise error
 
     def _fault(self, error: BaseException, operation: str) -> TierError:
-        """Turn an exception of the tier into a TierError without secrets."""
         shown = masked_error(error, self._secrets)
         if isinstance(shown, TierError):
             return self._signed(shown, operation)
@@ -241,7 +236,7 @@ class TierCaller:
         return error
 
     async def _has_new_secret(self, version: int) -> bool:
-        """Return true if a secret has changed since a version; read the files if needed."""
+        """Return true if a secret is newer than ``version``, after reading the files if needed."""
         if self._secrets.files and version == self._version:
             await run_blocking(self._read_secrets)
         return version != self._version
@@ -261,8 +256,8 @@ class TierCaller:
 def is_not_tiers(error: BaseException) -> bool:
     """Return true for an interrupt, and for a cancellation of the running task.
 
-    A SystemExit counts as the tier's error: it would end only the tier's thread, not the process.
-    So does the BaseException of a Rust client's panic.
+    A SystemExit counts as an error of the tier, because it would end only the tier's thread and not
+    the process. A panic in a Rust client, a BaseException, counts as an error of the tier too.
     """
     if isinstance(error, asyncio.CancelledError):
         task = asyncio.current_task()
@@ -271,7 +266,6 @@ def is_not_tiers(error: BaseException) -> bool:
 
 
 def found_in(answer: Any, count: int) -> list[bool]:
-    """Read the answer to a lookup of ``count`` keys."""
     answers = _items(answer, count)
     if not set(map(type, answers)) <= {bool}:
         for one in answers:
@@ -281,7 +275,6 @@ def found_in(answer: Any, count: int) -> list[bool]:
 
 
 def verdicts_in(answer: Any, count: int) -> list[TierError | None]:
-    """Read the answer to a load or a store of ``count`` chunks."""
     verdicts = _items(answer, count)
     for one in verdicts:
         if not (one is None or isinstance(one, TierError)):
@@ -290,21 +283,18 @@ def verdicts_in(answer: Any, count: int) -> list[TierError | None]:
 
 
 def entry_in(item: Any) -> Entry:
-    """Read an item of ``scan``."""
     if not (isinstance(item, Entry) and isinstance(item.key, bytes)):
         raise _misplaced(item, "an Entry with its key")
     return item
 
 
 def namespace_in(item: Any) -> StoredNamespace:
-    """Read an item of ``namespaces``."""
     if not isinstance(item, StoredNamespace):
         raise _misplaced(item, "a StoredNamespace")
     return item
 
 
 def usage_in(answer: Any) -> Usage:
-    """Read the answer to ``usage``."""
     try:
         numbers: Any = [None if n is None else operator.index(n) for n in astuple(answer)]
         return Usage(*numbers)

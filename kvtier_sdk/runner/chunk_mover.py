@@ -1,4 +1,4 @@
-"""Moves chunks between slots and a tier: lends and fills headers, verifies payloads."""
+"""Moves chunks between slots and a tier, with their headers, and verifies loaded payloads."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from kvtier_sdk.runner.jobs import Job, Operation
 from kvtier_sdk.runner.sealing import ChunkSealer
 from kvtier_sdk.types import OffloadKey, Transfer
 
-#: How many failed chunks are remembered. Forgetting one is harmless: it fails again, and is
-#: remembered again.
+#: The most failed chunks to remember. A forgotten chunk does no harm: its next load fails, and the
+#: chunk is remembered again.
 _MAX_UNLOADED = 65_536
 
 
 class ChunkMover:
-    """Moves batches of chunks.
+    """Moves batches of chunks between the host pool and a tier.
 
-    An object that failed to load would fail again, and a tier that still has it may skip the next
-    store of its key. So the store after a failed load sets :attr:`Transfer.replace`. An object that
-    is certainly damaged is also deleted at once, if the tier can delete.
+    A tier may skip the store of a chunk that it already has, so a broken chunk would stay broken.
+    Therefore the store after a failed load sets :attr:`Transfer.replace`. A chunk that is certainly
+    damaged is also deleted at once, if the tier can delete.
     """
 
     def __init__(
@@ -52,9 +52,9 @@ class ChunkMover:
 
     @contextmanager
     def transfers(self, job: Job, batch: Sequence[int]) -> Iterator[dict[int, Transfer]]:
-        """Lend the buffers of a batch; for a store, with sealed headers."""
+        """Lend the buffers of a batch. For a store, the headers are already sealed."""
         headers = self._headers.take(len(batch))
-        # The name under which the pool logs views of slots that are still in use when it closes.
+        # A pool that closes while slots are in use logs this name.
         holder = f"{self._context.name} {job.operation.value}"
         is_store = job.operation is Operation.STORE
         try:
@@ -78,9 +78,9 @@ class ChunkMover:
     async def call(
         self, operation: Operation, transfers: dict[int, Transfer]
     ) -> dict[int, TierError | None]:
-        """Call the tier once. :meth:`verify` must follow a load."""
+        """Call the tier once. After a load, the caller must also call :meth:`verify`."""
         if operation is Operation.LOAD:
-            # Do this before the call, because a load may miss its deadline or never end.
+            # Remember the chunks before the call, because a load may never end.
             self._doubt(transfers.values())
         tier = self._sealer or self._call
         results = await tier.transfer(operation, list(transfers.values()))
@@ -92,8 +92,8 @@ class ChunkMover:
     async def verify(
         self, transfers: dict[int, Transfer], errors: dict[int, TierError | None]
     ) -> None:
-        """Give damaged chunks of a load their error, and delete those that no engine can use."""
-        if self._sealer is None:  # the sealer has checked the sealed chunks
+        """Add errors for damaged chunks of a load, and delete chunks that no engine can use."""
+        if self._sealer is None:  # a sealer has already checked the chunks
             for index, error in errors.items():
                 if error is None:
                     errors[index] = self._damage(transfers[index])
@@ -130,7 +130,7 @@ class ChunkMover:
 
 
 def _is_useless(error: TierError | None) -> bool:
-    """Return true if no engine can use the chunk."""
+    """Return true if no engine can use the chunk, not even one with another sealing key."""
     if isinstance(error, ChunkAuthError) and error.unknown_key:
         return False
     return isinstance(error, CorruptChunkError)

@@ -1,4 +1,4 @@
-"""Chooses and makes a tier's runner: a thread, or a process of its own."""
+"""Chooses a tier's runner, a thread or a separate process, and creates the runner."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from kvtier_sdk.types import Locality, Medium
 
 
 def wants_process(spec: TierSpec) -> bool:
-    """Return true if the tier of ``spec`` is to run in a process of its own, where possible.
+    """Return true if the tier of ``spec`` should run in a separate process, where possible.
 
-    ``auto`` chooses one for a tier that keeps its chunks outside of this machine's memory: each
-    wake-up of a thread that reads from a network or a disk waits for the interpreter lock, and
-    then the engine waits for the thread.
+    ``auto`` chooses a process for a tier that keeps its chunks outside of this machine's memory. In
+    the engine's process, a thread that waits for a disk or a network would compete with the engine
+    for the interpreter lock at each wake-up.
     """
     option = spec.runner.runner
     tier_class = spec.tier_class
@@ -37,7 +37,7 @@ def make_runner(
     clock: Clock,
     notify: Callable[[], None] | None = None,
 ) -> ThreadRunner | ProcessRunner:
-    """Make the runner for a tier; raise ConfigError if it needs a process and cannot have one."""
+    """Create the runner for a tier; raise ConfigError if a required process is not possible."""
     runner: type[ThreadRunner | ProcessRunner] = ThreadRunner
     if wants_process(spec):
         fault = _fault_of_process(spec, pool)

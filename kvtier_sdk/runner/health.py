@@ -1,4 +1,4 @@
-"""A tier's health in one direction: its circuit breaker, and the probes that close it again."""
+"""A tier's health in one direction: a circuit breaker, and the probes that close the breaker."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ from kvtier_sdk.runner.jobs import BreakerMoved, Operation
 from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.types import OffloadKey, RequestContext, Transfer, make_offload_key
 
-#: A key that no engine makes: no hash is text, and no model has that many KV-cache groups.
+#: The key of the probes' chunk. No engine creates this key: its hash is text, and its KV-cache
+#: group is higher than any model's.
 CANARY_KEY: OffloadKey = make_offload_key(b"kvtier canary".ljust(32, b"\0"), 0xFFFF_FFFF)
 
 NO_ROOM = "calls that hang leave no room for another"
 
 _PROBER = RequestContext("kvtier probe")
 
-#: After this long a cancelled call is assumed never to end; most clients stop waiting for a server
-#: sooner. Measured as the sum of the pauses between probes, so that a suspension of the machine
-#: does not count.
+#: After this time, a cancelled call is assumed never to end, because most clients give up sooner.
+#: The time is the sum of the pauses between probes, so that a suspension of the machine does not
+#: count.
 _HANG_S = 60.0
 
 
 class DirectionHealth:
-    """Admits calls in one direction, or refuses them and probes until the tier recovers.
+    """A guard that refuses calls in one direction after failures, and probes for recovery.
 
-    A probe calls the tier as requests do, with a chunk that belongs to no engine. A tier that has
-    broken the contract is in quarantine: it is neither called nor probed.
+    A probe makes the same calls as a request, with a chunk that belongs to no engine. A tier in
+    quarantine, because it has broken the contract, is neither called nor probed.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class DirectionHealth:
         self._call = call
         self._clock = call.tier.context.clock
         self._header = header
-        # Buffers for a probe; only one probe runs at a time.
+        # The probes' buffers. All probes share them, because only one probe runs at a time.
         self._memory = memory
         self._report = report
         self._refuse_queued = refuse_queued
@@ -70,21 +71,20 @@ class DirectionHealth:
         self._deadline_s = options.load_deadline_s if is_read else options.store_deadline_s
         self._prober: asyncio.Task[None] | None = None
         self._attempt: asyncio.Task[bool] | None = None
-        # How long hanging calls have prevented probes.
+        # For how long hanging calls have prevented probes.
         self._hindered_s = 0.0
 
     @property
     def admits(self) -> bool:
-        """True if calls are made; in quarantine each call fails with the quarantine's reason."""
+        """True if calls may start. In quarantine, calls start too, but fail with the reason."""
         return self._breaker.is_closed or self._call.quarantine is not None
 
     @property
     def tasks(self) -> list[asyncio.Task[bool] | asyncio.Task[None]]:
-        """The tasks to cancel at the end; a probe that hangs may outlive its prober."""
+        """The tasks to cancel at close. A hanging probe may outlive the prober task."""
         return [task for task in (self._prober, self._attempt) if task is not None]
 
     def note(self, outcome: Outcome, reason: str, objects: Sequence[OffloadKey] = ()) -> None:
-        """Record a call's outcome, and the reason if it failed."""
         if self._call.quarantine is not None or not self._breaker.note(outcome, objects):
             return
         self._log.often(
@@ -101,7 +101,7 @@ class DirectionHealth:
         self._report(BreakerMoved(self._direction, self._breaker.state))
 
     async def _probe(self) -> None:
-        """Probe until the breaker is closed, or the tier has broken the contract."""
+        """Probe until the breaker is closed or the tier is in quarantine."""
         refused_s = self._clock.now_s()
         while not self._breaker.is_closed:
             await self._clock.sleep(self._breaker.wait_s)
@@ -120,7 +120,7 @@ class DirectionHealth:
         )
 
     async def _succeeds(self) -> bool:
-        """Make a probe, unless hanging calls prevent it; return true if it succeeded."""
+        """Probe the tier, unless hanging calls prevent a probe; return true on success."""
         hindrance = self._hindrance()
         if hindrance is not None:
             self._note_hindered(hindrance)
@@ -128,20 +128,20 @@ class DirectionHealth:
         self._hindered_s = 0.0
         attempt = self._clock.spawn(self._attempt_once(), name=f"{self._direction.value} probe")
         self._attempt = attempt
-        # A probe may take as long as the pause before it, but no longer than a request: a short
-        # limit finds a quick recovery, a long one gives a slow tier its chance.
+        # A probe may take as long as the pause before it, but no longer than a request. So the
+        # first probes find a quick recovery, and later probes give a slow tier enough time.
         try:
             async with self._clock.timeout(min(self._breaker.pause_s, self._deadline_s)):
                 await asyncio.wait([attempt])
         except TimeoutError:
             return False
         finally:
-            # The breaker counts a hanging probe as failed, but the next probe waits for its end.
+            # A hanging probe counts as failed, but no other probe starts until it ends.
             attempt.cancel()
         return not attempt.cancelled() and attempt.result()
 
     def _hindrance(self) -> str | None:
-        """Return the reason against a probe, such as a lack of free calls, or ``None``."""
+        """Return the reason why no probe can start, or ``None``."""
         if self._attempt is not None and not self._attempt.done():
             return "a probe hangs"
         return NO_ROOM if self._is_blocked(self._direction, self._clock.now_s()) else None
@@ -168,7 +168,7 @@ class DirectionHealth:
             else:
                 await self._move(Operation.STORE)
                 if self._call.can_delete:
-                    # The store worked, so the tier is usable even if the delete fails.
+                    # After a successful store the tier is usable, even if the delete fails.
                     with contextlib.suppress(TierError):
                         await self._call.delete([CANARY_KEY])
         except (TierError, TimeoutError) as error:
@@ -182,8 +182,8 @@ class DirectionHealth:
     async def _look(self) -> None:
         asked_s = self._clock.now_s()
         await self._call.lookup([CANARY_KEY], _PROBER)
-        # The first call may have had to reconnect, which must not be cut short. The second one need
-        # not, and must be as quick as a request's lookup.
+        # The first lookup may need to reconnect, so it has no deadline of its own. A second lookup
+        # uses the open connection, and must be as quick as a request's lookup.
         if self._clock.now_s() - asked_s > self._lookup_deadline_s:
             async with self._clock.timeout(self._lookup_deadline_s):
                 await self._call.lookup([CANARY_KEY], _PROBER)
@@ -193,10 +193,10 @@ class DirectionHealth:
         header, payload = self._memory[:split], self._memory[split:]
         if operation is Operation.STORE:
             self._header.seal(CANARY_KEY, header, payload)
-        # A canary from an earlier probe does not show that the tier works now.
+        # Replace the chunk of an earlier probe: a skipped store would prove nothing.
         transfer = Transfer(CANARY_KEY, _PROBER, header, payload, replace=True)
         errors = await self._call.transfer(operation, [transfer])
-        # An absent or damaged chunk is an answer too: a load needs no stored canary.
+        # An absent or damaged chunk is an answer too, so a load probe needs no stored chunk.
         if outcome_of(self._direction, errors) is not Outcome.ANSWERED:
             for error in filter(None, errors):
                 raise error

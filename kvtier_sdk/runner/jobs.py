@@ -1,8 +1,8 @@
-"""The job model: one asynchronous batch in one direction, its verdicts, and its end.
+"""Jobs, their results, and the reports from a tier to its engine.
 
-A job is *concluded* once, when its verdicts are known or its deadline has passed. It is *released*
-once, when its I/O has ended. Between the two its slots are in quarantine: the tier may still read
-or write them.
+A job is *concluded* once, when its verdicts are known or its deadline has passed. A job is
+*released* once, when its I/O has ended. Between these two events the job's slots are in quarantine,
+because the tier may still read or write them.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class Operation(Enum):
     PURGE = "purge"
 
 
-#: Stands in a job for every chunk of the namespace; no chunk has this key.
+#: The key of a purge job; it means every chunk of the namespace. No chunk has this key.
 EVERY_CHUNK: OffloadKey = b""
 
 
 class Verdict(Enum):
-    """The outcome of one key of a job; failures are counted by these values."""
+    """The outcome of a job for one key. The metrics count failures by these values."""
 
     OK = "ok"
     NOT_FOUND = "not_found"
@@ -73,7 +73,6 @@ _VERDICTS: tuple[tuple[type[TierError], Verdict], ...] = (
 
 
 def verdict_of(error: TierError | None) -> Verdict:
-    """Return the verdict for a tier's answer about one chunk."""
     if error is None:
         return Verdict.OK
     for error_class, verdict in _VERDICTS:
@@ -84,7 +83,7 @@ def verdict_of(error: TierError | None) -> Verdict:
 
 @dataclass(eq=False, slots=True)
 class Job:
-    """One batch for one tier.
+    """One batch of keys for one operation of one tier.
 
     Attributes:
         job_id: unique among the tier's jobs, and growing.
@@ -95,9 +94,9 @@ class Job:
         deadline_s: time on the injected clock at which the job fails.
         tag: the caller's own object, handed back with the verdicts; it never leaves the engine's
             thread.
-        result: the conclusion, once there is one; on the engine's side only.
-        queue_bytes: for a store, the payload of all stores under way when it was collected,
-            including its own; on the engine's side only.
+        result: the conclusion, or ``None`` before the conclusion; on the engine's side only.
+        queue_bytes: for a store, the payload of all stores under way at its start, including its
+            own; on the engine's side only.
     """
 
     job_id: int
@@ -112,17 +111,17 @@ class Job:
 
 
 class JobResult(msgspec.Struct, eq=False, tag=True):
-    """A job's single conclusion.
+    """The result of a job; each job has exactly one.
 
     Attributes:
         job_id: the job's id.
         verdicts: one per key, in the job's order. For a lookup, ``OK`` means present.
-        moved_bytes: payload of the chunks that arrived.
+        moved_bytes: payload of the loaded or stored chunks.
         duration_s: time from the hand-over to the conclusion.
-        error: the first error in words, for the log; an absent chunk is not an error.
+        error: the text of the first error, for the log; an absent chunk is not an error.
         released: true if the job's I/O has ended too; otherwise
             :meth:`kvtier_sdk.engine.TierListener.released` follows.
-        retries: number of calls of the tier that retried a failed one.
+        retries: number of repeated calls to the tier.
     """
 
     job_id: int
@@ -135,68 +134,66 @@ class JobResult(msgspec.Struct, eq=False, tag=True):
 
 
 class IoEnded(msgspec.Struct, eq=False, tag=True):
-    """The I/O of a job that was concluded earlier has ended."""
+    """The I/O of a concluded job has ended."""
 
     job_id: int
 
 
 class Progressed(msgspec.Struct, eq=False, tag=True):
-    """A call of an unfinished job has returned. Reports are rate-limited."""
+    """A call of an unfinished job has returned. The loop limits the rate of these reports."""
 
     operation: Operation
 
 
 class ChunksRemoved(msgspec.Struct, eq=False, tag=True):
-    """The tier has removed chunks; ``evicted`` if they made room for others."""
+    """The tier has removed chunks; ``evicted`` is true if they made room for others."""
 
     keys: Sequence[OffloadKey]
     evicted: bool = False
 
 
 class BreakerMoved(msgspec.Struct, eq=False, tag=True):
-    """A circuit breaker of the tier has changed its state."""
-
     direction: Direction
     state: BreakerState
 
 
 class MetricsChanged(msgspec.Struct, eq=False, tag=True):
-    """The increase of the backend's own counters, and new values of its gauges."""
+    """The backend's own counters have increased, or its gauges have new values."""
 
     counters: Mapping[str, float]
     gauges: Mapping[str, float]
 
 
 class UsageChanged(msgspec.Struct, tag=True):
-    """The tier's usage has changed; ``None`` if the tier does not tell it."""
+    """The tier's usage has changed; ``None`` if the usage is unknown."""
 
     usage: Usage | None = None
 
 
 @dataclass(eq=False, slots=True)
 class RunnerStopped:
-    """The tier's loop has ended: it accepts no more jobs, and has reported every conclusion."""
+    """The tier's loop has ended. The loop accepts no more jobs and sends no more results."""
 
     #: The verdict of jobs without a result; their I/O never began or has ended.
     verdict: Verdict
-    #: True if the I/O of every other job has ended too, because its process is gone.
+    #: True if the I/O of all concluded jobs has ended too, because the tier's process is gone.
     io_ended: bool
-    #: The cause in words; ``None`` for a requested end.
+    #: The cause; ``None`` for a requested end.
     reason: str | None = None
 
 
 @dataclass(eq=False, slots=True)
 class ProcessStarted:
-    """A process of the tier now accepts jobs: a restarted one, or a late first one."""
+    """A process of the tier now accepts jobs, after a late start or a restart."""
 
-    #: True if the tier is open in it; otherwise an :class:`OpeningEnded` follows.
+    #: True if the tier is open in the process; otherwise an :class:`OpeningEnded` follows.
     is_open: bool
     #: True if an earlier process accepted jobs and died.
     is_restart: bool
 
 
 class OpeningEnded(msgspec.Struct, eq=False, tag=True):
-    """An attempt to open the tier has failed, or has succeeded late, without an error."""
+    """An attempt to open the tier has failed with ``error``, or has succeeded late."""
 
     error: str | None = None
 
@@ -219,17 +216,17 @@ Report: TypeAlias = SentReport | RunnerStopped | ProcessStarted
 def uniform_result(
     job: Job, verdict: Verdict, *, error: str | None = None, released: bool = True
 ) -> JobResult:
-    """Return a result with the same verdict for every key of a job."""
     return JobResult(job.job_id, [verdict] * len(job.keys), error=error, released=released)
 
 
 def batches_of(keys: Sequence[OffloadKey], most: int) -> list[Sequence[int]]:
-    """Split keys into batches of at most ``most`` indices, none of which has a key twice.
+    """Split keys into batches of at most ``most`` indices. No batch contains the same key twice.
 
     >>> batches_of([b"a", b"b", b"a", b"c"], 2)
     [[0, 1], [3], [2]]
     """
-    # Indices of each key's first occurrence, then of its second one, and so on.
+    # The first list has the index of each key's first occurrence, the second list of the second
+    # occurrence, and so on.
     rounds: list[Sequence[int]] = [range(len(keys))]
     if len(set(keys)) < len(keys):
         rounds = []

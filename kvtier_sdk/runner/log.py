@@ -14,14 +14,12 @@ from kvtier_sdk.aio.clock import Clock, TimerHandle
 from kvtier_sdk.options.place import one_line
 from kvtier_sdk.options.secrets import Secrets, make_loggable, masked_error
 
-#: For this long after a message, further messages of its kind are counted, not logged.
+#: Within this time after a message, further messages of the same kind are counted, not logged.
 QUIET_S = 60.0
 
 
 @dataclass(slots=True)
 class _Topic:
-    """A kind of message that may repeat."""
-
     logged_s: float
     level: int
     message: str = ""
@@ -31,7 +29,7 @@ class _Topic:
 
 
 class TierLog(logging.LoggerAdapter[logging.Logger]):
-    """Puts the tier's name in front of each message, and counts repetitions."""
+    """A logger that prefixes each message with the tier's name and counts repeated messages."""
 
     def __init__(self, name: str, clock: Clock, secrets: Secrets | None = None) -> None:
         super().__init__(logging.getLogger(f"kvtier.tier.{name}"))
@@ -46,10 +44,10 @@ class TierLog(logging.LoggerAdapter[logging.Logger]):
         return f"{self.tier}: {msg}", kwargs
 
     def often(self, level: int, topic: str, message: str, *, ends_outage: bool = False) -> None:
-        """Log a message that may repeat: the first at once, later ones once a minute.
+        """Log a message that may repeat, at most once a minute per ``topic``.
 
-        On an event loop, the last message of a minute is logged at its end, with the number of
-        messages. Elsewhere the next message after that minute is logged instead.
+        On an event loop, the end of the minute logs the last message and the number of messages.
+        Elsewhere, without a timer, the next message after the minute is logged instead.
         """
         now_s = self._clock.now_s()
         known = self._topics.get(topic)
@@ -68,7 +66,7 @@ class TierLog(logging.LoggerAdapter[logging.Logger]):
                 known.timer = self._clock.call_at(known.logged_s + QUIET_S, self._say, known)
 
     def catch_up(self) -> None:
-        """Log the messages held back, and forget all topics; called at close."""
+        """Log the messages held back, and forget all topics. Called at close."""
         self.say_held_back()
         self._topics.clear()
 
@@ -94,12 +92,12 @@ class TierLog(logging.LoggerAdapter[logging.Logger]):
 
 
 class _TierFilter(logging.Filter):
-    """Masks secrets in log records, and escapes control characters in a store's text."""
+    """A filter that masks secrets in log records and escapes control characters."""
 
     def __init__(self) -> None:
         super().__init__()
-        # A logger is never freed and may serve several tiers in turn, so it holds their secrets
-        # weakly.
+        # A logger is never freed and may serve several tiers in turn. Weak references let the
+        # secrets of closed tiers go.
         self.secrets: WeakSet[Secrets] = WeakSet()
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -110,7 +108,7 @@ class _TierFilter(logging.Filter):
             shown = secrets.mask(shown)
             if error is not None:
                 error = masked_error(error, secrets)
-        # Indent further lines of a message, so that a store's text cannot imitate a record.
+        # Indent all lines after the first, so that a store's text cannot imitate a log record.
         shown = "\n  ".join(map(one_line, shown.split("\n")))
         if shown != text:
             record.msg, record.args = shown, ()

@@ -1,4 +1,4 @@
-"""One tier's loop: accepts jobs, calls the tier, and ends each job in exactly one result."""
+"""A tier's loop, which accepts jobs, calls the tier, and gives each job exactly one result."""
 
 from __future__ import annotations
 
@@ -55,22 +55,22 @@ from kvtier_sdk.types import OffloadKey, Transfer
 
 T = TypeVar("T")
 
-#: The largest alignment that slots can offer: the alignment of the pool's rows.
+#: The largest alignment of a slot, which is the alignment of the pool's rows.
 _MAX_ALIGNMENT = 4096
 
-#: How long closing waits for cancelled calls, and then for probes and the store watch.
+#: At close, the longest wait for cancelled calls, and again for probes and the store watch.
 _CALLS_END_S = 1.0
 
-#: Shortest interval between progress reports about loads, and about stores.
+#: Shortest interval between two progress reports about loads, or about stores.
 _PROGRESS_INTERVAL_S = 0.5
 
 #: Interval between reports of the tier's own counters and gauges.
 _METRICS_INTERVAL_S = 1.0
 
-#: In the order in which queued batches start.
+#: The operations that move chunks. Queued loads start before queued stores.
 _MOVES = (Operation.LOAD, Operation.STORE)
 
-#: The breaker that guards each operation. Touches, deletions and purges never move a breaker.
+#: The direction of each operation's breaker. Touches, deletions and purges never move a breaker.
 _DIRECTIONS = {
     Operation.LOOKUP: Direction.READ,
     Operation.LOAD: Direction.READ,
@@ -83,15 +83,13 @@ _DIRECTIONS = {
 
 @dataclass(eq=False, slots=True)
 class _Run:
-    """A job under way."""
-
     job: Job
     started_s: float
     verdicts: list[Verdict | None]
-    # Batches without a verdict so far, and the tasks that may touch slots right now.
+    # The number of batches that have not ended, and the tasks that may use slots right now.
     open_batches: int = 0
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
-    # Start times of the calls of the tier that have not returned.
+    # Start times of the tier's calls that have not returned.
     calls_s: list[float] = field(default_factory=list)
     timer: TimerHandle | None = None
     error: str | None = None
@@ -114,17 +112,17 @@ _Batch: TypeAlias = Sequence[int]
 
 
 class TierLoop:
-    """Runs one tier on the caller's event loop, in any thread.
+    """The part of a runner that calls the tier, on the caller's event loop and in any thread.
 
     Loads go first, and stores use at most three quarters of the calls. At its deadline a job is
-    concluded at once; its running calls are cancelled, and ``IoEnded`` follows when they have
-    ended. While a breaker is not closed, jobs of its direction are concluded as ``UNAVAILABLE``
-    without a call, and so are all jobs while the tier is not open.
+    concluded at once and its running calls are cancelled; ``IoEnded`` follows when they have ended.
+    While the tier is not open, or the breaker of a job's direction is not closed, a job is
+    concluded as ``UNAVAILABLE`` without a call.
 
     Attributes:
         spec: the tier's configuration.
-        options: its runner options.
-        call: the tier, held to the contract; for calls on this loop outside of jobs.
+        options: the tier's runner options.
+        call: the tier, for calls on this loop outside of jobs.
     """
 
     def __init__(
@@ -159,10 +157,10 @@ class TierLoop:
         batch_bytes = min(options.max_batch_bytes, memory.region.size_bytes)
         self._call_keys = spec.tier_class.max_batch_keys or sys.maxsize
         self._batch_chunks = min(max(1, batch_bytes // payload_length), self._call_keys)
-        # A hanging call keeps both its place among the calls and its buffers, so neither a batch
-        # nor a probe ever waits for buffers.
+        # A hanging call keeps its place among the calls as well as its buffers, so a batch that has
+        # a place never waits for buffers.
         under_way = options.concurrency * self._batch_chunks
-        # Twice as many: while one call's chunks are verified, the next call has taken its place.
+        # Twice as many headers, because the next call starts while a call's chunks are verified.
         headers = BufferArena(header_length, 2 * under_way)
         scratch = BufferArena(payload_length, under_way) if codec else None
         probes = BufferArena(header_length + payload_length, len(Direction))
@@ -223,11 +221,7 @@ class TierLoop:
         self._progress_told_s = dict.fromkeys(_MOVES, -math.inf)
 
     async def open(self) -> bool:
-        """Open the tier; return false if retries go on in the background.
-
-        The error is raised if the tier is required, or if the engine waits and the error is
-        permanent.
-        """
+        """Open the tier; return false if further attempts run in the background."""
         return await self._opening.begin()
 
     async def _open_tier(self) -> None:
@@ -241,7 +235,7 @@ class TierLoop:
             self._store_watch = self._clock.spawn(watch, name=f"watch {self.spec.name}")
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Start or queue jobs, on the loop's thread. After :meth:`close` all are cancelled."""
+        """Start or queue jobs, on the loop's thread. After :meth:`close`, jobs are cancelled."""
         now_s = self._clock.now_s()
         for job in jobs:
             run = _Run(job, now_s, [None] * len(job.keys))
@@ -250,11 +244,10 @@ class TierLoop:
         self._fill()
 
     def log_end(self, topic: str, message: str) -> None:
-        """Log the end of an outage that the engine's side has noticed."""
+        """Log the end of an outage that the engine has reported."""
         self._log.often(logging.WARNING, topic, message, ends_outage=True)
 
     async def drain(self, timeout_s: float) -> bool:
-        """Cancel queued batches and wait for running ones; return true if all have ended."""
         self._drop_queued(Verdict.CANCELLED, *_MOVES)
         if await self._idle_within(timeout_s):
             return True
@@ -262,11 +255,12 @@ class TierLoop:
         return await self._idle_within(timeout_s)
 
     async def close(self) -> None:
-        """Close the tier; call :meth:`drain` first. Jobs under way and later ones are cancelled."""
+        """Close the tier and cancel all jobs, including later ones. Call :meth:`drain` first."""
         self.abandon()
-        # Close the tier during a call only if that call hangs.
+        # Give cancelled calls time to end, so that the tier is closed during a call only if the
+        # call hangs.
         await self._idle_within(_CALLS_END_S)
-        # An opening that does not end in time must not go on while the tier is closed.
+        # An opening must not go on while the tier is closed.
         await self._opening.stop()
         await self._end_background()
         if self._metrics_timer is not None:
@@ -276,14 +270,13 @@ class TierLoop:
         self._log.catch_up()
 
     def abandon(self) -> None:
-        """Conclude every job, and every later one, as cancelled."""
+        """Conclude all jobs, including later ones, as cancelled."""
         self._closed = True
         self._conclude_all()
         for queue in self._queues.values():
             queue.clear()
 
     async def _end_background(self) -> None:
-        """Cancel probes and the store watch, and wait for their end."""
         tasks = [task for health in self._health.values() for task in health.tasks]
         if self._store_watch is not None:
             tasks.append(self._store_watch)
@@ -333,7 +326,7 @@ class TierLoop:
             self._spawn(run, range(len(job.keys)))
 
     def _fill(self) -> None:
-        """Start queued batches while there is room for them."""
+        """Start queued batches while calls and buffers are free."""
         for operation, queue in self._queues.items():
             while queue and self._has_room(operation):
                 run, batch = queue.popleft()
@@ -342,14 +335,12 @@ class TierLoop:
                     self._spawn(run, batch)
 
     def _has_room(self, operation: Operation) -> bool:
-        """Return true if another batch may start: a call and buffers are free."""
         if operation is Operation.STORE and self._running[operation] >= self._max_stores:
             return False
         batches, most = self._running.total(), self.options.concurrency
         return batches - len(self._verifying) < most and batches < 2 * most
 
     def _drop_queued(self, verdict: Verdict, *operations: Operation) -> None:
-        """End all queued batches of some operations with a verdict."""
         for operation in operations:
             dropped, self._queues[operation] = self._queues[operation], deque()
             for run, batch in dropped:
@@ -373,7 +364,7 @@ class TierLoop:
         task.add_done_callback(lambda task: self._ended(run, batch, task))
 
     def _ended(self, run: _Run, batch: _Batch, task: asyncio.Task[None]) -> None:
-        """Handle the end of a batch's task, so that no failure stays unseen."""
+        """Handle the end of a batch's task, and log an unexpected failure."""
         run.tasks.discard(task)
         if run.job.operation in _MOVES:
             self._running[run.job.operation] -= 1
@@ -398,7 +389,7 @@ class TierLoop:
             self._report(Progressed(operation))
 
     def _end_batch(self, run: _Run, batch: _Batch, verdict: Verdict) -> None:
-        """End a batch, with this verdict for each chunk that has none."""
+        """End a batch; chunks without a verdict get ``verdict``."""
         run.open_batches -= 1
         if run.concluded:
             return
@@ -414,7 +405,7 @@ class TierLoop:
         allowed_s = getattr(self.options, f"{operation}_deadline_s", None)
         when = "in time"
         if allowed_s is not None:
-            # The lookup's own deadline may be longer.
+            # A lookup job may have a longer deadline than the option's.
             allowed_s = max(allowed_s, round(run.job.deadline_s - run.started_s, 3))
             when = f"within {format_seconds(allowed_s)} ('{operation}_deadline')"
         self._log.often(
@@ -428,18 +419,20 @@ class TierLoop:
         health = self._health[run.direction]
         halfway_s = (run.started_s + run.job.deadline_s) / 2
         for started_s in run.calls_s:
-            # A call that began late is late because of the queue, not the tier.
+            # Only calls that began in the first half count. A later call had too little time
+            # because of the queue, not because of the tier.
             if started_s <= halfway_s:
                 health.note(outcome, "no answer by the deadline")
         if run.is_queued:
             queue = self._queues[run.job.operation]
             self._queues[run.job.operation] = deque(item for item in queue if item[0] is not run)
-            # Calls cancelled just now may end at once, so count only jobs concluded by halfway.
+            # This job's calls, cancelled just now, may still end soon. Only the calls of jobs that
+            # were concluded by halfway count as hanging.
             if self._is_blocked(run.direction, halfway_s):
                 health.note(Outcome.BLOCKED, NO_ROOM)
 
     def _is_blocked(self, direction: Direction, since_s: float) -> bool:
-        """Return true if hanging calls of concluded jobs leave no room for another call."""
+        """Return true if all places are taken by hanging calls of jobs concluded by ``since_s``."""
         hung: Counter[Operation] = Counter()
         for run in self._runs:
             if run.concluded_s <= since_s and run.job.operation in _MOVES:
@@ -454,14 +447,14 @@ class TierLoop:
         errors: Sequence[TierError | None],
         objects: Sequence[OffloadKey] = (),
     ) -> None:
-        """Tell the breaker a call's errors, unless the job was concluded meanwhile."""
+        """Report a call's errors to the breaker, unless the job was concluded meanwhile."""
         if not run.concluded:
             reason = next((str(error) for error in errors if error is not None), "")
             outcome = outcome_of(run.direction, errors)
             self._health[run.direction].note(outcome, reason, objects)
 
     async def _timed(self, run: _Run, call: Awaitable[T]) -> T:
-        """Await a call of the tier; until it returns, ``calls_s`` has its start time."""
+        """Await a call of the tier, and keep its start time in ``calls_s`` until it returns."""
         started_s = self._clock.now_s()
         run.calls_s.append(started_s)
         try:
@@ -470,7 +463,7 @@ class TierLoop:
             run.calls_s.remove(started_s)
 
     def _conclude(self, run: _Run, verdict: Verdict = Verdict.CANCELLED) -> None:
-        """Report the job's single result, with this verdict for each chunk that has none."""
+        """Report the job's result; chunks without a verdict get ``verdict``."""
         if run.concluded:
             return
         run.concluded, run.concluded_s = True, self._clock.now_s()
@@ -502,12 +495,11 @@ class TierLoop:
         self._progress.set()
 
     def _settle(self, run: _Run, errors: dict[int, TierError | None]) -> None:
-        """Record verdicts of chunks, unless the job was concluded meanwhile."""
         if run.concluded:
             return
         for index, error in errors.items():
             run.verdicts[index] = verdict_of(error)
-            # Evicted since the lookup: an expected miss, not logged.
+            # A chunk evicted since the lookup is an expected miss, which needs no log line.
             is_miss = error is None or isinstance(error, ChunkNotFoundError)
             if run.error is None and not is_miss:
                 run.error = str(error)
@@ -522,7 +514,6 @@ class TierLoop:
         )
 
     async def _look_up(self, run: _Run, batch: _Batch) -> None:
-        """Look up the keys of one call, and retry after a retryable error."""
         keys = [run.job.keys[index] for index in batch]
         for attempt in itertools.count():
             try:
@@ -540,13 +531,13 @@ class TierLoop:
             return
 
     async def _call_in_order(self, run: _Run, batch: _Batch) -> None:
-        """Make the calls of a job one after the other: the last key of a touch matters most."""
+        """Make the calls of a job one after the other, because the order of touches matters."""
         method = self.call.touch if run.job.operation is Operation.TOUCH else self.call.delete
         for part in batches_of(run.job.keys, self._call_keys):
             await self._settle_all(run, part, method([run.job.keys[index] for index in part]))
 
     async def _purge(self, run: _Run, batch: _Batch) -> None:
-        """Delete every chunk, including those being stored."""
+        """Delete every chunk, after all running stores have ended."""
         self._drop_queued(Verdict.CANCELLED, Operation.STORE)
         while self._running[Operation.STORE]:
             self._progress.clear()
@@ -554,7 +545,6 @@ class TierLoop:
         await self._settle_all(run, batch, self.call.delete_all())
 
     async def _settle_all(self, run: _Run, batch: _Batch, call: Awaitable[None]) -> None:
-        """Await a call, and record its outcome for all of its chunks."""
         error: TierError | None = None
         try:
             await call
@@ -563,7 +553,6 @@ class TierLoop:
         self._settle(run, dict.fromkeys(batch, error))
 
     async def _transfer(self, run: _Run, batch: _Batch) -> None:
-        """Move a batch, retry chunks with retryable errors, and record each chunk's verdict."""
         with self._mover.transfers(run.job, batch) as pending:
             for attempt in itertools.count():
                 errors = await self._timed(run, self._move(run.job.operation, pending))
@@ -578,12 +567,11 @@ class TierLoop:
     async def _move(
         self, operation: Operation, transfers: dict[int, Transfer]
     ) -> dict[int, TierError | None]:
-        """Call the tier once, and verify the loaded chunks."""
         errors = await self._mover.call(operation, transfers)
         if operation is Operation.STORE:
             return errors
         if not any(error is not None and error.retryable for error in errors.values()):
-            # Start the next call before the digests, so that the tier is not idle meanwhile.
+            # Start the next call before computing digests, so that the tier is not idle meanwhile.
             task = asyncio.current_task()
             assert task is not None
             self._verifying.add(task)
@@ -593,7 +581,7 @@ class TierLoop:
         return errors
 
     async def _pause(self, run: _Run, attempt: int) -> bool:
-        """Wait before a retry; return false if no retry is left or allowed."""
+        """Wait before a retry; return false if the call must not be retried."""
         health = self._health[run.direction]
         if attempt >= self.options.retries or run.concluded or not health.admits:
             return False
@@ -607,7 +595,6 @@ class TierLoop:
         return True
 
     def _watch_metrics(self) -> None:
-        """Report the tier's own counters and gauges, now and at intervals."""
         self._report_metrics()
         due_s = self._clock.now_s() + _METRICS_INTERVAL_S
         self._metrics_timer = self._clock.call_at(due_s, self._watch_metrics)
@@ -618,10 +605,11 @@ class TierLoop:
             self._report(MetricsChanged(counters, gauges))
 
     def _report_removed(self, keys: Iterable[OffloadKey], *, evicted: bool = False) -> None:
-        """Report removed chunks, except a probe's; any thread may call it."""
+        """Report removed chunks, except the probes' chunk. Any thread may call this."""
         removed = []
         for key in keys:
-            # Raised here, where the author sees it: later it would spoil other jobs' results.
+            # Fail here, where the backend's author sees the error. Later it would spoil the results
+            # of other jobs.
             if not isinstance(key, bytes):
                 raise TierContractError(
                     f"report_removed was given a {type(key).__name__} where a key, bytes, belongs"

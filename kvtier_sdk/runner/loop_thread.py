@@ -1,4 +1,4 @@
-"""The part that both transports share: an event loop in a daemon thread of its own."""
+"""The base class of both runners: an event loop in a daemon thread."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from kvtier_sdk.runner.log import TierLog
 
 T = TypeVar("T")
 
-#: When the log first says that an opening goes on; the time doubles for each further line.
+#: Time until the first log line about a slow opening; the time doubles for each further line.
 _PROGRESS_S = 5.0
 #: How long a tier whose start failed may take to close.
 _FAILED_CLOSE_S = 5.0
 
 
 class LoopRunner(ABC):
-    """Opens, drains and closes a tier, or its process, on an event loop in a thread.
+    """A runner that opens, drains and closes a tier on an event loop in a daemon thread.
 
-    The thread is a daemon: a tier that is stuck in a system call cannot keep the interpreter from
-    exiting. A forked copy of the process lacks the thread: there it counts as ended, and nothing
-    touches the loop, because its descriptors are also the parent's.
+    A daemon thread lets the interpreter exit even if a tier is stuck in a system call. A forked
+    copy of the engine lacks the thread, so the runner counts as ended there. The copy must not use
+    the loop, because the loop's descriptors are also the parent's.
     """
 
-    #: How much longer than its limit a closing may take.
+    #: Extra time that closing may take beyond its limit.
     _grace_s = 0.0
 
     def __init__(self, spec: TierSpec, clock: Clock, notify: Callable[[], None] | None) -> None:
@@ -45,7 +45,7 @@ class LoopRunner(ABC):
         # Id of the process that has the thread.
         self._pid = -1
         self._opened: concurrent.futures.Future[bool] = concurrent.futures.Future()
-        # Kept here, because a loop holds its tasks only weakly.
+        # An event loop holds its tasks only weakly, so keep references to them here.
         self._opening: asyncio.Task[None] | None = None
         self._closing_task: asyncio.Task[None] | None = None
         self._started_s = 0.0
@@ -55,16 +55,16 @@ class LoopRunner(ABC):
 
     @property
     def is_running(self) -> bool:
-        """True from the start until the loop has ended or is left behind."""
+        """True from the start until the loop has ended or its thread is left behind."""
         return self._is_here and not self._stopped.is_set()
 
     @property
     def _is_here(self) -> bool:
-        """True in the process that started the thread, false in its forked copies."""
+        """True in the process that started the thread, false in forked copies."""
         return self._pid == os.getpid()
 
     def begin(self) -> None:
-        """Start the thread, and begin to open the tier in it. A second call does nothing."""
+        """Start the thread and begin to open the tier. A second call does nothing."""
         if self._thread is not None:
             return
         self._pid = os.getpid()
@@ -80,7 +80,7 @@ class LoopRunner(ABC):
         self._thread.start()
 
     def start(self) -> bool:
-        """Begin if needed, and wait for the tier to open; an error closes the runner."""
+        """Wait for the tier to open, after :meth:`begin` if needed. An error closes the runner."""
         self.begin()
         try:
             return self._await_opening()
@@ -94,11 +94,11 @@ class LoopRunner(ABC):
         return self._call(self._drain(timeout_s), 2 * timeout_s + 1.0, default=False)
 
     def close(self, timeout_s: float) -> None:
-        """Drain, close the tier and end the thread. A second call does nothing.
+        """Drain and close the tier, and end the thread. A second call does nothing.
 
-        A thread that takes longer is left behind, and ends by itself when it can.
+        A thread that exceeds the time limit is left behind, and ends by itself when it can.
         """
-        # Set first: after an interrupt the caller may call again while the first call still drains.
+        # Set the flag first: an interrupt may lead to a second call while the first still drains.
         if self._closing:
             return
         self._closing = True
@@ -117,30 +117,23 @@ class LoopRunner(ABC):
 
     @abstractmethod
     def _await_opening(self) -> bool:
-        """Wait in the engine's thread if the engine waits; return true if the tier is open."""
+        """Wait for the opening if the engine waits for it; return true if the tier is open."""
 
     @abstractmethod
-    async def _open(self) -> bool:
-        """Open the tier; return true if it is open."""
+    async def _open(self) -> bool: ...
 
     @abstractmethod
-    async def _drain(self, timeout_s: float) -> bool:
-        """Drain the tier; return true if all jobs have ended."""
+    async def _drain(self, timeout_s: float) -> bool: ...
 
     @abstractmethod
-    async def _close(self, timeout_s: float) -> None:
-        """Close the tier."""
+    async def _close(self, timeout_s: float) -> None: ...
 
     @abstractmethod
     def _ended(self) -> None:
-        """Conclude all jobs, since the loop has stopped."""
+        """Conclude all jobs after the loop has stopped."""
 
     def _wait_opened(self, timeout_s: float | None = None) -> bool | None:
-        """Return the opening's result, or ``None`` after ``timeout_s``; log while waiting.
-
-        Raises:
-            Exception: the error of the opening.
-        """
+        """Return or raise the opening's outcome, or return ``None`` after ``timeout_s``."""
         next_s = _PROGRESS_S
         while True:
             waited_s = self._clock.now_s() - self._started_s
@@ -150,7 +143,7 @@ class LoopRunner(ABC):
             try:
                 return self._opened.result(max(0.0, end_s - waited_s))
             except TimeoutError:
-                # The opening itself may have raised the error.
+                # The opening itself may have raised the TimeoutError.
                 if self._opened.done():
                     return self._opened.result()
             if end_s == timeout_s:
@@ -159,7 +152,7 @@ class LoopRunner(ABC):
             next_s *= 2
 
     def _call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float, default: T) -> T:
-        """Run a coroutine in the thread; return its result, or ``default`` if there is none."""
+        """Run a coroutine in the thread; return its result, or ``default`` if it does not end."""
         if self._event_loop is None or not self._is_here:
             coroutine.close()
             return default
@@ -201,7 +194,7 @@ class LoopRunner(ABC):
         except BaseException:
             self._log.exception("the tier's loop has ended; the tier is not used any longer")
         finally:
-            # Set first, so that jobs submitted from now on are refused.
+            # Set the flag first, so that jobs submitted from now on are refused.
             self._stopped.set()
             self._closed.set()
             self._ended()
@@ -212,7 +205,7 @@ class LoopRunner(ABC):
     def _log_unhandled(
         self, event_loop: asyncio.AbstractEventLoop, context: dict[str, Any]
     ) -> None:
-        """Log an error that no task handled, in the tier's log, which masks its secrets."""
+        """Log an unhandled error in the tier's log, which masks secrets."""
         self._log.error("%s", context["message"], exc_info=context.get("exception"))
 
     def _start_opening(self) -> None:
@@ -224,7 +217,7 @@ class LoopRunner(ABC):
         except Exception as error:
             self._opened.set_exception(error)
         except asyncio.CancelledError:
-            # The thread is being closed, so nobody waits for the opening any longer.
+            # The runner is being closed, so nobody waits for the opening any longer.
             self._opened.set_exception(TierError("it was closed while it was opened"))
 
     def _start_closing(self, timeout_s: float) -> None:
@@ -233,7 +226,7 @@ class LoopRunner(ABC):
 
     async def _run_closing(self, timeout_s: float) -> None:
         try:
-            # An opening that does not end in time must not go on while the tier is closed.
+            # An opening must not go on while the tier is closed.
             if self._opening is not None:
                 self._opening.cancel()
                 await asyncio.wait([self._opening])
@@ -246,17 +239,17 @@ class LoopRunner(ABC):
 def run_until(
     event_loop: asyncio.AbstractEventLoop, ends: Callable[[], bool], log: TierLog
 ) -> None:
-    """Run a loop until ``ends`` says so, even if a tier ends it early."""
+    """Run a loop until ``ends`` returns true, even if a tier stops the loop early."""
     while not ends():
         try:
             event_loop.run_forever()
         except SystemExit:
-            # A task of the tier's own raised it. It would end the thread, not the process.
+            # A task of the tier raised SystemExit, which would end only the thread.
             log.exception("a task raised SystemExit, and was ended by it")
 
 
 async def close_tier(close: Callable[[], Coroutine[Any, Any, None]], log: TierLog) -> None:
-    """Close a tier, and log its error."""
+    """Close a tier; log an error instead of raising it."""
     try:
         await close()
     except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):  # not the tier's errors
@@ -266,10 +259,10 @@ async def close_tier(close: Callable[[], Coroutine[Any, Any, None]], log: TierLo
 
 
 def end_event_loop(event_loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
-    """Close a loop that has stopped, with its blocking threads.
+    """Close a stopped loop and its blocking threads.
 
-    A task that a tier left behind would be destroyed while pending: it is cancelled first, and
-    runs until its next wait.
+    Tasks that a tier left behind are cancelled first. They run until their next wait, so that
+    asyncio does not report them as destroyed while pending.
     """
     for task in asyncio.all_tasks(event_loop):
         task.cancel()

@@ -1,4 +1,4 @@
-"""Opens a tier within a deadline, and retries in the background while the engine runs on."""
+"""Opens a tier within a deadline; further attempts run in the background."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ from kvtier_sdk.runner.log import TierLog
 
 
 class TierOpening:
-    """Opens a tier, and retries in the background if the store cannot be reached.
+    """The attempts to open a tier, in the background after the first one has failed.
 
     Each attempt may take ``open_deadline``. An attempt that ignores its cancellation counts as
-    failed, but no other attempt runs beside it; if it succeeds late, the tier is open.
+    failed, but no other attempt starts until this one ends. If such an attempt succeeds late, the
+    tier is open.
 
     Attributes:
         is_open: true once an attempt has succeeded.
@@ -56,10 +57,10 @@ class TierOpening:
     async def begin(self) -> bool:
         """Make the first attempt; return true if the tier is open.
 
-        The attempt's error is raised if the tier is required, or if the engine waits and the error
-        is permanent.
+        After a failure, retries begin in the background. But if the tier is required, or if the
+        engine waits and the error is permanent, the error is raised instead.
         """
-        # If the attempt blocks the loop past this time, the engine is running without the tier.
+        # An attempt may block the loop past this time; then the engine no longer waits.
         end_s = self._clock.now_s() + self._options.open_deadline_s
         error = await self._try()
         if error is None:
@@ -72,7 +73,6 @@ class TierOpening:
         return False
 
     async def stop(self) -> None:
-        """Cancel further attempts and one under way, and wait for its end."""
         tasks = [task for task in (self._retrying, self._attempt) if task is not None]
         for task in tasks:
             task.cancel()
@@ -92,7 +92,7 @@ class TierOpening:
         self._report(OpeningEnded())
 
     async def _try(self) -> Exception | None:
-        """Make an attempt, or wait for one still under way; return its error, or ``None``."""
+        """Start an attempt, or wait for a running one; return the error, or ``None``."""
         attempt = self._attempt
         if attempt is None or (attempt.done() and not self.is_open):
             attempt = self._clock.spawn(self._call(), name=f"open {self._log.tier}")
@@ -102,7 +102,7 @@ class TierOpening:
             async with self._clock.timeout(deadline_s):
                 await asyncio.wait([attempt])
         except TimeoutError:
-            # An attempt that blocked the loop may have succeeded in the meantime.
+            # An attempt that blocked the loop past the deadline may have succeeded.
             if not attempt.done():
                 attempt.cancel()
         if not attempt.done() or attempt.cancelled():
@@ -134,12 +134,11 @@ class TierOpening:
 
 
 def may_pass(error: Exception) -> bool:
-    """Return true if the store could not be reached: a later attempt may succeed."""
+    """Return true if the store could not be reached, so that a later attempt may succeed."""
     return isinstance(error, TierUnavailableError | TierTimeoutError)
 
 
 def not_in_time(tier: str, deadline_s: float) -> TierTimeoutError:
-    """Return the error of a tier that did not open by its deadline."""
     error = TierTimeoutError(f"it did not open within {deadline_s:g} s ('open_deadline')")
     error.tier, error.operation = tier, "open"
     return error

@@ -1,4 +1,4 @@
-"""Seals chunks on their way to a tier, and opens them on their way back."""
+"""Seals chunks before a store, and opens sealed chunks after a load."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvtier_sdk.runner.calls import TierCaller
 from kvtier_sdk.runner.jobs import Operation
 from kvtier_sdk.types import OffloadKey, Transfer
 
-#: The most foreign chunks to remember. Beyond this number, the oldest are forgotten.
+#: The most foreign chunks to remember. Beyond this number, the oldest chunks are forgotten.
 _MAX_FOREIGN = 16_384
 
 
@@ -26,14 +26,14 @@ class _Foreign(Enum):
 
 
 class ChunkSealer:
-    """Wraps a tier, which then reads and writes sealed payloads in scratch memory.
+    """A wrapper of a tier that seals payloads in scratch memory before the tier gets them.
 
     The codec runs in blocking threads, so the tier's loop goes on meanwhile.
 
-    A chunk is foreign if another engine sealed it with a key that this engine lacks. It is replaced
-    once by this engine's own, so that chunks of a retired key are replaced as they are needed. A
-    chunk that is foreign again afterwards comes from an engine that still has the other key: it is
-    left, so that two engines with different keys do not replace each other's chunks forever.
+    A chunk is foreign if another engine sealed it with a key that this engine lacks. This engine
+    replaces a foreign chunk once, because the other key may be retired. If the chunk is foreign
+    again afterwards, an engine still uses the other key. Then this engine leaves the chunk, so that
+    two engines with different keys do not replace each other's chunks forever.
     """
 
     def __init__(
@@ -49,10 +49,9 @@ class ChunkSealer:
     async def transfer(
         self, operation: Operation, batch: Sequence[Transfer]
     ) -> list[TierError | None]:
-        """Call ``load`` or ``store`` with sealed chunks, and check loaded ones.
+        """Call ``load`` or ``store`` with sealed chunks, and check loaded chunks.
 
-        Only :meth:`ChunkCodec.open` writes a chunk's slot; if it fails, the slot's content is
-        undefined.
+        If a loaded chunk cannot be opened, the content of its slot is undefined.
         """
         scratch = self._scratch.take(len(batch))
         try:
@@ -116,7 +115,7 @@ class ChunkSealer:
 
     def _open(self, sealed: Transfer, into: Transfer) -> CorruptChunkError | None:
         try:
-            # Check first: in a damaged chunk the name of its sealing key means nothing.
+            # Check the chunk first: in a damaged chunk the name of the sealing key means nothing.
             self._header.check(sealed.key, sealed.header, sealed.payload)
             self._codec.open(
                 self._header.associated_data(sealed.key, sealed.header),
@@ -131,7 +130,6 @@ class ChunkSealer:
         return None
 
     def _refusal(self, key: OffloadKey) -> TierError | None:
-        """Return the error of a store that must leave a foreign chunk."""
         if self._foreign.get(key) is not _Foreign.LEFT:
             return None
         error = ChunkAuthError("another engine keeps this chunk sealed with another key")

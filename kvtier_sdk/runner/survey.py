@@ -1,4 +1,4 @@
-"""The contents of a tier's store, for the log and for metrics."""
+"""Describes the contents of a tier's store, for the log and for metrics."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from kvtier_sdk.runner.jobs import UsageChanged
 from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.types import Capability, Usage
 
-#: How long the store may take to tell its usage, and again to list its namespaces.
+#: The time limit for reading the store's usage, and for listing its namespaces.
 _ANSWER_S = 5.0
 #: Interval between queries of the usage.
 _INTERVAL_S = 5.0
-#: Namespaces that differ in more facts belong to different models or machines.
+#: Two namespaces that differ in more facts belong to different models or machines.
 _MOST_FACTS = 2
-#: Advice on a difference, where the name of the fact is not enough.
+#: Advice in the log about facts that differ.
 _ADVICE = {
     "hash_seed": "set PYTHONHASHSEED to one value for all engines",
     "model_revision": "if both are the same model, set option 'model_revision' to one value",
@@ -33,7 +33,7 @@ async def watch_store(
     report: Callable[[UsageChanged], None],
     may_ask: Callable[[], bool],
 ) -> None:
-    """Log the contents of a tier's store, and report its usage from then on if it can be told."""
+    """Log the contents of a tier's store, then report each change of the store's usage."""
     clock = call.tier.context.clock
 
     async def ask() -> Usage | None:
@@ -74,7 +74,7 @@ async def _log_contents(call: TierCaller, log: TierLog, usage: Usage | None) -> 
 
 
 def contents_in_words(usage: Usage) -> str:
-    """Describe usage in words: ``"40 chunks, 3.1 GiB of 64 GiB, disk has 12 GiB free"``."""
+    """Return text such as ``"40 chunks, 3.1 GiB of 64 GiB, disk has 12 GiB free"``."""
     free = usage.free_bytes
     disk = "" if free is None else f", disk has {format_bytes(free)} free"
     if not (usage.chunks or usage.used_bytes):
@@ -86,7 +86,7 @@ def contents_in_words(usage: Usage) -> str:
 
 
 async def _nearest_namespace(call: TierCaller) -> StoredNamespace | None:
-    """Find the namespace most like the tier's own, if its own has no chunks."""
+    """Find a namespace similar to the tier's own namespace, if the tier's own has no chunks."""
     if Capability.SCAN | Capability.NAMESPACES not in call.tier.capabilities:
         return None
     async for _ in call.entries():

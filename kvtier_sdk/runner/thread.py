@@ -1,4 +1,4 @@
-"""A tier's loop in a thread of the engine's process."""
+"""Runs a tier in a thread of the engine's process."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _SILENCE: Any = object()
 
 
 class ThreadRunner(LoopRunner):
-    """Runs a tier on an event loop in a daemon thread.
+    """A runner whose tier runs on an event loop in a daemon thread.
 
-    The engine's thread submits and polls without a lock. A deque is safe with one thread at each
-    end, and so is a flag that the writer sets after it appends and the reader clears before it
-    looks: the reader then finds everything that was appended while the flag was set. So a burst of
-    jobs wakes the loop once, and a burst of reports notifies the engine once.
+    The engine's thread submits and polls without a lock: a deque is safe with one thread at each
+    end. A flag makes a burst of jobs wake the loop only once, and a burst of reports notify the
+    engine only once. The writer appends before it sets the flag, and the reader clears the flag
+    before it looks, so the reader misses nothing.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class ThreadRunner(LoopRunner):
         super().__init__(spec, clock, notify)
         self._inbox: deque[Sequence[Job]] = deque()
         self._reports: deque[Report] = deque()
-        # True while the loop is due to read the inbox, or the engine to be notified.
+        # True while a wake-up of the loop, or a notification of the engine, is already on its way.
         self._waking = False
         self._notifying = False
         self._tier_loop = TierLoop(
@@ -66,7 +66,7 @@ class ThreadRunner(LoopRunner):
         )
 
     def submit(self, jobs: Sequence[Job]) -> Sequence[JobResult]:
-        """Hand over jobs in one hop; before ``start`` and after ``close`` they are cancelled."""
+        """Hand over jobs. Before ``start`` and after ``close``, jobs are cancelled."""
         if not self.is_running:
             return [uniform_result(job, Verdict.CANCELLED) for job in jobs]
         # If the loop ends right now, RunnerStopped concludes the jobs left in the inbox.
@@ -88,18 +88,14 @@ class ThreadRunner(LoopRunner):
         return self._reports.copy()
 
     def ask(self, question: Callable[[TierCaller], Coroutine[Any, Any, T]], timeout_s: float) -> T:
-        """Call the tier outside of any job and wait for the answer; for tools, not engines.
-
-        Raises:
-            TierError: the tier raised it, or did not answer in time.
-        """
+        """Call the tier outside of any job, for tools; raise TierError if it does not answer."""
         answer = self._call(question(self._tier_loop.call), timeout_s, _SILENCE)
         if answer is _SILENCE:
             raise TierTimeoutError(f"{self._spec.name}: no answer within {timeout_s:g} s")
         return cast(T, answer)
 
     def suspect(self) -> None:
-        """Do nothing: a thread cannot be ended. The job's slots stay in quarantine."""
+        """Do nothing, because a thread cannot be killed. The job's slots stay in quarantine."""
 
     def log_end(self, topic: str, message: str) -> bool:
         self._call_soon(self._tier_loop.log_end, topic, message)
@@ -128,7 +124,7 @@ class ThreadRunner(LoopRunner):
         await close_tier(self._tier_loop.close, self._log)
 
     def _ended(self) -> None:
-        """Report that the runner stopped; hanging calls may still run in other threads."""
+        """Report the runner's end. Hanging calls may still run in other threads."""
         self._tier_loop.abandon()
         self._reports.append(RunnerStopped(Verdict.CANCELLED, io_ended=False))
         self._notify_engine()
@@ -149,7 +145,7 @@ class ThreadRunner(LoopRunner):
             self._tier_loop.submit(self._inbox.popleft())
 
     def _take_report(self, report: Report) -> None:
-        """Queue a report, in the tier's thread or, for removed chunks, in any thread."""
+        """Queue a report. Reports of removed chunks may come from any thread."""
         self._reports.append(report)
         if self._notify is not None and not self._notifying:
             self._notifying = True

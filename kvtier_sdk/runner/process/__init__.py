@@ -1,1 +1,1 @@
-"""A tier in a process of its own."""
+"""Runs a tier in a separate process."""

@@ -1,9 +1,9 @@
-"""The message from which a tier's process builds the tier, and the errors that it sends back.
+"""The bootstrap message, from which a tier's process builds the tier, and errors as plain data.
 
-The message is plain data. It goes through the socket between the two processes because it holds
-secrets: everybody on the machine can read a command line, and every child of the tier can read the
-environment. So it also carries the environment variables that hold secrets. A file with a secret is
-only named: the process reads it itself, and again when the store refuses.
+The message goes through the socket between the two processes, because it holds secrets: everybody
+on the machine can read a command line, and every child of the tier can read the environment. For
+the same reason the message carries the values of environment variables with secrets. A file with a
+secret is only named, because the process reads the file again when the store refuses.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _OTHER_OPTIONS = (
 
 
 def fault_of(spec: TierSpec) -> str | None:
-    """Return why a process of its own cannot build a tier, or ``None``.
+    """Return why a separate process cannot build a tier, or ``None``.
 
-    Only the process itself can check that its options mean the same there.
+    The process itself checks that it has read the same options; see :func:`read_bootstrap`.
     """
     tier_class = spec.tier_class
     if tier_class.__module__ == "__main__" or "<locals>" in tier_class.__qualname__:
@@ -56,7 +56,7 @@ def fault_of(spec: TierSpec) -> str | None:
 def write_bootstrap(
     spec: TierSpec, *, namespace: Namespace, layout: PoolLayout, pool_fd: int
 ) -> dict[str, Any]:
-    """Return the data from which the process builds a tier without a fault, secrets included."""
+    """Return the bootstrap data of a tier that can run in a process, including secrets."""
     return {
         "version": PROTOCOL_VERSION,
         "name": spec.name,
@@ -78,7 +78,7 @@ def write_bootstrap(
 
 
 def read_bootstrap(bootstrap: Mapping[str, Any]) -> tuple[TierSpec, Namespace, PoolLayout]:
-    """Read the bootstrap data in the process; refuse data that would build a different tier."""
+    """Read the bootstrap data in the process; raise ConfigError if the tier would differ."""
     name = bootstrap["name"]
     place = Place(f"tier {name!r}")
     if bootstrap["version"] != PROTOCOL_VERSION:
@@ -109,10 +109,9 @@ def _options_of(spec: TierSpec) -> dict[str, Any]:
 
 
 def write_error(error: BaseException) -> dict[str, Any]:
-    """Return an exception as plain data: its classes, text, plain arguments and attributes."""
     return {
         "name": type(error).__name__,
-        # Leave out Exception itself: the name of the class tells the reader more.
+        # Leave out Exception as a base class: the name of the class itself says more.
         "classes": [
             _path_of(base)
             for base in type(error).__mro__
@@ -125,17 +124,17 @@ def write_error(error: BaseException) -> dict[str, Any]:
 
 
 def read_error(told: Mapping[str, Any]) -> BaseException:
-    """Make an exception again from the data of :func:`write_error`.
+    """Rebuild an exception from the data of :func:`write_error`.
 
-    It is of the first class that the engine has imported, and that gives the same text again when
-    made from the arguments or the text; otherwise it is a :class:`TierError` with the class's name.
+    The engine uses the first class that it has imported and that reproduces the same text.
+    Without such a class, the exception is a :class:`TierError` that names the original class.
     """
     for path in told["classes"]:
         found = _known_class(path)
         if found is None:
             continue
         for args in (told["args"], [told["text"]]):
-            # A foreign class may raise anything when it is made or turned into text.
+            # A foreign class may raise any error while it is created or converted to text.
             with contextlib.suppress(Exception):
                 error = found.__new__(found, *args)
                 error.args = tuple(args)

@@ -1,6 +1,6 @@
-"""A tier's process: one loop that reads jobs, runs the tier, and writes reports.
+"""The main program of a tier's process, whose one loop reads jobs, runs the tier and reports.
 
-Started by :mod:`kvtier_sdk.runner.process.child_process`; not to be run by hand.
+:mod:`kvtier_sdk.runner.process.child_process` starts this program; do not run it by hand.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ from kvtier_sdk.runner.process.messages import (
 
 _STDERR = 2
 _READ_BYTES = 1 << 16
-#: Where processors are scarce, the engine goes first.
+#: Lowers the process's priority, so that the engine goes first where processors are scarce.
 _NICENESS = 5
-#: Once the engine is gone, the tier may take this long to close, and the process to end.
+#: Time limits after the engine's end, for closing the tier and for ending the process.
 _ORPHAN_CLOSE_S = 0.5
 _ORPHAN_END_S = 5.0
-#: How long a tier that did not open may take to close.
+#: Time limit for closing a tier that did not open.
 _REFUSED_CLOSE_S = 5.0
-#: How long sending the last reports may take.
+#: Time limit for sending the last reports.
 _LAST_REPORTS_S = 1.0
-#: Indices of the command line's bounds among the fields of /proc/PID/stat after the name.
+#: The fields of /proc/PID/stat with the command line's bounds, counted after the process's name.
 _ARG_START, _ARG_END = 45, 46
 
 
 class Child:
-    """The tier's side of the two sockets, on the process's one loop."""
+    """The server in a tier's process, which runs the tier for the engine."""
 
     def __init__(
         self, name: str, control: socket.socket, data: socket.socket, clock: SystemClock
@@ -69,18 +69,18 @@ class Child:
         self._thread_id = threading.get_ident()
         self._log = TierLog(name, clock)
         self._splitter = MessageSplitter()
-        # Any thread may write log lines; only the loop's thread writes the rest.
+        # Protects the control socket, because any thread may write log lines.
         self._writing = threading.Lock()
         self._reports: deque[Report] = deque()
         self._sending = False
         self._tier_loop: TierLoop | None = None
         self._opening: asyncio.Task[None] | None = None
-        # Kept here, because a loop holds its tasks only weakly.
+        # An event loop holds its tasks only weakly, so keep references to them here.
         self._tasks: set[asyncio.Task[None]] = set()
         self._ending = False
 
     def serve(self) -> NoReturn:
-        """Serve the engine until the engine asks for the end or dies; then end the process."""
+        """Serve the engine until the engine closes the tier or dies; then end the process."""
         asyncio.set_event_loop(self._event_loop)
         self._event_loop.add_reader(self._control, self._read_control)
         run_until(self._event_loop, lambda: False, self._log)
@@ -110,7 +110,7 @@ class Child:
             self._send(message(Kind.PING))
 
     def _send(self, data: bytes) -> None:
-        """Write to the control socket, in any thread, even if the engine is gone."""
+        """Write to the control socket, in any thread. If the engine is gone, do nothing."""
         with self._writing, contextlib.suppress(OSError):
             self._control.sendall(data)
 
@@ -142,9 +142,9 @@ class Child:
         logging.getLogger().addHandler(sender)
         self._log.logger.setLevel(bootstrap["log_level"])
         spec, namespace, layout = read_bootstrap(bootstrap)
-        # The lines of other loggers, such as a client's or asyncio's, may show secrets too.
+        # The lines of other loggers, such as a client library's or asyncio's, may show secrets.
         sender.setFormatter(MaskingFormatter(secrets=secrets_of(spec.config)))
-        # The pages exist already, and touching all of them takes long for a large pool.
+        # Skip the prefault: the pages exist already, and touching them all would take long.
         pool = HostPool.attach(bootstrap["pool_fd"], layout, prefault=False)
         os.close(bootstrap["pool_fd"])
         return TierLoop(
@@ -157,7 +157,6 @@ class Child:
         )
 
     async def _refuse(self, error: BaseException) -> None:
-        """Close a tier that did not open, tell the engine why, and end."""
         try:
             if self._tier_loop is not None:
                 with contextlib.suppress(TimeoutError):
@@ -165,11 +164,11 @@ class Child:
                         await close_tier(self._tier_loop.close, self._log)
             self._send(plain_message(Kind.REFUSED, write_error(error)))
         finally:
-            # Exit even if nothing was sent: the engine waits for a message or the process's end.
+            # Exit even if sending failed: the engine waits for a message or the process's end.
             _exit()
 
     def _give_up(self) -> None:
-        """Ask the engine to kill this process, and so to conclude its jobs."""
+        """Ask the engine to kill this process, which frees the slots of hanging calls."""
         self._send(message(Kind.HUNG))
 
     async def _drain(self, timeout_s: float) -> None:
@@ -213,12 +212,12 @@ class Child:
             self._end(_ORPHAN_CLOSE_S)
 
     def _take_report(self, report: Report) -> None:
-        """Queue a report, in the loop's thread or, for removed chunks, in any thread."""
+        """Queue a report. Reports of removed chunks may come from any thread."""
         self._reports.append(report)
         if self._sending:
             return
         self._sending = True
-        # Sent at the end of this turn of the loop, together with its other reports.
+        # Send all reports of this turn of the loop together, at the end of the turn.
         if threading.get_ident() == self._thread_id:
             self._event_loop.call_soon(self._send_reports)
         else:
@@ -234,8 +233,6 @@ class Child:
 
 
 class _LogSender(logging.Handler):
-    """Sends log lines to the engine's log."""
-
     def __init__(self, own: str, send: Callable[[bytes], None]) -> None:
         super().__init__()
         self.setFormatter(MaskingFormatter())
@@ -255,8 +252,8 @@ class _LogSender(logging.Handler):
 def _watch_parent(control: socket.socket) -> None:
     """End this process when the engine ends, even if the loop is stuck.
 
-    A forked copy of the engine may keep the engine's socket open; then only the engine's process
-    descriptor shows its end.
+    A forked copy of the engine may keep the engine's socket open, so this also watches the engine's
+    process through a descriptor.
     """
     watched = select.poll()
     watched.register(control, 0)
@@ -274,20 +271,21 @@ def _set_title(title: str, *, short: str) -> None:
     """Name this process, on Linux only."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         Path("/proc/self/comm").write_bytes(short.encode()[:15])
-        # The name, in parentheses, may contain blanks.
+        # The name, in parentheses, may contain blanks, so split only the text after the last ")".
         fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
         start, end = int(fields[_ARG_START]), int(fields[_ARG_END])
         if start < end:
-            # Overwriting is safe: Python keeps copies of its arguments. The last byte stays 0, as
-            # the text's end.
+            # Overwriting the arguments is safe, because Python keeps copies. The last byte stays 0
+            # to end the text.
             text = title.encode()[: end - start - 1]
             ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
 
 
 def _open_standard_streams() -> None:
-    """Open the null device on the standard streams that the engine does not have.
+    """Open the null device on the standard streams that are closed.
 
-    Otherwise later descriptors get these numbers, and a library's output goes to a socket or file.
+    Otherwise a socket or file could get the number of a standard stream, and receive the output of
+    a library.
     """
     while (taken := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
         pass
@@ -303,8 +301,7 @@ def _exit() -> NoReturn:
 
 
 def main(name: str, control_fd: int, data_fd: int) -> None:
-    """Run a tier's process."""
-    # The engine decides when this process ends, and closes the tier first.
+    # Ignore these signals, because the engine ends this process after it has closed the tier.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     _open_standard_streams()

@@ -1,4 +1,4 @@
-"""One process of a tier, seen from the engine: from its start until it is gone."""
+"""The engine's handle of a tier's process, from the start of the process until its end."""
 
 from __future__ import annotations
 
@@ -31,41 +31,40 @@ from kvtier_sdk.runner.process.messages import (
     read_plain,
 )
 
-# The process gets the engine's ``sys.path``, which holds no secrets, to find the same modules.
+# The program gets the engine's ``sys.path`` as arguments, so that it finds the same modules.
 _PROGRAM = (
     "import sys; name, control, data, *sys.path = sys.argv[1:]; "
     "from kvtier_sdk.runner.process.child import main; main(name, int(control), int(data))"
 )
-#: How long a process may live on after it has closed its end of a socket.
+#: How long a process may live after it has closed its end of a socket.
 _PARTING_S = 1.0
 #: The errors that reading an invalid message can raise.
 _NONSENSE = (MessageError, LookupError, TypeError, ValueError)
-#: Interval between pings of a suspected process, and how many in a row may go unanswered. Counted
-#: in pings, not seconds, because a process is not stuck if the whole machine was suspended.
+#: Interval between pings of a suspected process, and the most pings in a row without an answer. The
+#: limit is a number of pings, not a time, so that a suspension of the machine does not count.
 _PING_S = 1.0
 _MAX_UNANSWERED = 10
 _READ_BYTES = 1 << 16
-#: A line is cut at this length, because a library may write without ever ending one.
+#: Longer lines are cut, because a library may write much without a line end.
 _MAX_LINE_BYTES = 4096
-#: How many of the last lines are repeated when the process dies.
+#: The number of last lines to repeat in the log when the process dies.
 _LAST_LINES = 4
-#: Begins a stack that faulthandler writes when a process crashes: good for the log, too long to
-#: repeat.
+#: Starts of a stack that faulthandler writes at a crash. A stack is too long to repeat.
 _STACK_STARTS = ("Current thread 0x", "Thread 0x")
 
 
 class ChildProcess:
-    """Starts a process, has it open the tier, and ends it.
+    """A tier's process, as the engine starts, uses and ends it.
 
-    Two sockets lead to it, because two threads of the engine use them. Jobs and reports go through
-    ``data``, which belongs to the engine's thread. Everything else goes through a control socket,
-    which belongs to the loop on which this object was made.
+    The engine uses two sockets, one per thread. Jobs and reports go through ``data``, which belongs
+    to the engine's thread. Everything else goes through a control socket, which belongs to the loop
+    on which this object was created.
 
     Attributes:
         data: the channel of jobs and reports.
         is_open: true if the tier was open when the process became ready for jobs.
-        started_s: time at which it became ready.
-        ended: done when the process is gone; the result says why.
+        started_s: time at which the process became ready for jobs.
+        ended: done when the process is gone; the result is the reason.
     """
 
     def __init__(self, name: str, clock: Clock, log: TierLog, secrets: Secrets) -> None:
@@ -93,9 +92,9 @@ class ChildProcess:
         return None if self._process is None else self._process.pid
 
     async def start(self, bootstrap: Mapping[str, Any], pool_fd: int) -> None:
-        """Start the process, have it open the tier, and wait until it accepts jobs.
+        """Start the process, and wait until it has opened the tier and accepts jobs.
 
-        If this raises or is cancelled, call :meth:`end`.
+        After an error or a cancellation, the caller must call :meth:`end`.
         """
         with self._their_control, self._their_data:
             try:
@@ -113,16 +112,16 @@ class ChildProcess:
         await self._opened
 
     async def drain(self, timeout_s: float) -> bool:
-        """Drain the tier; return true if all jobs have ended, or the process is gone."""
+        """Drain the tier; return true if all jobs have ended or the process is gone."""
         self._drained = self._event_loop.create_future()
         self._send(plain_message(Kind.DRAIN, timeout_s))
         await self._within(2 * timeout_s + 0.5, self._drained, self.ended)
         return self.ended.done() or (self._drained.done() and self._drained.result())
 
     async def end(self, timeout_s: float) -> None:
-        """Have the tier closed and the process ended; kill the process if it does not end in time.
+        """Close the tier and end the process; kill the process at the time limit.
 
-        On cancellation the process is killed at once. Either way it is gone when this returns.
+        A cancellation kills the process at once. In any case the process is gone at the end.
         """
         self._send(plain_message(Kind.CLOSE, timeout_s / 2))
         try:
@@ -136,21 +135,20 @@ class ChildProcess:
             self.let_go()
 
     def kill(self, reason: str | None = None) -> None:
-        """Kill the process, if it is still there."""
         if self._process is not None and not self.ended.done():
             self._killed_for = self._killed_for or reason
             self._process.kill()
 
     def kill_and_wait(self) -> None:
-        """Kill the process and block until it is gone; for a loop that has stopped."""
+        """Kill the process and block until its end. Call this only after the loop has stopped."""
         self.kill()
         if self._reaper is not None:
             self._reaper.join()
 
     def lost(self, error: Exception | None) -> None:
-        """Kill a process that has closed its end of a socket, or has sent an invalid message."""
+        """Kill a process that has closed its end of a socket or sent an invalid message."""
         if error is None:
-            # It may be about to end by itself.
+            # The process may be about to end by itself.
             self._clock.call_at(self._clock.now_s() + _PARTING_S, self.kill)
         else:
             self._log.error("the tier's process is killed: it sent %s", error)
@@ -174,7 +172,7 @@ class ChildProcess:
         self._clock.call_at(self._clock.now_s() + _PING_S, self._ping)
 
     async def _within(self, timeout_s: float, *futures: asyncio.Future[Any]) -> bool:
-        """Wait until one of the futures is done; return false if the time runs out first."""
+        """Wait until one of the futures is done; return false after ``timeout_s``."""
         try:
             async with self._clock.timeout(timeout_s):
                 await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
@@ -248,13 +246,12 @@ class ChildProcess:
         self._reaper.start()
 
     def _reap(self, process: subprocess.Popen[bytes]) -> None:
-        """Wait for the process's end, in a thread of its own."""
         code = process.wait()
         with contextlib.suppress(RuntimeError):  # the loop has been closed
             self._event_loop.call_soon_threadsafe(self._reaped, code)
 
     def _reaped(self, code: int) -> None:
-        # The process is gone, so everything that it wrote has arrived.
+        # Read the last messages: all of them have arrived, because the process is gone.
         if self._control.fileno() >= 0:
             self._read_control()
         reason = self._killed_for or _end_in_words(code)
@@ -264,7 +261,7 @@ class ChildProcess:
                 reason = f"{reason}; it printed {printed!r}"
         if not self._opened.done():
             self._opened.set_exception(self._unavailable(f"the tier's process died: {reason}"))
-            # Retrieve the exception here, because no task awaits a cancelled opening.
+            # Mark the exception as retrieved, because no task awaits a cancelled opening.
             self._opened.exception()
         self.ended.set_result(reason)
 
@@ -275,10 +272,7 @@ class ChildProcess:
 
 
 class _StderrLog:
-    """Writes a process's standard error to the tier's log, and keeps the last lines.
-
-    Reading never waits.
-    """
+    """A reader that copies a process's standard error to the tier's log without waiting."""
 
     def __init__(self, pipe: IO[bytes], log: TierLog, secrets: Secrets) -> None:
         os.set_blocking(pipe.fileno(), False)
@@ -293,7 +287,7 @@ class _StderrLog:
         return self._pipe.fileno()
 
     def read(self) -> bool:
-        """Log the lines that have arrived; return false at the end of the pipe."""
+        """Log the lines received so far; return false at the end of the pipe."""
         while True:
             try:
                 data = os.read(self.fileno(), _READ_BYTES)
@@ -317,7 +311,7 @@ class _StderrLog:
     def _take(self, lines: list[bytes]) -> None:
         texts = [line[:_MAX_LINE_BYTES].decode(errors="replace").rstrip() for line in lines]
         for file in self._secrets.files if any(texts) else ():
-            # The process may have read a newer secret than the engine, and printed it.
+            # The process may print a newer secret than the engine knows, so read the files again.
             with contextlib.suppress(OSError, ValueError):
                 file.read_again()
         texts = [self._secrets.mask(text) for text in texts if text]
@@ -330,22 +324,21 @@ class _StderrLog:
 
 
 def _socket_pair() -> tuple[Channel, socket.socket]:
-    """Return our end and the process's end of a new connection."""
     ours, theirs = socket.socketpair()
     with theirs:
         return Channel(ours), socket.socket(fileno=copy_fd(theirs.fileno()))
 
 
 def copy_fd(fd: int) -> int:
-    """Copy a descriptor to a number above 2, because 0 to 2 are the new process's streams.
+    """Copy a descriptor to a number above 2.
 
-    In an engine that was started without standard streams, any descriptor may have these numbers.
+    In an engine without standard streams, a descriptor may have a number from 0 to 2, which the new
+    process needs for its own streams.
     """
     return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
 
 
 def _end_in_words(code: int) -> str:
-    """Describe a process's end from its exit code."""
     if code == -signal.SIGKILL:
         return f"signal {-code} (killed, perhaps for want of memory)"
     return f"signal {-code}" if code < 0 else f"exit status {code}"

@@ -1,8 +1,8 @@
 """Messages between an engine and a tier's process, and the socket that carries them.
 
-A message is its length, its kind and its body: MessagePack for jobs and reports, JSON for plain
-data. Keys, slot indices and verdicts cross; payloads do not. Nothing received is executed or
-unpickled. Both ends are the same release; :data:`PROTOCOL_VERSION` ensures it.
+A message consists of its length, its kind and its body: MessagePack for jobs and reports, JSON for
+plain data. Messages carry keys, slot indices and verdicts, but no payloads. Nothing received is
+executed or unpickled. :data:`PROTOCOL_VERSION` ensures that both ends are the same release.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from kvtier_sdk.errors import KVTierError
 from kvtier_sdk.runner.jobs import Job, JobResult, OpeningEnded, Operation, Report, SentReport
 from kvtier_sdk.types import OffloadKey, RequestContext
 
-#: Version of the messages below. A process of another version is refused.
+#: Version of the messages. The engine and the process must have the same version.
 PROTOCOL_VERSION = 7
 
 _HEAD = struct.Struct("<IB")
-#: Room for seven million keys. A longer message is invalid; the receiver does not wait for its end.
+#: The longest body, which has room for seven million keys. A longer message is invalid.
 _MAX_BODY_BYTES = 1 << 28
 #: The longest JSON of a request's params.
 _MAX_PARAMS_BYTES = 1 << 14
 _READ_BYTES = 1 << 16
-#: With more than this unsent, the peer is assumed to be stuck.
+#: With more unsent bytes, the peer is assumed to be stuck.
 _MAX_UNSENT_BYTES = 8 << 20
 _params_encoder = json.JSONEncoder(default=str, skipkeys=True)
 _log = logging.getLogger("kvtier.runner")
@@ -43,7 +43,7 @@ _JobFields = tuple[int, Operation, list[OffloadKey], tuple[_Slot, ...], bytes, b
 
 
 def _plain(value: Any) -> Any:
-    """Turn ranges and numpy's types, which msgspec cannot encode, into lists and numbers."""
+    """Convert ranges and numpy types, which msgspec cannot encode, to lists and numbers."""
     return value.tolist() if hasattr(value, "tolist") else list(value)
 
 
@@ -55,27 +55,27 @@ _MALFORMED = (msgspec.DecodeError, ValueError, RecursionError, struct.error)
 
 
 class Kind(IntEnum):
-    """The kind of a message."""
+    """The kind of a message between the engine and the tier's process, the child."""
 
-    #: To the child: plain data from which it builds the tier.
+    #: To the child: plain data from which the child builds the tier.
     BOOTSTRAP = 1
     #: To the child: a job.
     JOB = 2
-    #: To the child: drain within so many seconds. From the child: whether all jobs ended.
+    #: To the child: drain within a number of seconds. From the child: true if all jobs have ended.
     DRAIN = 3
-    #: To the child: drain, close and exit within so many seconds.
+    #: To the child: drain, close and exit within a number of seconds.
     CLOSE = 4
-    #: From the child: it accepts jobs, and whether the tier is open.
+    #: From the child: the child accepts jobs; true if the tier is open.
     OPENED = 5
-    #: From the child: the tier cannot be opened, and why; the child exits.
+    #: From the child: the error that prevents the opening; then the child exits.
     REFUSED = 6
     #: From the child: reports.
     REPORTS = 7
     #: From the child: a line for the log. To the child: the end of an outage, for its log.
     LOG = 8
-    #: From the child: hung calls block the tier, and the process must be killed.
+    #: From the child: a request to be killed, because hanging calls block the tier.
     HUNG = 9
-    #: To the child: a running loop answers with the same message.
+    #: To the child: a request for the same message as a sign of life.
     PING = 10
 
 
@@ -83,7 +83,7 @@ _KINDS = {kind.value: kind for kind in Kind}
 
 
 class MessageError(KVTierError):
-    """The bytes received are not a message of this release."""
+    """The received bytes are not a message of this release."""
 
 
 def message(kind: Kind, body: bytes = b"") -> bytes:
@@ -102,13 +102,11 @@ def read_plain(body: bytes) -> Any:
 
 
 class MessageSplitter:
-    """Splits a byte stream into messages."""
-
     def __init__(self) -> None:
         self._unsplit = bytearray()
 
     def split(self, data: bytes | memoryview) -> list[tuple[Kind, bytes]]:
-        """Add the next bytes of the stream; return the messages that they complete."""
+        """Add the next bytes of the stream; return the messages that are now complete."""
         self._unsplit += data
         messages = []
         at, size = 0, len(self._unsplit)
@@ -128,8 +126,8 @@ class MessageSplitter:
 def write_job(job: Job) -> bytes:
     """Encode a job.
 
-    Values in the request's ``params`` that JSON cannot express arrive as text. Params that are too
-    large, nested too deeply or contain themselves do not arrive.
+    Values in the request's ``params`` that JSON cannot express are encoded as text. Params that are
+    too large, nested too deeply or circular are left out.
     """
     request = job.request
     request_id = request.request_id.encode(errors="surrogatepass")
@@ -140,12 +138,12 @@ def write_job(job: Job) -> bytes:
 
 
 def _params_json(request: RequestContext) -> bytes:
-    """Return a request's params as JSON, encoded by the first call."""
+    """Return a request's params as JSON. The request keeps the JSON for later calls."""
     if request._params_json is None:
         text = ""
         try:
-            # Part by part: a client may send any amount, and encoding it all would block the
-            # engine.
+            # Encode the params part by part and stop at the limit: a client may send so many that
+            # encoding them all would block the engine.
             for part in _params_encoder.iterencode(dict(request.params)):
                 text += part
                 if len(text) > _MAX_PARAMS_BYTES:
@@ -174,10 +172,9 @@ def read_job(body: bytes) -> Job:
 
 
 def write_reports(reports: Sequence[Report]) -> bytes:
-    """Encode a child's reports, which are of the types in ``SentReport``."""
     for report in reports:
         if isinstance(report, JobResult | OpeningEnded) and report.error is not None:
-            # A file name in the error may hold bytes that are not text.
+            # A file name in the error may contain bytes that are not valid text.
             report.error = report.error.encode(errors="backslashreplace").decode()
     return _encode(reports)
 
@@ -190,7 +187,7 @@ def read_reports(body: bytes) -> list[SentReport]:
 
 
 class Channel:
-    """One end of a socket that carries messages. It never waits, and belongs to one thread.
+    """One end of a socket that carries messages. A channel belongs to one thread.
 
     Attributes:
         at_end: true once the peer has closed its end, or the connection is broken.
@@ -211,16 +208,15 @@ class Channel:
 
     @property
     def has_unsent(self) -> bool:
-        """True if the socket has not accepted everything that was written."""
         return bool(self._unsent)
 
     @property
     def is_full(self) -> bool:
-        """True if the peer has left so much unread that it should get no more."""
+        """True if so many bytes are unsent that the peer seems to be stuck."""
         return len(self._unsent) > _MAX_UNSENT_BYTES
 
     def write(self, data: bytes) -> None:
-        """Write messages after earlier unsent ones. If the peer is broken, they are lost."""
+        """Write messages without waiting. If the connection is broken, they are lost."""
         if self._unsent:
             self._unsent += data
             self.flush()
@@ -228,20 +224,19 @@ class Channel:
             self._unsent += data[count:]
 
     def send(self, data: bytes, event_loop: asyncio.AbstractEventLoop) -> None:
-        """Write messages, and have a loop send later what the socket does not accept now."""
+        """Write messages without waiting; the event loop sends the rest later."""
         self.write(data)
         if self._unsent:
             event_loop.add_writer(self, self._send_rest, event_loop)
 
     def flush(self) -> None:
-        """Send as much of the unsent data as the socket accepts."""
         if self._unsent:
             del self._unsent[: self._send(self._unsent)]
 
     def read(self) -> list[tuple[Kind, bytes]]:
-        """Read everything that has arrived; raise MessageError if it is not messages."""
+        """Read all messages that have arrived; raise MessageError for invalid bytes."""
         messages: list[tuple[Kind, bytes]] = []
-        # Poll first: a read without data raises an exception, which costs several times as much.
+        # Poll first: a read without data raises an exception, which is several times slower.
         while not self.at_end and self._readable.poll(0):
             try:
                 count = self._socket.recv_into(self._arrived)
@@ -253,11 +248,11 @@ class Channel:
                 self.at_end = True
             messages += self._splitter.split(self._arrived[:count])
             if count < _READ_BYTES:
-                break  # nothing more was there; another read would cost a system call
+                break  # the socket is empty, so save the system call of another read
         return messages
 
     def finish(self, timeout_s: float) -> None:
-        """Wait until everything is sent, or the peer is broken or takes too long."""
+        """Send the rest; wait at most ``timeout_s``."""
         self._socket.settimeout(timeout_s)
         with contextlib.suppress(OSError):
             self._socket.sendall(self._unsent)
@@ -273,7 +268,7 @@ class Channel:
             event_loop.remove_writer(self)
 
     def _send(self, data: bytes | bytearray) -> int:
-        """Send as much as the socket accepts; return the count, or everything for a broken peer."""
+        """Send bytes; return the accepted number, or all of them if the connection is broken."""
         try:
             return self._socket.send(data)
         except (BlockingIOError, InterruptedError):

@@ -1,4 +1,4 @@
-"""A tier's loop in a process of its own."""
+"""Runs a tier in a separate process, which a supervisor thread restarts when it dies."""
 
 from __future__ import annotations
 
@@ -40,28 +40,28 @@ from kvtier_sdk.runner.process.messages import (
     write_job,
 )
 
-#: The pause before a process is restarted doubles from the first up to the longest. A process that
-#: lives at least as long as the longest pause resets it.
+#: The pauses before restarts of a process double from the first up to the longest. A process that
+#: lives at least as long as the longest pause resets the next pause to the first.
 _FIRST_PAUSE_S = 1.0
 _MAX_PAUSE_S = 30.0
-#: How much longer than ``open_deadline`` a process may take to answer. A silent one is blocking its
-#: loop, and is killed.
+#: Extra time beyond ``open_deadline`` for a process to answer. Then a silent process is killed,
+#: because the tier blocks its loop.
 _START_S = 30.0
-#: How long a cancelled opening may take to end.
+#: Time limit for the end of a cancelled opening.
 _CANCEL_S = 5.0
 
 
 class ProcessRunner(LoopRunner):
-    """Runs a tier in a process of its own, which maps the pool; only keys and verdicts cross.
+    """A runner whose tier runs in a separate process, which maps the pool.
 
-    The engine's own thread writes jobs into the process's socket and reads reports out of it,
-    inside :meth:`submit` and :meth:`poll`: a separate thread for this would take the interpreter
-    lock from the engine each time. A mostly idle supervisor thread starts the process and restarts
-    it when it dies. For an engine that wants to be notified, that thread also watches the socket,
-    and wakes up once for each burst of reports.
+    The engine's own thread writes jobs to the process's socket in :meth:`submit`, and reads reports
+    in :meth:`poll`: a separate thread would compete with the engine for the interpreter lock. A
+    mostly idle supervisor thread starts the process, and restarts a dead process. If the engine
+    wants notifications, the supervisor thread also watches the socket, and wakes up once for each
+    burst of reports.
     """
 
-    # The kernel may need this long to end a process that is killed.
+    # The kernel may need this long to end a killed process.
     _grace_s = 10.0
 
     def __init__(
@@ -74,30 +74,32 @@ class ProcessRunner(LoopRunner):
         notify: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(spec, clock, notify)
-        # The process's channel, or ``None``. After the start only the engine's thread changes it.
+        # The process's channel, or ``None``. After the start, only the engine's thread changes this
+        # attribute.
         self._data: Channel | None = None
-        # Changes that the engine's thread has not polled yet, each with its process's channel.
+        # Reports of the supervisor that the engine's thread has not polled yet, each with the
+        # channel of its process.
         self._changes: deque[
             tuple[Channel | None, ProcessStarted | RunnerStopped | OpeningEnded]
         ] = deque()
-        # Reports that :meth:`peek` or :meth:`close` read before a poll.
+        # Reports that :meth:`peek` or :meth:`close` has read, for the next poll.
         self._unpolled: list[Report] = []
         self._reading = threading.Lock()
         self._watched = False
         self._namespace = namespace
         self._pool = pool
-        # The process that accepts jobs, if there is one. Only the supervisor thread changes it.
+        # The process that accepts jobs, or ``None``. Only the supervisor thread changes this
+        # attribute.
         self._child: ChildProcess | None = None
         self._supervising: asyncio.Task[None] | None = None
         self._ending = False
 
     @property
     def pid(self) -> int | None:
-        """Id of the tier's process, while there is one."""
+        """Id of the tier's process, or ``None`` without a process."""
         return None if self._child is None else self._child.pid
 
     def submit(self, jobs: Sequence[Job]) -> Sequence[JobResult]:
-        """Write jobs into the process's socket; return the results of refused ones."""
         if self._closing or not self.is_running:
             return [uniform_result(job, Verdict.CANCELLED) for job in jobs]
         data = self._data
@@ -130,7 +132,7 @@ class ProcessRunner(LoopRunner):
             while self._changes:
                 data, change = self._changes.popleft()
                 if data is not None and isinstance(change, RunnerStopped):
-                    # The process is gone, so everything that it wrote has arrived.
+                    # Read the last reports: all have arrived, because the process is gone.
                     self._read(data, reports)
                     data.close()
                     self._data = None
@@ -150,8 +152,7 @@ class ProcessRunner(LoopRunner):
             if self._data is not None:
                 self._read(self._data, self._unpolled)
             if len(self._unpolled) > known:
-                # The socket no longer wakes the engine for reports that were read here, so notify
-                # it.
+                # Notify the engine, because the socket no longer shows the reports read here.
                 self._call_soon(self._readable)
             changes = [change for _, change in self._changes.copy()]
             return [*self._unpolled, *changes]
@@ -167,7 +168,7 @@ class ProcessRunner(LoopRunner):
 
     def close(self, timeout_s: float) -> None:
         super().close(timeout_s)
-        # Poll once more to close the dead process's channel, because no other poll may follow.
+        # Poll once more to close the dead process's channel, because the engine may poll no more.
         self._unpolled = list(self.poll())
 
     # --- on the engine's thread, or a thread that peeks -----------------------------------------
@@ -195,7 +196,7 @@ class ProcessRunner(LoopRunner):
         return uniform_result(job, verdict, error=error)
 
     def _watch(self) -> None:
-        """Have the supervisor thread notify the engine when the process has written something."""
+        """Let the supervisor thread watch the socket, and notify the engine of new reports."""
         if self._notify is not None and self._data is not None and not self._data.at_end:
             self._watched = True
             self._call_soon(self._add_reader, self._data)
@@ -251,7 +252,6 @@ class ProcessRunner(LoopRunner):
             self._child = None
 
     async def _start(self) -> ChildProcess:
-        """Start a process, and wait until it accepts jobs; it bounds the opening by itself."""
         pool_fd = copy_fd(self._pool.fd)
         try:
             return await self._start_with(pool_fd)
@@ -280,7 +280,6 @@ class ProcessRunner(LoopRunner):
         return child
 
     async def _break_off(self, starting: asyncio.Task[ChildProcess]) -> None:
-        """End a process that is being started."""
         starting.cancel()
         await wait_out([starting])
         if not starting.cancelled() and starting.exception() is None:
@@ -290,7 +289,7 @@ class ProcessRunner(LoopRunner):
             child.data.close()
 
     async def _supervise(self, starting: asyncio.Task[ChildProcess] | None) -> None:
-        """Start another process whenever one ends, until the tier is closed."""
+        """Restart the process after each end, until the tier is closed."""
         backoff = Backoff(_FIRST_PAUSE_S, _MAX_PAUSE_S)
         if starting is not None:
             try:
@@ -302,7 +301,7 @@ class ProcessRunner(LoopRunner):
                 self._log.info("the tier's process was started")
         if self._child is None:
             await self._restart(backoff, is_restart=False)
-            # A warning, because the failures before it were warnings too.
+            # This line is a warning, because the failures before it were warnings too.
             self._log.warning("the tier's process was started")
         while self._child is not None:
             reason = f"the tier's process died: {await self._child.ended}"
@@ -361,7 +360,7 @@ class ProcessRunner(LoopRunner):
             child.lost(error)
 
     def _living(self, data: Channel) -> ChildProcess | None:
-        """Return the process behind a channel, if it has not been replaced meanwhile."""
+        """Return the current process if the channel belongs to it."""
         child = self._child
         return child if child is not None and child.data is data else None
 
@@ -377,7 +376,7 @@ class ProcessRunner(LoopRunner):
         self._watched = False
 
     def _readable(self) -> None:
-        """Notify the engine once; its next poll reads and has the socket watched again."""
+        """Notify the engine once. The engine's next poll starts the watch of the socket again."""
         child = self._child
         if child is not None:
             self._remove_reader(child.data)
