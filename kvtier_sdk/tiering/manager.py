@@ -46,7 +46,7 @@ class TieringManager:
 
     The engine calls ``on_new_request`` for each request, then ``lookup`` for the request's chunks
     up to the first ``MISS``, again in each step until no chunk is pending. The calls
-    ``prepare_load``, ``complete_load``, ``prepare_store`` and ``complete_store`` follow, and at last
+    ``prepare_load``, ``complete_load``, ``prepare_store`` and ``complete_store`` follow, then
     ``on_request_finished``; completions may still come later. Each step ends with
     ``on_schedule_end``. For an unknown request, lookups and prepare calls raise ``KVTierError``,
     and completions do nothing.
@@ -602,7 +602,6 @@ def _check_keys(keys: Collection[OffloadKey]) -> None:
 
 
 class _Reports(TierListener):
-
     def __init__(
         self,
         bit: int,
