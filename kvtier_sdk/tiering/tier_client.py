@@ -222,7 +222,7 @@ class TierClient:
 
     @property
     def takes_stores(self) -> bool:
-        """True if the write breaker is closed, no purge is due, and the tier is not drained or slow."""
+        """True if the write breaker is closed, no purge is due, and the tier is in use and fast."""
         stats = self.stats
         return not (stats.stores_open or self._stale or self.is_drained or stats.is_slow)
 
