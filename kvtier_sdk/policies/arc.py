@@ -1,4 +1,4 @@
-"""Adaptive replacement: recency and frequency, weighed by the mistakes of earlier evictions.
+"""The policy ARC, which learns from earlier evictions how to weigh recency and frequency.
 
 After N. Megiddo and D. S. Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache", FAST 2003.
 """
@@ -17,15 +17,16 @@ _Order = OrderedDict[OffloadKey, None]
 
 
 class ARCPolicy(EvictionPolicy):
-    """Evicts from the chunks used once or the chunks used again, whichever list is over its share.
+    """The eviction of chunks used once or chunks used again, whichever list exceeds its share.
 
-    It keeps the paper's four lists, least recent first. T1 holds chunks not used since they were
-    inserted, T2 chunks that were used again. B1 and B2 hold the keys of chunks evicted from each.
-    A chunk that returns while B1 has its key shows that T1 is too small; B2 does the same for T2.
-    The paper chooses a victim when it knows the newcomer; here room is made before that. So a tie
-    that the paper breaks by the newcomer is broken in favour of T1.
+    The policy keeps the paper's four lists, least recent first. T1 holds chunks that were used only
+    at their insertion, and T2 chunks that were used again. B1 and B2 hold the keys of chunks
+    evicted from T1 and T2. If a chunk returns whose key is in B1, T1 was too small; a key in B2
+    shows that T2 was too small. The paper breaks a tie by the new chunk. Here the victim is chosen
+    before the new chunk is known, so a tie keeps the chunk in T1.
 
-    A promoted chunk is inserted and then used, so it moves on to T2: storing it was its first use.
+    A promoted chunk is inserted and then used, so the chunk moves to T2. This is right, because the
+    chunk was used before, when it was stored.
     """
 
     uses_prefix = False
@@ -86,7 +87,7 @@ class ARCPolicy(EvictionPolicy):
             over = left_once > self._target
             victim = next(once if over else again, None)
             if victim is None:
-                # All chunks of that list are pinned or chosen: take the rest from the other.
+                # All chunks of this list are pinned or chosen, so take the rest from the other list.
                 victims += islice(again if over else once, count - len(victims))
                 break
             left_once -= over
@@ -94,10 +95,7 @@ class ARCPolicy(EvictionPolicy):
         return victims
 
     def _forget_ghosts(self) -> None:
-        """Keep T1 and B1 within the slots, and all four lists within twice as many.
-
-        Called for a chunk that was in no list, because only such a chunk makes the four longer.
-        """
+        """Limit T1 and B1 to the number of slots, and all four lists to twice the number."""
         known_once = len(self._once) + len(self._once_ghosts)
         if known_once > self._slots:
             self._once_ghosts.popitem(last=False)
