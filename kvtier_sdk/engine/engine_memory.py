@@ -29,21 +29,25 @@ class _Mapping:
 
     @property
     def is_shared(self) -> bool:
+        """True while other processes can map the memory."""
         return self._fd is not None
 
     @property
     def fd(self) -> int:
+        """A descriptor of the memory's file, for memory that is shared and not yet released."""
         if self._fd is None:
             raise KVTierError(f"the memory of {self._engine} is of one process, or was released")
         return self._fd
 
     @property
     def bytes(self) -> memoryview:
+        """The whole memory, writable until :meth:`close`."""
         if self._bytes is None:
             raise KVTierError(f"the memory of {self._engine} was released")
         return self._bytes
 
     def close(self) -> None:
+        """Release the memory, so that the engine may free the memory."""
         self._bytes = None
         fd, self._fd = self._fd, None
         if fd is not None:
@@ -111,7 +115,7 @@ class OverlappingSlots:
 
     @property
     def fd(self) -> int:
-        """A descriptor of the memory's file."""
+        """A descriptor of the memory's file, for memory that is shared and not yet released."""
         return self._memory.fd
 
     def padded_view(self, slot: int, alignment: int, holder: str = UNNAMED_HOLDER) -> memoryview:
@@ -180,6 +184,7 @@ class EngineSlots(_Mapping):
         return self.bytes[start : start + self.chunk_bytes]
 
     def close(self) -> None:
+        """Release the mapping."""
         super().close()
         if self._on_close is not None:
             self._on_close()

@@ -121,7 +121,7 @@ class ModelTier(TierListener):
             self._refuse_inbox()
 
     def purge(self) -> None:
-        """Delete every chunk of the model; each chunk is a miss until the deletion has succeeded."""
+        """Delete the model's chunks; each chunk is a miss until the deletion has succeeded."""
         self._is_stale = True
         self._wake.set()
 

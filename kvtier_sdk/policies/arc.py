@@ -17,10 +17,11 @@ _Order = OrderedDict[OffloadKey, None]
 
 
 class ARCPolicy(EvictionPolicy):
-    """The eviction of chunks used once or chunks used again, whichever list exceeds its share.
+    """A policy that evicts from the chunks used once until their list has shrunk to its share.
 
     The policy keeps the paper's four lists, least recent first. T1 holds chunks that were used only
-    at their insertion, and T2 chunks that were used again. B1 and B2 hold the keys of chunks
+    at their insertion, and T2 chunks that were used again. A victim comes from T1 if T1 is longer
+    than its target, and from T2 otherwise. B1 and B2 hold the keys of chunks
     evicted from T1 and T2. If a chunk returns whose key is in B1, T1 was too small; a key in B2
     shows that T2 was too small. The paper breaks a tie by the new chunk. Here the victim is chosen
     before the new chunk is known, so a tie keeps the chunk in T1.
@@ -87,7 +88,7 @@ class ARCPolicy(EvictionPolicy):
             over = left_once > self._target
             victim = next(once if over else again, None)
             if victim is None:
-                # All chunks of this list are pinned or chosen, so take the rest from the other list.
+                # This list has no more evictable chunks: take the rest from the other list.
                 victims += islice(again if over else once, count - len(victims))
                 break
             left_once -= over

@@ -38,7 +38,7 @@ _Queue = OrderedDict[OffloadKey, int]
 
 
 class PrefixPolicy(EvictionPolicy):
-    """The eviction of the chunk with the least worth.
+    """A policy that evicts the chunk with the least worth.
 
     The worth of a chunk is the time of the last use plus a bonus for the number of uses. Time
     counts references: each insert and each use is one reference. Doubling a chunk's uses adds
@@ -51,8 +51,8 @@ class PrefixPolicy(EvictionPolicy):
     recent hits is used.
 
     An engine uses a chunk together with all earlier chunks of the prefix, and the use of the last
-    chunk is recorded first. So a later chunk has fewer or as many uses, an older last use, and is
-    evicted first.
+    chunk is recorded first. So a later chunk has at most as many uses and an older last use, and
+    is evicted first.
     """
 
     # The order of the calls already shows the order of the chunks in a prefix.
