@@ -17,17 +17,17 @@ _Order = OrderedDict[OffloadKey, None]
 
 
 class ARCPolicy(EvictionPolicy):
-    """A policy that evicts from the chunks used once until their list has shrunk to its share.
+    """A policy that balances recency against frequency, with one list of chunks for each.
 
     The policy keeps the paper's four lists, least recent first. T1 holds chunks that were used only
     at their insertion, and T2 chunks that were used again. A victim comes from T1 if T1 is longer
-    than its target, and from T2 otherwise. B1 and B2 hold the keys of chunks
-    evicted from T1 and T2. If a chunk returns whose key is in B1, T1 was too small; a key in B2
-    shows that T2 was too small. The paper breaks a tie by the new chunk. Here the victim is chosen
-    before the new chunk is known, so a tie keeps the chunk in T1.
+    than its target, and from T2 otherwise. B1 and B2 hold the keys of chunks evicted from T1 and
+    T2. If B1 has the key of a new chunk, T1 was too small, so its target grows; if B2 has the key,
+    the target shrinks. If T1 is exactly as long as its target, the paper looks at the new chunk to
+    choose the list. Here the new chunk is not known yet, so the victim comes from T2.
 
-    A promoted chunk is inserted and then used, so the chunk moves to T2. This is right, because the
-    chunk was used before, when it was stored.
+    A promoted chunk is inserted and then used, so the chunk moves to T2. The store that brought the
+    chunk into its tier counts as the first use.
     """
 
     uses_prefix = False

@@ -35,19 +35,16 @@ class JobTable:
 
     @property
     def running(self) -> list[Job]:
-        """Jobs that await their conclusion, oldest first."""
         return list(self._running.values())
 
     @property
     def quarantined(self) -> list[Job]:
-        """Concluded jobs that may still touch their slots."""
         return list(self._quarantined.values())
 
     def add(self, job: Job) -> None:
         self._running[job.job_id] = job
 
     def conclude(self, job_id: int) -> Job | None:
-        """Move a job into quarantine."""
         job = self._running.pop(job_id, None)
         if job is not None:
             self._quarantined[job_id] = job
@@ -61,7 +58,6 @@ class JobTable:
         return len(self._removals)
 
     def note_removed(self, keys: Iterable[OffloadKey]) -> None:
-        """Remember chunks that have left the tier, if a store or a load is running."""
         if self._oldest_move() is None:
             return
         newest = next(reversed(self._running))

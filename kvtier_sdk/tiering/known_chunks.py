@@ -52,7 +52,6 @@ class KnownChunks:
         self.clear()
 
     def found(self, job: Job, keys: Iterable[OffloadKey]) -> None:
-        """Remember chunks that a job has stored or loaded, unless the job is older than a purge."""
         if job.job_id > self._newest_purged:
             self.add(keys)
 

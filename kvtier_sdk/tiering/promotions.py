@@ -95,7 +95,6 @@ class Promotions:
                 slot.promotion.pending.strike(key, tier)
 
     def released(self, job: Job) -> None:
-        """Release the pins of a load whose I/O has ended."""
         slots = self._primary.slots
         for index in job.slots:
             slot = slots[index]

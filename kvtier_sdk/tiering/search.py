@@ -224,7 +224,6 @@ class TierSearch:
         return pending
 
     def _tiers_of(self, state: RequestState) -> int:
-        """Return the mask of the tiers that a request may ask, without drained tiers."""
         tiers = 0
         for tier in self._tiers:
             if not tier.client.is_drained:

@@ -130,7 +130,6 @@ class PrimaryTier:
             self._set_free(slot)
 
     def access(self, keys: Sequence[OffloadKey]) -> None:
-        """Record a use of each readable chunk among ``keys``."""
         by_key, note, now_s = self.by_key, self._policy.on_access, self.now_s
         for key in reversed(keys):
             slot = by_key.get(key)
