@@ -191,7 +191,7 @@ class EngineSlots(_Mapping):
 
 
 def _open_shared(memory: Region) -> int | None:
-    """Open the file that the memory maps by the name of the file, if the file has a name."""
+    """Open the file behind the memory by its name; return ``None`` if this fails."""
     mapped = MappedRegion.at(memory.address)
     if (
         mapped is None

@@ -86,7 +86,7 @@ class ModelTier(TierListener):
         self._clock = clock
         self._changed = changed
         self._inbox: deque[Work] = deque()
-        # Work that the client has and that is not done.
+        # Work in progress in the client.
         self._under_way: set[Work] = set()
         self._found: list[OffloadKey] = []
         self._wake = threading.Event()

@@ -25,7 +25,7 @@ _MOST_SEEN = 2**17
 _DEVIATIONS = 2
 # After this many hits in only one model, older hits lose weight, so that a change of load shows.
 _MUCH_EVIDENCE = 64
-# A tier has room if at least this fraction of its used bytes (one in 16) is free.
+# A tier has room if the free bytes exceed the used bytes divided by this number.
 _ROOM_SHARE = 16
 
 # The keys of a model, least recently used first.
@@ -41,9 +41,10 @@ class Admission:
     chunk. The tier gets only chunks seen before while the tier is full and the second model clearly
     has more hits.
 
-    An eviction shows that the tier is full. The tier counts as full until it reports a removal of
-    another kind, or uses clearly less than its capacity or, if it evicted below its capacity, than
-    its disk. A tier that reports no evictions or no usage gets every chunk.
+    An eviction shows that the tier is full. The tier counts as full until the tier reports a
+    removal of another kind, or its usage is clearly below the limit. The limit is the capacity, or
+    the size of the disk if the tier evicted below its capacity. A tier that reports no evictions or
+    no usage gets every chunk.
     """
 
     def __init__(self, stats: TierStats, log: TierLog, *, enabled: bool) -> None:
@@ -138,7 +139,7 @@ class Admission:
         used, free = self._stats.used_bytes, self._stats.free_bytes
         if self._full is None or used is None:
             return False
-        # Unchanged counts may be older than the eviction, so they do not prove that there is room.
+        # Unchanged counts may be older than the eviction, so the tier may still be full.
         if (used, free) == self._full:
             return True
         least_room = used // _ROOM_SHARE

@@ -114,7 +114,7 @@ class Cascade:
             self._serve_followers(slots)
 
     def used(self, slots: Sequence[Slot], sources: Sequence[int], request: RequestContext) -> None:
-        """Record a copy of chunks to the device, and offer the chunks to tiers that lack them."""
+        """Record a copy of chunks to the device, and offer the chunks to tiers without a copy."""
         for tier in self._tiers:
             tier.admission.used(slots, (source == tier.index for source in sources))
         if self._has_failed:
@@ -149,7 +149,7 @@ class Cascade:
         if not self._on_evict:
             return
         shortage = max(self.headroom_slots, self._missing)
-        # Chunks on their way to a tier count as room: they can be evicted once the tier has them.
+        # Chunks on their way to a tier count as room, because their slots will be free soon.
         chunk_bytes = self._primary.chunk_bytes
         under_way = max(tier.client.store_bytes for tier in self._on_evict) // chunk_bytes
         shortage -= self._primary.free_slots + under_way
@@ -242,7 +242,7 @@ class Cascade:
             slot.offers.sent &= ~bit
 
     def _take_failed(self, tier: ManagedTier, slots: Sequence[Slot]) -> list[Slot]:
-        """Return slots whose store into the tier failed, up to the tier's room, and unmark them."""
+        """Return slots to store again after a failure, up to the tier's room; clear their marks."""
         if not tier.client.takes_stores:
             return []
         failed = [

@@ -15,8 +15,8 @@ _PLACES = 2**17
 class KnownChunks:
     """A fixed-size table of the hashes of keys, in which a newer hash may replace an older one.
 
-    Two keys with the same hash count as the same chunk. A load of a chunk that is wrongly taken as
-    known finds nothing, as if the tier had lost the chunk.
+    Two keys with the same hash count as the same chunk. If a chunk is wrongly taken as
+    known, the load finds nothing, as if the tier had lost the chunk.
     """
 
     def __init__(self) -> None:
