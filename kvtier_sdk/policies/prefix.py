@@ -119,7 +119,7 @@ class PrefixPolicy(EvictionPolicy):
         del self._queue_of[uses][key]
         self._ghosts[hash(key)] = uses
         if len(self._ghosts) >= self._most_ghosts:
-            # The end of a prefix is evicted before the start, and is therefore also forgotten first.
+            # The end of a prefix is evicted before the start, and so also forgotten first.
             self._older_ghosts, self._ghosts = self._ghosts, {}
 
     def choose_victims(

@@ -105,7 +105,7 @@ class TieringManager:
         self._now_s = self._primary.now_s = clock.now_s()
 
     def add_tier(self, spec: TierSpec, runner: TierRunner) -> None:
-        """Open a secondary tier, and add the tier after the other tiers.
+        """Open a secondary tier, wait for the opening, and add the tier after the others.
 
         The manager owns the ``runner`` of the tier ``spec`` from now on.
 
@@ -246,7 +246,7 @@ class TieringManager:
         return _HIT_PENDING
 
     def is_waiting(self, request: RequestContext) -> bool:
-        """Return true if chunks of a request are pending, as in its last lookups.
+        """Return true if a request's chunks are still pending, unchanged since its last lookups.
 
         While this is true, the engine can skip the lookups of the request, which would not end the
         wait. The request's readable chunks may be evicted meanwhile. The result is false for a
@@ -255,7 +255,7 @@ class TieringManager:
         return self._wait_of(self._state(request)) is not None
 
     def is_put_off(self, request: RequestContext) -> bool:
-        """Return true if a request's lookups must wait until the tiers have answered others.
+        """Return true if a request's lookups must wait for the lookups of earlier requests.
 
         The tiers are asked for at most about 16,000 chunks at once, so that a step with thousands
         of new requests takes no longer than other steps. The lookups of the later requests begin
@@ -506,7 +506,7 @@ class TieringManager:
     # --- everything ---------------------------------------------------------------------------
 
     def reset_cache(self, scope: ResetScope = ResetScope.PRIMARY) -> None:
-        """Forget all cached chunks before the call returns.
+        """Forget all cached chunks; lookups after this call find no chunk in the primary tier.
 
         Live requests start over: their pending lookups, loads and stores are dropped. The engine
         must not complete copies that were prepared before the reset; their slots are in quarantine

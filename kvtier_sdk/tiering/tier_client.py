@@ -253,7 +253,7 @@ class TierClient:
             yield from job.slots
 
     def expected_load_s(self, chunks: int) -> float:
-        """Estimate the seconds to load ``chunks`` more chunks; 0.0 without a recent measurement."""
+        """Estimate the seconds to load ``chunks`` after the queued loads; 0.0 if not measured."""
         size_bytes = self.load_bytes + chunks * self._chunk_bytes
         return self.pace.expected_s(size_bytes, self._clock.now_s())
 
@@ -289,7 +289,7 @@ class TierClient:
             request: the request that needs the chunks.
             tag: any object, which the listener finds in ``job.tag``.
             worth_s: seconds that the engine would take to compute the chunks. The lookup may take
-                equally long, within ``lookup_deadline`` and ``max_lookup_deadline``.
+                as long, but at least ``lookup_deadline`` and at most ``max_lookup_deadline``.
         """
         options = self.spec.runner
         within_s = max(options.lookup_deadline_s, min(worth_s, options.max_lookup_deadline_s))
@@ -473,7 +473,7 @@ class TierClient:
             self._collect(_PURGE, [EVERY_CHUNK], (), NO_REQUEST, _PURGE_DEADLINE_S)
 
     def _admit(self, operation: Operation, count: int, *, whole: bool) -> int:
-        """Return the number of chunks that fit the queue; count the other chunks as dropped."""
+        """Return how many of ``count`` chunks the queue accepts; count the others as dropped."""
         is_load = operation is _LOAD
         # A drained tier still accepts loads that were decided just before the draining.
         if (self.stats.reads_open or self._stale) if is_load else not self.takes_stores:
