@@ -1,7 +1,7 @@
-"""kvtier for authors of engine adapters: the manager, a single tier, an engine's own memory.
+"""The interface for authors of engine adapters: the manager, a single tier, an engine's memory.
 
-Import every name from here; values, errors and options are in :mod:`kvtier_sdk`. Only the worker's
-names import torch, on first use; they need the extra ``torch``.
+Adapters import these names from this module, and values, errors and options from
+:mod:`kvtier_sdk`. The names of the worker need the extra ``torch``, and import torch on first use.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""The entry of a tier under an engine's own manager, and a check of its store before a start."""
+"""The options of a tier in an engine's configuration, and a check of its store at the start."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from kvtier_sdk.options.place import Place
 from kvtier_sdk.options.units import Count, Seconds
 from kvtier_sdk.types import Capability, Locality
 
-#: The longest time to wait for a store that the engine can start without.
+#: The longest wait for a store that the engine does not require.
 _PATIENCE_S = 5.0
 
 
 class AdapterOptions(StrictModel):
-    """Options of a tier under an engine's own manager, besides its backend's and every tier's.
+    """The adapter's own options in the configuration of a tier.
 
     Attributes:
-        namespace: further facts that must match for stored bytes to be reusable, name to plain
-            value: ``{"revision": "v2"}``.
-        metrics_port: port of the metrics endpoint; without it none is served.
+        namespace: additional facts that must be equal for stored bytes to be reused, such as
+            ``{"revision": "v2"}``.
+        metrics_port: port of the metrics endpoint; ``None`` for no endpoint.
         metrics_host: address of the metrics endpoint.
         shutdown_timeout_s: seconds to drain each model's tier, and again to close it.
     """
@@ -38,7 +38,7 @@ class AdapterOptions(StrictModel):
 
     @classmethod
     def read(cls, entry: object, place: Place) -> tuple[TierSpec, Self]:
-        """Read a tier's ``entry`` in an engine's configuration: a URL, or a table of options.
+        """Read a tier's ``entry`` in an engine's configuration, a URL or a table of options.
 
         Each error message begins with the ``place`` of the entry.
 
@@ -53,17 +53,17 @@ class AdapterOptions(StrictModel):
 
 
 def check_store(spec: TierSpec) -> None:
-    """Contact the store of the tier ``spec``, and raise errors that would end an engine's start.
+    """Contact the store of the tier ``spec``, to find errors that would end an engine's start.
 
-    Nothing in the store is changed. A store on this machine is not checked, and neither is a store
-    whose backend cannot open it without a change.
+    The check changes nothing in the store. Stores on this machine are not checked, nor are stores
+    of backends that may write when they open a store.
 
     Raises:
         ConfigError: an option is wrong, or the tier cannot work with it.
         TierError: the store refuses the credentials, or cannot be reached and is required.
     """
     tier_class = spec.tier_class
-    # A backend without NAMESPACES does not know the rules for maintenance, and might write.
+    # A backend without NAMESPACES may write when it opens a store.
     keeps_rules = Capability.NAMESPACES in tier_class.capabilities
     if not keeps_rules or tier_class.locality is not Locality.REMOTE:
         return
@@ -73,6 +73,6 @@ def check_store(spec: TierSpec) -> None:
         with open_for_maintenance(spec, Namespace({}), timeout_s=timeout_s):
             pass
     except (TierUnavailableError, TierTimeoutError):
-        # The engine starts without a store that is not required, and logs that.
+        # The engine can start without this store, and then logs the failure.
         if required:
             raise

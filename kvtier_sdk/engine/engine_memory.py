@@ -1,4 +1,4 @@
-"""An engine's own memory, or a host pool that it makes itself, as slots for a runner."""
+"""Slots for a runner in memory that belongs to an engine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kvtier_sdk.types import Region
 
 
 class _Mapping:
-    """Memory that belongs to an engine, with a descriptor if another process can map it."""
+    """Memory that belongs to an engine, with a descriptor if other processes can map it."""
 
     def __init__(self, engine: str, region: Region, view: memoryview, fd: int | None) -> None:
         self.region = region
@@ -29,33 +29,25 @@ class _Mapping:
 
     @property
     def is_shared(self) -> bool:
-        """True if another process can map the memory; false once it is closed."""
+        """True while other processes can map the memory."""
         return self._fd is not None
 
     @property
     def fd(self) -> int:
-        """A descriptor of the memory's file, which :meth:`close` closes.
-
-        Raises:
-            KVTierError: the memory is not shared, or was released.
-        """
+        """A descriptor of the memory's file, for memory that is shared and not yet released."""
         if self._fd is None:
             raise KVTierError(f"the memory of {self._engine} is of one process, or was released")
         return self._fd
 
     @property
     def bytes(self) -> memoryview:
-        """The whole memory, writable.
-
-        Raises:
-            KVTierError: the memory was released.
-        """
+        """The whole memory, writable until :meth:`close`."""
         if self._bytes is None:
             raise KVTierError(f"the memory of {self._engine} was released")
         return self._bytes
 
     def close(self) -> None:
-        """Release the memory; the engine may free it after that."""
+        """Release the memory, so that the engine may free the memory."""
         self._bytes = None
         fd, self._fd = self._fd, None
         if fd is not None:
@@ -63,14 +55,14 @@ class _Mapping:
 
 
 class EngineMemory(_Mapping):
-    """One stretch of memory that holds an engine's objects, and belongs to the engine.
+    """A continuous range of an engine's memory, which holds the engine's objects.
 
     Attributes:
         region: the whole memory.
 
     Args:
         engine: the engine's name, for messages.
-        region: the whole memory; begins at a multiple of 4,096 bytes.
+        region: the whole memory, which begins at a multiple of 4,096 bytes.
     """
 
     def __init__(self, engine: str, region: Region) -> None:
@@ -78,9 +70,9 @@ class EngineMemory(_Mapping):
         super().__init__(engine, region, memoryview(array).cast("B"), _open_shared(region))
 
     def slot_at(self, address: int, size_bytes: int) -> int | None:
-        """Return the slot of an object of ``size_bytes``, whose first byte is at ``address``.
+        """Return the slot of the object of ``size_bytes`` that begins at ``address``.
 
-        It is ``None`` if the object does not lie in this memory.
+        The result is ``None`` if the object is not inside this memory.
         """
         slot, offset = divmod(address - self.region.address, ROW_ALIGNMENT)
         whole = Region(address, round_up(size_bytes, ROW_ALIGNMENT))
@@ -88,15 +80,15 @@ class EngineMemory(_Mapping):
 
 
 class OverlappingSlots:
-    """The places in an engine's memory at which an object of one size may begin.
+    """Slots for objects of one size, one slot at each 4,096 bytes of an engine's memory.
 
-    They overlap, but the engine places its objects so that no two in use do.
+    The slots overlap, but the engine places its objects so that no two objects overlap.
 
     Attributes:
-        chunk_bytes: payload of a slot: one object.
+        chunk_bytes: payload of a slot, the length of an object.
         slots: number of slots.
-        region: all of the engine's memory.
-        layout: the same geometry, for a process that maps it.
+        region: the engine's whole memory.
+        layout: the geometry of the slots, for a process that maps the memory.
 
     Args:
         memory: the engine's memory.
@@ -123,13 +115,13 @@ class OverlappingSlots:
 
     @property
     def fd(self) -> int:
-        """A descriptor of the memory's file. Raises as :attr:`EngineMemory.fd`."""
+        """A descriptor of the memory's file, for memory that is shared and not yet released."""
         return self._memory.fd
 
     def padded_view(self, slot: int, alignment: int, holder: str = UNNAMED_HOLDER) -> memoryview:
         """Return a writable view of the object at a ``slot``, rounded up to ``alignment``.
 
-        The engine keeps the rest of the object's last 4,096 bytes free, and knows the ``holder``.
+        The engine keeps the rest of the object's last 4,096 bytes free. The ``holder`` is ignored.
 
         Raises:
             IndexError: there is no such slot.
@@ -142,20 +134,20 @@ class OverlappingSlots:
 
 
 class EngineSlots(_Mapping):
-    """Slots in a mapping that belongs to an engine: one row per slot.
+    """Slots in a memory mapping that belongs to an engine, one slot per row.
 
-    A tier in a process of its own can map it too, if this process has the mapping's file open.
+    A tier in a separate process can map the memory too, if this process holds the file open.
 
     Attributes:
         slots: number of slots.
-        chunk_bytes: payload of a slot: a whole row, the engine's padding included.
-        region: the whole mapping, at the address that it has in this process.
-        layout: the same geometry, for a process that maps it.
+        chunk_bytes: payload of a slot, a whole row with the engine's padding.
+        region: the whole mapping, at its address in this process.
+        layout: the geometry of the slots, for a process that maps the memory.
 
     Args:
         engine: the engine's name, for messages.
         view: the engine's memory, of shape (slots, row bytes), contiguous.
-        on_close: called by :meth:`close`, for a mapping that the engine does not release itself.
+        on_close: called by :meth:`close`, to release the mapping if the engine does not.
 
     Raises:
         ConfigError: rows do not begin at multiples of 4,096 bytes.
@@ -173,14 +165,14 @@ class EngineSlots(_Mapping):
         self.slots, self.chunk_bytes = shape
         self.layout = PoolLayout(self.slots, self.chunk_bytes)
         self._on_close = on_close
-        # Not a numpy array, which would prevent the engine from releasing its view.
+        # A numpy array would prevent the engine from releasing its view.
         flat = view.cast("B")
         super().__init__(engine, Region.of(flat), flat, descriptor_of(view))
 
     def padded_view(self, slot: int, alignment: int, holder: str = UNNAMED_HOLDER) -> memoryview:
-        """Return a writable view of a ``slot``, whose length is a multiple of every ``alignment``.
+        """Return a writable view of a ``slot``, which keeps the memory alive.
 
-        It keeps the memory alive. The engine knows the ``holder`` itself.
+        A slot needs no padding for any ``alignment``. The ``holder`` is ignored.
 
         Raises:
             IndexError: there is no such slot.
@@ -199,7 +191,7 @@ class EngineSlots(_Mapping):
 
 
 def _open_shared(memory: Region) -> int | None:
-    """Open the file that the memory maps, by its name, if the engine keeps one."""
+    """Open the file behind the memory by its name; return ``None`` if this fails."""
     mapped = MappedRegion.at(memory.address)
     if (
         mapped is None
@@ -210,7 +202,7 @@ def _open_shared(memory: Region) -> int | None:
     with contextlib.suppress(OSError):
         fd = os.open(mapped.path, os.O_RDWR | os.O_CLOEXEC)
         status = os.fstat(fd)
-        # A device has no size, and opening it again would give other memory.
+        # A device has no size, and opening a device again would give different memory.
         if (status.st_dev, status.st_ino) == mapped.file and status.st_size >= memory.size_bytes:
             return fd
         os.close(fd)
@@ -218,9 +210,9 @@ def _open_shared(memory: Region) -> int | None:
 
 
 def descriptor_of(view: memoryview) -> int | None:
-    """Return a new descriptor of the open file that a view maps from its start, or ``None``.
+    """Return a new descriptor of the open file that the view maps from the start, or ``None``.
 
-    An engine may not expose the file behind its host memory, but the kernel knows it.
+    The engine may not expose the file of its host memory, but the kernel lists the file.
     """
     address = int(np.asarray(view).ctypes.data)
     region = MappedRegion.at(address)
@@ -231,7 +223,7 @@ def descriptor_of(view: memoryview) -> int | None:
 
 def _open_descriptor(file: tuple[int, int]) -> int | None:
     for name in os.listdir("/proc/self/fd"):
-        # Other threads may close the file or reuse its number, but a duplicate stays as it is.
+        # Another thread may close the file or reuse the number, so check a duplicate.
         with contextlib.suppress(OSError):
             copy = os.dup(int(name))
             status = os.fstat(copy)

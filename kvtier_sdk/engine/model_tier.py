@@ -1,4 +1,4 @@
-"""The tier of one model's chunks, and the thread that owns its client."""
+"""The tier of one model, and the thread that uses the tier."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from kvtier_sdk.tiering.tier_client import TierClient
 from kvtier_sdk.tiering.tier_listener import TierListener
 from kvtier_sdk.types import OffloadKey, RequestContext
 
-#: Longest pause between polls while jobs run: a poll concludes jobs that are overdue.
+#: The longest pause between polls while jobs run, because a poll concludes overdue jobs.
 _OVERDUE_LOOK_S = 0.25
 #: The engine looks chunks up ahead of its steps, so an answer may take longer than a step.
 _LOOKUP_DEADLINE_S = 1.0
-#: The longest time for which a model's first tasks wait for the tier to open.
+#: The longest wait of a model's first tasks for the tier to open.
 _OPENING_S = 5.0
 
 _log = logging.getLogger("kvtier.engine")
@@ -34,13 +34,13 @@ _log = logging.getLogger("kvtier.engine")
 
 @dataclass(eq=False, slots=True)
 class Work:
-    """One model's part of an engine's task.
+    """The part of an engine's task that concerns one model.
 
     Attributes:
         operation: a lookup, a load, a store or a deletion.
-        request: the request that it serves.
-        done: called once, with the keys' verdicts and the number of bytes moved, in the model's
-            thread unless that has ended. Nothing touches the slots any more.
+        request: the request that needs the work.
+        done: a function that is called once, after all I/O on the slots has ended, with the keys'
+            verdicts and the number of bytes moved; in the model's thread, while that thread runs.
         keys: the chunks.
         slots: the chunks' slots; empty for a lookup and a deletion.
     """
@@ -53,20 +53,21 @@ class Work:
 
 
 class ModelTier(TierListener):
-    """A tier for the chunks of one model and layout, with a thread that owns its client.
+    """The tier for the chunks of one model and layout, with a thread of its own.
 
-    All methods can be called from any thread.
+    Any thread may call the methods.
 
     Args:
-        spec: the tier's specification, with a name of its own.
-        memory: the slots, each of the length of a chunk.
+        spec: the tier's specification, with a unique name.
+        memory: the slots, each as long as a chunk.
         engine: the name of the engine that owns the memory.
         shutdown_timeout_s: seconds to drain the tier, and again to close it.
-        changed: called in the model's thread with chunks, and false if the tier has stored them
-            or true if they have left it; before the work that caused it is done.
+        changed: a function that is called in the model's thread with chunks, and with true if the
+            chunks have left the tier, or false if the tier has stored the chunks. The call comes
+            before the ``done`` of the work that caused the change.
 
     Raises:
-        ConfigError: the tier cannot work with chunks of this length, or cannot run as configured.
+        ConfigError: the tier cannot store chunks of this length, or a setting cannot work.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class ModelTier(TierListener):
         self._clock = clock
         self._changed = changed
         self._inbox: deque[Work] = deque()
-        # Handed to the client and not yet done.
+        # Work in progress in the client.
         self._under_way: set[Work] = set()
         self._found: list[OffloadKey] = []
         self._wake = threading.Event()
@@ -106,40 +107,40 @@ class ModelTier(TierListener):
                 engine=engine,
             )
         )
-        # Do not limit a task to the bytes that the tier stores in time: the task's chunks are in
-        # the engine's memory already.
+        # The tier's pace does not limit the stores, because the chunks of a task are in the
+        # engine's memory already.
         self._client.pace.store_bytes = math.inf
         self._thread = threading.Thread(target=self._run, name=f"kvtier-{spec.name}", daemon=True)
         self._thread.start()
 
     def submit(self, work: Work) -> None:
-        """Hand work over; it is done at its deadline at the latest, or when its I/O has ended."""
+        """Queue ``work``, which is done by its deadline, or later when its I/O has ended."""
         self._inbox.append(work)
         self._wake.set()
         if self._has_ended:
             self._refuse_inbox()
 
     def purge(self) -> None:
-        """Delete every chunk of the model; until that is done, each chunk is a miss."""
+        """Delete the model's chunks; each chunk is a miss until the deletion has succeeded."""
         self._is_stale = True
         self._wake.set()
 
     def stats_now(self) -> TierStats:
-        """Return a copy of the tier's counters and of its state."""
+        """Return a copy of the tier's counters with the tier's current state."""
         return self._client.stats_now()
 
     @property
     def is_running(self) -> bool:
-        """False if the thread has ended, through a bug or :meth:`close`."""
+        """True until the thread has ended, by :meth:`close` or by a bug."""
         return self._thread.is_alive()
 
     def close(self) -> None:
-        """Let stores finish, close the tier and end the thread; :meth:`join` waits for that."""
+        """Begin to close the tier, after its running stores; :meth:`join` waits for the end."""
         self._closing = True
         self._wake.set()
 
     def join(self) -> None:
-        """Wait until the thread has ended. All work is done then."""
+        """Wait until all work is done and the thread has ended."""
         self._thread.join()
 
     # --- the thread -----------------------------------------------------------------------------
@@ -154,7 +155,7 @@ class ModelTier(TierListener):
                     self._wake.clear()
                 self._step()
         except Exception:
-            # Caught, because the engine's requests would wait for ever for a thread that is gone.
+            # After a bug, all work is finished below, so that the engine does not wait for ever.
             _log.exception("tier %s: its thread has ended; all that follows is a miss", self.name)
         finally:
             self._has_ended = True
@@ -163,13 +164,12 @@ class ModelTier(TierListener):
                 self._finish(work, [], 0)
 
     def _refuse_inbox(self) -> None:
-        """Finish the work that the thread no longer handles; two threads may do so at once."""
         with contextlib.suppress(IndexError):
             while True:
                 self._finish(self._inbox.popleft(), [], 0)
 
     def _await_opening(self) -> None:
-        """Wait for the first attempt to open the tier, so that the first lookups do not miss."""
+        """Wait until the tier is open or has failed to open, so that the first lookups can hit."""
         stats, options = self._client.stats, self._client.spec.runner
         end_s = self._clock.now_s() + min(options.open_deadline_s, _OPENING_S)
         while not (stats.is_open or stats.open_failures or self._closing):
@@ -217,7 +217,7 @@ class ModelTier(TierListener):
             self._finish(work, [], 0)
 
     def _finish(self, work: Work, verdicts: Sequence[Verdict], moved_bytes: int) -> None:
-        """Finish work; keys without a verdict were dropped."""
+        """Finish ``work``; keys without a verdict count as unavailable."""
         self._under_way.discard(work)
         dropped = [Verdict.UNAVAILABLE] * (len(work.keys) - len(verdicts))
         work.done([*verdicts, *dropped], moved_bytes)
@@ -239,7 +239,6 @@ class ModelTier(TierListener):
         tier.stats.hit_chunks += verdicts.count(Verdict.OK)
 
     def released(self, tier: TierClient, job: Job) -> None:
-        """Report a load or a store: only now may the engine use the memory for something else."""
         self._tell_changes()
         result = job.result
         if result is not None and job.operation in (Operation.LOAD, Operation.STORE):
@@ -247,10 +246,10 @@ class ModelTier(TierListener):
 
 
 def _fitted(spec: TierSpec, memory: PoolMemory) -> TierSpec:
-    """Return the tier with defaults that suit the engine; options in its entry take precedence."""
+    """Return a copy of ``spec`` with defaults for engines, unless the options are set."""
     better = {
         "lookup_deadline_s": _LOOKUP_DEADLINE_S,
-        # Queued chunks are in the engine's memory already, and its size limits them.
+        # Queued chunks are in the engine's memory, whose size limits the queue.
         "max_queue_bytes": memory.region.size_bytes,
     }
     given = spec.runner.model_fields_set

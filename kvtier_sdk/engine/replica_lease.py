@@ -1,4 +1,4 @@
-"""Leases on an engine's file of shared memory, which count its processes and remove its name."""
+"""A count of the processes that share an engine's memory file, to remove the file in time."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from kvtier_sdk.pool.pool_file import PoolFile, enter_named
 
 
 class ReplicaLease:
-    """One process's membership in the replica that shares a file.
+    """The membership of one process in a replica, whose processes share a memory file.
 
-    The last member that enters removes the file's name, which no process needs any more. Then the
-    kernel frees the memory when the last process ends, in whatever way.
+    The last process that enters removes the name of the file, because no other process needs the
+    name. Then the kernel frees the memory when the last process ends, even after a crash.
 
-    The lease lasts until it is closed and the caller's own descriptor is closed too. Made by
-    :meth:`enter`.
+    :meth:`enter` makes a lease. The lease ends when the lease and the caller's own descriptor are
+    both closed.
     """
 
     def __init__(self, file: PoolFile, worker: int | None) -> None:
@@ -27,26 +27,26 @@ class ReplicaLease:
 
     @classmethod
     def enter(cls, fd: int, path: str | Path, *, workers: int, worker: int | None) -> Self:
-        """Become a member of a replica with a number of ``workers``.
+        """Enter a replica that has a scheduler and a number of ``workers``.
 
         Args:
-            fd: a descriptor of the file, which stays the caller's.
-            path: the file's name, which the engine must no longer remove.
+            fd: a descriptor of the file, which the caller still owns.
+            path: the name of the file, which the engine must not remove.
             worker: index of this process among the workers, from 0; ``None`` for the scheduler.
 
         Raises:
-            ConfigError: another process is already this member, or every member has entered.
+            ConfigError: another process has entered as this member, or all members have entered.
         """
-        # The layout of the bytes is the engine's; only the number of workers matters here.
+        # Only the number of workers matters here, because the engine defines the memory's layout.
         file = enter_named(os.dup(fd), Path(path), PoolLayout(1, 1, workers), worker)
         if file is None:
             raise ConfigError(f"{path} has all its members: give each replica a different id")
         return cls(file, worker)
 
     def absent(self) -> list[str]:
-        """Return the names of the members that have not entered; this one counts as entered."""
+        """Return the names of the members that have not entered yet."""
         return self._file.absent(self._worker)
 
     def close(self) -> None:
-        """Close this lease's descriptor of the file; a second call does nothing."""
+        """Close the lease's descriptor of the file; a second call does nothing."""
         self._file.close()

@@ -1,4 +1,4 @@
-"""The interface of an engine's package to the command ``kvtier``."""
+"""The interface by which the command ``kvtier`` supports an engine."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from kvtier_sdk.types import OffloadKey
 
 
 class EngineTools(ABC):
-    """An engine for the command ``kvtier``: its configuration, its keys, its own commands.
+    """The configuration, the keys and the commands of one engine, for the command ``kvtier``.
 
-    An engine's package declares its class as an entry point of the group ``kvtier.engines``, under
-    the engine's name in a namespace's fact ``engine``. The class is made without arguments. Its
-    module must not import the engine: the command also runs where the engine is not installed.
+    An engine's package declares a subclass as an entry point of the group ``kvtier.engines``. The
+    entry point has the name that a namespace gives in the fact ``engine``. The subclass takes no
+    arguments. The module must not import the engine, because the command also runs on machines
+    without the engine.
 
     Attributes:
-        commands: further commands of ``kvtier``, by name: functions for typer.
+        commands: additional commands of ``kvtier``, as functions for typer by name.
         pool_directory: the directory in which the engine's processes share the host pool; ``None``
             if they share none.
     """
@@ -28,28 +29,28 @@ class EngineTools(ABC):
 
     @abstractmethod
     def reads(self, options: Mapping[str, Any]) -> bool:
-        """Return true if ``options`` are this engine's configuration, and not kvtier's own."""
+        """Return true if ``options`` are a configuration of this engine, not of kvtier."""
 
     @abstractmethod
     def read(self, options: Mapping[str, Any], *, where: str) -> TieringConfig:
         """Read the host pool and the tiers from ``options``, the engine's whole configuration.
 
-        Each error message begins with its source, ``where``.
+        Each error message begins with ``where``, the source of the options.
 
         Raises:
-            ConfigError: an option is wrong, or nothing in it is kvtier's.
+            ConfigError: an option is wrong, or the configuration does not use kvtier.
         """
 
     @abstractmethod
     def chunk_keys(self, tokens: Sequence[int], facts: Mapping[str, Any]) -> list[list[OffloadKey]]:
-        """Compute the keys of a prompt's chunks as the engine does, for each KV-cache group.
+        """Compute the keys of a prompt's chunks for each KV-cache group, as the engine does.
 
-        The prompt is given as ``tokens``, its token ids, and the namespace by its ``facts``.
+        ``tokens`` are the token ids of the prompt, and ``facts`` describe the namespace.
 
         Raises:
             ConfigError: the facts do not determine the keys.
         """
 
     def in_its_words(self, message: str) -> str:
-        """Return a ``message`` about a :class:`TieringConfig` with the engine's option names."""
+        """Translate a ``message`` about a :class:`TieringConfig` to the engine's option names."""
         return message

@@ -1,4 +1,4 @@
-"""Adaptive replacement: recency and frequency, weighed by the mistakes of earlier evictions.
+"""The policy ARC, which learns from earlier evictions how to weigh recency and frequency.
 
 After N. Megiddo and D. S. Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache", FAST 2003.
 """
@@ -17,15 +17,17 @@ _Order = OrderedDict[OffloadKey, None]
 
 
 class ARCPolicy(EvictionPolicy):
-    """Evicts from the chunks used once or the chunks used again, whichever list is over its share.
+    """A policy that balances recency against frequency, with one list of chunks for each.
 
-    It keeps the paper's four lists, least recent first. T1 holds chunks not used since they were
-    inserted, T2 chunks that were used again. B1 and B2 hold the keys of chunks evicted from each.
-    A chunk that returns while B1 has its key shows that T1 is too small; B2 does the same for T2.
-    The paper chooses a victim when it knows the newcomer; here room is made before that. So a tie
-    that the paper breaks by the newcomer is broken in favour of T1.
+    The policy keeps the paper's four lists, least recent first. T1 holds chunks that were used only
+    at their insertion, and T2 chunks that were used again. A victim comes from T1 if T1 is longer
+    than its target, and from T2 otherwise. B1 and B2 hold the keys of chunks evicted from T1 and
+    T2. If B1 has the key of a new chunk, T1 was too small, so its target grows; if B2 has the key,
+    the target shrinks. If T1 is exactly as long as its target, the paper looks at the new chunk to
+    choose the list. Here the new chunk is not known yet, so the victim comes from T2.
 
-    A promoted chunk is inserted and then used, so it moves on to T2: storing it was its first use.
+    A promoted chunk is inserted and then used, so the chunk moves to T2. The store that brought the
+    chunk into its tier counts as the first use.
     """
 
     uses_prefix = False
@@ -86,7 +88,7 @@ class ARCPolicy(EvictionPolicy):
             over = left_once > self._target
             victim = next(once if over else again, None)
             if victim is None:
-                # All chunks of that list are pinned or chosen: take the rest from the other.
+                # This list has no more evictable chunks: take the rest from the other list.
                 victims += islice(again if over else once, count - len(victims))
                 break
             left_once -= over
@@ -94,10 +96,7 @@ class ARCPolicy(EvictionPolicy):
         return victims
 
     def _forget_ghosts(self) -> None:
-        """Keep T1 and B1 within the slots, and all four lists within twice as many.
-
-        Called for a chunk that was in no list, because only such a chunk makes the four longer.
-        """
+        """Limit T1 and B1 to the number of slots, and all four lists to twice the number."""
         known_once = len(self._once) + len(self._once_ghosts)
         if known_once > self._slots:
             self._once_ghosts.popitem(last=False)

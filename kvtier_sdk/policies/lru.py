@@ -11,12 +11,12 @@ from kvtier_sdk.types import OffloadKey, RequestContext
 
 
 class LRUPolicy(EvictionPolicy):
-    """Evicts the least recently used chunk."""
+    """A policy that evicts the least recently used chunk."""
 
     uses_prefix = False
 
     def __init__(self) -> None:
-        # A plain dict would walk over all deleted entries at its front.
+        # In a plain dict, each iteration would pass all deleted entries at the front.
         self._order: OrderedDict[OffloadKey, None] = OrderedDict()
 
     def on_insert(

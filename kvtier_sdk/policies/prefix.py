@@ -1,7 +1,7 @@
-"""Eviction by recency and uses of chunks, weighed against each other by miniature simulations.
+"""Eviction by the recency and the number of uses of a chunk, weighed by small simulations.
 
-The weight is found as in C. Waldspurger et al., "Cache Modeling and Optimization using Miniature
-Simulations", USENIX ATC 2017: each candidate is simulated on a sample of the chunks.
+Each weight is simulated on a sample of the chunks, as in C. Waldspurger et al., "Cache Modeling and
+Optimization using Miniature Simulations", USENIX ATC 2017.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from kvtier_sdk.contract import EvictionPolicy
 from kvtier_sdk.errors import KVTierError
 from kvtier_sdk.types import OffloadKey, RequestContext
 
-# The fewest uses of each class of chunks; uses beyond the last number are not counted.
+# The least number of uses in each class of chunks. Uses beyond the last number do not count.
 _CLASSES = (1, 2, 3, 4, 6, 8, 12, 16)
 _MOST_USES = _CLASSES[-1]
 _CLASS_OF = tuple(sum(uses >= least for least in _CLASSES) - 1 for uses in range(_MOST_USES + 1))
-# Candidate weights. If several hit equally often, the first of them is used.
+# The simulated weights. If several weights have the most hits, the first of these is used.
 _WEIGHTS = (0.25, 0.5, 0.0, 1.0, 2.0, 4.0, 8.0)
-# Bounds of memory, as multiples of the slots; two dictionaries share each.
+# The least number of remembered keys per slot, and of remembered uses per simulated slot.
 _GHOSTS = 3
 _SAMPLED_HISTORY = 8
-# One chunk in 16 is sampled; in a small pool more are, so that each simulation has some slots.
+# One chunk in 16 is sampled, or more in a small pool, so that a simulation has enough slots.
 _MOST_SPARSE = 16
 _LEAST_SAMPLED_SLOTS = 128
-# References, as a multiple of the slots, after which earlier hits count half.
+# After this many references per slot, earlier hits count half.
 _HALF_LIFE = 6
 _BUCKETS = 64
 _CLASS_BITS = 3
@@ -38,32 +38,35 @@ _Queue = OrderedDict[OffloadKey, int]
 
 
 class PrefixPolicy(EvictionPolicy):
-    """Evicts the chunk with the least worth: its last use, plus a bonus for its earlier uses.
+    """A policy that evicts the chunk with the least worth.
 
-    Time is the number of references: each insert and each use is one. A doubling of a chunk's uses
-    is worth as much as ``weight`` turns of the pool, that is ``weight * slots`` references. Uses
-    are remembered beyond eviction, for at least three evicted chunks per slot.
+    The worth of a chunk is the time of the last use plus a bonus for the number of uses. Time
+    counts references: each insert and each use is one reference. Doubling a chunk's uses adds
+    ``weight * slots`` references to the bonus. The policy remembers the uses of evicted chunks, for
+    at least three chunks per slot.
 
-    The right weight depends on the workload: 0 evicts the least recently used chunk, and where
-    conversations pause for longer than the pool lasts, 4 and 8 hit twice as often. So each weight
-    is simulated with a sample of the chunks, and the one with the most hits of late is used.
+    The best weight depends on the workload. Weight 0 evicts the least recently used chunk. Weights
+    4 and 8 have twice as many hits if conversations pause for longer than a chunk stays in the
+    pool. So each weight is simulated with a sample of the chunks, and the weight with the most
+    recent hits is used.
 
-    A chunk is used together with the chunks before it in its prefix, and the last chunk's use is
-    recorded first. So a chunk has no more uses than its predecessors, is older, and leaves first.
+    An engine uses a chunk together with all earlier chunks of the prefix, and the use of the last
+    chunk is recorded first. So a later chunk has at most as many uses and an older last use, and
+    is evicted first.
     """
 
-    # The order of the calls says as much as parents and positions would.
+    # The order of the calls already shows the order of the chunks in a prefix.
     uses_prefix = False
 
     def __init__(self) -> None:
         self._slots = 0
         self._now = 0
         self._uses: dict[OffloadKey, int] = {}
-        # By class, the time of each chunk's last use, oldest first.
+        # For each class, the time of each chunk's last use, oldest first.
         self._queues: list[_Queue] = [OrderedDict() for _ in _CLASSES]
         self._queue_of = [self._queues[of] for of in _CLASS_OF]
-        # A chunk's uses at its last eviction, by a hash of its key: recent evictions, then older
-        # evictions. Keeping them in order would sometimes block the thread for too long.
+        # The uses of evicted chunks, by a hash of the key, in two generations. Forgetting single
+        # chunks in order of their eviction would sometimes block the thread for too long.
         self._ghosts: dict[int, int] = {}
         self._older_ghosts: dict[int, int] = {}
         self._most_ghosts = 0
@@ -116,7 +119,7 @@ class PrefixPolicy(EvictionPolicy):
         del self._queue_of[uses][key]
         self._ghosts[hash(key)] = uses
         if len(self._ghosts) >= self._most_ghosts:
-            # A chunk is evicted before the start of its prefix, so it is forgotten no later.
+            # The end of a prefix is evicted before the start, and so also forgotten first.
             self._older_ghosts, self._ghosts = self._ghosts, {}
 
     def choose_victims(
@@ -126,7 +129,7 @@ class PrefixPolicy(EvictionPolicy):
             return []
         bonuses = self._bonuses
         walks = [iter(queue.items()) for queue in self._queues]
-        # The next chunk of each class, by its worth.
+        # The oldest chunk of each class, ordered by worth.
         fronts = [
             (used + bonuses[of], of, key)
             for of, walk in enumerate(walks)
@@ -151,10 +154,10 @@ class PrefixPolicy(EvictionPolicy):
 
 
 class _Simulations:
-    """Pools in miniature, one for each weight, and the choice between the weights."""
+    """A simulated pool for each weight, and the choice of the best weight."""
 
     def __init__(self, slots: int, one_in: int) -> None:
-        # The number of references that count as one time.
+        # References within one bucket count as simultaneous.
         self._bucket = max(1, slots // _BUCKETS)
         turn = slots / self._bucket
         self._bonuses = [
@@ -164,10 +167,9 @@ class _Simulations:
             _Simulation([round(weight * turn * log2(least)) for least in _CLASSES], slots / one_in)
             for weight in _WEIGHTS
         ]
-        # By class, the worth of earlier uses with the chosen weight, in references.
+        # For each class, the bonus in references with the chosen weight.
         self.bonuses = self._bonuses[0]
-        # Bucket and class of each sampled chunk's last use, as one number, whether or not the chunk
-        # is resident: recent uses, then older uses.
+        # The bucket and class of each sampled chunk's last use, as one number, in two generations.
         self._last: dict[OffloadKey, int] = {}
         self._older: dict[OffloadKey, int] = {}
         self._most_last = max(1, _SAMPLED_HISTORY * slots // one_in)
@@ -175,7 +177,7 @@ class _Simulations:
         self._halving_at = self._half_life
 
     def use(self, key: OffloadKey, now: int, of: int) -> tuple[int, ...]:
-        """Record a use of a sampled chunk; return the bonuses to use from now on."""
+        """Record a use of a sampled chunk; return the bonuses of the best weight."""
         last = self._last.get(key, -1)
         if last < 0:
             last = self._older.get(key, -1)
@@ -196,10 +198,10 @@ class _Simulations:
 
 
 class _Simulation:
-    """A pool in miniature with one weight: the number of its chunks by worth, without their keys.
+    """A simulated pool with one weight, which counts chunks by worth and stores no keys.
 
-    A chunk's worth changes with its uses only, which do not depend on the weight. So the pool holds
-    the chunks whose worth is above a floor, and the floor never falls. Older ``hits`` count less.
+    A chunk's worth changes only when the chunk is used. So the pool holds exactly the chunks whose
+    worth is at least a floor, and the floor only rises. Older ``hits`` count less.
     """
 
     __slots__ = ("_bonuses", "_chunks", "_counts", "_floor", "_slots", "hits")
@@ -213,7 +215,6 @@ class _Simulation:
         self._floor = 0
 
     def use(self, last: int, last_of: int, now: int, of: int) -> None:
-        """Record a use of a chunk."""
         counts = self._counts
         if last >= 0:
             worth = last + self._bonuses[last_of]

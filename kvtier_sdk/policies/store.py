@@ -1,4 +1,4 @@
-"""The SDK's store policies: they choose which chunks a tier gets, and when."""
+"""The SDK's store policies, which choose the chunks that a tier gets, and the time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from kvtier_sdk.types import OffloadKey, RequestContext
 
 
 class Through(StorePolicy):
-    """Stores every chunk, as soon as the device has written it."""
+    """A policy that stores every chunk as soon as the device has written the chunk."""
 
     moment = StoreMoment.STORED
     filters = False
@@ -17,13 +17,13 @@ class Through(StorePolicy):
 
 
 class OnEvict(Through):
-    """Stores every chunk that the primary tier evicts, just before it does (spill)."""
+    """A policy that stores every chunk just before the primary tier evicts the chunk (spill)."""
 
     moment = StoreMoment.EVICTED
 
 
 class AfterHits(StorePolicy):
-    """Stores a chunk after a number of hits in the primary tier: ``after_hits:2``."""
+    """A policy that stores a chunk after some hits in the primary tier, as in ``after_hits:2``."""
 
     moment = StoreMoment.HIT
 

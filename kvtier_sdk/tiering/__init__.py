@@ -1,4 +1,4 @@
-"""The engine's thread: the tiering manager, and the client of a single tier."""
+"""The tiering manager and the client of a single tier, which run in the engine's thread."""
 
 from kvtier_sdk.tiering.manager import TieringManager
 from kvtier_sdk.tiering.outputs import LoadSpec, MissReason, PrepareStoreOutput, ResetScope

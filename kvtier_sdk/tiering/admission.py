@@ -1,4 +1,4 @@
-"""Admission by reuse: a full tier may be given only chunks seen before, if that gains hits."""
+"""Admission by reuse: a full tier gets only chunks seen before, if this brings more hits."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from kvtier_sdk.tiering.records import Slot
 from kvtier_sdk.types import OffloadKey
 
 _HASHES = 2**32
-# The most chunks of a tier that are followed; of a larger tier a sample, by a hash of the key.
+# The most chunks to follow per tier; in a larger tier, a sample chosen by the keys' hashes.
 _MOST_FOLLOWED = 1024
 # Keys to remember per chunk of the tier.
 _MEMORY = 8
 _MIN_PERIOD = 64
 # The most keys in each of the two generations, which bounds the memory for a large tier.
 _MOST_SEEN = 2**17
-# A lead of the second model within so many standard deviations may be chance.
+# A lead of the second model counts only beyond this many standard deviations of chance.
 _DEVIATIONS = 2
-# Beyond this many single hits, older hits lose weight, so that a change of load is noticed.
+# After this many hits in only one model, older hits lose weight, so that a change of load shows.
 _MUCH_EVIDENCE = 64
-# A tier is clearly below a limit if the used bytes, divided by this, are still free.
+# A tier has room if the free bytes exceed the used bytes divided by this number.
 _ROOM_SHARE = 16
 
 # The keys of a model, least recently used first.
@@ -35,31 +35,33 @@ _Cache = OrderedDict[OffloadKey, None]
 class Admission:
     """Decides whether a tier is given chunks that were never seen before.
 
-    Once the tier evicts, two small models of it compete on a sample of the keys: a cache that gets
-    every chunk, and a cache that gets a chunk when it is seen for the second time. Each is as large
-    as the tier, scaled to the sample, and evicts the least recently used chunk. The tier is limited
-    to chunks seen before only while it is full and the second model clearly has more hits.
+    Once the tier evicts, two small models of the tier compete on a sample of the keys. The first
+    model caches every chunk; the second caches a chunk when the chunk is seen for the second time.
+    Each model is as large as the tier, scaled to the sample, and evicts the least recently used
+    chunk. The tier gets only chunks seen before while the tier is full and the second model clearly
+    has more hits.
 
-    Only an eviction shows that the tier is full. It counts as full until it reports a removal of
-    another kind, or uses clearly less than its limit: its capacity, or its disk if it evicted below
-    the capacity. A tier that does not report evictions or its usage gets every chunk.
+    An eviction shows that the tier is full. The tier counts as full until the tier reports a
+    removal of another kind, or its usage is clearly below the limit. The limit is the capacity, or
+    the size of the disk if the tier evicted below its capacity. A tier that reports no evictions or
+    no usage gets every chunk.
     """
 
     def __init__(self, stats: TierStats, log: TierLog, *, enabled: bool) -> None:
         self._stats = stats
         self._log = log
         self._enabled = enabled
-        # A key is followed if its hash is below this.
+        # Keys whose hash is below this limit are followed.
         self._limit = _HASHES
-        # Followed chunks that the tier has; true once read.
+        # Followed chunks in the tier, each with true if the chunk was read.
         self._was_read: dict[OffloadKey, bool] = {}
-        # Number of followed chunks in the tier after its last eviction; 0 if unknown.
+        # Number of followed chunks in the tier after the tier's last eviction; 0 if unknown.
         self._capacity = 0
         # The tier's used bytes and its disk's free bytes when it was last known to be full.
         self._full: tuple[int | None, int | None] | None = None
         self._forget()
-        # Hashes of the keys seen lately, in two generations: the older is dropped as a whole, so
-        # that the chunks of a prefix are forgotten together.
+        # Hashes of recently seen keys, in two generations. The older generation is dropped as a
+        # whole, so that the chunks of a prefix are forgotten together.
         self._seen: set[int] = set()
         self._seen_earlier: set[int] = set()
 
@@ -68,7 +70,7 @@ class Admission:
         return bool(self._stats.is_selective)
 
     def choose(self, slots: Sequence[Slot]) -> Sequence[Slot]:
-        """Return the computed chunks that the tier gets, and count the others."""
+        """Return the chunks that the tier gets, and count the chunks that are withheld."""
         if not self._capacity:
             return slots
         self._decide()
@@ -91,13 +93,12 @@ class Admission:
             self._was_read[key] = True
 
     def used(self, slots: Iterable[Slot], is_hit: Iterable[bool]) -> None:
-        """Record a request's use of chunks; ``is_hit`` is true for chunks from this tier."""
+        """Record a request's use of chunks; ``is_hit`` is true if the chunk came from this tier."""
         if self._capacity:
             for slot, hit in zip(slots, is_hit, strict=True):
                 self._note(slot.key, is_hit=hit)
 
     def removed(self, keys: Sequence[OffloadKey], *, evicted: bool) -> None:
-        """Stop following removed chunks; the tier is full if it ``evicted`` them to make room."""
         followed = len(self._was_read)
         unread = [self._was_read.pop(key, None) for key in keys].count(False)
         capacity = len(self._was_read)
@@ -112,12 +113,11 @@ class Admission:
         self._decide()
 
     def _forget(self) -> None:
-        """Forget the tier's size, and the models, which hold for that size only."""
         self._capacity = 0
         self._all: _Cache = OrderedDict()
         self._reused: _Cache = OrderedDict()
         self._seen_once: _Cache = OrderedDict()
-        # Single hits, in one of the two models only, and the lead of the second model in them.
+        # Hits in only one of the two models, and the lead of the second model in such hits.
         self._single_hits = self._lead = 0.0
         self._has_gain = False
         self._period = 0
@@ -136,11 +136,10 @@ class Admission:
             self._log.often(logging.INFO, "admission", message)
 
     def _is_full(self) -> bool:
-        """Return true if the tier has evicted, and is not known to have had room since."""
         used, free = self._stats.used_bytes, self._stats.free_bytes
         if self._full is None or used is None:
             return False
-        # Unchanged counts may be older than the eviction, so they do not show that there is room.
+        # Unchanged counts may be older than the eviction, so the tier may still be full.
         if (used, free) == self._full:
             return True
         least_room = used // _ROOM_SHARE
@@ -149,7 +148,7 @@ class Admission:
             used_then, free_then = self._full
             if free is None or free_then is None or (used_then or 0) >= limit:
                 return False
-            # It evicted below its capacity, so its disk was full.
+            # The tier evicted below its capacity, so its disk was full.
             if free > free_then + least_room:
                 return False
             free = min(free, free_then)
@@ -157,7 +156,7 @@ class Admission:
         return True
 
     def _note(self, key: OffloadKey, *, is_hit: bool = True) -> bool:
-        """Record a use; return true if the key was seen before."""
+        """Record that a key is seen; return true if the key was seen before."""
         hashed = crc32(key)
         if hashed < self._limit:
             self._compete(key, is_hit)
@@ -199,7 +198,6 @@ class Admission:
 
 
 def _use(cache: _Cache, key: OffloadKey) -> bool:
-    """Record a use; return true if the key is in the cache."""
     if key not in cache:
         return False
     cache.move_to_end(key)

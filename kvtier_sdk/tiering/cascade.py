@@ -18,7 +18,7 @@ _READY: Final = SlotState.READY
 
 
 class ManagedTier:
-    """A secondary tier, with its place in the order in which tiers are asked."""
+    """A secondary tier with its store policy, its admission and its place among the tiers."""
 
     def __init__(self, client: TierClient, index: int, store_policy: StorePolicy) -> None:
         self.client = client
@@ -28,23 +28,24 @@ class ManagedTier:
         self.store_policy = store_policy
         options = client.spec.runner
         self.whole_requests = options.offload_policy == "request"
-        # Other tiers are configured to get certain chunks, which admission must not withhold.
+        # Policies by hits or by whole requests name the chunks to store: admission withholds none.
         is_open = store_policy.moment is not StoreMoment.HIT and not self.whole_requests
         enabled = is_open and options.admission == "auto"
         self.admission = Admission(client.stats, client.log, enabled=enabled)
 
 
 class Cascade:
-    """Hands readable chunks to the tiers, each by its store policy.
+    """The transfer of readable chunks to the tiers, by each tier's store policy.
 
-    Every chunk that is sent to a tier is pinned until the tier is done with it. A chunk that a tier
-    gets before its eviction is *owed* to the tier, and is not evicted earlier. So that a store
-    finds room, each step ends by making some slots free.
+    A chunk that is sent to a tier is pinned until the tier has finished the store. Some tiers get
+    chunks just before the eviction: until then the chunk is *owed* to the tier and cannot be
+    evicted. Each step therefore ends by freeing some slots, so that the next stores find room.
 
-    A chunk is not sent to the same tier again while it stays in the primary tier, unless the store
-    failed or the tier reports the chunk removed.
+    While a chunk stays in the primary tier, each tier gets the chunk once, and again only after a
+    failed store or after the tier reports the chunk removed.
 
-    Offers are tracked (``tracks``) unless all tiers get each chunk as it is stored.
+    ``tracks`` is true if some tier gets chunks later than at their store, so that the offers of
+    each chunk must be recorded.
     """
 
     def __init__(self, primary: PrimaryTier, headroom_slots: int) -> None:
@@ -57,9 +58,9 @@ class Cascade:
         self._tiers: list[ManagedTier] = []
         self._owed_mask = 0
         self._stored_mask = 0
-        # True once a write-through tier has missed a chunk: a later hit offers the chunk again.
+        # True once a write-through tier has missed a chunk. A later hit offers the chunk again.
         self._has_failed = False
-        # The most slots that a store lacked since the last step ended.
+        # The largest shortage of slots in a store since the last step ended.
         self._missing = 0
         self.tracks = False
 
@@ -82,7 +83,7 @@ class Cascade:
 
     @property
     def behind(self) -> bool:
-        """True if stores lacked slots, and no step has made room for them since."""
+        """True if a store lacked slots, and no step has made room since."""
         return bool(self._on_evict) and self._missing > 0
 
     def stored(self, slots: Sequence[Slot], request: RequestContext) -> None:
@@ -100,7 +101,7 @@ class Cascade:
             self._serve_followers(slots)
 
     def landed(self, slots: Sequence[Slot]) -> None:
-        """Track chunks that were promoted; they are sent only to tiers that lack them."""
+        """Record promoted chunks, and send each chunk to the tiers that wait for the chunk."""
         for slot in slots:
             assert slot.promotion is not None
             self._tiers[slot.promotion.tier].admission.read(slot.key)
@@ -113,7 +114,7 @@ class Cascade:
             self._serve_followers(slots)
 
     def used(self, slots: Sequence[Slot], sources: Sequence[int], request: RequestContext) -> None:
-        """Record a copy of chunks to the device, and offer them to tiers that want them now."""
+        """Record a copy of chunks to the device, and offer the chunks to tiers without a copy."""
         for tier in self._tiers:
             tier.admission.used(slots, (source == tier.index for source in sources))
         if self._has_failed:
@@ -132,7 +133,7 @@ class Cascade:
         self.include(slots, request)
 
     def include(self, slots: Sequence[Slot], request: RequestContext) -> None:
-        """Send chunks to the tiers that want whole requests, now or once they are readable."""
+        """Send chunks to the tiers that store whole requests, once the chunks are readable."""
         for tier in self._whole:
             unsent = self._unsent(tier, slots)
             self._send(tier, [slot for slot in unsent if slot.state is _READY], request)
@@ -144,11 +145,11 @@ class Cascade:
         self._missing = max(self._missing, slot_count)
 
     def keep_headroom(self) -> None:
-        """Send the next victims to the tiers that they are owed to, and evict the others."""
+        """Free slots: send owed victims to their tiers, and evict the other victims."""
         if not self._on_evict:
             return
         shortage = max(self.headroom_slots, self._missing)
-        # Chunks on their way to a tier can be evicted once the tier has them: they count as room.
+        # Chunks on their way to a tier count as room, because their slots will be free soon.
         chunk_bytes = self._primary.chunk_bytes
         under_way = max(tier.client.store_bytes for tier in self._on_evict) // chunk_bytes
         shortage -= self._primary.free_slots + under_way
@@ -160,7 +161,7 @@ class Cascade:
         for tier in self._on_evict:
             owed = [slot for slot in victims if self._offers(slot).owed & tier.bit]
             if not tier.client.takes_stores:
-                # A tier that is down must not fill the pool: cancel the stores that wait for it.
+                # The tier is down or slow. Its owed chunks must not fill the pool: drop the stores.
                 tier.client.drop_stores(len(owed))
                 for slot in owed:
                     self._offers(slot).owed &= ~tier.bit
@@ -171,7 +172,7 @@ class Cascade:
         )
 
     def settled(self, bit: int, job: Job, verdicts: Sequence[Verdict]) -> None:
-        """Apply the verdicts of a store: its chunks are no longer owed to the tier."""
+        """Apply the verdicts of a store; the tier is no longer owed the chunks of the store."""
         if not self.tracks and verdicts.count(_OK) == len(verdicts):
             return
         for key, index, verdict in zip(job.keys, job.slots, verdicts, strict=True):
@@ -187,7 +188,7 @@ class Cascade:
                 slot.offers.owed &= ~bit
 
     def removed(self, bit: int, keys: Sequence[OffloadKey], *, evicted: bool) -> None:
-        """Record that chunks have left a tier, which may be sent them again."""
+        """Record that chunks have left a tier, so that the chunks may be sent to the tier again."""
         self._tier_of(bit).admission.removed(keys, evicted=evicted)
         if self.tracks:
             for key in keys:
@@ -199,7 +200,6 @@ class Cascade:
         self._missing = 0
 
     def _offer(self, tier: ManagedTier, slots: Sequence[Slot], request: RequestContext) -> None:
-        """Send the chunks that the tier's policy wants."""
         policy = tier.store_policy
         if policy.filters:
             wanted = []
@@ -242,7 +242,7 @@ class Cascade:
             slot.offers.sent &= ~bit
 
     def _take_failed(self, tier: ManagedTier, slots: Sequence[Slot]) -> list[Slot]:
-        """Unmark and return slots whose chunks the tier missed, as many as it has room for."""
+        """Return slots to store again after a failure, up to the tier's room; clear their marks."""
         if not tier.client.takes_stores:
             return []
         failed = [

@@ -1,4 +1,4 @@
-"""The time that the engine takes to compute a chunk, measured while it serves."""
+"""The engine's time to compute a chunk, measured while the engine serves requests."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ _BURSTS = 31
 _FEWEST = 3
 #: A burst is cut off after this long.
 _LONGEST_S = 1.0
-#: A shorter burst computed nothing, because no model computes a prompt this fast.
+#: Shorter bursts are ignored, because no model computes a prompt this fast.
 _SHORTEST_S = 0.002
 
 
 class ComputeRate:
-    """Median time per chunk over the last bursts of prompts, weighted by their chunks.
+    """The median time to compute a chunk over the last bursts, weighted by each burst's chunks.
 
-    A burst is a series of steps in each of which some request computes several chunks. It ends
-    with the step after them, because an engine that schedules ahead begins that step before the
-    prompt is computed. Decoding completes one chunk of a request at a time, over many steps, and
-    says nothing about the time to recompute a prompt.
+    A burst is a series of steps in which some request computes several chunks per step. The burst
+    ends one step later, because an engine that schedules ahead begins the next step before the
+    prompt is computed. Decoding does not begin a burst: decoding completes one chunk of a request
+    over many steps, and says nothing about the time to recompute a prompt.
 
     Attributes:
         chunk_s: seconds per chunk; ``None`` until enough bursts are known.
@@ -51,7 +51,7 @@ class ComputeRate:
             self._has_ended_step = True
 
     def burst_ended(self, now_s: float) -> None:
-        """End the burst, if there is one: all its chunks are computed at the time ``now_s``."""
+        """End the current burst, whose chunks were all computed by ``now_s``."""
         chunks, self._chunks = self._chunks, 0
         self.note(chunks, now_s - self._since_s)
 

@@ -1,4 +1,4 @@
-"""The jobs of one tier that are not yet released, and the chunks that left it meanwhile."""
+"""The unreleased jobs of one tier, and the chunks removed from the tier during the jobs."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ _MOVES = (Operation.STORE, Operation.LOAD)
 
 
 class JobTable:
-    """Jobs that await their conclusion, jobs in quarantine, and removals during stores and loads.
+    """Running jobs, jobs in quarantine, and the chunks removed during stores and loads.
 
-    If a chunk was removed before its job was concluded, either may have come first, so the chunk
-    counts as removed. Job ids grow: a removal concerns the jobs up to the newest at that time.
+    If a chunk is reported removed while a job stores or loads the chunk, the order of the two is
+    unknown, so the chunk counts as removed. Job ids grow, so a removal affects all jobs up to the
+    newest job at that time.
     """
 
     def __init__(self) -> None:
         self._running: dict[int, Job] = {}
         self._quarantined: dict[int, Job] = {}
-        # By removed chunk: the newest job at its removal. The latest removal is last.
+        # For each removed chunk, the id of the newest job at that time; the latest removal is last.
         self._removals: OrderedDict[OffloadKey, int] = OrderedDict()
 
     def __bool__(self) -> bool:
@@ -34,35 +35,29 @@ class JobTable:
 
     @property
     def running(self) -> list[Job]:
-        """Jobs that await their conclusion, oldest first."""
         return list(self._running.values())
 
     @property
     def quarantined(self) -> list[Job]:
-        """Concluded jobs that may still touch their slots."""
         return list(self._quarantined.values())
 
     def add(self, job: Job) -> None:
         self._running[job.job_id] = job
 
     def conclude(self, job_id: int) -> Job | None:
-        """Move a job into quarantine."""
         job = self._running.pop(job_id, None)
         if job is not None:
             self._quarantined[job_id] = job
         return job
 
     def release(self, job_id: int) -> Job | None:
-        """Remove a concluded job whose I/O has ended."""
         return self._quarantined.pop(job_id, None)
 
     @property
     def removals(self) -> int:
-        """Number of removed chunks that are remembered."""
         return len(self._removals)
 
     def note_removed(self, keys: Iterable[OffloadKey]) -> None:
-        """Remember chunks that have left the tier, if a store or a load is under way."""
         if self._oldest_move() is None:
             return
         newest = next(reversed(self._running))
@@ -71,12 +66,12 @@ class JobTable:
             self._removals.move_to_end(key)
 
     def without_removed(self, job: Job, keys: list[OffloadKey]) -> list[OffloadKey]:
-        """Return ``keys`` without the chunks that have left since the job's hand-over."""
+        """Return the ``keys`` whose chunks have not left the tier since the job began."""
         removals = self._removals
         if not removals:
             return keys
         kept = [key for key in keys if removals.get(key, 0) < job.job_id]
-        # Forget the chunks that left before every job that is still under way.
+        # Forget removals that are older than every running store and load.
         oldest = self._oldest_move()
         while removals and (oldest is None or next(iter(removals.values())) < oldest):
             removals.popitem(last=False)

@@ -1,4 +1,4 @@
-"""Chunks that this process knows to be in a tier."""
+"""The chunks that a tier is known to have."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Iterable, Sequence
 from kvtier_sdk.runner.jobs import Job, Verdict
 from kvtier_sdk.types import OffloadKey
 
-#: The most chunks that are remembered, in 8 bytes each: 1 MiB per tier.
+#: The most chunks to remember. Each takes 8 bytes, so a tier takes 1 MiB.
 _PLACES = 2**17
 
 
 class KnownChunks:
-    """Remembers hashes of keys. A hash determines its place, where a newer one replaces it.
+    """A fixed-size table of the hashes of keys, in which a newer hash may replace an older one.
 
-    Two keys with the same hash count as the same chunk. Then a load may find nothing, as it does
-    when the tier has lost a chunk without a report.
+    Two keys with the same hash count as the same chunk. If a chunk is wrongly taken as
+    known, the load finds nothing, as if the tier had lost the chunk.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,6 @@ class KnownChunks:
             self._hashes[hashed % _PLACES] = hashed
 
     def discard(self, keys: Iterable[OffloadKey]) -> None:
-        """Forget chunks; unknown ones are ignored."""
         if self._hashes is not None:
             for key in keys:
                 hashed = hash(key)
@@ -53,14 +52,13 @@ class KnownChunks:
         self.clear()
 
     def found(self, job: Job, keys: Iterable[OffloadKey]) -> None:
-        """Remember chunks that a job has stored or loaded, unless it is older than a purge."""
         if job.job_id > self._newest_purged:
             self.add(keys)
 
     def loaded(self, job: Job, verdicts: Sequence[Verdict], present: Iterable[OffloadKey]) -> None:
-        """Learn from the verdicts of a load; ``present`` are the chunks not removed meanwhile."""
+        """Learn from a load; ``present`` are its chunks that were not removed during the load."""
         if Verdict.NOT_FOUND in verdicts or Verdict.TIMEOUT in verdicts:
-            # One lost chunk suggests others; and lookups detect a hanging tier sooner than loads.
+            # A lost chunk suggests that others are lost, and lookups find a hanging tier sooner.
             self.clear()
         elif verdicts.count(Verdict.OK) == len(verdicts):
             self.found(job, present)

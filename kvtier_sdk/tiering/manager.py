@@ -1,4 +1,4 @@
-"""The manager: primary and secondary tiers behind the verbs of an engine's scheduler."""
+"""The tiering manager: the interface of an engine's scheduler to all tiers."""
 
 from __future__ import annotations
 
@@ -39,14 +39,17 @@ _LOADING: Final = SlotState.LOADING
 
 
 class TieringManager:
-    """Decides where each chunk lies. A step never blocks and never raises a storage error.
+    """The primary and the secondary tiers of one engine, and the movement of chunks between them.
 
-    All methods belong to one thread, the engine's scheduler, unless they say otherwise. A request
-    goes through ``on_new_request``; ``lookup`` of its chunks from the first to the first ``MISS``,
-    repeated each step until none is pending; ``prepare_load``, ``complete_load``,
-    ``prepare_store``, ``complete_store``; and ``on_request_finished``, after which completions may
-    still arrive. Each step ends with ``on_schedule_end``. Lookups and prepare calls raise
-    ``KVTierError`` for an unknown request; completions ignore it.
+    A step never blocks and never raises a storage error. All methods belong to the thread of the
+    engine's scheduler, unless they say otherwise.
+
+    The engine calls ``on_new_request`` for each request, then ``lookup`` for the request's chunks
+    up to the first ``MISS``, again in each step until no chunk is pending. The calls
+    ``prepare_load``, ``complete_load``, ``prepare_store`` and ``complete_store`` follow, then
+    ``on_request_finished``; completions may still come later. Each step ends with
+    ``on_schedule_end``. For an unknown request, lookups and prepare calls raise ``KVTierError``,
+    and completions do nothing.
 
     Args:
         pool: the slots' memory; the caller closes it after :meth:`shutdown`.
@@ -54,11 +57,11 @@ class TieringManager:
         clock: the source of time.
         store_reserve: share of the slots that promotions leave to stores, 0.0 to 1.0; the same
             share is kept free if a tier gets chunks before their eviction.
-        events: true to collect events for :meth:`take_events`; the engine must take them.
-        one_copy: true to tell a request to wait if another request is copying the same chunk to
-            the device, so that one copy serves both. Leave it off if the engine does this itself.
-        recompute_s: seconds that the engine takes to compute a chunk; measured if ``None``. Chunks
-            that a tier would load more slowly are a ``MISS``, and a lookup may wait that long for
+        events: true to collect events, which the engine must take with :meth:`take_events`.
+        one_copy: true to let a request wait while another request copies the same chunk to the
+            device, so that one copy serves both. Leave ``one_copy`` off if the engine does this.
+        recompute_s: seconds that the engine takes to compute a chunk; measured if ``None``. A chunk
+            that a tier would load more slowly is a ``MISS``, and a lookup may wait this long for
             each chunk.
         recorder: records each finished request with its chunks; the caller closes it.
     """
@@ -87,7 +90,7 @@ class TieringManager:
         self._by_key = self._primary.by_key
         self._primary.stats.recompute_s = recompute_s
         self._compute_rate = ComputeRate()
-        # Requests that have not finished.
+        # The number of requests that have not finished.
         self._alive = 0
         self._tiers: list[ManagedTier] = []
         reserve = round(pool.slots * store_reserve)
@@ -96,18 +99,18 @@ class TieringManager:
         self._requests: dict[str, RequestState] = {}
         self._search = TierSearch(self._tiers, self._primary, self._promotions, self._requests)
         self._touched: dict[OffloadKey, None] = {}
-        # Slots that copies from before a reset may still touch.
+        # Slots that may still be read or written by copies that began before a reset.
         self._stale_copies: list[Slot] = []
         self._collected = False
         self._now_s = self._primary.now_s = clock.now_s()
 
     def add_tier(self, spec: TierSpec, runner: TierRunner) -> None:
-        """Open a secondary tier, wait until it is open, and add it as the last one.
+        """Open a secondary tier, wait for the opening, and add the tier after the others.
 
-        The ``runner`` of the tier ``spec`` belongs to the manager from now on.
+        The manager owns the ``runner`` of the tier ``spec`` from now on.
 
         Raises:
-            ConfigError: there is a tier with that name already, or a setting cannot work.
+            ConfigError: another tier has the same name, or a setting cannot work.
             BackendError: the tier's store policy cannot be found or loaded.
             TierError: the store refuses the credentials, or cannot be reached and is required.
         """
@@ -121,7 +124,7 @@ class TieringManager:
             _Reports(1 << index, self._primary, lookups, self._promotions, self._cascade),
             clock=self._clock,
             chunk_bytes=self._pool.chunk_bytes,
-            # Queued chunks are pinned; without a limit a slow tier could pin all of a small pool.
+            # Queued chunks are pinned, so without a limit a slow tier could pin a whole small pool.
             max_store_bytes=(self._pool.slots + 1) // 2 * self._pool.chunk_bytes,
             events=self._events,
         )
@@ -132,44 +135,44 @@ class TieringManager:
 
     @property
     def headroom_slots(self) -> int:
-        """Number of slots that are kept free if a tier gets chunks before their eviction."""
+        """Number of slots to keep free if some tier gets chunks just before their eviction."""
         return self._cascade.headroom_slots
 
     @property
     def stats(self) -> list[TierStats]:
-        """Counters of the primary tier, then of each secondary tier in order; live, not copies."""
+        """Live counters of the primary tier, then of each secondary tier in order."""
         self._primary.note_use()
         return [self._primary.stats, *(tier.client.stats for tier in self._tiers)]
 
     @property
     def clients(self) -> list[TierClient]:
-        """The clients of the secondary tiers, in order; set ``is_drained`` to take a tier out."""
+        """The clients of the secondary tiers, in order."""
         return [tier.client for tier in self._tiers]
 
     @property
     def last_step_s(self) -> float:
-        """Clock time at which the tiers' reports were last polled."""
+        """Clock time of the last poll of the tiers' reports."""
         return self._now_s
 
     def samples(self) -> list[Sample]:
-        """Return the current value of each metric, even if the engine is idle.
+        """Return the current value of each metric, also while the engine is idle.
 
-        Any thread may call it; with :func:`kvtier_sdk.serve_metrics` it feeds an endpoint.
+        Any thread may call this method, for example :func:`kvtier_sdk.serve_metrics`.
         """
         self._primary.note_use()
         stats = [self._primary.stats, *(tier.client.stats_now() for tier in self._tiers)]
         return list(metric_samples(stats, self.usage()))
 
     def usage(self) -> PoolUsage:
-        """Return how the host pool is used. It visits all held slots: too slow for each step."""
+        """Count the host pool's slots by use; too slow to call in each step."""
         held = set(itertools.chain.from_iterable(tier.client.held_slots() for tier in self._tiers))
-        # A copy, because a thread that reads metrics iterates while the engine's thread goes on.
+        # A copy, because the engine's thread may change the table while another thread reads it.
         for state in list(self._requests.values()):
             held.update(state.held_slots())
         return self._primary.usage(held)
 
     def left_over(self) -> dict[str, int]:
-        """Count what is held now; with no live request and no pending work, all counts are 0."""
+        """Count pins, used slots, requests and jobs; all counts are 0 once all work has ended."""
         usage = self.usage()
         return {
             "pins": self._primary.pins,
@@ -184,12 +187,12 @@ class TieringManager:
         """Register a new request.
 
         Args:
-            request: its context, with an id that no live request has.
-            tiers: names of the tiers that may be asked for it; all if ``None``. Chunks in the
-                primary tier, or on their way there, are found in any case.
+            request: the request's context, with an id that no live request has.
+            tiers: names of the tiers that the request may ask; all if ``None``. The request always
+                finds chunks in the primary tier, and chunks that are being loaded.
 
         Raises:
-            KVTierError: a request with that id is alive.
+            KVTierError: a request with the same id is alive.
         """
         if request.request_id in self._requests:
             raise KVTierError(f"request {request.request_id!r} is alive already")
@@ -211,11 +214,11 @@ class TieringManager:
         """Look up a chunk.
 
         Returns:
-            ``HIT``: readable now; ``prepare_load`` of it in this step succeeds. ``HIT_PENDING``:
-            on its way into the primary tier, ask again next step. ``RETRY``: a tier is still
-            answering, or a load begins at the end of the step, ask again next step; bounded by
-            the lookup deadline, unless the request is put off (:meth:`is_put_off`). ``MISS``:
-            recompute.
+            ``HIT``: the chunk is readable, and ``prepare_load`` in this step succeeds.
+            ``HIT_PENDING``: the chunk is on its way into the primary tier; ask again next step.
+            ``RETRY``: a tier has not answered yet, or a load begins at the end of the step; ask
+            again next step. The lookup deadline ends this wait, unless the request is put off
+            (:meth:`is_put_off`). ``MISS``: recompute the chunk.
 
         Raises:
             KVTierError: the request is unknown, or the key is not ``bytes``.
@@ -243,20 +246,20 @@ class TieringManager:
         return _HIT_PENDING
 
     def is_waiting(self, request: RequestContext) -> bool:
-        """Return true if nothing has changed since a request's lookups found chunks pending.
+        """Return true if a request's chunks are still pending, unchanged since its last lookups.
 
-        An engine with many waiting requests can skip the lookups of such a request in this step:
-        they would not end its wait. Chunks that are readable already may be evicted meanwhile. The
-        answer is false also if nothing was pending: then look its chunks up.
+        While this is true, the engine can skip the lookups of the request, which would not end the
+        wait. The request's readable chunks may be evicted meanwhile. The result is false for a
+        request without pending chunks, whose chunks the engine should look up.
         """
         return self._wait_of(self._state(request)) is not None
 
     def is_put_off(self, request: RequestContext) -> bool:
-        """Return true if the latest ``RETRY`` of a request means that it waits for its turn.
+        """Return true if a request's lookups must wait for the lookups of earlier requests.
 
-        Tiers are asked for at most some 16,000 chunks at once. Later requests are looked up when
-        the tiers have answered for earlier ones, so that a step with thousands of new requests
-        takes no longer than others. The request's other chunks would be put off too in this step.
+        The tiers are asked for at most about 16,000 chunks at once, so that a step with thousands
+        of new requests takes no longer than other steps. The lookups of the later requests begin
+        in later steps: in this step, no chunk of such a request is looked up in the tiers.
         """
         wait = self._state(request).wait
         return wait is not None and wait.put_off is not None and wait.step == self._primary.step
@@ -264,12 +267,12 @@ class TieringManager:
     def lookup_prefix(
         self, keys: Sequence[OffloadKey], request: RequestContext
     ) -> tuple[int, bool]:
-        """Look a prefix up from its start to the first miss.
+        """Look up the chunks of a prefix from the start to the first miss.
 
         Returns:
-            The number of chunks from the start that are there or on their way; and true if an
-            answer or a chunk is still awaited: then ask again next step. While nothing has changed,
-            a call looks nothing up and returns the earlier number.
+            The number of chunks at the start that are readable or on their way, and true if an
+            answer or a chunk is pending, so that the engine should ask again next step. While
+            nothing has changed, the call returns the earlier result without new lookups.
 
         ::
 
@@ -290,8 +293,7 @@ class TieringManager:
                 break
             if result is not _HIT:
                 pending = True
-            # Until all earlier chunks are answered for, a chunk is not known to extend the prefix.
-            # The scan goes on, so that the tiers are asked for the whole prefix in one step.
+            # After a RETRY the scan goes on, so that one step asks the tiers for the whole prefix.
             if result is not _RETRY:
                 hits += 1
             elif state.turn != self._primary.step and self.is_put_off(request):
@@ -305,7 +307,7 @@ class TieringManager:
 
         Args:
             keys: chunks for which :meth:`lookup` returned ``HIT`` in this step.
-            request: holds the pins until :meth:`complete_load`.
+            request: the request, which holds the pins until :meth:`complete_load`.
 
         Raises:
             KVTierError: a chunk is not readable, or the request is unknown; nothing is pinned.
@@ -321,7 +323,7 @@ class TieringManager:
         state.begin_copies(keys, slots)
         sources = []
         for key in keys:
-            # A chunk promoted for this request is a hit of its tier, even if it has waited since.
+            # A chunk that was promoted for this request counts as a hit of the chunk's tier.
             if key in state.claims:
                 tier = self._promotions.let_go(key, state)
                 sources.append(tier)
@@ -334,9 +336,9 @@ class TieringManager:
         return LoadSpec([slot.index for slot in slots], sources)
 
     def complete_load(self, keys: Collection[OffloadKey], request: RequestContext) -> None:
-        """End copies of ``keys`` to the device, successful or not.
+        """End the copies of ``keys`` to the device, whether they succeeded or failed.
 
-        An unknown ``request`` is ignored, and so are chunks that were not prepared for it.
+        An unknown ``request`` and chunks that were not prepared for the request are ignored.
         """
         state = self._requests.get(request.request_id)
         if state is None:
@@ -349,9 +351,9 @@ class TieringManager:
         self._end_if_over(state)
 
     def touch(self, keys: Collection[OffloadKey], request: RequestContext) -> None:
-        """Count ``keys``, in prefix order, as used by ``request``.
+        """Record that ``request`` uses the chunks ``keys``, in prefix order.
 
-        :meth:`prepare_load` does it for its own chunks.
+        :meth:`prepare_load` records the use of its chunks itself.
         """
         _check_keys(keys)
         self._touched.update(dict.fromkeys(keys))
@@ -362,11 +364,11 @@ class TieringManager:
         """Assign slots to chunks that the device will write.
 
         Args:
-            keys: chunks, in prefix order; chunks in the primary tier already are left out.
-            request: holds the slots until :meth:`complete_store`.
+            keys: chunks, in prefix order; chunks that are in the primary tier are left out.
+            request: the request, which holds the slots until :meth:`complete_store`.
 
         Returns:
-            The chunks to store and their slots. If there is too little room, the first keys get it.
+            The chunks to store and their slots. If slots are few, the first keys get them.
 
         Raises:
             KVTierError: the request is unknown, or a key is not ``bytes``; no slot is taken.
@@ -402,10 +404,10 @@ class TieringManager:
     def complete_store(
         self, keys: Collection[OffloadKey], request: RequestContext, success: bool = True
     ) -> None:
-        """Make the ``keys`` that the device has written readable, and offer them to the tiers.
+        """Make chunks that the device has written readable, and offer the chunks to the tiers.
 
-        Without ``success`` they are forgotten. An unknown ``request`` is ignored, and so are chunks
-        that were not prepared for it.
+        If ``success`` is false, the chunks (``keys``) are dropped. An unknown ``request`` and
+        chunks that were not prepared for the request are ignored.
         """
         state = self._requests.get(request.request_id)
         if state is None:
@@ -429,17 +431,17 @@ class TieringManager:
     def on_request_finished(
         self, request: RequestContext, end_tokens: Mapping[OffloadKey, int] | None = None
     ) -> None:
-        """End a request, done or aborted: no lookup or prepare for it may follow.
+        """End a request that is complete or aborted; only completions may follow.
 
-        Its pins are released, except for copies that have not completed. Its stores are handed to
-        the tiers at once, since no step may follow.
+        The request's pins are released, except the pins of running copies. The request's stores
+        are handed to the tiers at once, because the engine may not make another step.
 
         Args:
-            request: the request; an unknown one is ignored.
+            request: the request; an unknown request is ignored.
             end_tokens: for a trace, all chunks of the request in prefix order, including chunks
-                that were on the device already, each with the number of tokens up to its end; do
-                not change it afterwards. Without it a trace has only the chunks that were looked
-                up and stored, and no lengths.
+                that were on the device, each with the number of tokens up to the end of the chunk.
+                The caller must not change the mapping afterwards. Without ``end_tokens`` a trace
+                has no lengths, and only the chunks that were looked up or stored.
         """
         state = self._requests.get(request.request_id)
         if state is None:
@@ -450,7 +452,7 @@ class TieringManager:
             state.finished = True
             self._alive -= 1
             if not self._alive:
-                # The engine may be idle from here on, so that no step would end the burst.
+                # The engine may be idle from now on, so that no step would end the burst.
                 self._compute_rate.burst_ended(self._clock.now_s())
         self._promotions.abandon(state)
         self._end_if_over(state)
@@ -462,8 +464,8 @@ class TieringManager:
         """End a step: apply results, record uses, and hand over the collected jobs.
 
         Args:
-            preempted_request_ids: requests that lost their device blocks and will be looked up
-                again: the tiers' earlier answers for them are forgotten.
+            preempted_request_ids: ids of requests that have lost their device blocks. The tiers'
+                earlier answers are forgotten, because the engine will look these requests up again.
         """
         if not self._collected:
             self._collect()
@@ -488,14 +490,14 @@ class TieringManager:
         self._collected = False
 
     def has_pending_work(self) -> bool:
-        """Return true if the engine should go on stepping although no request is scheduled."""
+        """Return true if the engine should make further steps even without scheduled requests."""
         self._collect()
         # The engine may sleep after this call, so the next step collects again.
         self._collected = False
         return self._cascade.behind or any(tier.client.has_work for tier in self._tiers)
 
     def take_events(self) -> list[OffloadingEvent]:
-        """Return the events since the last call: tier by tier, the oldest of each first."""
+        """Return the events since the last call, tier by tier, each tier's oldest event first."""
         events = self._primary.events.take()
         for tier in self._tiers:
             events += tier.client.take_events()
@@ -504,16 +506,16 @@ class TieringManager:
     # --- everything ---------------------------------------------------------------------------
 
     def reset_cache(self, scope: ResetScope = ResetScope.PRIMARY) -> None:
-        """Forget all cached chunks; the cache is cold when this returns.
+        """Forget all cached chunks; lookups after this call find no chunk in the primary tier.
 
-        Live requests stay alive and start over: nothing is stored, loaded or answered for them any
-        more. No completion may follow for copies that were prepared before; their slots are in
-        quarantine until :meth:`on_reset_flushed`. A tier's running jobs go on without effect.
+        Live requests start over: their pending lookups, loads and stores are dropped. The engine
+        must not complete copies that were prepared before the reset; their slots are in quarantine
+        until :meth:`on_reset_flushed`. The running jobs of a tier go on without effect.
 
-        With :attr:`ResetScope.ALL` the secondary tiers are emptied too, in the background: a tier
-        gets no lookups, loads or stores until all chunks of this namespace are deleted there; a
-        failed deletion is tried again. Chunks that other engines store meanwhile in a shared tier
-        may stay.
+        With :attr:`ResetScope.ALL` the secondary tiers are emptied too, in the background. A tier
+        gets no lookups, loads or stores until all chunks of the namespace are deleted from the
+        tier; a failed deletion is tried again. Chunks that other engines store in a shared tier
+        during the deletion may stay.
 
         Args:
             scope: the extent of the reset.
@@ -534,15 +536,15 @@ class TieringManager:
             self._flush()
 
     def purge_pool(self) -> Purge:
-        """Forget the chunks of the host pool at the next step; any thread may call it.
+        """Forget the host pool's chunks at the start of the next step; any thread may call this.
 
-        The step begins with the purge. Chunks in use, also by a store into a tier, are forgotten in
-        a later step, which updates the returned purge; live requests go on.
+        Chunks in use, for example by a store into a tier, are forgotten in later steps, which
+        update the returned purge. Live requests go on.
         """
         return self._primary.purge()
 
     def on_reset_flushed(self) -> None:
-        """Free the slots of device copies from before the last reset: the copies have ended."""
+        """Free the slots of copies that began before the last reset, after these copies ended."""
         stale, self._stale_copies = self._stale_copies, []
         for slot in stale:
             self._primary.unpin(slot)
@@ -588,22 +590,18 @@ class TieringManager:
         self._primary.serve_purges()
 
     def _flush(self) -> None:
-        """Hand over the collected jobs, to each tier in one hop."""
         self._search.hand_over()
         for tier in self._tiers:
             tier.client.flush()
 
 
 def _check_keys(keys: Collection[OffloadKey]) -> None:
-    """Refuse keys that are not bytes, before anything is pinned."""
     for kind in set(map(type, keys)):
         if kind is not bytes:
             raise KVTierError(f"a chunk's key is a {kind.__name__}; it should be bytes")
 
 
 class _Reports(TierListener):
-    """Applies a tier's reports to the manager's tables."""
-
     def __init__(
         self,
         bit: int,

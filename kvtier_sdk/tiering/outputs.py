@@ -14,8 +14,8 @@ class LoadSpec:
 
     Attributes:
         slots: one slot index per key, in order.
-        sources: the origin of each chunk for this request: the index of the tier that it was
-            promoted from, or -1 if it was in the primary tier.
+        sources: for each chunk, the index of the tier from which the chunk was promoted for this
+            request, or -1 for a chunk that was in the primary tier.
     """
 
     slots: list[int]
@@ -28,9 +28,9 @@ class PrepareStoreOutput:
 
     Attributes:
         keys_to_store: the keys that are new and got a slot, in the order given.
-        slots: one slot index for each of them.
-        evicted_keys: chunks that left the primary tier to make room.
-        rejected_keys: new keys for which there was no room.
+        slots: one slot index for each key in ``keys_to_store``.
+        evicted_keys: keys of chunks that the primary tier evicted to make room.
+        rejected_keys: new keys that got no slot, because the primary tier had no room.
     """
 
     keys_to_store: list[OffloadKey]
@@ -42,14 +42,14 @@ class PrepareStoreOutput:
 class ResetScope(Enum):
     """The extent of a reset."""
 
-    #: The primary tier; chunks in the secondary tiers are found again.
+    #: Only the primary tier; chunks in the secondary tiers can still be found.
     PRIMARY = "primary"
-    #: The secondary tiers too: no chunk that was stored before is found again.
+    #: The primary and the secondary tiers; no chunk stored before the reset is found again.
     ALL = "all"
 
 
 class MissReason(Enum):
-    """The reason for a ``MISS``; the values are the labels under which misses are counted."""
+    """The reason for a ``MISS``; its value is the label in the metric of misses."""
 
     #: No tier has the chunk.
     ABSENT = "absent"
@@ -59,11 +59,11 @@ class MissReason(Enum):
     UNAVAILABLE = "unavailable"
     #: A tier that may have the chunk failed to look it up.
     LOOKUP_FAILED = "lookup_failed"
-    #: A tier has it, but failed to load it.
+    #: A tier has the chunk, but failed to load the chunk.
     LOAD_FAILED = "load_failed"
     #: A tier has the chunk, but the primary tier has no room.
     PRIMARY_FULL = "primary_full"
-    #: A tier has it, but its queue of loads is full.
+    #: A tier has the chunk, but the tier's queue of loads is full.
     QUEUE_FULL = "queue_full"
-    #: A tier has it, but recomputing is faster than loading it.
+    #: A tier has the chunk, but recomputing the chunk is faster than loading it.
     SLOWER_THAN_RECOMPUTE = "slower_than_recompute"

@@ -1,4 +1,4 @@
-"""The pace at which a tier moves chunks, and the detection of a slow tier."""
+"""The measured speed of a tier, and the detection of a slow tier."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from typing import Final
 from kvtier_sdk.options.tier import RunnerOptions
 from kvtier_sdk.runner.jobs import Job, JobResult, Operation, Verdict
 
-#: A tier whose loads or stores make no progress for this long is slow. The queue of stores is
-#: bounded by the bytes that the tier moves in this time.
+#: A tier is slow if its loads or its stores make no progress for this long. A tier's queue of
+#: stores holds at most the bytes that the tier stores in this time.
 SLOW_S: Final = 2.0
 
 #: Weight of the newest sample in the running mean.
 _NEWEST_WEIGHT = 0.2
-#: A tier that was judged too slow gets no loads, so no sample would correct the judgement. After
-#: this long without a sample it is tried again.
+#: A tier that seems too slow gets no loads, so no new sample could correct the estimate. After
+#: this long without a sample the estimate is dropped, and the tier gets loads again.
 _LIFE_S = 10.0
 
 _LOAD: Final = Operation.LOAD
 
 
 class Pace:
-    """Follows the loads and stores that a tier has under way."""
+    """The progress and the measured speed of a tier's loads and stores."""
 
     def __init__(self, options: RunnerOptions, chunk_bytes: int) -> None:
         call_bytes = max(chunk_bytes, options.max_batch_bytes)
-        # The bytes that the tier stores in SLOW_S, by its measured pace.
+        # The bytes that the tier stores in SLOW_S, by its measured speed.
         self.store_bytes = float(call_bytes * options.concurrency)
         self._call_bytes = call_bytes
-        # Jobs under way, and when each kind last made progress or began.
+        # For loads and for stores, the number of running jobs and the time of the last progress.
         self._under_way: Counter[Operation] = Counter()
         self._progress_s = {_LOAD: -math.inf, Operation.STORE: -math.inf}
-        # Time of the tier's last answer, or of the hand-over of loads if none was under way.
+        # The time of the tier's last answer, or of the first load after a time without loads.
         self._heard_s = 0.0
-        # The loads' running mean over the time in which some were under way.
+        # The mean speed of loads, over the time in which at least one load is running.
         self._bytes_per_s = 0.0
         self._pending_bytes = 0
         self._since_s = 0.0
@@ -77,7 +77,7 @@ class Pace:
         )
 
     def answers(self, now_s: float, within_s: float) -> bool:
-        """Return true if no load is under way, or the tier has answered within ``within_s``."""
+        """Return true if no load is running, or the tier has answered in the last ``within_s``."""
         return not self._under_way[_LOAD] or now_s - self._heard_s <= within_s
 
     def expected_s(self, size_bytes: int, now_s: float) -> float:
@@ -98,8 +98,8 @@ class Pace:
         self._since_s = self._sampled_s = now_s
 
     def _learn_store(self, store: Job, result: JobResult) -> None:
-        # The stores in front of this one were moved too. A store that took less than SLOW_S shows
-        # only that the tier moves at least as much.
+        # The tier also moved the stores that were queued before this store. A store that took less
+        # than SLOW_S shows only a lower bound of the tier's speed.
         moved_bytes = store.queue_bytes * SLOW_S / max(result.duration_s, 1e-3)
         is_faster = result.moved_bytes and moved_bytes > self.store_bytes
         if is_faster or result.duration_s > SLOW_S:

@@ -1,4 +1,4 @@
-"""Chunks on their way from a tier into the primary tier, and the requests that wait for them."""
+"""The loads of chunks from a tier into the primary tier, and the requests that wait for them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvtier_sdk.tiering.records import PendingLookup, Promotion, RequestState, S
 from kvtier_sdk.tiering.slots import PrimaryTier
 from kvtier_sdk.types import OffloadKey
 
-#: The most failed loads to remember, for requests whose lookups ended before the failure.
+#: The most failed loads to remember. A request whose lookup ended earlier must not try again.
 _MOST_FAILED = 4096
 
 _OK: Final = Verdict.OK
@@ -20,18 +20,19 @@ _LOADING: Final = SlotState.LOADING
 
 
 class Promotions:
-    """Takes slots for loads, and keeps loaded chunks until their requests have used them.
+    """The slots that hold promoted chunks until the requests have used the chunks.
 
-    A request *claims* a chunk that is promoted for it: it holds a pin on the slot from then on.
-    A slot that is loading, claimed, or in quarantine after a failed load has a ``Promotion``. Their
-    number is limited, so that a deep waiting queue leaves room to stores of running requests.
+    A request *claims* a chunk that is promoted for the request: the request pins the slot until the
+    chunk is used. A slot has a ``Promotion`` while the slot is loading, claimed, or in quarantine
+    after a failed load. The number of promotions is limited, so that many waiting requests leave
+    room for the stores of running requests.
     """
 
     def __init__(self, primary: PrimaryTier, limit: int) -> None:
         self._primary = primary
         self._limit = limit
         self._occupied = 0
-        # The step in which a load of a chunk from a tier last failed; the newest comes last.
+        # For a chunk and a tier, the step of the last failed load; the newest failure is last.
         self._failed: OrderedDict[tuple[OffloadKey, int], int] = OrderedDict()
 
     def start(
@@ -41,7 +42,7 @@ class Promotions:
         tier: ManagedTier,
         state: RequestState,
     ) -> int:
-        """Assign slots to chunks at once, and collect their loads; return their number."""
+        """Take slots for chunks and collect the loads; return the number of chunks that got one."""
         slots, _ = self._primary.take(min(len(keys), self._limit - self._occupied))
         taken = keys[: len(slots)]
         if not taken:
@@ -60,7 +61,6 @@ class Promotions:
         return len(slots)
 
     def join(self, slot: Slot, state: RequestState) -> None:
-        """Have a request wait for a load that is under way."""
         promotion = slot.promotion
         assert promotion is not None
         promotion.waiters.append(state)
@@ -68,7 +68,7 @@ class Promotions:
         slot.pins += 1
         state.claims[slot.key] = slot
         if promotion.pending.shared:
-            # If the load fails, the request tries the other tiers that answered this lookup.
+            # If the load fails, the request tries the other tiers that have the chunk.
             state.asked[slot.key] = promotion.pending
 
     def concluded(self, job: Job, verdicts: Sequence[Verdict]) -> list[Slot]:
@@ -77,7 +77,7 @@ class Promotions:
         landed = []
         for index, verdict in zip(job.slots, verdicts, strict=True):
             slot = slots[index]
-            # A reset has forgotten a slot that is not loading any more.
+            # After a reset, the slot is no longer loading.
             if slot.state is _LOADING:
                 if verdict is _OK:
                     assert slot.promotion is not None
@@ -88,14 +88,13 @@ class Promotions:
         return landed
 
     def removed(self, tier: int, keys: Sequence[OffloadKey]) -> None:
-        """Record chunks that left a tier, so that failed loads do not fall through to it."""
+        """Record chunks that left a tier, so that a failed load does not try this tier next."""
         for key in keys:
             slot = self._primary.by_key.get(key)
             if slot is not None and slot.state is _LOADING and slot.promotion is not None:
                 slot.promotion.pending.strike(key, tier)
 
     def released(self, job: Job) -> None:
-        """Release the pins of a load whose I/O has ended; slots without a chunk become free."""
         slots = self._primary.slots
         for index in job.slots:
             slot = slots[index]
@@ -105,11 +104,10 @@ class Promotions:
             self._primary.unpin(slot)
 
     def has_failed_since(self, key: OffloadKey, tier: int, step: int) -> bool:
-        """Return true if a load of a chunk from a tier has failed after ``step``."""
         return self._failed.get((key, tier), -1) > step
 
     def let_go(self, key: OffloadKey, state: RequestState) -> int:
-        """Release a request's pin on a chunk promoted for it; return the index of its tier."""
+        """Release a request's claim on a promoted chunk; return the index of the chunk's tier."""
         slot = state.claims.pop(key)
         promotion = slot.promotion
         assert promotion is not None
@@ -119,7 +117,7 @@ class Promotions:
         elif not promotion.claims:
             self._vacate(slot)
         if promotion.pending.is_known:
-            # No tier has answered, and the chunk may leave its tier.
+            # The load had no lookup, and the chunk may leave its tier: ask the tiers next time.
             state.asked.pop(key, None)
         self._primary.unpin(slot)
         return promotion.tier
@@ -129,7 +127,7 @@ class Promotions:
             self.let_go(key, state)
 
     def forget(self, slot: Slot) -> None:
-        """Empty a slot, even if it is claimed; a running load continues in quarantine."""
+        """Empty a slot, even a claimed slot. The slot of a running load goes into quarantine."""
         promotion = slot.promotion
         if promotion is not None:
             claims, promotion.claims = promotion.claims, 0
@@ -139,7 +137,7 @@ class Promotions:
         self._primary.forget(slot)
 
     def forget_all(self) -> list[OffloadKey]:
-        """Remove every chunk from its slot; return the readable ones."""
+        """Empty all slots; return the keys of the chunks that were readable."""
         known = list(self._primary.by_key.values())
         readable = [slot.key for slot in known if slot.state is SlotState.READY]
         for slot in known:
@@ -147,8 +145,9 @@ class Promotions:
         return readable
 
     def _fail(self, slot: Slot) -> None:
-        # The next tier that has the chunk is tried; with none left, the answer is a miss. After a
-        # load without a lookup the tiers are asked first: the chunk may have left the others too.
+        # A waiting request tries the next tier that has the chunk; without such a tier, the chunk
+        # is a miss. After a load without a lookup, the request asks the tiers again, because the
+        # chunk may have left the other tiers too.
         promotion = slot.promotion
         assert promotion is not None
         pending = promotion.pending

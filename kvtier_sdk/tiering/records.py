@@ -1,4 +1,4 @@
-"""The records of slots, lookups and live requests, which refer to each other."""
+"""The records of slots, lookups and live requests."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ _UNKNOWN = (None, 0)
 
 class SlotState(Enum):
     FREE = "free"
-    #: The device is writing it (a store that is not complete).
+    #: The device is writing a chunk into the slot (a store).
     WRITING = "writing"
-    #: A tier is writing it (a promotion).
+    #: A tier is writing a chunk into the slot (a promotion).
     LOADING = "loading"
-    #: Holds a readable chunk; evictable unless pinned.
+    #: The slot holds a readable chunk, which can be evicted unless the slot is pinned.
     READY = "ready"
-    #: Holds no chunk, but the holder of a pin may still read or write it.
+    #: The slot holds no chunk, but the holder of a pin may still read or write the slot.
     QUARANTINED = "quarantined"
 
 
 class PendingLookup:
     """The chunks that one request looked up in one step, and the tiers' answers so far.
 
-    Tiers are bits of a mask. Other requests that look up one of these chunks meanwhile share the
-    pending lookup. Each tier's lookup job carries it as its tag, so a late answer reaches the
-    lookup that it belongs to and never a later one.
+    A set of tiers is a bit mask. Other requests that need one of these chunks share the pending
+    lookup. The lookup is the tag of each tier's job, so that a late answer reaches this lookup and
+    not a later lookup of the same chunk.
 
     Attributes:
         waiting: tiers that have not answered.
-        hits: by chunk, the tiers that have it and have not failed to load it: 0 if all of them
-            have failed, no entry if no tier has it.
-        deadline_s: clock time from which the missing answers of tiers count as misses; infinite
-            until the tiers are asked.
-        doubt: why a miss may be wrong: a tier could not be asked, or did not answer. The miss is
-            counted under this reason.
+        hits: for each chunk, the tiers that have the chunk and have not failed to load the chunk.
+            The mask is 0 if all these tiers have failed; a chunk that no tier has is left out.
+        deadline_s: clock time after which a missing answer counts as a miss; infinite until the
+            tiers are asked.
+        doubt: the label for misses if a tier could not be asked or did not answer; ``None`` if
+            all tiers have answered so far.
         skipped: tiers that may have the chunks and could not be asked.
-        sealed: true once it was handed over: no more keys are added.
+        sealed: true once the lookup is handed to the tiers, after which no chunks are added.
         shared: true if the request may ask all tiers, so that other requests may use the answers.
         worth_loading: true if loading is faster than recomputing; ``None`` until decided.
         is_known: true if no tier is asked, because the tiers in ``hits`` are known to have the
-            chunks. If they fail to load a chunk, the tiers are asked for it.
+            chunks. If the load of a chunk fails, the tiers are asked for the chunk.
     """
 
     __slots__ = (
@@ -76,12 +76,12 @@ class PendingLookup:
         self.is_known = False
 
     def first_hit(self, key: OffloadKey, tiers: int) -> int:
-        """Return the index of the first of these tiers that has the chunk; there must be one."""
+        """Return the index of the first of the ``tiers`` that has the chunk; one must have it."""
         mask = self.hits[key] & tiers
         return (mask & -mask).bit_length() - 1
 
     def run_from(self, key: OffloadKey, tier: int, limit: int) -> list[OffloadKey]:
-        """Return the consecutive chunks from ``key`` on that ``tier`` is the first to have."""
+        """Return up to ``limit`` consecutive chunks from ``key`` on whose first hit is ``tier``."""
         hits, bit = self.hits, 1 << tier
         before = bit - 1
         start = self.keys.index(key)
@@ -94,7 +94,7 @@ class PendingLookup:
         return run
 
     def strike(self, key: OffloadKey, tier: int) -> None:
-        """Remove a tier from the hits of a chunk that it cannot load after all."""
+        """Stop counting a tier among the tiers that have a chunk: it cannot load the chunk."""
         self.hits[key] &= ~(1 << tier)
 
 
@@ -102,8 +102,8 @@ class Promotion:
     """The promotion of one chunk.
 
     Attributes:
-        waiters: while it is loading, the requests that wait for it.
-        claims: number of requests that hold a pin on it and have not used it yet.
+        waiters: the requests that wait for the load; empty once the chunk is loaded.
+        claims: number of requests that pin the slot and have not used the chunk yet.
     """
 
     __slots__ = ("claims", "pending", "tier", "waiters")
@@ -116,14 +116,15 @@ class Promotion:
 
 
 class Offers:
-    """The tiers that were given one chunk. Tiers are bits of a mask.
+    """The tiers that have got or shall get one chunk. A set of tiers is a bit mask.
 
     Attributes:
-        hits: copies of it to the device since it came into the primary tier.
-        sent: tiers that are known to have it, or that it was sent to.
-        owed: tiers that must get it before it is evicted.
-        failed: tiers that should have got it when it was stored, but did not.
-        followers: by a tier's index, the request for which it gets the chunk once it is readable.
+        hits: number of copies to the device since the chunk came into the primary tier.
+        sent: tiers that have the chunk or are storing the chunk.
+        owed: tiers that must get the chunk before its eviction.
+        failed: tiers that should store every chunk at once, but do not have this chunk.
+        followers: for the index of each tier that gets the chunk once the chunk is readable, the
+            request of the store.
     """
 
     __slots__ = ("failed", "followers", "hits", "owed", "sent")
@@ -137,20 +138,20 @@ class Offers:
 
 
 class Slot:
-    """One slot. A plain record: the table and the manager keep it consistent.
+    """One slot of the primary tier, as a plain record.
 
     Attributes:
-        key: the chunk in it, meaningless when free or quarantined.
-        pins: references that forbid eviction and reuse: one for its writer, one for each copy to
-            the device and each store into a tier, one for each claim.
-        hit_step: the step in which a lookup last answered ``HIT`` for it; until that step ends
-            it is not evicted, so that ``prepare_load`` finds it.
+        key: the key of the slot's chunk; meaningless in a free or quarantined slot.
+        pins: number of references that forbid eviction and reuse: one for the writer, one for
+            each copy to the device, each store into a tier, and each claim.
+        hit_step: the step in which a lookup last answered ``HIT`` for the chunk. The chunk is not
+            evicted before this step ends, so that ``prepare_load`` finds the chunk.
         used_s: time of the chunk's last store or use.
-        copies: copies to the device that are under way.
-        promotion: the chunk's promotion, while it is loading or claimed.
-        offers: the tiers that the chunk was and will be offered to, if that is tracked.
-        parent: the chunk before it in its prefix, if the policy uses that.
-        position: its index in the prefix, likewise.
+        copies: number of running copies to the device.
+        promotion: the chunk's promotion, while the chunk is loading or claimed.
+        offers: the tiers that have got or shall get the chunk, if this is tracked.
+        parent: the previous chunk of the prefix, if the policy uses parents.
+        position: the chunk's index in the prefix, if the policy uses positions.
     """
 
     __slots__ = (
@@ -182,10 +183,11 @@ class Slot:
 
 
 class PrefixOrder:
-    """Parent and position of one request's chunks, learnt from the order in which they are named.
+    """The parents and positions of one request's chunks, learnt from the order of the calls.
 
-    An engine looks a prefix up from its start, again in each step, and stores it in order. The
-    chunk named before a new one is its parent. Each KV-cache group is a prefix of its own.
+    An engine looks a prefix up from its start in each step, and stores the chunks in prefix order.
+    So the parent of a new chunk is the chunk that the engine named just before. Each KV-cache group
+    has its own prefix.
     """
 
     __slots__ = ("_known", "_latest")
@@ -199,7 +201,7 @@ class PrefixOrder:
         return self._known.keys()
 
     def note(self, key: OffloadKey) -> tuple[OffloadKey | None, int]:
-        """Record the next chunk that was named; return its parent and its position."""
+        """Record the next chunk; return the chunk's parent and position."""
         group = key[-GROUP_BYTES:]
         place = self._known.get(key)
         if place is None:
@@ -211,10 +213,10 @@ class PrefixOrder:
 
 
 class NameOrder:
-    """The chunks of one request, only in the order in which they were first named.
+    """The chunks of one request, in the order in which the engine first named them.
 
-    It replaces a :class:`PrefixOrder` if the policy does not use parents and positions, at less
-    than half of the cost.
+    If the policy uses no parents and positions, this class replaces :class:`PrefixOrder` at less
+    than half the cost.
     """
 
     __slots__ = ("keys",)
@@ -228,14 +230,14 @@ class NameOrder:
 
 
 class Wait:
-    """The pending answers that a request got in one step, and the changes that end its wait.
+    """The lookups and loads that one request waits for, as found in one step.
 
     Attributes:
-        latest: the lookup that was added last.
-        prefix: the first and the last chunk of the prefix that was looked up as a whole.
-        hits: the number of its chunks from the start that were there or on their way.
-        put_off: a chunk whose lookup begins once fewer others are pending.
-        slot: the first slot on its way that a lookup found.
+        latest: the pending lookup that was added last.
+        prefix: the first and the last chunk, if a whole prefix was looked up.
+        hits: number of chunks at the start of the prefix that were present or loading.
+        put_off: a chunk whose lookup begins once fewer other lookups are pending.
+        slot: the first slot in which a lookup found a chunk that is not readable yet.
     """
 
     __slots__ = (
@@ -266,11 +268,11 @@ class Wait:
         self._lookups.append((pending, pending.waiting))
 
     def note_slot(self, slot: Slot) -> None:
-        """Watch the first chunk on its way: the request cannot go on before it has arrived."""
+        """Watch the first slot that is still written: the request needs this chunk to go on."""
         self.slot, self._key, self._state = slot, slot.key, slot.state
 
     def is_over(self, now_s: float) -> bool:
-        """Return true if a tier has answered, a deadline has passed, or the first slot changed."""
+        """Return true if a tier has answered, a deadline has passed, or the slot has changed."""
         slot = self.slot
         if slot is not None and (slot.state is not self._state or slot.key != self._key):
             return True
@@ -281,24 +283,25 @@ class Wait:
 
 
 class RequestState:
-    """One request. A plain record, which is dropped as a whole when the request is over.
+    """One live request, as a plain record.
 
     Attributes:
-        asked: the pending lookup of each chunk. Its answers never outlive the request.
-        asking: the pending lookup that this step's new chunks are added to.
+        asked: the pending lookup of each chunk.
+        asking: the pending lookup to which the new chunks of this step are added.
         known: the chunks of this step that are loaded without a lookup.
-        asks_first: true once such a load could not begin: the tiers are asked for other chunks.
-        claims: slots of chunks that are promoted for the request, pinned until it uses them or
-            ends.
-        copies: slots that are being copied to the device, by key; one entry for each copy.
-        writes: slots that the device is writing, by key, in prefix order.
-        prefix_order: the order of the request's chunks, if the policy or a trace needs it.
-        arrived_s: clock time of its arrival, if a trace is recorded.
-        tiers: mask of the tiers that may be asked for it; -1 for all.
-        turn: the step in which its lookups may begin.
-        wait: its latest wait; ``None`` if that is over.
-        missed: the chunks whose miss was counted, so that each is counted once.
-        finished: true once the engine is done with it; completions may still arrive.
+        asks_first: true once a load without a lookup could not begin; from then on the tiers are
+            asked before each load.
+        claims: slots of chunks that are promoted for the request, pinned until the request uses
+            the chunks or ends.
+        copies: for each chunk, the slot of each running copy to the device.
+        writes: for each chunk that the device is writing, the slot; in prefix order.
+        prefix_order: the order of the request's chunks, if the policy or a trace needs the order.
+        arrived_s: clock time of the request's arrival, if a trace is recorded.
+        tiers: mask of the tiers that the request may ask; -1 for all.
+        turn: the step in which the request may begin lookups.
+        wait: the request's latest wait; ``None`` if the wait is over.
+        missed: the chunks whose miss was counted, so that each miss is counted once.
+        finished: true once the engine has ended the request; completions may still arrive.
     """
 
     __slots__ = (
@@ -344,26 +347,24 @@ class RequestState:
 
     @property
     def over(self) -> bool:
-        """True if the request has finished and all its copies have ended."""
+        """True if the request has finished and all its copies and stores have ended."""
         return self.finished and not self.copies and not self.writes
 
     def wait_in(self, step: int) -> Wait:
-        """Return the wait of this step's lookups, a new one if there is none."""
         wait = self.wait
         if wait is None or wait.step != step:
             self.wait = wait = Wait(step)
         return wait
 
     def held_slots(self) -> list[int]:
-        """Return the slots that the request holds for copies to the device."""
-        # Copies of the tables: another thread may call this while they change.
+        """Return the slots that the request has claimed or is copying to the device."""
+        # The tables are copied, because they may change while another thread calls this method.
         held = [slot.index for slot in list(self.claims.values())] if self.claims else []
         if self.copies:
             held += [slot.index for copied in list(self.copies.values()) for slot in copied]
         return held
 
     def begin_copies(self, keys: Sequence[OffloadKey], slots: Sequence[Slot]) -> None:
-        """Pin the slot of each chunk that is copied to the device."""
         copies = self.copies
         for key, slot in zip(keys, slots, strict=True):
             slot.pins += 1
@@ -374,7 +375,7 @@ class RequestState:
                 copies[key] = [slot]
 
     def end_copies(self, keys: Collection[OffloadKey]) -> list[Slot]:
-        """Return the slots of ended copies, whose pins the caller releases."""
+        """End copies to the device; return their slots, whose pins the caller must release."""
         copies = self.copies
         ended = []
         for key in keys:
@@ -389,7 +390,7 @@ class RequestState:
         return ended
 
     def start_over(self) -> list[Slot]:
-        """Forget everything but the request itself; return the slots that copies still touch."""
+        """Forget the request's chunks; return the slots that copies may still read or write."""
         touched = [slot for copied in self.copies.values() for slot in copied]
         touched += self.writes.values()
         self.copies.clear()

@@ -1,4 +1,4 @@
-"""The search of the tiers for chunks that the host pool does not have."""
+"""The search of the tiers for chunks that are not in the primary tier."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _ABSENT: Final = MissReason.ABSENT.value
 _OK: Final = Verdict.OK
 _NOT_FOUND: Final = Verdict.NOT_FOUND
 
-#: The most chunks that are looked up at once, in some 15 ms of a step. Requests further back in the
-#: queue would wait for device blocks anyway, and their answers would be stale by then.
+#: The most chunks to look up at once, which takes about 15 ms of a step. Requests further back in
+#: the queue wait for device blocks anyway, and early answers would be out of date.
 MOST_CHUNKS: Final = 16_384
-#: Miss reasons by verdict, if a tier gave no answer; other verdicts count as failed lookups.
+#: The reason of a miss for each verdict of a failed lookup; other verdicts are LOOKUP_FAILED.
 _DOUBTS = {
     Verdict.TIMEOUT: MissReason.TIMEOUT.value,
     Verdict.UNAVAILABLE: MissReason.UNAVAILABLE.value,
@@ -37,23 +37,22 @@ class LookupTable:
     """The pending lookups, and the limit on chunks that are looked up at once.
 
     Attributes:
-        open: the pending lookup of each chunk, for others to share.
-        waiting_chunks: number of chunks for which an answer is missing.
-        limit: number of chunks after which no further request begins its lookups.
-        new: the lookups of this step, to be handed over at its end.
+        open: the pending lookup of each chunk, which other requests can share.
+        waiting_chunks: number of chunks for which a tier has not answered.
+        limit: number of chunks at which no further request may begin lookups in the step.
+        new: the lookups that began in this step; the tiers get them at the end of the step.
     """
 
     def __init__(self) -> None:
         self.open: dict[OffloadKey, PendingLookup] = {}
         self.waiting_chunks = 0
         self.limit = MOST_CHUNKS
-        # Chunks that this step looked up without asking a tier. They count, because they take time.
+        # Number of chunks looked up without asking a tier. They count, because they take time too.
         self._joined = 0
         self.new: list[PendingLookup] = []
 
     @property
     def is_full(self) -> bool:
-        """True if no further request may begin its lookups in this step."""
         return self.waiting_chunks + self._joined >= self.limit
 
     def add(self, pending: PendingLookup, key: OffloadKey) -> None:
@@ -66,7 +65,7 @@ class LookupTable:
             self.open[key] = pending
 
     def join(self, key: OffloadKey) -> PendingLookup | None:
-        """Return the pending lookup of a chunk, to share its answers; ``None`` if there is none."""
+        """Return the pending lookup of a chunk that another request began, or ``None``."""
         pending = self.open.get(key)
         if pending is not None:
             self._joined += 1
@@ -76,14 +75,13 @@ class LookupTable:
         self._joined = 0
 
     def take_new(self) -> list[PendingLookup]:
-        """Return the lookups that began since the last call, and seal them."""
         taken, self.new = self.new, []
         for pending in taken:
             pending.sealed = True
         return taken
 
     def answered(self, pending: PendingLookup, bit: int, verdicts: Sequence[Verdict]) -> None:
-        """Apply a tier's answers, unless the lookup was given up before."""
+        """Apply a tier's answers to a lookup, unless the lookup has ended."""
         if not pending.waiting & bit:
             return
         hits = pending.hits
@@ -97,13 +95,13 @@ class LookupTable:
             self._close(pending)
 
     def give_up(self, pending: PendingLookup) -> None:
-        """Stop waiting for the tiers that have not answered."""
+        """End a lookup without the missing answers."""
         pending.waiting = 0
         pending.doubt = MissReason.TIMEOUT.value
         self._close(pending)
 
     def forget(self) -> None:
-        """Drop every lookup: answers under way no longer concern any request."""
+        """Drop all lookups, whose answers no request needs after a reset."""
         self.open.clear()
         for pending in self.new:
             if pending.waiting:
@@ -113,13 +111,13 @@ class LookupTable:
     def _close(self, pending: PendingLookup) -> None:
         self.waiting_chunks -= len(pending.keys)
         for key in pending.keys:
-            # The table may hold another lookup of the key, if this one is not shared.
+            # If this lookup is not shared, the table may hold another lookup of the chunk.
             if self.open.get(key) is pending:
                 del self.open[key]
 
 
 class TierSearch:
-    """Looks chunks up in the tiers, and begins the loads that are worth it."""
+    """The lookups of chunks in the tiers, and the loads of the chunks found."""
 
     def __init__(
         self,
@@ -135,13 +133,12 @@ class TierSearch:
         self._requests = requests
 
     def find(self, key: OffloadKey, state: RequestState) -> LookupResult:
-        """Look up a chunk that is not in the primary tier, as :meth:`TieringManager.lookup`."""
+        """Look up a chunk that is not in the primary tier; see :meth:`TieringManager.lookup`."""
         pending = state.asked.get(key)
         if pending is None:
             step = self._primary.step
             if state.turn != step:
                 if self.lookups.is_full:
-                    # The request is put off to a later step.
                     state.wait_in(step).put_off = key
                     return _RETRY
                 state.turn = step
@@ -149,7 +146,7 @@ class TierSearch:
             if pending is None:
                 return _MISS
         having = pending.hits.get(key)
-        # The request may have joined another request's load, from a tier it may not use.
+        # A joined load of another request may be from a tier that this request may not use.
         if having and having & state.tiers:
             if not pending.sealed:
                 return _RETRY
@@ -182,13 +179,13 @@ class TierSearch:
         return state.wait
 
     def hand_over(self) -> None:
-        """Hand over the new lookups, and load the chunks that the tiers are known to have."""
+        """Send the new lookups to the tiers, and begin the loads that need no lookup."""
         for pending in self.lookups.take_new():
             if not pending.waiting:
                 self._load_known(pending)
                 continue
             recompute_s = self._primary.stats.recompute_s
-            # Without a known rate, a needless wait costs less than a needless recomputation.
+            # If the time to recompute is unknown, wait: recomputing usually costs more.
             worth_s = inf if recompute_s is None else len(pending.keys) * recompute_s
             pending.deadline_s = 0.0
             for tier in self._tiers:
@@ -201,16 +198,17 @@ class TierSearch:
                 self._drop_lookups(pending.skipped, len(pending.keys))
 
     def _ask(self, key: OffloadKey, state: RequestState) -> PendingLookup | None:
-        """Ask the tiers for a chunk, or join an open lookup; return ``None`` for a miss."""
+        """Ask the tiers for a chunk, or join a pending lookup; return ``None`` for a miss."""
         if not self._tiers:
             self._count_miss(key, state, _ABSENT)
             return None
-        # A request that may ask only some tiers cannot use the other tiers' answers.
+        # A request that may ask only some tiers cannot share a lookup in all tiers.
         pending = self.lookups.join(key) if state.tiers == -1 else None
         if pending is None:
             pending = state.asking
             if pending is None or pending.sealed:
-                # After a chunk that is looked up, the prefix may end, and a load would be wasted.
+                # Load without a lookup only if no earlier chunk is looked up: the prefix may end at
+                # that chunk, and the load would be wasted.
                 known = 0 if state.asks_first else self._known_tiers(key, state)
                 if known:
                     return self._take_known(key, known, state)
@@ -226,7 +224,6 @@ class TierSearch:
         return pending
 
     def _tiers_of(self, state: RequestState) -> int:
-        """Return the mask of the tiers that a request may ask; drained tiers are left out."""
         tiers = 0
         for tier in self._tiers:
             if not tier.client.is_drained:
@@ -234,7 +231,6 @@ class TierSearch:
         return tiers & state.tiers
 
     def _begin_lookup(self, state: RequestState) -> PendingLookup | None:
-        """Begin a lookup in the tiers that can be asked; return ``None`` if none can."""
         may_ask = self._tiers_of(state)
         tiers = 0
         for tier in self._tiers:
@@ -255,7 +251,7 @@ class TierSearch:
         return pending
 
     def _known_tiers(self, key: OffloadKey, state: RequestState) -> int:
-        """Return the mask of tiers known to have a chunk; 0 unless the first to ask is one."""
+        """Return the tiers known to have a chunk; 0 if the first tier is not among them."""
         known = 0
         for tier in self._tiers:
             if tier.bit & state.tiers and tier.client.takes_reads:
@@ -266,7 +262,6 @@ class TierSearch:
         return known
 
     def _take_known(self, key: OffloadKey, known: int, state: RequestState) -> PendingLookup:
-        """Add a known chunk to the loads that begin at the end of the step."""
         pending = state.known
         if pending is None or pending.sealed:
             pending = self._begin(state, 0)
@@ -285,7 +280,7 @@ class TierSearch:
             if state.asked.get(key) is not pending:
                 continue
             if key not in self._primary.by_key and not state.asks_first:
-                # If the load cannot begin, the tiers are asked, and a miss is counted then.
+                # If the load cannot begin, the next step asks the tiers, and counts any miss.
                 state.asks_first = self._begin_load(key, pending, state) is not None
             if key not in state.claims:
                 del state.asked[key]
@@ -293,12 +288,12 @@ class TierSearch:
     def _begin_load(
         self, key: OffloadKey, pending: PendingLookup, state: RequestState
     ) -> MissReason | None:
-        """Begin to load a chunk and its successors from one tier; return why not, if it fails."""
+        """Begin to load a chunk and its successors; return the reason if the load cannot begin."""
         tier = self._tiers[pending.first_hit(key, state.tiers)]
         while not tier.client.takes_reads or self._promotions.has_failed_since(
             key, tier.index, pending.step
         ):
-            # The tier had the chunk when it answered, but refuses reads now or has lost it.
+            # Since its answer, the tier has begun to refuse reads, or a load of the chunk failed.
             pending.strike(key, tier.index)
             if not pending.hits[key] & state.tiers:
                 return MissReason.UNAVAILABLE
@@ -311,7 +306,7 @@ class TierSearch:
             return MissReason.SLOWER_THAN_RECOMPUTE
         keys = [key]
         if pending.request is state.context:
-            # The engine will also ask for the chunks found after this chunk: load all in one job.
+            # The engine will need the chunks found after this chunk too: load all in one job.
             keys = pending.run_from(key, tier.index, room)
             by_key = self._primary.by_key
             if len(keys) > 1:
@@ -322,7 +317,7 @@ class TierSearch:
         return MissReason.PRIMARY_FULL
 
     def _is_worth_loading(self, pending: PendingLookup, tier: TierClient) -> bool:
-        """Decide, once per lookup, if loading all found chunks is faster than recomputing them."""
+        """Return true if loading all chunks of a lookup is faster than recomputing the chunks."""
         recompute_s = self._primary.stats.recompute_s
         if recompute_s is None:
             return True
@@ -332,7 +327,7 @@ class TierSearch:
         return pending.worth_loading
 
     def _count_miss(self, key: OffloadKey, state: RequestState, reason: str) -> bool:
-        """Count a miss; return false if it was counted before."""
+        """Count a miss, once per chunk; return false if the miss was counted before."""
         if key in state.missed:
             return False
         state.missed.add(key)

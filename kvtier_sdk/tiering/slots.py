@@ -1,4 +1,4 @@
-"""The primary tier's slot table: the slot of each chunk, its state and its pins."""
+"""The primary tier: its slots, the chunks in the slots, and eviction."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _QUARANTINED: Final = SlotState.QUARANTINED
 
 
 class Purge:
-    """A purge of the primary tier at an operator's request.
+    """The progress of an operator's purge of the primary tier.
 
     Attributes:
-        left: chunks that were there when it began, and still are because they are in use. ``None``
-            until it begins, with the engine's next step.
-        forgotten: number of chunks that it has removed.
+        left: chunks still to be removed, because they are in use; ``None`` until the purge begins
+            in the engine's next step.
+        forgotten: number of chunks removed so far.
     """
 
     __slots__ = ("forgotten", "left")
@@ -37,10 +37,10 @@ class Purge:
 
 
 class PrimaryTier:
-    """Slots, the chunks in them, and their eviction. Belongs to one thread.
+    """The slots of the host pool and the chunks in them. The object belongs to one thread.
 
-    A slot is free only when it holds no chunk and has no pin. The manager advances ``step`` and
-    ``now_s``, the number and the time of the engine's step.
+    A free slot holds no chunk and has no pin. The manager sets ``step`` and ``now_s``, the number
+    and the time of the engine's current step.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class PrimaryTier:
         self.chunk_bytes = chunk_bytes
         self.step = 0
         self.now_s = 0.0
-        # Numbers of slots that the device, and a tier, are writing.
+        # The number of slots that the device is writing, and the number that a tier is writing.
         self.writing = 0
         self.loading = 0
         self.stats = TierStats(PRIMARY, "primary", build_facts("primary"))
@@ -74,7 +74,7 @@ class PrimaryTier:
         return sum(slot.pins for slot in self.slots)
 
     def take(self, count: int) -> tuple[list[Slot], Sequence[OffloadKey]]:
-        """Take free slots, evicting chunks if there are too few; return the evicted ones too."""
+        """Take free slots, after evicting chunks if needed; return the slots and evicted keys."""
         free = self._free
         evicted: Sequence[OffloadKey] = ()
         if count > len(free):
@@ -87,7 +87,7 @@ class PrimaryTier:
         return taken, evicted
 
     def assign(self, keys: Sequence[OffloadKey], slots: Sequence[Slot], state: SlotState) -> None:
-        """Assign taken slots to chunks about to be written; the writer has a pin on each."""
+        """Assign slots to chunks that are about to be written, with one pin for the writer."""
         self.by_key.update(zip(keys, slots, strict=True))
         self._count(state, len(slots))
         for key, slot in zip(keys, slots, strict=True):
@@ -96,16 +96,13 @@ class PrimaryTier:
             slot.pins = 1
 
     def publish(self, slots: Sequence[Slot], request: RequestContext) -> None:
-        """Make written chunks readable, and evictable once they are unpinned.
-
-        The writer's pins stay until they are released.
-        """
+        """Make written chunks readable; the writer's pins remain until their release."""
         if not slots:
             return
         self._count(slots[0].state, -len(slots))
         insert, now_s = self._policy.on_insert, self.now_s
-        # The last chunk first: a chunk is useless without its predecessors, so the start of the
-        # prefix has to be evicted last.
+        # The last chunk is inserted first, so that the start of the prefix is evicted last: a chunk
+        # is useless without the chunks before it.
         for slot in reversed(slots):
             slot.state = _READY
             slot.used_s = now_s
@@ -114,13 +111,13 @@ class PrimaryTier:
             self.events.add([slot.key for slot in slots], removed=False)
 
     def unpin(self, slot: Slot, count: int = 1) -> None:
-        """Release pins; a slot without a chunk and without pins becomes free."""
+        """Release pins; a quarantined slot without pins becomes free."""
         slot.pins -= count
         if not slot.pins and slot.state is _QUARANTINED:
             self._set_free(slot)
 
     def forget(self, slot: Slot) -> None:
-        """Remove the chunk from its slot, which becomes free once it has no pin."""
+        """Remove the chunk from its slot; the slot becomes free once all pins are released."""
         self._count(slot.state, -1)
         del self.by_key[slot.key]
         if slot.state is _READY:
@@ -133,7 +130,6 @@ class PrimaryTier:
             self._set_free(slot)
 
     def access(self, keys: Sequence[OffloadKey]) -> None:
-        """Record uses of chunks; chunks that are not readable are ignored."""
         by_key, note, now_s = self.by_key, self._policy.on_access, self.now_s
         for key in reversed(keys):
             slot = by_key.get(key)
@@ -142,14 +138,12 @@ class PrimaryTier:
                 note(key)
 
     def victims(self, count: int, *, owed: bool) -> Sequence[OffloadKey]:
-        """Choose chunks to evict, with ``owed`` also chunks that are owed to a tier."""
         return self._policy.choose_victims(count, self._is_idle if owed else self._is_evictable)
 
     def evict(self, keys: Sequence[OffloadKey]) -> None:
-        """Evict chunks that :meth:`victims` has just chosen."""
         if not keys:
             return
-        # Chunks that are evicted together are about equally old: the first stands for all.
+        # Chunks that are evicted together are about equally old, so the first age counts for all.
         age_s = self.now_s - self.by_key[keys[0]].used_s
         self.stats.evicted_age_s.observe_several(age_s, len(keys))
         pop, remove, free = self.by_key.pop, self._policy.on_remove, self._free
@@ -163,13 +157,13 @@ class PrimaryTier:
         self.events.add(keys, removed=True)
 
     def purge(self) -> Purge:
-        """Forget all chunks that are here at the next step; any thread may call it."""
+        """Request the removal of all chunks at the next step; any thread may call this method."""
         purge = Purge()
         self._purges.append(purge)
         return purge
 
     def serve_purges(self) -> None:
-        """Forget the chunks to purge that are not in use; the others follow in later steps."""
+        """Remove the chunks of requested purges, except chunks in use: later steps remove those."""
         for purge in list(self._purges):
             keys = list(self.by_key) if purge.left is None else purge.left
             there = [key for key in keys if key in self.by_key]
@@ -183,7 +177,7 @@ class PrimaryTier:
                 self._purges.remove(purge)
 
     def usage(self, held: Iterable[int]) -> PoolUsage:
-        """Return how the slots are used; ``held`` are the slots of requests and of tiers."""
+        """Count the slots by state; ``held`` are the slots that requests and tiers hold."""
         count, free, known = len(self.slots), self.free_slots, len(self.by_key)
         writing, loading = self.writing, self.loading
         return PoolUsage(

@@ -1,4 +1,4 @@
-"""One secondary tier, as an engine's thread sees it."""
+"""The client of one secondary tier, in the engine's thread."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from kvtier_sdk.tiering.tier_counts import Outages, count_result, note_state
 from kvtier_sdk.tiering.tier_listener import TierListener
 from kvtier_sdk.types import Capability, OffloadKey, RequestContext
 
-#: The request of jobs that serve no request in particular.
+#: The request of jobs that serve no particular request.
 NO_REQUEST = RequestContext("kvtier")
 
 #: Time limit of one attempt to empty a tier; the next attempt deletes the rest.
 _PURGE_DEADLINE_S = 600.0
-#: How long after its deadline a job's conclusion may arrive before the client concludes the job
-#: itself, and how often it looks for such jobs and for a slow tier.
+#: The client concludes a job itself if the job has no result this long after the deadline.
 _CONCLUSION_GRACE_S = 1.0
+#: The interval between checks for such jobs and for a slow tier.
 _LOOK_S = 0.25
 
 _OK: Final = Verdict.OK
@@ -60,15 +60,15 @@ _log = logging.getLogger("kvtier.client")
 
 
 class TierClient:
-    """One secondary tier for an engine that keeps its own manager.
+    """The client of one secondary tier, for an engine with its own manager.
 
-    Collect lookups, loads and stores during a step, hand them over with :meth:`flush` in one hop,
-    and apply the outcome with :meth:`poll`, which calls the listener. Only :meth:`open`,
-    :meth:`drain` and :meth:`close` wait, and only :meth:`open` raises storage errors. All methods
-    belong to one thread, unless they say otherwise.
+    The engine collects lookups, loads and stores during a step, hands them over together with
+    :meth:`flush`, and applies the results with :meth:`poll`, which calls the listener. Only
+    :meth:`open`, :meth:`drain` and :meth:`close` wait, and only :meth:`open` raises storage errors.
+    All methods belong to one thread, unless they say otherwise.
 
-    The client owns the tier's queue limits, its job table, its counters and its events. A chunk
-    that left the tier while its store was under way is not announced as stored.
+    The client owns the tier's queue limits, job table, counters and events. A chunk that leaves the
+    tier during its store is not announced as stored.
 
     ::
 
@@ -83,19 +83,19 @@ class TierClient:
 
     Attributes:
         spec: the tier's specification.
-        stats: counters, live; the caller counts ``hit_chunks``.
+        stats: live counters; the caller counts ``hit_chunks``.
         jobs: jobs that were handed over and are not yet released.
-        load_bytes: payload of loads that are collected or under way.
-        store_bytes: payload of stores that are collected or under way.
-        is_drained: true while the tier is taken out: :attr:`takes_reads` and :attr:`takes_stores`
-            are false, and jobs under way end. May be set from any thread.
+        load_bytes: payload of collected and running loads.
+        store_bytes: payload of collected and running stores.
+        is_drained: true while the tier is out of use: running jobs end, and :attr:`takes_reads`
+            and :attr:`takes_stores` are false. Any thread may set it.
 
     Args:
-        runner: runs the tier; it belongs to the client from now on.
-        listener: is told the outcome of the jobs.
+        runner: the runner of the tier, which the client owns from now on.
+        listener: the receiver of the jobs' results.
         chunk_bytes: payload of a chunk.
         max_store_bytes: limit of the store queue, if lower than the tier's ``max_queue``.
-        events: true to collect events for :meth:`take_events`; the caller must take them.
+        events: true to collect events, which the caller must take with :meth:`take_events`.
     """
 
     def __init__(
@@ -139,20 +139,19 @@ class TierClient:
             spec.name, tier_class.medium, tier_class.locality, is_enabled=events
         )
         self._job_ids = itertools.count(1)
-        # The collected jobs, in order; and by request, the load that further chunks of it join.
+        # The collected jobs in order, and for each request the load that further chunks join.
         self._collected: list[Job] = []
         self._open_loads: dict[str, Job] = {}
         self._touched: Sequence[OffloadKey] = ()
         # Results of jobs that the runner refused.
         self._refused: list[JobResult] = []
-        # Chunks that the tier has stored or loaded, and has not reported removed.
+        # Chunks that the tier has stored or loaded and has not reported as removed.
         self._known = KnownChunks()
         self._next_look_s = -math.inf
         capabilities = tier_class.capabilities
         self._touches = Capability.TOUCH in capabilities
         self._erasable = Capability.SCAN | Capability.DELETE in capabilities
-        # True while the tier may hold chunks that a purge should delete; true while a purge is
-        # under way; the time of the next attempt.
+        # Whether a purge is due, whether a purge is running, and the time of the next attempt.
         self._stale = False
         self._purging = False
         self._purge_at_s = -math.inf
@@ -160,22 +159,22 @@ class TierClient:
     def open(self) -> None:
         """Start the runner and open the tier, waiting at most ``open_deadline``.
 
-        A tier that is not ``required`` may still be closed to reads and stores after that: the
-        runner opens it when its store can be reached, and :meth:`poll` then updates the counters.
+        A tier that is not ``required`` may still refuse reads and stores when this method returns.
+        The runner opens the tier once the store can be reached; :meth:`poll` updates the counters.
 
         Raises:
-            ConfigError: a setting cannot work; nothing runs any more.
+            ConfigError: a setting cannot work; the runner has ended.
             BackendError: the backend cannot be imported in the tier's process.
             TierError: the store refuses the credentials, or cannot be reached and is required;
-                nothing runs any more.
+                the runner has ended.
         """
         self.stats.note_open(self._runner.start())
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Hand over the collected jobs, let stores finish, close the tier, and end its runner.
 
-        When this has returned, every job is concluded. A job that is not released has I/O that
-        hangs in a thread; its slots must not be reused. A second call does nothing. The time limit
+        Every job is concluded when this method returns. If a job is not released, its I/O hangs
+        in a thread, and its slots must not be reused. A second call does nothing. The time limit
         ``timeout_s`` applies to draining, and again to closing.
         """
         self.flush()
@@ -189,10 +188,10 @@ class TierClient:
         self.stats.is_open = 0
 
     def drain(self, timeout_s: float) -> bool:
-        """Cancel queued jobs and wait for running ones; then apply their results.
+        """Cancel queued jobs, wait for running jobs, and apply their results.
 
-        Running calls are cancelled after ``timeout_s``, and get as long again to end. It returns
-        true if no I/O touches a slot any longer.
+        Running calls are cancelled after ``timeout_s``, and get the same time again to end. The
+        result is true if all I/O on the slots has ended.
         """
         ended = self._runner.drain(timeout_s)
         self.poll()
@@ -203,15 +202,15 @@ class TierClient:
     def stats_now(self) -> TierStats:
         """Return a copy of the counters with the tier's current state; any thread may call it.
 
-        An idle engine does not poll, so the copy includes what was reported since the last poll.
+        An idle engine does not poll, so the copy includes the reports since the last poll.
         """
         now_s = self._clock.now_s()
-        # In this order, a report that a poll applies meanwhile is missed, and not counted twice.
+        # Copy before peeking: then a report that a poll applies meanwhile is not counted twice.
         stats = self.stats.copy()
         reports = self._runner.peek()
         for report in reports:
             note_state(stats, report, now_s)
-        # Work that ended since the last poll is progress, but the pace has not counted it yet.
+        # The pace does not know yet of work that has ended since the last poll.
         is_stuck = not any(isinstance(report, JobResult | Progressed) for report in reports)
         stats.is_slow = int(is_stuck and self.pace.is_slow(now_s))
         return stats
@@ -223,7 +222,7 @@ class TierClient:
 
     @property
     def takes_stores(self) -> bool:
-        """True under the same conditions for the write breaker, and if the tier is not slow."""
+        """True if the write breaker is closed, no purge is due, and the tier is in use and fast."""
         stats = self.stats
         return not (stats.stores_open or self._stale or self.is_drained or stats.is_slow)
 
@@ -234,43 +233,43 @@ class TierClient:
 
     @property
     def is_idle(self) -> bool:
-        """True if nothing is collected or under way, and no I/O touches a slot."""
+        """True if no job is collected or running, and all I/O on the slots has ended."""
         return not self.has_work and not self.jobs.unreleased
 
     @property
     def load_room(self) -> int:
-        """Number of chunks for which the queue of loads has room."""
+        """Number of chunks that still fit the queue of loads."""
         return max(0, (self._max_load_bytes - self.load_bytes) // self._chunk_bytes)
 
     @property
     def store_room(self) -> int:
-        """Number of chunks that the queue of stores takes; the tier's pace bounds it too."""
+        """Number of chunks that still fit the queue of stores, which a slow pace shortens."""
         limit_bytes = min(self._max_store_bytes, self.pace.store_bytes)
         return int(max(0, (limit_bytes - self.store_bytes) // self._chunk_bytes))
 
     def held_slots(self) -> Iterator[int]:
-        """Iterate over the slots of loads and stores that are collected or not yet released."""
+        """Yield the slots of all loads and stores that are not yet released."""
         for job in [*self._collected, *self.jobs.running, *self.jobs.quarantined]:
             yield from job.slots
 
     def expected_load_s(self, chunks: int) -> float:
-        """Estimate the seconds to load ``chunks`` more; 0.0 if nothing was measured lately."""
+        """Estimate the seconds to load ``chunks`` after the queued loads; 0.0 if not measured."""
         size_bytes = self.load_bytes + chunks * self._chunk_bytes
         return self.pace.expected_s(size_bytes, self._clock.now_s())
 
     def knows(self, key: OffloadKey) -> bool:
-        """Return true if a chunk (``key``) can be loaded without a prior lookup.
+        """Return true if a chunk (``key``) can be loaded without a lookup.
 
-        The tier has stored or loaded it, and has not reported it removed. If the tier has lost it
-        without a report, the load fails, and no chunk is known any more. While loads are under way
-        and the tier has been silent for ``lookup_deadline``, no chunk is known either, because
-        lookups detect a tier that hangs sooner than loads.
+        The tier has stored or loaded such a chunk, and has not reported its removal. If the tier
+        has lost the chunk without a report, the load fails, and the client forgets all known
+        chunks. While loads are running and the tier has been silent for ``lookup_deadline``, the
+        result is false, because lookups detect a hanging tier sooner than loads.
         """
         within_s = self.spec.runner.lookup_deadline_s
         return key in self._known and self.pace.answers(self._clock.now_s(), within_s)
 
     def forget_chunks(self) -> None:
-        """Forget which chunks the tier has, as after a restart of the engine."""
+        """Forget the known chunks, so that the next loads need a lookup."""
         self._known.clear()
 
     # --- collecting -----------------------------------------------------------------------------
@@ -286,11 +285,11 @@ class TierClient:
         """Collect a lookup.
 
         Args:
-            keys: the chunks; the sequence belongs to the client from now on.
+            keys: the chunks; the client owns the sequence from now on.
             request: the request that needs the chunks.
-            tag: handed back in ``job.tag``, here and in the other operations.
-            worth_s: seconds in which the engine would compute the chunks. The lookup may take as
-                long, but at least ``lookup_deadline`` and at most ``max_lookup_deadline``.
+            tag: any object, which the listener finds in ``job.tag``.
+            worth_s: seconds that the engine would take to compute the chunks. The lookup may take
+                as long, but at least ``lookup_deadline`` and at most ``max_lookup_deadline``.
         """
         options = self.spec.runner
         within_s = max(options.lookup_deadline_s, min(worth_s, options.max_lookup_deadline_s))
@@ -305,13 +304,13 @@ class TierClient:
         whole: bool = False,
         tag: Any = None,
     ) -> Job | None:
-        """Collect a load of as many chunks, from the front, as the queue has room for.
+        """Collect a load of the first chunks, as many as fit the queue.
 
         Loads of one request in one step become one job, unless they have a tag.
 
         Args:
             keys: the chunks.
-            slots: a slot index for each, which the tier writes until the job is released.
+            slots: a slot index for each chunk; the tier writes the slots until the job is released.
             request: the request that needs the chunks.
             whole: true to take all chunks or none; an empty queue takes any number.
             tag: as for :meth:`lookup`.
@@ -342,10 +341,10 @@ class TierClient:
         whole: bool = False,
         tag: Any = None,
     ) -> Job | None:
-        """Collect a store of as many chunks, from the front, as the queue has room for.
+        """Collect a store of the first chunks, as many as fit the queue.
 
-        The arguments ``keys``, ``slots``, ``request``, ``whole`` and ``tag``, and the result, are
-        those of :meth:`load`. The tier reads the slots until the job is released.
+        The arguments ``keys``, ``slots``, ``request``, ``whole`` and ``tag`` and the result are as
+        for :meth:`load`. The tier reads the slots until the job is released.
         """
         taken = self._admit(_STORE, len(keys), whole=whole)
         if not taken:
@@ -360,16 +359,16 @@ class TierClient:
     def delete(
         self, keys: Sequence[OffloadKey], request: RequestContext = NO_REQUEST, *, tag: Any = None
     ) -> Job:
-        """Collect a deletion of ``keys``, for a tier with ``Capability.DELETE``.
+        """Collect a deletion of ``keys`` from a tier with ``Capability.DELETE``.
 
-        ``request`` and ``tag`` are those of the job.
+        The job has the given ``request`` and ``tag``.
         """
         return self._collect(_DELETE, keys, (), request, self.spec.runner.store_deadline_s, tag)
 
     def touch(self, keys: Sequence[OffloadKey]) -> None:
-        """Tell a tier with ``Capability.TOUCH`` that ``keys`` were used, the most recent one last.
+        """Tell a tier with ``Capability.TOUCH`` that ``keys`` were used, the latest use last.
 
-        They replace the chunks of an earlier call in the step.
+        The ``keys`` replace the keys of an earlier call in the same step.
         """
         if self._touches and self.takes_reads:
             self._touched = keys
@@ -377,8 +376,8 @@ class TierClient:
     def purge(self) -> None:
         """Delete every chunk of the namespace, beginning with the next :meth:`flush`.
 
-        Until the purge has succeeded, the tier gets no lookups, loads or stores; a failed purge is
-        tried again. A tier that cannot list and delete its chunks is not used any more.
+        The tier gets no lookups, loads or stores until the purge has succeeded; a failed purge is
+        tried again. A tier that cannot list and delete its chunks stays out of use.
         """
         if not self._stale and not self._erasable:
             _log.warning(
@@ -390,17 +389,17 @@ class TierClient:
         self._known.purge(next(self._job_ids))
 
     def drop_stores(self, count: int) -> None:
-        """Count ``count`` more chunks that are not offered, because stores are refused."""
+        """Add ``count`` to the chunks that were dropped because the tier refuses stores."""
         if count:
             self.stats.dropped[f"store.{self._refusal}"] += count
 
     def drop_lookups(self, count: int) -> None:
-        """Count ``count`` more chunks that are not looked up, because reads are refused."""
+        """Add ``count`` to the lookups that were dropped because the tier refuses reads."""
         self.stats.lookup_chunks += count
         self.stats.dropped["lookup.unavailable"] += count
 
     def withdraw(self) -> None:
-        """Take back the jobs not yet handed over: they are released without a conclusion."""
+        """Cancel the collected jobs, for which the listener gets only ``released``."""
         withdrawn = self._collected
         self._collected, self._open_loads, self._touched = [], {}, ()
         for job in withdrawn:
@@ -410,7 +409,7 @@ class TierClient:
     # --- a step ---------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Hand over the collected jobs in one hop."""
+        """Hand the collected jobs to the tier's runner."""
         if self._touched:
             within_s = self.spec.runner.store_deadline_s
             self._collect(_TOUCH, self._touched, (), NO_REQUEST, within_s)
@@ -474,9 +473,9 @@ class TierClient:
             self._collect(_PURGE, [EVERY_CHUNK], (), NO_REQUEST, _PURGE_DEADLINE_S)
 
     def _admit(self, operation: Operation, count: int, *, whole: bool) -> int:
-        """Return how many of ``count`` chunks may join a queue; count the others as dropped."""
+        """Return how many of ``count`` chunks the queue accepts; count the others as dropped."""
         is_load = operation is _LOAD
-        # A load still begins if it was decided on just before the tier was removed.
+        # A drained tier still accepts loads that were decided just before the draining.
         if (self.stats.reads_open or self._stale) if is_load else not self.takes_stores:
             taken, reason = 0, "unavailable" if is_load else self._refusal
         else:
@@ -552,7 +551,7 @@ class TierClient:
             self._known.discard(job.keys)
             self._listener.deleted(self, job, verdicts)
         elif operation is _PURGE:
-            # No stores were taken since the first request for a purge, so one purge serves all.
+            # The tier gets no stores while a purge is due, so one purge serves all requests for it.
             self._purging = False
             self._stale = verdicts[0] is not _OK
 
@@ -570,7 +569,7 @@ class TierClient:
                 self._log_end("no longer slow", f"{name}: no longer slow")
 
     def _log_end(self, topic: str, message: str) -> None:
-        """Log the end of an outage, after the messages that are still held back."""
+        """Log the end of an outage, after the earlier messages that the log has held back."""
         self.log.say_held_back()
         if not self._runner.log_end(topic, message):
             self.log.often(logging.WARNING, topic, message)
@@ -581,8 +580,7 @@ class TierClient:
             self._listener.released(self, job)
 
     def _stopped(self, report: RunnerStopped, now_s: float) -> None:
-        """Conclude the jobs that have no result, and release them if their I/O has ended."""
-        # A tier in the memory of its process has lost all chunks.
+        # A tier in the memory of the stopped process has lost all chunks.
         self._known.clear()
         for job in self.jobs.running:
             error = None
@@ -594,7 +592,7 @@ class TierClient:
                 self._release(job.job_id)
 
     def _conclude_overdue(self, now_s: float) -> None:
-        """Conclude overdue jobs in place of the runner, whose loop the tier must be blocking."""
+        """Conclude overdue jobs for the runner, whose event loop the tier probably blocks."""
         for job in self.jobs.running:
             if now_s > job.deadline_s + _CONCLUSION_GRACE_S:
                 name, operation = self.spec.name, job.operation.value

@@ -1,4 +1,4 @@
-"""The effect of a tier's reports on its counters."""
+"""The functions that update a tier's counters from the tier's reports."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def count_result(stats: TierStats, job: Job, result: JobResult, now_s: float) ->
     succeeded = verdicts.count(_OK)
     absent = 0
     if operation is _LOOKUP:
-        # An absent chunk is an answer to a lookup, not a failure of it.
+        # An absent chunk is a valid answer to a lookup, not a failure.
         absent = verdicts.count(_NOT_FOUND)
         stats.found_chunks += succeeded
         stats.absent_chunks += absent
@@ -54,7 +54,7 @@ def count_result(stats: TierStats, job: Job, result: JobResult, now_s: float) ->
     if operation in (_LOOKUP, _LOAD, _STORE):
         stats.job_s[operation.value].observe(result.duration_s)
         stats.job_chunks[operation.value].observe(len(verdicts))
-    # A touch is a hint: a failed one loses no chunk.
+    # Failed touches are not counted, because they lose no chunk.
     if succeeded + absent < len(verdicts) and operation is not _TOUCH:
         for reason, count in failure_counts(verdicts).items():
             if not (absent and reason == _NOT_FOUND.value):
@@ -91,17 +91,17 @@ def note_state(stats: TierStats, report: Report, now_s: float) -> None:
 
 
 class Outages:
-    """Counts, per direction, the chunks that were not looked up or stored during an outage."""
+    """The log of outages: how many chunks were not looked up or not stored during each outage."""
 
     def __init__(self, stats: TierStats, log_end: Callable[[str, str], None]) -> None:
         self._stats = stats
         self._log_end = log_end
-        # The count of each direction when its last outage began.
+        # For reads and writes, the number of missed chunks when the last outage began.
         self._missed_before = dict.fromkeys(Direction, 0)
 
     @contextmanager
     def followed(self) -> Iterator[None]:
-        """Detect an outage that begins or ends in the block, which changes the counters."""
+        """Log an outage that ends in the ``with`` block, or note an outage that begins there."""
         before = self._under_way()
         yield
         for direction, is_out in self._under_way().items():

@@ -1,4 +1,4 @@
-"""The callbacks from a tier's client to the engine."""
+"""The callbacks by which a tier's client informs an engine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class TierListener:
-    """Callbacks for the outcome of a tier's jobs. Override those you need; the rest do nothing.
+    """Callbacks for the outcome of a tier's jobs, which do nothing unless they are overridden.
 
     Every method is called on the engine's thread, inside :meth:`TierClient.poll` or
     :meth:`TierClient.close`. A method may hand the client new jobs, and must not raise.
@@ -22,37 +22,39 @@ class TierListener:
     def answered(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
         """Handle the ``verdicts`` of a lookup (``job``) in ``tier``, one per key.
 
-        ``OK`` means present and ``NOT_FOUND`` absent; any other verdict is a failed lookup.
+        ``OK`` means that the tier has the chunk, and ``NOT_FOUND`` that the tier lacks the chunk.
+        Any other verdict is a failed lookup.
         """
 
     def loaded(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
         """Handle the ``verdicts`` of a load (``job``) from ``tier``, one per key.
 
-        Slots with the verdict ``OK`` hold verified chunks. The others may be written until
-        :meth:`released`.
+        Slots with the verdict ``OK`` hold verified chunks. The tier may write the other slots
+        until :meth:`released`.
         """
 
     def stored(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
         """Handle the ``verdicts`` of a store (``job``) into ``tier``, one per key.
 
-        The slots may be read until :meth:`released`.
+        The tier may read the slots until :meth:`released`.
         """
 
     def deleted(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
         """Handle the ``verdicts`` of a deletion (``job``) in ``tier``, one per key."""
 
     def removed(self, tier: TierClient, keys: Sequence[OffloadKey], *, evicted: bool) -> None:
-        """Handle the tier's report that chunks have left it.
+        """Handle the removal of chunks from the tier.
 
         Args:
             tier: the client.
-            keys: the chunks.
-            evicted: true if they made room for others, false if they expired, were deleted or lost.
+            keys: the keys of the chunks.
+            evicted: true if the tier evicted the chunks to make room; false if the chunks expired,
+                were deleted or were lost.
         """
 
     def released(self, tier: TierClient, job: Job) -> None:
         """Handle the end of the I/O of a ``job`` of ``tier``: its slots are no longer touched.
 
-        It follows the job's conclusion. Jobs that :meth:`TierClient.withdraw` takes back are
-        released without one.
+        The call follows the callback for the job's verdicts. A job that
+        :meth:`TierClient.withdraw` takes back gets only this call.
         """
