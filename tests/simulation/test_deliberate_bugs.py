@@ -24,7 +24,6 @@ from kvtier_sdk.runner.loop import TierLoop
 from kvtier_sdk.tiering import tier_client
 from kvtier_sdk.tiering.cascade import Cascade, ManagedTier
 from kvtier_sdk.tiering.job_table import JobTable
-from kvtier_sdk.tiering.known_chunks import KnownChunks
 from kvtier_sdk.tiering.manager import TieringManager
 from kvtier_sdk.tiering.promotions import Promotions
 from kvtier_sdk.tiering.records import PendingLookup, RequestState, Slot, SlotState, Wait
@@ -149,11 +148,6 @@ def what_left_during_its_load_is_known(
 ) -> list[bytes]:
     kept: list[bytes] = original(self, job, keys)
     return keys if job.operation is Operation.LOAD else kept
-
-
-@bug("a load rests on an answer", seed=3739)
-def what_was_loaded_during_a_purge_is_known(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(KnownChunks, "found", lambda self, job, keys: self.add(keys))
 
 
 @bug("promotions leave room to stores", seed=102)
