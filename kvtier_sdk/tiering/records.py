@@ -351,10 +351,9 @@ class RequestState:
         return self.finished and not self.copies and not self.writes
 
     def wait_in(self, step: int) -> Wait:
-        wait = self.wait
-        if wait is None or wait.step != step:
-            self.wait = wait = Wait(step)
-        return wait
+        if self.wait is None or self.wait.step != step:
+            self.wait = Wait(step)
+        return self.wait
 
     def held_slots(self) -> list[int]:
         """Return the slots that the request has claimed or is copying to the device."""

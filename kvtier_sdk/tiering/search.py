@@ -157,7 +157,9 @@ class TierSearch:
             return _MISS
         if pending.waiting:
             if self._primary.now_s <= pending.deadline_s:
-                wait = state.wait_in(self._primary.step)
+                wait = state.wait
+                if wait is None or wait.step != self._primary.step:
+                    wait = state.wait_in(self._primary.step)
                 if pending is not wait.latest:
                     wait.note_lookup(pending)
                 return _RETRY
