@@ -113,7 +113,6 @@ def _memory_limits(proc: Path, cgroup_root: Path) -> Iterator[tuple[Path, int, i
 
 
 def _cached_bytes(directory: Path) -> int:
-    """Return the size of a control group's file cache, which the kernel can reclaim."""
     names = ("inactive_file", "active_file", "total_inactive_file", "total_active_file")
     sizes = dict(line.split() for line in (directory / "memory.stat").read_text().splitlines())
     own = sum(int(sizes.get(name, 0)) for name in names[:2])

@@ -19,7 +19,6 @@ class MappedRegion(NamedTuple):
 
     @classmethod
     def at(cls, address: int) -> Self | None:
-        """Return the region that an address lies in; ``None`` if there is none."""
         with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8") as maps:
             for line in maps:
                 place, permissions, offset, device, inode, *path = line.rstrip("\n").split(None, 5)

@@ -48,7 +48,7 @@ def prefault(mapping: mmap.mmap, fd: int | None) -> None:
 
 
 def reserve(fd: int, size_bytes: int) -> None:
-    """Back every page of a file with memory, without mapping any, so that no touch is a SIGBUS."""
+    """Allocate every page of a file without mapping it, so that a later access cannot fail."""
     try:
         os.posix_fallocate(fd, 0, size_bytes)
     except OSError as error:
@@ -62,7 +62,6 @@ def ask_for_huge_pages(mapping: mmap.mmap) -> None:
 
 
 def huge_page_bytes(mapping: mmap.mmap, *, shared: bool) -> int:
-    """Return how much of a mapping lies in transparent huge pages."""
     if len(mapping) < _HUGE_PAGE_BYTES or (shared and not _shmem_offers_huge_pages()):
         return 0
     begin = _address_of(mapping)

@@ -32,7 +32,6 @@ class PoolFile:
         self.close = weakref.finalize(self, _release, fd, path, os.getpid())
 
     def absent(self, worker: int | None) -> list[str]:
-        """Return the names of the members that have not joined, other than ``worker``."""
         members = [None, *range(self.layout.workers)]
         return [
             _member_name(member)
@@ -52,7 +51,6 @@ def make_unnamed(layout: PoolLayout) -> PoolFile:
 
 
 def open_handle(handle: int | str, layout: PoolLayout | None, worker: int | None) -> PoolFile:
-    """Open a pool file by descriptor or path, as a guest or also as a worker."""
     path = f"/proc/self/fd/{handle}" if isinstance(handle, int) else handle
     try:
         # Opened anew even if a descriptor is given, because a lock belongs to an opening.
@@ -63,7 +61,7 @@ def open_handle(handle: int | str, layout: PoolLayout | None, worker: int | None
             "this process inherited (pass_fds) or /proc/<pid>/fd/<n> of a process that has the pool"
         ) from error
     with _closed_on_failure(fd):
-        # From here on no process sweeps it, so its size does not change.
+        # From here on no process sweeps the file, so its size does not change.
         leases.claim_as_guest(fd)
         found = _layout_of(fd, layout)
         if worker is not None:
@@ -150,7 +148,7 @@ def _open_own(path: Path) -> int | None:
 
 
 def _make_named(path: Path, layout: PoolLayout, worker: int | None) -> PoolFile | None:
-    """Make a file, and name it once it is complete; return ``None`` if another process has."""
+    """Make a complete file with a name; return ``None`` if another process has the name."""
     directory = path.parent
     try:
         check_room(layout.size_bytes, directory)
@@ -203,14 +201,13 @@ def _layout_of(fd: int, expected: PoolLayout | None) -> PoolLayout:
         found = expected
     elif expected not in (None, found):
         raise ConfigError(f"the host pool is {found}; expected {expected}")
-    # A touch after the end of a file is a SIGBUS.
+    # An access after the end of a file kills the process (SIGBUS).
     if size_bytes < found.size_bytes:
         raise ConfigError(f"the file has {size_bytes} bytes; {found} needs {found.size_bytes}")
     return found
 
 
 def _claim(fd: int, layout: PoolLayout, worker: int | None) -> None:
-    """Become a member, unless another process already is this member."""
     if worker is not None:
         layout.check_worker(worker)
     if not leases.claim(fd, worker):

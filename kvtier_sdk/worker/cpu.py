@@ -29,7 +29,6 @@ _Part: TypeAlias = tuple[Int64s, Int64s, Int64s]
 
 
 def copy_runs(destinations: Int64s, sources: Int64s, lengths_bytes: Int64s) -> None:
-    """Copy each run with ``memmove``; ctypes releases the interpreter lock for the call."""
     runs = zip(destinations.tolist(), sources.tolist(), lengths_bytes.tolist(), strict=True)
     for destination, source, length_bytes in runs:
         ctypes.memmove(destination, source, length_bytes)
@@ -175,7 +174,6 @@ class _ThreadedCopy(Copy):
 
 
 def _cpus_of_the_process() -> set[int]:
-    """Return the cores that any thread of the process may run on."""
     cpus: set[int] = set()
     for task in Path("/proc/self/task").iterdir():
         # The thread may have ended since.

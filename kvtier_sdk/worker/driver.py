@@ -38,7 +38,6 @@ class Driver:
     def copy_each(
         self, into: Int64s, out_of: Int64s, lengths_bytes: Int64s, order: int, stream: int
     ) -> None:
-        """Queue the runs one by one."""
         copy, rest = self._copy_one, (*self._copy_arguments, stream)
         for run in zip(into.tolist(), out_of.tolist(), lengths_bytes.tolist(), strict=True):
             if status := copy(*run, *rest):
@@ -62,7 +61,7 @@ class Driver:
     def during_captures(self) -> Iterator[None]:
         """Let this thread make calls that the capture of a graph forbids, such as a query.
 
-        Made otherwise, such a call fails and the capture is lost, even if it is another thread's.
+        Outside this block, such a call fails and ruins a capture, even one of another thread.
         The block must use no stream that is being captured.
         """
         mode = ctypes.c_int(_CAPTURE_RELAXED)

@@ -61,11 +61,9 @@ class PageKernel:
         self._device = device
 
     def allocate(self, size_bytes: int) -> torch.Tensor:
-        """Allocate memory on the device."""
         return torch.empty(size_bytes, dtype=torch.uint8, device=self._device)
 
     def upload(self, numbers: Int64s, stream: torch.cuda.Stream) -> torch.Tensor:
-        """Queue a copy of numbers to the device, and return its destination."""
         with torch.cuda.stream(stream):
             return torch.from_numpy(numbers).pin_memory().to(self._device, non_blocking=True)
 
@@ -104,7 +102,6 @@ class _Staging:
         self._parts = [_Part(kernel.allocate(PART_BYTES)) for _ in range(PARTS)]
 
     def next_part(self) -> _Part:
-        """Return the least recently used part."""
         part = self._parts.pop(0)
         self._parts.append(part)
         return part
@@ -162,7 +159,6 @@ class Gatherer:
 
         @functools.cache
         def block_ids() -> torch.Tensor:
-            """Upload the block ids of all shares, with the first piece that is queued."""
             ids = np.concatenate([share.blocks.ravel() for share in plan.shares])
             return self._kernel.upload(ids, staging.kernels)
 
@@ -283,7 +279,6 @@ def _upload_table(
 
 
 def _bands(layout: GroupLayout) -> Iterator[_Band]:
-    """Cut a chunk into bands."""
     ends = layout.offsets_bytes + layout.lengths_bytes * layout.blocks_per_chunk
     first = 0
     while first < len(ends):

@@ -179,7 +179,7 @@ class DeviceBlocks:
 
 
 def host_layout(memory: torch.Tensor | NDArray[np.uint8]) -> HostLayout:
-    """Describe the slots in a region of host memory, or refuse it."""
+    """Return the layout of the slots in a region of host memory."""
     if isinstance(memory, np.ndarray):
         array = memory
     elif memory.device.type == "cpu":

@@ -101,7 +101,6 @@ class CopyPlan:
         ]
 
     def cut_at(self, addresses: Int64s) -> CopyPlan:
-        """Cut the runs that cross one of these host ``addresses``, given in ascending order."""
         run = self.host.searchsorted(addresses, side="right") - 1
         skipped = addresses - self.host[run]
         crosses = (skipped > 0) & (skipped < self.lengths_bytes[run])
@@ -111,7 +110,7 @@ class CopyPlan:
         return self._cut((begins[run] + skipped)[crosses])
 
     def _cut(self, cuts: Int64s) -> CopyPlan:
-        """Cut the runs at these places in the plan's bytes."""
+        """Cut the runs at these byte offsets of the plan."""
         begins = self.lengths_bytes.cumsum() - self.lengths_bytes
         run = begins.searchsorted(cuts, side="right") - 1
         inside = cuts > begins[run]
@@ -194,7 +193,6 @@ class JobPlan:
 def share_of(
     layout: GroupLayout, host: HostLayout, block_ids: Int64s, first_block: int, slots: Int64s
 ) -> GroupShare:
-    """Return one group's share of a job."""
     per_chunk = layout.blocks_per_chunk
     skipped = first_block % per_chunk
     row = np.full(len(slots) * per_chunk, -1, np.int64)
@@ -249,7 +247,7 @@ def are_apart(layouts: Sequence[GroupLayout]) -> bool:
 
 
 def overlaps(addresses: Int64s, lengths_bytes: Int64s) -> bool:
-    """Return true if two of these pieces of memory share a byte."""
+    """Return true if two of the pieces of memory share a byte."""
     order = addresses.argsort(kind="stable")
     begins = addresses[order]
     return bool((begins[1:] < begins[:-1] + lengths_bytes[order][:-1]).any())

@@ -61,7 +61,7 @@ def test_memory_that_goes_while_a_pool_is_made_is_an_error() -> None:
 
 
 def test_no_page_is_missing_once_a_pool_is_made() -> None:
-    """A page that is missing once memory has run out is a SIGBUS, prefaulted or not."""
+    """If memory runs out, a page without memory kills the process (SIGBUS)."""
     run_with_shm(
         48 * MIB,
         """

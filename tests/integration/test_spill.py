@@ -15,7 +15,6 @@ SLOTS = 150
 
 
 def play(engine: Live, request: ReplayRequest) -> tuple[set[bytes], set[bytes]]:
-    """Serve one request; return the chunks that the primary tier evicted and the tier stored."""
     context = engine.begin(request.request_id)
     # The end of a step can replace the headroom that the step takes.
     window = engine.manager.headroom_slots

@@ -32,7 +32,6 @@ def test_wrong_signatures_are_refused_and_right_ones_are_not(tmp_path: Path) -> 
 
 
 def marked() -> set[tuple[int, str]]:
-    """Return line and code of each expected complaint."""
     lines = enumerate(TIERS.read_text().splitlines(), 1)
     wanted = ((number, re.search(r"# E: ([\w-]+)$", line)) for number, line in lines)
     return {(number, found[1]) for number, found in wanted if found}

@@ -27,7 +27,6 @@ from kvtier_sdk import (
 
 
 def scrape(url: str) -> dict[str, float]:
-    """Return the value of each series by its name and labels, ``name,tier=far``."""
     with urllib.request.urlopen(url, timeout=10) as reply:
         families = list(text_string_to_metric_families(reply.read().decode()))
     return {

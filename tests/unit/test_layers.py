@@ -24,7 +24,6 @@ ROOT = PACKAGE.parent
 
 
 def read_ranks(page: str) -> dict[str, int]:
-    """Read each module's layer from a table; a module imports its own layer and lower ones."""
     ranks = {}
     for layer, rooms in re.findall(r"^\| (\d+) \| ([^|]*) \|", page, re.MULTILINE):
         for room in re.findall(r"`(\w+)`", rooms):
@@ -74,7 +73,6 @@ def is_in(module: str, package: str) -> bool:
 
 
 def home_of(module: str) -> str | None:
-    """Return the table's entry for a module."""
     if module in RANKS:
         return module
     homes = [home for home in RANKS if home != "kvtier_sdk" and is_in(module, home)]
@@ -104,7 +102,6 @@ def imports_of(source: str, module: str, *, is_package: bool = False) -> Iterato
 
 
 def heavy_breaches(imported: Import, module: str) -> list[str]:
-    """Return the breach of a module that imports what only others may."""
     root = imported.module.partition(".")[0]
     homes = ONLY_IN.get(root, (module,))
     if any(is_in(module, allowed) for allowed in homes):
@@ -214,7 +211,6 @@ def test_time_and_tasks_go_through_the_clock(module: str, path: Path) -> None:
 
 
 def imports_at_once(source: str, module: str, names: set[str]) -> set[str]:
-    """Return the modules that an import of a module imports, without its own packages."""
     tree = ast.parse(source)
     later = (ast.FunctionDef, ast.AsyncFunctionDef)
     tree.body = [

@@ -141,7 +141,6 @@ TestARC, TestLRU, TestPrefix = map(machine_of, NAMES)
 
 
 def order_after(name: str, slots: int, calls: str) -> str:
-    """Return the eviction order after inserts (small letters), uses (capitals), removals (-)."""
     policy = made(name, slots)
     letters = iter(calls)
     for letter in letters:

@@ -20,8 +20,6 @@ Said = Callable[[], list[str]]
 
 @pytest.fixture
 def said(caplog: pytest.LogCaptureFixture) -> Said:
-    """Return the messages since the last call."""
-
     def messages() -> list[str]:
         found = list(caplog.messages)
         caplog.clear()

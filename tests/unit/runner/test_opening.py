@@ -17,8 +17,6 @@ from kvtier_sdk.runner.jobs import Operation
 
 @pytest.fixture
 def make_rig(make_rig: Make) -> Make:
-    """Make a runner around a misbehaving tier that the engine can do without."""
-
     def make(*, deadline_s: float = 20.0, required: bool = False, **script: Any) -> Rig:
         options = {
             "required": required,

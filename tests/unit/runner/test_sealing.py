@@ -123,7 +123,6 @@ class Engine:
 
 @pytest.fixture
 def make(tmp_path: Path) -> Callable[..., Engine]:
-    """Make engines of these keys over one store."""
     objects: dict[str, dict[OffloadKey, bytearray]] = {}
 
     def build(*keys: bytes) -> Engine:
@@ -230,7 +229,6 @@ async def test_engines_with_different_keys_do_not_fight(make: Make) -> None:
 
 
 async def test_a_cancelled_job_ends_after_its_thread(make: Make) -> None:
-    """The codec may write to the slot until it returns."""
     engine = make(OURS)
     await stored(engine)
     opening, go_on = threading.Event(), threading.Event()

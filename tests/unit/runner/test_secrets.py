@@ -26,7 +26,6 @@ TROUBLES = ["quote_secret", "wrap_secret", "log_secret", "lose_task"]
 
 @pytest.fixture
 def make_rig(make_rig: Make) -> Make:
-    """Make a runner around a scripted tier with a secret."""
     return partial(make_rig, secret_key=SECRET)
 
 

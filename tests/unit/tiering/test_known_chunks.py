@@ -13,7 +13,6 @@ from kvtier_sdk.tiering.known_chunks import KnownChunks
 
 
 def with_known(make: Make, **options: object) -> Engine:
-    """Make an engine whose tiers have KEYS[:4]; the manager knows it, and its pool lacks them."""
     engine = make(**options)
     engine.store(A, *KEYS[:4])
     engine.step(times=2)

@@ -26,7 +26,6 @@ STEP_S = 0.01
 
 @pytest.fixture
 def make_weak(make: Make) -> Iterator[Make]:
-    """Make an engine whose tiers can be stalled; at the end nothing may be pinned."""
     engines: list[Engine] = []
 
     def build(slots: int = 8, tiers: int = 1, **runner: Any) -> Engine:

@@ -18,7 +18,6 @@ def drain(engine: Engine, tier: int = 0, *, drained: bool = True) -> None:
 
 
 def drained(make: Make) -> Engine:
-    """Make an engine whose tier has KEYS[0] and is taken out."""
     engine = make()
     stored_below(engine, KEYS[0])
     drain(engine)

@@ -32,7 +32,6 @@ needs_triton = pytest.mark.skipif(
 
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch, runtime: FakeCUDA) -> FakePageKernel:
-    """The kernel of all devices; a staging part holds three chunks of :func:`layers`."""
     found = FakePageKernel(copy_pages)
     monkeypatch.setattr(cuda_module, "PageKernel", lambda device: found)
     monkeypatch.setattr(gather_module, "PART_BYTES", 3 * LAYERS * 8 * WORDS)
@@ -50,7 +49,6 @@ def opened_layers(opened: Opener) -> tuple[KVGroup, np.ndarray, OffloadWorker]:
 
 
 def aligned(*shape: int) -> torch.Tensor:
-    """Return random bytes that begin at a multiple of 64, as on a device."""
     flat = filled(int(np.prod(shape)) + 64)
     return flat[-flat.data_ptr() % 64 :][: int(np.prod(shape))].reshape(shape)
 
@@ -64,7 +62,6 @@ def stored(group: KVGroup, block: int) -> bytes:
 
 @st.composite
 def tensors(draw: st.DrawFn) -> list[KVTensor]:
-    """Generate tensors of a group: pages, keys apart from values, padding, kernel blocks."""
     made = []
     for _ in range(draw(st.integers(1, 3))):
         page = 16 * draw(st.integers(1, 5))
