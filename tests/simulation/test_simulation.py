@@ -14,11 +14,11 @@ from support.simulation.__main__ import main
 
 from kvtier_sdk.tiering.manager import TieringManager
 
-#: Those from 0 on happen to load nothing while a tier is out of reach.
+#: The seeds below 100 happen to load nothing while a tier is out of reach.
 FIRST_SEED, SEEDS = 100, 60
 TESTS = Path(__file__).parents[1]
 
-#: Events that must occur in a short run, or it does not test them. They share the first words.
+#: Events that must occur in a short run, which would not test them otherwise, by shared prefix.
 MET = {
     "": "preemptions, choosy requests, touches, results of jobs that were over, lookups put off",
     "requests ": "finished while running",

@@ -121,7 +121,7 @@ def _resident_kib(process: str | int) -> int:
     try:
         pages = int(Path(f"/proc/{process}/statm").read_text(encoding="ascii").split()[1])
     except (OSError, IndexError):
-        return 0  # it has just died
+        return 0  # the process has just ended
     return pages * resource.getpagesize() // 1024
 
 

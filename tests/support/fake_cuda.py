@@ -1,4 +1,4 @@
-"""CUDA and HIP without a device: registrations, streams, events and captures, by their rules.
+"""CUDA and HIP without a device: registrations, streams, events and captures, with their rules.
 
 Device memory is host memory here, so that the copies move bytes. Work on a stream runs in order
 when a caller polls, and stops where a test holds it.
@@ -31,7 +31,7 @@ PATIENCE_S = 30.0
 
 
 class Stream:
-    """A queue of work: a piece of work returns false if it cannot run yet."""
+    """A queue of functions, run in order; a function returns false if it cannot run yet."""
 
     runtime: FakeCUDA
 
@@ -100,8 +100,6 @@ class Event:
 
 
 class FakeCUDA:
-    """The part of a runtime that a worker uses."""
-
     def __init__(self, limit_bytes: int = 1 << 60) -> None:
         self.pieces: dict[int, int] = {}  # sizes of registered memory by address
         self.error = 0
@@ -249,7 +247,7 @@ def without_triton(device: torch.device) -> PageKernel:
 
 
 class FakePageKernel(PageKernel):
-    """A kernel that runs when the work on its stream does."""
+    """A kernel that copies when its stream runs."""
 
     def __init__(self, launch: Callable[..., None]) -> None:
         self.has_failed = False

@@ -1,4 +1,4 @@
-"""Buffers between guards, which reveal a write past them."""
+"""Buffers with guard bytes around them, which reveal a write past a buffer's end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers that a tier may not give, as an author's mistakes cause them."""
+"""Invalid answers of a tier, each of a kind that an author's mistake causes."""
 
 from __future__ import annotations
 

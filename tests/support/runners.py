@@ -1,4 +1,4 @@
-"""A tier that misbehaves as its options say, in a thread or a process, and a rig around it."""
+"""A tier whose options make it misbehave, in a thread or a process, and a rig around it."""
 
 from __future__ import annotations
 
@@ -212,7 +212,6 @@ class MisbehavingTier(MemoryTier):
             threading.Event().wait(0.005)
 
     def _hang_up(self) -> None:
-        """Close the connection to the engine, and go on."""
         for name in os.listdir("/proc/self/fd"):
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as link:
                 if link.family is socket.AF_UNIX and link.getpeername() == "":
@@ -342,7 +341,7 @@ def misbehaving(
 
 
 class SeenRunner:
-    """A runner, and all its reports other than results."""
+    """A runner that keeps all its reports other than results."""
 
     def __init__(self, runner: TierRunner) -> None:
         self.runner = runner
@@ -403,7 +402,6 @@ class Rig(TierListener):
         return self
 
     def join(self) -> None:
-        """Wait for the end of the tier's thread."""
         thread = self.runner._thread  # type: ignore[attr-defined]
         thread.join(_PATIENCE_S)
         assert not thread.is_alive()

@@ -137,7 +137,7 @@ class Act:
     kind: str = "fine"
     #: Its duration.
     after_s: float = 0.0
-    #: True if it goes on after it is cancelled.
+    #: True if the call goes on after its cancellation.
     stubborn: bool = False
 
 
@@ -377,7 +377,6 @@ class Rig:
     def do(
         self, operation: Operation, *names: OffloadKey, keys: int = 1, run_s: float = 1.0
     ) -> list[str]:
-        """Submit a job, let the loop run, and return the job's verdicts."""
         job = self.job(operation, keys, names=names)
         self.submit(job)
         self.run_for(run_s)

@@ -14,7 +14,7 @@ TESTS = Path(__file__).parents[1]
 
 
 def run_with_shm(size_bytes: int, program: str) -> None:
-    """Run a program with a private, empty /dev/shm, and fail the test if it fails.
+    """Run a program with a private, empty /dev/shm; the test fails if the program fails.
 
     The test is skipped if this process may not create a mount namespace.
     """

@@ -20,7 +20,7 @@ from support.mooncake_store import MooncakeStore
 from support.redis_server import Server
 from support.s3_server import S3Server
 
-#: :meth:`Store.damage` flips the lowest bit of this byte, which changes a float32's exponent.
+#: :meth:`Store.damage` flips the lowest bit of this byte, part of a float32's exponent.
 DAMAGED_BYTE = 4003
 _MEMCACHED = Path(__file__).parents[2] / "examples/kvtier-memcached/tests/memcached_server.py"
 
@@ -220,7 +220,7 @@ def _plant(directory: Path, manifest: bytes) -> None:
 
 
 def _files(folder: Path, pattern: str, chunk_bytes: int) -> list[Path]:
-    """Return the files that are large enough for a chunk, while a store may be writing others."""
+    """Return the files that can hold a chunk; tolerate files that a store is still writing."""
     found = []
     for path in folder.rglob(pattern):
         with suppress(FileNotFoundError):

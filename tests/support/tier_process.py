@@ -38,14 +38,14 @@ class HeldBackClock(SystemClock):
             await asyncio.sleep(0.002)
 
     def go_on(self) -> None:
-        """End a pause, for which this waits."""
+        """Wait for a pause, and end it."""
         assert self.paused.wait(30)
         self.paused.clear()
         self._turns.release()
 
 
 class LookClock(HeldBackClock):
-    """A clock by which the engine checks a process only on demand, and then finds jobs late."""
+    """A clock that makes the engine check a process only on demand, and then find jobs late."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ def tier_processes(parent: int) -> dict[int, str]:
     told = {}
     for task in Path(f"/proc/{parent}/task").iterdir():
         children = ""
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the process has ended
             children = (task / "children").read_text()
         for child in map(int, children.split()):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""Real engines, each in a process, and the ways in which they can offload."""
+"""Real engines, each in a process, and their configurations for offloading."""
 
 from __future__ import annotations
 
@@ -116,8 +116,6 @@ def _logprobs(output: dict[str, Any]) -> list[float]:
 
 
 class EngineError(Exception):
-    """An exception of the engine."""
-
     log = ""
 
 
@@ -226,7 +224,7 @@ class Engine:
 
 
 def settle_until(engine: Engine, holds: Callable[[], object], what: str) -> None:
-    """Step an engine that has nothing to do until something holds, for a minute at most."""
+    """Step an idle engine until ``holds`` returns true, for a minute at most."""
     end_s = time.monotonic() + _PATIENCE_S
     while not holds():
         if time.monotonic() > end_s:

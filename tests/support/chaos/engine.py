@@ -63,11 +63,11 @@ class Engine:
             now_s = time.monotonic()
             while next_s <= now_s:
                 next_s += 1 / per_second
-                # An engine has room for so many requests; others wait in its queue.
+                # An engine serves only so many requests at once; the others wait in its queue.
                 if len(self._active) < _MOST_ACTIVE:
                     self._active.append(self._serve(next(arrivals)))
             self._step()
-        # A call that hung may outlive its job: its end gives the slots back.
+        # A hung call may outlive its job; its slots are free only when it ends.
         end_s = time.monotonic() + _PATIENCE_S
         while self._active or any(self._manager.left_over().values()):
             self._step()
@@ -153,7 +153,7 @@ class Engine:
             if result is LookupResult.RETRY:
                 # The tier is asked at the end of the first step, or of the second if the chunk is
                 # known to be there and its load finds no room. A step begins before the manager
-                # looks at its clock, so this is never early.
+                # reads its clock, so this bound never expires a request too early.
                 ends_s = pending.setdefault(key, [])
                 until_s = self._step_began_s - self._lookup_deadline_s
                 self._outcome.late_retries += len(ends_s) > 1 and ends_s[1] < until_s

@@ -34,7 +34,7 @@ def _mirrored(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Mirror(mfusepy.Operations):  # type: ignore[misc]
-    """Passes each call on to a directory, unless it is to be refused."""
+    """A mirror of a directory: refuses the calls that should fail, and passes on all others."""
 
     use_ns = True
 

@@ -45,7 +45,7 @@ _LINK_BYTES_PER_S = 1e6
 _CUT_AFTER_BYTES = 20_000
 _MOUNT_WAIT_S = 10.0
 
-#: Imported by each new interpreter: its wall clock is an hour behind while a file is there.
+#: Imported by each new interpreter: its wall clock is an hour behind while a file exists.
 _CLOCK_BEHIND = """
 import os, time
 
@@ -62,8 +62,6 @@ class CannotHappenError(Exception):
 
 
 class FlaggedClock(SystemClock):
-    """A wall clock that is an hour behind while a file is there."""
-
     def __init__(self, flag: Path) -> None:
         self._flag = flag
 
@@ -96,7 +94,7 @@ class Place(ABC):
     @property
     @abstractmethod
     def url(self) -> str:
-        """The URL of a tier in it, by the way that may be faulty."""
+        """Return the URL of a tier in this place; it leads through the part that may fail."""
 
     @property
     def clean_url(self) -> str:
@@ -158,7 +156,7 @@ class Place(ABC):
 
 
 class ServedPlace(Place):
-    """A place that a server keeps. The link to it is only there for faults of the link."""
+    """A place kept by a server. It has a link to the server only for faults of the link."""
 
     _server: Server | S3Server
     _link: Link | None = None
@@ -277,7 +275,7 @@ class FilePlace(Place):
 
     @contextmanager
     def directory_removed(self) -> Iterator[None]:
-        # The tier may make something in it meanwhile.
+        # The tier may create files in the directory meanwhile.
         shutil.rmtree(self._root, ignore_errors=True)
         yield
 
@@ -292,7 +290,7 @@ class FilePlace(Place):
             os.chown(path, _NOBODY, _NOBODY)
         former = self._root.rename(self._at / "former")
         planted.rename(self._root)
-        while former.exists():  # the tier may make something in it meanwhile
+        while former.exists():  # the tier may create files in the directory meanwhile
             shutil.rmtree(former, ignore_errors=True)
         yield
         shutil.rmtree(self._root)
@@ -384,7 +382,7 @@ class FilePlace(Place):
             time.sleep(0.01)
 
     def _unmount_mirror(self) -> None:
-        # Its death ends calls that hang in it.
+        # Killing the mirror ends the calls that hang in it.
         self._mirror.kill()
         self._mirror.communicate()
         libc = ctypes.CDLL(None, use_errno=True)

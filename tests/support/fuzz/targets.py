@@ -128,7 +128,7 @@ def file_header(data: bytes) -> None:
     """The header of a file tier's root is read back unchanged, or counts as damaged."""
     content = bytearray(data.ljust(4096, b"\0"))
     if data[:1] != b"\xff":
-        # A checksum that fits lets the fuzzer see what lies behind it.
+        # With a correct checksum, the fuzzer reaches the code that reads the fields.
         content[:8] = b"kvtfile1"
         leases = int.from_bytes(content[56:60], "little")
         checksum = zlib.crc32(memoryview(content)[16 : 60 + 32 * leases])

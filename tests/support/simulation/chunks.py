@@ -47,7 +47,6 @@ class ChunkTree:
         self._conversations.append(path)
 
     def keys(self, path: bytes) -> list[OffloadKey]:
-        """Return the chunks of a path, in the order in which an engine names them."""
         keys = self._keys.get(path)
         if keys is None:
             keys = self._keys[path] = self._make_keys(path)

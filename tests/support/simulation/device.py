@@ -66,7 +66,7 @@ class Device:
                 self._compare(copy)
 
     def run(self) -> None:
-        """Run one step, in which some of the writes arrive."""
+        """Run one step, which completes some of the writes."""
         for copy in self.all:
             if copy.writes and not copy.written and self._rng.random() < 0.4:
                 self._write(copy)

@@ -45,7 +45,7 @@ class _Request:
 
 
 class Engine:
-    """An engine that drives the manager, and holds it to its answers."""
+    """An engine that drives the manager, and checks that its answers come true."""
 
     def __init__(self, world: World) -> None:
         self.counts: Counter[str] = Counter()
@@ -112,7 +112,7 @@ class Engine:
             self._finish(request, "aborted")
 
     def excuse(self, duration_s: float) -> None:
-        """Subtract a lull from the requests' waits, since the engine caused it."""
+        """Subtract a pause from the requests' waits, since the engine caused the pause."""
         for request in self.requests:
             request.waits_since_s += duration_s
 
@@ -206,7 +206,7 @@ class Engine:
             hits, pending = 0, True
         elif self._rng.random() < 0.3:
             hits, pending = self._manager.lookup_prefix(keys, request.context)
-            # It does not tell which chunk ended the prefix.
+            # The answer does not tell which chunk ended the prefix.
             request_id = request.context.request_id
             self.missed |= {(request_id, key) for key in self._inside.missed(request_id)}
             self._note("lookup_prefix", request.context.request_id, keys, hits, pending)

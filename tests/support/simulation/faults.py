@@ -1,4 +1,4 @@
-"""Faults of a tier, call by call, as the seed says."""
+"""Faults of a tier, drawn from a seed for each call."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _KINDS = {"error": 4, "bug": 1, "late": 2, "hang": 2, "some": 4, "damage": 4, "l
 
 
 class Weather:
-    """The faults of one tier. Each call draws its own, so that calls do not affect each other."""
+    """The faults of one tier, drawn for each call by itself: calls do not affect each other."""
 
     def __init__(self, plan: TierPlan, rng: random.Random, clock: Clock) -> None:
         self.calm = False  # no more faults and delays
@@ -60,7 +60,7 @@ class Weather:
     async def suffer(self) -> str:
         rng = self._rng
         kind = self._draw()
-        # All is drawn before the first wait, so that the order of calls changes nothing.
+        # Draw everything before the first wait: then the order of calls changes no draw.
         latency_s = 0.0 if self.calm else rng.uniform(0, self._plan.latency_s)
         late_s = rng.uniform(0.5, 2.0) * self._plan.longest_s
         error = rng.choice(_ERRORS)("drawn")

@@ -59,7 +59,7 @@ class Inside:
                 yield key
 
     def count_offers_again(self) -> Counter[ManagedTier]:
-        """Count chunks that are offered to a tier a second time; a compiled core counts none."""
+        """Count chunks offered to a tier more than once; the counter needs an uncompiled core."""
         cascade = self._manager._cascade
         take_failed = cascade._take_failed
         counts: Counter[ManagedTier] = Counter()

@@ -83,17 +83,17 @@ class Ledger:
         self._lingering: dict[int, Job] = {}
         # Jobs from before the last reset, whose results mean nothing.
         self._outdated: set[int] = set()
-        # Loads that failed since then.
+        # Loads that failed since the last reset, by chunk.
         self._failed: Counter[OffloadKey] = Counter()
-        # Loads of known chunks that rest on no answer.
+        # Loads of known chunks, started without a lookup in the tier.
         self._unasked: set[tuple[int, OffloadKey]] = set()
         self._results: dict[int, JobResult] = {}
         # Known chunks that have left since; chunks that left while these jobs moved them.
         self._left: set[OffloadKey] = set()
         self._left_meanwhile: set[tuple[int, OffloadKey]] = set()
         self._put_by_job: set[tuple[int, OffloadKey]] = set()
-        # Resets of the tiers too, counted; since which of them a job is under way, and since which
-        # a chunk is stored.
+        # A count of the resets that cleared the tiers too, and its value when each job began, and
+        # when each chunk was stored.
         self._era = 0
         self._job_eras: dict[int, int] = {}
         self._put_eras: dict[OffloadKey, int] = {}
@@ -162,7 +162,6 @@ class Ledger:
                 self._put_eras[key] = max(self._put_eras.get(key, 0), self._job_eras[job.job_id])
 
     def reset(self, *, tiers_too: bool) -> None:
-        """Note a reset of the manager, which makes earlier answers invalid."""
         self._era += tiers_too
         if tiers_too:
             self.known.clear()

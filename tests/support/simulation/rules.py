@@ -255,7 +255,7 @@ class Rules:
                     )
 
     def _check_stores(self) -> None:
-        """Check that a tier with ``through`` counts each chunk that it was not given."""
+        """Check that each write-through tier counted every store that it did not receive."""
         if IS_COMPILED:
             return
         inside = self._inside

@@ -1,4 +1,4 @@
-"""The rule that a chunk owed to a tier stays in the primary tier until the tier has got it."""
+"""The rule that the primary tier keeps a chunk until every tier that is owed it has it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class SpillRule:
         self.resetting = False  # a reset forgets chunks, and does not evict them
         self._breach = on_breach
         self._owed: list[tuple[ManagedTier, Ledger]] = []
-        # By tier: chunks that were readable while it refused stores, or that it is not to be given.
+        # By tier: chunks that were readable while the tier refused stores, or are not meant for it.
         self._let_go: dict[str, set[OffloadKey]] = {}
 
     def watch(self, inside: Inside, ledgers: Sequence[Ledger]) -> None:

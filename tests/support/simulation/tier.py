@@ -26,7 +26,7 @@ _LEAVES_WHILE_LOADED = 0.1
 
 
 class SimulatedTier(MemoryTier):
-    """A tier with real bytes and evictions, and delays, errors and damage as the seed says."""
+    """A tier with real bytes and evictions; a seed decides its delays, errors and damage."""
 
     config_model: ClassVar[type[MemoryTierConfig]] = SimulatedTierConfig
     config: Any

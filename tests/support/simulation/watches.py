@@ -27,7 +27,6 @@ class WatchedMemory:
         return self._pool.region
 
     def padded_view(self, slot: int, alignment: int, holder: str = "") -> memoryview:
-        """A slot's payload, its length rounded up to ``alignment``."""
         view = self._views.get((slot, alignment))
         if view is None:
             view = self._views[slot, alignment] = self._pool.padded_view(slot, alignment)

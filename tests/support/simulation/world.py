@@ -117,7 +117,7 @@ class World:
         raise breach
 
     def note_error(self, message: str) -> None:
-        """Note an error that the SDK has logged, which it must not do for a tier's fault."""
+        """Note an error logged by the SDK; for a tier's fault it may log only warnings."""
         self._first_breach = self._first_breach or Breach("nothing fails inside the SDK", message)
 
     def explain(self, error: Exception) -> Breach:
@@ -338,7 +338,7 @@ class World:
             self.engine.abort_all()
         self._play_until_idle()
         self._run_tiers(_RECOVERY_S)
-        # Recency may still be handed over, and reports taken.
+        # The manager may still have recency to hand to the tiers, and reports to read.
         self._play_until_idle()
         self.rules.check_rest()
         for tier, loop in zip(self.inside.tiers, self.loops, strict=True):
@@ -387,8 +387,6 @@ def _errors_of_the_sdk(on_error: Callable[[str], None]) -> Iterator[None]:
 
 
 class _Listener(logging.Handler):
-    """A handler that passes each record on in words."""
-
     def __init__(self, on_error: Callable[[str], None]) -> None:
         super().__init__(logging.ERROR)
         self._on_error = on_error

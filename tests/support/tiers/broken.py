@@ -402,7 +402,7 @@ class AcceptsNonsense(BrokenTier, fails="check_bad_settings_fail_in_open"):
 
 
 class TakesNonsenseForAnOutage(BrokenTier, fails="check_bad_settings_fail_in_open"):
-    """Reports every failure of open as an outage, a wrong setting too."""
+    """Reports every failure of open as an outage, even a wrong setting."""
 
     async def open(self) -> None:
         try:
@@ -643,7 +643,7 @@ class UsesWhatItExamines(BrokenTier, fails="check_maintenance_records_no_use"):
 
 
 class CountsNothing(BrokenTier, fails="check_usage_counts_what_is_stored"):
-    """Counts only chunks stored since it started to count, which it never does."""
+    """Counts only chunks stored after counting began, but never begins to count."""
 
     async def usage(self) -> Usage:
         return Usage(0, 0, None)
@@ -663,7 +663,7 @@ class CountsItsOwn(BrokenTier, fails="check_usage_counts_what_is_stored"):
 
 
 class ReportsWhatItKeeps(BrokenTier, fails="check_a_reported_removal_is_true"):
-    """Reports the oldest chunk as evicted before it knows whether it can be."""
+    """Reports the oldest chunk as evicted before the eviction has succeeded."""
 
     async def store_chunk(self, transfer: Transfer) -> None:
         try:
@@ -693,7 +693,7 @@ class RenewsTheAge(BrokenTier, fails="check_no_use_extends_the_maximum_age"):
 
 
 class FullIsAnyError(BrokenTier, fails="check_a_full_tier_refuses_or_makes_room"):
-    """Is full, and raises an error that does not say so."""
+    """Is full, but raises an error that does not mean "full"."""
 
     async def store_chunk(self, transfer: Transfer) -> None:
         try:

@@ -72,7 +72,7 @@ class ByTheBook(OddTier):
 
 
 class Unordered(OddTier):
-    """Handles the chunks of a batch in any order, and answers in the right one."""
+    """Handles a batch's chunks in any order, but returns the results in the batch's order."""
 
     def __init__(self, config: TierConfig, context: TierContext) -> None:
         super().__init__(config, context)
@@ -151,7 +151,7 @@ class Mending(OddTier):
 
 
 class Impatient(OddTier):
-    """Gives up a store that hangs, by itself."""
+    """Gives up a hung store itself, without waiting to be cancelled."""
 
     async def reach(self) -> None:
         try:

@@ -37,7 +37,7 @@ class SealedTierConfig(MemoryTierConfig):
 
 
 class SealedTier(SecondaryTierManager):
-    """Header and payload of a transfer are together the payload that is sealed."""
+    """Seals the header and the payload of a transfer together, as one payload."""
 
     config_model: ClassVar[type[TierConfig]] = SealedTierConfig
     medium = Medium.CPU
