@@ -1,4 +1,4 @@
-"""Deliberate bugs: each breaks one rule of the code, and the simulation has to find it.
+"""Deliberate bugs: each breaks one rule of the code, and the simulation has to find the bug.
 
 Each is a small change to one method. ``-s`` shows how many seeds were needed.
 """

@@ -14,11 +14,11 @@ from support.simulation.__main__ import main
 
 from kvtier_sdk.tiering.manager import TieringManager
 
-#: The seeds below 100 happen to load nothing while a tier is out of reach.
+#: As many seeds from 0 on happen to load nothing while a tier is out of reach.
 FIRST_SEED, SEEDS = 100, 60
 TESTS = Path(__file__).parents[1]
 
-#: Events that must occur in a short run, which would not test them otherwise, by shared prefix.
+#: Events that must occur in a short run for it to test them, by their shared first words.
 MET = {
     "": "preemptions, choosy requests, touches, results of jobs that were over, lookups put off",
     "requests ": "finished while running",

@@ -29,7 +29,7 @@ def stranger(wheels: Path) -> dict[str, str]:
         for name, value in os.environ.items()
         if name not in ("PYTHONPATH", "VIRTUAL_ENV", "MAKEFLAGS", "MAKELEVEL")
     }
-    # Compiling takes longer than it saves, since few of the installed modules are imported.
+    # Do not compile: only a few of the installed modules are ever imported.
     ours = {"PIP_OPTIONS": f"--find-links {wheels}", "PIP_NO_COMPILE": "1"}
     return kept | ours | {"PYTHON": sys.executable}
 

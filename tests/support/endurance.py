@@ -104,7 +104,7 @@ def main() -> int:
 def take_sample() -> dict[str, int]:
     children = tier_processes(os.getpid())
     status = Path("/proc/self/status").read_text(encoding="ascii")
-    # The host pool, and files in /dev/shm that carry our name.
+    # Include the host pool, and files in /dev/shm with our name.
     pool_kib = int(status.partition("RssShmem:")[2].split()[0])
     left = [file.stat().st_size for file in Path("/dev/shm").glob("*kvtier*") if file.is_file()]
     return {

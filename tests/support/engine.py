@@ -151,7 +151,7 @@ class Engine(Live):
             self.manager.on_schedule_end()
             until_s = self.clock.now_s() + duration_s
             for runner in self.runners:
-                # The runners share a clock, so each runs only for the time that is left.
+                # The runners share a clock: each runs only until the end of the step.
                 runner.run_for(max(0.0, until_s - self.clock.now_s()))
                 runner.run_for(0.0)
 
@@ -185,7 +185,7 @@ class Engine(Live):
         assert usage.free + usage.ready == usage.slots
 
     def at_rest_with(self, *, writing: int) -> None:
-        """Assert the same, except that the device is still writing ``writing`` slots."""
+        """Assert that nothing is left over, except ``writing`` slots that the device still writes."""
         for _ in range(3):
             self.step(1.0)
         usage = self.manager.usage()

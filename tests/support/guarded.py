@@ -1,4 +1,4 @@
-"""Buffers with guard bytes around them, which reveal a write past a buffer's end."""
+"""Buffers with guard bytes around them, which reveal a write outside of the buffers."""
 
 from __future__ import annotations
 

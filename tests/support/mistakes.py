@@ -1,4 +1,4 @@
-"""The likeliest mistakes of an operator, and a healthy start, with the output of each."""
+"""An operator's likeliest mistakes and a healthy start, each with the output of the start."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _OURS = {
 _VLLMS: dict[str, Any] = {"spec_name": "TieringOffloadingSpec", "cpu_bytes_to_use": 1 << 20}
 
 #: Title to the mistake: TOML for an engine of our own, or ``kv_connector_extra_config`` for vLLM.
-#: Names in braces stand for places that a test makes.
+#: Names in braces stand for directories and servers that a test makes.
 MISTAKES: dict[str, str | dict[str, Any]] = {
     "An option is misspelt": _engine_with('"file:{dir}/kv?capcity=1GiB"'),
     "A size has a unit that does not exist": _engine_with('"file:{dir}/kv?capacity=200Gig"'),

@@ -19,7 +19,7 @@ async def _wait() -> None:
 def _coroutines(count: int) -> list[Any]:
     made = [_wait() for _ in range(count)]
     for coroutine in made:
-        coroutine.close()  # or Python warns that it was never awaited
+        coroutine.close()  # Python warns of a coroutine that was never awaited
     return made
 
 

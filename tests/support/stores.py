@@ -86,7 +86,7 @@ class Folder(Store):
         # Try repeatedly, since a tier may be writing below it.
         while self._folder.is_dir():
             shutil.rmtree(self._folder, ignore_errors=True)
-            # Put a file there, or the tier would recreate its root.
+            # Put a file in its place, since the tier would recreate a missing root.
             self._folder.touch()
 
     def _files(self) -> list[Path]:

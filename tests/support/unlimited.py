@@ -1,4 +1,4 @@
-"""An unlimited cache, the reference for hit rates."""
+"""The hits of an unlimited cache, as the reference for hit rates."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ import time
 from dataclasses import fields
 from typing import Any
 
-# No compilation: several engines start one after the other, and each serves only a few prompts.
+# Do not compile: each engine serves so few prompts that compiling would only cost time.
 os.environ.update(
     OMP_NUM_THREADS=sys.argv[2],
     TORCHDYNAMO_DISABLE="1",

@@ -18,7 +18,7 @@ class _Source:
 
     def fresh(self, least: int, most: int) -> list[OffloadKey]:
         numbers = islice(self._numbers, self.random.randint(least, most))
-        # Policies sample by the key, so its bytes have to differ as a hash's do.
+        # Policies sample by the key, so keys have to be spread evenly, like hashes.
         return [make_offload_key(random.Random(number).randbytes(32)) for number in numbers]
 
 

@@ -60,7 +60,7 @@ def _play(scenario: Scenario, place: Place, pace: Pace, seed: int) -> Outcome:
         "url": place.url,
         "runner": scenario.runner,
         "lookup_deadline": LOOKUP_DEADLINE_S,
-        # A new engine would wait longer.
+        # An engine that has just started would wait longer.
         "max_lookup_deadline": LOOKUP_DEADLINE_S,
         "probe_interval": pace.probe_interval_s,
         "max_probe_interval": pace.probe_interval_s,

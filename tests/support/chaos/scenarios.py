@@ -1,4 +1,4 @@
-"""Each fault with each backend and runner that it can happen to, and the outcome of playing it."""
+"""Every fault with every backend and runner that can have it, and the outcome of a scenario."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Targets of the fuzzers: functions of bytes, which raise where a rule does not hold.
+"""Targets of the fuzzers: functions of bytes, which raise if a rule is broken.
 
-All have one rule: bytes from others are read, or refused with a declared error. They are never half
-believed, and no length in them decides how much memory is allocated.
+All have one rule: bytes from others are read, or refused with a declared error. They are never
+accepted in part, and no length in them decides how much memory is allocated.
 """
 
 from __future__ import annotations

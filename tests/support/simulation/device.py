@@ -36,7 +36,7 @@ class Device:
         on_breach: Callable[[str, str], None],
     ) -> None:
         self.live: list[Copy] = []
-        # Copies from before a reset go on, but the engine never completes them.
+        # Copies that began before a reset; they go on, but the engine never completes them.
         self.stale: list[Copy] = []
         self._views = [pool.view(slot, "device") for slot in range(pool.slots)]
         self._content = content

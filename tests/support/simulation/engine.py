@@ -22,11 +22,11 @@ _LONGEST_FLUSH_STEPS = 6
 
 
 class _Phase(Enum):
-    #: Looks its prefix up until nothing is pending.
+    #: The request looks its prefix up until nothing is pending.
     WAITING = "waiting"
-    #: Its hits are being copied to the device.
+    #: The request's hits are being copied to the device.
     LOADING = "loading"
-    #: Computes and stores the rest.
+    #: The request computes and stores the rest.
     RUNNING = "running"
 
 
@@ -225,7 +225,7 @@ class Engine:
                 )
             return
         self._count("lookups with hits" if hits else "lookups without hits")
-        # There may be no room on the device: the request asks again.
+        # Sometimes the device has no room, and the request looks up again later.
         if self._rng.random() < 0.1:
             request.waits_since_s = self._clock.now_s()
             return
@@ -318,7 +318,7 @@ class Engine:
 
 def _patience_s(plan: Plan) -> float:
     step_s = plan.step_s * len(plan.tiers)
-    # Where few chunks are looked up at once, it is one request after the other.
+    # If few chunks may be looked up at once, requests take turns.
     lookups_s = plan.requests * _lookup_deadline_s(plan)
     loads_s = sum(float(tier.options["load_deadline"]) for tier in plan.tiers)
     chunks = 2 * plan.depth * plan.groups

@@ -30,7 +30,7 @@ from support.simulation.breach import short
 
 #: Tolerance for two moments of the virtual clock that are meant to be equal.
 ROUNDING_S = 1e-6
-#: Rate of polls that bring a result of a job that is over.
+#: Fraction of the polls that also return the result of a job that is already over.
 _LATE_RATE = 0.02
 
 
@@ -47,7 +47,7 @@ class Ledger:
     """Every job of one tier, from its hand-over to the end of its I/O.
 
     A job runs until its result, and lingers until its I/O has ended. The manager learns both
-    later: until then the job is *pending* and *held* for it.
+    later: until then the manager counts the job as *pending* and *held*.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Ledger:
     ) -> None:
         self.name = name
         self.pending: dict[int, Job] = {}  # jobs without a result for the manager
-        # Jobs that hold pins, since the manager has not learned of their end.
+        # Jobs whose end the manager has not learned of, so that they hold pins.
         self.held: dict[int, Job] = {}
         # How often lookups since the last reset have found each chunk.
         self.found: Counter[OffloadKey] = Counter()
@@ -374,11 +374,11 @@ class WatchedRunner(InlineRunner):
         self.discard()
 
     def discard(self) -> None:
-        """End hung calls, which may do harm to the last, and then the loop."""
+        """End hung calls, which may write to buffers until their end, and then the loop."""
         if self._event_loop.is_closed():
             return
         self._let_go()
-        # Jobs that were just handed over have not even begun.
+        # Jobs that were just handed over have not begun.
         self.run_for(0)
         while tasks := asyncio.all_tasks(self._event_loop):
             for task in tasks:

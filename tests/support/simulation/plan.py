@@ -50,7 +50,7 @@ class Plan:
 
 def draw_plan(rng: random.Random, policies: Sequence[str]) -> Plan:
     slots = rng.choice([4, 6, 8, 12, 16, 20, 24, 32, 40])
-    # A share of the seeds has no faults at all: a breach there happens in everyday use.
+    # Some seeds have no faults at all: a breach in them would occur in everyday use.
     fault_rate = rng.choice([0.0, 0.02, 0.06, 0.2])
     tiers = rng.choices([1, 2, 3], [2, 7, 1])[0]
     return Plan(

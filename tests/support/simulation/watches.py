@@ -10,7 +10,7 @@ from kvtier_sdk.types import OffloadKey, Region, RequestContext
 
 
 class WatchedMemory:
-    """The pool as a runner sees it; it knows the slot of each view."""
+    """The pool as a runner sees it, which records the slot of each view."""
 
     def __init__(self, pool: HostPool) -> None:
         self._pool = pool

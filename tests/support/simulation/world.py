@@ -289,7 +289,7 @@ class World:
             self._run_tiers(self.rng.uniform(0, self.plan.step_s), stalled)
             if self.rng.random() < self.plan.lull_rate:
                 self.journal.note("lull")
-                # An engine asks before it sleeps, and steps while there is work to hand over.
+                # An engine asks for work before it sleeps, and steps while there is any.
                 if self.manager.has_pending_work():
                     self.manager.on_schedule_end()
                     self.manager.has_pending_work()

@@ -428,7 +428,7 @@ class ClosesForAll(BrokenTier, fails="check_instances_are_independent"):
 
 
 class KeepsToItsProcess(BrokenTier, fails="check_processes_share_a_place"):
-    """Keeps its index in memory, and does not look at what other processes store."""
+    """Keeps its index in memory, and never sees the chunks that other processes store."""
 
     @property
     def shelf(self) -> Shelf:
@@ -546,7 +546,7 @@ class HangsWithItsStore(BrokenTier, fails="check_a_tier_comes_back_after_a_hang"
 
 
 class SwallowsOutages(BrokenTier, fails="check_an_outage_is_no_miss"):
-    """Reports a chunk as absent when it cannot know."""
+    """Reports a chunk as absent during an outage."""
 
     async def contains_chunk(self, key: OffloadKey) -> bool:
         try:

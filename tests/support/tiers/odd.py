@@ -183,7 +183,7 @@ class FirstComeFirstKept(OddTier):
 
 
 class AllOrNothing(OddTier):
-    """Raises an outage for a whole batch, as it should, and has no optional capability."""
+    """Raises one outage for a whole batch, and has no optional capability."""
 
     capabilities = Capability.NONE
 
@@ -210,7 +210,7 @@ class KeepsItsLastError(OddTier):
 
 
 class Shaky(OddTier):
-    """Fails every fifth call, and would do the same call a moment later."""
+    """Fails every fifth call, but succeeds if the call is repeated."""
 
     _calls = 0
 
@@ -244,7 +244,7 @@ class OfThisProcess(OddTier):
 
 
 class Aligned(OddTier):
-    """Needs every buffer to be whole pages, at the start of a page."""
+    """Needs buffers that begin at a page and are whole pages long."""
 
     alignment: ClassVar[int] = 4096
 
