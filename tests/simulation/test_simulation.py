@@ -14,7 +14,7 @@ from support.simulation.__main__ import main
 
 from kvtier_sdk.tiering.manager import TieringManager
 
-#: As many seeds from 0 on happen to load nothing while a tier is out of reach.
+#: The 60 seeds from 0 on happen to load nothing while a tier is out of reach.
 FIRST_SEED, SEEDS = 100, 60
 TESTS = Path(__file__).parents[1]
 

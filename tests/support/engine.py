@@ -185,7 +185,7 @@ class Engine(Live):
         assert usage.free + usage.ready == usage.slots
 
     def at_rest_with(self, *, writing: int) -> None:
-        """Assert that nothing is left over, except ``writing`` slots that the device still writes."""
+        """Assert that nothing is left over but ``writing`` slots that the device still writes."""
         for _ in range(3):
             self.step(1.0)
         usage = self.manager.usage()

@@ -1,4 +1,4 @@
-"""The rule that the primary tier keeps a chunk until every tier that is owed it has it."""
+"""The rule that the primary tier keeps a chunk until each tier that must get the chunk has it."""
 
 from __future__ import annotations
 
