@@ -1,6 +1,6 @@
-"""Incidents of systems like this one, which must not happen here.
+"""Incidents of similar systems, played here to show that kvtier avoids them.
 
-The docstring of each test names a change to the code that makes it fail.
+Each test's docstring names a change to the code that would make the test fail.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ EngineFactory = Callable[..., Engine]
 
 
 def chunk_files(root: Path) -> list[Path]:
-    """Return the files of chunks, those being written included."""
+    """Return all chunk files, including those still being written."""
     return [path for pattern in ("*.kv", "*.tmp") for path in root.rglob(pattern)]
 
 
@@ -236,7 +236,7 @@ def test_case_16_three_failures_and_then_the_server_recovers(make: EngineFactory
     """
     engine = make(breaker_failures=3, probe_interval="1s")
     tier = engine.tiers[0]
-    # In the first outage a probe fails too, and the next one comes two seconds later.
+    # During the first outage a probe fails too, which doubles the pause before the next probe.
     for outage_s, recovery_s in ((1.0, 2.0), (0.0, 1.0)):
         tier.on_store = lambda transfer: TierUnavailableError("gone", retryable=False)
         for key in KEYS[:3]:
@@ -246,7 +246,7 @@ def test_case_16_three_failures_and_then_the_server_recovers(make: EngineFactory
         engine.manager.on_schedule_end()
         assert engine.manager.stats[1].stores_open == 1
         tier.on_store = lambda transfer: None
-        # No request comes meanwhile: the tier is probed with a chunk of its own.
+        # No request arrives, so only the tier's own probe can close the breaker.
         engine.runners[0].run_for(recovery_s)
         engine.manager.on_schedule_end()
         assert engine.manager.stats[1].stores_open == 0
@@ -370,7 +370,7 @@ def test_a_frozen_redis_is_slow_long_before_its_deadline(server: Server, runner:
         output = engine.manager.prepare_store(KEYS[1:3], request)
         engine.manager.complete_store(output.keys_to_store, request)
         engine.manager.on_schedule_end()
-        # No step, as in an idle engine: a scrape finds out.
+        # The engine is idle: no step runs, so the scrape itself must notice the slow tier.
         server.wait_until(lambda: client.stats_now().is_slow, "the tier is slow")
         engine.step()
         assert client.stats.is_slow
@@ -420,7 +420,7 @@ def test_whole_stores_are_bounded_too_and_a_slow_tier_gets_none(
         open_tier(spec, pool, Namespace({}), TierListener()) as client,
     ):
         server.pause()
-        # An empty queue takes any number: a job is never too large for good.
+        # An empty queue accepts a job of any size; otherwise a large job could never start.
         assert client.store(KEYS[:12], range(12), request, whole=True) is not None
         assert client.store(KEYS[12:13], [12], request, whole=True) is None
         client.flush()

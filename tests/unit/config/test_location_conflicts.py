@@ -1,4 +1,4 @@
-"""Tiers that share a place with another tier are told from those that do not."""
+"""Tiers that use the same location are rejected; other tiers are accepted."""
 
 from __future__ import annotations
 
