@@ -1,4 +1,4 @@
-"""The tutorial page and ``make demo`` show the output that the demo really prints."""
+"""``docs/afternoon.md`` names the packages that the demo needs, and shows the output that it prints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every eviction policy against a model of the resident chunks, and cases that each handles well."""
+"""Every eviction policy against a model of the resident chunks, and the strengths of each."""
 
 from __future__ import annotations
 
@@ -160,8 +160,6 @@ def order_after(name: str, slots: int, calls: str) -> str:
         # Chunks used once go first, even if more recent than chunks used twice.
         ("arc", "abA" + "cd", "bcda"),
         ("arc", "abcdBA", "cdba"),
-        # 'a' returns while ARC still remembers it. It joins the chunks used twice, and the target size of
-        # the chunks used once grows by one, which keeps 'd'.
         ("arc", "abcC-ad-ba", "cad"),
         ("arc", "abcC-ad-bae", "dcae"),
         # Before the simulations have a result, a second use delays eviction by a quarter of a pass

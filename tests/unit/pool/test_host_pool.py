@@ -55,7 +55,7 @@ def test_there_is_no_other_slot(pool: HostPool, slot: int) -> None:
         pool.view(slot)
 
 
-# Objects derived from a view; all but the first keep it alive.
+# Ways to keep a view in use: the view itself, or an object made from it.
 KEPT: dict[str, Callable[[memoryview], Any]] = {
     "the view": lambda view: view,
     "a slice": lambda view: view[10:20],
