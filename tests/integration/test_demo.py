@@ -1,4 +1,4 @@
-"""``docs/afternoon.md`` names the packages that the demo needs, and shows the output that it prints."""
+"""``docs/afternoon.md`` names the packages that the demo needs, and shows the demo's output."""
 
 from __future__ import annotations
 

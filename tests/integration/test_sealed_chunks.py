@@ -85,8 +85,8 @@ def test_two_engines_with_different_keys_come_to_rest(empty_store: Store, tmp_pa
                 push_out(engine, turn)
         assert served == [{"MISS"}] * 4 + [{"HIT"}, {"MISS"}]
         count = len(CHUNKS)
-        # A known chunk is loaded without a lookup. If that fails, the tier finds the chunk in a lookup,
-        # and the chunk is loaded once more.
+        # A known chunk is loaded without a lookup. If that fails, a lookup finds the chunk in the
+        # tier, and the chunk is loaded once more.
         assert failures(ours) == {"load.auth": 2 * count}
         assert failures(theirs) == {"load.auth": 4 * count, "store.auth": 2 * count}
 

@@ -31,7 +31,7 @@ DOCUMENTED = {**SDK, "Clock.gather_bounded": kvtier_sdk.Clock.gather_bounded}
 PROSE = {name: inspect.getdoc(found) or "" for name, found in DOCUMENTED.items()}
 BLOCKS = {name: re.findall(r"::\n\n((?:    .*\n|\n)+)", text) for name, text in PROSE.items()}
 IMPORTS = "import itertools, os, tempfile, uuid\nfrom pathlib import Path\n"
-#: Examples that need a server with their own protocol, so they are only compiled.
+#: Examples that need a server with its own protocol, so they are only compiled.
 NEED_A_SERVER = {"Connection", "ConnectionPool"}
 
 

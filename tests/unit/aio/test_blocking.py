@@ -56,8 +56,8 @@ async def test_an_exception_is_raised_here_and_ends_no_thread(error: BaseExcepti
 
 
 def test_even_a_stop_iteration_comes_back() -> None:
-    # A future cannot carry StopIteration. If the test fails, its coroutine waits for ever and cannot
-    # be cancelled, so run it in a new process.
+    # A future cannot carry StopIteration. If the test fails, its coroutine waits for ever and
+    # cannot be cancelled, so run it in a new process.
     code = """
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Tiers that use the same location are rejected; other tiers are accepted."""
+"""Tiers with conflicting locations are rejected; all others are accepted."""
 
 from __future__ import annotations
 

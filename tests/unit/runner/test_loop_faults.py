@@ -119,7 +119,7 @@ def test_lookups_that_can_examine_no_object_open_it(make: Make) -> None:
 @pytest.mark.parametrize("operation", [LOAD, STORE])
 @pytest.mark.parametrize("way", ["raised", "raised as it is", "returned"])
 def test_a_kept_exception_holds_no_buffer(make: Make, operation: Operation, way: str) -> None:
-    """Clients in Rust keep the last exception, with its traceback's locals, until their next call."""
+    """Clients in Rust keep the last exception, and so its frames, until their next call."""
     kept: list[BaseException] = []
     lent: list[weakref.ref[memoryview]] = []
 
