@@ -327,8 +327,7 @@ def test_case_22_a_verdict_does_not_outlive_its_request(make: EngineFactory) -> 
 def test_case_23_a_stored_value_is_smaller_or_larger_than_the_slot(
     make: EngineFactory, change: int
 ) -> None:
-    """Fails if stored bytes are copied without a check of their length: they overrun the slot or
-    leave half of it old."""
+    """Fails if no length is checked before a copy: the slot is overrun, or half of it stays old."""
     engine = make()
     stored_below(engine, *KEYS[:2])
     stored = engine.tiers[0]._objects[KEYS[0]]

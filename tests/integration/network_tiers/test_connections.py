@@ -35,8 +35,8 @@ async def test_a_cancelled_load_leaves_its_buffers_alone(network, keys, passed_b
         await task
     target.payload[:] = b"n" * len(target.payload)
     network.proxy.release()
-    # The second load fills its own buffer. If the tier reused the cancelled load's connection,
-    # the rest of the first response would be read as the second one.
+    # Once this second load ends, the rest of the first response would have arrived too. The
+    # cancelled load's buffer must still hold what its owner wrote.
     assert await bench.loads(tier, keys[0])
     assert bytes(target.payload) == b"n" * len(target.payload)
 

@@ -246,7 +246,7 @@ def test_an_interrupted_trial_does_not_wait_for_the_tier() -> None:
 
     # The call and the close would both outlast the test.
     with pytest.raises(KeyboardInterrupt):
-        # Its later log lines must not count against another test's tier, hence the name.
+        # The unusual name keeps its late log lines apart from those of other tests' tiers.
         trial_of(Interrupted, 3600.0, name="interrupted", on_load="hang", close_s=3600.0)
 
 
