@@ -1,5 +1,3 @@
-"""Fixtures that tests of all kinds share."""
-
 from __future__ import annotations
 
 import signal

@@ -1,12 +1,11 @@
-"""Look into the wheels that "make wheels" has built, and run tests against them, installed.
+"""Check the wheels that "make wheels" has built, and run tests against them.
 
 Usage: python tests/wheels.py [--keep] [PYTEST-OPTION ...]
 
-The tests run in a new environment, from a copy, where the source tree cannot be imported, so that a
-missing file or an undeclared requirement of a wheel fails them. They are the unit tests, the
-simulation and the tests of backends and engines, but not the long random ones (those of
-Hypothesis), which packaging cannot break. In the core's wheel they find the compiled core, if it
-has one.
+The wheels are installed into a new environment. The tests are copied away from the source tree, so
+that a missing file or an undeclared requirement of a wheel makes them fail. The unit tests, the
+simulation and the tests of backends and engines run. The long tests with Hypothesis do not, because
+packaging cannot break what they test. If the core's wheel has the compiled core, the tests use it.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 _EXTRAS = "cli,metrics,seal,testing,torch,uvloop,yaml"
 _SIDES = ("backends", "engines")
-# Hypothesis marks its tests, but not its state machines.
+# The mark does not reach Hypothesis' state machines, whose only test is named runTest.
 _SHORT = ("-m", "not hypothesis", "-k", "not runTest")
 
 
 def main() -> int:
-    """Check and test; return the tests' exit status, or 1 if a wheel has a fault."""
+    """Check the wheels and run the tests; return their exit status, or 1 if a wheel has a fault."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -81,7 +80,7 @@ def faults_of(wheel: Path) -> list[str]:
         for name in names
         if re.search(r"(^|/)(tests?/|test_[^/]*\.py$|conftest\.py$)", name)
     ]
-    # The code of compiled modules is in one library beside their package.
+    # All compiled modules are in one ``__mypyc`` library at the top of the wheel.
     tops = {name.partition("/")[0] for name in names if not re.match(r"\w+__mypyc\.", name)}
     if len(tops) > 2:
         faults.append(f"holds more than one package: {', '.join(sorted(tops))}")
@@ -96,7 +95,7 @@ def test(
     python = str(environment / "bin" / "python")
     core, *others = wheels
     pip = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check"]
-    # The installed build of torch: the newest one may be gigabytes for a GPU.
+    # Use the version that is installed here: the newest torch may be a GPU build of gigabytes.
     torch = f"torch=={version('torch').partition('+')[0]}"
     install = ["install", "--quiet", "--no-compile", f"{core}[{_EXTRAS}]", torch]
     # Tests also need pytest-xdist, rclone as an S3 server, and Mooncake's client and server.
@@ -106,7 +105,7 @@ def test(
     copy = work / "copy"
     places = copy_tests(packages, copy)
     modules = [next(package.glob("kvtier_*/__init__.py")).parent.name for package in packages]
-    # Neither the source tree nor the copy may lie on the path.
+    # Otherwise the tests could import the source tree instead of the wheels.
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     check = f"""
 import importlib.util, pathlib, sys
@@ -137,7 +136,7 @@ def copy_tests(packages: Sequence[Path], into: Path) -> list[str]:
         folder = package.relative_to(ROOT)
         (into / folder).mkdir(parents=True)
         shutil.copy(package / "README.md", into / folder)
-        # No engine is installed here, so only those of its package's tests run that need none.
+        # The engines are not installed; only the unit tests of their packages run without them.
         place = folder / "tests" / ("unit" if package.parent.name == "engines" else "")
         if (ROOT / place).exists():
             shutil.copytree(ROOT / place, into / place, ignore=ignored)
@@ -156,7 +155,7 @@ def _settings() -> str:
 
 
 def _run(command: Sequence[str], *, quiet: bool = False, **options: Any) -> None:
-    """Run a command that has to succeed; a quiet one prints only if it fails."""
+    """Run a command; raise an error if it fails. If ``quiet``, print its output only then."""
     done = subprocess.run(command, capture_output=quiet, text=True, check=False, **options)
     if done.returncode:
         if quiet:

@@ -1,6 +1,6 @@
-"""Faults of real servers and file systems under load, each with its tier in a thread or a process.
+"""Faults of real servers and file systems under load, with the tier in a thread or a process.
 
-Most of them are played by ``make chaos`` only.
+The scenarios outside ``ALWAYS`` run in ``make chaos`` only.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from support.chaos.places import CannotHappenError
 from support.chaos.play import BRIEF, play
 from support.chaos.scenarios import Scenario, scenarios
 
-#: Played with all other tests: one of each kind of place, a broken link, and a dead process.
+#: Run with all other tests: a cut response, a killed process, a full disk, a killed server.
 ALWAYS = {
     "body_cut-redis-thread",
     "child_killed-file-process",

@@ -1,6 +1,4 @@
-"""The targets of ``make fuzz``, for a moment instead of an hour: the saved inputs, and some of them
-changed.
-"""
+"""Run the targets of ``make fuzz`` briefly, on the saved inputs and on changed copies of some."""
 
 from __future__ import annotations
 

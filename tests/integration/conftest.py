@@ -1,4 +1,4 @@
-"""Both runners in turn; packages of third parties, built and installed as their users would."""
+"""Both runners, and third-party packages that are built and installed the way users do it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.live import CHUNK_BYTES
 from support.runners import RUNNERS
 from support.stores import Folder, RedisStore, S3Store, Store
 
-#: A whole tier, as its author would write it.
+#: A complete tier, written as an author would write it.
 MINE = '''
 from kvtier_sdk import (
     ChunkNotFoundError, ChunkTierManager, CorruptChunkError, OffloadKey, TierConfig, Transfer
@@ -52,7 +52,7 @@ class MineTier(ChunkTierManager):
         transfer.payload[:] = stored[split:]
 '''
 
-#: Warns, and raises a foreign error that quotes a password.
+#: Warns on import, and raises an error that quotes a password.
 CLUMSY = """
     async def open(self):
         self.context.logger.warning("mind //ada:hunter2@host")
@@ -114,7 +114,7 @@ def empty_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stor
 
 @pytest.fixture(scope="session")
 def install_package(tmp_path_factory: pytest.TempPathFactory) -> Install:
-    """Build a package and install it into a directory of its own, which is returned."""
+    """Return a function that builds a package and installs it into a new directory."""
 
     def install(
         distribution: str, version: str, modules: dict[str, str], entry_points: dict[str, str]
@@ -178,7 +178,7 @@ def faulty_site(install_package: Install) -> Path:
 
 @pytest.fixture(scope="session")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with the wheels of kvtier-sdk and kvtier-vllm."""
+    """A directory with built wheels of kvtier-sdk and kvtier-vllm."""
     directory = tmp_path_factory.mktemp("wheels")
     for package in (ROOT, ROOT / "engines/vllm"):
         build_wheel(package, directory)

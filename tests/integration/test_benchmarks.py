@@ -1,4 +1,4 @@
-"""The benchmarks run, on little work; their figures are not asserted."""
+"""Small runs of the benchmarks; their timings are not checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``kvtier check`` shows the configuration in effect and tries the tiers; nothing of it stays."""
+"""``kvtier check`` shows the effective configuration, tries the tiers and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ BY_CLASS = {"type": "KVTierSecondaryTier", "backend": "memory"}
 
 
 def check(*arguments: str) -> subprocess.CompletedProcess[str]:
-    # Long, for a busy machine; a test may set another.
+    # A busy machine may be slow; a test can pass its own timeout, which then applies.
     return kvtier("check", "--timeout", "120s", *arguments)
 
 

@@ -1,4 +1,4 @@
-"""The ``kvtier`` command as a whole: each failure is one line and has its own exit status."""
+"""The ``kvtier`` command: each kind of failure prints one line and has its own exit status."""
 
 from __future__ import annotations
 

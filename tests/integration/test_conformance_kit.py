@@ -1,4 +1,4 @@
-"""The kit rejects each broken tier by the check of its fault, and no odd tier."""
+"""The kit rejects each broken tier in the check for its fault, and accepts every odd tier."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from kvtier_sdk.testing import (
 )
 from kvtier_sdk.testing.conformance.suite import run_check
 
-#: Checks that start threads or processes need real time. All others run on virtual time, on which
-#: an endless call is given up at once, even on a busy machine.
+#: Checks that use threads, processes or real delays. All others run on virtual time, which jumps to
+#: the time limit when a call never ends.
 REAL_TIME = {
     "check_it_runs_in_a_process",
     "check_it_runs_in_a_thread",
@@ -40,9 +40,9 @@ REAL_TIME = {
     "check_no_thread_is_left",
     "check_the_loop_is_never_blocked",
 }
-#: They start an interpreter.
+#: Checks that start a Python interpreter.
 IN_A_PROCESS = {"check_it_runs_in_a_process", "check_processes_share_a_place"}
-#: Most of its time goes to the content of chunks.
+#: Small chunks, because the checks spend most of their time filling and comparing chunks.
 CHUNK_BYTES = 512
 
 
@@ -115,7 +115,7 @@ def test_the_state_machine_finds_wrong_bytes(tier: type[BrokenTier]) -> None:
     with pytest.raises(ConformanceError, match="a load succeeded, but"):
         run_state_machine_as_test(
             machine,
-            # The failure is enough; its shortest example is not needed.
+            # Hypothesis need not shorten the failing example; one failure is enough.
             settings=settings(
                 max_examples=500, deadline=None, database=None, phases=[Phase.generate]
             ),

@@ -1,4 +1,4 @@
-"""The afternoon's page and ``make demo``: packages, output, and the words about them."""
+"""``docs/afternoon.md`` names the packages that the demo needs, and shows the demo's output."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.reader
 README = ROOT / "README.md"
 KVTIER = str(Path(sys.executable).with_name("kvtier"))
 
-#: Parts that differ from run to run: paths, seconds, GB/s and microseconds.
+#: Output that differs from run to run: paths, durations and throughput.
 _VARYING = re.compile(
     r"\S*(/kvtier-demo-)\w+|\S*bin/(?=kvtier )|\d+\.\d\d(?= |$)|\d+\.\d(?= u?s\b)"
 )

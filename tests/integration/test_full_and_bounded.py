@@ -1,7 +1,7 @@
-"""A file tier at its limits: its capacity, and a disk that runs full in the middle of a replay.
+"""A file tier at its capacity, and on a disk that becomes full during a replay.
 
-A full disk is a small file system that is filled up, where this process may mount one. Everywhere
-it is also the error of such a disk (ENOSPC from ``pwritev``), raised in this process.
+A full disk is a small file system, where the process may mount one, or a ``pwritev`` that raises
+``ENOSPC``.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def mount(tmp_path: Path) -> Iterator[Callable[..., Path]]:
 
 @contextmanager
 def watched(root: Path) -> Iterator[list[int]]:
-    """Measure a file system all the time; the list's one item is the peak of its use."""
+    """Sample a file system's used bytes; the yielded list's only item is the highest value."""
     free_bytes = _free_bytes(root)
     most = [0]
     stop = threading.Event()
@@ -75,7 +75,7 @@ def _free_bytes(root: Path) -> int:
 def test_a_capacity_is_kept_while_sixteen_times_as_much_is_written(
     mount: Callable[[int], Path],
 ) -> None:
-    """Drop the reservation in ``ChunkStore._reserve``: bytes in flight exceed the capacity."""
+    """Fails if ``ChunkStore._reserve`` reserves nothing: bytes in flight exceed the capacity."""
     root = mount(256 * MIB)
     chunk_bytes, chunks = MIB // 4, 64
     workload = [
@@ -93,13 +93,13 @@ def test_a_capacity_is_kept_while_sixteen_times_as_much_is_written(
     assert (report.wrong_bytes, report.failures, report.dropped) == (0, {}, 0)
     assert report.tiers[1].stored_bytes == 2**30
     assert report.tiers[1].evicted_chunks > 4096 - 257
-    # What is in flight is reserved, and so inside the capacity. On top comes the ledger, which is
-    # restarted once it is 1 MiB long, and a few pages.
+    # Writes in flight reserve their bytes, so they count towards the capacity. The ledger does not
+    # count: it grows to 1 MiB before it is restarted. Directories add a few pages.
     assert 63 * MIB < most[0] < 64 * MIB + MIB + 2**16
 
 
 class FullDisk:
-    """A disk on which writes of this process fail while it is full, whatever is evicted."""
+    """A disk whose writes fail in this process while ``is_full`` is set."""
 
     def __init__(self, root: Path, patch: pytest.MonkeyPatch) -> None:
         self.url = f"file://{root}/kv?min_free=0&runner=thread"
@@ -122,7 +122,7 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FullDisk:
 
 
 def test_a_replay_goes_on_when_the_disk_runs_full(disk: FullDisk) -> None:
-    """Count ``TierCapacityError`` as an answer of a healthy tier: each store is tried and fails."""
+    """Fails if ``TierCapacityError`` does not open the breaker: then every store is tried."""
     workload = chat_workload(300, 0)
 
     def progressed(done: int) -> None:
@@ -137,7 +137,7 @@ def test_a_replay_goes_on_when_the_disk_runs_full(disk: FullDisk) -> None:
     assert file.failures["store.capacity"] > 0
     assert set(file.failures) == {"store.capacity"}
     assert FULL in " ".join(file.errors)
-    # The breaker of stores is open, so that not each store has to fail by itself.
+    # The open breaker refuses later stores without trying them.
     assert file.stores_open == 1
     assert file.dropped["store.unavailable"] > file.failures["store.capacity"]
     assert file.reads_open == 0
@@ -148,7 +148,7 @@ def test_a_replay_goes_on_when_the_disk_runs_full(disk: FullDisk) -> None:
 def test_a_disk_that_others_fill_keeps_what_was_stored_last(
     mount: Callable[..., Path], lacks: str, runner: str
 ) -> None:
-    """The disk runs out of bytes or of inodes; the byte counters do not show the latter."""
+    """A disk can run out of inodes while its byte counters still show free space."""
     root = mount(4 * MIB, 400 if lacks == "inodes" else 0)
     keys = [b"%036d" % n for n in range(320)]
     with live([f"file://{root}/kv?min_free=0&runner={runner}"], slots=32) as engine:
@@ -170,7 +170,7 @@ def test_a_disk_that_others_fill_keeps_what_was_stored_last(
 
 
 def test_a_full_disk_stops_stores_and_not_loads_until_there_is_room(disk: FullDisk) -> None:
-    """Let a full disk open both directions' breakers: the loads below are misses."""
+    """Fails if a full disk opens both directions' breakers: the loads below then miss."""
     keys = [b"%036d" % n for n in range(128)]
     with live([disk.url], slots=16) as engine:
         stats = engine.manager.stats[1]
@@ -182,7 +182,7 @@ def test_a_full_disk_stops_stores_and_not_loads_until_there_is_room(disk: FullDi
         for key in keys[32:]:
             engine.store(before, key)
         assert stats.stores_open == 1
-        # The pool has evicted these long ago; only the disk has them.
+        # The 96 later stores evicted these chunks from the pool, so only the disk has them.
         after = engine.begin("after")
         for key in keys[:32]:
             assert engine.settle(after, key) == ["HIT"]
@@ -199,7 +199,7 @@ def test_a_full_disk_stops_stores_and_not_loads_until_there_is_room(disk: FullDi
 
 
 class Scanned:
-    """An engine whose tier of some 64 chunks has learnt to take only chunks seen before."""
+    """An engine whose tier holds about 64 chunks and has begun to admit only chunks seen before."""
 
     def __init__(self, engine: Live) -> None:
         self.engine = engine
@@ -218,7 +218,7 @@ class Scanned:
         assert self.refused(8) == 8
 
     def refused(self, count: int) -> int:
-        """Store new chunks; return how many of them admission kept from the tier."""
+        """Store new chunks; return how many of them the tier did not admit."""
         refused, stored = self.stats.not_admitted_chunks, self.stats.stored_chunks
         self.store_new(count)
         refused = self.stats.not_admitted_chunks - refused
@@ -248,7 +248,7 @@ def remove_files(root: Path) -> None:
 def test_nothing_is_refused_while_a_full_root_has_room_again(
     tmp_path: Path, runner: str, remove: Callable[[Path], None]
 ) -> None:
-    """Keep ``Admission._full`` at a removal, or do not recount in ``ChunkStore.usage``."""
+    """Fails if ``Admission._full`` survives a removal, or ``ChunkStore.usage`` does not recount."""
     root = tmp_path / "kv"
     url = f"file://{root}?capacity=512KiB&min_free=0&runner={runner}"
     with live([url], slots=16, policy="lru") as engine:
@@ -261,7 +261,7 @@ def test_nothing_is_refused_while_a_full_root_has_room_again(
 def test_nothing_is_refused_while_a_full_disk_has_room_again(
     mount: Callable[..., Path], runner: str
 ) -> None:
-    """Count a disk that has got room as full in ``Admission._is_full``."""
+    """Fails if ``Admission._is_full`` still counts a disk as full once it has free space."""
     disk = mount(MIB)
     filler = disk / "filler"
     filler.write_bytes(bytes(MIB // 2 - 2**15))

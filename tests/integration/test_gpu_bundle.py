@@ -1,4 +1,4 @@
-"""The bundle for a machine with a GPU: made here, and run without a device."""
+"""The bundle of GPU tests is built and runs on a machine without a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An engine whose tier is hard to open: what its lookups, its metrics and its other tier tell."""
+"""An engine whose tier is slow to open or fails to: its lookups, metrics and other tier."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.runners import KEYS, misbehaving
 from kvtier_sdk import RequestContext, TierSpec
 from kvtier_sdk.metrics import metric_samples
 
-#: Deadlines in which the tests' tiers open, and in which they do not.
+#: ``open_deadline`` values: one that the tests' tiers can meet, and one that they cannot.
 LONG, SHORT = "60s", "200ms"
 
 

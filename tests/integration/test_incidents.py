@@ -1,6 +1,6 @@
-"""Incidents of systems like this one, which must not happen here.
+"""Incidents of similar systems, played here to show that kvtier avoids them.
 
-The docstring of each test names a change to the code that makes it fail.
+Each test's docstring names a change to the code that makes the test fail.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ EngineFactory = Callable[..., Engine]
 
 
 def chunk_files(root: Path) -> list[Path]:
-    """Return the files of chunks, those being written included."""
+    """Return all chunk files, including those still being written."""
     return [path for pattern in ("*.kv", "*.tmp") for path in root.rglob(pattern)]
 
 
 def test_case_01_a_file_is_truncated_after_its_lookup_was_a_hit(
     tmp_path: Path, runner: str
 ) -> None:
-    """Remove ``strike`` in ``Promotions._fail``: the load is tried again on every step."""
+    """Fails without ``strike`` in ``Promotions._fail``: every step tries the load again."""
     with live([f"file://{tmp_path}?runner={runner}"]) as engine:
         engine.store(engine.begin("a"), KEYS[0])
     with live([f"file://{tmp_path}?runner={runner}"]) as engine:
@@ -65,7 +65,7 @@ def test_case_01_a_file_is_truncated_after_its_lookup_was_a_hit(
 
 
 def test_case_03_the_pool_runs_out_in_the_middle_of_a_batch(make: EngineFactory) -> None:
-    """Let ``Promotions.start`` report all keys as started: the others count as on their way."""
+    """Fails if ``Promotions.start`` reports all keys: those without a slot count as loading."""
     engine = make(slots=4, manager={"store_reserve": 0.5})
     stored_below(engine, *KEYS[:4])
     assert engine.settle(B, *KEYS[:4]) == ["HIT", "HIT", "MISS", "MISS"]
@@ -74,7 +74,7 @@ def test_case_03_the_pool_runs_out_in_the_middle_of_a_batch(make: EngineFactory)
 
 
 def test_case_04_the_second_key_of_a_store_fails(make: EngineFactory) -> None:
-    """Give all keys of a job one verdict in ``TierLoop``: the stored keys are not counted."""
+    """Fails if ``TierLoop`` gives a job's keys one verdict: the stored keys are not counted."""
     engine = make()
     engine.tiers[0].on_store = lambda t: TierError("no") if t.key == KEYS[1] else None
     engine.store(A, *KEYS[:3])
@@ -88,7 +88,7 @@ def test_case_04_the_second_key_of_a_store_fails(make: EngineFactory) -> None:
 
 
 def test_case_05_a_store_raises_what_nobody_expects(make: EngineFactory) -> None:
-    """Remove ``except Exception`` in ``TierCaller``: the job's task dies uncounted."""
+    """Fails without ``except Exception`` in ``TierCaller``: the job's task dies uncounted."""
     engine = make()
     engine.tiers[0].raises = ZeroDivisionError("bug")
     engine.store(A, KEYS[0])
@@ -102,7 +102,7 @@ def test_case_05_a_store_raises_what_nobody_expects(make: EngineFactory) -> None
 
 
 def test_case_06_a_backend_never_answers(make: EngineFactory) -> None:
-    """Remove the timer in ``TierLoop._start``: the load is pending for ever."""
+    """Fails without the timer in ``TierLoop._start``: the load is pending for ever."""
     engine = make(load_deadline="5s")
     start_promotion(engine, KEYS[0])
     tier = engine.tiers[0]
@@ -120,7 +120,7 @@ def test_case_06_a_backend_never_answers(make: EngineFactory) -> None:
 def test_case_07_a_request_is_aborted_with_its_load_in_flight(
     make: EngineFactory, steps: int
 ) -> None:
-    """Remove ``abandon`` in ``on_request_finished``: the claim holds its slot for ever."""
+    """Fails without ``abandon`` in ``on_request_finished``: the claim holds its slot for ever."""
     engine = make()
     stored_below(engine, *KEYS[:3])
     for _ in range(steps):
@@ -131,7 +131,7 @@ def test_case_07_a_request_is_aborted_with_its_load_in_flight(
 
 
 def test_case_08_the_request_ends_before_its_copies_do(make: EngineFactory) -> None:
-    """Always drop the state in ``on_request_finished``: the store never happens."""
+    """Fails if ``on_request_finished`` always drops the state: the store never happens."""
     engine = make()
     engine.manager.prepare_store(KEYS[:2], A)
     engine.manager.on_request_finished(A)
@@ -143,7 +143,7 @@ def test_case_08_the_request_ends_before_its_copies_do(make: EngineFactory) -> N
 
 
 def test_case_09_preempted_with_a_store_in_flight_and_admitted_again(make: EngineFactory) -> None:
-    """Let ``prepare_store`` take slots for present keys: the same chunk has two slots."""
+    """Fails if ``prepare_store`` takes slots for present keys: the same chunk has two slots."""
     engine = make()
     engine.tiers[0].gate = asyncio.Event()
     engine.write(engine.manager.prepare_store(KEYS[:2], A))
@@ -159,7 +159,7 @@ def test_case_09_preempted_with_a_store_in_flight_and_admitted_again(make: Engin
 
 
 def test_case_10_a_reset_with_a_load_in_flight(make: EngineFactory) -> None:
-    """Let ``PrimaryTier.forget`` free pinned slots: the load writes into another chunk's slot."""
+    """Fails if ``PrimaryTier.forget`` frees pinned slots: the load overwrites another chunk."""
     engine = make(slots=1)
     start_promotion(engine, KEYS[0])
     gate = engine.tiers[0].gate = asyncio.Event()
@@ -176,9 +176,9 @@ def test_case_10_a_reset_with_a_load_in_flight(make: EngineFactory) -> None:
 
 
 def test_case_11_a_deep_waiting_queue_and_a_small_pool(make: EngineFactory) -> None:
-    """Remove the limit in ``Promotions.start``: running stores find no slot.
+    """Fails without the limit in ``Promotions.start``: running stores find no slot.
 
-    Remove the claims: promoted chunks evict each other unread.
+    Fails without the claims: promoted chunks evict each other unread.
     """
     engine = make(slots=10, manager={"store_reserve": 0.2})
     stored_below(engine, *KEYS[:20])
@@ -209,7 +209,7 @@ _STOPS_IN_A_STORE = """
 
 
 def test_case_14_a_crash_before_the_rename(tmp_path: Path) -> None:
-    """Leave out the sweep in ``SharedUsage._reap_dead_leases``: a temporary file stays."""
+    """Fails without the sweep in ``SharedUsage._reap_dead_leases``: a temporary file stays."""
     path = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
     child = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(_STOPS_IN_A_STORE.format(root=tmp_path))],
@@ -230,13 +230,13 @@ def test_case_14_a_crash_before_the_rename(tmp_path: Path) -> None:
 
 
 def test_case_16_three_failures_and_then_the_server_recovers(make: EngineFactory) -> None:
-    """Let ``DirectionHealth._probe`` return at once: the tier stays off for ever.
+    """Fails if ``DirectionHealth._probe`` does nothing: the breaker never closes.
 
-    Let ``Breaker.end_probe`` keep its doubled pause: it stays off longer after the next outage.
+    Fails if ``Breaker.end_probe`` keeps its doubled pause: the next outage lasts longer.
     """
     engine = make(breaker_failures=3, probe_interval="1s")
     tier = engine.tiers[0]
-    # In the first outage a probe fails too, and the next one comes two seconds later.
+    # During the first outage a probe fails too, which doubles the pause before the next probe.
     for outage_s, recovery_s in ((1.0, 2.0), (0.0, 1.0)):
         tier.on_store = lambda transfer: TierUnavailableError("gone", retryable=False)
         for key in KEYS[:3]:
@@ -246,7 +246,7 @@ def test_case_16_three_failures_and_then_the_server_recovers(make: EngineFactory
         engine.manager.on_schedule_end()
         assert engine.manager.stats[1].stores_open == 1
         tier.on_store = lambda transfer: None
-        # No request comes meanwhile: the tier is probed with a chunk of its own.
+        # No request arrives, so only the tier's own probe can close the breaker.
         engine.runners[0].run_for(recovery_s)
         engine.manager.on_schedule_end()
         assert engine.manager.stats[1].stores_open == 0
@@ -260,7 +260,7 @@ def test_case_16_three_failures_and_then_the_server_recovers(make: EngineFactory
 def test_case_18_a_process_starts_with_an_empty_table_beside_a_full_store(
     tmp_path: Path, runner: str
 ) -> None:
-    """Leave out the scan in ``SharedUsage._begin``: the store is taken to be empty."""
+    """Fails without the scan in ``SharedUsage._begin``: the store counts as empty."""
     url = f"file://{tmp_path}?runner={runner}&capacity=512KiB"
     with live([url]) as engine:
         request = engine.begin("a")
@@ -278,7 +278,7 @@ def test_case_18_a_process_starts_with_an_empty_table_beside_a_full_store(
 
 
 def test_case_19_the_last_request_ends_with_stores_in_flight(make: EngineFactory) -> None:
-    """Remove ``_flush`` from ``on_request_finished``: no later step hands them over."""
+    """Fails without ``_flush`` in ``on_request_finished``: no later step hands the stores over."""
     engine = make()
     engine.store(A, KEYS[0])
     engine.manager.on_request_finished(A)
@@ -290,7 +290,7 @@ def test_case_19_the_last_request_ends_with_stores_in_flight(make: EngineFactory
 
 
 def test_case_20_a_restart_after_sigkill_where_there_is_room_for_one_pool() -> None:
-    """Remove ``sweep`` from ``join_named``: no start after the first finds room, for ever."""
+    """Fails without ``sweep`` in ``join_named``: no later start finds room."""
     run_with_shm(
         64 << 20,
         """
@@ -310,7 +310,7 @@ def test_case_20_a_restart_after_sigkill_where_there_is_room_for_one_pool() -> N
 
 
 def test_case_22_a_verdict_does_not_outlive_its_request(make: EngineFactory) -> None:
-    """Keep answers in the manager instead of the request: the load is issued on every step."""
+    """Fails if the manager keeps answers beyond their request: every step issues the load again."""
     engine = make()
     stored_below(engine, KEYS[0])
     engine.look(A, KEYS[0])
@@ -327,7 +327,7 @@ def test_case_22_a_verdict_does_not_outlive_its_request(make: EngineFactory) -> 
 def test_case_23_a_stored_value_is_smaller_or_larger_than_the_slot(
     make: EngineFactory, change: int
 ) -> None:
-    """Copy the stored bytes without comparing lengths: the slot is overrun, or half old."""
+    """Fails if no length is checked before a copy: the slot is overrun, or half of it stays old."""
     engine = make()
     stored_below(engine, *KEYS[:2])
     stored = engine.tiers[0]._objects[KEYS[0]]
@@ -340,7 +340,7 @@ def test_case_23_a_stored_value_is_smaller_or_larger_than_the_slot(
 
 
 def test_chunks_of_another_length_are_in_another_namespace(tmp_path: Path, runner: str) -> None:
-    """Leave the length out of the fingerprint: each engine deletes the chunks of the other."""
+    """Fails if the fingerprint omits the length: each engine deletes the other's chunks."""
     for chunk_bytes, expected in ((4096, "MISS"), (8192, "MISS"), (4096, "HIT"), (8192, "HIT")):
         with live(
             [f"file://{tmp_path}?runner={runner}"],
@@ -370,7 +370,7 @@ def test_a_frozen_redis_is_slow_long_before_its_deadline(server: Server, runner:
         output = engine.manager.prepare_store(KEYS[1:3], request)
         engine.manager.complete_store(output.keys_to_store, request)
         engine.manager.on_schedule_end()
-        # No step, as in an idle engine: a scrape finds out.
+        # The engine is idle: no step runs, so the scrape itself must notice the slow tier.
         server.wait_until(lambda: client.stats_now().is_slow, "the tier is slow")
         engine.step()
         assert client.stats.is_slow
@@ -386,7 +386,7 @@ def test_a_frozen_redis_is_slow_long_before_its_deadline(server: Server, runner:
 def test_a_frozen_store_that_was_given_nothing_before_pins_what_it_is_given_at_once(
     tmp_path: Path, kind: str
 ) -> None:
-    """Begin with the whole queue in ``Pace``: a frozen store pins half of the pool."""
+    """Fails if ``Pace`` begins with the whole queue: a frozen store pins half of the pool."""
     server: Server | S3Server = Server(tmp_path) if kind == "redis" else S3Server(tmp_path)
     server.start()
     try:
@@ -412,7 +412,7 @@ def test_a_frozen_store_that_was_given_nothing_before_pins_what_it_is_given_at_o
 def test_whole_stores_are_bounded_too_and_a_slow_tier_gets_none(
     server: Server, runner: str
 ) -> None:
-    """Leave ``whole`` out of either rule: an engine with a manager of its own loses its pool."""
+    """Fails if either rule exempts ``whole`` stores: the queue of a frozen tier fills the pool."""
     spec = TierSpec.from_url(server.url, runner=runner, max_batch="1MiB")
     request = RequestContext("a")
     with (
@@ -420,7 +420,7 @@ def test_whole_stores_are_bounded_too_and_a_slow_tier_gets_none(
         open_tier(spec, pool, Namespace({}), TierListener()) as client,
     ):
         server.pause()
-        # An empty queue takes any number: a job is never too large for good.
+        # An empty queue accepts a job of any size; otherwise a large job could never start.
         assert client.store(KEYS[:12], range(12), request, whole=True) is not None
         assert client.store(KEYS[12:13], [12], request, whole=True) is None
         client.flush()
@@ -437,7 +437,7 @@ def test_whole_stores_are_bounded_too_and_a_slow_tier_gets_none(
 def test_what_was_held_back_of_an_outage_comes_before_its_end(
     server: Server, runner: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Let the client log the end itself: what its tier's loop holds back comes a minute later."""
+    """Fails if the client logs the end itself: the loop's pending lines follow a minute later."""
     spec = TierSpec.from_url(server.url, runner=runner, max_lookup_deadline="50ms")
     with live([spec], slots=64) as engine:
         request = engine.begin("a")

@@ -1,4 +1,4 @@
-"""The code on the page for integrators works as it stands, but for the place of the tier."""
+"""The code on the page for integrators runs; only the tier's address is replaced."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_block_runs(block: str, tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def lines_of(code: str) -> str:
-    """Join the lines of code, without their margin: the page has a method without its class."""
+    """Join lines of code without their indentation: the page shows a method without its class."""
     return "\n".join(filter(None, map(str.strip, code.splitlines())))
 
 

@@ -1,4 +1,4 @@
-"""A tool opens a tier beside its engines: it sees what is there, and nothing changes."""
+"""A tool that opens a tier beside its engines reads the chunks and changes nothing."""
 
 from __future__ import annotations
 

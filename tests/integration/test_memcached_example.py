@@ -1,4 +1,4 @@
-"""The example of a network tier: small, whole, run from its wheel, on servers that die and hang."""
+"""The memcached example: its size, its wheel, and its behaviour when servers die or hang."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def command(environment: Path, *words: str) -> list[str]:
 
 
 def replay(environment: Path, *words: str) -> list[str]:
-    # Chunks of several pieces, and a pool that is too small for the hits.
+    # Each chunk is stored in several pieces; the pool is too small, so hits come from the tier.
     sizes = ["--slots", "40", "--chunk-bytes", "256KiB"]
     return command(environment, "kvtier_sdk.cli", "replay", "--json", *sizes, *words)
 
@@ -77,7 +77,7 @@ def test_two_processes_share_what_is_in_two_servers(
     assert all(server.names() for server in servers)
 
 
-#: A replay whose server is away for a third of it; the report is its output.
+#: Runs a replay whose server is down for a third of the requests; prints the report.
 DISTURBED = """
 import json, logging, sys, threading
 from memcached_server import MemcachedServer

@@ -1,6 +1,6 @@
-"""The messages of the likeliest mistakes and of a healthy start, as in `messages.txt`.
+"""Messages for common mistakes and for a healthy start, compared with `messages.txt`.
 
-``make messages`` writes the file again; read what has changed in it.
+``make messages`` rewrites the file; review its diff.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from support.redis_server import Server
 from support.s3_server import S3Server
 
 FILE = Path(__file__).with_name("messages.txt")
-#: A title to facts in which the engine differs from the others, for starts one after the other.
+#: By title: facts of the engine that this start changes. The starts run in this order.
 STARTS: dict[str, dict[str, str]] = {
     "A healthy start in an empty place": {},
     "The next start in the same place": {},
@@ -64,7 +64,7 @@ def test_messages(places: dict[str, str]) -> None:
     printed |= {title: print_start(places, **facts) for title, facts in STARTS.items()}
     text = "\n\n".join(f"# {title}\n{lines}" for title, lines in printed.items()) + "\n"
     assert "hunter2" not in text
-    # A new option is no new message.
+    # Cut the list of options: adding an option does not change this message.
     text = re.sub("allowed: admission, .*", "allowed: ...", text)
     if os.environ.get("KVTIER_WRITE_MESSAGES"):
         FILE.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Alert rules and dashboard: valid, and true of a real engine's manager over a real store."""
+"""The alert rules and the dashboard are valid and match the metrics of a running engine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_promtool_accepts_the_rules(tmp_path: Path) -> None:
     assert f"SUCCESS: {len(ALERTS)} rules found" in check_rules(path)
 
 
-#: By alert, series a minute apart that make it fire, and the minute at which it does.
+#: By alert: the minute at which it fires, and series with one value a minute that make it fire.
 TROUBLE: dict[str, tuple[int, dict[str, str]]] = {
     "KVTierReadsSuspended": (10, {"read_breaker_open{tier='far'}": "1x60"}),
     "KVTierStoresSuspended": (10, {"store_breaker_open{tier='far'}": "1x60"}),
@@ -94,7 +94,7 @@ def test_no_alert_fires_in_good_times(tmp_path: Path) -> None:
 
 
 def firing_at(directory: Path, minute: int, series: dict[str, str]) -> set[str]:
-    """Return the alerts that fire at a minute of these series."""
+    """Return the alerts that fire at the given minute of these series."""
     rules, script = directory / "rules.yml", directory / "test.yml"
     rules.write_text(ALERT_RULES)
     played = [{"series": f"kvtier_{name}", "values": values} for name, values in series.items()]
@@ -103,7 +103,7 @@ def firing_at(directory: Path, minute: int, series: dict[str, str]) -> set[str]:
     script.write_text(
         json.dumps({"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": [test]})
     )
-    # Where some fire, promtool says which, instead of none.
+    # The test expects no alert, so promtool fails and lists those that fire.
     said = play_rules(script)
     firing = set(re.findall(r'alertname=\\?"(\w+)', said.partition("got:")[2]))
     assert firing or "SUCCESS" in said, said

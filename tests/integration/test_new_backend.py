@@ -1,4 +1,4 @@
-"""``kvtier new-backend``: its project works without an edit, and its refusals say why."""
+"""``kvtier new-backend``: its project passes its own tests unedited, and refusals give a reason."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_what_is_written_passes_its_own_checks(tmp_path: Path, name: str) -> Non
     run([sys.executable, "-m", "mypy", "--cache-dir", str(tmp_path / "cache")], project)
 
 
-#: A client library that leaves its socket to the collector, and the tests of a tier over it.
+#: A client that never closes its socket, and the tests of a tier that uses this client.
 _FORGETS_A_SOCKET = """
 import socket
 

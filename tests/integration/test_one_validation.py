@@ -1,4 +1,4 @@
-"""A tier's options are validated at their entry and in the tier's process, and nowhere else."""
+"""A tier's options are validated once in the engine and once in the tier's process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kvtier_sdk.options.model import validate_options
 from kvtier_sdk.runner.factory import make_runner
 from kvtier_vllm.options import EXTRA_CONFIG, SecondaryTierEntry, SpecOptions
 
-#: A tier whose options write down the process that validates them.
+#: A tier whose options record the process that validates them.
 COUNTED = """
 import os
 from typing import Self

@@ -1,4 +1,4 @@
-"""Every command of the page for operators answers its question, on an engine that runs."""
+"""The commands on the page for operators work on a running engine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FACTS: dict[str, Any] = {
     "hash_seed": "11" * 32,
 }
 TOKENS = list(range(1000, 1100))
-#: Options of a command where there is no terminal, and words of its answer.
+#: By command: options needed without a terminal, and text that the output contains.
 EXPECTED = {
     "check CONFIG": ((), ": ok"),
     "tier du CONFIG": ((), "meta-llama/Llama-3.1-8B"),
@@ -54,7 +54,7 @@ def commands() -> list[str]:
 
 @pytest.fixture(scope="module")
 def words(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """The values of the page's placeholders, while an engine runs."""
+    """Values for the page's placeholders, taken from a running engine."""
     folder = tmp_path_factory.mktemp("operator")
     root, socket = folder / "kv", folder / "engine.sock"
     (prompt,) = chunk_keys(TOKENS, FACTS)

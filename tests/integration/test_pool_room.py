@@ -1,4 +1,4 @@
-"""A /dev/shm that is or becomes too small: an error in words, and never a SIGBUS."""
+"""A /dev/shm that is too small raises an error and never kills the process with SIGBUS."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_pool_that_is_larger_than_shared_memory_is_refused() -> None:
 
 
 def test_memory_that_goes_while_a_pool_is_made_is_an_error() -> None:
-    """Other processes may take the free memory first, in each of three ways to allocate pages."""
+    """Another process takes the free memory first; tested for three ways to allocate pages."""
     run_with_shm(
         32 * MIB,
         """
@@ -61,7 +61,7 @@ def test_memory_that_goes_while_a_pool_is_made_is_an_error() -> None:
 
 
 def test_no_page_is_missing_once_a_pool_is_made() -> None:
-    """If memory runs out, a page without memory kills the process (SIGBUS)."""
+    """Every page is allocated at creation: a later allocation that fails would raise SIGBUS."""
     run_with_shm(
         48 * MIB,
         """
@@ -85,7 +85,7 @@ def test_no_page_is_missing_once_a_pool_is_made() -> None:
 
 
 def test_processes_that_start_at_once_find_the_room_that_one_of_them_makes() -> None:
-    """Two processes find a dead pool; the second checks the room after the first removed it."""
+    """Two processes find a dead pool; one removes it before the other checks the free space."""
     run_with_shm(
         64 * MIB,
         """

@@ -1,4 +1,4 @@
-"""Tiers in threads and in processes under a manager, and processes that are killed."""
+"""Tiers in threads and processes under a manager, and tier processes that are killed."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_process_finds_what_only_the_engine_can_import(
 
 
 class Killer:
-    """A player of requests over a file tier, which kills its process in the middle of them."""
+    """Stores and loads chunks through a file tier, and kills the tier's process meanwhile."""
 
     def __init__(self, engine: Live, seed: int) -> None:
         self.engine = engine
@@ -128,7 +128,7 @@ class Killer:
         return thread
 
     def kill_with(self, monkeypatch: pytest.MonkeyPatch, loads: bool) -> int:
-        """Kill the process when the next loads or stores were sent to it, but not read."""
+        """Kill the process when its socket holds the next loads or stores, still unread."""
         pid, flush = self.await_process(), self._client.flush
         wanted = Operation.LOAD if loads else Operation.STORE
         done = False
@@ -164,7 +164,7 @@ def test_a_process_that_is_killed_again_and_again_loses_work_and_nothing_else(
             else:
                 with pytest.MonkeyPatch.context() as monkeypatch:
                     pid = killer.kill_with(monkeypatch, loads)
-                    # Until a chunk is not in the primary tier, or is new.
+                    # Repeat until a chunk really has to be loaded from the tier or stored in it.
                     while killer.pid == pid:
                         (killer.load if loads else killer.store)(12)
             assert set(engine.manager.left_over().values()) == {0}
@@ -172,7 +172,7 @@ def test_a_process_that_is_killed_again_and_again_loses_work_and_nothing_else(
         assert failures["store.unavailable"] > 0
         assert failures["load.unavailable"] > 0
         killer.await_process()
-        # Only the chunks of a killed process may be lost.
+        # New keys: chunks stored by a killed process may be lost, but these may not.
         killer.keys, killer.stored, killer.hits = NEW_KEYS, set(), 0
         for _ in range(6):
             killer.store(12)

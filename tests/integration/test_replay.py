@@ -1,4 +1,4 @@
-"""The main job, end to end, on the command line, with killed processes."""
+"""``kvtier replay`` from the command line, also when it is killed."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_the_closed_loop_is_exact_whatever_the_pool(slots: str) -> None:
 
 @pytest.mark.parametrize("tiers", [[], ["memory:?capacity=3MiB"]], ids=["pool", "tier"])
 def test_a_recorded_trace_hits_what_its_engine_has_hit(tmp_path: Path, tiers: list[str]) -> None:
-    # What 'prefix' learns depends on the keys, and a trace has others.
+    # A recorded trace has other keys, and the default policy 'prefix' samples chunks by key.
     options = {"slots": 100, "chunk_bytes": "8KiB", "tiers": tiers, "policy": "lru"}
     recording = {**options, "trace_dir": str(tmp_path / "trace"), "trace_file_size": "40KB"}
     workload = chat_workload(300, 5)
@@ -70,7 +70,7 @@ def test_a_recorded_trace_hits_what_its_engine_has_hit(tmp_path: Path, tiers: li
     assert {request.chunk_bytes for request in recorded} == {8192}
     again = driver.replay(recorded, TieringConfig.from_dict(options))
     assert [tier.hit_chunks for tier in again.tiers] == [t.hit_chunks for t in engine.tiers]
-    # The pool is too small for all of them, so that the order matters.
+    # The pool evicts chunks, so the hits depend on the order of the requests.
     assert 0 < engine.hit_rate < unlimited_hit_rate(workload)
 
 
@@ -104,7 +104,7 @@ def test_a_request_that_hits_all_of_the_pool_still_gets_room_for_its_end() -> No
 
 
 def test_waiting_for_a_tier_is_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One step for each report would be more steps than an engine takes."""
+    """Fails if the replay makes a step for each report that it waits for."""
     steps = 0
     end_step = TieringManager.on_schedule_end
 
@@ -119,7 +119,7 @@ def test_waiting_for_a_tier_is_one_step(tmp_path: Path, monkeypatch: pytest.Monk
     for _ in range(2):
         steps = 0
         driver.replay(chat_workload(40, 0), TieringConfig.from_dict(options))
-        # A lookup, a load and a store are each waited for once; one more step ends the run.
+        # Each request waits at most for one lookup, one load and one store; one step ends the run.
         assert steps <= 3 * 40 + 1
 
 
@@ -148,7 +148,7 @@ def test_the_comparison_can_fail(tmp_path: Path) -> None:
 
 
 def test_kill_9_leaves_no_corrupt_chunk_and_no_temporary(tmp_path: Path) -> None:
-    """The kill comes at any moment; the file tier's own tests kill at every single call."""
+    """Kill at random moments; the file tier's own tests kill at each system call."""
     rng = random.Random(11)
     root = tmp_path / "kv"
     arguments = ["replay", "--requests", "200", "--chunk-bytes", "8KiB", "--tier", f"file://{root}"]
@@ -157,7 +157,7 @@ def test_kill_9_leaves_no_corrupt_chunk_and_no_temporary(tmp_path: Path) -> None
     for _ in range(6):
         before = len(files(root))
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-            # Not before it writes, and at a different moment each time.
+            # Wait for the first new file, then kill at a random moment.
             deadline = time.monotonic() + 60
             while process.poll() is None and time.monotonic() < deadline:
                 if len(files(root)) > before:
@@ -242,7 +242,7 @@ def test_a_file_says_what_flags_would(tmp_path: Path) -> None:
     assert by_file["hit_rate"] == by_flags["hit_rate"]
     assert by_file["tiers"][0]["hit_blocks"] == by_flags["tiers"][0]["hit_blocks"]
     assert files(tmp_path / "kv")
-    # Flags override the file: a pool that evicts nothing, and other tiers.
+    # Options of the command line override the file: a pool that evicts nothing, and other tiers.
     done = kvtier(*common, "--config", str(config), "--slots", "2000", "--tier", "memory:?name=m")
     host, memory = json.loads(done.stdout)["tiers"]
     assert (host["evicted_blocks"], by_file["tiers"][0]["evicted_blocks"] > 0) == (0, True)

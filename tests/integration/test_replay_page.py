@@ -1,4 +1,4 @@
-"""The page of a replay, in a real browser."""
+"""The HTML report of a replay, in a real browser."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from support.played import write_trace
 
 pytestmark = pytest.mark.reader
 
-#: A trace's name may hold anything; a page shows it.
+#: HTML in a trace's name must be shown as text.
 NAME = "<b>it's & co.jsonl"
 WINDOWS = [(width, scheme) for width in (400, 1600) for scheme in ("light", "dark")]
-#: Texts that are cut off by their chart's edge, or lie on one another.
+#: Texts that their chart's edge cuts off, or that overlap.
 UNREADABLE = """
 [...document.querySelectorAll("svg")].flatMap(svg => {
   const edge = svg.getBoundingClientRect();
@@ -32,18 +32,17 @@ UNREADABLE = """
   return texts.filter((_, at) => bad[at]).map(text => text.textContent);
 })
 """
-#: Parts that are wider than their place.
+#: Parts of the page whose content is wider than the part.
 OVERFLOWING = """
 [...document.querySelectorAll("header, .tile, figure, .legend, section > *")]
   .filter(of => of.scrollWidth > of.clientWidth).map(of => of.textContent)
 """
-#: The smallest size of a text, in pixels.
+#: The smallest font size on the page, in pixels.
 SMALLEST = """
 Math.min(...[...document.querySelectorAll("body *")].filter(of => of.checkVisibility()
   && [...of.childNodes].some(child => child.nodeType === 3 && child.data.trim()))
   .map(of => parseFloat(getComputedStyle(of).fontSize)))
 """
-#: The colours of the page by name.
 COLORS = """
 Object.fromEntries(["paper", "card", "ink", "dim", "host", "tier1", "tier2", "tier3"].map(name => {
   const style = getComputedStyle(document.documentElement);
@@ -150,7 +149,7 @@ def test_its_figures_are_those_of_the_report(played: tuple[Path, dict[str, Any]]
         share = f"{tier['hit_blocks'] / report['blocks']:.1%}, {tier['hit_blocks']:,} chunks"
         assert share in text
     charts = json.loads(re.findall(r'id="charts">(.*?)</script>', written)[0])
-    # The last tier is unlimited, so the replay hits what the largest pool would.
+    # The last tier is unlimited, so the hit rate equals that of the sweep's largest pool.
     assert charts[-1]["series"][0]["values"][-1] == report["hit_rate"]
     by_request = charts[2]["series"]
     assert [sum(of["values"]) for of in by_request[:-1]] == [

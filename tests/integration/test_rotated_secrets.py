@@ -1,4 +1,4 @@
-"""A store's credentials are changed while engines use it: real servers, a thread and a process."""
+"""A store's credentials change while engines use it, with the tier in a thread or a process."""
 
 from __future__ import annotations
 

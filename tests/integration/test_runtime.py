@@ -1,4 +1,4 @@
-"""An operator at a running engine: tiers taken out and put back under load, and what he sees."""
+"""Tiers are drained and resumed on a running engine through its admin socket."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_drained_tier_does_nothing_and_then_serves_again(config: TieringConfig
     assert out["tiers"][0]["is_drained"]
     assert out["tiers"][0]["is_idle"]
     assert work(out["tiers"][0]) == work(back["tiers"][0])
-    # It is not asked for what this process has stored in it.
+    # ``found`` may be 0: chunks that this process stored are loaded without a lookup.
     assert min(work(out["tiers"][0])[1:]) > 0
     assert work(out["tiers"][1]) < work(back["tiers"][1]), "the other one serves meanwhile"
     gained = zip(work(back["tiers"][0]), work(end["tiers"][0]), strict=True)

@@ -1,4 +1,4 @@
-"""Engines over one store with the same keys, with different ones, and with none."""
+"""Engines that share a store, with the same encryption keys, different keys, or none."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_engines_with_and_without_a_key(empty_store: Store, runner: str, tmp_pat
 
 
 def test_two_engines_with_different_keys_come_to_rest(empty_store: Store, tmp_path: Path) -> None:
-    """Each engine replaces the chunks that it cannot open once; then the chunks stay."""
+    """Each engine replaces the other's chunks once; then the chunks stay."""
     codecs = [write_keys(tmp_path / f"{key.hex()}.keys", key) for key in (OURS, THEIRS)]
     with (
         live([url(empty_store, "thread", codecs[0])], slots=8) as ours,
@@ -85,7 +85,8 @@ def test_two_engines_with_different_keys_come_to_rest(empty_store: Store, tmp_pa
                 push_out(engine, turn)
         assert served == [{"MISS"}] * 4 + [{"HIT"}, {"MISS"}]
         count = len(CHUNKS)
-        # A chunk that it knows to be there is loaded, and once more when the tier was asked for it.
+        # A known chunk is loaded without a lookup. If that fails, a lookup finds the chunk in the
+        # tier, and the chunk is loaded once more.
         assert failures(ours) == {"load.auth": 2 * count}
         assert failures(theirs) == {"load.auth": 4 * count, "store.auth": 2 * count}
 

@@ -1,4 +1,4 @@
-"""One password in a file and one in the environment, looked for wherever an operator may look."""
+"""Passwords from a file and from the environment must not appear in any output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from support.tier_process import tier_processes
 
 from kvtier_sdk import TierAuthError, metric_samples
 
-#: In every secret here.
+#: Part of every secret in this module.
 NEEDLE = "hunter2"
 IN_ENVIRONMENT, IN_FILE = f"{NEEDLE} & /sons='1'", f"{NEEDLE} & /sons='2'"
 VARIABLE = "KVTIER_TEST_PASSWORD"
@@ -127,7 +127,7 @@ def test_no_password_is_in_anything_that_can_be_seen(
 
     for what, text in seen.items():
         assert NEEDLE not in str(text), what
-    # All of it was there to be looked at.
+    # Prove that the search above had something to find: the outputs do show the configuration.
     secret = tmp_path / "secret"
     assert f'password = "${{{VARIABLE}}}"' in seen["check"]
     assert f'password_file = "{secret}"' in seen["check"]

@@ -1,7 +1,7 @@
 """A production trace through all tiers at once, on real servers that die and come back.
 
-The trace is the file that ``KVTIER_TRACE`` names, or one beside the project, or generated chats, of
-which the first ``KVTIER_TRACE_REQUESTS`` are played; ``make test-trace`` plays 130 times as many.
+The trace is the file that ``KVTIER_TRACE`` names, or one beside the project, or generated chats.
+``KVTIER_TRACE_REQUESTS`` limits the requests; ``make test-trace`` plays 130 times the default.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kvtier_sdk import TieringConfig
 from kvtier_sdk.cli.replay import ReplayRequest, chat_workload, read_trace, replay
 
 CHUNK_BYTES = 4096
-#: Fewer than the trace asks for again, so that its hits come from the tiers.
+#: Fewer than the chunks that the trace uses again, so that hits must come from the tiers.
 SLOTS = 250
 REQUESTS = int(os.environ.get("KVTIER_TRACE_REQUESTS", "30"))
 BESIDE = Path(__file__).parents[3] / "shared" / "traces" / "conversation-4k.jsonl"
@@ -67,12 +67,12 @@ def distinct_chunks(workload: Sequence[ReplayRequest]) -> int:
 
 
 def play(trace: Path, *stores: Store) -> dict[str, Any]:
-    """Run the command line in a process, and return its report, with the tiers by name."""
+    """Run the command in a process; return its report, with the tiers by name."""
     command = [sys.executable, "-c", "from kvtier_sdk.cli import main; main()", "replay", "--json"]
     command += ["--trace", str(trace), "--chunk-bytes", str(CHUNK_BYTES), "--slots", str(SLOTS)]
     for store in stores:
         command += ["--tier", store.url]
-    # Its stderr is passed on to the terminal, since the whole trace takes long.
+    # Progress on stderr reaches the terminal, because the whole trace takes long.
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     report: dict[str, Any] = json.loads(done.stdout)
     report["tiers"] = {tier["name"]: tier for tier in report["tiers"]}
@@ -87,7 +87,7 @@ def test_tiers_hit_what_an_unlimited_cache_hits_and_a_new_client_everything(
     assert first["hit_blocks"] == unlimited_hits(workload)
     for name, store in stores.items():
         assert first["tiers"][name]["stored_blocks"] == store.chunks() == distinct
-    # A new client finds all chunks, and each tier alone serves all of them.
+    # A new client finds every chunk, both in all tiers together and in each tier alone.
     again = [play(trace, *stores.values()), *(play(trace, store) for store in stores.values())]
     assert [report["hit_blocks"] for report in again] == [chunks] * len(again)
     for report in [first, *again]:
@@ -103,7 +103,7 @@ def test_a_server_that_dies_and_comes_back_costs_its_share_and_nothing_else(
     killed: str,
 ) -> None:
     caplog.set_level(logging.INFO, f"kvtier.tier.{killed}")
-    # Half of the trace is enough; the victim is asked first, so that much depends on it.
+    # Half of the trace keeps the test short. The killed tier is asked first, so its loss matters.
     workload = workload[: len(workload) // 2]
     victim, others = stores[killed], [stores[name] for name in stores if name != killed]
     entries = [
@@ -136,5 +136,5 @@ def test_a_server_that_dies_and_comes_back_costs_its_share_and_nothing_else(
         tier = tiers[store.name]
         assert tier.stored_chunks == store.chunks() == distinct
         assert tier.failures == tier.dropped == {}
-    # The chunks that it got since it came back are there.
+    # The restarted server got new chunks.
     assert victim.chunks() > survived[0]

@@ -1,4 +1,4 @@
-"""An engine keeps its hits while ``kvtier tier`` looks into the store that it uses."""
+"""``kvtier tier`` does not change the hits of an engine that uses the same store."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WORKLOAD = chat_workload(500, 3)
 
 
 def play(root: Path) -> ReplayReport:
-    """Play a workload that does not fit, so that what is evicted decides what is hit."""
+    """Play a workload larger than the tier, so that hits depend on what the tier evicts."""
     options = {
         "slots": 50,
         "chunk_bytes": CHUNK_BYTES,
@@ -31,8 +31,8 @@ def play(root: Path) -> ReplayReport:
 
 @contextmanager
 def tools_at_work(root: Path, runs: list[str]) -> Iterator[None]:
-    """Have the commands look into a store for as long as the block runs."""
-    # The limit of the commands is a tenth of what is there.
+    """Run the commands on a store while the block runs; append each success to ``runs``."""
+    # Limits far below what is stored: if the commands applied these limits, chunks would go.
     url = f"file://{root}?direct_io=off&capacity=400KiB&min_free=90%"
     ended = threading.Event()
 
@@ -70,7 +70,7 @@ def outcome(report: ReplayReport) -> tuple[int, ...]:
 def test_an_engine_hits_and_evicts_as_it_does_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # By the order of the uses alone, which does not depend on how fast the engine is.
+    # Evict in the order of use only; the default also depends on the engine's speed.
     monkeypatch.setattr(recency, "_STAY", (1.0,) * len(recency._STAY))
     alone = play(tmp_path / "alone")
     runs: list[str] = []

@@ -1,4 +1,4 @@
-"""``kvtier tier`` shows what is in a store, explains it, and removes what it is told to."""
+"""``kvtier tier`` lists a store's chunks, explains them, and removes only those it is told to."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_rm_deletes_what_is_meant_and_nothing_else(store: Store) -> None:
 
 
 def hostile(store: Store) -> dict[str, bytes]:
-    """Plant manifests that no engine has written; return them by the fingerprint."""
+    """Store manifests that no engine would write; return them by fingerprint."""
     huge = Namespace({"model": "qwen", "chunk_bytes": 10**15})
     texts = [
         b'{"facts": {"model": %b}}' % (b"[" * 900 + b"]" * 900),
@@ -163,7 +163,7 @@ def test_what_is_in_a_store_is_shown_as_text(store: Store) -> None:
         ["copy", "memory:"],
         ["rm", "--yes", "--model", said[:4]],
     ):
-        # A progress bar is drawn.
+        # FORCE_COLOR makes the command draw its progress bar.
         done = kvtier("tier", words[0], store.url, *words[1:], FORCE_COLOR="1")
         assert done.returncode == 0, done.stderr
         texts.append(done.stdout)
@@ -205,7 +205,6 @@ def test_explain_finds_the_nearest_namespace_and_its_seed(store: Store) -> None:
 def test_a_check_changes_nothing_that_is_counted_or_chosen(store: Store) -> None:
     def seen() -> list[Any]:
         (du,) = tier("du", store.url)["tiers"]
-        # Without a name it explains the only namespace with chunks.
         (explained,) = tier("explain", store.url)["tiers"]
         lines = kvtier("tier", "ls", store.url).stdout.splitlines()
         return [du["chunks"], du["models"], explained["contents"]["chunks"], lines[1].split()[0]]

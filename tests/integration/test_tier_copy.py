@@ -1,6 +1,6 @@
-"""``kvtier tier verify`` finds what is damaged; ``copy`` loses nothing, also when it is killed.
+"""``kvtier tier verify`` finds damaged chunks; ``copy`` loses none, even when it is killed.
 
-``KVTIER_COPY_CHUNKS`` says how many chunks are copied.
+``KVTIER_COPY_CHUNKS`` sets the number of chunks to copy.
 """
 
 from __future__ import annotations
@@ -94,13 +94,13 @@ def test_every_store_is_verified(stores: list[Store]) -> None:
 
 
 def copy_killed_twice(src: Store, dst: Store, chunks: int) -> dict[str, Any]:
-    """Copy, kill the command when a third is there, and again at two thirds; return the end."""
+    """Copy; kill the command at one third and two thirds; return the result of a last run."""
     words = ["tier", "copy", "--json", "--rate", "64MiB", src.url, dst.url]
     command = [sys.executable, "-c", "from kvtier_sdk.cli import main; main()", *words]
     for part in (1, 2):
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         end_s = time.monotonic() + _PATIENCE_S
-        # A whole chunk may be there before the command knows.
+        # The command may end first: the store can hold a chunk before the command has its answer.
         while dst.chunks() < part * chunks // 3 and process.poll() is None:
             assert time.monotonic() < end_s
         process.send_signal(signal.SIGKILL)
@@ -140,7 +140,7 @@ def test_a_destination_that_is_too_small_is_told(
 ) -> None:
     fill(folder.url, NAMESPACE, keys_from(0, 20))
     small = f"file://{tmp_path}/to?direct_io=off&capacity={10 * 2 * CHUNK_BYTES}"
-    # A few chunks at a time, as of a store that is larger than the command's memory.
+    # Little memory, so the command copies a few chunks at a time, like from a large store.
     monkeypatch.setattr("kvtier_sdk.cli.tier.copy._POOL_BYTES", 8 * CHUNK_BYTES)
     with pytest.raises(typer.Exit):
         copy_command(folder.url, small)

@@ -1,4 +1,4 @@
-"""The tutorial for authors runs as it stands, and every block prints what the page says."""
+"""The tutorial for authors: its blocks run, and print the output that the page shows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MARK = "--- block {} ---"
 
 @dataclass(frozen=True)
 class Block:
-    """One block of a page; ``kind`` is the word after its fence, ``file`` the path of a file."""
+    """A fenced block of a page; ``kind`` is the word after its fence, ``file`` a file's path."""
 
     kind: str
     text: str
@@ -49,7 +49,7 @@ def outputs_of(printed: str, blocks: list[Block]) -> list[str]:
 
 
 def missing_lines(expected: str, printed: str) -> list[str]:
-    """Return the lines that the output lacks or has out of order; ``...`` matches anything."""
+    """Return the expected lines that are missing or out of order; ``...`` matches anything."""
     lines = iter(_plain(line) for line in printed.splitlines())
     missing = []
     for line in expected.splitlines():
@@ -78,7 +78,7 @@ def test_every_block_does_what_the_page_says(wheels: Path, tmp_path: Path) -> No
     blocks = blocks_of(PAGE.read_text())
     environment = stranger(wheels)
     environment |= {
-        # The packages that are on no index yet.
+        # The packages are on no index yet, so pip gets the built wheels.
         "PIP_FIND_LINKS": f"{os.environ.get('PIP_FIND_LINKS', '')} {wheels}",
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }

@@ -1,4 +1,4 @@
-"""Type checks in users' code: wrong signatures are refused, and every public type is known."""
+"""Type checkers reject wrong signatures in users' code, and know the type of each public name."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_every_public_type_is_known(tmp_path: Path) -> None:
             "--outputjson",
         ],
         cwd=tmp_path,
-        # pyright asks the first Python on the path for the place of packages.
+        # pyright looks for packages in the environment of the first Python on the path.
         env={**os.environ, "PATH": f"{beside}{os.pathsep}{os.environ['PATH']}"},
         capture_output=True,
         text=True,

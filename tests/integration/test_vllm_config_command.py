@@ -1,4 +1,4 @@
-"""``kvtier vllm-config`` writes what vLLM and ``kvtier check`` read."""
+"""vLLM and ``kvtier check`` accept the output of ``kvtier vllm-config``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensor parallel two: two processes with a worker each, and one pool."""
+"""Tensor parallelism of two: a worker in each of two processes, over one pool."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_two_ranks_share_every_slot_and_get_their_own_bytes_back() -> None:
     for rank in ranks:
         assert rank.stdout is not None
         assert rank.stdout.readline() == "True\n"
-    # As for a tier: whole slots, with the bytes of both ranks.
+    # A tier sees whole slots, with the bytes of both ranks.
     for number, slot in enumerate(SLOTS):
         whole = bytes(pool.view(slot))
         blocks = STORED[number * BLOCKS_PER_CHUNK :][:BLOCKS_PER_CHUNK]

@@ -1,5 +1,3 @@
-"""Fixtures that several unit tests share."""
-
 from __future__ import annotations
 
 import logging

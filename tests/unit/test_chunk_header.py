@@ -40,7 +40,7 @@ def check(
 
 
 def hand_built(**changes: object) -> bytes:
-    """Build a header by hand, as the module's documentation describes it."""
+    """Build a header from the module's docstring alone, without the module's code."""
     fields: dict[str, object] = {
         "magic": b"KVTC",
         "version": 1,

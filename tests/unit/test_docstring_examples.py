@@ -1,4 +1,4 @@
-"""The examples in public docstrings run, and the tier among them keeps the contract."""
+"""The examples in public docstrings run, and their tier passes the conformance checks."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ DOCUMENTED = {**SDK, "Clock.gather_bounded": kvtier_sdk.Clock.gather_bounded}
 PROSE = {name: inspect.getdoc(found) or "" for name, found in DOCUMENTED.items()}
 BLOCKS = {name: re.findall(r"::\n\n((?:    .*\n|\n)+)", text) for name, text in PROSE.items()}
 IMPORTS = "import itertools, os, tempfile, uuid\nfrom pathlib import Path\n"
-#: Examples for servers with their own protocols, which are only compiled.
+#: Examples that need a server with its own protocol, so they are only compiled.
 NEED_A_SERVER = {"Connection", "ConnectionPool"}
 
 
 def run(name: str, **given: Any) -> dict[str, Any]:
     names = {**SDK, **given}
     text = IMPORTS + textwrap.dedent("\n".join(BLOCKS[name]))
-    # An installed tier in the place of a server.
+    # No Redis server runs here, so open a memory tier instead.
     text = text.replace("redis://cache/0", "memory:")
     code = compile(text, name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     awaited = None if name in NEED_A_SERVER else eval(code, names)
@@ -71,7 +71,7 @@ def test_a_block_of_code_runs(name: str, tmp_path: Path) -> None:
 
 
 def test_the_tier_among_them_keeps_the_contract() -> None:
-    # A class without a module cannot be imported in a child process.
+    # A child process cannot import this class, because it belongs to no module.
     for check in [one for one in CHECKS.values() if "process" not in one.name]:
         with contextlib.suppress(CheckSkipped):
             run_check(check, TierSubject(run("SecondaryTierManager")["DictionaryTier"]))

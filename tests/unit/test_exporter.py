@@ -1,4 +1,4 @@
-"""The endpoint: what it serves, from when on, and what it says where it cannot."""
+"""The metrics endpoint: its pages, its start, and its errors."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The house rules that the source shows: imports between layers, and uses of time.
+"""Rules for imports between layers and for uses of time, checked in the source.
 
-The checkers get source text, so that each rule is also shown to catch a breach.
+Each checker takes source text, so that a test can also show that it catches a violation.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ RANKS = read_ranks((Path(__file__).parents[2] / "docs" / "architecture.md").read
 STRANGERS = frozenset({("kvtier_sdk.tiering", "kvtier_sdk.worker")})
 ONLY_IN = {
     "cryptography": ("kvtier_sdk.codecs",),
-    # SGLang passes its pages as tensors.
+    # SGLang passes KV pages as tensors.
     "torch": ("kvtier_sdk.worker", "kvtier_sglang"),
     "vllm": ("kvtier_vllm",),
     "lmcache": ("kvtier_lmcache",),
@@ -44,10 +44,10 @@ ONLY_IN = {
     "typer": ("kvtier_sdk.cli", "kvtier_vllm.tools"),
     "rich": ("kvtier_sdk.cli",),
 }
-#: The modules that packages import from, to the names that are public there.
+#: Modules that backends may import from, with the public names of each.
 FOR_BACKENDS = {"kvtier_sdk": frozenset(kvtier_sdk.__all__)}
 FOR_ENGINES = {**FOR_BACKENDS, "kvtier_sdk.engine": frozenset(kvtier_sdk.engine.__all__)}
-# Calls that only clock.py may make; CLOCK_METHODS are methods of any object.
+# Calls that only clock.py may make; those in CLOCK_METHODS are forbidden on every object.
 _CLOCK_CALLS = {
     "time": "monotonic monotonic_ns perf_counter perf_counter_ns process_time process_time_ns "
     "sleep thread_time thread_time_ns time time_ns",
@@ -428,7 +428,6 @@ def test_a_package_may_import_public_names_its_own_and_its_engine() -> None:
 def test_importing_a_public_module_brings_nothing_heavy_along(module: str, tmp_path: Path) -> None:
     heavy = ["torch", "vllm", "typer", "rich", "uvloop", "yaml", "prometheus_client"]
     if module == "kvtier_sdk":
-        # A backend needs no manager.
         heavy.append("kvtier_sdk.tiering")
     code = f"import {module}, sys; print([name for name in {heavy} if name in sys.modules])"
     assert run([sys.executable, "-P", "-c", code], tmp_path) == "[]\n"

@@ -1,4 +1,4 @@
-"""Each metric is declared once, and each counted value can be exported."""
+"""Each metric is declared once, and every counter can be exported."""
 
 from __future__ import annotations
 

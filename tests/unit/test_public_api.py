@@ -1,4 +1,4 @@
-"""``__all__`` is exact, and its names are explained."""
+"""``__all__`` lists exactly the public names, and each has a description."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def unnamed_attributes(owner: type) -> list[str]:
     prose = "\n".join(vars(base).get("__doc__") or "" for base in bases)
     names = {name for base in bases for name in inspect.get_annotations(base)}
     if dataclasses.is_dataclass(owner):
-        # A metric carries its own description.
+        # A field that is a metric has its description in its metadata.
         names -= {field.name for field in dataclasses.fields(owner) if field.metadata}
     return sorted(
         name
@@ -73,7 +73,7 @@ def unnamed_attributes(owner: type) -> list[str]:
 
 
 def is_explained(name: str, source: str) -> bool:
-    """Return true if a comment ``#:`` stands above the group of lines that sets a constant."""
+    """Return true if a ``#:`` comment precedes the group of lines that sets a constant."""
     found = re.search(rf"^{name}\b[^=\n]*=", source, re.MULTILINE)
     if found is None:
         return False
@@ -88,7 +88,7 @@ CALLABLES = list(public_callables())
 def test_all_has_no_duplicates_and_is_sorted(module: ModuleType) -> None:
     names = module.__all__
     assert len(set(names)) == len(names)
-    # Constants, then classes, then functions: the order that ruff keeps.
+    # ruff sorts constants first, then classes, then functions.
     kinds = [0 if name.isupper() else 1 if name[0].isupper() else 2 for name in names]
     assert kinds == sorted(kinds)
     for kind in range(3):
@@ -110,7 +110,7 @@ def test_no_name_has_two_homes() -> None:
 @pytest.mark.parametrize("name", sorted(CLASSES))
 def test_a_public_class_its_attributes_and_its_properties_are_explained(name: str) -> None:
     prose = inspect.getdoc(CLASSES[name]) or ""
-    # A dataclass without a docstring gets its signature for one.
+    # Without a docstring, a dataclass's ``__doc__`` is its signature.
     assert prose
     assert not prose.startswith(f"{name}(")
     assert unnamed_attributes(CLASSES[name]) == []

@@ -1,4 +1,4 @@
-"""Public names stand once in ``docs/reference``; files that ``docs/how-to-add.md`` names exist."""
+"""``docs/reference`` lists each public name once; ``docs/how-to-add.md`` names existing files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = [page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md")]
-#: Public modules of the SDK; a name that an earlier one exports too belongs to that alone.
+#: The SDK's public modules; a name exported by several belongs to the first.
 MODULES = [
     "kvtier_sdk",
     "kvtier_sdk.engine",
@@ -47,7 +47,7 @@ def public_names() -> set[str]:
     for module in MODULES:
         package = directory_of(module)
         for name in set(exported(package)) - known:
-            # A module of the same name hides what the package exports.
+            # A module with the same name would be documented instead of the exported object.
             hidden = (package / f"{name}.py").exists()
             found.add(f"{module}.{name}.{name}" if hidden else f"{module}.{name}")
             known.add(name)
@@ -57,7 +57,7 @@ def public_names() -> set[str]:
 
 
 def faults(pages: Iterable[str], public: set[str]) -> dict[str, set[str]]:
-    """Return the names that the pages lack, have twice, or have without their being public."""
+    """Return names that are missing from the pages, listed twice, or not public."""
     said = Counter(
         name for page in pages for name in re.findall(r"^::: (\S+)$", page, re.MULTILINE)
     )

@@ -1,5 +1,3 @@
-"""The table of a replay."""
-
 from __future__ import annotations
 
 import pytest
@@ -30,7 +28,7 @@ def test_speed_is_that_of_the_time_under_way_and_never_below_that_of_the_whole_r
 ) -> None:
     tier = TierStats("disk", "file", stored_bytes=10**9)
     tier.job_s["store"].observe(0.5)
-    # Eight jobs at once, all the time.
+    # The busy time is eight times the duration: eight jobs ran all the time.
     tier.loaded_bytes = 3 * 10**9
     tier.job_s["load"].observe(16.0)
     print_report(report_of(tier), overlapped=True)

@@ -1,4 +1,4 @@
-"""The recorder: what it writes, how much of it it keeps, and what it does when it cannot."""
+"""The trace recorder: its lines, the limits on its files, and its behaviour on errors."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_an_engines_own_account_adds_what_was_not_looked_up(
 ) -> None:
     recorder = make()
     ends = {chunk: 16 * (place + 1) for place, chunk in enumerate(KEYS[:6])}
-    # The first was on the device, and the last two were generated and never stored.
+    # The first chunk was on the device already; the last two were generated and not stored.
     recorder.record(0.0, KEYS[1:4], ends)
     recorder.record(0.0, KEYS[:4], {})
     recorder.close()
@@ -94,7 +94,7 @@ def test_files_are_private_rotated_and_bounded(make: MakeRecorder, tmp_path: Pat
         recorder.record(float(number), KEYS, {})
     recorder.close()
     assert recorder.written == 100
-    # A line is longer than a file may be: each has a file for itself.
+    # Each line is longer than ``file_bytes``, so each gets its own file.
     assert len(files(tmp_path)) == 3
     assert stat.S_IMODE((tmp_path / "trace").stat().st_mode) == 0o700
     assert {stat.S_IMODE(path.stat().st_mode) for path in files(tmp_path)} == {0o600}
@@ -130,7 +130,7 @@ def test_a_kill_loses_at_most_a_second(make: MakeRecorder, tmp_path: Path) -> No
     for _ in range(300):
         if recorder.written or done.wait(0.1):
             break
-    # Nothing is closed or flushed by hand.
+    # The recorder is neither closed nor flushed before this.
     assert len(lines(tmp_path)) == 1
 
 

@@ -1,4 +1,4 @@
-"""The check of a wheel's contents finds its faults."""
+"""``tests/wheels.py`` finds faults in a wheel's contents."""
 
 from __future__ import annotations
 

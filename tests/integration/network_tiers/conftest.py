@@ -1,4 +1,4 @@
-"""Each network tier in turn: a real server, a proxy before it, and tiers behind both."""
+"""Fixtures of each network tier: a real server, and tiers that reach it through a proxy."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def bounded() -> AsyncIterator[None]:
 
 @dataclass
 class Network:
-    """A way to a server that can be held, cut or reset."""
+    """A connection to a server through a proxy that can hold, cut or reset it."""
 
     proxy: Proxy
     url: Callable[[str], str]

@@ -1,5 +1,3 @@
-"""The rules of a connection, as each network tier keeps them."""
-
 from __future__ import annotations
 
 import asyncio
@@ -11,7 +9,7 @@ import pytest
 from kvtier_sdk import TierTimeoutError, TierUnavailableError
 
 CHUNK_BYTES = 4 * 2**20
-# More than the sockets' buffers hold.
+# More than the sockets' buffers hold, so that a transfer can stop in the middle.
 LONG_BYTES = 32 * 2**20
 
 _numbers = itertools.count()
@@ -37,7 +35,8 @@ async def test_a_cancelled_load_leaves_its_buffers_alone(network, keys, passed_b
         await task
     target.payload[:] = b"n" * len(target.payload)
     network.proxy.release()
-    # Another chunk comes through, as the rest of the first would have.
+    # Once this second load ends, the rest of the first response would have arrived too. The
+    # cancelled load's buffer must still hold what its owner wrote.
     assert await bench.loads(tier, keys[0])
     assert bytes(target.payload) == b"n" * len(target.payload)
 
@@ -57,7 +56,7 @@ async def test_a_cancelled_store_leaves_its_buffers_alone(network, keys, passed_
     source.payload[:] = b"n" * len(source.payload)
     network.proxy.release()
     assert await bench.put(tier, keys[1]) == [None]
-    # It is not there, neither in part nor as a mixture.
+    # The server has discarded the partly sent chunk.
     assert await bench.has(tier, *keys[:2]) == [False, True]
 
 

@@ -1,5 +1,3 @@
-"""Both event loops, and a time limit for tests of calls that could wait forever."""
-
 from __future__ import annotations
 
 import asyncio

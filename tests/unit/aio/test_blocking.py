@@ -20,7 +20,7 @@ PATIENCE_S = 30.0
 
 @pytest.fixture
 def released() -> Iterator[threading.Event]:
-    """An event that the blocking calls of a test wait for; always set at the test's end."""
+    """An event that a test's blocking calls wait for; it is set when the test ends."""
     event = threading.Event()
     yield event
     event.set()
@@ -56,8 +56,8 @@ async def test_an_exception_is_raised_here_and_ends_no_thread(error: BaseExcepti
 
 
 def test_even_a_stop_iteration_comes_back() -> None:
-    # A future cannot carry it. The test runs in a new process, because its failure is a coroutine
-    # that not even a cancellation ends.
+    # A future cannot carry StopIteration. If the test fails, its coroutine waits for ever and
+    # cannot be cancelled, so run it in a new process.
     code = """
 import asyncio
 import contextlib
@@ -139,7 +139,7 @@ async def test_a_call_cancelled_at_once_is_not_run(released: threading.Event) ->
     with pytest.raises(asyncio.CancelledError):
         await task
     released.set()
-    # Calls run in order: when this one has run, the cancelled one was skipped.
+    # Calls run in order: this one has run, so the cancelled one was skipped.
     await run_blocking(lambda: None)
     assert not ran.is_set()
 
@@ -155,7 +155,7 @@ async def test_a_call_cancelled_at_once_holds_no_arguments() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     del task
-    await asyncio.sleep(0)  # until then the loop holds the task that has woken this one up
+    await asyncio.sleep(0)  # let the task that woke this one end: the loop still refers to it
     gc.collect()
     assert seen() is None
 
@@ -171,7 +171,7 @@ async def test_no_more_calls_than_the_limit_run_at_once(released: threading.Even
 
 async def test_an_idle_thread_is_used_again() -> None:
     threads = {await run_blocking(threading.current_thread) for _ in range(50)}
-    # On a busy machine, the next call can come before a thread has reported itself idle.
+    # A call can start a new thread if no thread has reported itself idle yet.
     assert len(threads) < 25
 
 

@@ -1,4 +1,4 @@
-"""The connection: bytes arrive in their place, and its state after each end of a call."""
+"""A connection fills the given buffers, and is left usable or closed after each call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.peer import Peer, open_peer, settle
 
 from kvtier_sdk import Connection, SystemClock, TierTimeoutError, TierUnavailableError
 
-# More than the sockets' buffers hold.
+# More than the sockets' buffers hold, so that a send can stop in the middle.
 LONG = bytes(32 * 2**20)
 
 
@@ -133,7 +133,7 @@ async def test_a_cancelled_receive_closes_and_touches_nothing(peer: Peer, sent: 
     assert await peer.receive(1) == b"", "the socket is closed, so nothing more can arrive"
     await settle()
     assert target == b"n" * 1000
-    target.clear()  # raises while a view of it is left
+    target.clear()  # raises BufferError if a view of it remains
     with pytest.raises(TierUnavailableError, match="connection to peer lost: .* cancelled"):
         await peer.connection.receive(rooms(1))
 
@@ -142,7 +142,7 @@ async def test_a_cancelled_send_closes_and_reads_nothing(peer: Peer) -> None:
     source = bytearray(LONG)
     await cancel_in_the_middle(peer.connection.send([memoryview(source)]))
     source[:] = b"n" * len(source)
-    source.clear()  # raises while a view of it is left
+    source.clear()  # raises BufferError if a view of it remains
     assert b"n" not in await peer.receive(len(LONG))
     with pytest.raises(TierUnavailableError, match="connection to peer lost: .* cancelled"):
         await peer.connection.send([b"next"])
@@ -193,7 +193,7 @@ async def test_what_came_before_an_end_can_be_received(peer: Peer, ending: str) 
 async def test_a_reset_that_comes_together_with_what_was_sent(peer: Peer) -> None:
     receiving = asyncio.ensure_future(peer.connection.receive(rooms(1000)))
     await settle()
-    # Both are there when the loop looks: uvloop reports them once.
+    # uvloop reports the data and the reset together, because the loop sees both at once.
     peer._sock.send(b"part")
     peer.reset()
     with pytest.raises(TierUnavailableError):

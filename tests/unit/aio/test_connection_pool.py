@@ -1,4 +1,4 @@
-"""The connection pool: its size, the order of lending, and connections that are dropped."""
+"""The connection pool: its size, the order of lending, and which connections it closes."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ async def test_one_that_is_not_usable_is_closed(server: Server) -> None:
 class Borrowers:
     def __init__(self, pool: ConnectionPool[Line]) -> None:
         self._pool = pool
-        #: The tasks that have a connection, in the order in which they got it.
+        #: Names of the tasks that got a connection, in order.
         self.lent: list[str] = []
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._ends: dict[str, asyncio.Event] = {}
@@ -185,7 +185,7 @@ async def test_a_store_whose_turn_comes_waits_behind_the_reads(borrowers: Borrow
 async def test_stores_that_are_cancelled_keep_no_store_out(borrowers: Borrowers) -> None:
     await borrowers.begin("store 1", "store 2", "store 3", "load 1", "load 2")
     await borrowers.begin("load 3")
-    await borrowers.end("store 1")  # "load 3" has its place; "store 3" waits in the line
+    await borrowers.end("store 1")  # "load 3" gets this connection; "store 3" waits in line
     for name in ("store 2", "store 3"):
         await borrowers.cancel(name)
     await borrowers.begin("store 4", "store 5")

@@ -1,4 +1,4 @@
-"""A close that waits for the calls in flight, and calls that come after it."""
+"""Closing waits for the calls in flight, and refuses later calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A batch divided by server, and its results in the order of the batch."""
+"""A batch is divided among servers; its results keep the batch's order."""
 
 from __future__ import annotations
 

@@ -1,5 +1,3 @@
-"""The packages of engines, as the command line finds them."""
-
 from __future__ import annotations
 
 import sys

@@ -1,4 +1,4 @@
-"""The targets of a command line: a URL, a configuration, vLLM's JSON, or one tier of these."""
+"""Targets on a command line: a URL, a configuration file, vLLM's JSON, or one of their tiers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text that others wrote reaches the terminal as plain text."""
+"""Control characters in foreign text do not reach the terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of tiers: success, failures, and no remains."""
+"""Checks of tiers: they succeed or fail, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -244,9 +244,9 @@ def test_an_interrupted_trial_does_not_wait_for_the_tier() -> None:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
             return await super().load(batch)
 
-    # Neither the call nor the close would end during the test.
+    # The call and the close would both outlast the test.
     with pytest.raises(KeyboardInterrupt):
-        # What it logs once the test is over is no remark on another test's tier.
+        # The unusual name keeps its late log lines apart from those of other tests' tiers.
         trial_of(Interrupted, 3600.0, name="interrupted", on_load="hang", close_s=3600.0)
 
 

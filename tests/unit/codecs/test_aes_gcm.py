@@ -46,7 +46,7 @@ def unseal(
 
 
 def hand_opened(key: bytes, envelope: bytes, sealed: bytes, associated: bytes) -> bytes:
-    """Open as the module's documentation describes, without the module's help."""
+    """Decrypt a chunk as the module's docstring describes, without the module's code."""
     assert envelope[:8] == hmac.digest(key, b"kvtier aes-gcm key id\x01", hashlib.sha256)[:8]
     info = b"kvtier aes-gcm chunk" + envelope[8:32] + b"\x01"
     chunk_key = hmac.digest(key, info, hashlib.sha256)

@@ -1,4 +1,4 @@
-"""A configuration means the same as a table, as TOML, JSON or YAML, and read back."""
+"""A configuration means the same as a dict, as TOML, JSON or YAML, and after a round trip."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tiers that share a place with another tier are told from those that do not."""
+"""Tiers with conflicting locations are rejected; all others are accepted."""
 
 from __future__ import annotations
 

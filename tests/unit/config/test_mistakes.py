@@ -16,7 +16,7 @@ UNITS = "B, KiB, MiB, GiB, TiB, PiB, EiB, KB, MB, GB, TB, PB, EB"
 NO_POOL = "option 'slots' or 'pool_bytes' is missing; it says how big the host pool is, for "
 NO_POOL += "example pool_bytes '4GiB' or '5%'"
 
-#: Lists of backends depend on the installed ones, so messages are compared up to there.
+#: Messages are compared without their lists of backends, which depend on installed packages.
 MISTAKES: list[tuple[Any, str]] = [
     ({}, NO_POOL),
     ({"pool_bytes": 1}, "options 'slots' and 'pool_bytes' are both given; leave one"),
@@ -65,7 +65,7 @@ MISTAKES: list[tuple[Any, str]] = [
         "quotes: 'memory:'",
     ),
 ]
-#: A tier, the option with a mistake, and the words about it.
+#: A tier, the option with a mistake, and text that the message contains.
 TIER_MISTAKES: list[tuple[Any, str, str]] = [
     ({}, "type", " is missing; it names the backend"),
     ({"type": "kvtier"}, "backend", " is missing; it names the backend"),

@@ -1,5 +1,3 @@
-"""The pool and the manager that a configuration describes."""
-
 from __future__ import annotations
 
 import json

@@ -1,4 +1,4 @@
-"""Every option stands on its page, with the type and the default that the code has."""
+"""The page of options lists every option with its type and default."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Row = tuple[str, str, str]
 
 
 def rows(text: str, name: str) -> list[Row]:
-    """Return option, type and default of each row of the table marked with a name."""
+    """Return option, type and default of each row of the named table."""
     _, _, rest = text.partition(f"<!-- options: {name} -->")
     lines = rest.strip().splitlines()
     table = lines[2 : next((n for n, line in enumerate(lines) if not line), len(lines))]

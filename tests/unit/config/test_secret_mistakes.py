@@ -1,4 +1,4 @@
-"""A mistake in a configuration shows no secret, wherever the secret was written by mistake."""
+"""An error in a configuration shows no secret, even one written into the wrong option."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from kvtier_sdk import (
 )
 
 REQUEST = RequestContext("r")
-#: Time after which a task counts as endless.
+#: A task that runs longer than this counts as endless.
 PATIENCE_S = 30.0
 ContextFactory = Callable[..., TierContext]
 
@@ -31,7 +31,7 @@ def transfers(*keys: OffloadKey) -> list[Transfer]:
 
 
 class Recorder(ChunkTierManager):
-    """A tier in which each chunk waits for its gate, and then ends as ``outcomes`` says."""
+    """A tier in which each chunk waits for its gate, then ends with its entry in ``outcomes``."""
 
     contract_version = 1
     fan_out = 3

@@ -1,5 +1,3 @@
-"""Counters and gauges that a tier makes through its context."""
-
 from __future__ import annotations
 
 import threading

@@ -1,4 +1,4 @@
-"""An engine's memory as slots: what is shared, where objects lie, what a tier's process maps."""
+"""An engine's own memory used as slots: shared mappings, object offsets, a tier process's view."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ def memory_at(address: int) -> EngineMemory:
 
 @pytest.fixture
 def shared() -> Iterator[int]:
-    """The address of a named segment of shared memory."""
     segment = SharedMemory(create=True, size=MEMORY_BYTES)
     array = np.frombuffer(segment.buf, np.uint8)
     yield array.ctypes.data

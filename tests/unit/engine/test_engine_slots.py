@@ -1,4 +1,4 @@
-"""The file behind a mapping that another library has made."""
+"""Finding the file behind a mapping that another library made."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SLOTS, ROW_BYTES = 4, 8192
 
 @pytest.fixture
 def file() -> Iterator[int]:
-    """A file of shared memory without a name, longer than its mapping."""
+    """An unnamed file of shared memory, longer than its mapping."""
     fd = os.memfd_create("engine")
     os.ftruncate(fd, (SLOTS + 1) * ROW_BYTES)
     yield fd
@@ -53,7 +53,7 @@ def test_a_file_that_nobody_has_open_any_more_is_not_found() -> None:
     size_bytes = SLOTS * ROW_BYTES
     fd = os.memfd_create("engine")
     os.ftruncate(fd, size_bytes)
-    # Python's own mapping would keep a descriptor.
+    # Python's mmap would keep a duplicate of the descriptor.
     libc = ctypes.CDLL(None)
     libc.mmap.argtypes = [ctypes.c_size_t] * 6
     libc.mmap.restype = ctypes.c_size_t

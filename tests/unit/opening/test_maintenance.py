@@ -1,4 +1,4 @@
-"""A tool's tier: it waits for answers, and says what a tier does wrong."""
+"""A tool's tier waits for each answer, and raises errors for what a tier does wrong."""
 
 from __future__ import annotations
 

@@ -1,5 +1,3 @@
-"""Descriptions of options, for any model that declares them."""
-
 from __future__ import annotations
 
 from typing import Annotated, Literal

@@ -1,4 +1,4 @@
-"""The beginning and the end of a complaint about an option."""
+"""The path of an option in an error message, and the suggestion of a similar name."""
 
 from __future__ import annotations
 

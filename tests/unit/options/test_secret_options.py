@@ -1,4 +1,4 @@
-"""Secrets in a file or in a variable of the environment, for any model and any way of writing."""
+"""Options whose secret comes from a file or an environment variable."""
 
 from __future__ import annotations
 

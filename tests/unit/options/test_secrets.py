@@ -1,4 +1,4 @@
-"""Secrets in a text, in an exception and in all that caused it are hidden."""
+"""Secrets are masked in texts, in exceptions and in their causes."""
 
 from __future__ import annotations
 

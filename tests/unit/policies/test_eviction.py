@@ -26,8 +26,6 @@ def made(name: str, slots: int) -> EvictionPolicy:
 
 
 class PolicyMachine(RuleBasedStateMachine):
-    """A small primary tier: its resident and its pinned chunks."""
-
     name: str
 
     @initialize(slots=st.integers(1, 4))
@@ -159,17 +157,16 @@ def order_after(name: str, slots: int, calls: str) -> str:
         ("lru", "abcA", "bca"),
         ("lru", "abcBA", "cba"),
         ("lru", "abc-bAbC", "abc"),
-        # Chunks used again go after chunks used once, even if these are more recent.
+        # Chunks used once go first, even if more recent than chunks used twice.
         ("arc", "abA" + "cd", "bcda"),
         ("arc", "abcdBA", "cdba"),
-        # 'a' comes back while it is remembered: it joins the chunks used again, and the list of
-        # chunks used once may keep one chunk more, here 'd'.
         ("arc", "abcC-ad-ba", "cad"),
         ("arc", "abcC-ad-bae", "dcae"),
-        # Until its simulations say otherwise, a second use is worth a quarter of a turn.
+        # Before the simulations have a result, a second use delays eviction by a quarter of a pass
+        # through the pool.
         ("prefix", "abcA", "bca"),
         ("prefix", "abA" + "cde", "bcad"),
-        # Uses are remembered beyond eviction.
+        # The policy remembers uses of evicted chunks.
         ("prefix", "a-a" + "abcd", "bacd"),
     ],
 )
@@ -231,7 +228,7 @@ def hot_prompts_between_scans() -> Iterator[int]:
 def test_a_scan_hurts_lru_but_neither_arc_nor_prefix() -> None:
     rates = {name: hit_rate(name, 100, hot_prompts_between_scans()) for name in NAMES}
     best = 199 * 40 / (200 * 80 + 50 * 150)
-    # ARC misses each hot chunk once, and again while it learns; LRU misses it after each scan.
+    # ARC misses each hot chunk once, and a few more while it adapts; LRU misses it after each scan.
     assert rates["arc"] > 0.95 * best
     assert rates["lru"] < 0.80 * best
     assert rates["prefix"] > 0.95 * best

@@ -1,4 +1,4 @@
-"""The policy that weighs recency against uses: its simulations, and its hits beside the others'."""
+"""The 'prefix' policy: its simulations, and its hits compared with other policies."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_it_hits_much_more_where_chats_pause_for_longer_than_the_pool_lasts() ->
     assert prefix > 1.08 * lru
 
 
-#: Requests of a small tree of prefixes: what a chunk is follows from those before it.
+#: Requests as paths in a small prefix tree; a chunk's key depends on the chunks before it.
 PATHS = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=6), min_size=1, max_size=60)
 
 
@@ -75,7 +75,7 @@ def test_memory_is_bounded_however_many_chunks_pass() -> None:
     simulations = policy._simulations
     assert len(simulations._older) == 8 * slots // policy._one_in > len(simulations._last)
     for pool in simulations._pools:
-        # The highest bonus is 32 turns, of 64 buckets each.
+        # The largest bonus is 32 passes through the pool, and each pass has 64 buckets.
         assert len(pool._counts) <= 33 * 64
 
 
@@ -95,7 +95,7 @@ def test_a_simulation_hits_like_a_sorted_pool(uses: list[tuple[int, int]], weigh
         of = min(last[chunk][1] + more, len(_CLASSES) - 1) if chunk in last else 0
         hits += pool.pop(chunk, None) is not None
         worth = now + bonuses[of]
-        # What is worth less than everything that was dropped is dropped too.
+        # A pool never keeps a chunk worth less than one that it dropped.
         if worth >= floor:
             pool[chunk] = worth
         if len(pool) > slots:

@@ -1,4 +1,4 @@
-"""Views of the host pool: their content, their lifetime, and the holders named if they stay."""
+"""Views of the host pool: content and lifetime, and an error that names a view's holders."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_there_is_no_other_slot(pool: HostPool, slot: int) -> None:
         pool.view(slot)
 
 
-# Objects made of a view, which outlive it in all cases but the first.
+# Ways to keep a view in use: the view itself, or an object made from it.
 KEPT: dict[str, Callable[[memoryview], Any]] = {
     "the view": lambda view: view,
     "a slice": lambda view: view[10:20],

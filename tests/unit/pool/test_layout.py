@@ -1,4 +1,4 @@
-"""The place of a slot's parts, and the header's record of it."""
+"""Offsets of the parts of a slot, and the layout in the header of a pool's file."""
 
 from __future__ import annotations
 

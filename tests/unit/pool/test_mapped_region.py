@@ -1,5 +1,3 @@
-"""Mappings of memory, as the kernel lists them."""
-
 from __future__ import annotations
 
 import mmap

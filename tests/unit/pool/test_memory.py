@@ -1,4 +1,4 @@
-"""The memory of a host pool: its presence, its paging, and its room."""
+"""Memory of a host pool: shared or private, prefaulted, and limited by free space."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ V1 = {
     [
         ("0::/pod/box\n", V2, "pod"),
         ("9:cpu:/x\n4:memory:/box\n", V1, "memory/box"),
-        # A container sees its own group at the top, under the host's path.
+        # In a container, the mount's root is its own group, but the path is that of the host.
         ("4:memory:/docker/1234\n", {k.replace("box/", ""): v for k, v in V1.items()}, "memory"),
         ("0::/../elsewhere\n", {k.replace("pod/", ""): v for k, v in V2.items()}, ""),
     ],
@@ -188,7 +188,7 @@ def test_a_failure_gives_everything_back(monkeypatch: pytest.MonkeyPatch) -> Non
     open_before = len(os.listdir("/proc/self/fd"))
     monkeypatch.setattr(memory, "prefault", fail)
     for make in MAKE.values():
-        # The traceback keeps all objects alive, so that nothing is closed by chance.
+        # The traceback keeps all objects alive, so only an explicit close can close a descriptor.
         with pytest.raises(ConfigError, match="no") as failure:
             make()
         assert len(os.listdir("/proc/self/fd")) == open_before

@@ -1,4 +1,4 @@
-"""Races at a start, in which another process acts between two steps."""
+"""Races at a pool's start: another process acts between two steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LAYOUT = PoolLayout(2, 100)
 
 @pytest.fixture
 def pool(shm_directory: Path) -> Iterator[HostPool]:
-    """A pool that still has its name, because its worker has not joined yet."""
+    """A pool whose file still has its name, because no worker has joined yet."""
     pool = HostPool.join("one", LAYOUT, directory=str(shm_directory))
     yield pool
     pool.close()

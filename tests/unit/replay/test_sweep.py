@@ -1,4 +1,4 @@
-"""Hit rate by size: the counts of a sweep are those of replays."""
+"""Hit rates by pool size: a sweep counts the same hits as replays of each size."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_tier_adds_what_it_adds_in_a_replay() -> None:
         capacity = point.slots * (CHUNK_BYTES + HEADER_BYTES)
         host, tier = replayed(played, 200, capacity=capacity, admission="off")
         assert host == swept.pool.hit_chunks
-        # A tier is given a prefix from its start, so that the start is the first to leave again.
+        # A tier stores a prefix front to back, so the prefix's first chunks are evicted first.
         assert tier == pytest.approx(swept.tier_chunks(point), abs=0.002 * swept.chunks)
 
 

@@ -1,5 +1,3 @@
-"""Tiers that misbehave, over a loop on virtual time and over both runners."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -13,7 +11,7 @@ from support.scripted_loop import Act
 
 @pytest.fixture
 def make() -> Iterator[scripted_loop.Make]:
-    """Make a loop over a scripted tier; at the end no rule may have been broken."""
+    """Make loops over scripted tiers; at teardown, fail if one broke a rule of the contract."""
     rigs: list[scripted_loop.Rig] = []
 
     def build(*script: Act, **options: Any) -> scripted_loop.Rig:
@@ -27,6 +25,6 @@ def make() -> Iterator[scripted_loop.Make]:
 
 @pytest.fixture(params=runners.RUNNERS)
 def make_rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[runners.Make]:
-    """Make a runner around a misbehaving tier; it is closed with the test."""
+    """Make a runner around a misbehaving tier."""
     with runners.rig_maker(request.param, tmp_path) as make:
         yield make

@@ -1,4 +1,4 @@
-"""A tier's answers: used if they are whole, else their author is told what he returned."""
+"""The SDK uses a tier's answer only if it is valid, and otherwise logs what the tier returned."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_an_entry_that_is_none_quarantines_its_author(make: Make, entry: Any) ->
     assert "where an Entry with its key belongs" in str(rig.loop.call.quarantine)
 
 
-# --- over each runner, up to the engine's thread -------------------------------------------------
+# --- from each runner to the engine's thread ---------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["coroutines", "a mapping", "one too few"])

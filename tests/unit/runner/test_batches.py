@@ -1,4 +1,4 @@
-"""A call of a tier names no key twice, and no more keys than the tier takes."""
+"""Each call of a tier names distinct keys, and no more than ``max_batch_keys``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_each_key_gets_its_answer_and_its_bytes_however_often_it_is_named(
     max_batch_keys: int | None,
     concurrency: int,
 ) -> None:
-    # The tier notes a call that breaks a promise, and closing the rig asserts that none did.
+    # The tier records calls that break these rules; closing the rig asserts that there were none.
     rig = Rig(declares={"max_batch_keys": max_batch_keys}, concurrency=concurrency)
     store = rig.job(STORE, names=stored)
     for key, slot in zip(stored, store.slots, strict=True):

@@ -1,4 +1,4 @@
-"""The circuit breaker, a pure state machine, against a plain model of its rules."""
+"""The circuit breaker against a simple model of its rules."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def outcomes(breaker: Breaker, *given: Outcome) -> list[bool]:
         ([TierAuthError("denied")], FAILED),
         ([TierContractError("raised KeyError")], FAILED),
         ([TierError("something")], FAILED),
-        # One answered chunk shows that the tier works.
+        # One chunk with an answer proves that the tier works.
         ([DOWN, GONE, DOWN], ANSWERED),
         ([FAULT, DOWN, None], ANSWERED),
         ([FAULT, DOWN], FAILED),
@@ -97,7 +97,7 @@ def test_its_rules(given: list[tuple[Outcome, list[bytes]]], failures: int, wind
         assert breaker.note(outcome, objects) is opens
         assert breaker.is_closed is not opens
         if opens:
-            # A breaker that a probe has closed remembers nothing.
+            # Once a probe closes the breaker, earlier failures no longer count.
             breaker.begin_probe()
             breaker.end_probe(True)
             past.clear()

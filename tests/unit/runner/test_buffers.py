@@ -1,4 +1,4 @@
-"""Memory that is lent for chunks under way."""
+"""Buffers lent to a tier for chunks in flight."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every job ends in exactly one result, for any behaviour of the tier and any disturbance."""
+"""Every job gets exactly one result, whatever the tier does and whatever disturbs the loop."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_each_job_ends_once_and_nothing_is_left(
         elif step == "drain":
             rig.run(rig.loop.drain(argument))
         elif step == "cancel":
-            # Foreign code may cancel one of the loop's tasks.
+            # Code outside the SDK may cancel one of the loop's tasks.
             tasks = sorted(asyncio.all_tasks(rig.event_loop), key=lambda task: task.get_name())
             for task in tasks[argument : argument + 1]:
                 if task.get_name().endswith(" job"):

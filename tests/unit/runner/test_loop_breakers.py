@@ -1,4 +1,4 @@
-"""Causes that open a breaker, and calls that an open one refuses."""
+"""What opens a breaker, and which calls an open breaker refuses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_an_open_breaker_refuses_at_once_and_without_a_call(make: Make) -> None:
     calls = len(rig.tier.calls)
     for operation in (LOOKUP, LOAD, TOUCH):
         job = rig.job(operation)
-        rig.submit(job)  # the loop gets no turn after it
+        rig.submit(job)  # refused at once: the loop does not run after this
         assert rig.account.verdicts(job.job_id) == ["unavailable"]
     assert len(rig.tier.calls) == calls
     assert rig.do(STORE) == ["ok"]
@@ -84,7 +84,7 @@ def test_a_deadline_that_the_queue_used_up_says_nothing_of_the_tier(make: Make) 
     rig = make(concurrency=1, breaker_failures=1)
     rig.tier.always["load"] = Act(after_s=2.0)
     for _ in range(4):
-        # The first ends in time, the next has a fifth of its time left, the others have none.
+        # The first load ends in time, the second begins with 0.5 s left, the others get no time.
         rig.ask(LOAD, within_s=2.5)
     rig.run_for(2.6)
     verdicts = [rig.account.verdicts(job_id) for job_id in range(4)]
@@ -97,8 +97,8 @@ def test_a_deadline_that_the_queue_used_up_says_nothing_of_the_tier(make: Make) 
 def test_calls_that_hang_in_every_place_keep_their_direction_refused(
     make: Make, operation: Operation, breaker_failures: int
 ) -> None:
-    """A probe needs no place, so a probe would succeed while requests still waited."""
-    # Stores have three quarters of the places.
+    """A probe skips the queue, so it would close the breaker while requests still had to wait."""
+    # Stores may use three of the four concurrent calls.
     hung = 3 if operation is STORE else 4
     hangs = Act(after_s=200.0, stubborn=True)
     rig = make(*[hangs] * hung, concurrency=4, breaker_failures=breaker_failures)
@@ -106,10 +106,10 @@ def test_calls_that_hang_in_every_place_keep_their_direction_refused(
     for _ in range(hung):
         rig.ask(operation, within_s=2.0)
     rig.run_for(2.1)
-    # Even if too few calls hung to open the breaker, requests wait for one deadline at most.
+    # Even if the breaker stays closed, each request waits at most until its deadline.
     waiting = [rig.ask(operation, within_s=2.0) for _ in range(3)]
     for _ in range(25):
-        # Lookups succeed, and end each row of failures.
+        # Each successful lookup resets the count of failures in a row.
         rig.ask(LOOKUP, run_s=0.1)
     assert {job.job_id for job in waiting} <= rig.account.results.keys()
     for _ in range(10):
@@ -118,7 +118,7 @@ def test_calls_that_hang_in_every_place_keep_their_direction_refused(
         assert rig.account.verdicts(refused.job_id) == ["unavailable"]
         rig.run_for(10.0)
     assert not any(rig.loop._queues.values())
-    # A call that ends frees a place.
+    # The hanging calls end, so queued calls can start.
     rig.tier.let_go.set()
     rig.run_for(35.0)
     assert rig.account.breakers[direction] is BreakerState.CLOSED

@@ -1,4 +1,4 @@
-"""A chunk's own fault: its next store replaces it, and it opens no breaker."""
+"""A fault of a single chunk: the next store replaces the chunk, and no breaker opens."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_distinct_bad_objects_and_no_good_one_open_it(make: Make, chunks: int) -
         assert rig.account.moves == []
         rig.submit(rig.job(LOAD, chunks))
         rig.run_for(0.01)
-        rig.ask(LOOKUP, run_s=0.01)  # the lookup succeeds, but reads no object
+        rig.ask(LOOKUP, run_s=0.01)  # finds the object without reading it
     assert rig.account.breakers[Direction.READ] is BreakerState.OPEN
     assert rig.account.breakers[Direction.WRITE] is BreakerState.CLOSED
     del rig.tier.always["load"]
@@ -119,7 +119,7 @@ def test_lookups_that_can_examine_no_object_open_it(make: Make) -> None:
 @pytest.mark.parametrize("operation", [LOAD, STORE])
 @pytest.mark.parametrize("way", ["raised", "raised as it is", "returned"])
 def test_a_kept_exception_holds_no_buffer(make: Make, operation: Operation, way: str) -> None:
-    """Clients in Rust keep the last exception until their next call."""
+    """Clients in Rust keep the last exception, and so its frames, until their next call."""
     kept: list[BaseException] = []
     lent: list[weakref.ref[memoryview]] = []
 

@@ -102,7 +102,7 @@ def test_hanging_deletes_are_bounded(make: Make, monkeypatch: pytest.MonkeyPatch
     loads = [rig.job(LOAD, names=job.keys) for job in stored]
     rig.submit(*loads)
     rig.run_for(1.0)
-    # A load gives its place up before its chunks are verified, so two more loads begin.
+    # The first two loads end before their chunks are verified and deleted, so two more begin.
     assert [operation for operation, _ in rig.tier.calls].count("load") == 4
 
 

@@ -1,5 +1,3 @@
-"""Probes of an open breaker, and the conditions that close it."""
-
 from __future__ import annotations
 
 import itertools
@@ -33,7 +31,7 @@ def test_it_closes_by_itself_when_the_tier_works_again(make: Make, operation: st
     assert rig.account.breakers[direction] is BreakerState.CLOSED
     states = [move.state.value for move in rig.account.moves]
     assert states == ["open", *["half_open", "open"] * 3, "half_open", "closed"]
-    # The next outage is probed after a second again.
+    # In the next outage the pauses start at one second again.
     rig.tier.probes.clear()
     failing(rig, operation)
     began_s = rig.clock.now_s()
@@ -66,7 +64,7 @@ def test_a_write_probe_leaves_nothing_behind_and_nobody_hears_of_it(make: Make) 
 def test_a_slow_first_answer_closes_it_if_the_next_is_in_time(make: Make) -> None:
     rig = refusing(make, "lookup")
     rig.tier.always.clear()
-    # It has to reconnect, which takes longer than a lookup may.
+    # Reconnecting makes the first answer slower than a lookup's deadline.
     rig.tier.script = iter([Act(after_s=0.5)])
     rig.run_for(1.6)
     assert [name for name, _ in rig.tier.probes] == ["lookup", "lookup", "load"]
@@ -110,7 +108,7 @@ def test_calls_that_never_end_are_given_up_after_a_minute(
     assert "stay refused" not in caplog.text
     rig.run_for(1000.0)
     (given_up_s,) = rig.given_up_s
-    # Jitter shortens pauses, and the pause that completes the minute may be a long one.
+    # Jitter shortens the pauses, and the pause that passes the minute may be a long one.
     assert 2.0 + 54.0 <= given_up_s <= 2.0 + 90.0
     told = STAY_REFUSED.format("calls that hang leave no room for another")
     assert caplog.text.count(f"tier: {'writes' if operation is STORE else 'reads'} {told}") == 1

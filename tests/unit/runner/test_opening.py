@@ -1,4 +1,4 @@
-"""The opening of a tier, over both runners: its deadline, its failures, and its late success."""
+"""Opening a tier in each runner: its deadline, its failures, and a success after the deadline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tier's loop with a codec: what the tier is given, and what becomes of what it returns."""
+"""A tier's loop with a codec: stored chunks are encrypted, and damaged or moved ones refused."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ A, B = b"a" * 36, b"b" * 36
 
 
 class SharedStore(MemoryTier):
-    """A memory tier that shares its chunks with the other loops of the test."""
+    """A memory tier whose chunks all loops of a test share."""
 
     alignment = 16
     objects: dict[str, dict[OffloadKey, bytearray]]
@@ -51,7 +51,7 @@ class SharedStore(MemoryTier):
 
     async def store(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
         assert fault_of_regions(self.context, batch) is None
-        # A stored chunk stays unless the SDK asks to replace it.
+        # Keep an existing chunk unless the SDK asks to replace it.
         for transfer in batch:
             if transfer.replace or transfer.key not in self._own():
                 self._own()[transfer.key] = bytearray(b"".join(transfer.buffers))
@@ -75,7 +75,7 @@ class SharedStore(MemoryTier):
 
 
 class Engine:
-    """A tier's loop that does one job at a time."""
+    """A tier's loop, driven one job at a time."""
 
     def __init__(self, codec: str, objects: dict[str, dict[OffloadKey, bytearray]]) -> None:
         self.clock = SystemClock()
@@ -86,7 +86,7 @@ class Engine:
         self._jobs = 0
 
     async def open(self, model: str = "m") -> TierLoop:
-        # Each chunk has its own batch.
+        # A limit of one byte puts each chunk into its own batch.
         spec = TierSpec.from_url(f"memory:?codec={self.codec}&max_batch=1")
         self.namespace = Namespace({"model": model})
         loop = TierLoop(
@@ -181,7 +181,7 @@ async def test_a_chunk_moved_to_another_key_is_refused(make: Make, rebinds: bool
     engine = make(OURS)
     await stored(engine, A, B)
     moved = bytearray(engine.objects[A])
-    if rebinds:  # an attacker who knows the format would do so
+    if rebinds:  # an attacker can copy the other chunk's header
         moved[:64] = engine.objects[B][:64]
     engine.objects[B] = moved
     assert await engine.do(LOAD, B) == ("auth" if rebinds else "corrupt")
@@ -194,7 +194,7 @@ async def test_a_chunk_moved_to_another_model_is_refused(make: Make) -> None:
     await stored(engine)
     await other.open("another model")
     moved = bytearray(engine.objects[A])
-    # An attacker who knows the format would write a matching header.
+    # An attacker who knows the format can write a matching header.
     header = ChunkHeader(other.tier.context.namespace.fingerprint, CHUNK_BYTES, sealed=True)
     header.seal(A, memoryview(rebound := bytearray(112)), memoryview(b""))
     moved[:64] = rebound[:64]
@@ -287,7 +287,7 @@ async def test_foreign_chunks_are_bounded(make: Make, monkeypatch: pytest.Monkey
 
 
 class TestSealedTier(TierConformance):
-    """The kit's rules hold for a tier whose chunks are sealed on the way."""
+    """The conformance checks, on a tier whose chunks are encrypted."""
 
     @pytest.fixture(params=[0, 0.002], ids=["at once", "slow"])
     def tier(self, request: pytest.FixtureRequest, tmp_path: Path) -> TierLike:

@@ -1,4 +1,4 @@
-"""A tier's secrets: shown nowhere, and read again from their files when the store refuses."""
+"""A tier's secrets appear in no output, and are read again when the store rejects them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The thread runner: wake-ups, and loops that break down. Real threads, no timing."""
+"""The thread runner with real threads: wake-ups, and loops that fail."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvtier_sdk.runner.jobs import ChunksRemoved, OpeningEnded, Operation
 
 
 class CountedLoop(asyncio.SelectorEventLoop):
-    """A loop that counts its wake-ups by other threads, and can be made to break down."""
+    """A loop that counts wake-ups from other threads, and fails on request."""
 
     wakes = 0
     breaks_down = False

@@ -1,4 +1,4 @@
-"""The promises of every runner, over each of them: real threads and processes, no timing."""
+"""Guarantees of all runners, tested with real threads and processes."""
 
 from __future__ import annotations
 

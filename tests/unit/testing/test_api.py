@@ -1,4 +1,4 @@
-"""``kvtier_sdk.testing``: exact names, explained, and without pytest where possible."""
+"""``kvtier_sdk.testing`` exports described names, and needs pytest only where it must."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_public_name_is_explained(name: str) -> None:
         if inspect.isfunction(method) and not attribute.startswith(("_", "test_"))
     ]
     for attribute, method in [(name, found)] if inspect.isfunction(found) else methods:
-        # A method that overrides one of the contract is explained there.
+        # An override has its description at the contract's method.
         inherited = getattr(kvtier_sdk.SecondaryTierManager, attribute, None)
         text = inspect.getdoc(method) or inspect.getdoc(inherited) or ""
         assert text, f"{name}.{attribute} has no docstring"

@@ -1,4 +1,4 @@
-"""The memory that the kit lends to transfers."""
+"""Memory that the conformance kit lends to transfers."""
 
 from __future__ import annotations
 

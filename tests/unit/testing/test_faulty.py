@@ -1,4 +1,4 @@
-"""Faults around a tier: each comes as planned."""
+"""Planned faults of a tier happen when the plan says so."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OK = ["ok"] * 4
 
 
 def play(plan: FaultPlan, body: Callable[[Probe], Awaitable[None]]) -> None:
-    """Run a test's body on virtual time, with an open memory tier that has the faults of a plan."""
+    """Run ``body`` on virtual time, with an open memory tier that has the faults of ``plan``."""
     subject = TierSubject(faulty(MemoryTier, plan), chunk_bytes=256, clock=VirtualClock())
 
     async def run() -> None:
@@ -86,7 +86,6 @@ def test_damage_is_in_the_store_or_in_loaded_buffers(kind: FaultKind, operation:
     plan = FaultPlan([Fault(kind, operation)])
 
     async def body(probe: Probe) -> None:
-        # A store must not damage the lent buffers.
         assert await outcomes(probe, "store") == OK
         is_short = (operation, kind) == ("store", FaultKind.SHORT)
         assert await outcomes(probe, "load") == ["CorruptChunkError" if is_short else "damaged"] * 4
@@ -140,6 +139,6 @@ def test_the_same_seed_draws_the_same_faults() -> None:
 @pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
 def test_the_wrapper_breaks_no_rule_of_its_own(check) -> None:
     if check.name == "check_it_runs_in_a_process":
-        return  # the plan is of this process
+        return  # another process would not have the plan
     with contextlib.suppress(CheckSkipped):
         run_check(check, TierSubject(faulty(MemoryTier, FaultPlan())))

@@ -1,4 +1,4 @@
-"""A tier that evicts chunks before they are read is given only those that were seen before."""
+"""A tier that evicts chunks before they are read gets only chunks that were seen before."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Rig:
         self.stats = TierStats("t", "memory")
         self.admission = Admission(self.stats, TierLog("t", VirtualClock()), enabled=enabled)
         self.capacity = capacity
-        # The tier's own count is in chunks, and is 0 at the start.
+        # Count in chunks; ``None`` would mean that the tier has not reported its usage.
         self.stats.used_bytes = 0
         self.cache: OrderedDict[OffloadKey, None] = OrderedDict()
         self.hits = self.writes = self.unread = 0
@@ -62,7 +62,7 @@ class Rig:
 
 
 def popular_and_passing(count: int, popular: int, seed: int = 0) -> Iterator[int]:
-    """Yield popular chunks a third of the time, and otherwise chunks that come once."""
+    """Yield a popular chunk in a third of the draws, else a new chunk that never returns."""
     rng = random.Random(seed)
     for number in range(count):
         yield rng.randrange(popular) if rng.random() < 1 / 3 else popular + number
@@ -129,7 +129,7 @@ def store_each(engine: Engine, keys: Iterable[OffloadKey], steps: int = 1) -> No
 
 
 def thrashed(make: Make, **options: object) -> Engine:
-    """Make an engine whose tier of eight chunks was offered twelve in turn; four of them return."""
+    """Return an engine whose tier of 8 chunks gets 12 in turn, of which only 4 return."""
     engine = make(slots=4, **options)
     limit(engine, 8)
     for first in range(4, 324, 8):
@@ -216,7 +216,7 @@ def test_refusing_ends_when_a_tier_has_room(make: Make, caplog: pytest.LogCaptur
         tier, stats = engine.tiers[0], engine.manager.stats[1]
         assert stats.is_selective
         tier.config = tier.config.model_copy(update={"capacity_bytes": None})
-        # Wait until the tier is asked how full it is.
+        # Wait until the tier's usage is read again.
         engine.steps(5.0)
         store_each(engine, KEYS[500:1500])
         engine.step()
@@ -228,7 +228,7 @@ def test_refusing_ends_when_a_tier_has_room(make: Make, caplog: pytest.LogCaptur
 
 @pytest.fixture
 def full() -> Rig:
-    """A tier of 50 chunks that is full, and takes only chunks that were seen before."""
+    """A full tier of 50 chunks that admits only chunks seen before."""
     rig = Rig(50)
     rig.play(popular_and_passing(3000, popular=100))
     assert rig.admission.is_selective
@@ -243,18 +243,18 @@ def full() -> Rig:
         [Usage(40, 40, 50), TAKEN],
         [Usage(50, 50, None), TAKEN],
         [None, TAKEN],
-        # A disk that filled up below the tier's capacity has room when more of it is free.
+        # The disk filled up below the tier's capacity: room means that more of the disk is free.
         *[
             [Usage(50, 50, capacity, 10), EVICTS, REFUSED, Usage(49, 49, capacity, free), end]
             for capacity in (200, None)
             for free, end in ((10, REFUSED), (12, REFUSED), (20, TAKEN))
         ],
-        # A disk that filled up before the tier was first asked how full it is.
+        # The disk filled up before the tier's usage was first read.
         *[
             [Usage(0, 0, cap, 1000), EVICTS, REFUSED, Usage(50, 50, cap, 10), REFUSED, room, TAKEN]
             for cap, room in ((50, Usage(30, 30, 50, 1000)), (None, Usage(30, 30, None, 1000)))
         ],
-        # A tier that filled its capacity ignores what other programs write to its disk.
+        # The tier filled its capacity: other programs' use of the disk does not matter.
         [Usage(50, 50, 50, 1000), EVICTS, Usage(30, 30, 50, 900), TAKEN],
     ],
     ids=str,

@@ -1,4 +1,4 @@
-"""The time in which an engine computes a chunk, learnt from its steps."""
+"""The time that an engine needs to compute a chunk, measured from its steps."""
 
 from __future__ import annotations
 

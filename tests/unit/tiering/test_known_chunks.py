@@ -1,4 +1,4 @@
-"""Chunks that are loaded without a lookup, since this process knows where they are."""
+"""Chunks that this process stored are loaded without a lookup."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_what_the_tier_has_reported_removed_is_asked_for(make: Make) -> None:
     assert engine.look(B, *KEYS[:4]) == ["RETRY"] * 4
     engine.step()
     assert engine.look(B, *KEYS[:1]) == ["MISS"]
-    # If the first chunk needs a lookup, the chunks after it are looked up too.
+    # Because the first chunk needs a lookup, the chunks after it are looked up too.
     assert engine.tiers[0].calls == [("lookup", KEYS[:4])]
     assert misses(engine) == {"absent": 1}
 
@@ -103,7 +103,7 @@ def test_a_load_does_not_fall_through_to_a_tier_that_the_chunk_has_left(make: Ma
 def test_what_was_loaded_during_a_purge_is_not_known(make: Make) -> None:
     engine = with_known(make)
     tier, client = engine.tiers[0], engine.manager.clients[0]
-    # The tier does not report the chunks that it deletes.
+    # The tier deletes chunks without reporting them.
     tier._remove = lambda keys: None  # type: ignore[method-assign]
     tier.gate, tier.gated = asyncio.Event(), {"load"}
     engine.look(B, *KEYS[:2])
@@ -174,7 +174,7 @@ def test_behind_a_load_that_hangs_a_tier_is_asked_first(make: Make) -> None:
     assert engine.look(A, KEYS[1]) == ["MISS"]
     assert tier.called() == ["load", "lookup"]
     assert misses(engine) == {"timeout": 1}
-    # After a failed load, the tier is asked before it loads.
+    # After the failed load, the tier is asked again before a load.
     engine.steps(2.0)
     engine.look(A, KEYS[2])
     engine.step(0.06)

@@ -1,4 +1,4 @@
-"""The manager's rules, over real tiers on a virtual clock: the test decides when a tier moves."""
+"""The manager over real tiers on a virtual clock; each test decides when a tier runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from kvtier_sdk import (
 def test_a_key_that_is_no_bytes_is_refused(make: Make, call: str, key: Any) -> None:
     engine = make()
     method = getattr(engine.manager, call)
-    # The compiled core raises a TypeError.
+    # The compiled core raises TypeError, pure Python KVTierError.
     with pytest.raises((KVTierError, TypeError), match="bytes"):
         method(key if call == "lookup" else [KEYS[0], key], A)
     assert engine.store(A, *KEYS) == engine.pool.slots
@@ -86,7 +86,7 @@ def test_a_flipped_bit_is_a_miss_counted_as_corrupt_and_deleted(make: Make) -> N
 def test_a_tier_that_never_answers_a_lookup_is_a_miss_after_the_deadline(make: Make) -> None:
     engine = make(max_lookup_deadline="50ms")
     assert engine.look(A, KEYS[0]) == ["RETRY"]
-    engine.manager.on_schedule_end()  # the tier's loop does not run at all
+    engine.manager.on_schedule_end()  # does not run the tier's loop
     engine.clock.advance(0.06)
     assert engine.look(A, KEYS[0]) == ["MISS"]
     assert engine.manager.stats[0].misses == {"timeout": 1}
@@ -96,7 +96,7 @@ def test_a_tier_that_never_answers_a_lookup_is_a_miss_after_the_deadline(make: M
 def test_a_stuck_loop_is_given_up_by_the_manager(make: Make) -> None:
     engine = make(load_deadline="1s")
     start_promotion(engine, KEYS[0])
-    engine.manager.on_schedule_end()  # handed over, but the tier's loop does not run
+    engine.manager.on_schedule_end()  # hands the jobs over, without running the tier's loop
     engine.clock.advance(2.5)
     engine.manager.on_schedule_end()
     assert engine.look(B, KEYS[0]) == ["MISS"]

@@ -1,4 +1,4 @@
-"""Tiers that fail in the background, as the manager's callers see it: virtual clock, real bytes."""
+"""Tiers that fail in the background, seen by the manager's callers on a virtual clock."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from kvtier_sdk import (
 )
 from kvtier_sdk.runner.breaker import BreakerState, Direction
 
-#: Duration of this engine's step.
 STEP_S = 0.01
 
 
@@ -73,7 +72,7 @@ def test_one_tier_stalled_for_half_a_minute_and_the_other_serves(make_weak: Make
     for index in range(100):
         fresh = KEYS[10 + index]
         assert engine.store(A, fresh) == 1, "its pins never fill the pool"
-        # The healthy tier serves a chunk that both have within the lookup's deadline.
+        # Both tiers have the chunk; the healthy one serves it within the lookup's deadline.
         answer, waited_s = settle(engine, KEYS[index % 3], A)
         assert answer == "HIT"
         assert waited_s < 0.5
@@ -108,7 +107,7 @@ def test_ten_seconds_down_then_up_again_without_traffic(
     index = 100
     while engine.clock.now_s() < down_s + 10.0:
         if with_traffic or not engine.moves[0]:
-            # With or without the breaker, an answer comes within the lookup's deadline.
+            # The answer comes within the lookup's deadline, whether or not the breaker is open.
             answer, waited_s = settle(engine, KEYS[index])
             assert (answer, waited_s <= 0.06) == ("MISS", True)
             index += 1
@@ -171,13 +170,13 @@ def test_a_full_disk_stops_stores(make_weak: Make, caplog: pytest.LogCaptureFixt
     assert engine.store(A, KEYS[60])
     engine.steps(0.05)
     assert KEYS[60] in tier._objects
-    # The log reports the end of the outage, and the stores that it cost.
+    # The log reports the end of the outage and the number of stores lost to it.
     told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert [line.partition(",")[0] for line in told[-2:]] == [
         "tier0: writes are taken again",
         "tier0: meanwhile 15 chunks were not stored in it",
     ]
-    # The probe's chunk is not counted as evicted.
+    # The probe deletes its own chunk, which is not an eviction.
     assert engine.manager.stats[1].evicted_chunks == 0
 
 
@@ -207,7 +206,7 @@ def test_a_tier_whose_stores_hang_is_slow_within_seconds_and_gets_no_more(
     engine.store(A, KEYS[40])
     engine.steps(1.9)
     assert slowness(engine) == 0
-    # A scrape sees that the tier is slow even if the engine makes no step.
+    # The engine makes no step; a scrape still notices that the tier is slow.
     engine.runners[0].run_for(0.2)
     assert (slowness(engine), stats.is_slow) == (1, 0)
     engine.steps(0.3)
@@ -242,7 +241,7 @@ def test_a_store_of_many_calls_that_goes_on_is_not_slow(make_weak: Make) -> None
     for _ in range(6):
         engine.steps(1.5)
         assert slowness(engine) == 0
-        # One call goes through.
+        # Let one call end.
         tier.gate.set()
         engine.runners[0].run_for(0.0)
         tier.gate.clear()
@@ -269,7 +268,7 @@ def test_what_waits_for_a_tier_is_bounded_by_what_it_moves_in_two_seconds(make: 
         {"store.queue_full": 19 + 6},
     )
     engine.steps(3.0)
-    # A tier that has become faster gets more with each store.
+    # Once the tier is faster, more of its stores may be queued.
     pace_s = 0.01
     for start in (100, 110, 120):
         engine.store(A, *KEYS[start : start + 10])

@@ -1,4 +1,4 @@
-"""Tiers that are taken out and put back, as the manager's callers see it: virtual clock."""
+"""Tiers that are drained and resumed, seen by the manager's callers on a virtual clock."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_tier_that_is_put_back_serves_what_it_has_and_gets_what_it_missed(make
     drain(engine, drained=False)
     assert engine.settle(A, KEYS[0]) == ["HIT"]
     engine.load(A, KEYS[0])
-    # A chunk that the tier missed is offered again when a request uses it.
+    # The drained tier missed this chunk; a request that uses it offers it again.
     assert engine.settle(A, KEYS[1]) == ["HIT"]
     engine.load(A, KEYS[1])
     engine.steps(0.1)
@@ -111,7 +111,6 @@ def test_chunks_that_are_owed_to_a_drained_tier_do_not_fill_the_pool(make: Make)
         engine.step()
     drain(engine)
     for key in KEYS[8:24]:
-        # The manager restores its headroom at the end of each step.
         engine.step()
         assert engine.store(A, key) == 1
     assert list(counted(engine.manager.stats[1].dropped)) == ["store.drained"]

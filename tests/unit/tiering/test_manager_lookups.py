@@ -1,4 +1,4 @@
-"""The answers of lookups, and the reasons of misses."""
+"""Answers of lookups, and the reasons of misses."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_request_is_served_by_the_tiers_that_may_be_asked_for_it(make: Make) -
     engine.manager.on_new_request(picky, [])
     assert engine.settle(picky, KEYS[0]) == ["MISS"]
     assert engine.tiers[0].calls == []
-    # A chunk promoted for one request is there for all; a miss for one is no miss for another.
+    # All requests share a promoted chunk, but not a miss.
     assert engine.settle(picky, KEYS[1]) == ["HIT"]
     assert engine.settle(A, *KEYS[:2]) == ["HIT", "HIT"]
     assert misses(engine) == {"absent": 2}
@@ -67,7 +67,7 @@ def test_requests_that_may_ask_different_tiers_share_no_answer(make: Make) -> No
 
 
 def a_load_that_will_fail(make: Make, first: RequestContext, second: RequestContext) -> Engine:
-    """Start a load from the first of two tiers, which will fail; ``CHOOSY`` may use no other."""
+    """Start a load that will fail; ``CHOOSY`` may use only its tier."""
     engine = make(tiers=2)
     stored_below(engine, KEYS[0])
     engine.tiers[0].on_load = lambda transfer: CorruptChunkError("flipped")
@@ -162,7 +162,7 @@ def test_no_room_in_the_queue_of_loads(make: Make) -> None:
 
 
 def slow_below(make: Make, **manager: Any) -> Engine:
-    """Make an engine with KEYS[1:4] in a tier that was measured to need 10 ms for a chunk."""
+    """Return an engine with KEYS[1:4] in a tier that takes a measured 10 ms for each chunk."""
     engine = make(manager=manager, load_deadline="10s", lookup_deadline="1s")
     stored_below(engine, *KEYS[:4])
     config = engine.tiers[0].config
@@ -250,7 +250,7 @@ def test_what_another_request_asked_for_is_not_brought_for_this_one(make: Make) 
 
 
 def gated(make: Make, *keys: OffloadKey) -> Engine:
-    """Make an engine whose tier has chunks, and answers no lookup until its gate opens."""
+    """Return an engine whose tier has ``keys``, and answers lookups once its gate opens."""
     engine = make()
     stored_below(engine, *keys)
     engine.tiers[0].gated.add("lookup")
@@ -294,7 +294,7 @@ def test_a_waiting_prefix_costs_no_lookup(make: Make, monkeypatch: pytest.Monkey
     with monkeypatch.context() as patch:
         patch.setattr(engine.manager, "lookup", None)
         assert engine.manager.lookup_prefix(keys, A) == (1, True)
-    # A prefix of another length is looked up anew.
+    # A prefix of another length needs a new lookup.
     assert engine.manager.lookup_prefix(KEYS[:1], A) == (1, False)
 
 
@@ -307,7 +307,7 @@ def limited(make: Make, limit: int) -> Engine:
 def test_requests_beyond_the_limit_wait_for_earlier_answers(make: Make) -> None:
     engine = limited(make, 2)
     manager, tier = engine.manager, engine.tiers[0]
-    # The limit is checked between requests: a prefix is asked for in one step.
+    # One request may exceed the limit, because its whole prefix is asked for in one step.
     assert engine.look(A, *KEYS[:3]) == ["RETRY"] * 3
     assert not manager.is_put_off(A)
     assert engine.look(B, KEYS[3]) == ["RETRY"]
@@ -356,7 +356,7 @@ def test_chunks_that_another_request_asked_for_count_too(make: Make) -> None:
     for request in requests:
         engine.manager.on_new_request(request)
         engine.look(request, *shared)
-    # Two chunks are looked up, and two requests have joined each lookup.
+    # Two lookups, and two more requests waiting for each, count as six: above the limit of five.
     assert [engine.manager.is_put_off(each) for each in requests] == [False] * 3 + [True]
     engine.step()
     engine.look(requests[3], *shared)

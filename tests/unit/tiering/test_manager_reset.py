@@ -1,4 +1,4 @@
-"""A reset is cold when it returns, even with work in flight."""
+"""After a reset no chunk can be hit, even if jobs were in flight."""
 
 from __future__ import annotations
 

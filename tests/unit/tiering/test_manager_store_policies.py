@@ -1,4 +1,4 @@
-"""Store policies: the chunks that each tier gets, and the time."""
+"""Store policies: which chunks each tier gets, and when."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The manager tells a policy that uses the prefix tree the chunks' parents and positions."""
+"""The manager tells the eviction policy each chunk's parent and position."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ def test_no_use_extends_the_maximum_age(
             await tier.touch([b"a"])
             await tier.store([transfer(b"b")])
         await clock.sleep(1300)
-        # A chunk that is stored again is as old as its last store.
+        # Storing a chunk again makes it the most recent one.
         assert await tier.lookup([b"a", b"b"], REQUEST) == [False, True]
         assert removed == [b"a"]
 

@@ -1,5 +1,3 @@
-"""The memory tier keeps the contract."""
-
 from __future__ import annotations
 
 from pathlib import Path

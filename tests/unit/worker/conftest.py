@@ -1,5 +1,3 @@
-"""Workers whose copies stop at a gate, shut down at the end of the test."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -24,7 +22,7 @@ def gate() -> Iterator[Gate]:
 
 @pytest.fixture
 def gated(gate: Gate) -> Iterator[Callable[..., OffloadWorker]]:
-    """Make a worker whose copies stop at the gate; the test's end shuts it down."""
+    """Make a worker whose copies stop at the gate; shut it down at teardown."""
     workers: list[OffloadWorker] = []
 
     def make(kv: KVTensor, *, threads: int = 1) -> OffloadWorker:
@@ -41,7 +39,7 @@ def gated(gate: Gate) -> Iterator[Callable[..., OffloadWorker]]:
 
 @pytest.fixture(params=["cuda", "hip"])
 def runtime(request: pytest.FixtureRequest) -> Iterator[FakeCUDA]:
-    """A fake of either vendor's libraries; the test must leave no error in it."""
+    """A fake of CUDA or HIP; the test must leave no error in it."""
     with fake_cuda(request.param) as runtime:
         yield runtime
         assert runtime.error == 0, "the engine is told of an error that is not its own"
@@ -49,7 +47,7 @@ def runtime(request: pytest.FixtureRequest) -> Iterator[FakeCUDA]:
 
 @pytest.fixture
 def opened(runtime: FakeCUDA) -> Iterator[Callable[..., OffloadWorker]]:
-    """Make a worker whose device memory is a CPU tensor; it is shut down with the test."""
+    """Make a worker whose device memory is a CPU tensor; shut it down at teardown."""
     workers: list[OffloadWorker] = []
 
     def make(kv: KVGroup | KVTensor, host: np.ndarray) -> OffloadWorker:

@@ -1,4 +1,4 @@
-"""The worker of an accelerator, against a runtime that keeps the rules of CUDA and HIP."""
+"""The worker of an accelerator, against a fake runtime that enforces the rules of CUDA and HIP."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_job_waits_for_the_stream_that_it_is_given(
     after = computing.record_event() if by_event else computing
     worker.submit_store(1, [1], [1], after=after)
     worker.submit_load(2, [2], [2], expedited=expedited, after=after)
-    # The jobs do not wait for work that is queued later.
+    # Work queued after the jobs must not delay them.
     later = computing.hold()
     assert worker.get_finished() == []
     runtime.release(gate)
@@ -141,7 +141,7 @@ def test_an_expedited_load_overtakes_large_ones(runtime: FakeCUDA, opened: Opene
     runtime.release(gate)
     expect_success(worker, 0, 1)
     assert torch.equal(kv.tensor[:40], torch.from_numpy(host[:40]))
-    # The thread that queued them has ended.
+    # The thread that queued the copies has ended; this job starts a new one.
     worker.submit_load(3, [0], [1], after=computing)
     expect_success(worker, 3)
     assert not [thread for thread in threading.enumerate() if thread.name == "kvtier-copies"]
@@ -201,7 +201,7 @@ def test_submitting_does_not_keep_others_from_asking(runtime: FakeCUDA, opened: 
     poller.start()
     poller.join(1)
     answered = not poller.is_alive()
-    # A wait for a job that is still being submitted blocks.
+    # Waiting for a job that is still being submitted must block.
     waiter = threading.Thread(target=worker.wait, args=([2],))
     waiter.start()
     waiter.join(GRACE_S)

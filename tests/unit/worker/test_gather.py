@@ -1,4 +1,4 @@
-"""Jobs whose pages are gathered, against the same jobs copied run by run."""
+"""Jobs whose pages are gathered move the same bytes as jobs that are copied run by run."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def page_kernel(name: str, patch: pytest.MonkeyPatch) -> FakePageKernel:
     patch.setenv("TRITON_INTERPRET", "1")
     from kvtier_sdk.worker import kernel as kernel_module
 
-    # Tiles are smaller than pages, and there are fewer programs than pages.
+    # Small values, so that a page needs several tiles and a program handles several pages.
     patch.setattr(kernel_module, "_TILE_WORDS", 4)
     patch.setattr(kernel_module, "_PROGRAMS", 3)
     return FakePageKernel(kernel_module.launch)
@@ -112,7 +112,6 @@ def test_a_gathered_job_moves_the_same_bytes_as_one_that_is_copied_run_by_run(
     groups, blocks, slots = job
     tensors = [kv.tensor for group in groups for kv in group.tensors]
     part_bytes = max(group.chunk_bytes for group in groups)
-    # Each has pages of its own, because the memory beside it is not registered.
     rows = max(slots, default=0) + 1
     memory = [mapped(rows, part_bytes + 48) for _ in range(2)]
     with pytest.MonkeyPatch.context() as patch, fake_cuda("cuda"):
@@ -120,7 +119,7 @@ def test_a_gathered_job_moves_the_same_bytes_as_one_that_is_copied_run_by_run(
         patch.setattr(cuda_module, "PageKernel", lambda device: kernel)
         patch.setattr(gather_module, "MIN_GATHERED_RUNS", 1)
         patch.setattr(gather_module, "MIN_RUNS_PER_COPY", 0)
-        # Most jobs, and some chunks, do not fit into a part.
+        # Most jobs, and some chunks, are larger than a staging part.
         patch.setattr(gather_module, "PART_BYTES", 480)
         found = []
         for host, device in zip(memory, (None, CUDADevice(torch.device("cuda"))), strict=True):
@@ -237,7 +236,7 @@ def test_kernels_and_copies_wait_for_each_other(
     runtime.advance()
     assert worker.get_finished() == []
     if held == "computation":
-        # The computation that the job waits for changes the pages.
+        # The job waits for this computation, which changes the pages.
         for kv in group.tensors:
             kv.tensor.add_(1)
     runtime.release(gate)
@@ -274,7 +273,7 @@ def test_a_large_job_is_queued_as_it_goes(
     gate = computing.hold()
     worker.submit_store(1, range(32), range(32), after=computing)
     assert len(kernel.launches) == 2
-    # Another store does not overtake it, and a load waits for neither.
+    # Stores keep their order; loads do not wait for stores.
     worker.submit_store(2, [3], [3], after=Stream())
     worker.submit_load(3, [30], [31], after=Stream())
     expect_success(worker, 3)
@@ -322,7 +321,7 @@ def test_a_job_whose_copy_is_refused_has_ended_when_its_kernel_has(
     assert worker.get_finished() == []
     runtime.release(gate)
     assert "error 1" in error_of(worker, 1)
-    # The next job uses the same staging part.
+    # The failed job's staging part is free for the next job.
     getattr(worker, operation)(2, range(9), range(9), after=Stream())
     expect_success(worker, 2)
     assert all(host[block].tobytes() == stored(group, block) for block in range(9))

@@ -1,4 +1,4 @@
-"""Tensors of every layout are described by the bytes of their blocks, or refused."""
+"""Tensors of every supported layout become byte ranges of blocks; other tensors are refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def cache(*shape: int) -> torch.Tensor:
     return torch.zeros(shape, dtype=torch.float16)
 
 
-# Name, tensor, number of segments of a block, bytes of each.
+# Name, tensor, segments of a block, bytes of a segment.
 LAYOUTS = [
     ("one page", KVTensor(cache(BLOCKS, 64)), 1, 128),
     ("NHD, keys and values in a block", KVTensor(cache(BLOCKS, 2, TOKENS, HEADS, DIM)), 1, 256),

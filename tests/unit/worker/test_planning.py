@@ -1,4 +1,4 @@
-"""Planning is compared with an oracle that goes byte by byte."""
+"""Planned copies move the same bytes as a loop over single bytes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def int64s(values: list[int]) -> np.ndarray:
 
 @st.composite
 def layouts(draw: st.DrawFn) -> GroupLayout:
-    """Generate segments in one arena, packed tightly or with gaps: some merge, some do not."""
+    """Draw segments in one arena, packed tightly or with gaps: some merge, some do not."""
     blocks = draw(st.integers(1, 8))
     per_chunk = draw(st.integers(1, 4))
     lengths, addresses, strides = [], [], []

@@ -1,4 +1,4 @@
-"""Registration of host memory with CUDA and HIP, against a runtime that keeps their rules."""
+"""Registration of host memory, against a fake runtime that enforces CUDA's and HIP's rules."""
 
 from __future__ import annotations
 

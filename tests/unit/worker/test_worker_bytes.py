@@ -1,4 +1,4 @@
-"""The worker on CPU tensors: each byte lands where it belongs."""
+"""The worker on CPU tensors copies each byte to the right address."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def pages(group: KVGroup, block: int) -> list[bytes]:
 @settings(max_examples=60)
 @given(caches(), st.data())
 def test_blocks_come_back_into_other_blocks(groups: list[KVGroup], data: st.DataObject) -> None:
-    """Store every group into scattered slots, then load any stretch of it into other blocks."""
+    """Store every group into scattered slots, then load any part of it into other blocks."""
     stored, sizes, slots_of = [], [], []
     free = data.draw(st.permutations(range(64)))
     for group in groups:
@@ -83,7 +83,7 @@ def test_blocks_come_back_into_other_blocks(groups: list[KVGroup], data: st.Data
             len(ids) * group.chunk_bytes // group.blocks_per_chunk
             for group, ids in zip(groups, stored, strict=True)
         )
-        # Neither the bytes beside a row nor unused slots were written.
+        # The bytes beside a row and the unused slots are unchanged.
         assert (region[:, :8] == 0xA5).all()
         assert (region[:, 8 + part_bytes :] == 0xA5).all()
         assert (region[free] == 0xA5).all()

@@ -1,4 +1,4 @@
-"""Jobs of the worker: order, waiting, failures, and shutdown."""
+"""Jobs of the worker: order, waiting, failures and shutdown."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_submit_returns_at_once_and_wait_at_the_end_of_the_job(gate: Gate, gated
     waited = threading.Event()
     waiter = threading.Thread(target=lambda: (worker.wait({7}), waited.set()))
     waiter.start()
-    # Give a faulty wait time to return; a correct one cannot.
+    # A faulty wait would return within this time; a correct one keeps waiting.
     waiter.join(GRACE_S)
     assert not waited.is_set()
     gate.open()
@@ -48,7 +48,7 @@ def test_wait_copies_what_no_thread_has_begun(gate: Gate, gated) -> None:
     worker.submit_store(2, [2, 3], [1, 2])
     waiter = threading.Thread(target=worker.wait, args=([2],))
     waiter.start()
-    # The only copy thread is held in job 1: another thread begins job 2.
+    # Job 1 holds the only copy thread, so job 2 can begin only in the waiting thread.
     gate.until_begun()
     assert gate.began == [64, 128]
     assert worker.get_finished() == []
@@ -132,13 +132,13 @@ def test_a_failed_copy_is_reported_only_when_its_other_parts_have_ended(
     worker = gated(one_tensor(16, 256), threads=2)
     worker.submit_store(1, range(6), range(6))
     gate.until_begun(2)
-    # One of the two running parts fails; no other has passed the gate.
+    # One of the two running parts fails; no other part has started.
     gate.failing.add(256)
     gate.open(1)
     worker.submit_load(2, range(2), range(2))
     gate.until_begun(1)
     assert worker.get_finished() == []
-    # The other parts never begin: the load took the place of the third part.
+    # After the failure no further store part starts; the load ran in the third part's stead.
     gate.open()
     worker.wait([1, 2])
     assert [result.success for result in worker.get_finished()] == [False, False]

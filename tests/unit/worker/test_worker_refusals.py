@@ -1,4 +1,4 @@
-"""A worker refuses a bad geometry or job before it copies anything."""
+"""A worker refuses an invalid geometry or job before it copies anything."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_what_is_written_is_named_once(gate: Gate, gated) -> None:
         worker.submit_load(1, [1, 1], [3, 4])
     assert gate.began == []
     gate.open()
-    # Reading twice does no harm.
+    # Reading a block twice is allowed, unlike writing it twice.
     worker.submit_store(1, [1, 1], [3, 4])
     worker.wait([1])
     worker.submit_load(2, [1, 2], [3, 3])

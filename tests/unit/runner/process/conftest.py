@@ -1,5 +1,3 @@
-"""A process runner around a misbehaving tier, closed at the end of the test."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator

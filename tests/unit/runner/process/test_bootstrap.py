@@ -1,4 +1,4 @@
-"""The options that cross to a tier's process, and the errors that come back."""
+"""Options survive the transfer to a tier's process, and errors the way back."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Colour(Enum):
 
 
 class OddConfig(MemoryTierConfig):
-    """Options of every type that can cross to a process."""
+    """An option of every type that can be sent to a process."""
 
     root: Path = Path("/")
     password: SecretStr | None = None
@@ -65,7 +65,7 @@ class MegaTier(MemoryTier):
 
 
 def cross(config: MemoryTierConfig, tier_class: type[MemoryTier]) -> tuple[TierSpec, TierSpec]:
-    """Return a tier's spec in the engine, and the spec that its process reads."""
+    """Return a tier's spec, and the spec that its process rebuilds from it."""
     options = RunnerOptions(load_deadline="2s")
     spec = TierSpec("mine", "mine", tier_class, config, options, verify=False)
     assert fault_of(spec) is None
@@ -98,7 +98,7 @@ def test_an_option_that_is_another_in_the_process_is_refused_there() -> None:
 
 
 class OddError(Exception):
-    """An error whose text is not made from its arguments."""
+    """An error whose constructor arguments do not determine its text."""
 
     def __init__(self, code: int, *, hint: str) -> None:
         super().__init__(code, object())

@@ -1,4 +1,4 @@
-"""Messages between an engine and a tier's process arrive as sent, or are refused."""
+"""Messages between an engine and a tier's process arrive unchanged, or are rejected."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ Ends = tuple[Channel, socket.socket]
 
 @pytest.fixture
 def ends() -> Iterator[Ends]:
-    """Our end of a connection, and the peer's."""
+    """The engine's end of a connection, and the process's end."""
     ours, theirs = socket.socketpair()
     channel = Channel(ours)
     yield channel, theirs

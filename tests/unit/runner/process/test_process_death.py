@@ -1,4 +1,4 @@
-"""A process that dies: its jobs, its slots, its successor, and the messages."""
+"""After a process dies, its jobs end, its slots are free, and a new process starts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_killed_process_is_restarted(make_rig: Make, clock: HeldBackClock) -> 
     assert not is_there(first), "slots are free, so nobody may write to them any more"
     assert not rig.client.takes_reads
     assert not rig.client.takes_stores
-    # Jobs do not wait for the next process.
+    # Jobs fail at once while no process runs.
     assert rig.do(Operation.LOOKUP, 0) == ["unavailable"]
     clock.go_on()
     rig.wait_for(4, others=2)
@@ -150,7 +150,7 @@ def test_a_process_that_does_not_come_back_is_tried_again_later_and_later(
     assert clock.pauses_s == [1.0, 2.0, 4.0, 8.0]
     rig.wait_for(0, others=1)
     assert not rig.client.takes_reads
-    # Closing does not wait for the end of the pause.
+    # Closing does not wait until the pause before the next start is over.
     rig.client.close(5.0)
 
 
@@ -178,7 +178,7 @@ def test_the_engine_does_not_wait_for_a_stopped_process(make_rig: Make) -> None:
     rig = make_rig().open()
     child = pid_of(rig.runner)
     os.kill(child, signal.SIGSTOP)
-    # These jobs fill the socket and the engine's buffer.
+    # More than the socket and the engine's buffer hold.
     keys = [bytes(36)] * 20_000
     deadline_s = rig.clock.now_s() + 60
     for number in range(10**6, 10**6 + 40):
@@ -199,7 +199,7 @@ def test_a_result_that_does_not_fit_fails(make_rig: Make, caplog: pytest.LogCapt
     rig = make_rig(on_load="hang").open()
     job = rig.job(Operation.LOAD, 0, 1)
     rig.submit([job])
-    # The process was told of two chunks.
+    # The process knows two keys only, so its result has two verdicts.
     job.keys = [*job.keys, KEYS[2]]
     rig.client.drain(0.01)
     assert rig.wait_for(1) == ["failed"]
@@ -210,7 +210,7 @@ def test_a_result_that_does_not_fit_fails(make_rig: Make, caplog: pytest.LogCapt
 def test_the_end_of_a_dead_process_is_not_charged_to_the_next_one(
     make_rig: Make, clock: HeldBackClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An engine that was idle reads the old socket's end after the next process has started."""
+    """An idle engine can read the old socket's end after the next process has started."""
     suspected: list[int | None] = []
     monkeypatch.setattr(ChildProcess, "lost", lambda child, error: suspected.append(child.pid))
     rig = make_rig().open()

@@ -1,4 +1,4 @@
-"""The engine's side: threads that are not woken, its death, missing standard streams."""
+"""The engine's side of a tier process: its wake-ups, its own death, and closed standard streams."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def run_bare_engine(
 def test_an_engine_without_standard_streams(
     tmp_path: Path, kind: str, on_open: str, said: str, closed: str, lowest: int
 ) -> None:
-    """The pool and the socket get the descriptors that the process needs for its streams."""
+    """The pool and the socket get descriptors 0 to 2, which the process needs for its streams."""
     done = run_bare_engine(tmp_path, closed, kind, on_open)
     assert (done.returncode, done.stderr) == (0, "")
     note = (tmp_path / "note").read_text()
@@ -143,7 +143,7 @@ def test_an_engine_without_standard_streams(
 
 
 def test_what_a_library_prints_goes_nowhere_where_there_are_no_streams(tmp_path: Path) -> None:
-    """Output goes to /dev/null or into a pipe, and never into the engine's socket."""
+    """Output goes to /dev/null or into a pipe, never into the engine's socket."""
     run_bare_engine(tmp_path, ">&- 2>&-", "process", "print_raw")
     assert (tmp_path / "note").read_text().endswith("ok")
     assert [line.split(":")[0] for line in (tmp_path / "diary").read_text().split()[1:3]] == [

@@ -1,4 +1,4 @@
-"""Start of a process: secrets, options, classes, and a pool that it can map."""
+"""The start of a tier's process: its secrets, options and classes, and the pool that it maps."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class DiskTier(MisbehavingTier):
 
 
 class BytesConfig(MisbehavingConfig):
-    """Options that plain data cannot hold."""
+    """Options that the encoding for the process cannot hold."""
 
     key: SecretBytes = SecretBytes(b"")
 

@@ -1,4 +1,4 @@
-"""A stuck process is distinguished from a busy one, killed and restarted."""
+"""A stuck process is killed and restarted; a busy one is left alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvtier_sdk.runner.jobs import Job, Operation, ProcessStarted
 
 
 def late_job(rig: Rig, operation: Operation, *chunks: int) -> Job:
-    """Make a job that is late by a clock that is ahead, but not by the process's clock."""
+    """Make a job that the engine's advanced clock calls late, and the process's clock does not."""
     job = rig.job(operation, *chunks)
     job.deadline_s = time.monotonic() + 600
     return job
