@@ -35,7 +35,7 @@ _MISSING = "{}'s environment is missing; 'make bench-peers' makes it"
 
 
 class CannotRunError(Exception):
-    """A benchmark did not run. The message gives the reason."""
+    """Raised if a benchmark cannot run; the message gives the reason."""
 
 
 def main() -> int:

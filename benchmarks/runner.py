@@ -1,4 +1,4 @@
-"""The frame of a benchmark: options, rounds in which all sides take turns, and a table."""
+"""The common parts of benchmarks: options, rounds that measure each side, and a table."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Benchmark:
         *,
         warm_up: bool = False,
     ) -> None:
-        """Measure all sides in turns, another side first in each round; print the figures.
+        """Measure each side once per round, another side first each time; print the figures.
 
         Args:
             group: subject of the measurement.

@@ -190,7 +190,7 @@ def test_one_model_in_two_places_is_one_by_the_operators_word(tmp_path: Path) ->
     models = [make_model(tmp_path / place / "llama") for place in ("a", "b")]
     one, other = (model_facts(str(model), tmp_path, "v2") for model in models)
     assert one == other
-    # Without a revision the two may differ in bytes that were not sampled.
+    # Without a revision only samples are compared, so equal samples do not prove equal models.
     one, other = (model_facts(str(model), tmp_path) for model in models)
     assert one != other
 
