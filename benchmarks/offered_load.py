@@ -96,7 +96,7 @@ class OfferedLoad(TierListener):
         if operation is Operation.STORE:
             job = self._tier.store([next(self._new_keys)], slot, _REQUEST)
         else:
-            # Without a tag, the tier would combine all loads of a request in one step into a single job.
+            # Without a tag, all loads of a request in one step would be combined into a single job.
             job = self._tier.load([self._stored[0]], slot, _REQUEST, tag=slot)
             self._stored.rotate(-1)
         if job is None:

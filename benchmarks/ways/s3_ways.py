@@ -74,7 +74,7 @@ class BareSockets(Way):
             [self._head(client, operation, number) for number in range(self.work.keys)]
             for operation in ("put_object", "get_object")
         )
-        # Make the directory first, as for the tier's shards: if two requests make it at once, the
+        # Make the directory first, as for the tier's shards: if two requests create it at once, the
         # server fails one of them. obstore retries by itself.
         client.put_object(Bucket=_BUCKET, Key=f"{self._place}/bare/first")
         client.close()
@@ -125,7 +125,7 @@ def _answer(sock: socket.socket) -> bytes:
 
 
 def _send_all(sock: socket.socket, views: Sequence[bytes | memoryview]) -> None:
-    """Send buffers one after the other, in one system call if possible."""
+    """Send the buffers in order, in one system call if possible."""
     sent_bytes = sock.sendmsg(views)
     for view in views:
         if sent_bytes < len(view):
@@ -134,7 +134,7 @@ def _send_all(sock: socket.socket, views: Sequence[bytes | memoryview]) -> None:
 
 
 def _fill(sock: socket.socket, views: Sequence[memoryview]) -> None:
-    """Fill buffers one after the other, in one system call if possible."""
+    """Receive into the buffers in order, in one system call if possible."""
     received_bytes, *_ = sock.recvmsg_into(views, 0, socket.MSG_WAITALL)
     for view in views:
         rest = view[received_bytes:]
