@@ -9,10 +9,10 @@ Starts its own servers on the loopback. The last way of each table is the limit:
     s3        the same server's objects over bare sockets, requests signed beforehand
     mooncake  the client's calls for one buffer a chunk, from as many threads
 
-A tier is called like a runner calls it: with batches of up to 8 MiB, as many at a time as the
-other ways have connections. The file tier is measured twice: alone, and as an engine uses it,
-in the engine's process and with digests on. Bytes are random, and are compared and removed after
-each way has moved them. Files bypass the page cache where the disk allows it. vLLM's C extension needs
+A tier is called like a runner calls it: with batches of up to 8 MiB, as many at a time as the other
+ways have connections. The file tier is measured twice: alone, and as an engine uses it, in the
+engine's process and with digests on. Bytes are random, and are compared and removed after each way
+has moved them. Files bypass the page cache where the disk allows it. vLLM's C extension needs
 vLLM's environment and is left out elsewhere. MiB/s count the payload. CPU is the client's processor
 time per chunk, in user and kernel mode; on a busy machine it is more reliable than wall time.
 """

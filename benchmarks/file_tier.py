@@ -3,9 +3,9 @@
 Usage: python benchmarks/file_tier.py [--root DIR] [--rounds N] [--total SIZE] ...
 
 Each measurement moves the same total of bytes, split among its processes. So the ratio to one
-process shows the price, or the gain, of sharing. Each round measures every way and
-every number of processes in turn, so that the machine's noise affects all of them. The tables show
-medians over the rounds. The ways:
+process shows the price, or the gain, of sharing. Each round measures every way and every number of
+processes in turn, so that the machine's noise affects all of them. The tables show medians over the
+rounds. The ways:
 
     tier    FileTier, no capacity
     evict   FileTier, with a capacity of half of the bytes written: most stores evict

@@ -105,8 +105,7 @@ class BusyEngine:
 
     def run(self, seconds: float, turn: Callable[[], object]) -> npt.NDArray[np.float64]:
         """Play steps that begin with ``turn``; return the wall and CPU seconds of each step."""
-        # Freeze objects, as an engine does after its start: the collector need not scan them each
-        # time.
+        # Freeze objects, as an engine does after its start; the collector then need not scan them.
         gc.collect()
         gc.freeze()
         marks = [(time.perf_counter(), time.thread_time())]

@@ -135,8 +135,7 @@ def _play(
     clock_ns: Callable[[], int],
 ) -> ConnectorLoop:
     loop = ConnectorLoop(side, chunk_bytes, clock_ns)
-    # Freeze objects, as vLLM's engine does after its start: the collector need not scan them each
-    # time.
+    # Freeze objects, as vLLM's engine does after its start; the collector then need not scan them.
     gc.collect()
     gc.freeze()
     try:

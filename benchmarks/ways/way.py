@@ -34,7 +34,7 @@ class Work:
         header_bytes: length of the header before a payload.
         chunks: number of chunks to move.
         keys: number of different keys.
-        at_a_time: the number of a client's connections or threads, or of concurrent calls to a tier.
+        at_a_time: number of a client's connections or threads, or of concurrent calls to a tier.
         slots: header and payload of each chunk, the payload in a slot of a host pool.
         pool: the host pool.
         regions: the memory of all headers and of the pool.

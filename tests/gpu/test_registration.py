@@ -53,7 +53,7 @@ def _register(figure: Figure, kind: str, address: int, size_bytes: int) -> None:
     figure(f"{kind}: status", runtime.describe(status))
     assert not status, f"the driver does not register {kind} memory"
     figure(f"{kind}: registered in", took_s / size_bytes * 1e9, "s/GB")
-    # The driver must refuse to register the same memory twice.
+    # Record how the driver refuses to register the same memory again.
     refusal = int(calls.cudaHostRegister(address, size_bytes, _PORTABLE))
     figure(f"{kind}: status of the second time", runtime.describe(refusal))
     figure(f"{kind}: last error after that", runtime.last_error())

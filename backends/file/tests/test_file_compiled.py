@@ -69,7 +69,7 @@ class Twins:
             directory.lifetime = lifetime
 
     def arrange(self, state: Callable[[Path, Path, bytes], None]) -> None:
-        """Bring both namespaces into a state, beside a whole chunk, without reading their shards."""
+        """Bring both namespaces into a state, beside a whole chunk; do not read their shards."""
         for root in self.roots:
             for key in (KEY, NEIGHBOUR):
                 path = root / shard_of(key) / f"{key.hex()}.kv"

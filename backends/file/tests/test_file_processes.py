@@ -94,7 +94,7 @@ async def test_processes_share_one_root_and_one_is_killed(small, processes):
     assert watch.looks > 100
     assert capacity / 2 < watch.most_counted_bytes <= capacity
     # Directories take no bytes here. The manifest and the header file take a page each, and the
-    # ledger may grow by a page between two reads of a sample. A removed file keeps its room while another process
+    # ledger may grow by a page within a sample. A removed file keeps its room while another process
     # reads it, and a process reads one file at a time.
     being_read_bytes = (processes - 1) * small.object_bytes
     assert capacity / 2 < watch.most_bytes <= capacity + being_read_bytes + 4 * 4096

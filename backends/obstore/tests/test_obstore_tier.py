@@ -1,4 +1,4 @@
-"""The obstore tier's error messages, secrets, TLS and cancellations, which the kit does not test."""
+"""The obstore tier's error messages, secrets, TLS and cancellations: not tested by the kit."""
 
 from __future__ import annotations
 
