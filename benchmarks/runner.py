@@ -11,7 +11,7 @@ from pathlib import Path
 import results
 from results import ROOT, Series, gain
 
-# The benchmarks use the tests' support, which starts servers and engines.
+# The tests' support starts servers and engines for the benchmarks too.
 sys.path.append(str(ROOT / "tests"))
 
 #: Case, quantity, unit and value of one figure of a side in one round.

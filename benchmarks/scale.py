@@ -264,7 +264,7 @@ def _measure_start(root: str, files: int) -> Row:
 
 
 async def _start(root: str, files: int) -> Row:
-    # Enough for all chunks, but less than the file system's size, which the tier would refuse.
+    # Enough for all chunks; the tier refuses a capacity that exceeds the file system's size.
     capacity = (files + _REQUEST_CHUNKS) * 2 * _CHUNK_BYTES
     spec = TierSpec.from_url(f"file://{root}", capacity=capacity, min_free=0)
     context = TierContext(
@@ -305,7 +305,7 @@ async def _start(root: str, files: int) -> Row:
     return row
 
 
-# --- what the sections share --------------------------------------------------------------------
+# --- shared by the sections -------------------------------------------------------------------
 
 
 class _Keys(Iterator[list[bytes]]):
@@ -357,7 +357,7 @@ class _Meter:
 
 
 def _apart(measure: _Measure, *arguments: Any) -> Row:
-    """Measure in a process of its own, so that memory of other measurements does not count."""
+    """Measure in a new process, which excludes the memory of other measurements."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as processes:
         return processes.submit(measure, *arguments).result()

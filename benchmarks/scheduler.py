@@ -214,7 +214,7 @@ class KVTierSide:
 
 
 class _CountingRunner(ThreadRunner):
-    """A runner that counts jobs, so that the benchmark can wait until all are reported."""
+    """Counts the jobs not reported yet; the benchmark waits until there are none."""
 
     _submitted = 0
     _reported = 0

@@ -1,4 +1,4 @@
-"""Virtual environments in which real engines run on a CPU, and the code that their scripts share.
+"""The common code of the scripts that make virtual environments for engines on a CPU.
 
 An environment that is up to date is not changed: stamps in it record what it was made from.
 """

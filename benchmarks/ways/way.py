@@ -166,7 +166,7 @@ class Way(ABC):
         await self.open()
         try:
             if self.work.keys < self.work.chunks:
-                # Store all keys first, so that every measured store replaces a value.
+                # Store all keys once; every measured store then replaces a value.
                 await self.store()
             stored = await self._cost(self.store)
             self.work.wipe()

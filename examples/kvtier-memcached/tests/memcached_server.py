@@ -73,7 +73,7 @@ class MemcachedServer:
                 return line, replies.read(int(line[3:])) if line.startswith(b"VA") else b""
 
     def names(self) -> list[str]:
-        """Return the names of all values; exact only while no value is stored or removed."""
+        """Return the names of all values; fail if values keep changing."""
         end_s = time.monotonic() + _START_S
         # The server's first lists may omit some names, or all of them.
         while len(lines := self._lines(b"lru_crawler metadump all")) != self._count():

@@ -90,7 +90,7 @@ def test_copies_wait_for_the_compute_stream(monkeypatch: pytest.MonkeyPatch, on_
 
 @pytest.fixture(autouse=True)
 def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    # vLLM reads the device from its package's metadata, which is not installed here.
+    # vLLM reads its device from installed metadata, which an unpacked release lacks.
     from vllm.platforms import current_platform
 
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: True)

@@ -118,7 +118,7 @@ def cache(tmp_path: Path) -> Cache:
 
 def test_the_only_revision_of_the_cache_whatever_it_is_called(cache: Cache) -> None:
     cache.hold(OTHER, config_json="c", model_safetensors="w")
-    # The cache holds only a tokenizer of the other revision, which no engine can serve.
+    # Of the other revision the cache holds only a tokenizer: no engine can serve that.
     cache.hold(MAIN, tokenizer_json="t")
     assert cache.revision() == OTHER
 
