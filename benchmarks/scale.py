@@ -305,7 +305,7 @@ async def _start(root: str, files: int) -> Row:
     return row
 
 
-# --- shared by the sections -------------------------------------------------------------------
+# --- shared by the sections ---------------------------------------------------------------------
 
 
 class _Keys(Iterator[list[bytes]]):

@@ -1,4 +1,4 @@
-"""A full tier reuses the files of evicted chunks, unless a reader or a link could notice."""
+"""A full tier overwrites files of evicted chunks, unless a reader or a hard link uses them."""
 
 import os
 import subprocess

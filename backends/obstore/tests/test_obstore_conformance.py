@@ -112,7 +112,7 @@ class TestAzure(OverAService):
 
 
 class TestGoogle(OverAService):
-    """Google's XML protocol, on the S3 server: its protocol is close enough."""
+    """Google's XML protocol, of which the S3 server implements enough."""
 
     __test__ = True
 
