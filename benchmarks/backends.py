@@ -9,12 +9,12 @@ Starts its own servers on the loopback. The last way of each table is the limit:
     s3        the same server's objects over bare sockets, requests signed beforehand
     mooncake  the client's calls for one buffer a chunk, from as many threads
 
-A tier is called as its runner calls it: as many batches at a time as the other ways have
-connections, each of up to 8 MiB. The file tier is measured twice: alone, and as an engine uses it,
-in the engine's process and with digests on. Bytes are random, and are compared and removed after
-each turn of any way. Files bypass the page cache where the disk allows it. vLLM's C extension needs
+A tier is called like a runner calls it: with batches of up to 8 MiB, as many at a time as the other
+ways have connections. The file tier is measured twice: alone, and as an engine uses it, in the
+engine's process and with digests on. Bytes are random, and are compared and removed after each way
+has moved them. Files bypass the page cache where the disk allows it. vLLM's C extension needs
 vLLM's environment and is left out elsewhere. MiB/s count the payload. CPU is the client's processor
-time for a chunk, the system's share included; on a busy machine it says more than wall time.
+time per chunk, in user and kernel mode; on a busy machine it is more reliable than wall time.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _work(subject: Subject, chunk_bytes: int, total_bytes: int, at_a_time: int) 
 def _turn(subject: Subject, make: Callable[[int], Way], number: int) -> Iterator[Sample]:
     yield from make(number).samples()
     subject.clear()
-    # Write dirty pages back, so that the next way starts without this way's pages.
+    # Write dirty pages back now, since doing it later would slow the next way.
     os.sync()
 
 

@@ -9,7 +9,7 @@ Each step makes the connector's calls in the connector's order:
     4. the model runs; then ``complete_load`` and ``complete_store``, with sets of keys
 
 The manager's calls are measured. The model's run is not: it writes and compares the bytes in the
-slots. Whether it waits for the tiers depends on the side.
+slots. The side decides if the model also waits for the tiers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FINISHED = object()
 
 
 class Side(Protocol):
-    """A manager behind a common interface, which hides its types and its way of waiting."""
+    """A manager behind a common interface that hides the manager's types and how it waits."""
 
     hit: Any
     miss: Any
@@ -48,7 +48,7 @@ class Side(Protocol):
 
 
 class Meter:
-    """Samples the time of each call, by kind."""
+    """Records the time of each call, by kind of call."""
 
     def __init__(self, clock_ns: Callable[[], int]) -> None:
         self._clock_ns = clock_ns
@@ -109,7 +109,7 @@ class ConnectorLoop:
             active = [serving for serving in active if next(serving, _FINISHED) is not _FINISHED]
 
     def costs(self) -> Iterator[Sample]:
-        """Yield the amount of work, equal for all sides, and the cost of each kind of call."""
+        """Yield the work per chunk, equal for all sides, and the time per chunk in each call."""
         for name, count in self._work.items():
             yield name, "a chunk", "", count / self._chunks
         for kind, us in self._meter.samples_us().items():

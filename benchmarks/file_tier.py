@@ -2,10 +2,10 @@
 
 Usage: python benchmarks/file_tier.py [--root DIR] [--rounds N] [--total SIZE] ...
 
-All processes of a measurement together move the same number of bytes, however many they are. So the
-ratio to one process shows the price, or the gain, of sharing. Each round measures every way and
-every number of processes in turn, so that the machine's noise affects all of them. The tables show
-medians over the rounds. The ways:
+Each measurement moves the same total of bytes, split among its processes. So the ratio to one
+process shows the price, or the gain, of sharing. Each round measures every way and every number of
+processes in turn, so that the machine's noise affects all of them. The tables show medians over the
+rounds. The ways:
 
     tier    FileTier, no capacity
     evict   FileTier, with a capacity of half of the bytes written: most stores evict
@@ -42,7 +42,7 @@ WAYS = ("tier", "evict", "plain")
 
 @dataclass(frozen=True)
 class Job:
-    """One process's share of a measurement."""
+    """The work of one process in a measurement."""
 
     way: str
     root: str
@@ -81,7 +81,7 @@ def main() -> None:
         )
         for way, processes in itertools.product(WAYS, arguments.processes):
             if (way, title) == ("evict", "load"):
-                continue  # half of the chunks are evicted on purpose
+                continue  # half of the chunks have been evicted
             rates = [pair[which] for pair in figures[way, processes]]
             alone = statistics.median(pair[which] for pair in figures[way, arguments.processes[0]])
             middle = statistics.median(rates)

@@ -64,7 +64,7 @@ class Side:
             yield case, "time to first token", "ms", 1e3 * served["first_token_s"]
 
     def serve_damaged(self, number: int, chunk_bytes: int) -> Iterator[Sample]:
-        """Serve a new prompt, and then serve it from files with a flipped byte in each."""
+        """Serve a new prompt, flip a byte in each of its files, and serve it from those files."""
         prompt = make_prompt(number, self._chunks)
         before = self._serve(prompt)
         self._forget()
@@ -119,7 +119,7 @@ def main() -> None:
         interpreter = Interpreter(folder / "interpreter", threads=options.threads)
         stack.callback(interpreter.close)
         sides = {}
-        # Let the engine compute a prompt in one step, as on a device.
+        # With these limits the engine computes a prompt in one step, as on a device.
         lengths = dict.fromkeys(("max_model_len", "max_num_batched_tokens"), options.tokens + 256)
         for number, name in enumerate((OURS_B, OURS_A, VLLM)):
             root = folder / f"kv-{number}"

@@ -1,7 +1,7 @@
 """Cost of a working tier for an engine: the length of its steps with and without the tier.
 
-A thread plays the engine: steps of Python and torch, back to back. At each step, the tier gets the
-chunks that are due, of 2 MiB of random bytes each, alternately stores and loads. The ways:
+A thread plays the engine: steps of Python and torch, back to back. At each step the tier gets
+stores and loads in turn, of 2 MiB of random bytes each, as many as the rate requires. The ways:
 
     process   the tier in a process of its own, the default for stores outside of the process
     thread    the tier in a thread of the engine's process
@@ -87,7 +87,7 @@ def _turn(
 
 
 class BusyEngine:
-    """An engine that does the same work in each step.
+    """A stand-in for an engine: does the same work in each step.
 
     Half of the work is Python, as in a scheduler. The other half consists of small calls of torch.
     Each call releases the interpreter lock and acquires it again, as a kernel launch does.
@@ -105,8 +105,7 @@ class BusyEngine:
 
     def run(self, seconds: float, turn: Callable[[], object]) -> npt.NDArray[np.float64]:
         """Play steps that begin with ``turn``; return the wall and CPU seconds of each step."""
-        # Freeze objects, as an engine does after its start: the collector need not scan them each
-        # time.
+        # Freeze objects, as an engine does after its start; the collector then need not scan them.
         gc.collect()
         gc.freeze()
         marks = [(time.perf_counter(), time.thread_time())]

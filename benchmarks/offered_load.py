@@ -1,4 +1,4 @@
-"""Stores and loads that are offered to a tier at a steady rate, even if the tier falls behind."""
+"""Offers stores and loads to a tier at a steady rate, even if the tier falls behind."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _REQUEST = RequestContext("bench")
 
 
 class OfferedLoad(TierListener):
-    """A load that offers the chunks that are due at each turn, alternately stores and loads.
+    """Offers the chunks due at each step of the engine, alternately to store and to load.
 
-    If no slot is free, a chunk is skipped for good: then the tier moves less than it is offered.
+    A chunk that finds no free slot is skipped, so a slow tier moves less than it is offered.
     """
 
     def __init__(self, url: str, runner: str, pool: HostPool, mb_per_s: float) -> None:
@@ -52,7 +52,7 @@ class OfferedLoad(TierListener):
         self.opening = open_tier(spec, pool, Namespace({"bench": "interference"}), self)
 
     def fill(self, tier: TierClient) -> None:
-        """Store the chunks that are loaded first."""
+        """Store the chunks that the first loads need."""
         self._tier = tier
         for _ in range(_FIRST_CHUNKS):
             self._offer(Operation.STORE)
@@ -96,7 +96,7 @@ class OfferedLoad(TierListener):
         if operation is Operation.STORE:
             job = self._tier.store([next(self._new_keys)], slot, _REQUEST)
         else:
-            # Without a tag, all loads of one request in one turn would be a single job.
+            # Without a tag, all loads of a request in one step would be combined into a single job.
             job = self._tier.load([self._stored[0]], slot, _REQUEST, tag=slot)
             self._stored.rotate(-1)
         if job is None:
@@ -111,7 +111,7 @@ class OfferedLoad(TierListener):
 
 @contextmanager
 def offered_here(url: str, mb_per_s: float, runner: str) -> Iterator[OfferedLoad]:
-    """Open a tier with its own pool, and close both at the end. The load has not begun."""
+    """Open a tier with its own pool, and close both at the end; the caller starts the load."""
     pool = HostPool.create(PoolLayout(_SLOTS, CHUNK_BYTES))
     for slot in range(_SLOTS):
         pool.view(slot)[:] = os.urandom(CHUNK_BYTES)
@@ -124,7 +124,7 @@ def offered_here(url: str, mb_per_s: float, runner: str) -> Iterator[OfferedLoad
 
 @contextmanager
 def offered_apart(url: str, mb_per_s: float) -> Iterator[_Apart]:
-    """Let another program open the tier and offer the load. The load has not begun."""
+    """Let another program open the tier and offer the load; the caller starts the load."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     other = context.Process(target=_offer, args=(url, mb_per_s, there), daemon=True)
@@ -139,7 +139,7 @@ def offered_apart(url: str, mb_per_s: float) -> Iterator[_Apart]:
 
 
 class _Apart:
-    """The other program's load. Each message through the pipe starts or stops the load."""
+    """A handle of the other program: each message through the pipe starts or stops its load."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
@@ -157,7 +157,7 @@ class _Apart:
 
 
 def _offer(url: str, mb_per_s: float, pipe: Connection) -> None:
-    """Start and stop at each message; reply with the bytes moved and the seconds."""
+    """Start or stop the load at each message; after a stop, reply with the bytes and seconds."""
     with offered_here(url, mb_per_s, "thread") as load, suppress(EOFError):
         pipe.send(None)
         while True:

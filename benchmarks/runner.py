@@ -1,4 +1,4 @@
-"""The frame of a benchmark: options, rounds in which all sides take turns, and a table."""
+"""The common parts of benchmarks: options, rounds that measure each side, and a table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import results
 from results import ROOT, Series, gain
 
-# The benchmarks use the tests' support, which starts servers and engines.
+# The tests' support starts servers and engines for the benchmarks too.
 sys.path.append(str(ROOT / "tests"))
 
 #: Case, quantity, unit and value of one figure of a side in one round.
@@ -58,7 +58,7 @@ class Benchmark:
         *,
         warm_up: bool = False,
     ) -> None:
-        """Measure all sides in turns, another side first in each round; print the figures.
+        """Measure each side once per round, another side first each time; print the figures.
 
         Args:
             group: subject of the measurement.

@@ -106,7 +106,7 @@ def main() -> None:
 
 @dataclass
 class _Slots:
-    """A pool without memory. No tier uses its slots, so the slots' numbers are enough."""
+    """A pool of slot numbers without memory, since no tier accesses the slots."""
 
     slots: int
     chunk_bytes: int = _CHUNK_BYTES
@@ -118,7 +118,7 @@ def _measure_slots(slots: int) -> Row:
     pool: Any = _Slots(slots)
     manager = TieringManager(pool, policy=load_policy("lru")(), clock=SystemClock())
     meter = _Meter()
-    # Requests that end at once fill the pool. Afterwards, every second request finds its chunks.
+    # The first requests fill the pool. Of the later ones, every second finds its chunks there.
     for _ in range(-(-slots // _REQUEST_CHUNKS)):
         _compute(manager, _Meter(), next(keys), "")
     row = {"bytes": (_resident_bytes() - before_bytes) / slots}
@@ -224,7 +224,7 @@ def _measure_waiting(requests: int) -> Row:
 
 
 def _measure_answers(requests: int) -> Row:
-    """Measure the steps until all requests have their answers, all of them misses."""
+    """Measure the steps until every request has its answer; every answer is a miss."""
     meter = _Meter()
     with _engine(1) as manager:
         waiting = _make_waiting(manager, requests)
@@ -247,7 +247,7 @@ def _measure_answers(requests: int) -> Row:
 
 
 def _make_files(root: Path, files: int, object_bytes: int) -> None:
-    """Make sparse files of the length that chunks have."""
+    """Make sparse files as long as chunks."""
     directory = root / _NAMESPACE.fingerprint
     for shard in range(256):
         (directory / f"{shard:02x}").mkdir(parents=True, mode=0o700)
@@ -264,7 +264,7 @@ def _measure_start(root: str, files: int) -> Row:
 
 
 async def _start(root: str, files: int) -> Row:
-    # This is room for all chunks; the tier refuses a capacity beyond the file system's.
+    # Enough for all chunks; the tier refuses a capacity that exceeds the file system's size.
     capacity = (files + _REQUEST_CHUNKS) * 2 * _CHUNK_BYTES
     spec = TierSpec.from_url(f"file://{root}", capacity=capacity, min_free=0)
     context = TierContext(
@@ -305,7 +305,7 @@ async def _start(root: str, files: int) -> Row:
     return row
 
 
-# --- what the sections share --------------------------------------------------------------------
+# --- shared by the sections ---------------------------------------------------------------------
 
 
 class _Keys(Iterator[list[bytes]]):
@@ -326,7 +326,7 @@ class _Keys(Iterator[list[bytes]]):
 
 
 class _Meter:
-    """Samples of the calling thread's CPU time in calls, by name."""
+    """Samples of the CPU time that the calling thread spends in calls, by name."""
 
     def __init__(self) -> None:
         self.samples: dict[str, list[float]] = defaultdict(list)
@@ -357,7 +357,7 @@ class _Meter:
 
 
 def _apart(measure: _Measure, *arguments: Any) -> Row:
-    """Measure in a process of its own, so that memory of other measurements does not count."""
+    """Measure in a new process, which excludes the memory of other measurements."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as processes:
         return processes.submit(measure, *arguments).result()

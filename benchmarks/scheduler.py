@@ -49,11 +49,11 @@ from kvtier_sdk.runner import ThreadRunner
 from kvtier_sdk.runner.jobs import Report
 
 _POLL_S = 50e-6
-# Long enough that no deadline ends a job while the loop waits for the tiers.
+# No job takes this long, so no deadline ends one while the loop waits for the tiers.
 _PATIENT_S = 600.0
 _DEADLINES = ("lookup_deadline", "load_deadline", "store_deadline")
 _SMALL_CHUNK_BYTES = 4096
-#: Chunks of the saturated file tier.
+#: The length of a chunk in the saturated file tier.
 _FILE_CHUNK_BYTES = 64 * 1024
 _STEP_S = 0.002
 _VLLM_SIDES = {"vLLM, thread": True, "vLLM, at once": False}
@@ -135,8 +135,7 @@ def _play(
     clock_ns: Callable[[], int],
 ) -> ConnectorLoop:
     loop = ConnectorLoop(side, chunk_bytes, clock_ns)
-    # Freeze objects, as vLLM's engine does after its start: the collector need not scan them each
-    # time.
+    # Freeze objects, as vLLM's engine does after its start; the collector then need not scan them.
     gc.collect()
     gc.freeze()
     try:
@@ -176,7 +175,7 @@ class KVTierSide:
             self._pool,
             policy=eviction,
             clock=clock,
-            # Nothing is computed, so loads have no alternative.
+            # With infinite costs of computing, the manager loads every chunk that it finds.
             recompute_s=math.inf,
         )
         if url is None:
@@ -215,7 +214,7 @@ class KVTierSide:
 
 
 class _CountingRunner(ThreadRunner):
-    """A runner that counts jobs, so that the benchmark can wait until all are reported."""
+    """Counts the jobs not reported yet; the benchmark waits until there are none."""
 
     _submitted = 0
     _reported = 0

@@ -1,4 +1,4 @@
-"""A benchmark of two versions of kvtier in turns, to measure a change or the compiled core.
+"""Runs a benchmark with two versions of kvtier in turns, to measure a change or the compiled core.
 
 Usage: python benchmarks/versions.py [--rounds N] OLD NEW BENCHMARK.py [OPTION ...]
 

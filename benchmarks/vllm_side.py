@@ -54,7 +54,7 @@ class VLLMSide:
         self.manager = TieringOffloadingManager(primary, [self._tier])
 
     def context(self, request: ReplayRequest) -> ReqContext:
-        """Return the connector's context of a request: its id, and each key's end position."""
+        """Return a request's context as the connector makes it: its id, and the end of each key."""
         context = ReqContext(request.request_id)
         for position, key in enumerate(request.keys, 1):
             context.set_offload_key_position(OffloadKey(key), position)
@@ -95,7 +95,7 @@ class SteppedTier(SecondaryTierManager):
         self._slots = np.frombuffer(flat, np.uint8).reshape(-1, self.block_size_bytes)
         self._objects: dict[OffloadKey, np.ndarray] = {}
         self._waiting: list[TransferJob] = []
-        # Results that are not polled yet. A deque is safe with one thread at each end.
+        # Results not polled yet. One thread appends and one removes, which is safe with a deque.
         self._finished: deque[JobResult] = deque()
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
@@ -141,7 +141,7 @@ class SteppedTier(SecondaryTierManager):
 
 
 class ThreadedTier(SteppedTier):
-    """A tier with ``AsyncLookupManager`` and a thread, as in vLLM's tiers for files and objects."""
+    """A tier built like vLLM's tiers for files and objects: ``AsyncLookupManager`` and a thread."""
 
     def __init__(self, view: memoryview, flat: memoryview) -> None:
         super().__init__(view, flat)
@@ -192,7 +192,7 @@ class _Lookups(AsyncLookupManager):
         return [key in self._objects for key in keys]
 
     def are_answered(self) -> bool:
-        """Return true if the last flush is answered: its answers are one item of a queue."""
+        """Return true if the last flush is answered: all of its answers arrive as one item."""
         return self._pending_results.qsize() > 0 or not any(
             state.phase is LookupPhase.IN_FLIGHT for state in self._lookup_state.values()
         )

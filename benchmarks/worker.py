@@ -9,8 +9,8 @@ without the kernel that gathers short runs; every side has a stream of its own. 
 and each way's bytes are compared once, before the rounds.
 
 The peer is torch.Tensor.copy_ of one buffer, on a GPU from or to pinned memory. A worker's time is
-from submit to the end of wait. "unmoved", on a CPU, is a worker that plans and hands over as usual
-but copies nothing, so no worker is faster. Its GB/s count bytes that it does not move.
+from submit to the end of wait. "unmoved", on a CPU, is a worker that does everything except the
+copying: the upper limit for a worker. Its GB/s count the bytes that it would have moved.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Setting:
         mover = CPUDevice(threads=threads) if threads and not cuda else None
         group = KVGroup([KVTensor(layer) for layer in kv])
         self.worker = OffloadWorker([group], host, device=mover)
-        # A device that does everything except copying the bytes.
+        # This device does everything except copying the bytes.
         idle = None if cuda else CPUDevice(threads=threads or None, copy=lambda *_: None)
         self.unmoved = None if idle is None else OffloadWorker([group], host, device=idle)
 
@@ -110,7 +110,7 @@ class Setting:
             into.copy_(out_of, non_blocking=True)
 
     def _run_by_run(self, operation: str, stream: torch.cuda.Stream | None) -> None:
-        """Copy each run on its own, even short runs."""
+        """Copy each run with a call of its own, even short runs."""
         device = self.worker._device
         gatherer, device._gatherer = device._gatherer, None
         try:

@@ -1,6 +1,6 @@
-"""Virtual environments in which real engines run on a CPU, and the code that their scripts share.
+"""The common code of the scripts that make virtual environments for engines on a CPU.
 
-An up-to-date environment is left alone. Stamps in an environment record its sources.
+An environment that is up to date is not changed: stamps in it record what it was made from.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def requirements(wheel: Path) -> Iterator[tuple[str, str]]:
     """Read the requirements of a wheel, without extras.
 
     Args:
-        wheel: its path.
+        wheel: path of the wheel.
 
     Yields:
         A project's normalized name, and the requirement as in the metadata, markers included.
@@ -63,8 +63,8 @@ def make(engine: str, install_engine: Callable[[Pip], None], script: str) -> Non
     """Create or update the environment that the command line names.
 
     Args:
-        engine: its name.
-        install_engine: installs it.
+        engine: the engine's name.
+        install_engine: installs the engine.
         script: the file that defines ``install_engine``.
     """
     if sys.version_info[:2] < PYTHON:

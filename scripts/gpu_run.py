@@ -2,9 +2,9 @@
 
     python3 run.py [--out FOLDER] [--only NAME,NAME] [--limit-s SECONDS]
 
-It needs Python 3.12, torch and numpy, but no network; the rest lies beside this file. Another
-version of Python uses its own packages, not those in python3.12/. The report is printed as it
-grows, and written to FOLDER/report.txt and FOLDER/report.json (default: $OUT, or the current
+This program needs Python 3.12, torch and numpy, but no network; the rest lies beside this file.
+Another version of Python uses its own packages, not those in python3.12/. The report is printed as
+it grows, and written to FOLDER/report.txt and FOLDER/report.json (default: $OUT, or the current
 folder). The exit status is 1 if a check failed. Without a device, parts that need it are skipped.
 """
 

@@ -5,7 +5,7 @@
 The release's Python files are unpacked beside the environment and come first on its path. Their
 dependencies come from the environment. No engine runs in this way, but classes, signatures,
 registration and the scheduler's side can be checked. The release's large wheel is kept in the
-environment's directory.
+environment's directory for the next run.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def readme(text: str, figures: Mapping[str, Figures]) -> str:
 
 
 def _glance(figures: Mapping[str, Figures], page: str) -> Iterator[list[str]]:
-    """Yield subject, vLLM's figure, kvtier's figure and the ratio, if both sides were measured."""
+    """Yield a row per subject with both figures: its name, vLLM's, kvtier's, and the ratio."""
 
     def link(section: str, subject: str) -> str:
         return f"[{subject}]({page}#{_anchor(SECTIONS[section].title)})"
@@ -164,7 +164,7 @@ def _table(lines: Sequence[Sequence[str]]) -> str:
 
 
 def compared(ways: Sequence[Way]) -> list[Way]:
-    """Return the ways with which kvtier is compared: the nearest peer, and the limit."""
+    """Return the ways to compare kvtier with: the nearest peer, and the limit."""
     peer = "vllm" if any(way.role == "vllm" for way in ways) else "client"
     return [way for way in ways if way.role in (peer, "limit")]
 

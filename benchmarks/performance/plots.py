@@ -15,7 +15,7 @@ from performance.sections import Panel, Section, label
 
 mpl.use("svg")
 
-#: Colours of Okabe and Ito, which people with any colour vision can tell apart.
+#: The colours of Okabe and Ito, distinguishable with any kind of colour vision.
 _COLOURS = {
     "light": {
         "kvtier": "#0072B2",
@@ -43,7 +43,7 @@ _BAR_INCHES = 0.2
 def draw(section: Section, figures: Figures, scheme: str, file: Path) -> None:
     colours = _COLOURS[scheme]
     settings: Any = {
-        # A fixed salt, so that equal figures make equal files.
+        # With a fixed salt, equal figures produce equal files.
         "svg.hashsalt": section.name,
         "svg.fonttype": "none",
         "font.family": "sans-serif",
@@ -97,7 +97,7 @@ def _cases(panel: Panel, figures: Figures) -> list[str]:
 
 
 def _measured(panel: Panel, figures: Figures, case: str) -> list[tuple[str, Series]]:
-    """Return role and figures of the ways that were measured."""
+    """Return the role and the figures of each measured way."""
     found = ((way.role, panel.find(figures, case, way.name)) for way in panel.ways)
     return [(role, series) for role, series in found if series]
 

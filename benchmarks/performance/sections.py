@@ -19,7 +19,7 @@ class Run:
     Attributes:
         name: its name within the section.
         command: the benchmark's file and options; ``{trace}`` stands for a trace, or for nothing.
-        quick: the same for a short run.
+        quick: the command of a short run.
         rounds: default of the report's ``--rounds``; 0 for a benchmark without this option.
         engine: the engine whose environment the run needs.
         vllm: ways that can only be measured in vLLM's environment.
@@ -141,7 +141,7 @@ class Section:
 
 
 def _value(figures: Figures, panels: Sequence[Panel], wanted: str) -> str | None:
-    """Return a figure of an answer; ``None`` if it was not measured."""
+    """Return the text for a placeholder in an answer; ``None`` if it was not measured."""
     where, case, *ways = wanted.split(":")
     if not where.isdecimal():
         groups = dict.fromkeys(one.group for one in figures.series(where))
@@ -158,7 +158,7 @@ def _value(figures: Figures, panels: Sequence[Panel], wanted: str) -> str | None
 
 
 def label(case: str) -> str:
-    """Return the name of a case in plots and tables; empty for an only case."""
+    """Return the name of a case in plots and tables; empty if a benchmark has only one case."""
     return "" if case == "all" else case
 
 

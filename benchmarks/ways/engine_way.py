@@ -1,4 +1,4 @@
-"""kvtier as a whole: a tier behind its client and runner, as an engine uses it, with digests."""
+"""The whole of kvtier as an engine uses it: a tier behind its client and runner, with digests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PATIENT = "600s"
 
 
 class EngineWay(Way, TierListener):
-    """A tier that gets ``at_a_time`` jobs at once from an engine's thread."""
+    """A tier with ``at_a_time`` jobs in flight, submitted by an engine's thread."""
 
     _tier: TierClient
 
@@ -45,7 +45,7 @@ class EngineWay(Way, TierListener):
 
     async def close(self) -> None:
         if not self._keep:
-            # The tier itself deletes the chunks, because its directories stay for the next round.
+            # Delete through the tier, which keeps its directories for the next round.
             self._tier.delete(self._keys(range(self.work.keys)))
             self._tier.flush()
             while not self._tier.is_idle:
@@ -73,7 +73,7 @@ class EngineWay(Way, TierListener):
         while True:
             for numbers in itertools.islice(batches, self._lanes):
                 self._lanes -= 1
-                # Without a tag, batches of one request would be a single job.
+                # Without a tag, all batches of a request would be combined into a single job.
                 call(self._keys(numbers), numbers, _REQUEST, tag=numbers)
             self._tier.flush()
             if self._tier.is_idle:

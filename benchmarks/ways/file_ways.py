@@ -57,7 +57,7 @@ class PlainFiles(Way):
         self._write(numbers)
 
     def _calls(self) -> list[range]:
-        """Return the numbers of the files in each call, here a single file."""
+        """Return the numbers of the files in each call; here each call has a single file."""
         return [range(number, number + 1) for number in range(self.work.keys)]
 
     def _write(self, numbers: range) -> None:
@@ -108,7 +108,7 @@ class VLLMFiles(PlainFiles):
 class FileSubject(Subject):
     """A directory for files; ``backends.py`` describes the options."""
 
-    # The header is as long as the tier's alignment, so that the payload is aligned for O_DIRECT.
+    # O_DIRECT needs aligned payloads, so the header is as long as the tier's alignment.
     header_bytes = 4096
 
     def __init__(

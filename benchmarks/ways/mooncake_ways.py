@@ -17,7 +17,7 @@ Slots = list[list[memoryview]]
 
 
 class PlainClient(Way):
-    """The client's batch calls in threads, between slots and payloads without headers."""
+    """Calls the client's batch functions in threads; objects are payloads without headers."""
 
     def __init__(self, work: Work, port: int) -> None:
         super().__init__(work)
@@ -63,7 +63,7 @@ class PlainClient(Way):
 
 
 class TwoBuffers(PlainClient):
-    """The calls that the tier makes, with header and payload as one object."""
+    """Makes the tier's calls without the tier: each object has two buffers, header and payload."""
 
     def put(self, names: list[str], slots: Slots) -> bool:
         return set(self._client.batch_put_from_multi_buffers(names, *_places(slots))) == {0}

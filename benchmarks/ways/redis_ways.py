@@ -15,7 +15,7 @@ from ways.way import ClientWay, Subject, Way, Work
 
 
 class RedisPy(ClientWay):
-    """redis-py's asyncio ``get`` and ``set``, as many at once as the tier has connections."""
+    """redis-py's asyncio ``get`` and ``set``, with as many connections as the tier."""
 
     def __init__(self, work: Work, port: int) -> None:
         super().__init__(work)
@@ -38,7 +38,7 @@ class RedisPy(ClientWay):
 class RedisBenchmark(Way):
     """redis-benchmark with ``at_a_time`` clients: the limit of the server and the loopback.
 
-    It moves its own bytes, which are not compared.
+    redis-benchmark moves bytes of its own, which cannot be compared.
     """
 
     def __init__(self, work: Work, server: Server) -> None:
@@ -46,7 +46,7 @@ class RedisBenchmark(Way):
         self._server = server
 
     async def open(self) -> None:
-        # redis-benchmark gets random keys, but may not have set all of them.
+        # redis-benchmark gets random keys, and would miss those that it has not set.
         for number, value in enumerate(self.work.values):
             self._server.ask("SET", f"key:{number:012}", value)
 

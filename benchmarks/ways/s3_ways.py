@@ -38,8 +38,7 @@ class Obstore(ClientWay):
             access_key_id=ACCESS_KEY_ID,
             secret_access_key=SECRET_ACCESS_KEY,
             region=REGION,
-            # Payloads are not signed, as in the tier: a digest would cost more than the rest of a
-            # request.
+            # Like the tier, sign no payloads: a digest costs more than the rest of a request.
             unsigned_payload=True,
             client_options={"allow_http": True, **client},
         )
@@ -74,7 +73,7 @@ class BareSockets(Way):
             [self._head(client, operation, number) for number in range(self.work.keys)]
             for operation in ("put_object", "get_object")
         )
-        # Make the directory first, as for the tier's shards: if two requests make it at once, the
+        # Make the directory first, as for the tier's shards: if two requests create it at once, the
         # server fails one of them. obstore retries by itself.
         client.put_object(Bucket=_BUCKET, Key=f"{self._place}/bare/first")
         client.close()
@@ -125,7 +124,7 @@ def _answer(sock: socket.socket) -> bytes:
 
 
 def _send_all(sock: socket.socket, views: Sequence[bytes | memoryview]) -> None:
-    """Send buffers one after the other, in one system call if possible."""
+    """Send the buffers in order, in one system call if possible."""
     sent_bytes = sock.sendmsg(views)
     for view in views:
         if sent_bytes < len(view):
@@ -134,7 +133,7 @@ def _send_all(sock: socket.socket, views: Sequence[bytes | memoryview]) -> None:
 
 
 def _fill(sock: socket.socket, views: Sequence[memoryview]) -> None:
-    """Fill buffers one after the other, in one system call if possible."""
+    """Receive into the buffers in order, in one system call if possible."""
     received_bytes, *_ = sock.recvmsg_into(views, 0, socket.MSG_WAITALL)
     for view in views:
         rest = view[received_bytes:]

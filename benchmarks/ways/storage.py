@@ -1,4 +1,4 @@
-"""An engine's storage, as its threads call it."""
+"""The interface through which a benchmark calls an engine's storage."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 
 
 class Storage(ABC):
-    """A storage, and the engine's memory from which and to which it moves a batch."""
+    """A storage, and the engine's memory of one batch: source of stores, destination of loads."""
 
-    #: Length of a batch's objects. Shorter files are not objects.
+    #: Length of a stored object; shorter files hold no object.
     object_bytes: int
 
     @abstractmethod
@@ -31,7 +31,7 @@ class Storage(ABC):
         """Load the batch of a round."""
 
     def clear(self) -> None:
-        """Remove stored objects other than files."""
+        """Remove stored objects that are not files."""
         return
 
     def fill(self) -> list[torch.Tensor]:

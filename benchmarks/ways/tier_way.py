@@ -1,4 +1,4 @@
-"""A tier alone, called as its runner calls it."""
+"""A tier alone, called like a runner calls it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _REQUEST = RequestContext("bench")
 
 
 class TierWay(Way):
-    """A tier of any backend, called with a few batches at a time."""
+    """A tier of any backend, with a few batches in flight."""
 
     namespace = Namespace({"bench": 1})
     _tier: SecondaryTierManager
@@ -57,7 +57,7 @@ class TierWay(Way):
         await self._tier.open()
 
     async def close(self) -> None:
-        # The tier itself deletes the chunks, because its directories stay for the next round.
+        # Delete through the tier, which keeps its directories for the next round.
         for numbers in () if self._keep else self.work.batches():
             await self._tier.delete(list(map(self._key, numbers)))
         await self._tier.close()

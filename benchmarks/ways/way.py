@@ -27,14 +27,14 @@ _Item = TypeVar("_Item")
 
 @dataclass(frozen=True)
 class Work:
-    """The chunks of one measurement. Each way moves them once in each direction.
+    """The chunks of one measurement; each way stores and loads all of them once.
 
     Attributes:
         chunk_bytes: length of a payload.
         header_bytes: length of the header before a payload.
         chunks: number of chunks to move.
         keys: number of different keys.
-        at_a_time: number of a client's connections or threads, or of a tier's calls at once.
+        at_a_time: number of a client's connections or threads, or of concurrent calls to a tier.
         slots: header and payload of each chunk, the payload in a slot of a host pool.
         pool: the host pool.
         regions: the memory of all headers and of the pool.
@@ -83,7 +83,7 @@ class Work:
             np.frombuffer(payload, np.uint8).fill(0)
 
     def compare(self, number: int, payload: bytes | memoryview) -> None:
-        """End the benchmark if the payload does not belong to the key."""
+        """End the benchmark if ``payload`` is not the payload of key ``number``."""
         stored = memoryview(self.values[number % self.keys])[self.header_bytes :]
         must_be_equal(np.array_equal(*(np.frombuffer(one, np.uint8) for one in (stored, payload))))
 
@@ -114,9 +114,9 @@ class Work:
 
 
 def cpu_s() -> float:
-    """Return the CPU seconds of this process, its tiers' processes and its ended programs."""
+    """Return the CPU seconds of this process, its tiers' processes and its ended children."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    # The kernel derives the id of a process's CPU clock from the process's id in this way.
+    # Linux computes the id of a process's CPU clock from the process's id with this formula.
     tiers_s = sum(time.clock_gettime((~pid << 3) | 2) for pid in tier_processes(os.getpid()))
     return time.process_time() + ended.ru_utime + ended.ru_stime + tiers_s
 
@@ -137,11 +137,11 @@ class Way(ABC):
 
     @abstractmethod
     async def store(self) -> float | None:
-        """Store all chunks; return the seconds if the way measures them better than the caller."""
+        """Store all chunks; return the seconds if the way measures them itself, else ``None``."""
 
     @abstractmethod
     async def load(self) -> float | None:
-        """Load all chunks into their slots; return as :meth:`store` does."""
+        """Load all chunks into their slots; return the seconds or ``None``, like :meth:`store`."""
 
     async def check(self) -> None:
         """Compare all loaded payloads. This time is not measured."""
@@ -166,7 +166,7 @@ class Way(ABC):
         await self.open()
         try:
             if self.work.keys < self.work.chunks:
-                # Store all keys first, so that every measured store replaces a value.
+                # Store all keys once; every measured store then replaces a value.
                 await self.store()
             stored = await self._cost(self.store)
             self.work.wipe()
@@ -185,7 +185,7 @@ class Way(ABC):
 
 
 class ClientWay(Way):
-    """A client that handles its own objects, ``at_a_time`` of them at once."""
+    """A client with values of its own in place of slots, ``at_a_time`` values at once."""
 
     async def store(self) -> None:
         values, keys = self.work.values, self.work.keys
@@ -198,7 +198,7 @@ class ClientWay(Way):
         await self.work.each(lambda number: self.get(number % keys), range(self.work.chunks))
 
     async def check(self) -> None:
-        """Load everything once more, because keeping the loaded values costs memory."""
+        """Load everything once more to compare it: the measured load keeps no values."""
 
         async def compare(number: int) -> None:
             value = memoryview(await self.get(number))

@@ -1,4 +1,4 @@
-"""Figures of the checks on a device, which a report shows."""
+"""Records figures of the checks on a device, for the report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One run in one call of the driver, in each direction and from each kind of memory."""
+"""A batch of a single run is copied correctly, in each direction and for each kind of memory."""
 
 from __future__ import annotations
 

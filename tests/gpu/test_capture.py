@@ -1,7 +1,7 @@
-"""Polls of an engine during a graph capture, in the same thread or another.
+"""An engine polls during a graph capture, in the capturing thread or another.
 
-The driver may count the query for a copy's end among the calls that a capture forbids. Then the
-capture is lost, or the job is reported failed while its copy is still running.
+A driver may forbid the query for a copy's end during a capture. Then the capture is lost, or the
+job is reported as failed while its copy is still running.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(not has_device(), reason="only a device captures
 def test_capture(figure: Figure) -> None:
     blocks = random_blocks(4, MIB)
     host = np.zeros((4, MIB), np.uint8)
-    # The first launch of a kernel may load it, which a capture forbids.
+    # Launch the kernel once before the capture, which forbids the loading at a first launch.
     blocks[1].fill_(3)
     synchronize()
     with open_worker(blocks, host) as worker:

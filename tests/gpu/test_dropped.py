@@ -19,7 +19,7 @@ from kvtier_sdk.worker import registration
 
 _BLOCKS = 64
 _ALL = range(_BLOCKS)
-#: A copy begins after this time, when its worker is gone.
+#: The delay before a copy begins; its worker is gone by then.
 _ASLEEP_S = 0.3
 _PATIENCE_S = 20.0
 

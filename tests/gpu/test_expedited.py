@@ -1,4 +1,4 @@
-"""An urgent load behind 1 GiB of loads and 1 GiB of stores."""
+"""An urgent load, submitted after 1 GiB of loads and 1 GiB of stores."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def _register_parts(figure: Figure, kind: str, address: int, size_bytes: int) ->
 
 
 def _register(figure: Figure, kind: str, address: int, size_bytes: int) -> None:
-    # The first use of the device makes its context, which must not count for the memory.
+    # The first use of the device creates its context; keep that out of the measured time.
     torch.zeros(1, device=device())
     runtime, calls = Runtime(), torch.cuda.cudart()
     began_s = time.perf_counter()
@@ -53,7 +53,7 @@ def _register(figure: Figure, kind: str, address: int, size_bytes: int) -> None:
     figure(f"{kind}: status", runtime.describe(status))
     assert not status, f"the driver does not register {kind} memory"
     figure(f"{kind}: registered in", took_s / size_bytes * 1e9, "s/GB")
-    # A second registration is refused even if the first succeeded.
+    # Record how the driver refuses to register the same memory again.
     refusal = int(calls.cudaHostRegister(address, size_bytes, _PORTABLE))
     figure(f"{kind}: status of the second time", runtime.describe(refusal))
     figure(f"{kind}: last error after that", runtime.last_error())

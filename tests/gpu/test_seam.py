@@ -1,7 +1,7 @@
 """A merged run that crosses the end of a piece of registered memory.
 
 Neighbouring blocks of a job are merged into one run, and the driver may have to register memory in
-pieces. It treats each piece as separate memory, so a run must not cross from one to the next.
+pieces. The driver treats each piece as separate memory, so one copy must not span two pieces.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _copy_all(figure: Figure, host: Bytes, where: str) -> None:
                 right = same(blocks, slots, host, slots)
                 figure(f"{where}, {way}: store", _words(stored.error, right))
                 assert (stored.error, right) == (None, True), f"{where}, {way}: the store is wrong"
-                # In another order, so that the old content of the blocks is not the expected one.
+                # Reverse the slots, so that a load that copies nothing cannot pass.
                 host[:] = host[::-1].copy()
                 worker.submit_load(2, slots + _SLOTS, slots, after=computing())
                 loaded = finish(worker, 2)[2]

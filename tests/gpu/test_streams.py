@@ -1,4 +1,4 @@
-"""An engine computes on a stream of its own, and submits from one thread or another."""
+"""An engine computes on its own stream, and submits from its own or another thread."""
 
 from __future__ import annotations
 

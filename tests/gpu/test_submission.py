@@ -1,4 +1,4 @@
-"""Time that the engine's thread spends to submit 131,072 runs that cannot begin yet."""
+"""Time that the engine's thread needs to submit 131,072 runs that cannot begin yet."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvtier_sdk.worker import KVGroup, KVTensor, OffloadWorker
 _RUNS = 131_072
 _LAYERS = 32
 _POLLS = 100
-#: A submission has to return before the stream wakes.
+#: The delay on the stream; a submission has to return before it ends.
 _ASLEEP_S = 2.0
 
 
@@ -24,13 +24,13 @@ def test_submission(figure: Figure) -> None:
     blocks = random_blocks(2 * _RUNS, page_bytes)
     host = np.zeros((2 * _RUNS, page_bytes), np.uint8)
     chooser = np.random.default_rng(0)
-    # Every second block in random order has no neighbour to be merged with.
+    # With every second block only, in random order, no two runs are neighbours to be merged.
     ids, slots = 2 * chooser.permutation(_RUNS), 2 * chooser.permutation(_RUNS)
     with open_worker(blocks, host) as worker:
         for operation in ("store", "load"):
             _submit(figure, worker, operation, ids, slots, operation)
             assert same(blocks, ids, host, slots), f"{operation}: bytes differ"
-            # The next load brings other bytes than the blocks hold.
+            # Change the slots, so that a load that copies nothing cannot pass.
             host[slots] += 1
         if has_device():
             with run_by_run(worker):

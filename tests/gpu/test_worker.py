@@ -175,13 +175,13 @@ def test_memory_that_is_not_registered_is_warned_of(caplog: pytest.LogCaptureFix
     kv = KVTensor(random_blocks(4, 4096))
     memory = np.frombuffer(mmap.mmap(-1, 4 * 4096), np.uint8)
     host = memory.reshape(4, 4096)
-    # The driver refuses pages of which some are registered already.
+    # The driver refuses to register memory if some of its pages are registered already.
     calls = torch.cuda.cudart()
     assert int(calls.cudaHostRegister(host.ctypes.data + 4096, 4096, 0)) == 0
     try:
         with OffloadWorker([KVGroup([kv])], host) as worker:
             assert "did not register 16 KiB" in caplog.text
-            # The engine's next kernel must not get the error of the refusal.
+            # The error of the refusal must not surface in the engine's next kernel.
             kv.tensor.add_(1)
             worker.submit_store(1, [1, 2, 3], [0, 2, 3], after=computing())
             worker.wait([1])

@@ -25,12 +25,12 @@ START_S = float(int(time.time()))
 
 
 class SetClock(SystemClock):
-    """A wall clock that goes on by 10 us each time that somebody reads one like it.
+    """A wall clock that advances by 10 us per read; all clocks of this class count together.
 
-    So uses follow each other as in the test, and are in the same second however long it takes.
+    Uses therefore keep the test's order, and fall into one second however long the test takes.
 
     Attributes:
-        ahead_s: what the test adds to it.
+        ahead_s: seconds that the test adds to the time.
     """
 
     ahead_s = 0.0
@@ -100,7 +100,7 @@ def make_gate() -> type[Gate]:
 
 @pytest.fixture(scope="session")
 def part(tmp_path_factory) -> ModuleType:
-    """The compiled part: the installed one, or else one built here."""
+    """Return the compiled part: the installed one, or else a build made here."""
     if compiled.batch_io is not None:
         return compiled.batch_io
     compiler = shutil.which(os.environ.get("CC", "cc"))
@@ -122,7 +122,7 @@ def part(tmp_path_factory) -> ModuleType:
 
 @pytest.fixture(autouse=True)
 def without_compiled_part(request: pytest.FixtureRequest) -> None:
-    """A test that replaces calls of the operating system can replace Python's only."""
+    """Turn the compiled part off: a test can replace only the system calls that Python makes."""
     if "monkeypatch" in request.fixturenames:
         request.getfixturevalue("monkeypatch").setattr(compiled, "batch_io", None)
 
@@ -163,7 +163,7 @@ def mounted(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def on_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 4 MiB in a file, where a directory needs room, unlike in memory."""
+    """Mount a file system of 4 MiB from a file: there, unlike in tmpfs, directories take room."""
     image, at = tmp_path / "image", tmp_path / "on_disk"
     image.write_bytes(bytes(4 * 2**20))
     at.mkdir()

@@ -1,10 +1,10 @@
-"""Kill a process at each system call of its stores, and check that another still counts right.
+"""Kill a process at each system call of its stores; check that another process counts right.
 
 Usage: crash_everywhere.py ROOT
 
-The survivor keeps the root open, so that no open repairs anything. Each child opens the root,
-stores a batch that evicts, deletes a chunk and closes; it is killed one call later than the child
-before it. Prints the number of calls.
+The survivor keeps the root open, because opening a root repairs it. Each child opens the root,
+stores a batch that evicts, deletes a chunk and closes; each is killed one call later than the
+preceding child. Prints the number of calls.
 """
 
 import fcntl
@@ -49,7 +49,7 @@ def die_at(last: int) -> None:
 
         return wrapped
 
-    # Only Python's calls can be replaced.
+    # Only system calls made from Python can be replaced.
     compiled.batch_io = None
     for module, name in CALLS:
         setattr(module, name, counted(getattr(module, name)))

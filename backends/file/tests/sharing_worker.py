@@ -7,7 +7,7 @@ Usage: sharing_worker.py ROOT OPTIONS, where OPTIONS is a JSON object:
     gate: "write" to print "writing" during the first write and hang there
 
 Prints "ready", "half" when half of the work is done, and at the end a JSON object with the count of
-each outcome. A wrong byte or an illegal outcome ends it with a traceback.
+each outcome. A wrong byte or an illegal outcome ends the process with a traceback.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ async def work(bench: Workbench, options: dict) -> Counter[str]:
 
 
 def hang_in_the_first_write() -> None:
-    # Only Python's calls can be replaced.
+    # Only system calls made from Python can be replaced.
     compiled.batch_io = None
     real = os.pwritev
 

@@ -13,7 +13,7 @@ CAPACITY = 100
 CHUNKS = st.builds(ChunkId, st.sampled_from("ab"), st.sampled_from([b"1", b"2", b"3", b"4"]))
 SIZES = st.integers(0, 60)
 HEADROOMS = st.none() | st.integers(-50, 150)
-# There are few times, so that some are equal; the longer ones lie more than one use apart.
+# Only 20 times, so that some are equal. Times up to SAME_USE_NS apart count as the same use.
 TIMES = st.integers(1, 20).map(lambda step: step * SAME_USE_NS // 4)
 
 
@@ -25,8 +25,6 @@ class Stored:
 
 
 class BudgetMachine(RuleBasedStateMachine):
-    """A counted time of use may lag behind the true one, never the other way round."""
-
     def __init__(self) -> None:
         super().__init__()
         self.budget = Budget(CAPACITY)
@@ -91,7 +89,7 @@ class BudgetMachine(RuleBasedStateMachine):
             with pytest.raises(TierCapacityError):
                 victims()
             return
-        # A choice updates only the known times of use, so the second one is equal.
+        # The first choice updates the counted times of use, so a second choice is equal.
         for _ in range(2):
             expected = self.expected(free_to_go, excess, open_namespaces)
             assert victims() == expected
@@ -146,7 +144,7 @@ def test_a_chunk_that_was_used_often_outlasts_one_that_was_used_once() -> None:
         used_ns = next_use_ns(used_ns, used_ns + SAME_USE_NS)
     budget.add(*often, 1, used_ns)
     budget.add(*once, 1, (used_ns + SAME_USE_NS) // USE_NS * USE_NS)
-    # After four uses a chunk stays for twice as long as after one.
+    # After four uses a chunk stays twice as long as after one use.
     budget.latest_ns = used_ns + SAME_USE_NS * 3 // 2
     assert victims(budget, 1) == [often]
     budget.latest_ns = used_ns + SAME_USE_NS * 5 // 2

@@ -13,7 +13,7 @@ from kvtier_file.chunks import earlier_uses
 from kvtier_sdk import ChunkNotFoundError, ConfigError, TierCapacityError, Usage
 
 KEYS = [index.to_bytes(20, "big") for index in range(60)]
-# The ledger can grow by this much before a store makes room for it.
+# The ledger may have grown by this many bytes since the last store made room.
 LEDGER_BYTES = 2 * 4096
 
 
@@ -113,7 +113,7 @@ async def test_a_chunk_being_loaded_is_not_evicted(bench, monkeypatch):
     assert await bench.put(tier, KEYS[2]) == [None]
     assert bench.removed == [KEYS[1]]
     both = asyncio.create_task(tier.load([bench.empty(KEYS[2])]))
-    # When the second load has pinned its chunk too, nothing can be evicted.
+    # The second load pins the other chunk, so nothing can be evicted any more.
     assert await asyncio.to_thread(entered.acquire, timeout=30)
     assert isinstance((await bench.put(tier, KEYS[3]))[0], TierCapacityError)
     leave.set()
@@ -198,13 +198,12 @@ async def test_a_batch_evicts_no_more_than_min_free_requires(small):
     tier = await small.open(min_free="512KiB")
     await fill(small, tier)
     assert await small.put(tier, *KEYS[:5]) == [None] * 5
-    # A sixth chunk is evicted if the ledger has grown.
+    # If the ledger has grown, its bytes cost a sixth chunk.
     assert len(small.removed) in {5, 6}
     assert free_bytes(small) >= 512 * 1024 - LEDGER_BYTES
 
 
 async def test_concurrent_batches_evict_for_min_free_at_most_their_size_more(small):
-    """Bytes written but not placed yet count twice for the next batch, and no more often."""
     small.chunk_bytes = 3 * 4096
     tier = await small.open(min_free="512KiB")
     await fill(small, tier)
@@ -424,7 +423,7 @@ async def test_a_quota_is_met_by_eviction_and_said_once(bench, monkeypatch, capl
     assert await bench.loads(tier, *KEYS[6:10])
     (message,) = caplog.messages
     assert re.search(r"refused a write with \S+ \S+ free \(Disk quota exceeded\)", message)
-    # After a pause the warning is repeated.
+    # The warning is repeated after a pause.
     bench.clock.ahead_s = 700
     await bench.put(tier, KEYS[10])
     assert len(caplog.messages) == 2

@@ -1,4 +1,4 @@
-"""The compiled part does what the Python code does, or leaves it to that."""
+"""The compiled part does the same as the Python code, or leaves the work to the Python code."""
 
 import logging
 import os
@@ -69,7 +69,7 @@ class Twins:
             directory.lifetime = lifetime
 
     def arrange(self, state: Callable[[Path, Path, bytes], None]) -> None:
-        """Bring both into a state, beside a whole chunk, and look at neither's shards yet."""
+        """Bring both namespaces into a state, beside a whole chunk; do not read their shards."""
         for root in self.roots:
             for key in (KEY, NEIGHBOUR):
                 path = root / shard_of(key) / f"{key.hex()}.kv"
@@ -79,7 +79,9 @@ class Twins:
                 if key == KEY:
                     state(root, path, self.bench.content(key))
             for made in root.rglob("*"):
-                if abs(made.lstat().st_mtime - time.time()) < 3600:  # not the same in both
+                if (
+                    abs(made.lstat().st_mtime - time.time()) < 3600
+                ):  # the two were made at different times
                     os.utime(made, ns=(USED_NS, USED_NS), follow_symlinks=False)
 
     def both(self, act: Callable[[NamespaceDirectory], object]) -> list[object]:
@@ -163,7 +165,7 @@ STATES = {
     "pipe": (pipe, NOT_DONE),
     "directory": (directory, NOT_DONE),
 }
-#: States that only a lifetime with such a limit tells from a whole chunk.
+#: States that count as a whole chunk unless the lifetime has the given limit.
 AGES = {
     "expired": lambda lifetime: lifetime.expired_ns == EXPIRED_NS,
     **dict.fromkeys(
@@ -180,7 +182,7 @@ AGES = {
 def expectation(
     state: str, lifetime: Lifetime
 ) -> tuple[Callable[[Path, Path, bytes], object], int]:
-    """How to arrange a state, and what the compiled part makes of it."""
+    """Return the setup of a state, and the outcome expected from the compiled part."""
     arrange, outcome = STATES[state]
     return arrange, DONE if state in AGES and not AGES[state](lifetime) else outcome
 
@@ -259,7 +261,7 @@ def test_loads(twins, state, used_ns, lifetime):
         return outcomes, verdicts
 
     (outcomes, verdicts), (_, by_python) = twins.both(read)
-    # A load reports an absent file as it reports a strange one.
+    # A load reports an absent file and a file of another kind with the same outcome.
     assert outcomes == [DONE if expected == DONE else NOT_DONE, DONE]
     assert verdicts == by_python
     ours, theirs = twins.trees()
@@ -267,7 +269,6 @@ def test_loads(twins, state, used_ns, lifetime):
 
 
 def test_loads_at_once_leave_the_time_of_the_store(twins, part):
-    """A load that restored the time could restore a time that another load has just set."""
     twins.arrange(STATES["whole"][0])
     fd = os.open(twins.roots[0], os.O_RDONLY)
     name, size_bytes = f"{KEY.hex()}.kv", twins.bench.object_bytes
@@ -362,7 +363,7 @@ def test_neither_a_descriptor_nor_a_buffer_stays(twins, part, state):
     for buffer in (*load.buffers, *store.buffers):
         memory = buffer.obj
         buffer.release()
-        memory.close()  # a BufferError, if something still has it
+        memory.close()  # raises BufferError if the memory is still exported
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 from kvtier_sdk import TierCapacityError, Usage
 
 HERE = Path(__file__).parent
-#: The path for processes that use the tests' helpers.
+#: The directory from which the test's processes import helpers.
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(HERE.parents[2] / "tests")}
 KEYS = [index.to_bytes(20, "big") for index in range(40)]
 WORK = {"keys": 40, "batches": 300, "capacity_chunks": 16, "chunk_bytes": 7 * 4096}
@@ -37,7 +37,7 @@ def worker(root, **options):
 
 
 class Watch:
-    """Watches the used bytes of the test's own file system, a single number without races."""
+    """Samples the used bytes of the test's own file system, which one call reads without races."""
 
     def __init__(self, bench):
         self._bench = bench
@@ -55,7 +55,7 @@ class Watch:
 
     def _run(self):
         while not self._stop.is_set():
-            # The ledger grows during the look, so its size is read first.
+            # The ledger may grow in between; its size is read first, so that growth counts as used.
             ledger_bytes = (self._root / ".shared" / "ledger").stat().st_blocks * 512
             used_bytes = self._free_before - self._free_bytes() - ledger_bytes
             self.most_bytes = max(self.most_bytes, used_bytes)
@@ -94,7 +94,7 @@ async def test_processes_share_one_root_and_one_is_killed(small, processes):
     assert watch.looks > 100
     assert capacity / 2 < watch.most_counted_bytes <= capacity
     # Directories take no bytes here. The manifest and the header file take a page each, and the
-    # ledger may grow by a page during a look. A removed file keeps its room while another process
+    # ledger may grow by a page within a sample. A removed file keeps its room while another process
     # reads it, and a process reads one file at a time.
     being_read_bytes = (processes - 1) * small.object_bytes
     assert capacity / 2 < watch.most_bytes <= capacity + being_read_bytes + 4 * 4096
@@ -102,7 +102,7 @@ async def test_processes_share_one_root_and_one_is_killed(small, processes):
     assert usage == Usage(
         len(list(small.root.glob("*/??/*.kv"))), small.stored_bytes(), capacity, ANY
     )
-    # A process short of room sweeps and reaps the lease of the dead one.
+    # A process that needs room sweeps, and reaps the dead process's lease.
     assert await small.put(tier, *KEYS[:16]) == [None] * 16
     assert await small.put(tier, *KEYS[16:32]) == [None] * 16
     assert small.temporaries() == []
@@ -122,7 +122,7 @@ async def test_reservations_of_the_dead_are_freed(bench):
         live = bench.temporaries()
         verdicts = await bench.put(tier, *KEYS[:3])
         assert {type(verdict) for verdict in verdicts} >= {TierCapacityError}
-        # Neither a process short of room nor an open sweeps a live temporary file.
+        # A temporary file still in use is kept, even if a process needs room or opens the root.
         await bench.open()
         assert bench.temporaries() == live
         assert len(live) == 1
@@ -152,7 +152,6 @@ with store._usage.locked():
 
 
 async def test_a_forked_child_holds_neither_the_lock_nor_the_lease(bench):
-    """Drop ``register_at_fork``: the next process waits for a lock that the child holds."""
     script = [sys.executable, "-c", FORKING, bench.root, HERE]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(script, env=ENVIRONMENT, **pipes) as process:
@@ -165,7 +164,6 @@ async def test_a_forked_child_holds_neither_the_lock_nor_the_lease(bench):
 
 
 def test_a_kill_at_any_call_leaves_the_count_right(tmp_path):
-    """Drop ``mark_dirty`` in ``ChunkStore._make_room``: removed chunks stay counted."""
     script = [sys.executable, HERE / "crash_everywhere.py", tmp_path / "kv"]
     done = subprocess.run(
         script, capture_output=True, text=True, timeout=300, check=False, env=ENVIRONMENT

@@ -27,7 +27,9 @@ async def test_recency_survives(bench):
 @pytest.mark.parametrize("step_s", [-86400, -1, 86400])
 @pytest.mark.parametrize("restart", [False, True])
 async def test_setting_the_clock_keeps_the_order(bench, step_s, restart, monkeypatch):
-    monkeypatch.setattr(recency, "_STAY", (1.0,) * len(recency._STAY))  # time alone decides
+    monkeypatch.setattr(
+        recency, "_STAY", (1.0,) * len(recency._STAY)
+    )  # only the age of the last use decides
     capacity = 4 * bench.object_bytes
     tier = await bench.open(capacity=capacity)
     await bench.put(tier, *KEYS[:4])

@@ -26,7 +26,7 @@ KEYS = [index.to_bytes(20, "big") for index in range(60)]
 
 @pytest.fixture
 async def pair(make_bench):
-    """Two benches on one root, like two processes, each with its own reports of removals."""
+    """Return two benches on one root, each with its own reports of removals, like two processes."""
     return make_bench(), make_bench()
 
 
@@ -148,7 +148,6 @@ async def test_each_reports_all_removals_once(pair):
 
 
 async def test_case_15_one_key_stored_twice_at_once(pair, monkeypatch):
-    """Let both write to a temporary named after the key: one of the renames fails."""
     one, first, other, second = await open_both(pair)
     both = threading.Barrier(2)
     real = os.pwritev
@@ -200,7 +199,6 @@ async def test_lookups_and_loads_need_no_lock(pair):
 async def test_a_batch_locks_twice_and_writes_unlocked(
     bench, monkeypatch, capacity_chunks, expected
 ):
-    """A step reserves at most a sixty-fourth of the capacity, so that others have room."""
     tier = await bench.open(capacity=capacity_chunks * bench.object_bytes)
     await bench.put(tier, *KEYS[40:50])
     taken = []
@@ -243,7 +241,7 @@ async def test_a_choice_of_victims_asks_one_other_process_whether_it_lives(make_
     )
     for key in KEYS[4:9]:
         assert await benches[0].put(tiers[0], key) == [None]
-    # Each store asks one process, and the next store asks another one.
+    # Each store checks the lease of one process, and the next store that of another process.
     assert len(asked) == len(set(asked)) == 5
 
 
@@ -263,7 +261,7 @@ async def test_a_compacted_ledger_is_followed(pair, monkeypatch):
     assert len(generations) > 3
     assert max(lengths) < 2000
     await other.put(second, KEYS[0])
-    # The second tier has missed whole generations: it reports only the chunks that it knew.
+    # The second tier has missed whole generations, so it reports only chunks that it knew.
     assert other.removed == [b"old", KEYS[56]]
     assert (await second.usage()).chunks == 4
     await one.put(first, *KEYS[1:5])
@@ -527,7 +525,7 @@ async def test_a_tier_opens_while_another_writes_too_much(pair, monkeypatch, mak
 
 @pytest.fixture
 async def slow_count(bench, monkeypatch, make_gate):
-    """A root with a chunk, and a gate at the last shard that the next tier counts."""
+    """Store a chunk, and return a gate that stops the next tier's count at its last shard."""
     tier = await bench.open()
     await bench.put(tier, KEYS[0])
     await bench.close()
@@ -563,7 +561,6 @@ async def test_the_next_store_repeats_a_failed_count(bench, slow_count, monkeypa
 
 
 async def test_a_store_before_the_count_joins_for_both(bench, monkeypatch, make_gate):
-    """Let the count join again: it fails, and so does each store after it, for ever."""
     late = make_gate(ChunkStore.count)
     monkeypatch.setattr(ChunkStore, "count", lambda *args: late(*args))
     tier = await bench.open()
@@ -576,7 +573,6 @@ async def test_a_store_before_the_count_joins_for_both(bench, monkeypatch, make_
 
 
 async def test_a_store_does_not_share_the_lock_with_the_count(bench, monkeypatch):
-    """Lock one descriptor in two threads: the operating system lets both in."""
     await bench.open()
     real, busy = fcntl.flock, set()
 

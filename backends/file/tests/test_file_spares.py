@@ -1,4 +1,4 @@
-"""A full tier writes over the files of evicted chunks, where nobody can notice."""
+"""A full tier overwrites files of evicted chunks, unless a reader or a hard link uses them."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ MARK = 0o640
 
 
 def mark(bench, *keys: bytes) -> None:
-    """Give the files of chunks another mode, which stays when they are written over."""
+    """Change the mode of chunks' files: the mode stays when a store writes over the file."""
     for key in keys:
         bench.file(key).chmod(MARK)
 

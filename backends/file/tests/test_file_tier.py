@@ -147,7 +147,7 @@ async def test_a_key_too_long_for_a_name(bench):
 @pytest.mark.parametrize("direct_io", ["off", "auto"])
 async def test_short_writes_and_reads_are_continued(bench, monkeypatch, direct_io):
     def short(move):
-        # After 5,000 bytes the rest of the chunk is not aligned.
+        # What remains after 5,000 bytes is not aligned.
         return lambda fd, buffers, offset: move(fd, [buffers[0][:5000]], offset)
 
     tier = await bench.open(direct_io=direct_io)
@@ -171,7 +171,7 @@ async def test_short_writes_and_reads_are_continued(bench, monkeypatch, direct_i
 )
 async def test_a_failed_write_fails_alone_and_leaves_nothing(bench, monkeypatch, code, expected):
     tier = await bench.open(direct_io="off")
-    # A store that is refused room evicts and tries again, twice.
+    # When the disk is full, a store evicts and tries again, at most twice.
     times = 3 if expected is TierCapacityError else 1
     monkeypatch.setattr(os, "pwritev", failing(os.pwritev, code, times=times))
     first, second = await bench.put(tier, *KEYS[:2])
@@ -237,7 +237,7 @@ async def test_a_store_that_is_refused_room_makes_it(crowded, options):
 
 async def test_a_new_namespace_opens_where_no_room_can_be_made(crowded):
     tier = await crowded.open(min_free="1MiB")
-    with suppress(TierCapacityError):  # if there is no room for its directories either
+    with suppress(TierCapacityError):  # raised if even the directories find no room
         (verdict,) = await crowded.put(tier, KEYS[5])
         assert type(verdict) is TierCapacityError
     assert not (crowded.directory / "manifest.json").exists()
@@ -252,7 +252,7 @@ async def test_a_namespace_half_made_on_a_full_file_system_opens(bench, monkeypa
     await bench.put(await bench.open(), KEYS[0])
     await bench.close()
     bench.facts = new
-    bench.directory.mkdir()  # without room for its directory of temporary files
+    bench.directory.mkdir()  # there was no room for its directory of temporary files
     monkeypatch.setattr(os, "mkdir", failing(os.mkdir, errno.ENOSPC))
     for facts, is_stored in ((old, True), (new, False)):
         bench.facts = facts
@@ -360,7 +360,6 @@ async def test_usage_finds_out_that_files_were_removed_by_hand(bench, gone):
 
 
 async def test_a_call_under_way_at_close_stays_in_its_root(bench, tmp_path, monkeypatch, make_gate):
-    """Close the root at once: a namespace is made in the current directory, or in another one."""
     tier = await bench.open()
     await bench.put(tier, KEYS[0])
     gate = make_gate(os.fstat)

@@ -61,7 +61,7 @@ async def test_a_planted_copy_is_refused(bench, part, monkeypatch, how, below, i
                 await call([KEYS[0]])
         except TierError as error:
             verdict = error
-        # A shard holds few chunks: its fault does not fail the whole tier.
+        # One shard holds few of the chunks, so its fault fails only those.
         is_own_fault = below.endswith("shard") and call in (tier.load, tier.lookup)
         assert isinstance(verdict, ChunkError if is_own_fault else TierAuthError)
         assert str(place) in str(verdict)
@@ -137,7 +137,7 @@ async def test_forged_shared_files_make_no_store_fail(
     assert await bench.put(tier, *KEYS[4:]) == [None] * 4
     assert await bench.loads(tier, *KEYS[4:])
     await bench.close()
-    # The first process of a root counts the files and ignores the shared files.
+    # The first process to open a root counts the chunks' files, and ignores the shared state.
     reopened = await bench.open(capacity=capacity)
     assert await bench.put(reopened, *KEYS[:4]) == [None] * 4
     assert (await reopened.usage()).used_bytes == bench.stored_bytes() <= capacity

@@ -9,7 +9,7 @@ from support.unlimited import unlimited_hit_rate
 
 from kvtier_sdk.cli.replay import read_trace
 
-#: The number of requests that are read from a production trace.
+#: The number of requests to play from a production trace.
 REQUESTS = 100
 BESIDE = Path(__file__).parents[4] / "shared" / "traces" / "conversation-4k.jsonl"
 TRACE = Path(os.environ.get("KVTIER_TRACE", BESIDE))

@@ -1,4 +1,4 @@
-"""Servers of the three services' protocols."""
+"""Servers for the protocols of S3, Azure and Google."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytest_asyncio_loop_factories = loop_factories
 
 @pytest.fixture(autouse=True)
 def no_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hide credentials of the environment."""
+    """Remove credentials and settings from the environment."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "GOOGLE_SERVICE_ACCOUNT"):
         monkeypatch.delenv(name, raising=False)
 
@@ -33,6 +33,6 @@ def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azurite]:
 
 @pytest.fixture(scope="module")
 def google(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """S3's server without a signature: obstore speaks to Google in the same XML."""
+    """Start the S3 server without signatures: obstore uses the same XML for Google."""
     with S3Server(tmp_path_factory.mktemp("gs"), auth=False) as server:
         yield server

@@ -13,12 +13,12 @@ from support.s3_server import ACCESS_KEY_ID, REGION, SECRET_ACCESS_KEY
 
 from kvtier_sdk.testing import TierConformance
 
-#: A Google account of a server that asks for no token.
+#: A Google account for a server that accepts requests without a token.
 ANONYMOUS = {"disable_oauth": True, "client_email": "", "private_key": "", "private_key_id": ""}
 
 
 class OverAService(TierConformance):
-    """Hooks for a server and an outside client of it, which a subclass sets."""
+    """The kit's hooks, for a server and a separate client that a subclass provides."""
 
     __test__ = False
     sequences = 5
@@ -112,7 +112,7 @@ class TestAzure(OverAService):
 
 
 class TestGoogle(OverAService):
-    """The XML protocol, of which S3's server speaks enough."""
+    """Google's XML protocol, of which the S3 server implements enough."""
 
     __test__ = True
 

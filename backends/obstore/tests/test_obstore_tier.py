@@ -1,4 +1,4 @@
-"""What the kit does not ask of the obstore tier: errors in words, secrets, TLS, cancellations."""
+"""The obstore tier's error messages, secrets, TLS and cancellations: not tested by the kit."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def url_of(endpoint: str, **options: object) -> str:
 
 
 class Answers:
-    """An HTTP server that answers every request in one way, or not at all (``None``)."""
+    """An HTTP server that sends every request the same answer, or none if it is ``None``."""
 
     def __init__(self, status: int | None, body: str = "") -> None:
         self.status, self.body = status, body
@@ -172,7 +172,7 @@ async def test_a_changed_secret_is_used_by_the_next_call(bench, s3, tmp_path):
     with pytest.raises(TierAuthError):
         await tier.open()
     file.write_text(SECRET_ACCESS_KEY)
-    assert tier.config.secret_access_key.read_again()  # the runner does this after a refusal
+    assert tier.config.secret_access_key.read_again()  # as the runner does after a refusal
     await tier.open()
     await tier.close()
 
@@ -183,7 +183,7 @@ async def test_a_cancelled_store_waits_for_its_request(bench):
         task = asyncio.ensure_future(tier.store([bench.full(KEYS[0])]))
         while not server.requests:
             await asyncio.sleep(0.01)
-        for _ in range(2):  # a second cancellation does not cut it short either
+        for _ in range(2):  # not even a second cancellation ends the wait
             task.cancel()
             await asyncio.sleep(0.05)
             assert not task.done()

@@ -43,7 +43,7 @@ async def test_an_acl_user_with_what_the_readme_names(bench, guarded):
     await tier.touch(KEYS)
     assert len([entry async for entry in tier.scan()]) == 20
     await tier.delete(KEYS[:1])
-    assert (await tier.usage()).chunks == 40  # with the marks and the manifest
+    assert (await tier.usage()).chunks == 40  # 19 chunks, 20 marks and the manifest
     forever = await bench.open(with_user(guarded))
     await forever.touch(KEYS)
 
@@ -79,7 +79,7 @@ async def test_without_info_keys_are_counted(bench, guarded):
     guarded.ask("ACL", "SETUSER", "kv", "-info")
     tier = await bench.open(with_user(guarded))
     assert await bench.put(tier, KEYS[0]) == [None]
-    # The manifest counts as a key.
+    # DBSIZE counts every key, so the manifest adds one to the chunk.
     assert await tier.usage() == Usage(2, 2 * bench.object_bytes, None)
     guarded.ask("ACL", "SETUSER", "kv", "-dbsize")
     with pytest.raises(TierAuthError):
@@ -184,7 +184,7 @@ async def test_a_server_that_is_still_loading(bench, make_server):
 async def test_too_many_clients(bench, make_server):
     server = make_server().start()
     tier = await bench.open(server.url, connections=4)
-    # redis-py holds the only connection, and none is left for chunks.
+    # redis-py holds the only connection, so none is left for chunks.
     server.ask("CONFIG", "SET", "maxclients", 1)
     refused = await bench.put(tier, *KEYS)
     assert {type(verdict) for verdict in refused} == {TierUnavailableError}

@@ -82,7 +82,7 @@ async def test_a_maximum_age_is_set_by_a_store_and_a_touch_leaves_it(bench, serv
     assert server.ask("INFO", "commandstats")["cmdstat_touch"]["calls"] == 2
     await bench.put(tier, KEYS[0])
     assert life_s(server, bench.name(KEYS[0])) == 7200
-    assert server.ask("DBSIZE") == 2  # the manifest
+    assert server.ask("DBSIZE") == 2  # the chunk and the manifest
 
 
 async def test_no_touch_makes_a_chunk_outlive_its_maximum_age(bench, server):
@@ -90,7 +90,7 @@ async def test_no_touch_makes_a_chunk_outlive_its_maximum_age(bench, server):
     await bench.put(storing, *KEYS[:2])
     names, marks = map(bench.name, KEYS[:2]), [bench.young(key) for key in KEYS[:2]]
     first, second = names
-    # A use in the first 100 minutes keeps a chunk for at most two hours.
+    # A use adds 20 minutes. The mark allows that for 100 minutes, so no chunk exceeds two hours.
     assert [life_s(server, mark) for mark in marks] == [6000, 6000]
     assert life_s(server, first) == 1200
     server.ask("DEL", marks[1])
@@ -98,7 +98,7 @@ async def test_no_touch_makes_a_chunk_outlive_its_maximum_age(bench, server):
         server.ask("PEXPIRE", name, 60_000)
     await touching.touch(KEYS[:3])
     assert [life_s(server, name) for name in (first, second)] == [1200, 60]
-    # A store restarts both times.
+    # A store restarts the expiry of the chunk and of its mark.
     await bench.put(touching, KEYS[1])
     await storing.touch([KEYS[1]])
     assert [life_s(server, name) for name in (second, marks[1])] == [1200, 6000]

@@ -21,7 +21,7 @@ from kvtier_sdk import (
     TierUnavailableError,
 )
 
-# Without the delay a replica catches up at once, and can take over.
+# Without this delay a replica syncs at once, and can soon take over.
 AT_ONCE = ["--repl-diskless-sync-delay", "0"]
 
 KEYS = [b"chunk %03d" % index for index in range(120)]
@@ -131,7 +131,7 @@ async def test_a_server_that_signs_in_and_hangs_up(papers):
     async with asyncio.timeout(20):
         await dispatcher.run(requests)
     assert {type(request.outcome) for request in requests} == {TierUnavailableError}
-    # No request is tried twice.
+    # Each request is tried at most once.
     assert 1 <= times <= len(requests)
     dispatcher.close()
     await route.close()
@@ -310,7 +310,7 @@ async def test_sentinel_does_not_know_the_service(bench, sentinel_group):
         await bench.open(f"redis://:guarded@127.0.0.1:{sentinel_group.sentinel.port}")
     with pytest.raises(ConfigError, match="no Sentinel knows 'other'; check option 'sentinel'"):
         await bench.open(url, sentinel_password="guarded")
-    # A Sentinel that does not answer may know the service.
+    # The unreachable Sentinel may know the service, so the error is a temporary one.
     with pytest.raises(TierUnavailableError, match="no master of 'other'.*127.0.0.1:1: ") as caught:
         await bench.open(url, sentinel_password="guarded", hosts="127.0.0.1:1")
     assert len(str(caught.value)) < 200
@@ -355,7 +355,7 @@ async def test_a_cluster_of_three(bench, start_cluster):
     assert await bench.loads(tier, *KEYS)
     assert await bench.has(tier, *KEYS, b"no") == [True] * 120 + [False]
     assert sorted([entry.key async for entry in tier.scan()]) == KEYS
-    # Every node has its share, with and without braces in the key.
+    # The keys are spread over all nodes.
     assert all(server.ask("DBSIZE") > 20 for server in servers)
     assert (await tier.usage()).chunks == 121
     await tier.touch(KEYS)
@@ -375,7 +375,7 @@ async def test_an_acl_user_of_a_cluster_with_what_the_readme_names(bench, start_
     assert await bench.has(tier, *KEYS) == [True] * 120
     await tier.touch(KEYS)
     assert sorted([entry.key async for entry in tier.scan()]) == KEYS
-    assert (await tier.usage()).chunks == 241  # with the marks and the manifest
+    assert (await tier.usage()).chunks == 241  # 120 chunks, 120 marks and the manifest
     await tier.delete(KEYS)
     forever = await bench.open(url)
     await forever.touch(KEYS)
@@ -448,7 +448,7 @@ async def test_a_dead_node_costs_its_own_keys_only(bench, broken_cluster, is_new
     assert await bench.put(tier, *KEYS) == [None] * 120
     cluster.dead.kill()
     if is_new:
-        # The dead node may hold the manifest, or be the node that is asked for settings.
+        # The dead node may hold the manifest, or be the first choice for settings; open regardless.
         tier = await bench.open(url, ttl="1h")
     there = [key in cluster.kept for key in KEYS]
     for _ in range(3):
@@ -466,7 +466,7 @@ async def test_a_dead_node_costs_its_own_keys_only(bench, broken_cluster, is_new
     for server in cluster.alive:
         server.ask("FLUSHDB")
     assert await bench.put(tier, *cluster.kept) == [None] * len(cluster.kept)
-    # The chunks on the dead node cannot be deleted, which is an error; all others are deleted.
+    # Deleting raises, because of the chunks on the dead node, but deletes all others.
     with pytest.raises(TierUnavailableError):
         await tier.delete(KEYS)
     # The store wrote the manifest again, unless its node is dead.
@@ -540,7 +540,7 @@ async def test_a_node_that_hangs_is_left(bench, start_cluster, given_up):
 async def test_a_node_that_hangs_delays_no_other(bench, start_cluster, monkeypatch):
     servers = start_cluster(3)
     hung = servers[0]
-    # redis-py asks the hung node first for the cluster's map, with a very long timeout.
+    # redis-py first asks the hung node for the cluster's map, with a very long timeout.
     monkeypatch.setattr(
         "redis.asyncio.cluster.random.shuffle",
         lambda nodes: nodes.sort(key=lambda node: int(node.port) != hung.port),

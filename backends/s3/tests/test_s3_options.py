@@ -97,7 +97,7 @@ def test_mistakes_are_explained(url, complaint):
         "x" * 256,
         "kv\n",
         "arn:aws:s3:::kv",
-        # kvtier does not support how requests to these are signed.
+        # Requests to these access points are signed in a way that kvtier does not support.
         "arn:aws:s3::123456789012:accesspoint/mfzwi23gnjvgw.mrap",
         "arn:aws:s3-object-lambda:us-west-2:123456789012:accesspoint/kv",
         "arn:aws:s3-outposts:us-west-2:123456789012:outpost/op-01ac5d28a6a232904/accesspoint/kv",

@@ -178,7 +178,7 @@ async def test_a_chunk_that_is_there_already_is_stored(bench, scripted, make_rep
     assert await bench.put(tier, KEYS[0]) == [None]
     assert scripted.requests[-1].headers["if-none-match"] == "*"
     assert scripted.requests[-1].body == bench.content(KEYS[0])
-    # A chunk that failed to load is written over.
+    # ``replace`` is set for a chunk that failed to load, so the store is unconditional.
     assert await tier.store([replace(bench.full(KEYS[0]), replace=True)]) == [None]
     assert "if-none-match" not in scripted.requests[-1].headers
     # The manifest is always overwritten.
@@ -206,7 +206,7 @@ async def test_credentials_that_may_not_write_serve_reads(bench, scripted, make_
 
 
 async def test_a_server_that_answers_before_it_has_read_the_chunk(bench, scripted, make_reply):
-    bench.chunk_bytes = 32 * 2**20  # more than the sockets between hold
+    bench.chunk_bytes = 32 * 2**20  # more than the sockets' buffers hold
     tier = await bench.open(scripted.url(), connections=1)
     scripted.reads_bodies = False
     scripted.answers = [make_reply(503, says("SlowDown", "Reduce your request rate."))]
@@ -224,11 +224,11 @@ async def test_a_server_that_answers_before_it_has_read_the_chunk(bench, scripte
 @pytest.mark.parametrize(
     ("length", "sent", "kind"),
     [
-        (100_064, 50_000, TierUnavailableError),  # cut
+        (100_064, 50_000, TierUnavailableError),  # the connection ends early
         (100_064, 0, TierUnavailableError),
-        (50_000, 50_000, CorruptChunkError),  # short
-        (100_065, 100_065, CorruptChunkError),  # long
-        (50_000, 100_064, TierUnavailableError),  # longer than it says
+        (50_000, 50_000, CorruptChunkError),  # the object is too short
+        (100_065, 100_065, CorruptChunkError),  # the object is too long
+        (50_000, 100_064, TierUnavailableError),  # the body exceeds its stated length
     ],
 )
 async def test_bodies_that_are_not_as_they_should_be(bench, scripted, length, sent, kind):
@@ -246,7 +246,7 @@ async def test_bodies_that_are_not_as_they_should_be(bench, scripted, length, se
 @pytest.mark.parametrize("chunk_bytes", [100_000, 2**20])
 @pytest.mark.parametrize("is_chunked", [True, False])
 async def test_a_body_of_unsaid_length_is_no_damage(bench, scripted, chunk_bytes, is_chunked):
-    # A proxy can respond like this although the object is intact, so it must not be deleted.
+    # A proxy can omit the length of an intact object, so the tier must not delete the object.
     bench.chunk_bytes = chunk_bytes
     tier = await bench.open(scripted.url(connections=1))
     body = bench.content(KEYS[0])
@@ -263,7 +263,7 @@ async def test_a_body_of_unsaid_length_is_no_damage(bench, scripted, chunk_bytes
 
 async def test_a_connection_that_idled_too_long_is_replaced(bench, scripted, make_reply):
     tier = await bench.open(scripted.url(), connections=1)
-    scripted.answers = [make_reply(200), None]  # ends it after the answer, without a word
+    scripted.answers = [make_reply(200), None]  # answers, then closes the connection silently
     assert await bench.put(tier, KEYS[0]) == [None]
     await asyncio.sleep(0.05)
     assert await bench.put(tier, KEYS[1]) == [None]
@@ -278,7 +278,7 @@ async def test_objects_that_cannot_be_deleted(bench, scripted, make_reply):
         )
         return make_reply(200, f"<DeleteResult>{errors}</DeleteResult>")
 
-    # A permanent error is reported before a temporary one.
+    # If errors are mixed, the permanent error is raised.
     for codes in (["AccessDenied"], ["NoSuchKey", "SlowDown", "AccessDenied", "InternalError"]):
         scripted.answers = [answer(*codes)]
         with pytest.raises(TierAuthError, match="AccessDenied: no"):

@@ -27,7 +27,7 @@ def test_a_damaged_object_that_must_not_be_deleted_is_written_over(server, bench
 
         asyncio.run(damage())
         with live([url]) as engine:
-            for number in range(3):  # nothing is stored: the damage stays
+            for number in range(3):  # without a store the chunk stays damaged
                 request = engine.begin(f"round {number}")
                 assert engine.settle(request, *KEYS[:2]) == ["MISS", "HIT"]
                 engine.manager.reset_cache(ResetScope.PRIMARY)

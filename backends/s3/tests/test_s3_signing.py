@@ -49,7 +49,7 @@ def theirs(method, path, query, headers, hashed, credentials, now_s) -> str:
 def test_our_signatures_are_botocores(method, path, query, headers, hashed, credentials, now_s):
     signer = Signer("h:9000", "eu-west-1")
     expected = theirs(method, path, query, headers, hashed, credentials, now_s)
-    for _ in range(2):  # the second time with the key that it remembers
+    for _ in range(2):  # the second signature uses the cached key
         signed = signer.headers(method, path, query, headers, hashed, credentials, now_s)
         assert signed["authorization"] == expected
     assert headers.items() <= signed.items()

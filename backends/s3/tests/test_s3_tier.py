@@ -50,7 +50,7 @@ async def test_what_is_no_chunk_is_not_listed(bench):
     namespace = f"{bench.prefix}/{bench.namespace.fingerprint}"
     shard, _, _ = bench.name(b"\xab").rpartition("/")
     strangers = [f"{shard}/{name}" for name in ("notes.txt", "abc.kv", "AB.kv", "more/ab.kv")]
-    # These are names of chunks in the wrong folder.
+    # These names would be chunks in the right folder.
     strangers += [f"{namespace}/ab.kv", f"{namespace}/xy/ab.kv"]
     async with bench.client() as client:
         for name in strangers:

@@ -21,7 +21,7 @@ async def test_no_payload_is_copied(bench, monkeypatch, operation):
 async def test_connections_are_kept_and_bounded(bench, proxy):
     url = bench.url_of(endpoint=await proxy.start())
     tier = await bench.open(url, connections=3, lookup_connections=2)
-    others = proxy.connections - 1  # one made when it was opened is one of the five
+    others = proxy.connections - 1  # opening made one of the five already
     for _ in range(3):
         assert await bench.put(tier, *KEYS) == [None] * 20
         assert await bench.loads(tier, *KEYS)

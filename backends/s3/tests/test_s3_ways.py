@@ -176,7 +176,7 @@ async def test_tls_with_the_certificate_of_another_host(bench, tmp_path, papers)
 
 
 async def test_a_host_that_is_named_after_its_bucket(bench, tmp_path):
-    # The bucket 127 at the host 0.0.1 is at 127.0.0.1.
+    # Virtual addressing puts the bucket before the host: 127 and 0.0.1 make 127.0.0.1.
     with S3Server(tmp_path, "--force-path-style=false", buckets=("127",)) as server:
         url = server.tier_url(
             "127", endpoint=f"http://0.0.1:{server.port}", addressing="virtual", prefix=bench.prefix
@@ -209,14 +209,14 @@ async def test_no_request_to_a_bucket_goes_through_a_proxy(bench, through_proxy)
 
 
 async def test_requests_for_credentials_go_through_a_proxy(monkeypatch, tmp_path, through_proxy):
-    # Credentials come from another host, and all AWS tools use the proxy for them.
+    # Credentials come from another host, for which all AWS tools use the proxy.
     (tmp_path / "token").write_text("token")
     monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(tmp_path / "token"))
     monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/kv")
     monkeypatch.setenv("AWS_ENDPOINT_URL_STS", "http://sts.invalid")
     options = TierSpec.from_url("s3://kv?endpoint=http://127.0.0.1:1").config
     bucket = Bucket(options, SystemClock(), logging.getLogger("test"))
-    with pytest.raises(TierError, match="is invalid"):  # what is scripted is no answer of STS
+    with pytest.raises(TierError, match="is invalid"):  # the scripted response is not from STS
         await bucket.open()
     await bucket.close()
     assert through_proxy[0].target.startswith("http://sts.invalid/")
@@ -232,7 +232,7 @@ async def test_a_payload_is_left_out_of_the_signature_unless_asked_for(bench, sc
         await bench.put(tier, KEYS[0])
         hashed = scripted.requests[-1].headers["x-amz-content-sha256"]
         assert (hashed != "UNSIGNED-PAYLOAD") is is_signed
-        # kvtier checks chunks itself, so no checksum is sent.
+        # kvtier checks chunks itself, so the tier sends no checksum.
         assert not any("checksum" in name for name in scripted.requests[-1].headers)
 
 
@@ -286,7 +286,7 @@ async def test_credentials_that_are_none(bench, scripted, tmp_path, said):
     assert not caught.value.retryable
     assert "redential" in str(caught.value)
     assert "hunter2" not in str(caught.value)
-    # Credentials that replace expiring ones are checked too.
+    # Renewed credentials are checked as well.
     answer.write_text(brought(300))
     tier = await bench.open(url)
     answer.write_text(said)

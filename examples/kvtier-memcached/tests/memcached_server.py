@@ -13,10 +13,10 @@ _START_S = 20.0
 
 
 class MemcachedServer:
-    """A memcached process. It keeps its port: :meth:`start` after :meth:`kill` is a restart.
+    """A memcached process. :meth:`start` after :meth:`kill` restarts it on the same port.
 
     Args:
-        options: further options of its command line.
+        options: further options of memcached's command line.
     """
 
     def __init__(self, *options: str) -> None:
@@ -47,7 +47,7 @@ class MemcachedServer:
                 return self
 
     def kill(self) -> None:
-        """Kill the server, if it runs. Nothing is saved."""
+        """Kill the server if it runs; its values are lost."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -73,7 +73,7 @@ class MemcachedServer:
                 return line, replies.read(int(line[3:])) if line.startswith(b"VA") else b""
 
     def names(self) -> list[str]:
-        """Return the names of all values, while no value is stored or removed."""
+        """Return the names of all values; fail if values keep changing."""
         end_s = time.monotonic() + _START_S
         # The server's first lists may omit some names, or all of them.
         while len(lines := self._lines(b"lru_crawler metadump all")) != self._count():

@@ -64,7 +64,7 @@ class TestMemcachedTier(TierConformance):
 
 
 class Values:
-    """The values of a server, accessed without the tier."""
+    """Reads and writes a server's values directly, without the tier."""
 
     def __init__(self, server):
         self._ask = server.ask

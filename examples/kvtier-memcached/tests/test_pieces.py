@@ -19,7 +19,7 @@ MOST_BYTES = 1024
 
 
 class Values:
-    """A store of values in a dictionary. Each call yields to the loop once."""
+    """A dictionary in place of the server. Each call yields to the event loop once."""
 
     def __init__(self) -> None:
         self.kept: dict[str, bytes] = {}

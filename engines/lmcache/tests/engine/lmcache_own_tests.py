@@ -1,10 +1,10 @@
-"""Runs LMCache's own tests of its storage with kvtier's adapter in the place of its mock.
+"""Runs LMCache's own tests of its storage with kvtier's adapter in place of LMCache's mock.
 
 Usage: python -m lmcache_own_tests SOURCES [--url URL] [PYTEST-OPTION ...]
 
-``SOURCES`` is the unpacked source distribution of LMCache, in the version of this environment:
-nothing of it is part of this project. Its tests make a ``MockL2Adapter``, and here that is
-kvtier's. What the mock can do beside its interface is added: to say what was stored.
+``SOURCES`` is the unpacked source distribution of LMCache, in the environment's version; this
+project contains none of it. Where the tests construct a ``MockL2Adapter``, they get kvtier's
+adapter, extended by the mock's methods that tell which objects were stored.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-#: Files of LMCache's tests with a MockL2Adapter in them, below ``tests/v1/distributed``.
+#: LMCache's test files that use a MockL2Adapter, below ``tests/v1/distributed``.
 FILES = (
     "test_mock_l2_adapter.py",
     "test_store_controller.py",

@@ -110,7 +110,7 @@ def test_lmcache_learns_what_the_tier_evicts(tmp_path: Path) -> None:
             host.store(chunks, alice)
         assert host.count("evicted_chunks")
         wait_until(agree, "LMCache's count to be that of the tier")
-        # A chunk that is stored twice is counted once.
+        # Storing a chunk again must not count it twice.
         host.forget()
         host.store(new, alice)
         wait_until(agree, "the count of objects that are stored again")

@@ -19,7 +19,7 @@ def test_another_process_finds_stored_chunks(store: Store, store_elsewhere: Stor
         assert host.count("found_chunks") == host.count("loaded_chunks") == len(PROMPT)
         assert host.count("hit_chunks") == len(PROMPT)
         assert host.count("loaded_bytes") == len(PROMPT) * OBJECT_BYTES
-        # Chunks that are in no tier end the prefix.
+        # The prefix ends at the first chunk that no tier has.
         assert host.load(range(8, 20)) == Found(hits=4, equal=4)
 
 
@@ -30,7 +30,7 @@ def test_a_damaged_chunk_is_a_miss(store: Store) -> None:
         host.forget()
         assert host.load(PROMPT) == Found(hits=0, equal=0)
         assert host.reasons("failures")["load.corrupt"] == len(PROMPT)
-        # The recomputed chunks are found again.
+        # Recomputed chunks are stored, and found again.
         host.store(PROMPT)
         host.forget()
         assert host.load(PROMPT) == Found(hits=12, equal=12)
@@ -48,7 +48,7 @@ def test_no_request_fails_when_the_server_is_killed(store: Store) -> None:
             found = host.load(FIRST_HALF)
             assert found.hits == found.equal
             host.forget()
-        # The store stays away: every request is answered, and no object stays locked.
+        # The store is still down: every request is answered, and no object stays locked.
         host.store(SECOND_HALF)
         host.forget()
         assert host.load(PROMPT) == Found(hits=0, equal=0)

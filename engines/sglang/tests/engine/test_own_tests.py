@@ -1,8 +1,8 @@
-"""The tests that SGLang ships for its Mooncake storage, with our storage in Mooncake's place.
+"""SGLang's own tests of its Mooncake storage, run with kvtier's storage.
 
-They lie in SGLang's wheel. Of its other backends' tests, some need the backend's own service, and
-one (``test_single_operation``) passes addresses in place of tensors, as only Mooncake's storage
-takes them.
+SGLang's wheel contains the tests. Left out are the tests of other backends, some of which need a
+service, and ``test_single_operation``, which passes addresses instead of tensors: only Mooncake's
+storage accepts those.
 """
 
 import importlib

@@ -10,7 +10,7 @@ from .conftest import StoreElsewhere
 PROMPT = range(12)
 PARTS = 2 * len(PROMPT)
 
-#: The ways in which pages reach a tier, each with its chunks per page.
+#: The options under which SGLang stores pages, each with the number of chunks per page.
 WAYS = {
     "in place": (KIND, 2),
     "in place, direct": (Kind(layout="page_first_direct"), 2),
@@ -26,7 +26,7 @@ def test_another_process_finds_stored_chunks(store: Store, store_elsewhere: Stor
     assert store_elsewhere(PROMPT, url=store.url) == len(PROMPT)
     assert store.chunks() == PARTS
     with hosted(url=store.url) as host:
-        # Pages that are in no tier end the prefix.
+        # The prefix ends at the first page that no tier has.
         assert host.load(range(16)) == len(PROMPT)
         assert host.count("loaded_chunks") == host.count("hit_chunks") == PARTS
         assert host.count("loaded_bytes") == PARTS * PART_BYTES
@@ -51,7 +51,7 @@ def test_a_damaged_chunk_is_a_miss(store: Store) -> None:
         store.damage()
         assert host.load(PROMPT) == 0
         assert host.failures()["load.corrupt"] == PARTS
-        # The recomputed chunks are found again.
+        # Recomputed chunks are stored, and found again.
         assert host.store(PROMPT) == host.load(PROMPT) == len(PROMPT)
 
 
@@ -62,7 +62,7 @@ def test_no_request_fails_when_the_server_is_killed(store: Store) -> None:
         killer.start()
         while killer.is_alive():
             host.load(PROMPT)
-        # The store stays away (a folder is made again, empty): every request is answered.
+        # The store stays down, or is a new empty folder; every request is answered all the same.
         host.store(range(20, 26))
         assert host.load(PROMPT) == 0
 

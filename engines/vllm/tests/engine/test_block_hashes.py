@@ -1,4 +1,4 @@
-"""The keys that ``kvtier tier explain`` computes are vLLM's own."""
+"""``kvtier tier explain`` computes the same keys as vLLM."""
 
 import warnings
 

@@ -19,8 +19,8 @@ PROMPTS = [make_prompt(seed, chunks) for seed, chunks in enumerate(CHUNKS)]
 FULL = [chunks * BLOCK_TOKENS for chunks in CHUNKS]
 
 
-#: Each case is a way to offload, a store, and vLLM's hash algorithm. With another algorithm
-#: than the default, the first request opens the tiers again.
+#: Each case is a way to offload, a store, and vLLM's hash algorithm. An algorithm other than
+#: the default becomes known at the first request, which then opens the tiers again.
 CASES = [
     pytest.param((way, kind, algorithm), id=f"{way.name}-{kind.name}-{algorithm}")
     for way in (OUR_TIERS, OUR_MANAGER)
@@ -61,11 +61,11 @@ def test_it_serves_without_its_store(early: Early, plain: Any) -> None:
 def test_it_is_served_from_the_tier_when_the_store_is_back(early: Early, plain: Any) -> None:
     engine, store = early
     store.start()
-    # The step reads earlier reports.
+    # A step reads the reports of earlier attempts, so that the count below includes them.
     engine.settle()
     failures = engine.stats()[store.name]["open_failures"]
     settle_until(engine, lambda: engine.stats()[store.name]["is_open"], f"{store.name} is open")
-    # One attempt, or its report, may have been under way; the next attempt succeeds.
+    # An attempt that began before the start may still fail or be unreported; the next one succeeds.
     assert engine.stats()[store.name]["open_failures"] - failures <= 2
     assert engine.reset_all()
     engine.generate(prompts=PROMPTS)

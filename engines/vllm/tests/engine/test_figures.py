@@ -34,7 +34,7 @@ def test_metrics_reach_prometheus(engine: Engine) -> None:
 def test_events_name_each_medium(engine: Engine) -> None:
     events = engine.events()
     stored = [event for event in events if event[0] == "BlockStored"]
-    # CPU events come from the host pool and from the tier, which keeps its chunks in memory.
+    # The tier keeps its chunks in memory, so its events count as CPU events, like the pool's.
     assert {medium for _, medium, _ in stored} == {"GPU", "CPU"}
     in_memory = sum(count for _, medium, count in stored if medium == "CPU")
     assert in_memory == CHUNKS * 3

@@ -1,4 +1,4 @@
-"""The calls of vLLM's scheduler and workers, without an engine: run on the next release too."""
+"""The calls of vLLM's scheduler and workers, without an engine, on the next release too."""
 
 import inspect
 import json
@@ -90,7 +90,7 @@ def test_copies_wait_for_the_compute_stream(monkeypatch: pytest.MonkeyPatch, on_
 
 @pytest.fixture(autouse=True)
 def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    # vLLM reads the device from its package's metadata, which is not installed here.
+    # vLLM reads its device from installed metadata, which an unpacked release lacks.
     from vllm.platforms import current_platform
 
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: True)
@@ -157,7 +157,7 @@ def test_a_chunk_goes_down_and_comes_back(manager: KVTierOffloadingManager) -> N
 
 
 def test_a_request_that_waits_is_put_off_after_two_lookups() -> None:
-    # The key belongs to a second KV-cache group; the tier does not answer in time.
+    # This key belongs to a second KV-cache group. The tier does not answer during the test.
     group = KEYS[0][:-4] + (1).to_bytes(4, "big")
     config = make_config([{"type": "memory", "latency": "30s", "lookup_deadline": "30s"}])
     with opened_manager(config) as manager:
@@ -168,7 +168,7 @@ def test_a_request_that_waits_is_put_off_after_two_lookups() -> None:
 
         assert answers(*KEYS[:3], group) == ["RETRY"] * 4
         end_step(manager)
-        # Each scan begins with RETRY, in either order and however short the scan is.
+        # Each scan begins with RETRY, whatever its order and length.
         assert answers(*KEYS[:2]) == ["RETRY", "MISS"]
         assert answers(group) == ["RETRY"]
         assert answers(KEYS[0]) == answers(KEYS[0]) == ["RETRY"]
@@ -281,7 +281,7 @@ def test_a_reset_keeps_slots_until_their_copies_have_ended(
         assert manager.usage().quarantined == 3
         manager.on_reset_flushed()
     else:
-        # One step tells the workers to wait, and two more may already be under way.
+        # One step tells the workers to wait, and two later steps may have begun already.
         for _ in range(3):
             end_step(manager)
             assert manager.usage().quarantined == 3

@@ -13,7 +13,7 @@ HOST_SLOTS = 12
 DEVICE_BLOCKS = 16
 ANSWER_TOKENS = 24
 
-# Several requests share a prefix, as conversations do, and all together do not fit.
+# Groups of requests share a prefix, as conversations do. All requests together exceed the pool.
 PROMPTS = [
     make_prompt(seed % 5, 2, extra=0) + make_prompt(100 + seed, CHUNKS - 2, extra=120)
     for seed in range(REQUESTS)

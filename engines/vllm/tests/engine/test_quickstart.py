@@ -1,4 +1,4 @@
-"""The README's way from nothing to a tier under ``vllm serve``, in an environment of its own."""
+"""The README's steps from an empty environment to a tier under ``vllm serve``."""
 
 import json
 import os
@@ -49,14 +49,14 @@ def make_environment(folder: Path) -> Path:
             (shared / found.name).symlink_to(found)
     own = next(folder.glob("lib/python*/site-packages"))
     (own / "shared.pth").write_text(str(shared))
-    # The CPU build has another name, so the program would not find its version.
+    # vLLM looks up its version under the name "vllm", but the CPU build has another name.
     (own / "vllm-0.32.0+cpu.dist-info").mkdir()
     (own / "vllm-0.32.0+cpu.dist-info" / "METADATA").write_text("Name: vllm\nVersion: 0.32.0+cpu\n")
     program = folder / "bin" / "vllm"
     program.write_text(
         f"#!{folder}/bin/python\n"
         "from vllm.entrypoints.cli.main import main\n"
-        "if __name__ == '__main__':\n"  # its processes import this file too
+        "if __name__ == '__main__':\n"  # vLLM's processes import this file too
         "    raise SystemExit(main())\n"
     )
     program.chmod(0o755)

@@ -114,7 +114,7 @@ def test_no_request_fails_when_the_store_goes_away_under_load(second: Second, pl
     settle_until(engine, lambda: not any(engine.leftovers().values()), "nothing is left over")
     if not isinstance(store, ServedStore):
         return
-    # The tier uses the store again when it is back.
+    # Once the store is back, the tier uses it again.
     store.start()
 
     def is_used() -> bool:

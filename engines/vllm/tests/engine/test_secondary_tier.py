@@ -125,7 +125,7 @@ def test_a_load_that_failed_is_a_miss_for_its_request(make_tier: MakeTier, tmp_p
     result = move(tier, loads, KEYS[:2], [0, 1], load=True)
     assert not result.success
     assert list(result.successful_keys or ()) == [KEYS[1]]
-    # The request does not look up again a chunk that failed to load.
+    # After a failed load, the request does not look the chunk up again.
     assert look_up(tier, loads, KEYS[:2]) == [MISS, HIT]
     assert tier.stats.failures == {"load.corrupt": 1}
 
@@ -175,7 +175,7 @@ def test_private_memory(make_tier: MakeTier, remote: str, caplog: pytest.LogCapt
 
 
 def test_a_tier_that_is_refused_lets_go_of_the_memory(make_tier: MakeTier) -> None:
-    gc.collect()  # of tests before
+    gc.collect()  # close files that earlier tests left open
     open_files = len(os.listdir("/proc/self/fd"))
     with pytest.raises(ConfigError, match="option 'model_revision' is missing"):
         make_tier(url="memory:", model="none/such")

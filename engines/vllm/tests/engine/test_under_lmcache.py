@@ -18,7 +18,7 @@ def files(folder: Path) -> list[Path]:
 
 
 def forget(engine: Engine, server: LMCacheServer) -> None:
-    # LMCache frees blocks that it has stored at the engine's next step.
+    # LMCache frees stored blocks only at the engine's next step.
     engine.settle()
     assert engine.reset_device()
     server.forget()

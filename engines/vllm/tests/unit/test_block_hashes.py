@@ -1,4 +1,4 @@
-"""A prompt's keys, without vLLM; ``engines/vllm/tests/engine`` compares them with vLLM's own."""
+"""A prompt's keys; ``engines/vllm/tests/engine`` compares them with the keys of vLLM itself."""
 
 import hashlib
 import pickle

@@ -1,4 +1,4 @@
-"""The messages to an operator before vLLM starts a worker; their text is in messages.txt."""
+"""Messages to an operator before vLLM starts a worker; messages.txt holds the expected text."""
 
 from pathlib import Path
 from typing import Any

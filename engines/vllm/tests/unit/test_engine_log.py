@@ -10,7 +10,7 @@ OURS, ENGINE = logging.getLogger("kvtier"), logging.getLogger("vllm")
 
 
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    # A fixture would run before pytest adds its own handlers.
+    # Not a fixture: pytest adds its own handlers only after the fixtures have run.
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     for logger in (OURS, ENGINE):
         monkeypatch.setattr(logger, "handlers", [])
