@@ -27,10 +27,10 @@ _SIGN_OFF_S = 2.0
 class Sweeper:
     """Sweeps a prefix at intervals, unless another process that shares the prefix does.
 
-    Each process signs at each interval: it writes a small object of its own. Among the processes
-    that signed lately, the oldest has the smallest name. This process owns the prefix and sweeps.
-    All times come from the server's listing, so no clock needs to be right. Two processes may own
-    the prefix for one interval, which is harmless: both delete the same oldest objects.
+    Each process signs at each interval: it writes a small object of its own. Of the processes that
+    signed lately, the oldest owns the prefix and sweeps; its object has the smallest name. All
+    times come from the server's listing, so no clock needs to be right. Two processes may own the
+    prefix for one interval, which is harmless: both delete the same oldest objects.
     """
 
     def __init__(

@@ -191,7 +191,7 @@ class KVTierHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
     # --- everything -----------------------------------------------------------------------------
 
     def clear(self) -> None:
-        """Delete this model's pages of all ranks in the background. A page is a miss at once."""
+        """Delete this model's pages of all ranks in the background; lookups miss them at once."""
         for tier in self._open_tiers():
             tier.chunks.purge()
 

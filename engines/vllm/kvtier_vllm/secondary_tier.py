@@ -189,7 +189,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
         self._touched.update(dict.fromkeys(keys))
 
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
-        """Hand over the step's lookups and uses."""
+        """Pass the step's lookups and uses to the tier."""
         now_s = self._clock.now_s()
         for req_id in context.new_req_ids:
             if req_id in self._requests:
