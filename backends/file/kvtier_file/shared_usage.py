@@ -208,7 +208,7 @@ class SharedUsage:
 
     def _join(self) -> None:
         """Open the shared files and acquire the lease, unless this is done already."""
-        # An earlier store may have joined already, and a lease cannot be acquired twice.
+        # An earlier store may have joined already, and a process cannot acquire its lease twice.
         if self._opened is not None and not self._opened.are_lost():
             return
         self._leave()

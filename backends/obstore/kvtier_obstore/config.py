@@ -104,10 +104,8 @@ class ObstoreTierConfig(TierConfig):
     def options_from_url(cls, url: TierURL) -> dict[str, Any]:
         """Read ``gs://bucket/prefix``, ``az://container/prefix``, ``obstore://...?service=s3``."""
         place = {"bucket": url.host, "prefix": url.path.strip("/") or None, "port": url.port}
-        place |= {
-            "username": url.username,
-            "password": url.password,
-        }  # not options: refused later
+        # The port, user and password are no options, so they are refused later.
+        place |= {"username": url.username, "password": url.password}
         if url.scheme != "obstore":
             place["service"] = url.scheme
         return url.options_beside(place)

@@ -30,7 +30,7 @@ from kvtier_sdk import Clock, ConfigError, TierAuthError, TierError
 
 # The maximum number of objects in one delete request of S3.
 _DELETE_BATCH = 1000
-# A server may take this long to delete a batch of objects, or to send a page of names.
+# Limit for deleting a batch of objects, or for sending a page of names.
 _LISTING_TIMEOUT_S = 20.0
 _DEFAULT_REGION = "us-east-1"
 _PORTS = {"http": 80, "https": 443}

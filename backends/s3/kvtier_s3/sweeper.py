@@ -46,7 +46,7 @@ class Sweeper:
         self._bucket = bucket
         self._objects = objects
         self._names = names
-        # The name begins with the start time, so that a new process does not take over.
+        # The name begins with the start time, so that the oldest process stays the owner.
         started_ms = int(context.clock.wall_s() * 1000)
         self._signature = f"{names.sweepers}{started_ms:013x}-{uuid.uuid4().hex}"
         self._task: asyncio.Task[None] | None = None
@@ -85,7 +85,7 @@ class Sweeper:
         }
         now_s = signed.get(self._signature)
         if now_s is None:
-            return False  # this signature was deleted; sign again
+            return False  # this process's signature was deleted; sign again
         silent_s = now_s - _RESOLUTION_S - _SILENT_INTERVALS * self._config.sweep_interval_s
         dead = [name for name, signed_s in signed.items() if signed_s < silent_s]
         if self._signature != min(signed.keys() - dead):

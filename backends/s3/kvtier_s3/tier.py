@@ -142,7 +142,9 @@ class S3Tier(ChunkTierManager):
                 if found.size_bytes > _MOST_MANIFEST_BYTES:
                     return b""
                 text = bytearray(found.size_bytes)
-                with suppress(ChunkNotFoundError, CorruptChunkError):  # overwritten meanwhile
+                with suppress(
+                    ChunkNotFoundError, CorruptChunkError
+                ):  # overwritten by another writer
                     await self._objects.read(name, [memoryview(text)])
                     return bytes(text)
         return None

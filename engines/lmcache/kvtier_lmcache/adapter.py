@@ -181,7 +181,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
             self._submit(_DELETE, keys, layouts, ended=ended)
             ended.wait()
 
-    # --- everything -----------------------------------------------------------------------------
+    # --- state and shutdown ---------------------------------------------------------------------
 
     def stats_now(self) -> list[TierStats]:
         """Return a snapshot of each model's tier: its counters and state."""
@@ -231,7 +231,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
             tier.join()
         self._resources.close()
 
-    # --- inside ---------------------------------------------------------------------------------
+    # --- internals ------------------------------------------------------------------------------
 
     def _places(
         self, keys: Sequence[ObjectKey], objects: Sequence[MemoryObj]

@@ -254,7 +254,7 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
             usage = self._manager.usage()
         return self._feed.take(self._manager.stats, usage)
 
-    # --- everything ---------------------------------------------------------------------------
+    # --- state and shutdown -------------------------------------------------------------------
 
     def reset_cache(self) -> None:
         self._manager.reset_cache()
@@ -286,7 +286,7 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
             self._closing.join()
         self._on_shutdown()
 
-    # --- inside -------------------------------------------------------------------------------
+    # --- internals ----------------------------------------------------------------------------
 
     def _tiers_allowed(self, req_context: ReqContext) -> list[str] | None:
         """Return the tiers to which a client has restricted its request; ``None`` for no limit."""
