@@ -201,7 +201,7 @@ class RedisTier(SecondaryTierManager):
         check_any_answered(counts)
 
     async def scan(self) -> AsyncIterator[Entry]:
-        # The server may name a key twice.
+        # SCAN may return a key twice.
         seen: set[OffloadKey] = set()
         batch: list[OffloadKey] = []
         async for name in self._route.names(self._names.pattern):

@@ -170,8 +170,8 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
             if not self._tier.takes_reads:
                 self._tier.drop_lookups(1)
                 return _MISS
-            # A loaded chunk is useless if an earlier chunk, whose answer is still missing, turns
-            # out to be a miss.
+            # Answer at once only if no earlier chunk awaits its answer: after a miss, a loaded
+            # chunk would be useless.
             if not request.new and self._tier.knows(key):
                 request.answers[key] = True
                 return _HIT
