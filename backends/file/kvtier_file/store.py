@@ -501,7 +501,7 @@ class ChunkStore:
     def _verdict(
         self, key: OffloadKey, verdicts: Verdicts, ability: str, *, at_file: bool = False
     ) -> _Verdict:
-        """Turn an error of the block into a key's verdict; ``at_file`` if it is of the chunk's file."""
+        """Turn an error of the block into a key's verdict; ``at_file`` if its file is at fault."""
         return _Verdict(self._config.root, key, verdicts, ability, FAULTS if at_file else ())
 
     @contextmanager

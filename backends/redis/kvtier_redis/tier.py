@@ -37,7 +37,7 @@ from kvtier_sdk import (
     check_any_answered,
 )
 
-# Bytes that a batch moves on a connection before a waiting batch gets its turn.
+# Bytes that a batch moves on a connection before a waiting batch may use the connection.
 _TURN_BYTES = 2 * 2**20
 # Requests such as lookups are small, so more connections to a server add nothing.
 _COMMAND_CONNECTIONS = 4
