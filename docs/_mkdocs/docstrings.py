@@ -1,8 +1,8 @@
 """Docstrings as Markdown, for mkdocstrings: a griffe extension.
 
 In a docstring, two backquotes mark code, a role such as ``:class:`` marks a name, and ``::`` marks
-a block of code. The comment ``#:`` above a constant is its docstring. The field of a metric has the
-help text in its declaration as docstring.
+a block of code. The comment ``#:`` above a constant is the constant's docstring. The docstring of a
+metric's field is the help text in the field's declaration.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         if uri is not None:
             return f"[{text}]({posixpath.relpath(uri, posixpath.dirname(own) or '.')}{anchor})"
         if not (ROOT / path).exists():
-            return link[0]  # mkdocs reports the broken link
+            return link[0]  # unchanged: mkdocs reports the broken link
         return f"`{path}`" if text.strip("`") == path else f"{text} (`{path}`)"
 
     return _LINK.sub(followed, markdown)

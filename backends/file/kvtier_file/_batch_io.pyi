@@ -40,7 +40,7 @@ def place(
     files: tuple[tuple[str, str, str], ...],
     /,
 ) -> bytes:
-    """Move temporary files to their places, replacing existing files.
+    """Give temporary files their final names, replacing existing files.
 
     Each file is given by its temporary name, its shard and its name in the shard.
     """

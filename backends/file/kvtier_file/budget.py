@@ -29,7 +29,7 @@ class Budget:
     def know_time(self, most_ns: int) -> None:
         """Set the latest plausible time of use: later times count as 0."""
         self._most_ns = most_ns
-        if self.latest_ns > most_ns:  # the clock was set back
+        if self.latest_ns > most_ns:  # the clock was set back since a use
             self.latest_ns = 0
             for use in list(self):
                 self.add(*use)
@@ -117,8 +117,8 @@ class Budget:
                 chunk_id, index = ChunkId(fingerprint, key), self._indices[fingerprint]
                 if chunk_id not in pinned:
                     used_ns = last_used_ns(chunk_id)
-                    # The counted time is never later than the true time and never counts more uses.
-                    # So the first chunk whose two times agree is the stalest.
+                    # Another process may have used the chunk since: then its true time is later, or
+                    # counts more uses. So the first chunk whose two times agree is the stalest.
                     if used_ns is not None and used_ns > counted_ns:
                         self.touch(chunk_id, used_ns)
                         continue

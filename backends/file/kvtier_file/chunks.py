@@ -100,7 +100,7 @@ class StoredChunk(NamedTuple):
 
 
 class RecencyClock:
-    """A source of times of use: the wall clock, but later than every known use.
+    """A source of times of use: the wall clock's time, or else just after the latest known use.
 
     Uses stay in order even if clocks differ or are set back a little. A known use far in the future
     is ignored: if times continued from it, new chunks would never expire.

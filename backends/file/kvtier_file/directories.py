@@ -47,7 +47,7 @@ class Directories:
         except FileNotFoundError:
             if not create:
                 raise
-            with suppress(FileExistsError):  # another thread or process was faster
+            with suppress(FileExistsError):  # another thread or process made it first
                 os.mkdir(name, _DIRECTORY_MODE, dir_fd=parent_fd)
             if self.sync:
                 os.fsync(parent_fd)
@@ -58,7 +58,7 @@ class Directories:
         fault = _permission_fault(fd)
         if fault is None or (self._has_warned and not self.is_strict):
             return fd
-        with suppress(OSError):  # without /proc, the given name must do
+        with suppress(OSError):  # without /proc, keep the given name
             name = os.readlink(f"/proc/self/fd/{fd}")
         text = f"directory '{name}' {fault}, who could plant or read chunks"
         if self.is_strict:

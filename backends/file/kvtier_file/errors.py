@@ -17,14 +17,15 @@ from kvtier_sdk import (
     TierUnavailableError,
 )
 
-#: Errors if a foreign file has the name of one of the tier's directories or chunks.
+#: Error numbers that mean: a foreign file has the name of one of the tier's directories or chunks.
 FOREIGN = frozenset({errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV})
-#: Errors if the tier has no chunk under a name.
+#: Error numbers that mean: the tier has no chunk under this name.
 ABSENT = FOREIGN | {errno.ENOENT, errno.ENAMETOOLONG}
-#: Errors if the file system refuses more data.
+#: Error numbers that mean: the file system accepts no more data.
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
-#: Errors at a chunk's file that affect only this chunk: permissions, bad sectors, a foreign file.
+#: Error numbers of a fault that affects only the chunk's own file: permissions, bad sectors, a
+#: foreign file.
 FAULTS = FOREIGN | {
     errno.ENAMETOOLONG,
     errno.EACCES,

@@ -22,7 +22,8 @@ from kvtier_sdk import (
 class Maintenance(ChunkStore):
     """A view of the chunks on disk that changes nothing except in :meth:`delete`.
 
-    A deletion joins the processes that share the root, so that they learn of it. Reads do not join.
+    A deletion joins the processes that share the root, to enter the removals in their ledger. Reads
+    do not join.
     """
 
     def open(self) -> None:

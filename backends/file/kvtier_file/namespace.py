@@ -7,8 +7,8 @@ Layout below the root::
     <fingerprint>/<shard>/<key>.kv  a chunk: its header, then its payload
 
 The shard is two hexadecimal digits of a hash of the key, and the key is in hexadecimal. Every file
-is opened through its parent's descriptor, and no symbolic link is followed, so that no file outside
-of the root can stand in for a chunk.
+is opened through its parent's descriptor, and symbolic links are not followed: a file outside of
+the root is never read as a chunk.
 
 The batch methods handle the usual cases in one call of the tier's compiled part. The caller handles
 chunks with the outcome ``NOT_DONE`` one by one; without the compiled part, every chunk has this
@@ -101,7 +101,7 @@ class NamespaceDirectory:
                     raise ChunkNotFoundError("the chunk has expired")
                 read_buffers(fd, buffers)
                 if used_ns is not None:
-                    with suppress(OSError):  # the bytes were read; recency matters less
+                    with suppress(OSError):  # the chunk is loaded, even if its use is not recorded
                         os.utime(fd, ns=self._times(status, used_ns))
         except FileNotFoundError:
             raise ChunkNotFoundError("no such chunk") from None
@@ -267,7 +267,7 @@ class NamespaceDirectory:
         return ClosingFd(fd)
 
     def _open(self, name: str, shard_fd: int) -> int:
-        """Open a chunk's file; reads keep the access time of a file that this user owns."""
+        """Open a chunk's file; use ``O_NOATIME`` if this user owns the file."""
         opener = open_direct if self._direct else open_file
         # O_NONBLOCK, because opening a pipe of this name would block.
         flags = os.O_RDONLY | os.O_NONBLOCK
@@ -282,7 +282,7 @@ class NamespaceDirectory:
         return StoredChunk(chunk_id, status.st_size, self.lifetime.used_ns(status))
 
     def _times(self, status: os.stat_result, used_ns: int) -> tuple[int, int]:
-        """Return the access and modification times after a use, which never makes a chunk older."""
+        """Return the access and modification times after a use; a chunk never gets older."""
         return status.st_atime_ns, next_use_ns(self.lifetime.used_ns(status), used_ns)
 
 

@@ -30,8 +30,8 @@ class Root:
         self._context = context
         self._fingerprint = context.namespace.fingerprint
         self._names = names
-        # True until the probe in `prepare` decides: a file that refuses O_DIRECT falls back by
-        # itself.
+        # Use O_DIRECT until the probe in `prepare` decides: a file that refuses it is read through
+        # the page cache.
         self._direct = config.direct_io != "off"
         self._fd: int | None = None
         self._remake_lock = threading.Lock()
@@ -117,8 +117,8 @@ class Root:
 
     def headroom_bytes(self) -> int | None:
         """Return the bytes that ``min_free`` allows to be written; ``None`` for no limit."""
-        # Until a write is placed, its bytes count twice: as used space and as a reservation. So up
-        # to this many bytes may stay free beyond ``min_free``.
+        # Until a write is placed, its bytes count twice: as used space and as a reservation. So as
+        # many bytes as are reserved may stay free beyond ``min_free``.
         if not self._config.min_free:
             return None
         size_bytes, free_bytes = self._room()

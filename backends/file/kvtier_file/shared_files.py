@@ -47,7 +47,7 @@ class Leases:
     def release(self, name: str) -> None:
         """Close this process's lease, if it has one, and remove its file."""
         if self._fd is not None:
-            with suppress(OSError):  # closing releases the lock, and that is what matters
+            with suppress(OSError):  # closing releases the lock even if the file remains
                 self.remove(name)
             self.close()
 

@@ -167,7 +167,7 @@ class SharedUsage:
         self._replica.apply([change])
 
     def _enter_reservation(self) -> None:
-        # Write this process's own record of the reservation, which survives the loss of a header.
+        # Take the bytes from this process's memory: the header may have been lost and replaced.
         reservation = Reservation(self._fingerprint, self._reserved_bytes)
         self._header.reservations[self._lease] = reservation
 
@@ -175,7 +175,7 @@ class SharedUsage:
         return {*self._header.reservations, *self._files.leases.names()} - {self._lease}
 
     def _next_lease(self) -> list[str]:
-        """Return the next other process's lease to check; checking all would be slow."""
+        """Return one other lease, each in turn: checking all of them would be slow."""
         others = sorted(self._header.reservations.keys() - {self._lease})
         later = [one for one in others if one > self._last_asked]
         asked = (later or others)[:1]
@@ -187,7 +187,7 @@ class SharedUsage:
         dead = [one for one in set(leases) - self._asked if not self._files.leases.is_held(one)]
         self._asked.update(leases)
         if dead:
-            with suppress(OSError):  # a reservation must stay as long as its files do
+            with suppress(OSError):  # if the sweep fails, its files still need their reservations
                 self._reap_dead_leases(dead)
         return bool(dead)
 
@@ -208,7 +208,7 @@ class SharedUsage:
 
     def _join(self) -> None:
         """Open the shared files and acquire the lease, unless this is done already."""
-        # An earlier store may have joined already, and a lease cannot be acquired twice.
+        # An earlier store may have joined already, and a process cannot acquire its lease twice.
         if self._opened is not None and not self._opened.are_lost():
             return
         self._leave()
@@ -218,7 +218,8 @@ class SharedUsage:
                 files.leases.acquire(self._lease)
                 self._header = files.header.read()
                 if not any(map(files.leases.is_held, self._other_leases())):
-                    # No process has counted until now, so files may have appeared and disappeared.
+                    # No process kept the count until now, so files may have come and gone
+                    # unnoticed.
                     self._header.clean = False
                 # Enter the reservation now, so that other processes check whether this process
                 # lives.

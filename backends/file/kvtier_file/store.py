@@ -163,7 +163,7 @@ class ChunkStore:
                 found = not isinstance(verdicts.get(key), ChunkNotFoundError)
                 if found != (self._id(key) in self._usage.budget):
                     surprising.append(key)
-            with suppress(OSError):  # the bytes were read; the count matters less
+            with suppress(OSError):  # the chunks are loaded, even if the count stays wrong
                 self._reconcile(directory, surprising)
         return [verdicts.get(transfer.key) for transfer in batch]
 
@@ -214,8 +214,8 @@ class ChunkStore:
     def usage(self) -> Usage:
         """Return the usage of all namespaces under the root, by all processes."""
         with self._translating("readable"), self._call(), self._usage.locked():
-            # Nobody reports files that are removed by hand. Without a recount, their room stays
-            # taken.
+            # The ledger does not show files that were removed by hand. Without a recount, their
+            # bytes would stay counted.
             budget = self._usage.budget
             if any(self._root.last_used_ns(one) is None for one in budget.oldest()):
                 self._usage.recount()
@@ -314,7 +314,7 @@ class ChunkStore:
                 reason = os.strerror(error.errno)
             with suppress(TierCapacityError), self._usage.locked():
                 self._note_refusal(reason)
-                # This headroom, one chunk below the reservations, evicts the bytes of one chunk.
+                # With a headroom one chunk below the reserved bytes, this evicts one chunk's bytes.
                 self._make_room(0, self._usage.reserved_bytes - self._object_bytes)
         return directory.write(transfer.key, transfer.buffers, used_ns)
 
@@ -501,7 +501,7 @@ class ChunkStore:
     def _verdict(
         self, key: OffloadKey, verdicts: Verdicts, ability: str, *, at_file: bool = False
     ) -> _Verdict:
-        """Turn an error of the block into a key's verdict; ``at_file`` for the chunk's own file."""
+        """Turn an error of the block into a key's verdict; ``at_file`` if its file is at fault."""
         return _Verdict(self._config.root, key, verdicts, ability, FAULTS if at_file else ())
 
     @contextmanager

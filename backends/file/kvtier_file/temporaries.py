@@ -1,4 +1,4 @@
-"""The temporary files of a namespace: chunks before they have their names.
+"""The temporary files of a namespace: chunks that do not have their final names yet.
 
 A new chunk may overwrite a *spare*, the file of an evicted chunk. On a full disk, this is several
 times as fast as removing a file and creating another (docs/design/2026-11-23-file-io.md).
@@ -114,7 +114,7 @@ class Temporaries:
         ]
 
     def rename_batch(self, names: Sequence[tuple[str, str, str]], namespace_fd: int) -> bytes:
-        """Move files to their places; return an outcome for each file."""
+        """Give files their final names; return an outcome for each file."""
         if compiled.batch_io is None:
             return bytes(len(names))
         strict = self._directories.is_strict
@@ -133,7 +133,7 @@ class Temporaries:
         try:
             directory_fd = self._open(create=False)
         except (FileNotFoundError, NotADirectoryError):
-            return  # a foreign file, or a directory that a full file system refused
+            return  # a foreign file has its name, or a full file system refused to make it
         for name in os.listdir(directory_fd):
             match = _TEMPORARY.fullmatch(name)
             if match and not is_held(match[1]):
@@ -141,7 +141,7 @@ class Temporaries:
                     os.unlink(name, dir_fd=directory_fd)
 
     def probe(self, *, direct: bool) -> bool:
-        """Write, read back and remove a page; return true if it is intact and ``direct`` holds."""
+        """Write, read back and remove a page; true if it is intact, by O_DIRECT if ``direct``."""
         name = self._names.new()
         directory_fd = self._open()
         # Anonymous memory is aligned to pages, as O_DIRECT requires.
@@ -159,7 +159,7 @@ class Temporaries:
                     os.unlink(name, dir_fd=directory_fd)
 
     def keeps_times(self, used_ns: int) -> bool:
-        """Return true if a read leaves a file's times as they were set, to the nanosecond."""
+        """Return true if a file keeps its times, to the nanosecond, when it is read."""
         name = self.write([memoryview(b"times")], used_ns=used_ns)
         try:
             with ClosingFd(open_file(name, os.O_RDONLY | os.O_NOATIME, self._open())) as fd:

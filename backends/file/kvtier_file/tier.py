@@ -26,7 +26,7 @@ from kvtier_sdk import (
     run_blocking,
 )
 
-# A count that takes longer than this continues while the tier is in use.
+# If the count of the chunks takes longer than this, the tier opens before it ends.
 _COUNT_S = 0.25
 
 

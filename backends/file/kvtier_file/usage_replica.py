@@ -41,7 +41,7 @@ class UsageReplica:
             self._clear()
         self.apply(changes)
         self._generation, self._end = header.generation, header.ledger_bytes
-        # The counters disagree if a foreign program wrote to the files.
+        # If the counters disagree with the ledger, a foreign program wrote to the files.
         return (len(self.budget), self.budget.used_bytes) == (header.chunks, header.used_bytes)
 
     def replace(self, chunks: Iterable[Change]) -> None:

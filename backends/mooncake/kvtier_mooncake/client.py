@@ -42,7 +42,7 @@ def make_client(config: MooncakeTierConfig) -> tuple[Any, Any]:
 
 
 def reach_master(config: MooncakeTierConfig) -> str:
-    """Return our address if the master answers; the client itself would retry for seconds."""
+    """Return our address, after a connection to the master; the client would retry for seconds."""
     try:
         with socket.create_connection((config.host, config.port), config.timeout_s) as connection:
             address: str = connection.getsockname()[0]

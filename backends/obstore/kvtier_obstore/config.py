@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, SecretStr, model_validator
 from kvtier_sdk import Count, Flag, Seconds, TierConfig, TierURL
 
 _MAKERS: dict[str, Any] = {"gs": GCSStore, "az": AzureStore, "s3": S3Store}
-#: Each service's options. obstore has another name for those in _THEIRS.
+#: Each service's options. obstore has other names for the options in _THEIRS.
 _OPTIONS = {
     "gs": {"endpoint", "service_account_key"},
     "az": {"endpoint", "account_name", "account_key", "sas_token"},
@@ -31,7 +31,7 @@ def _text(pattern: str, kind: str) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-# Of characters that every client encodes alike; no part is "." or "..".
+# Only characters that every client encodes alike; no part may be "." or "..".
 _Bucket = Annotated[str, _text(r"[A-Za-z0-9][\w.-]*", "the name of a bucket or container")]
 _Prefix = Annotated[str, _text(r"([\w~-][\w.~-]*(/(?!$)|$))*", "a prefix such as 'kv/llama'")]
 _Endpoint = Annotated[str, _text(r"https?://[^/?#@]+(/[^?#@]*)?", "a URL such as 'https://host'")]
@@ -40,8 +40,8 @@ _Endpoint = Annotated[str, _text(r"https?://[^/?#@]+(/[^?#@]*)?", "a URL such as
 class ObstoreTierConfig(TierConfig):
     """Options of the obstore tier.
 
-    Credentials that are absent come from where obstore finds them: the environment (``AWS_*``,
-    ``GOOGLE_*``, ``AZURE_*``), the application default credentials, the machine's identity.
+    Absent credentials come from obstore's usual sources: the environment (``AWS_*``, ``GOOGLE_*``,
+    ``AZURE_*``), the application default credentials, the machine's identity.
 
     Attributes:
         service: the service that keeps the bucket: Google Cloud Storage, Azure Blob Storage, or S3.
@@ -104,7 +104,8 @@ class ObstoreTierConfig(TierConfig):
     def options_from_url(cls, url: TierURL) -> dict[str, Any]:
         """Read ``gs://bucket/prefix``, ``az://container/prefix``, ``obstore://...?service=s3``."""
         place = {"bucket": url.host, "prefix": url.path.strip("/") or None, "port": url.port}
-        place |= {"username": url.username, "password": url.password}  # refused, like a port
+        # The port, user and password are no options, so they are refused later.
+        place |= {"username": url.username, "password": url.password}
         if url.scheme != "obstore":
             place["service"] = url.scheme
         return url.options_beside(place)
@@ -115,7 +116,7 @@ class ObstoreTierConfig(TierConfig):
 
     def store_settings(self) -> dict[str, str]:
         """Return obstore's settings for the bucket, secrets included, as they are now."""
-        # Each chunk's header has a digest, so its signature need not cover the payload.
+        # Each chunk's header has a digest, so the request's signature need not cover the payload.
         settings = {"unsigned_payload": "true"} if self.service == "s3" else {}
         settings |= self.settings
         for name in _OPTIONS[self.service]:
@@ -127,7 +128,7 @@ class ObstoreTierConfig(TierConfig):
         return settings
 
     def make_store(self, settings: dict[str, str]) -> ObjectStore:
-        """Return a store with these settings, whose calls are not retried."""
+        """Return a store with these settings that does not retry its calls."""
         client: dict[str, Any] = {
             "allow_http": True,
             "allow_invalid_certificates": not self.tls_verify,

@@ -29,12 +29,12 @@ class SettingError(TierUnavailableError):
 
 
 def first_line(error: BaseException) -> str:
-    """Return an error's text without the Rust value."""
+    """Return an error's first line; obstore prints a Rust value below."""
     return str(error).partition("\n")[0].strip()
 
 
 def error_of(error: BaseException) -> TierError:
-    """Return the SDK's error for one of obstore's."""
+    """Return the SDK's error for an exception of obstore."""
     text, first = str(error), first_line(error)
     status = int(found[1]) if (found := _STATUS.search(text)) else 0
     code = found[1] if (found := _CODE.search(text)) else ""

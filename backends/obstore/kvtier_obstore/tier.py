@@ -40,8 +40,8 @@ class ObstoreTier(ChunkTierManager):
     """Chunks as objects of a bucket, named as :class:`kvtier_s3.S3Tier` names them.
 
     An object is written by one request, so an existing object is always whole. A cancelled request
-    of obstore goes on for a while, so a cancelled store or deletion waits for its end, at most
-    ``timeout``.
+    of obstore goes on for a while, so a cancelled store or deletion waits for the request's end, at
+    most ``timeout``.
     """
 
     config_model = ObstoreTierConfig
@@ -70,7 +70,7 @@ class ObstoreTier(ChunkTierManager):
             raise ConfigError(str(error)) from None
 
     async def close(self) -> None:
-        self._made = None  # obstore closes the connections of a store that nobody holds
+        self._made = None  # without a reference, obstore closes the store's connections
 
     async def contains_chunk(self, key: OffloadKey) -> bool:
         try:
@@ -116,7 +116,7 @@ class ObstoreTier(ChunkTierManager):
                 yield StoredNamespace.read(fingerprint, bytes(manifest) if manifest else None)
 
     def _store(self) -> ObjectStore:
-        """Return the store; a new one if the secrets' files have changed."""
+        """Return the store; make a new store if the secrets' files have changed."""
         settings = self.config.store_settings()
         if self._made is None or self._made[0] != settings:
             try:
@@ -130,7 +130,7 @@ class ObstoreTier(ChunkTierManager):
             return await call(self._store(), *arguments)
 
     async def _to_its_end(self, call: Coroutine[object, object, None]) -> None:
-        """Await a call, also if this task is cancelled meanwhile."""
+        """Await a call to its end, even if this task is cancelled meanwhile."""
         task = self.context.clock.spawn(call, name="obstore")
         try:
             await asyncio.shield(task)
@@ -138,7 +138,7 @@ class ObstoreTier(ChunkTierManager):
             while not task.done():
                 with suppress(asyncio.CancelledError):
                     await asyncio.wait([task])
-            task.exception()  # seen, so that asyncio does not log it
+            task.exception()  # retrieved, or else asyncio would log it
             raise
 
     @staticmethod
@@ -151,7 +151,7 @@ class ObstoreTier(ChunkTierManager):
 
     @staticmethod
     async def _get(store: ObjectStore, name: str, size_bytes: int | None) -> memoryview:
-        """Return an object; one of another length is not transferred."""
+        """Return an object's bytes; do not transfer an object of another length."""
         found = await obstore.get_async(store, name)
         stored_bytes = found.meta["size"]
         if stored_bytes != size_bytes and (size_bytes or stored_bytes > _MOST_MANIFEST_BYTES):

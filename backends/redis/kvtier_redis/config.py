@@ -15,7 +15,7 @@ from kvtier_sdk import ConfigError, Count, ExpiringTierConfig, Flag, Seconds, Ti
 HostPort = tuple[str, int]
 
 _BRACES = frozenset("{}")
-# Characters of URLs and lists, never of a host.
+# Separators in URLs and lists; no host contains them.
 _FOREIGN = frozenset("@/;, ")
 
 
@@ -149,7 +149,7 @@ class RedisTierConfig(ExpiringTierConfig):
 
     @property
     def young_ms(self) -> int | None:
-        """The time after a store in which uses renew a chunk's life; ``None`` for no limit."""
+        """The time after a store during which a use extends the expiry; ``None`` for no limit."""
         if self.max_age_s is None:
             return None
         return round((self.max_age_s - (self.ttl_s or self.max_age_s)) * 1000)

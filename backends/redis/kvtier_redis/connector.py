@@ -84,7 +84,7 @@ class Connector:
         return connection
 
     async def tls_mismatch(self) -> TierError | None:
-        """Explain a silent server: it speaks TLS but the options do not, or the reverse."""
+        """Explain why a server is silent: it uses TLS but the options do not, or the reverse."""
         if self._config.socket is not None:
             return None
         if self._tls:
@@ -107,7 +107,8 @@ class Connector:
         try:
             connection = await self._open(address, context)
         except ssl.SSLError as error:
-            # A TLS alert shows that the server speaks TLS; it may want a certificate, for example.
+            # A server that sends a TLS alert uses TLS, but refuses this client: it may want a
+            # certificate.
             return "ALERT" in (error.reason or "")
         connection.close("it was an attempt")
         return True
@@ -143,7 +144,7 @@ class Connector:
             user = [config.username.encode()] if config.username else []
             steps.append([b"AUTH", *user, config.password.get_secret_value().encode()])
         if config.db or not steps:
-            # Send it even if it changes nothing, to get an answer: the kernel accepts connections
-            # for a server that hangs, and a server with too many clients refuses only a command.
+            # Send SELECT even for database 0, to get an answer: the kernel accepts connections for
+            # a server that hangs, and a server with too many clients refuses only a command.
             steps.append([b"SELECT", b"%d" % config.db])
         return steps

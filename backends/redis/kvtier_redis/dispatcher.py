@@ -56,7 +56,8 @@ class Dispatcher:
         try:
             await self._run(exchanges)
         except asyncio.CancelledError:
-            # The caller may have given up on a hanging server. Nothing else reveals a hang.
+            # A cancellation may mean that the caller gave up on a hanging server, and nothing else
+            # reveals a hang.
             self._route.suspect()
             raise
         outcomes = [exchange.outcome for exchange in exchanges]
@@ -126,7 +127,8 @@ class Dispatcher:
         """Send all requests in one server's queue over its connections."""
         pool = self._pool_of(address)
         count = min(self._connections, math.ceil(len(queue) / self._share))
-        # Each connection gets its share; large requests go in several turns, between other batches.
+        # Divide the queue evenly over the connections. A large batch returns its connections after
+        # each ``turn`` of requests, so that other batches can use them in between.
         turn = min(self._turn, math.ceil(len(queue) / count))
         failures = await self._clock.gather_bounded(
             [partial(self._take_turns, pool, queue, turn)] * count, limit=count
@@ -138,7 +140,7 @@ class Dispatcher:
     async def _take_turns(
         self, pool: ConnectionPool[Connection], queue: deque[Exchange], turn: int
     ) -> TierError | None:
-        """Send requests from a shared queue; return the error that stopped it early, if any."""
+        """Send requests from a shared queue; return the error that ended this early, if any."""
         # Stop at an error, so that an unreachable server is tried once, not once for each chunk.
         try:
             while queue:

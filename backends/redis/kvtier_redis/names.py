@@ -12,11 +12,11 @@ _YOUNG = b".young:"
 class Names:
     """The keys of one namespace below one prefix.
 
-    ``<prefix>{}<fingerprint>:<key>`` is a chunk, ``<prefix>{}<fingerprint>.manifest`` describes
-    the namespace, and ``<prefix>{}<fingerprint>.young:<key>`` exists while a use extends the life
-    of a chunk that has a maximum age. A cluster hashes the text between a key's first pair of
-    braces, or the whole key if that text is empty. The empty pair makes it hash all of a chunk's
-    key, whatever its bytes are.
+    ``<prefix>{}<fingerprint>:<key>`` is a chunk, and ``<prefix>{}<fingerprint>.manifest`` describes
+    the namespace. ``<prefix>{}<fingerprint>.young:<key>`` marks a chunk that has a maximum age:
+    while the mark exists, a use extends the chunk's expiry. A cluster hashes the text between a
+    key's first pair of braces, or the whole key if that text is empty. Because of the empty pair it
+    hashes the whole key, even if a chunk's key contains braces.
     """
 
     def __init__(self, prefix: str, namespace: Namespace) -> None:
@@ -30,7 +30,7 @@ class Names:
         return self._start + key
 
     def young(self, key: OffloadKey) -> bytes:
-        """Return the server's key that exists while a use extends a chunk's life."""
+        """Return the key of a chunk's mark; while the mark exists, a use extends the expiry."""
         return self._young + key
 
     def key_in(self, name: bytes) -> OffloadKey:

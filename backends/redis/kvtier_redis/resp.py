@@ -1,7 +1,7 @@
 """The part of Redis's protocol (RESP2) that commands about chunks need: commands out, replies in.
 
 Only the canonical form of an expected reply is accepted. Any other reply breaks the connection,
-since nobody knows where the next reply begins.
+since the beginning of the next reply is then unknown.
 """
 
 from __future__ import annotations

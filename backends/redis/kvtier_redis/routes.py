@@ -51,7 +51,7 @@ class Route(ABC):
         """Return the server that holds a key, as far as is known."""
 
     def suspect(self) -> None:
-        """Search again in the background, because a chunk was not where the route says."""
+        """Search for the servers in the background: a chunk was not where the route says."""
         return
 
     @abstractmethod
@@ -102,7 +102,7 @@ class Route(ABC):
         return sum(await self._ask_each(lambda server: server.execute_command("DBSIZE")))
 
     async def _ask_each(self, ask: Callable[[Any], Awaitable[T]]) -> list[T]:
-        """Ask all servers; return the answers that came."""
+        """Ask all servers; return the answers of the servers that replied."""
         outcomes: list[T | TierError] = []
         for server in self._servers():
             try:
@@ -123,7 +123,7 @@ async def _info(server: Any) -> dict[str, Any]:
 
 
 class _Moving(Route):
-    """A route whose servers may move.
+    """A route to servers whose addresses may change.
 
     The last known addresses stay in use until new ones are found. The servers that know the
     addresses may fail while the servers that hold chunks still work.
@@ -160,7 +160,7 @@ class _Moving(Route):
 
 
 class OneServer(Route):
-    """A server that stands alone."""
+    """The route to a single server."""
 
     def __init__(self, config: RedisTierConfig) -> None:
         self._address: Address = config.socket or (config.host, config.port)
@@ -179,7 +179,7 @@ class OneServer(Route):
 
 
 class BehindSentinel(_Moving):
-    """A master behind Sentinel, found again after a failover."""
+    """The route to a master behind Sentinel, which is searched for again after a failover."""
 
     def __init__(self, config: RedisTierConfig, clock: Clock) -> None:
         assert config.sentinel is not None

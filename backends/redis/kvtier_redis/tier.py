@@ -37,7 +37,7 @@ from kvtier_sdk import (
     check_any_answered,
 )
 
-# Bytes that a batch moves on a connection before a waiting batch gets its turn.
+# Bytes that a batch moves on a connection before a waiting batch may use the connection.
 _TURN_BYTES = 2 * 2**20
 # Requests such as lookups are small, so more connections to a server add nothing.
 _COMMAND_CONNECTIONS = 4
@@ -142,7 +142,7 @@ class RedisTier(SecondaryTierManager):
         return verdicts
 
     async def _mark_young(self, keys: Sequence[OffloadKey], stored_s: float) -> None:
-        """Let uses extend the life of chunks, as far as their maximum age allows."""
+        """Mark stored chunks: until the mark expires, uses extend the chunks' expiry."""
         # Mark chunks only after a store, since a chunk that was not replaced keeps its age. Without
         # a mark, uses extend nothing.
         if not self.config.young_ms:
@@ -201,7 +201,7 @@ class RedisTier(SecondaryTierManager):
         check_any_answered(counts)
 
     async def scan(self) -> AsyncIterator[Entry]:
-        # The server may name a key twice.
+        # SCAN may return a key twice.
         seen: set[OffloadKey] = set()
         batch: list[OffloadKey] = []
         async for name in self._route.names(self._names.pattern):
@@ -246,7 +246,7 @@ class RedisTier(SecondaryTierManager):
         )
 
     async def _extended(self, keys: Sequence[OffloadKey]) -> set[OffloadKey]:
-        """Return the chunks whose time to live is renewed by a use."""
+        """Return the chunks whose expiry a use extends."""
         if self.config.ttl_s is None or self.config.young_ms == 0:
             return set()
         if self.config.young_ms is None:
@@ -298,7 +298,7 @@ class RedisTier(SecondaryTierManager):
         facts = await self._route.facts()
         if any(fact.get("cluster_enabled") for fact in facts) and not self._route.is_cluster:
             raise reply_error("MOVED")
-        if self.context.maintenance:  # a tool stores nothing
+        if self.context.maintenance:  # maintenance stores no chunks
             return
         for problem in {_limit_problem(fact, self.config.expiry_ms is not None) for fact in facts}:
             if problem:

@@ -30,7 +30,7 @@ from kvtier_sdk import Clock, ConfigError, TierAuthError, TierError
 
 # The maximum number of objects in one delete request of S3.
 _DELETE_BATCH = 1000
-# A server may take this long to delete a batch of objects, or to send a page of names.
+# Limit for deleting a batch of objects, or for sending a page of names.
 _LISTING_TIMEOUT_S = 20.0
 _DEFAULT_REGION = "us-east-1"
 _PORTS = {"http": 80, "https": 443}
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The place of a bucket's objects.
+    """The address of a bucket's objects, and the region for their signatures.
 
     Attributes:
         authority: host and port, as in a request's Host header.
@@ -57,7 +57,7 @@ class Place:
 
     @classmethod
     def of(cls, presigned_url: str, name: str) -> Place:
-        """Read the place from a URL that botocore has made for an object."""
+        """Parse a URL that botocore has presigned for an object."""
         parts = urlsplit(presigned_url)
         scope = parse_qs(parts.query)["X-Amz-Credential"][0].split("/")
         return cls(
@@ -101,7 +101,7 @@ class Bucket:
         self.faults = Faults(config.bucket, config.endpoint or "AWS", config.region or "")
 
     async def open(self) -> None:
-        """Find the credentials and the bucket's place. Nothing is sent to the bucket."""
+        """Find the credentials and the bucket's address. Nothing is sent to the bucket."""
         config = self._config
         with self.faults.bringing_credentials():
             session = AioSession(profile=config.profile)
@@ -141,7 +141,7 @@ class Bucket:
 
     @property
     def unused_proxy(self) -> str | None:
-        """The proxy variable that is set for the bucket but ignored here, or ``None``."""
+        """The environment's proxy variable for the bucket, which is ignored here, or ``None``."""
         scheme = "https" if self.place.is_tls else "http"
         proxies = get_environ_proxies(f"{scheme}://{self.place.authority}")
         return f"{scheme.upper()}_PROXY" if scheme in proxies else None
@@ -156,7 +156,7 @@ class Bucket:
         return Credentials(found.access_key, found.secret_key, found.token)
 
     def refused(self, refusal: Refusal, *, of_object: bool = False) -> TierError:
-        """Translate a refusal, which may make the credentials suspect."""
+        """Translate a refusal; if it concerns the credentials, search for new ones."""
         error = self.faults.error(refusal, of_object=of_object)
         if isinstance(error, TierAuthError):
             self._credentials.suspect()
@@ -164,7 +164,7 @@ class Bucket:
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
-        """Translate a request's exceptions; a refusal may make the credentials suspect."""
+        """Translate a request's exceptions; search for new credentials if these are refused."""
         try:
             with self.faults.translated():
                 yield

@@ -74,7 +74,7 @@ def _prefix(value: object) -> str:
 class S3TierConfig(BoundedTierConfig):
     """Options of the S3 tier.
 
-    Credentials, region and endpoint that are absent come from where all AWS tools find them: the
+    Absent credentials, region and endpoint come from the usual sources of AWS tools: the
     environment, ``~/.aws``, the machine's own service.
 
     A bucket does not know when an object was read. So chunks expire by ``max_age`` and not by

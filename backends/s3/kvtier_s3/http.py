@@ -1,7 +1,7 @@
 """The part of HTTP/1.1 that chunks need: one request, one response.
 
-The connection is closed if a response does not tell where its body ends, since a guess may be
-wrong.
+The connection is closed after a response that does not give the end of its body: with a wrong
+guess, the next response would be read from the wrong byte.
 """
 
 from __future__ import annotations

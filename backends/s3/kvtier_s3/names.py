@@ -25,7 +25,8 @@ class Names:
         self.manifest = self.manifest_in(self.start)
         #: The prefix, slash included, of all object names.
         self.root = f"{prefix}/".removeprefix("/")
-        #: The prefix, slash included, of the objects by which processes show that they live.
+        #: The prefix, slash included, of the objects that processes write to show that they are
+        #: alive.
         self.sweepers = f"{self.root}sweepers/"
         self._chunk = re.compile(
             rf"{re.escape(self.root)}[0-9a-f]{{{len(namespace.fingerprint)}}}"

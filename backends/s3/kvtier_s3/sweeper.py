@@ -27,10 +27,10 @@ _SIGN_OFF_S = 2.0
 class Sweeper:
     """Sweeps a prefix at intervals, unless another process that shares the prefix does.
 
-    Each process signs at each interval: it writes a small object of its own. Among the processes
-    that signed lately, the oldest has the smallest name. This process owns the prefix and sweeps.
-    All times come from the server's listing, so no clock needs to be right. Two processes may own
-    the prefix for one interval, which is harmless: both delete the same oldest objects.
+    Each process signs at each interval: it writes a small object of its own. Of the processes that
+    signed lately, the oldest owns the prefix and sweeps; its object has the smallest name. All
+    times come from the server's listing, so no clock needs to be right. Two processes may own the
+    prefix for one interval, which is harmless: both delete the same oldest objects.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Sweeper:
         self._bucket = bucket
         self._objects = objects
         self._names = names
-        # The name begins with the start time, so that a new process does not take over.
+        # The name begins with the start time, so that the oldest process stays the owner.
         started_ms = int(context.clock.wall_s() * 1000)
         self._signature = f"{names.sweepers}{started_ms:013x}-{uuid.uuid4().hex}"
         self._task: asyncio.Task[None] | None = None
@@ -85,7 +85,7 @@ class Sweeper:
         }
         now_s = signed.get(self._signature)
         if now_s is None:
-            return False  # this signature was deleted; sign again
+            return False  # this process's signature was deleted; sign again
         silent_s = now_s - _RESOLUTION_S - _SILENT_INTERVALS * self._config.sweep_interval_s
         dead = [name for name, signed_s in signed.items() if signed_s < silent_s]
         if self._signature != min(signed.keys() - dead):

@@ -142,7 +142,8 @@ class S3Tier(ChunkTierManager):
                 if found.size_bytes > _MOST_MANIFEST_BYTES:
                     return b""
                 text = bytearray(found.size_bytes)
-                with suppress(ChunkNotFoundError, CorruptChunkError):  # overwritten meanwhile
+                # Another writer may have overwritten the object.
+                with suppress(ChunkNotFoundError, CorruptChunkError):
                     await self._objects.read(name, [memoryview(text)])
                     return bytes(text)
         return None

@@ -58,7 +58,7 @@ _log = logging.getLogger("kvtier.lmcache")
 
 @dataclass(eq=False, slots=True)
 class _Task:
-    """A task of LMCache, with ``open_parts`` parts that are not done.
+    """A task of LMCache, of which ``open_parts`` parts are not done.
 
     LMCache polls for the task's end. A deletion waits for ``ended``.
     """
@@ -150,7 +150,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     def submit_lookup_and_lock_task(
         self, keys: list[ObjectKey], group_layout_descs: dict[int, MemoryLayoutDesc]
     ) -> int:
-        """Look objects up without locking them: an object that leaves before its load is a miss."""
+        """Look objects up without locking them: an object removed before its load is a miss."""
         given = {
             group: ObjectLayout.of(layout.shapes, layout.dtypes, self._serde)
             for group, layout in group_layout_descs.items()
@@ -181,7 +181,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
             self._submit(_DELETE, keys, layouts, ended=ended)
             ended.wait()
 
-    # --- everything -----------------------------------------------------------------------------
+    # --- state and shutdown ---------------------------------------------------------------------
 
     def stats_now(self) -> list[TierStats]:
         """Return a snapshot of each model's tier: its counters and state."""
@@ -201,7 +201,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         )
 
     def report_status(self) -> dict[str, Any]:
-        """Describe the adapter. It is healthy without its store, which LMCache can do without."""
+        """Describe the adapter; healthy even if LMCache must serve without the tier's store."""
         return {
             "is_healthy": all(tier.is_running for tier in self._open_tiers()),
             "type": type(self).__name__,
@@ -231,7 +231,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
             tier.join()
         self._resources.close()
 
-    # --- inside ---------------------------------------------------------------------------------
+    # --- internals ------------------------------------------------------------------------------
 
     def _places(
         self, keys: Sequence[ObjectKey], objects: Sequence[MemoryObj]

@@ -18,7 +18,7 @@ _STAGING_BYTES = 128 << 20
 _MOST_PAGES = 128
 
 #: Moves pages. The arguments are the pages' numbers in the call, and the slots of their parts in
-#: page order. Returns true for each page that is moved whole.
+#: page order. Returns true for each page whose parts were all moved.
 Move: TypeAlias = Callable[[range, Sequence[int]], list[bool]]
 
 
@@ -144,7 +144,7 @@ class StagedPages(Pages):
 
 
 def lie_whole(pool: Any) -> bool:
-    """Return true if a tier can read and write a host pool's pages in place, in equal parts."""
+    """Return true if a tier can move a host pool's pages in place, in parts of equal length."""
     buffer = getattr(pool, "kv_buffer", None)
     if not isinstance(buffer, torch.Tensor) or pool.layout == "layer_first":
         return False

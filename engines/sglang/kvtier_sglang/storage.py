@@ -188,10 +188,10 @@ class KVTierHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
         """Store a flat page; return true if it was stored."""
         return value is not None and self.batch_set([key], [value])
 
-    # --- everything -----------------------------------------------------------------------------
+    # --- state and shutdown ---------------------------------------------------------------------
 
     def clear(self) -> None:
-        """Delete this model's pages of all ranks in the background. A page is a miss at once."""
+        """Delete this model's pages of all ranks in the background; lookups miss them at once."""
         for tier in self._open_tiers():
             tier.chunks.purge()
 
@@ -222,7 +222,7 @@ class KVTierHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
             tier.close()
         self._resources.close()
 
-    # --- inside ---------------------------------------------------------------------------------
+    # --- internals ------------------------------------------------------------------------------
 
     def _register(self, name: str, pool: Any) -> None:
         with self._lock:

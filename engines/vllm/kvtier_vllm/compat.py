@@ -73,7 +73,7 @@ def check_engine_configs(check: Callable[[Any], None]) -> None:
     # vLLM reads the connector's options in the workers, only after it has loaded the model.
     module = sys.modules.get("vllm.engine.arg_utils")
     if module is None:
-        return  # this process makes no engine's configuration
+        return  # without this module, this process configures no engine
     make = getattr(module.EngineArgs, "create_engine_config", None)
     if make is None:
         _log.warning(

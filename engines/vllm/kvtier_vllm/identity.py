@@ -16,7 +16,7 @@ from kvtier_vllm.options import IdentityOptions
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.config import OffloadingConfig
 
-#: The layouts of a worker's part of a slot. vLLM's worker reserves a place for each tensor of the
+#: The layouts of a worker's part of a slot. vLLM's worker reserves room for each tensor of the
 #: cache, padding included. Our worker puts a group's tensors one after the other, without padding.
 THEIR_SLOTS, OUR_SLOTS = "vllm", "kvtier-1"
 

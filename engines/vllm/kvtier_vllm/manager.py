@@ -59,7 +59,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("kvtier.vllm")
 
-#: Opens a manager for a namespace with tiers. The flag is false if the engine does not wait.
+#: Opens a manager for a namespace with tiers. If the flag is false, the engine does not wait for
+#: the tiers to open.
 MakeManager: TypeAlias = Callable[
     [Namespace, Sequence[TierSpec], bool], AbstractContextManager[TieringManager]
 ]
@@ -72,7 +73,8 @@ _RESULTS = {
 }
 #: Interval between counts of the host pool's slots.
 _USAGE_INTERVAL_S = 1.0
-#: The step in which the work may end, and the next step, in which vLLM reads the metrics.
+#: Steps to count down after work: it may end in the first, and vLLM reads its metrics in the
+#: second.
 _STEPS_TO_TELL = 2
 
 
@@ -134,7 +136,7 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
         self._feed = StatsFeed()
         self._step = 0
         self._usage_due_s = 0.0
-        # Steps that the engine must still make, so that vLLM reads the metrics of the last work.
+        # Steps that the engine must still make before vLLM has read the metrics of the last work.
         self._steps_to_tell = 0
         # Steps until copies from before a reset have surely ended; 0 without a pending reset.
         self._reset_steps = 0
@@ -252,7 +254,7 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
             usage = self._manager.usage()
         return self._feed.take(self._manager.stats, usage)
 
-    # --- everything ---------------------------------------------------------------------------
+    # --- state and shutdown -------------------------------------------------------------------
 
     def reset_cache(self) -> None:
         self._manager.reset_cache()
@@ -284,7 +286,7 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
             self._closing.join()
         self._on_shutdown()
 
-    # --- inside -------------------------------------------------------------------------------
+    # --- internals ----------------------------------------------------------------------------
 
     def _tiers_allowed(self, req_context: ReqContext) -> list[str] | None:
         """Return the tiers to which a client has restricted its request; ``None`` for no limit."""

@@ -90,8 +90,9 @@ def observations(
     lows = [0.0, *bounds]
     least = sum(low * count for low, count in zip(lows, gained, strict=True))
     rest = max(0.0, now.total - before.total - least)
-    # The part of the sum above the lower bounds is divided by the widths of the buckets. The last
-    # bucket has no upper bound, so it is made as wide as needed.
+    # Each observation starts at its bucket's lower bound. The rest of the sum is spread over the
+    # buckets in proportion to their widths. The last bucket has no upper bound, so it is made as
+    # wide as needed.
     widths = [high - low for low, high in pairwise(lows)]
     widths.append(2 * rest / gained[-1] if gained[-1] else 0.0)
     room = sum(width * count for width, count in zip(widths, gained, strict=True))

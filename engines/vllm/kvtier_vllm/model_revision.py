@@ -115,7 +115,7 @@ def _snapshots(model: str, hub_cache: Path) -> list[Path]:
 
 
 def _are_one(snapshots: list[Path]) -> bool:
-    """Return true if all snapshots hold the same model: the hub's cache links equal files."""
+    """Return true if all snapshots hold the same model: their links lead to the same blobs."""
     first, *others = [_files(snapshot, _CONFIGS + _WEIGHTS) for snapshot in snapshots]
     return all(map(_is_whole, snapshots)) and all(other == first for other in others)
 

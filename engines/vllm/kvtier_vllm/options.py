@@ -110,7 +110,7 @@ class EngineOptions(IdentityOptions):
 class SpecOptions(EngineOptions, TieringConfig):
     """``kv_connector_extra_config`` for kvtier's manager; some options have vLLM's names."""
 
-    # These are not options here, because the engine knows their values.
+    # Under vLLM these are no options, because the engine knows their values.
     slots: ClassVar[None] = None  # type: ignore[misc]
     chunk_bytes: ClassVar[None] = None  # type: ignore[misc]
 

@@ -45,7 +45,7 @@ def _check(vllm_config: Any) -> None:
 
     if transfer is None or not compat.runs_here(vllm_config):
         return
-    # By now, vLLM has configured its log.
+    # vLLM configures its log before it makes an engine's configuration.
     join_engine_log()
     options = {
         name: getattr(transfer, name)

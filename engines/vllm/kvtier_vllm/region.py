@@ -39,8 +39,8 @@ class JoinedRegion(SharedOffloadRegion):  # type: ignore[misc]
 
 
 def enter(region: SharedOffloadRegion, workers: int, worker: int | None) -> ReplicaLease:
-    """Become a member of the replica that shares a region; the last member removes its name."""
-    # From now on the last member removes the name, not the process that created the file.
+    """Join the replica that shares a region; the last member to join removes the region's name."""
+    # The last member to join removes the name, so vLLM's creator of the file must not do so.
     region._creator = False
     return ReplicaLease.enter(region.fd, region.mmap_path, workers=workers, worker=worker)
 

@@ -170,8 +170,8 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
             if not self._tier.takes_reads:
                 self._tier.drop_lookups(1)
                 return _MISS
-            # Loading a chunk is wasteful if an earlier chunk, still unanswered, turns out to be a
-            # miss.
+            # Answer at once only if no earlier chunk awaits its answer: after a miss, a loaded
+            # chunk would be useless.
             if not request.new and self._tier.knows(key):
                 request.answers[key] = True
                 return _HIT
@@ -189,7 +189,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
         self._touched.update(dict.fromkeys(keys))
 
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
-        """Hand over the step's lookups and uses."""
+        """Pass the step's lookups and uses to the tier."""
         now_s = self._clock.now_s()
         for req_id in context.new_req_ids:
             if req_id in self._requests:
@@ -237,7 +237,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
         while not self._tier.drain(_DRAIN_TIMEOUT_S):
             _log.warning("tier %s: waiting for I/O that does not end", self._spec.name)
 
-    # --- everything ---------------------------------------------------------------------------
+    # --- state and shutdown -------------------------------------------------------------------
 
     def take_events(self) -> Iterable[EngineEvent]:
         return [engine_event(event) for event in self._tier.take_events()]
@@ -266,7 +266,8 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
     def answered(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
         answers = job.tag.answers
         for key, verdict in zip(job.keys, verdicts, strict=True):
-            # A chunk whose answer was late has counted as a miss, and stays a miss.
+            # After its deadline an unanswered chunk counted as a miss; a late answer does not
+            # change this.
             if answers.get(key) is None:
                 answers[key] = verdict is _OK
 
@@ -291,7 +292,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
             )
         )
 
-    # --- inside -------------------------------------------------------------------------------
+    # --- internals ----------------------------------------------------------------------------
 
     def _open(self, spec: TierSpec) -> None:
         self._opened = ExitStack()

@@ -100,7 +100,7 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
                 self._worker = worker_over_pool(kv_caches, pool, self.blocks_per_chunk)
         return self._worker
 
-    # --- inside -------------------------------------------------------------------------------
+    # --- internals ----------------------------------------------------------------------------
 
     def _uses_their_copies(self) -> bool:
         on_cpu = bool(current_platform.is_cpu())

@@ -74,7 +74,7 @@ def make_transfer_config(
         }
     else:
         try:
-            pool_bytes = parse_bytes(pool)  # vLLM accepts bytes only
+            pool_bytes = parse_bytes(pool)  # vLLM accepts only a number of bytes
         except ValueError as error:
             raise ConfigError(f"{EXTRA_CONFIG.at('cpu_bytes_to_use')}: {error}") from None
         extra = {

@@ -141,7 +141,7 @@ class MemcachedTier(kv.ChunkTierManager):
         return hashlib.sha256(self.context.namespace.fingerprint.encode() + key).hexdigest()
 
     def _server_of(self, name: str) -> str:
-        # The index and the pieces of a chunk have names with the same beginning, so that all lie on
-        # one server: they are lost together, and found with one hop.
+        # The names of a chunk's index and pieces begin alike, and only this beginning chooses the
+        # server: so all of them are found, or lost, together.
         chunk = name.partition(".")[0]
         return max(self._pools, key=lambda s: hashlib.md5(f"{s} {chunk}".encode()).digest())

@@ -82,8 +82,8 @@ class Pieces:
                 await self._pieces.load(self._name(transfer.key), transfer.buffers)
 
     Names of pieces are the object's name and up to 60 further characters, the first of which is a
-    dot. If a writer is killed, or overtaken by another one, its pieces stay without an index: the
-    value store should evict values, or let them expire.
+    dot. If a writer is killed, or another writer overwrites its index, its pieces stay without an
+    index: the value store should evict values, or let them expire.
 
     Args:
         values: the store.
