@@ -146,9 +146,10 @@ def secrets_in(name: str, value: Any) -> Iterator[str]:
 
 
 def masked_error(error: BaseException, secrets: Secrets) -> BaseException:
-    """Return the error if neither it nor a cause shows a secret, else a masked replacement.
+    """Return the error if it and its causes show no secret; otherwise a masked replacement.
 
-    The replacement has the error's nearest class of the SDK, or else a new class of the same name.
+    The replacement is of the first of the error's base classes that the SDK defines. For other
+    errors it is of a new class with the same name.
     """
     shown = "".join(
         line for one in chain_of(error) for line in traceback.format_exception_only(one)

@@ -86,7 +86,7 @@ class CUDADevice(Device):
         number = 0 if store else 2 if expedited else 1
         lane = self._lanes[number]
         with self.driver.during_captures(), torch.cuda.device(self.device):
-            # The copy waits for the work queued now, even if it is queued later itself.
+            # The copy waits for the work queued so far, even if the copy is queued later.
             event = after.record_event() if isinstance(after, torch.Stream) else after
             pieces: Sequence[_Piece]
             if self._gatherer is not None and self._gatherer.suits(plan):

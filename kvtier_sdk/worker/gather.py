@@ -213,7 +213,7 @@ class StagedPiece:
     def queue(self, operation: Operation, copies: torch.cuda.Stream, enqueue: Enqueue) -> None:
         """Queue the kernel and the copies in order, after the part's last use.
 
-        Even after a failure, the stream on which the piece ends waits for everything queued.
+        Even after a failure, the piece's last stream waits for all queued work.
         """
         part = self._staging.next_part()
         store = operation is Operation.STORE

@@ -25,10 +25,10 @@ _PATIENCE_S = 20.0
 
 
 def test_dropped(figure: Figure) -> None:
-    """Drop a worker during a store; then use its memory again, and new memory at its address.
+    """Drop a worker during a store; then copy to its memory, and to new memory at its address.
 
-    The driver keeps the pages of memory that is freed while it is registered. Copies to a later
-    mapping at the same address may then go to the old pages. So a dropped worker keeps its memory
+    If registered memory is freed, the driver keeps its pages. Copies to a later mapping at the same
+    address may then go to the old pages. So a dropped worker keeps its memory
     until its copies have ended, and unregisters it.
     """
     blocks = random_blocks(_BLOCKS, MIB)

@@ -1,4 +1,4 @@
-"""``kvtier tier`` lists a store's chunks, explains them, and removes only those it is told to."""
+"""``kvtier tier`` lists and explains a store's chunks, and removes only the chosen chunks."""
 
 from __future__ import annotations
 

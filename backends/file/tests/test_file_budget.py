@@ -89,7 +89,8 @@ class BudgetMachine(RuleBasedStateMachine):
             with pytest.raises(TierCapacityError):
                 victims()
             return
-        # The first choice updates the counted times of use, so a second choice is equal.
+        # The first choice reads the files' times of use into the account. The second finds the same
+        # times there, so it must choose the same victims.
         for _ in range(2):
             expected = self.expected(free_to_go, excess, open_namespaces)
             assert victims() == expected

@@ -87,7 +87,7 @@ class Route(ABC):
             try:
                 value: bytes = await self._client.getrange(name, 0, _MOST_VALUE_BYTES)
             except ResponseError as error:
-                # Not a string, so it belongs to another application.
+                # WRONGTYPE: the key is not a string, so another application stored it.
                 if not str(error).startswith("WRONGTYPE"):
                     raise
                 return None

@@ -146,7 +146,7 @@ def _moved(tiers: Sequence[TierStats]) -> tuple[str, str]:
 
 
 def _origins(report: ReplayReport) -> str:
-    """Return a bar of the sources of all chunks."""
+    """Return a bar chart of where the chunks came from."""
     origins = sources(report)
     parts = "".join(
         f'<div style="flex:{of.chunks} 0 0;background:var(--{of.color})"></div>'

@@ -376,7 +376,7 @@ class ProcessRunner(LoopRunner):
         self._watched = False
 
     def _readable(self) -> None:
-        """Notify the engine once. The engine's next poll starts the watch of the socket again."""
+        """Notify the engine once. The engine's next poll resumes watching the socket."""
         child = self._child
         if child is not None:
             self._remove_reader(child.data)

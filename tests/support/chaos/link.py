@@ -1,4 +1,4 @@
-"""A network link to a server of the loopback, which can be slow or cut its connections."""
+"""A network link to a server on loopback; the link can be slow, or cut its connections."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ _KINDS = {"error": 4, "bug": 1, "late": 2, "hang": 2, "some": 4, "damage": 4, "l
 
 
 class Weather:
-    """The faults of one tier, drawn for each call by itself: calls do not affect each other."""
+    """The faults of one tier, drawn independently for each call."""
 
     def __init__(self, plan: TierPlan, rng: random.Random, clock: Clock) -> None:
         self.calm = False  # no more faults and delays

@@ -1,4 +1,4 @@
-"""Configurations as vLLM's connector gives them to a spec, without an engine."""
+"""vLLM configurations as a spec receives them, built without an engine."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
