@@ -67,7 +67,7 @@ class Promotions:
         promotion.claims += 1
         slot.pins += 1
         state.claims[slot.key] = slot
-        if promotion.pending.shared:
+        if promotion.pending.shared and not promotion.pending.is_known:
             # If the load fails, the request tries the other tiers that have the chunk.
             state.asked[slot.key] = promotion.pending
 
@@ -116,9 +116,6 @@ class Promotions:
             promotion.waiters.remove(state)
         elif not promotion.claims:
             self._vacate(slot)
-        if promotion.pending.is_known:
-            # The load had no lookup, and the chunk may leave its tier: ask the tiers next time.
-            state.asked.pop(key, None)
         self._primary.unpin(slot)
         return promotion.tier
 
@@ -146,8 +143,7 @@ class Promotions:
 
     def _fail(self, slot: Slot) -> None:
         # A waiting request tries the next tier that has the chunk; without such a tier, the chunk
-        # is a miss. After a load without a lookup, the request asks the tiers again, because the
-        # chunk may have left the other tiers too.
+        # is a miss. After a load without a lookup, the request asks the tiers.
         promotion = slot.promotion
         assert promotion is not None
         pending = promotion.pending
@@ -155,8 +151,6 @@ class Promotions:
         self._note_failure(slot.key, promotion.tier)
         for state in promotion.waiters:
             del state.claims[slot.key]
-            if pending.is_known:
-                state.asked.pop(slot.key, None)
         self.forget(slot)
 
     def _note_failure(self, key: OffloadKey, tier: int) -> None:

@@ -157,9 +157,7 @@ class TierSearch:
             return _MISS
         if pending.waiting:
             if self._primary.now_s <= pending.deadline_s:
-                wait = state.wait
-                if wait is None or wait.step != self._primary.step:
-                    wait = state.wait_in(self._primary.step)
+                wait = state.wait_in(self._primary.step)
                 if pending is not wait.latest:
                     wait.note_lookup(pending)
                 return _RETRY
@@ -284,8 +282,8 @@ class TierSearch:
             if key not in self._primary.by_key and not state.asks_first:
                 # If the load cannot begin, the next step asks the tiers, and counts any miss.
                 state.asks_first = self._begin_load(key, pending, state) is not None
-            if key not in state.claims:
-                del state.asked[key]
+            # No tier has answered, and the chunk may leave its tier: the knowledge serves once.
+            del state.asked[key]
 
     def _begin_load(
         self, key: OffloadKey, pending: PendingLookup, state: RequestState

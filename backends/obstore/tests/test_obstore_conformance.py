@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from urllib.parse import quote, urlencode
 
@@ -24,14 +25,8 @@ class OverAService(TierConformance):
     sequences = 5
 
     def _name(self, key):
-        shard = self._shard(key)
+        shard = hashlib.blake2b(key, digest_size=1).hexdigest()
         return f"chunks/{self.namespace.fingerprint}/{shard}/{key.hex()}.kv"
-
-    @staticmethod
-    def _shard(key):
-        import hashlib
-
-        return hashlib.blake2b(key, digest_size=1).hexdigest()
 
     def read_raw(self, key):
         try:

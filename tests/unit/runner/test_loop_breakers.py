@@ -1,4 +1,4 @@
-"""What opens a breaker, and which calls an open breaker refuses."""
+"""Failures that open a breaker, and the calls that an open breaker refuses."""
 
 from __future__ import annotations
 
