@@ -24,13 +24,14 @@ import struct
 
 from xxhash import xxh3_64_intdigest, xxh3_128_digest
 
-from kvtier_sdk.errors import ChunkAuthError, CorruptChunkError
+from kvtier_sdk.errors import ChunkAuthError, CorruptChunkError, TierContractError
 from kvtier_sdk.types import OffloadKey
 
 HEADER_VERSION = 1
 _MAGIC = b"KVTC"
 _FIELDS = struct.Struct("<4sHHQQ16s16s")
 _CHECK = struct.Struct("<Q")
+_DIGEST_BYTES = 16
 _HEADER_BYTES = _FIELDS.size + _CHECK.size
 
 
@@ -54,10 +55,25 @@ class ChunkHeader:
         self._verify = verify
         self._sealed = sealed
 
-    def seal(self, key: OffloadKey, header: memoryview, payload: memoryview) -> None:
-        digest = bytes(16)
-        if self._verify and not self._sealed:
+    @property
+    def digest_bytes(self) -> int:
+        """Length of the part of a payload that the digest covers; 0 if there is no digest."""
+        return self._chunk_bytes if self._verify and not self._sealed else 0
+
+    def seal(
+        self,
+        key: OffloadKey,
+        header: memoryview,
+        payload: memoryview,
+        digest: bytes | None = None,
+    ) -> None:
+        """Write a chunk's header, with ``digest`` if the caller has computed it."""
+        if not self.digest_bytes:
+            digest = bytes(_DIGEST_BYTES)
+        elif digest is None:
             digest = xxh3_128_digest(payload[: self._chunk_bytes])
+        elif len(digest) != _DIGEST_BYTES:
+            raise TierContractError(f"brought a digest of {len(digest)} bytes, not {_DIGEST_BYTES}")
         fields = _FIELDS.pack(
             _MAGIC,
             HEADER_VERSION,
@@ -70,8 +86,16 @@ class ChunkHeader:
         header[:_HEADER_BYTES] = fields + _CHECK.pack(xxh3_64_intdigest(fields))
         header[_HEADER_BYTES:] = bytes(len(header) - _HEADER_BYTES)
 
-    def check(self, key: OffloadKey, header: memoryview, payload: memoryview) -> None:
+    def check(
+        self,
+        key: OffloadKey,
+        header: memoryview,
+        payload: memoryview,
+        digest: bytes | None = None,
+    ) -> None:
         """Raise :class:`CorruptChunkError` unless key, header and payload belong together.
+
+        A caller that has computed the payload's digest passes it.
 
         The error is a :class:`ChunkAuthError` if the payload should be sealed but is not.
         """
@@ -79,7 +103,7 @@ class ChunkHeader:
             return
         fields = bytes(header[: _FIELDS.size])
         (check,) = _CHECK.unpack(header[_FIELDS.size : _HEADER_BYTES])
-        magic, version, flags, length, chunk_bytes, binding, digest = _FIELDS.unpack(fields)
+        magic, version, flags, length, chunk_bytes, binding, expected = _FIELDS.unpack(fields)
         if magic != _MAGIC:
             raise CorruptChunkError("the object does not begin with a kvtier header")
         if check != xxh3_64_intdigest(fields):
@@ -98,7 +122,9 @@ class ChunkHeader:
             raise CorruptChunkError(f"payload of {chunk_bytes} bytes; expected {self._chunk_bytes}")
         if binding != self._binding(key):
             raise CorruptChunkError("the chunk belongs to another key or namespace")
-        if not self._sealed and digest != xxh3_128_digest(payload[: self._chunk_bytes]):
+        if self._sealed:
+            return
+        if (digest or xxh3_128_digest(payload[: self._chunk_bytes])) != expected:
             raise CorruptChunkError("the payload does not match its digest")
 
     def associated_data(self, key: OffloadKey, header: memoryview) -> bytes:

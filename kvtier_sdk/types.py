@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, Flag, auto
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -123,7 +123,18 @@ class Region(NamedTuple):
         return self.address <= other.address and other.address + other.size_bytes <= end
 
 
-@dataclass(frozen=True, slots=True)
+class _Integrity(Protocol):
+    """Writes and checks the headers of chunks; :class:`kvtier_sdk.chunk_header.ChunkHeader`."""
+
+    def seal(
+        self, key: OffloadKey, header: memoryview, payload: memoryview, digest: bytes | None
+    ) -> None: ...
+
+    def check(
+        self, key: OffloadKey, header: memoryview, payload: memoryview, digest: bytes | None
+    ) -> None: ...
+
+
 class Transfer:
     """One chunk on its way between its slot and a tier.
 
@@ -138,22 +149,81 @@ class Transfer:
     Both views belong to the SDK. A backend may use them until its ``store`` or ``load`` call has
     returned or, if the call was cancelled, has ended.
 
+    A digest costs least in the thread that moves the bytes. A store's digest is computed in the
+    thread that first uses :attr:`header` or :attr:`buffers`. After a load the SDK computes it on
+    the tier's event loop, unless a thread of the tier has called :meth:`verify`.
+
+    Args:
+        key: the name of the chunk.
+        request: the request that caused the transfer.
+        header: the memory of the header.
+        payload: the slot.
+        replace: see below.
+
     Attributes:
         key: the name of the chunk.
         request: the request that caused the transfer.
-        header: the integrity header, which only the SDK interprets; opaque bytes to a backend. Its
-            address and length are multiples of the tier's ``alignment``.
         payload: the slot itself, ``context.chunk_bytes`` long, rounded up to the tier's
             ``alignment``. Contiguous, format ``B``.
         replace: for a store, true if the last load of the chunk failed. The tier's object may
             then be damaged: overwrite it, without asking whether it exists.
+        unsealed: the SDK's, for :meth:`seal`; ``None`` if there is nothing to do.
+        unverified: the SDK's, for :meth:`verify`; ``None`` if there is nothing to do.
     """
 
-    key: OffloadKey
-    request: RequestContext
-    header: memoryview
-    payload: memoryview
-    replace: bool = False
+    __slots__ = ("_header", "key", "payload", "replace", "request", "unsealed", "unverified")
+
+    def __init__(
+        self,
+        key: OffloadKey,
+        request: RequestContext,
+        header: memoryview,
+        payload: memoryview,
+        *,
+        replace: bool = False,
+        unsealed: _Integrity | None = None,
+    ) -> None:
+        self.key = key
+        self.request = request
+        self.payload = payload
+        self.replace = replace
+        self.unsealed = unsealed
+        self.unverified: _Integrity | None = None
+        self._header = header
+
+    @property
+    def header(self) -> memoryview:
+        """The integrity header, which only the SDK interprets; opaque bytes to a backend.
+
+        Its address and length are multiples of the tier's ``alignment``. A store's header is sealed
+        at its first use.
+        """
+        self.seal()
+        return self._header
+
+    def seal(self, digest: bytes | None = None) -> None:
+        """Write a store's header, once. Call it only to bring a digest; any thread may.
+
+        Args:
+            digest: the 16 bytes of xxh3-128, in its canonical order, over the payload's first
+                ``context.digest_bytes``; ``None`` to compute it here.
+        """
+        if self.unsealed is not None:
+            self.unsealed.seal(self.key, self._header, self.payload, digest)
+            self.unsealed = None
+
+    def verify(self, digest: bytes | None = None) -> None:
+        """Check a loaded chunk in this thread, so that the SDK need not do it on the loop.
+
+        Args:
+            digest: as for :meth:`seal`, computed from the bytes as they are in the payload now.
+
+        Raises:
+            CorruptChunkError: the chunk is damaged or another; this is its verdict.
+        """
+        if self.unverified is not None:
+            self.unverified.check(self.key, self._header, self.payload, digest)
+            self.unverified = None
 
     @property
     def buffers(self) -> tuple[memoryview, memoryview]:
@@ -168,7 +238,7 @@ class Transfer:
     @property
     def object_bytes(self) -> int:
         """Length in bytes of the stored object: header and payload together."""
-        return len(self.header) + len(self.payload)
+        return len(self._header) + len(self.payload)
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,9 @@ class TierContext:
             changes nothing by itself: ``open`` makes no namespace and evicts nothing, ``lookup``
             and ``load`` record no use and remove nothing. ``store`` is not called; ``delete``
             works as usual.
+        digest_bytes: length of the part of a payload, from its beginning, that a digest covers; 0
+            if the SDK wants none. Only a tier that computes digests itself needs this
+            (:meth:`Transfer.seal`).
     """
 
     name: str
@@ -81,6 +84,7 @@ class TierContext:
     regions: tuple[Region, ...] = ()
     metrics: TierMetrics = field(default_factory=TierMetrics)
     maintenance: bool = False
+    digest_bytes: int = 0
 
     @property
     def object_bytes(self) -> int:

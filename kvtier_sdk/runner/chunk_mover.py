@@ -52,7 +52,7 @@ class ChunkMover:
 
     @contextmanager
     def transfers(self, job: Job, batch: Sequence[int]) -> Iterator[dict[int, Transfer]]:
-        """Lend the buffers of a batch. For a store, the headers are already sealed."""
+        """Lend the buffers of a batch. A store's headers are sealed at their first use."""
         headers = self._headers.take(len(batch))
         # A pool that closes while slots are in use logs this name.
         holder = f"{self._context.name} {job.operation.value}"
@@ -65,12 +65,10 @@ class ChunkMover:
                     header,
                     self._memory.padded_view(job.slots[index], self._alignment, holder),
                     replace=is_store and job.keys[index] in self._unloaded,
+                    unsealed=self._header if is_store else None,
                 )
                 for index, header in zip(batch, headers, strict=True)
             }
-            if is_store:
-                for transfer in lent.values():
-                    self._header.seal(transfer.key, transfer.header, transfer.payload)
             yield lent
         finally:
             self._headers.give_back(headers)
@@ -82,6 +80,8 @@ class ChunkMover:
         if operation is Operation.LOAD:
             # Remember the chunks before the call, because a load may never end.
             self._doubt(transfers.values())
+            for transfer in transfers.values():
+                transfer.unverified = self._header
         tier = self._sealer or self._call
         results = await tier.transfer(operation, list(transfers.values()))
         errors = dict(zip(transfers, results, strict=True))
@@ -122,7 +122,7 @@ class ChunkMover:
 
     def _damage(self, loaded: Transfer) -> CorruptChunkError | None:
         try:
-            self._header.check(loaded.key, loaded.header, loaded.payload)
+            loaded.verify()
         except CorruptChunkError as damage:
             damage.tier, damage.operation = self._context.name, Operation.LOAD.value
             return damage

@@ -166,6 +166,9 @@ class TierLoop:
         probes = BufferArena(header_length + payload_length, len(Direction))
         arenas = [arena for arena in (headers, scratch, probes) if arena is not None]
         namespace = spec.namespace_of(namespace, chunk_bytes)
+        header = ChunkHeader(
+            namespace.fingerprint, chunk_bytes, verify=spec.verify, sealed=codec is not None
+        )
         context = TierContext(
             name=spec.name,
             namespace=namespace,
@@ -177,11 +180,9 @@ class TierLoop:
             report_removed=self._report_removed,
             regions=(memory.region, *(arena.region for arena in arenas)),
             maintenance=maintenance,
+            digest_bytes=header.digest_bytes,
         )
         self.call = TierCaller(partial(spec.tier_class, spec.config, context), secrets, self._log)
-        header = ChunkHeader(
-            namespace.fingerprint, chunk_bytes, verify=spec.verify, sealed=codec is not None
-        )
         sealer = None
         if codec is not None and scratch is not None:
             sealer = ChunkSealer(self.call, codec, header, scratch)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from enum import Enum, auto
 
 from kvtier_sdk.aio.blocking import run_blocking
@@ -56,7 +55,13 @@ class ChunkSealer:
         scratch = self._scratch.take(len(batch))
         try:
             sealed = [
-                replace(transfer, payload=buffer)
+                Transfer(
+                    transfer.key,
+                    transfer.request,
+                    transfer.header,
+                    buffer,
+                    replace=transfer.replace,
+                )
                 for transfer, buffer in zip(batch, scratch, strict=True)
             ]
             if operation is Operation.STORE:

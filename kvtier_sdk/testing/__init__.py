@@ -7,6 +7,7 @@ at their first use. Everything else works without either.
 from typing import TYPE_CHECKING, Any
 
 from kvtier_sdk.testing.conformance.chunks import (
+    check_a_brought_digest_is_right,
     check_a_lost_part_is_a_miss,
     check_a_store_replaces_on_demand,
     check_absent_is_not_found,
@@ -107,6 +108,7 @@ __all__ = [
     "TierLike",
     "TierSubject",
     "VirtualClock",
+    "check_a_brought_digest_is_right",
     "check_a_cancelled_call_ends",
     "check_a_cancelled_load_writes_nothing_more",
     "check_a_cancelled_store_leaves_no_part",

@@ -7,7 +7,7 @@ import mmap
 import random
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar
 
@@ -155,7 +155,9 @@ class FaultyTier(SecondaryTierManager):
             return await self.inner.load(batch)
         if fault.kind is FaultKind.PARTIAL:
             return await self._half(self.inner.load, batch, fault)
-        verdicts = await self.inner.load(batch)
+        # The tier inside must not verify what is damaged only afterwards.
+        inside = [_other(transfer, transfer.payload) for transfer in batch]
+        verdicts = await self.inner.load(inside)
         for transfer, verdict in zip(batch, verdicts, strict=True):
             if verdict is None and fault.kind is FaultKind.SHORT:
                 kept = len(transfer.payload) // 2
@@ -222,12 +224,18 @@ class FaultyTier(SecondaryTierManager):
         """Return a damaged transfer to store; the lent buffers are not modified."""
         if kind is FaultKind.SHORT:
             kept = len(transfer.payload) // 2 // self.alignment * self.alignment
-            return replace(transfer, payload=transfer.payload[:kept])
+            return _other(transfer, transfer.payload[:kept])
         # A mapping begins a page, so its address fits any alignment that a tier may require.
         copy = memoryview(mmap.mmap(-1, len(transfer.payload)))
         copy[:] = transfer.payload
         _flip(copy)
-        return replace(transfer, payload=copy)
+        return _other(transfer, copy)
+
+
+def _other(transfer: Transfer, payload: memoryview) -> Transfer:
+    return Transfer(
+        transfer.key, transfer.request, transfer.header, payload, replace=transfer.replace
+    )
 
 
 def faulty(tier_class: type[SecondaryTierManager], plan: FaultPlan) -> type[FaultyTier]:

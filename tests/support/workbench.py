@@ -60,6 +60,7 @@ class Workbench:
             clock=self.clock,
             logger=logging.getLogger(f"kvtier.tier.{spec.name}"),
             report_removed=self._note_removed,
+            digest_bytes=self.chunk_bytes,
         )
         return spec.tier_class(spec.config, context)
 
@@ -91,8 +92,9 @@ class Workbench:
         pattern = key + bytes([seed]) + bytes(range(251)) + b"\r\n"
         return (pattern * (self.object_bytes // len(pattern) + 1))[: self.object_bytes]
 
-    def full(self, key: bytes, seed: int = 0) -> Transfer:
+    def full(self, key: bytes, seed: int = 0, *, replace: bool = False) -> Transfer:
         transfer = self.empty(key)
+        transfer.replace = replace
         text = self.content(key, seed)
         transfer.header[:] = text[: self.header_bytes]
         transfer.payload[:] = text[self.header_bytes :]

@@ -4,7 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtier_sdk import RequestContext, Transfer, make_offload_key, split_offload_key
+from kvtier_sdk import (
+    CorruptChunkError,
+    RequestContext,
+    Transfer,
+    make_offload_key,
+    split_offload_key,
+)
 
 
 @given(st.binary(max_size=64), st.integers(0, 2**32 - 1))
@@ -29,3 +35,52 @@ def test_a_transfer_is_its_header_then_its_payload() -> None:
     assert transfer.buffers[0] is header
     assert transfer.buffers[1] is payload
     assert transfer.object_bytes == 164
+
+
+class Seals:
+    """What a transfer asks of the SDK, in order."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, bytes | None]] = []
+        self.damage: CorruptChunkError | None = None
+
+    def seal(self, key: bytes, header: object, payload: object, digest: bytes | None) -> None:
+        self.asked.append(("seal", digest))
+
+    def check(self, key: bytes, header: object, payload: object, digest: bytes | None) -> None:
+        self.asked.append(("check", digest))
+        if self.damage:
+            raise self.damage
+
+
+def make_transfer(unsealed: Seals | None = None) -> Transfer:
+    header, payload = memoryview(bytearray(64)), memoryview(bytearray(100))
+    return Transfer(b"key", RequestContext("r"), header, payload, unsealed=unsealed)
+
+
+def test_a_header_is_sealed_once_when_it_is_first_used() -> None:
+    seals = Seals()
+    transfer = make_transfer(seals)
+    assert (transfer.object_bytes, len(transfer.payload), seals.asked) == (164, 100, [])
+    assert transfer.buffers[0] is transfer.header
+    transfer.seal(b"late")
+    assert seals.asked == [("seal", None)]
+    brought = make_transfer(seals)
+    brought.seal(b"brought")
+    assert brought.regions
+    assert seals.asked[1:] == [("seal", b"brought")]
+
+
+def test_a_chunk_is_verified_until_it_is_found_whole() -> None:
+    seals = Seals()
+    transfer = make_transfer()
+    transfer.verify(b"nothing to check")
+    transfer.unverified = seals
+    seals.damage = CorruptChunkError("flipped")
+    with pytest.raises(CorruptChunkError):
+        transfer.verify()
+    seals.damage = None
+    for digest in (b"brought", None):
+        transfer.verify(digest)
+    assert transfer.buffers
+    assert seals.asked == [("check", None), ("check", b"brought")]

@@ -1,6 +1,8 @@
-/* The system calls of a batch of chunks, in one call that does not hold the interpreter lock.
+/* The system calls and digests of a batch of chunks, in one call without the interpreter lock.
  *
  * Python releases and reacquires the lock at each system call, and a chunk needs up to eleven.
+ * Large batches are shared out among threads that live as long as the call. A thread digests a
+ * chunk right after it has read it, while the processor's cache still holds the bytes.
  * This code handles only the usual cases. A file that is missing, foreign, damaged, expired or
  * refused is left unchanged and reported as not done. The Python code then handles the file and
  * reports the error.
@@ -12,10 +14,14 @@
 #define Py_LIMITED_API 0x030B0000 /* one build for Python 3.11 and all later versions */
 #include <Python.h>
 
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdbool.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
@@ -30,7 +36,19 @@
 #define MOST_EARLIER_USES 15
 #define SAME_USE_NS NS_PER_S
 
+/* A thread costs about 30 us, as much as 256 KiB from the page cache. */
+#define BYTES_PER_THREAD (1 << 20)
+#define MOST_THREADS 8
+#define STACK_BYTES (256 << 10)
+#define DIGEST_BYTES 16
+
 enum outcome { NOT_DONE = 0, DONE = 1, ABSENT = 2 };
+
+/* xxh3-128, from the library that use_digests has loaded; NULL without one. */
+struct hash {
+    uint64_t low, high;
+};
+static struct hash (*xxh3_128)(const void *, size_t);
 
 /* The arguments that all files of a call share. */
 struct call {
@@ -39,6 +57,7 @@ struct call {
     int flags; /* O_DIRECT or 0 */
     int strict; /* skip a shard that other users could change: Directories refuses it */
     Py_ssize_t object_bytes;
+    Py_ssize_t digest_bytes; /* of each payload; 0 for no digests */
     long long latest_ns, expired_ns, aged_ns; /* chunks.Lifetime */
 };
 
@@ -51,6 +70,7 @@ struct file {
     Py_buffer header;
     Py_buffer payload;
     long long used_ns;
+    unsigned char *digest;
 };
 
 /* The functions below make the system calls, without the interpreter lock. */
@@ -118,6 +138,23 @@ static int open_shard(const struct call *call, const struct file *file)
     return -1;
 }
 
+/* Write a digest in its canonical form, which is big-endian. */
+static void digest_payload(const struct call *call, const struct file *file)
+{
+    struct hash hash = xxh3_128(file->payload.buf, (size_t)call->digest_bytes);
+    for (int at = 0; at < 8; at++) {
+        file->digest[at] = (unsigned char)(hash.high >> (56 - 8 * at));
+        file->digest[8 + at] = (unsigned char)(hash.low >> (56 - 8 * at));
+    }
+}
+
+static enum outcome digest_one(const struct call *call, const struct file *file)
+{
+    if (call->digest_bytes)
+        digest_payload(call, file);
+    return DONE;
+}
+
 static bool read_open(const struct call *call, const struct file *file, int fd)
 {
     struct stat status;
@@ -127,6 +164,8 @@ static bool read_open(const struct call *call, const struct file *file, int fd)
         return false;
     if (preadv(fd, vectors, 2, 0) != file->header.len + file->payload.len)
         return false;
+    if (call->digest_bytes)
+        digest_payload(call, file);
     struct timespec used = time_after(call, &status, file->used_ns);
     /* Ignore errors: the bytes were read, and recency matters less. */
     (void)futimens(fd, (struct timespec[2]){status.st_atim, used});
@@ -219,40 +258,123 @@ static enum outcome touch_one(const struct call *call, const struct file *file)
     return outcome;
 }
 
+typedef enum outcome (*operation)(const struct call *, const struct file *);
+
+/* What the threads of one call share. */
+struct work {
+    const struct call *call;
+    const struct file *files;
+    operation operate;
+    Py_ssize_t count;
+    _Atomic Py_ssize_t next;
+    char *outcome;
+};
+
+static void *work_on(void *shared)
+{
+    struct work *work = shared;
+    Py_ssize_t index;
+    while ((index = atomic_fetch_add(&work->next, 1)) < work->count)
+        work->outcome[index] = (char)work->operate(work->call, &work->files[index]);
+    return NULL;
+}
+
+/* Share out the work among this thread and new ones; fewer if the system refuses more. */
+static void work_in_threads(struct work *work)
+{
+    pthread_t helpers[MOST_THREADS - 1];
+    pthread_attr_t attributes;
+    sigset_t all, before;
+    Py_ssize_t bytes = 0, started = 0;
+    for (Py_ssize_t index = 0; index < work->count; index++)
+        bytes += work->files[index].payload.len;
+    Py_ssize_t wanted = bytes / BYTES_PER_THREAD;
+    if (wanted > work->count)
+        wanted = work->count;
+    if (wanted > MOST_THREADS)
+        wanted = MOST_THREADS;
+    if (wanted > 1 && pthread_attr_init(&attributes) == 0) {
+        (void)pthread_attr_setstacksize(&attributes, STACK_BYTES);
+        /* Signals are for the interpreter's own threads. */
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before);
+        while (started < wanted - 1
+               && pthread_create(&helpers[started], &attributes, work_on, work) == 0)
+            started++;
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
+        pthread_attr_destroy(&attributes);
+    }
+    work_on(work);
+    while (started > 0)
+        pthread_join(helpers[--started], NULL);
+}
+
 /* The functions below need the interpreter lock. */
 
-typedef enum outcome (*operation)(const struct call *, const struct file *);
 typedef int (*parser)(PyObject *, struct file *);
 
-/* Parse each file, work on all of them without the lock, and return a byte for each. */
-static PyObject *run(const struct call *call, PyObject *items, parser parse, operation operate)
+/* Parse each file, and work on all of them without the lock. Return a pair: an outcome for each
+ * file, and the digests, one after another; no digests without a library. */
+static PyObject *run(struct call *call, PyObject *items, parser parse, operation operate)
 {
-    Py_ssize_t count = PyTuple_Size(items), parsed = 0;
-    struct file *files = PyMem_Calloc((size_t)count, sizeof(struct file));
-    /* Allocate the result first: after the work nothing may fail. */
-    PyObject *outcomes = PyBytes_FromStringAndSize(NULL, count);
-    if (files == NULL || outcomes == NULL) {
-        PyMem_Free(files);
-        Py_XDECREF(outcomes);
-        return PyErr_NoMemory();
+    if (call->digest_bytes < 0) {
+        PyErr_SetString(PyExc_ValueError, "a negative length");
+        return NULL;
     }
-    char *outcome = PyBytes_AsString(outcomes);
-    while (parsed < count && parse(PyTuple_GetItem(items, parsed), &files[parsed]))
+    if (xxh3_128 == NULL)
+        call->digest_bytes = 0;
+    Py_ssize_t count = PyTuple_Size(items), parsed = 0;
+    Py_ssize_t digest_bytes = call->digest_bytes ? DIGEST_BYTES : 0;
+    struct file *files = PyMem_Calloc((size_t)count, sizeof(struct file));
+    /* Allocate the results first: after the work nothing may fail. */
+    PyObject *outcomes = PyBytes_FromStringAndSize(NULL, count);
+    PyObject *digests = PyBytes_FromStringAndSize(NULL, count * digest_bytes);
+    PyObject *result = outcomes && digests ? PyTuple_Pack(2, outcomes, digests) : NULL;
+    if (files == NULL || result == NULL) {
+        PyErr_NoMemory();
+        goto end;
+    }
+    while (parsed < count && parse(PyTuple_GetItem(items, parsed), &files[parsed])) {
+        files[parsed].digest = (unsigned char *)PyBytes_AsString(digests) + parsed * digest_bytes;
+        if (files[parsed].payload.len < call->digest_bytes) {
+            PyErr_SetString(PyExc_ValueError, "a payload is shorter than its digested part");
+            PyBuffer_Release(&files[parsed].header);
+            PyBuffer_Release(&files[parsed].payload);
+            break;
+        }
         parsed++;
+    }
     if (parsed == count) {
+        struct work work = {call, files, operate, count, 0, PyBytes_AsString(outcomes)};
         Py_BEGIN_ALLOW_THREADS
-        for (Py_ssize_t index = 0; index < count; index++)
-            outcome[index] = (char)operate(call, &files[index]);
+        work_in_threads(&work);
         Py_END_ALLOW_THREADS
     } else {
-        Py_CLEAR(outcomes);
+        Py_CLEAR(result);
     }
     for (Py_ssize_t index = 0; index < parsed; index++) {
         PyBuffer_Release(&files[index].header);
         PyBuffer_Release(&files[index].payload);
     }
+end:
     PyMem_Free(files);
-    return outcomes;
+    Py_XDECREF(outcomes);
+    Py_XDECREF(digests);
+    return result;
+}
+
+/* Return an item of a pair, and release the pair. */
+static PyObject *item_of(PyObject *pair, Py_ssize_t index)
+{
+    PyObject *item = pair ? PyTuple_GetItem(pair, index) : NULL;
+    Py_XINCREF(item);
+    Py_XDECREF(pair);
+    return item;
+}
+
+static int parse_digested(PyObject *item, struct file *file)
+{
+    return PyObject_GetBuffer(item, &file->payload, PyBUF_SIMPLE) == 0;
 }
 
 static int parse_read(PyObject *item, struct file *file)
@@ -278,13 +400,37 @@ static int parse_touched(PyObject *item, struct file *file)
 }
 
 /* The arguments have the same order as in the stub. */
+static PyObject *py_use_digests(PyObject *module, PyObject *arguments)
+{
+    const char *path;
+    if (!PyArg_ParseTuple(arguments, "s", &path))
+        return NULL;
+    /* Never closed: the function is used until the process ends. */
+    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    void *function = library ? dlsym(library, "XXH3_128bits_dispatch") : NULL;
+    if (library && !function)
+        function = dlsym(library, "XXH3_128bits");
+    /* ISO C forbids the cast that POSIX requires here. */
+    *(void **)&xxh3_128 = function;
+    return PyBool_FromLong(function != NULL);
+}
+
+static PyObject *py_digest(PyObject *module, PyObject *arguments)
+{
+    struct call call = {0};
+    PyObject *payloads;
+    if (!PyArg_ParseTuple(arguments, "nO!", &call.digest_bytes, &PyTuple_Type, &payloads))
+        return NULL;
+    return item_of(run(&call, payloads, parse_digested, digest_one), 1);
+}
+
 static PyObject *py_read(PyObject *module, PyObject *arguments)
 {
     struct call call = {0};
     PyObject *items;
-    if (!PyArg_ParseTuple(arguments, "inip(LLL)O!", &call.namespace_fd, &call.object_bytes,
-                          &call.flags, &call.strict, &call.latest_ns, &call.expired_ns,
-                          &call.aged_ns, &PyTuple_Type, &items))
+    if (!PyArg_ParseTuple(arguments, "innip(LLL)O!", &call.namespace_fd, &call.object_bytes,
+                          &call.digest_bytes, &call.flags, &call.strict, &call.latest_ns,
+                          &call.expired_ns, &call.aged_ns, &PyTuple_Type, &items))
         return NULL;
     return run(&call, items, parse_read, read_one);
 }
@@ -296,7 +442,7 @@ static PyObject *py_write(PyObject *module, PyObject *arguments)
     if (!PyArg_ParseTuple(arguments, "iiO!", &call.temporaries_fd, &call.flags, &PyTuple_Type,
                           &items))
         return NULL;
-    return run(&call, items, parse_written, write_one);
+    return item_of(run(&call, items, parse_written, write_one), 0);
 }
 
 static PyObject *py_place(PyObject *module, PyObject *arguments)
@@ -306,7 +452,7 @@ static PyObject *py_place(PyObject *module, PyObject *arguments)
     if (!PyArg_ParseTuple(arguments, "iipO!", &call.temporaries_fd, &call.namespace_fd,
                           &call.strict, &PyTuple_Type, &items))
         return NULL;
-    return run(&call, items, parse_placed, place_one);
+    return item_of(run(&call, items, parse_placed, place_one), 0);
 }
 
 static PyObject *py_touch(PyObject *module, PyObject *arguments)
@@ -317,10 +463,12 @@ static PyObject *py_touch(PyObject *module, PyObject *arguments)
                           &call.strict, &call.latest_ns, &call.expired_ns, &call.aged_ns,
                           &PyTuple_Type, &items))
         return NULL;
-    return run(&call, items, parse_touched, touch_one);
+    return item_of(run(&call, items, parse_touched, touch_one), 0);
 }
 
 static PyMethodDef methods[] = {
+    {"use_digests", py_use_digests, METH_VARARGS, NULL},
+    {"digest", py_digest, METH_VARARGS, NULL},
     {"read", py_read, METH_VARARGS, NULL},
     {"write", py_write, METH_VARARGS, NULL},
     {"place", py_place, METH_VARARGS, NULL},

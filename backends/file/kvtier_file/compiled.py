@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["ABSENT", "DONE", "NOT_DONE", "batch_io"]
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+import xxhash
+
+from kvtier_sdk import Transfer
+
+__all__ = ["ABSENT", "DONE", "NOT_DONE", "SEALED_BYTES", "batch_io", "seal", "split"]
 
 try:
     from kvtier_file import _batch_io as batch_io
@@ -11,3 +19,42 @@ except ImportError:
 
 #: The outcomes for a chunk of a batch; see ``_batch_io.pyi``.
 NOT_DONE, DONE, ABSENT = range(3)
+
+#: Payload to seal at once: so much stays in the processor's cache for the write that follows.
+SEALED_BYTES = 8 << 20
+
+
+def _extension_file() -> str:
+    # Its functions are written in C, in an extension module of the package.
+    return str(sys.modules[xxhash.xxh3_128_digest.__module__].__file__)
+
+
+def find_digests(part: ModuleType) -> bool:
+    """Give a compiled part the digest function of a library; return true if it works."""
+    sample = bytes(range(256)) * 17
+    # Python's xxhash brings its own copy of libxxhash, which need not show its functions.
+    for library in (_extension_file(), "libxxhash.so.0"):
+        if part.use_digests(library):
+            digest = part.digest(len(sample), (memoryview(sample),))
+            if digest == xxhash.xxh3_128_digest(sample):
+                return True
+    part.use_digests("/")  # no library
+    return False
+
+
+if batch_io is not None:
+    find_digests(batch_io)
+
+
+def split(digests: bytes, count: int) -> list[bytes | None]:
+    """Return each digest of a batch of ``count`` chunks; only ``None`` if there are no digests."""
+    return [digests[at : at + 16] or None for at in range(0, count * 16, 16)]
+
+
+def seal(batch: Sequence[Transfer], digest_bytes: int) -> None:
+    """Seal the headers of a batch with digests from several threads."""
+    if digest_bytes and batch_io is not None:
+        payloads = tuple(transfer.payload for transfer in batch)
+        digests = batch_io.digest(digest_bytes, payloads)
+        for transfer, digest in zip(batch, split(digests, len(batch)), strict=True):
+            transfer.seal(digest)

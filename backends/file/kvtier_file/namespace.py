@@ -117,17 +117,26 @@ class NamespaceDirectory:
         batch: Sequence[Transfer],
         times_ns: Sequence[int],
         object_bytes: int,
-    ) -> bytes:
-        """Read a batch and record the uses; return an outcome for each transfer."""
+        digest_bytes: int,
+    ) -> tuple[bytes, bytes]:
+        """Read a batch and record the uses; return the outcomes and the digests that were made."""
         if compiled.batch_io is None:
-            return bytes(len(batch))
+            return bytes(len(batch)), b""
         files = tuple(
             (shard_of(load.key), _file_name(load.key), load.header, load.payload, used_ns)
             for load, used_ns in zip(batch, times_ns, strict=True)
         )
         direct = os.O_DIRECT if self._direct else 0
         strict = self._directories.is_strict
-        return compiled.batch_io.read(self._fd, object_bytes, direct, strict, self.lifetime, files)
+        return compiled.batch_io.read(
+            self._fd,
+            object_bytes,
+            digest_bytes,
+            direct,
+            strict,
+            self.lifetime,
+            files,
+        )
 
     def write(self, key: OffloadKey, buffers: Sequence[memoryview], used_ns: int) -> str:
         """Write a chunk to a temporary file, and make its shard; return the file's name."""

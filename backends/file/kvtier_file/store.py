@@ -6,12 +6,12 @@ import errno
 import math
 import os
 import threading
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
+from kvtier_file import compiled
 from kvtier_file.chunks import ChunkId, RecencyClock, StoredChunk
 from kvtier_file.compiled import DONE, NOT_DONE
 from kvtier_file.config import FileTierConfig
@@ -57,6 +57,7 @@ class ChunkStore:
         self._fingerprint = context.namespace.fingerprint
         self._manifest = context.namespace.manifest_json()
         self._object_bytes = context.object_bytes
+        self._digest_bytes = context.digest_bytes
         capacity_bytes = config.capacity_bytes or _NO_LIMIT_BYTES
         self._step_chunks = max(1, capacity_bytes // (_MAX_STEPS * self._object_bytes))
         self._pins = _Pins()
@@ -141,7 +142,8 @@ class ChunkStore:
     def store(self, batch: Sequence[Transfer]) -> list[TierError | None]:
         """Write a batch; return an error or ``None`` for each transfer."""
         verdicts: Verdicts = {}
-        with self._pinned(batch), self._directory("writable") as directory:
+        ids = [self._id(transfer.key) for transfer in batch]
+        with self._pins.held(ids), self._directory("writable") as directory:
             missing = list(self._missing(directory, batch, verdicts).items())
             for start in range(0, len(missing), self._step_chunks):
                 step = missing[start : start + self._step_chunks]
@@ -153,15 +155,23 @@ class ChunkStore:
         verdicts: Verdicts = {}
         surprising = []
         times_ns = self._clock.take(len(batch))
-        with self._pinned(batch), self._directory("readable") as directory:
-            outcomes = directory.read_batch(batch, times_ns, self._object_bytes)
-            for transfer, used_ns, outcome in zip(batch, times_ns, outcomes, strict=True):
+        ids = [self._id(transfer.key) for transfer in batch]
+        with self._pins.held(ids), self._directory("readable") as directory:
+            outcomes, digests = directory.read_batch(
+                batch, times_ns, self._object_bytes, self._digest_bytes
+            )
+            made = compiled.split(digests, len(batch))
+            for transfer, chunk_id, used_ns, outcome, digest in zip(
+                batch, ids, times_ns, outcomes, made, strict=True
+            ):
                 key = transfer.key
-                if outcome == NOT_DONE:
-                    with self._verdict(key, verdicts, "readable", at_file=True):
+                with self._verdict(key, verdicts, "readable", at_file=True):
+                    if outcome == NOT_DONE:
                         directory.read(key, transfer.buffers, used_ns)
+                        digest = None
+                    transfer.verify(digest)
                 found = not isinstance(verdicts.get(key), ChunkNotFoundError)
-                if found != (self._id(key) in self._usage.budget):
+                if found != (chunk_id in self._usage.budget):
                     surprising.append(key)
             with suppress(OSError):  # the chunks are loaded, even if the count stays wrong
                 self._reconcile(directory, surprising)
@@ -274,8 +284,8 @@ class ChunkStore:
                 key: StoredChunk(self._id(key), self._object_bytes, used_ns)
                 for key, used_ns in zip(reserved, self._clock.take(len(reserved)), strict=True)
             }
-            temporaries = directory.write_batch(
-                [missing[key] for key in reserved], [chunk.used_ns for chunk in chunks.values()]
+            temporaries = self._write_batch(
+                directory, [(missing[key], chunks[key]) for key in chunks]
             )
             written = {
                 key: (temporary, chunks[key])
@@ -300,6 +310,19 @@ class ChunkStore:
             # fail the chunks.
             with suppress(OSError):
                 directory.write_manifest(self._manifest)
+
+    def _write_batch(
+        self, directory: NamespaceDirectory, stores: Sequence[tuple[Transfer, StoredChunk]]
+    ) -> list[str | None]:
+        """Write temporary files; return their names, ``None`` for unusual cases."""
+        temporaries: list[str | None] = []
+        most = max(1, compiled.SEALED_BYTES // self._object_bytes)
+        for start in range(0, len(stores), most):
+            transfers, chunks = zip(*stores[start : start + most], strict=True)
+            compiled.seal(transfers, self._digest_bytes)
+            times_ns = [chunk.used_ns for chunk in chunks]
+            temporaries += directory.write_batch(transfers, times_ns)
+        return temporaries
 
     def _write_one(self, directory: NamespaceDirectory, transfer: Transfer, used_ns: int) -> str:
         """Write a chunk's file; evict other chunks if the file system unexpectedly refuses."""
@@ -470,9 +493,6 @@ class ChunkStore:
             and found.used_ns >= directory.lifetime.expired_ns
         )
 
-    def _pinned(self, batch: Sequence[Transfer]) -> AbstractContextManager[None]:
-        return self._pins.held([self._id(transfer.key) for transfer in batch])
-
     @contextmanager
     def _directory(self, ability: str) -> Iterator[NamespaceDirectory]:
         with self._translating(ability), self._call(), self._root.namespace() as directory:
@@ -569,25 +589,22 @@ class _Pins:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._counts: Counter[ChunkId] = Counter()
+        self._batches: dict[int, Collection[ChunkId]] = {}
 
     @contextmanager
     def held(self, chunk_ids: Collection[ChunkId]) -> Iterator[None]:
         """Pin chunks while the block runs."""
         with self._lock:
-            self._counts.update(chunk_ids)
+            self._batches[id(chunk_ids)] = chunk_ids
         try:
             yield
         finally:
             with self._lock:
-                self._counts.subtract(chunk_ids)
-                for chunk_id in chunk_ids:
-                    if not self._counts[chunk_id]:
-                        del self._counts[chunk_id]
+                del self._batches[id(chunk_ids)]
 
     def pinned(self) -> frozenset[ChunkId]:
         with self._lock:
-            return frozenset(self._counts)
+            return frozenset().union(*self._batches.values())
 
 
 def entry_of(stored: StoredChunk) -> Entry:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from typing import ClassVar
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, ClassVar
 
 from kvtier_file import compiled
 from kvtier_file.config import FileTierConfig
@@ -46,6 +46,8 @@ class FileTier(SecondaryTierManager):
         | Capability.NAMESPACES
     )
     alignment: ClassVar[int] = 4096
+    # The compiled part spreads a call over threads of its own.
+    runner_defaults: ClassVar[Mapping[str, Any]] = {"max_batch": "64MiB"}
     contract_version: ClassVar[int] = 1
     config: FileTierConfig
 

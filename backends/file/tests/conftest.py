@@ -117,6 +117,7 @@ def part(tmp_path_factory) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    assert compiled.find_digests(module)
     return module
 
 

@@ -1,5 +1,4 @@
 import asyncio
-import dataclasses
 import errno
 import os
 import re
@@ -325,7 +324,7 @@ async def test_no_use_extends_the_maximum_age(bench, in_both_forms, ttl, restart
         await tier.touch([KEYS[0]])
         assert await bench.loads(tier, KEYS[1])
         await bench.put(tier, KEYS[2])
-        assert await tier.store([replacing(bench.full(KEYS[3]))]) == [None]
+        assert await tier.store([bench.full(KEYS[3], replace=True)]) == [None]
     if restart:
         await bench.close()
         tier = await bench.open(max_age="2h", **ttl)
@@ -340,10 +339,6 @@ async def test_no_use_extends_the_maximum_age(bench, in_both_forms, ttl, restart
     assert await bench.put(tier, KEYS[0]) == [None]
     bench.clock.ahead_s = 13000
     assert await bench.loads(tier, KEYS[3]) is not bool(ttl)
-
-
-def replacing(transfer):
-    return dataclasses.replace(transfer, replace=True)
 
 
 async def test_a_chunk_in_a_written_over_file_is_as_old_as_its_own_store(bench, in_both_forms):

@@ -10,8 +10,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import xxhash
 from support.workbench import Workbench
 
+import kvtier_file
 from kvtier_file import compiled
 from kvtier_file.chunks import SAME_USE_NS, USE_NS, Lifetime, next_use_ns, stored_time_ns
 from kvtier_file.compiled import ABSENT, DONE, NOT_DONE
@@ -248,7 +250,8 @@ def test_loads(twins, state, used_ns, lifetime):
 
     def read(directory):
         loads = [twins.bench.empty(KEY), twins.bench.empty(NEIGHBOUR)]
-        outcomes = list(directory.read_batch(loads, [used_ns] * 2, twins.bench.object_bytes))
+        read, _ = directory.read_batch(loads, [used_ns] * 2, twins.bench.object_bytes, 0)
+        outcomes = list(read)
         verdicts = []
         for load, outcome in zip(loads, outcomes, strict=True):
             try:
@@ -276,7 +279,7 @@ def test_loads_at_once_leave_the_time_of_the_store(twins, part):
 
     def read(load):
         file = (shard_of(KEY), name, load.header, load.payload, USED_NS)
-        return part.read(fd, size_bytes, 0, True, (LATEST_NS, 0, 0), (file,) * 20_000)
+        return part.read(fd, size_bytes, 0, 0, True, (LATEST_NS, 0, 0), (file,) * 20_000)[0]
 
     try:
         with ThreadPoolExecutor() as threads:
@@ -354,7 +357,7 @@ def test_neither_a_descriptor_nor_a_buffer_stays(twins, part, state):
     name = f"{KEY.hex()}.kv"
     lifetime = LATEST_NS, 0, 0
     file = shard_of(KEY), name, load.header, load.payload, USED_NS
-    part.read(fd, store.object_bytes, 0, True, lifetime, (file,))
+    part.read(fd, store.object_bytes, twins.bench.chunk_bytes, 0, True, lifetime, (file,))
     part.touch(fd, store.object_bytes, True, lifetime, ((shard_of(KEY), name, USED_NS),))
     part.write(fd, 0, (("a.tmp", False, store.header, store.payload, USED_NS),))
     part.place(fd, fd, True, (("a.tmp", shard_of(KEY), name),))
@@ -369,12 +372,16 @@ def test_neither_a_descriptor_nor_a_buffer_stays(twins, part, state):
 @pytest.mark.parametrize(
     ("call", "arguments"),
     [
-        ("read", (0, 0, 0, True, (1, 0, 0), [])),
-        ("read", (0, 0, 0, True, (1, 0), ())),
+        ("digest", (-1, (b"payload",))),
+        ("digest", (1, (b"payload", "text"))),
+        ("digest", (1, (b"payload", b""))),
+        ("read", (0, 0, -1, 0, True, (1, 0, 0), ())),
+        ("read", (0, 0, 0, 0, True, (1, 0, 0), [])),
+        ("read", (0, 0, 0, 0, True, (1, 0), ())),
         ("touch", (0, 0, True, 1, ())),
-        ("read", (0, 0, 0, True, (1, 0, 0), (("ab", "c.kv", bytearray(1), b"read-only", 1),))),
-        ("read", (0, 0, 0, True, (1, 0, 0), (("ab", "c.kv", bytearray(1), bytearray(1)),))),
-        ("read", (0, 0, 0, True, (1, 0, 0), (("ab", "c\0.kv", bytearray(1), bytearray(1), 1),))),
+        ("read", (0, 0, 0, 0, True, (1, 0, 0), (("ab", "c.kv", bytearray(1), b"read-only", 1),))),
+        ("read", (0, 0, 0, 0, True, (1, 0, 0), (("ab", "c.kv", bytearray(1), bytearray(1)),))),
+        ("read", (0, 0, 0, 0, True, (1, 0, 0), (("ab", "c\0.kv", bytearray(1), bytearray(1), 1),))),
         ("write", (0, 0, (("a.tmp", False, b"", b"", 2**63),))),
         ("write", (0, 0, (("a.tmp", False, b"", None, 1),))),
         ("place", (0, 0, True, (("a.tmp", "ab"),))),
@@ -385,15 +392,60 @@ def test_wrong_arguments(part, call, arguments):
         getattr(part, call)(*arguments)
 
 
+@pytest.mark.parametrize("digest_bytes", [1, 240, 1000, 3 << 20])
+def test_digests_are_those_of_xxhash(part, digest_bytes):
+    payloads = tuple(memoryview(os.urandom((3 << 20) + 5)) for _ in range(5))
+    expected = [xxhash.xxh3_128_digest(payload[:digest_bytes]) for payload in payloads]
+    assert part.digest(digest_bytes, payloads) == b"".join(expected)
+    assert part.digest(digest_bytes, ()) == b""
+
+
+def test_a_payload_that_is_too_short_for_its_digest_is_refused(part):
+    with pytest.raises(ValueError, match="shorter"):
+        part.digest(5, (memoryview(bytes(5)), memoryview(bytes(4))))
+
+
+def test_without_a_library_there_are_no_digests(part):
+    assert part.use_digests(kvtier_file.__file__) is False
+    try:
+        assert part.digest(4, (memoryview(bytes(4)),)) == b""
+        assert compiled.split(b"", 2) == [None, None]
+    finally:
+        assert compiled.find_digests(part)
+
+
+async def test_the_tier_brings_the_digests_of_the_bytes_it_moves(bench, part, monkeypatch):
+    brought = []
+
+    class Integrity:
+        def seal(self, key, header, payload, digest):
+            brought.append((digest, xxhash.xxh3_128_digest(payload[: bench.chunk_bytes])))
+
+        check = seal
+
+    monkeypatch.setattr(compiled, "batch_io", part)
+    tier = await bench.open()
+    stores = [bench.full(key) for key in (KEY, NEIGHBOUR)]
+    loads = [bench.empty(key) for key in (KEY, NEIGHBOUR)]
+    for store, load in zip(stores, loads, strict=True):
+        store.unsealed = load.unverified = Integrity()
+    assert await tier.store(stores) == [None] * 2
+    assert await tier.load(loads) == [None] * 2
+    assert len(brought) == 4
+    assert all(digest == expected for digest, expected in brought)
+
+
 async def test_the_tier_uses_it(bench, part, monkeypatch):
     calls = []
 
     class Noting:
         def __getattr__(self, name):
             def call(*arguments):
-                outcomes = getattr(part, name)(*arguments)
-                calls.append((name, set(outcomes)))
-                return outcomes
+                results = getattr(part, name)(*arguments)
+                if name != "digest":
+                    outcomes = results[0] if name == "read" else results
+                    calls.append((name, set(outcomes)))
+                return results
 
             return call
 

@@ -1,6 +1,5 @@
 import errno
 import os
-from dataclasses import replace
 from unittest.mock import ANY
 
 import pytest
@@ -72,7 +71,7 @@ async def test_a_file_that_cannot_be_replaced_fails_alone_and_leaves_nothing(ben
     tier = await bench.open()
     await bench.put(tier, *KEYS[:2])
     spoil("rename", errno.EPERM, KEYS[0])
-    batch = [replace(bench.full(key, 1), replace=True) for key in KEYS[:2]]
+    batch = [bench.full(key, 1, replace=True) for key in KEYS[:2]]
     bad, good = await tier.store(batch)
     assert type(bad) is ChunkError
     assert good is None
@@ -85,7 +84,7 @@ async def test_a_chunk_is_replaced_on_demand_only(bench):
     tier = await bench.open()
     await bench.put(tier, KEYS[0])
     for wanted, held in ((False, 0), (True, 1)):
-        stored = replace(bench.full(KEYS[0], 1), replace=wanted)
+        stored = bench.full(KEYS[0], 1, replace=wanted)
         assert await tier.store([stored]) == [None]
         target = bench.empty(KEYS[0])
         assert await tier.load([target]) == [None]

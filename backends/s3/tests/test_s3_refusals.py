@@ -1,5 +1,4 @@
 import asyncio
-from dataclasses import replace
 
 import pytest
 from support.guarded import GuardedBuffers
@@ -179,7 +178,7 @@ async def test_a_chunk_that_is_there_already_is_stored(bench, scripted, make_rep
     assert scripted.requests[-1].headers["if-none-match"] == "*"
     assert scripted.requests[-1].body == bench.content(KEYS[0])
     # ``replace`` is set for a chunk that failed to load, so the store is unconditional.
-    assert await tier.store([replace(bench.full(KEYS[0]), replace=True)]) == [None]
+    assert await tier.store([bench.full(KEYS[0], replace=True)]) == [None]
     assert "if-none-match" not in scripted.requests[-1].headers
     # The manifest is always overwritten.
     assert "if-none-match" not in scripted.requests[1].headers

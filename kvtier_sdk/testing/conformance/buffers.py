@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from xxhash import xxh3_128_digest
 
 from kvtier_sdk.chunk_header import round_up
 from kvtier_sdk.contract import SecondaryTierManager
@@ -57,6 +58,22 @@ class LentMemory:
         return start
 
 
+class _BroughtDigests:
+    """Stands for the SDK behind a transfer, and compares the digests that the tier brings."""
+
+    def __init__(self, digest_bytes: int) -> None:
+        self._digest_bytes = digest_bytes
+        self.is_wrong = False
+
+    def seal(
+        self, key: OffloadKey, header: memoryview, payload: memoryview, digest: bytes | None
+    ) -> None:
+        if digest is not None and digest != xxh3_128_digest(payload[: self._digest_bytes]):
+            self.is_wrong = True
+
+    check = seal
+
+
 class LentBuffers:
     """Header and payload of one transfer in new memory, with guard bytes around each."""
 
@@ -68,6 +85,7 @@ class LentBuffers:
         *,
         header_bytes: int,
         payload_bytes: int,
+        digest_bytes: int = 0,
         shift_bytes: int = 0,
         replace: bool = False,
     ) -> None:
@@ -82,13 +100,16 @@ class LentBuffers:
         self._memory: memoryview | None = part.data[:size]
         view = self._memory
         view[:] = (_GUARD * (size // _GUARD_BYTES + 1))[:size]
+        self.digests = _BroughtDigests(digest_bytes)
         self._transfer: Transfer | None = Transfer(
             key,
             request,
             view[self._header_at : end],
             view[self._payload_at : self._payload_at + payload_bytes],
-            replace,
+            replace=replace,
+            unsealed=self.digests,
         )
+        self._transfer.unverified = self.digests
 
     @property
     def transfer(self) -> Transfer:

@@ -51,6 +51,22 @@ async def check_absent_is_not_found(subject: TierSubject) -> None:
                 raise Breach(f"loading a chunk that was never stored gave {describe(verdict)}")
 
 
+@check(says="computed from the bytes as they are in the payload now.")
+async def check_a_brought_digest_is_right(subject: TierSubject) -> None:
+    """A digest that the tier brings is that of the payload, even of a damaged one."""
+    async with subject.opened() as probe:
+        (key,) = subject.new_keys(1)
+        stored, loaded = probe.full(key), probe.empty(key)
+        await probe.store([stored])
+        if subject.has(Hook.READ_RAW) and subject.has(Hook.WRITE_RAW):
+            whole = await subject.call(Hook.READ_RAW, key)
+            if whole:
+                await subject.call(Hook.WRITE_RAW, key, whole[:-1] + bytes([whole[-1] ^ 1]))
+        await probe.load([loaded])
+        if stored.digests.is_wrong or loaded.digests.is_wrong:
+            raise Breach("the tier brought a digest that is not the payload's")
+
+
 @check(says="Storing a key twice is harmless")
 async def check_storing_twice_is_harmless(subject: TierSubject) -> None:
     """Storing a key again succeeds, and one of the two objects stays intact."""

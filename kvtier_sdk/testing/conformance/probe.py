@@ -132,6 +132,7 @@ class Probe:
             REQUEST,
             header_bytes=context.header_bytes,
             payload_bytes=context.payload_bytes,
+            digest_bytes=context.digest_bytes,
             shift_bytes=shift_bytes,
             replace=replace,
         )

@@ -162,6 +162,7 @@ class TierSubject:
             report_removed=report_removed or (lambda keys, *, evicted=False: None),
             regions=(self.memory.region,),
             maintenance=maintenance,
+            digest_bytes=chunk_bytes,
         )
 
     def make(self, spec: TierSpec | None = None, **context: Any) -> SecondaryTierManager:

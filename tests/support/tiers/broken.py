@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
+from xxhash import xxh3_128_digest
 
 from kvtier_sdk.errors import ConfigError, TierCapacityError, TierError, TierUnavailableError
 from kvtier_sdk.namespace import StoredNamespace
@@ -51,6 +52,28 @@ class VerdictsInWrongOrder(BrokenTier, fails="check_results_have_the_order_of_th
 
     async def load(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
         return list(reversed(await super().load(batch)))
+
+
+class RemembersDigests(BrokenTier, fails="check_a_brought_digest_is_right"):
+    """Keeps the digest of each store, and saves the time to compute it after a load."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._digests: dict[OffloadKey, bytes] = {}
+
+    async def store(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
+        for transfer in batch:
+            digest = xxh3_128_digest(transfer.payload[: self.context.digest_bytes])
+            self._digests[transfer.key] = digest
+            transfer.seal(digest)
+        return await super().store(batch)
+
+    async def load(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
+        verdicts = await super().load(batch)
+        for transfer, verdict in zip(batch, verdicts, strict=True):
+            if verdict is None:
+                transfer.verify(self._digests.get(transfer.key))
+        return verdicts
 
 
 class WrongCount(BrokenTier, fails="check_results_have_the_length_of_the_batch"):

@@ -97,4 +97,10 @@ class SealedTier(SecondaryTierManager):
     def _slot(self, transfer: Transfer) -> Transfer:
         header = bytearray(self._inner.context.header_bytes)
         payload = bytearray(transfer.object_bytes)
-        return replace(transfer, header=memoryview(header), payload=memoryview(payload))
+        return Transfer(
+            transfer.key,
+            transfer.request,
+            memoryview(header),
+            memoryview(payload),
+            replace=transfer.replace,
+        )

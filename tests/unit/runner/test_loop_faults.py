@@ -31,6 +31,25 @@ def test_only_the_store_after_a_failed_load_replaces(make: Make, kind: str) -> N
     assert rig.tier.replaced == [BAD]
 
 
+def test_a_load_that_is_tried_again_is_verified_again(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = make()
+    load, calls = rig.tier.load, iter(range(2))
+
+    async def fail_then_flip(batch: Sequence[Transfer]) -> Sequence[TierError | None]:
+        verdicts = await load(batch)
+        if next(calls) == 0:
+            batch[0].verify()
+            raise TierUnavailableError("gone")
+        batch[0].payload[0] ^= 1
+        return verdicts
+
+    monkeypatch.setattr(rig.tier, "load", fail_then_flip)
+    assert rig.do(STORE, GOOD) == ["ok"]
+    assert rig.do(LOAD, GOOD) == ["corrupt"]
+
+
 @pytest.mark.parametrize("verify", [True, False])
 def test_a_damaged_chunk_is_replaced_too_unless_digests_are_off(make: Make, verify: bool) -> None:
     rig = make(verify=verify)

@@ -15,14 +15,15 @@ from kvtier_sdk.runner.jobs import Operation
 def test_an_error_of_the_sdk_fails_one_batch(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = make(max_batch="1B")
     job = rig.job(STORE, 3)
-    seal = rig.loop._mover._header.seal
+    memory = rig.loop._mover._memory
+    padded_view = memory.padded_view
 
-    def break_one(key: OffloadKey, header: memoryview, payload: memoryview) -> None:
-        if key == job.keys[1]:
-            raise RuntimeError("no hash for you")
-        seal(key, header, payload)
+    def break_one(slot: int, *arguments: Any) -> memoryview:
+        if slot == job.slots[1]:
+            raise RuntimeError("no view for you")
+        return padded_view(slot, *arguments)
 
-    monkeypatch.setattr(rig.loop._mover._header, "seal", break_one)
+    monkeypatch.setattr(memory, "padded_view", break_one)
     rig.submit(job)
     rig.run_for(0.1)
     assert rig.account.verdicts(job.job_id) == ["ok", "failed", "ok"]
