@@ -3,7 +3,7 @@
 The envelope, 48 bytes::
 
     offset  length  field
-    0       8       id of the key, derived from it
+    0       8       id, derived from the key
     8       24      salt, random for each chunk
     32      16      GCM's tag
 
@@ -42,9 +42,9 @@ _NONCE = bytes(12)
 
 
 class AESGCMCodec(ChunkCodec):
-    """A codec for ``aes-gcm:FILE``: seals with the first key of a file, and opens with any of them.
+    """The codec ``aes-gcm:FILE``: seals with the first key of the file, and opens with any key.
 
-    The file is read once. The id of a key reveals nothing about the key.
+    The file is read once, when the codec is made. The id of a key reveals nothing about the key.
     """
 
     envelope_bytes = _TAG_AT + _TAG_BYTES

@@ -16,7 +16,7 @@ _ADVICE = f"make one with 'openssl rand -hex {KEY_BYTES}'"
 
 
 def read_keys(path: str) -> list[bytes]:
-    """Read keys of 256 bits, one per line in hexadecimal; empty lines and ``#`` are skipped.
+    """Read 256-bit keys, one per line in hexadecimal; skip empty lines and ``#`` comments.
 
     Error messages never quote the file's content.
     """

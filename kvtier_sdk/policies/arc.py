@@ -23,8 +23,8 @@ class ARCPolicy(EvictionPolicy):
     at their insertion, and T2 chunks that were used again. A victim comes from T1 if T1 is longer
     than its target, and from T2 otherwise. B1 and B2 hold the keys of chunks evicted from T1 and
     T2. If B1 has the key of a new chunk, T1 was too small, so its target grows; if B2 has the key,
-    the target shrinks. If T1 is exactly as long as its target, the paper looks at the new chunk to
-    choose the list. Here the new chunk is not known yet, so the victim comes from T2.
+    the target shrinks. If T1 is exactly as long as its target, the paper chooses the list by the
+    new chunk. Here the new chunk is not known yet, so the victim comes from T2.
 
     A promoted chunk is inserted and then used, so the chunk moves to T2. The store that brought the
     chunk into its tier counts as the first use.
@@ -96,7 +96,7 @@ class ARCPolicy(EvictionPolicy):
         return victims
 
     def _forget_ghosts(self) -> None:
-        """Limit T1 and B1 to the number of slots, and all four lists to twice the number."""
+        """Limit T1 and B1 together to the number of slots, and all four lists to twice that."""
         known_once = len(self._once) + len(self._once_ghosts)
         if known_once > self._slots:
             self._once_ghosts.popitem(last=False)

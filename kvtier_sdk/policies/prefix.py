@@ -1,4 +1,4 @@
-"""Eviction by the recency and the number of uses of a chunk, weighed by small simulations.
+"""Eviction by recency and number of uses, with a weight chosen by small simulations.
 
 Each weight is simulated on a sample of the chunks, as in C. Waldspurger et al., "Cache Modeling and
 Optimization using Miniature Simulations", USENIX ATC 2017.
@@ -20,12 +20,12 @@ from kvtier_sdk.types import OffloadKey, RequestContext
 _CLASSES = (1, 2, 3, 4, 6, 8, 12, 16)
 _MOST_USES = _CLASSES[-1]
 _CLASS_OF = tuple(sum(uses >= least for least in _CLASSES) - 1 for uses in range(_MOST_USES + 1))
-# The simulated weights. If several weights have the most hits, the first of these is used.
+# The simulated weights. If several of them have the most hits, the first in this order is used.
 _WEIGHTS = (0.25, 0.5, 0.0, 1.0, 2.0, 4.0, 8.0)
 # The least number of remembered keys per slot, and of remembered uses per simulated slot.
 _GHOSTS = 3
 _SAMPLED_HISTORY = 8
-# One chunk in 16 is sampled, or more in a small pool, so that a simulation has enough slots.
+# One chunk in 16 is sampled; in a small pool more are, so that a simulation has enough slots.
 _MOST_SPARSE = 16
 _LEAST_SAMPLED_SLOTS = 128
 # After this many references per slot, earlier hits count half.
@@ -40,22 +40,22 @@ _Queue = OrderedDict[OffloadKey, int]
 class PrefixPolicy(EvictionPolicy):
     """A policy that evicts the chunk with the least worth.
 
-    The worth of a chunk is the time of the last use plus a bonus for the number of uses. Time
-    counts references: each insert and each use is one reference. Doubling a chunk's uses adds
-    ``weight * slots`` references to the bonus. The policy remembers the uses of evicted chunks, for
-    at least three chunks per slot.
+    The worth of a chunk is the time of its last use plus a bonus for its number of uses. Time is
+    counted in references: each insert and each use is one reference. Doubling a chunk's uses adds
+    ``weight * slots`` references to the bonus. The policy also remembers the number of uses of
+    evicted chunks, for at least three chunks per slot.
 
     The best weight depends on the workload. Weight 0 evicts the least recently used chunk. Weights
     4 and 8 have twice as many hits if conversations pause for longer than a chunk stays in the
-    pool. So each weight is simulated with a sample of the chunks, and the weight with the most
-    recent hits is used.
+    pool. So each weight is simulated with a sample of the chunks, and the weight with the most hits
+    is used; older hits count less.
 
     An engine uses a chunk together with all earlier chunks of the prefix, and the use of the last
     chunk is recorded first. So a later chunk has at most as many uses and an older last use, and
     is evicted first.
     """
 
-    # The order of the calls already shows the order of the chunks in a prefix.
+    # The order of the calls already puts the chunks of a prefix in order.
     uses_prefix = False
 
     def __init__(self) -> None:
@@ -65,8 +65,8 @@ class PrefixPolicy(EvictionPolicy):
         # For each class, the time of each chunk's last use, oldest first.
         self._queues: list[_Queue] = [OrderedDict() for _ in _CLASSES]
         self._queue_of = [self._queues[of] for of in _CLASS_OF]
-        # The uses of evicted chunks, by a hash of the key, in two generations. Forgetting single
-        # chunks in order of their eviction would sometimes block the thread for too long.
+        # The number of uses of evicted chunks, by a hash of the key, in two generations. Forgetting
+        # chunks one by one, oldest first, would sometimes block the thread for too long.
         self._ghosts: dict[int, int] = {}
         self._older_ghosts: dict[int, int] = {}
         self._most_ghosts = 0
@@ -154,7 +154,7 @@ class PrefixPolicy(EvictionPolicy):
 
 
 class _Simulations:
-    """A simulated pool for each weight, and the choice of the best weight."""
+    """Simulates a pool for each weight, and chooses the weight with the most hits."""
 
     def __init__(self, slots: int, one_in: int) -> None:
         # References within one bucket count as simultaneous.
@@ -167,7 +167,7 @@ class _Simulations:
             _Simulation([round(weight * turn * log2(least)) for least in _CLASSES], slots / one_in)
             for weight in _WEIGHTS
         ]
-        # For each class, the bonus in references with the chosen weight.
+        # The bonus of each class under the chosen weight, in references.
         self.bonuses = self._bonuses[0]
         # The bucket and class of each sampled chunk's last use, as one number, in two generations.
         self._last: dict[OffloadKey, int] = {}
@@ -198,7 +198,7 @@ class _Simulations:
 
 
 class _Simulation:
-    """A simulated pool with one weight, which counts chunks by worth and stores no keys.
+    """A simulated pool with one weight. It counts the chunks of each worth, and stores no keys.
 
     A chunk's worth changes only when the chunk is used. So the pool holds exactly the chunks whose
     worth is at least a floor, and the floor only rises. Older ``hits`` count less.

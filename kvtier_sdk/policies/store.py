@@ -1,4 +1,4 @@
-"""The SDK's store policies, which choose the chunks that a tier gets, and the time."""
+"""The SDK's store policies, which choose when a tier gets which chunks."""
 
 from __future__ import annotations
 

@@ -14,18 +14,18 @@ from kvtier_sdk.tiering.records import Slot
 from kvtier_sdk.types import OffloadKey
 
 _HASHES = 2**32
-# The most chunks to follow per tier; in a larger tier, a sample chosen by the keys' hashes.
+# The most chunks to follow per tier. In a larger tier, a sample is chosen by the keys' hashes.
 _MOST_FOLLOWED = 1024
-# Keys to remember per chunk of the tier.
+# Keys to remember per chunk that the tier has room for.
 _MEMORY = 8
 _MIN_PERIOD = 64
-# The most keys in each of the two generations, which bounds the memory for a large tier.
+# The most hashes in each generation of seen keys, to bound the memory for a large tier.
 _MOST_SEEN = 2**17
-# A lead of the second model counts only beyond this many standard deviations of chance.
+# The second model must lead by more than this many standard deviations of a chance result.
 _DEVIATIONS = 2
-# After this many hits in only one model, older hits lose weight, so that a change of load shows.
+# After this many hits in only one model, older hits count half, so that recent ones decide.
 _MUCH_EVIDENCE = 64
-# A tier has room if the free bytes exceed the used bytes divided by this number.
+# A full tier has room again once its free bytes exceed its used bytes divided by this number.
 _ROOM_SHARE = 16
 
 # The keys of a model, least recently used first.
@@ -38,11 +38,11 @@ class Admission:
     Once the tier evicts, two small models of the tier compete on a sample of the keys. The first
     model caches every chunk; the second caches a chunk when the chunk is seen for the second time.
     Each model is as large as the tier, scaled to the sample, and evicts the least recently used
-    chunk. The tier gets only chunks seen before while the tier is full and the second model clearly
-    has more hits.
+    chunk. While the tier is full and the second model clearly has more hits, the tier gets only
+    chunks seen before.
 
-    An eviction shows that the tier is full. The tier counts as full until the tier reports a
-    removal of another kind, or its usage is clearly below the limit. The limit is the capacity, or
+    An eviction shows that the tier is full. The tier counts as full until it reports a removal that
+    is not an eviction, or until its usage is clearly below the limit. The limit is the capacity, or
     the size of the disk if the tier evicted below its capacity. A tier that reports no evictions or
     no usage gets every chunk.
     """
@@ -53,11 +53,11 @@ class Admission:
         self._enabled = enabled
         # Keys whose hash is below this limit are followed.
         self._limit = _HASHES
-        # Followed chunks in the tier, each with true if the chunk was read.
+        # The followed chunks in the tier; the value is true once the chunk was read.
         self._was_read: dict[OffloadKey, bool] = {}
         # Number of followed chunks in the tier after the tier's last eviction; 0 if unknown.
         self._capacity = 0
-        # The tier's used bytes and its disk's free bytes when it was last known to be full.
+        # The tier's used bytes and its disk's free bytes when the tier was last known to be full.
         self._full: tuple[int | None, int | None] | None = None
         self._forget()
         # Hashes of recently seen keys, in two generations. The older generation is dropped as a
@@ -70,7 +70,7 @@ class Admission:
         return bool(self._stats.is_selective)
 
     def choose(self, slots: Sequence[Slot]) -> Sequence[Slot]:
-        """Return the chunks that the tier gets, and count the chunks that are withheld."""
+        """Return the slots whose chunks the tier gets; count the others as not admitted."""
         if not self._capacity:
             return slots
         self._decide()
@@ -93,7 +93,7 @@ class Admission:
             self._was_read[key] = True
 
     def used(self, slots: Iterable[Slot], is_hit: Iterable[bool]) -> None:
-        """Record a request's use of chunks; ``is_hit`` is true if the chunk came from this tier."""
+        """Record a request's use of chunks; ``is_hit`` is true for chunks from this tier."""
         if self._capacity:
             for slot, hit in zip(slots, is_hit, strict=True):
                 self._note(slot.key, is_hit=hit)
@@ -106,7 +106,7 @@ class Admission:
         if evicted:
             self._stats.evicted_unread_chunks += unread * (_HASHES // self._limit)
             if self._enabled and (capacity < followed or self._capacity):
-                # A gain measured at a very different pool size does not apply to this size.
+                # The models are as large as the tier was, so after a large change they start anew.
                 if not self._capacity / 2 <= capacity <= self._capacity * 2:
                     self._forget()
                 self._capacity = capacity

@@ -1,4 +1,4 @@
-"""The cascade: which readable chunk goes to which tier, and when."""
+"""The cascade, which sends readable chunks to the tiers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _READY: Final = SlotState.READY
 
 
 class ManagedTier:
-    """A secondary tier with its store policy, its admission and its place among the tiers."""
+    """A secondary tier with its index, its store policy and its admission."""
 
     def __init__(self, client: TierClient, index: int, store_policy: StorePolicy) -> None:
         self.client = client
@@ -28,24 +28,24 @@ class ManagedTier:
         self.store_policy = store_policy
         options = client.spec.runner
         self.whole_requests = options.offload_policy == "request"
-        # Policies by hits or by whole requests name the chunks to store: admission withholds none.
+        # Policies by hits or by whole requests choose the chunks themselves, so admission is off.
         is_open = store_policy.moment is not StoreMoment.HIT and not self.whole_requests
         enabled = is_open and options.admission == "auto"
         self.admission = Admission(client.stats, client.log, enabled=enabled)
 
 
 class Cascade:
-    """The transfer of readable chunks to the tiers, by each tier's store policy.
+    """Sends readable chunks to the tiers, at the moment that each tier's store policy names.
 
-    A chunk that is sent to a tier is pinned until the tier has finished the store. Some tiers get
-    chunks just before the eviction: until then the chunk is *owed* to the tier and cannot be
-    evicted. Each step therefore ends by freeing some slots, so that the next stores find room.
+    A chunk that is sent to a tier is pinned until the tier has finished the store. If a tier gets
+    chunks just before their eviction, each chunk is *owed* to the tier, and an owed chunk cannot be
+    evicted. Each step therefore ends by freeing some slots for the next stores.
 
     While a chunk stays in the primary tier, each tier gets the chunk once, and again only after a
     failed store or after the tier reports the chunk removed.
 
-    ``tracks`` is true if some tier gets chunks later than at their store, so that the offers of
-    each chunk must be recorded.
+    ``tracks`` is true if the offers of each chunk must be recorded, because some tier may get the
+    chunk later than at its store.
     """
 
     def __init__(self, primary: PrimaryTier, headroom_slots: int) -> None:
@@ -114,7 +114,7 @@ class Cascade:
             self._serve_followers(slots)
 
     def used(self, slots: Sequence[Slot], sources: Sequence[int], request: RequestContext) -> None:
-        """Record a copy of chunks to the device, and offer the chunks to tiers without a copy."""
+        """Record a copy of chunks to the device, and offer the chunks to tiers that lack them."""
         for tier in self._tiers:
             tier.admission.used(slots, (source == tier.index for source in sources))
         if self._has_failed:
@@ -145,7 +145,7 @@ class Cascade:
         self._missing = max(self._missing, slot_count)
 
     def keep_headroom(self) -> None:
-        """Free slots: send owed victims to their tiers, and evict the other victims."""
+        """Free slots by sending owed chunks to their tiers and evicting other chunks."""
         if not self._on_evict:
             return
         shortage = max(self.headroom_slots, self._missing)
@@ -161,7 +161,7 @@ class Cascade:
         for tier in self._on_evict:
             owed = [slot for slot in victims if self._offers(slot).owed & tier.bit]
             if not tier.client.takes_stores:
-                # The tier is down or slow. Its owed chunks must not fill the pool: drop the stores.
+                # While the tier is down or slow, its owed chunks must not fill the pool.
                 tier.client.drop_stores(len(owed))
                 for slot in owed:
                     self._offers(slot).owed &= ~tier.bit
@@ -172,7 +172,7 @@ class Cascade:
         )
 
     def settled(self, bit: int, job: Job, verdicts: Sequence[Verdict]) -> None:
-        """Apply the verdicts of a store; the tier is no longer owed the chunks of the store."""
+        """Apply the verdicts of a store, whose chunks are then no longer owed to the tier."""
         if not self.tracks and verdicts.count(_OK) == len(verdicts):
             return
         for key, index, verdict in zip(job.keys, job.slots, verdicts, strict=True):
@@ -188,7 +188,7 @@ class Cascade:
                 slot.offers.owed &= ~bit
 
     def removed(self, bit: int, keys: Sequence[OffloadKey], *, evicted: bool) -> None:
-        """Record that chunks have left a tier, so that the chunks may be sent to the tier again."""
+        """Record that chunks have left a tier, and may be sent to the tier again."""
         self._tier_of(bit).admission.removed(keys, evicted=evicted)
         if self.tracks:
             for key in keys:
@@ -242,7 +242,7 @@ class Cascade:
             slot.offers.sent &= ~bit
 
     def _take_failed(self, tier: ManagedTier, slots: Sequence[Slot]) -> list[Slot]:
-        """Return slots to store again after a failure, up to the tier's room; clear their marks."""
+        """Return the slots to store again, up to the tier's room; clear their marks of failure."""
         if not tier.client.takes_stores:
             return []
         failed = [

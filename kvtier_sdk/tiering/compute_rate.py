@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 
-#: Bursts to remember.
+#: Number of bursts to remember.
 _BURSTS = 31
-#: The fewest bursts for an estimate, because an engine's first bursts are slow.
+#: An estimate needs this many bursts, because an engine's first bursts are slow.
 _FEWEST = 3
-#: A burst is cut off after this long.
+#: A longer burst is ended with the current step.
 _LONGEST_S = 1.0
 #: Shorter bursts are ignored, because no model computes a prompt this fast.
 _SHORTEST_S = 0.002
@@ -19,8 +19,8 @@ class ComputeRate:
 
     A burst is a series of steps in which some request computes several chunks per step. The burst
     ends one step later, because an engine that schedules ahead begins the next step before the
-    prompt is computed. Decoding does not begin a burst: decoding completes one chunk of a request
-    over many steps, and says nothing about the time to recompute a prompt.
+    prompt is computed. Decoding does not begin a burst, because decoding needs many steps for one
+    chunk of a request, and does not show how fast the engine computes a prompt.
 
     Attributes:
         chunk_s: seconds per chunk; ``None`` until enough bursts are known.
@@ -34,7 +34,7 @@ class ComputeRate:
         self._has_ended_step = False
 
     def named(self, chunks: int, now_s: float) -> None:
-        """Record that a request begins to compute a number of ``chunks`` at the time ``now_s``."""
+        """Record that a request begins to compute this number of ``chunks`` at ``now_s``."""
         if chunks > 1:
             if not self._chunks:
                 self._since_s = now_s
@@ -44,7 +44,7 @@ class ComputeRate:
         self._chunks += chunks
 
     def step_ended(self, now_s: float) -> None:
-        """Record that the engine has scheduled a step, at the time ``now_s``."""
+        """Record that the engine has scheduled a step at ``now_s``."""
         if self._chunks:
             if self._has_ended_step or now_s - self._since_s > _LONGEST_S:
                 self.burst_ended(now_s)
@@ -56,7 +56,7 @@ class ComputeRate:
         self.note(chunks, now_s - self._since_s)
 
     def note(self, chunks: int, duration_s: float) -> None:
-        """Record that computing a number of ``chunks`` took ``duration_s`` seconds."""
+        """Record that computing this number of ``chunks`` took ``duration_s`` seconds."""
         if chunks < 2 or duration_s < _SHORTEST_S:
             return
         self._bursts.append((duration_s / chunks, chunks))

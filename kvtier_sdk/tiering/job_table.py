@@ -14,9 +14,9 @@ _MOVES = (Operation.STORE, Operation.LOAD)
 class JobTable:
     """Running jobs, jobs in quarantine, and the chunks removed during stores and loads.
 
-    If a chunk is reported removed while a job stores or loads the chunk, the order of the two is
-    unknown, so the chunk counts as removed. Job ids grow, so a removal affects all jobs up to the
-    newest job at that time.
+    If a tier reports a removal while a job stores or loads the chunk, either may have come first,
+    so the chunk counts as removed. Job ids grow, so a removal affects all jobs up to the newest job
+    at that time.
     """
 
     def __init__(self) -> None:

@@ -8,15 +8,15 @@ from collections.abc import Iterable, Sequence
 from kvtier_sdk.runner.jobs import Job, Verdict
 from kvtier_sdk.types import OffloadKey
 
-#: The most chunks to remember. Each takes 8 bytes, so a tier takes 1 MiB.
+#: The most chunks to remember per tier: 8 bytes each, 1 MiB in all.
 _PLACES = 2**17
 
 
 class KnownChunks:
     """A fixed-size table of the hashes of keys, in which a newer hash may replace an older one.
 
-    Two keys with the same hash count as the same chunk. If a chunk is wrongly taken as
-    known, the load finds nothing, as if the tier had lost the chunk.
+    Two keys with the same hash count as the same chunk. So a chunk can wrongly count as known; its
+    load then finds nothing, as if the tier had lost the chunk.
     """
 
     def __init__(self) -> None:
@@ -56,9 +56,9 @@ class KnownChunks:
             self.add(keys)
 
     def loaded(self, job: Job, verdicts: Sequence[Verdict], present: Iterable[OffloadKey]) -> None:
-        """Learn from a load; ``present`` are its chunks that were not removed during the load."""
+        """Apply a load's verdicts; ``present`` are its keys that were not removed meanwhile."""
         if Verdict.NOT_FOUND in verdicts or Verdict.TIMEOUT in verdicts:
-            # A lost chunk suggests that others are lost, and lookups find a hanging tier sooner.
+            # Other chunks may be lost too, or the tier hangs; lookups show a hang sooner.
             self.clear()
         elif verdicts.count(Verdict.OK) == len(verdicts):
             self.found(job, present)

@@ -28,7 +28,7 @@ from kvtier_sdk.tiering.tier_listener import TierListener
 from kvtier_sdk.trace import TraceRecorder
 from kvtier_sdk.types import LookupResult, OffloadKey, RequestContext
 
-# Bound once, because this is the engine's thread; compiled code reads a final name directly.
+# Bound once to save time in the engine's thread: compiled code reads a final name directly.
 _HIT: Final = LookupResult.HIT
 _MISS: Final = LookupResult.MISS
 _HIT_PENDING: Final = LookupResult.HIT_PENDING
@@ -39,13 +39,13 @@ _LOADING: Final = SlotState.LOADING
 
 
 class TieringManager:
-    """The primary and the secondary tiers of one engine, and the movement of chunks between them.
+    """Manages an engine's tiers, and moves chunks between the primary and the secondary tiers.
 
     A step never blocks and never raises a storage error. All methods belong to the thread of the
     engine's scheduler, unless they say otherwise.
 
-    The engine calls ``on_new_request`` for each request, then ``lookup`` for the request's chunks
-    up to the first ``MISS``, again in each step until no chunk is pending. The calls
+    For each request the engine calls ``on_new_request``. In each step until no chunk is pending, it
+    then calls ``lookup`` for the request's chunks up to the first ``MISS``. The calls
     ``prepare_load``, ``complete_load``, ``prepare_store`` and ``complete_store`` follow, then
     ``on_request_finished``; completions may still come later. Each step ends with
     ``on_schedule_end``. For an unknown request, lookups and prepare calls raise ``KVTierError``,
@@ -55,11 +55,11 @@ class TieringManager:
         pool: the slots' memory; the caller closes it after :meth:`shutdown`.
         policy: chooses the chunks that leave the primary tier.
         clock: the source of time.
-        store_reserve: share of the slots that promotions leave to stores, 0.0 to 1.0; the same
-            share is kept free if a tier gets chunks before their eviction.
+        store_reserve: fraction of the slots, 0.0 to 1.0, that promotions leave to stores. If a tier
+            gets chunks just before their eviction, this fraction is also kept free.
         events: true to collect events, which the engine must take with :meth:`take_events`.
         one_copy: true to let a request wait while another request copies the same chunk to the
-            device, so that one copy serves both. Leave ``one_copy`` off if the engine does this.
+            device, so that one copy serves both; false if the engine already does this.
         recompute_s: seconds that the engine takes to compute a chunk; measured if ``None``. A chunk
             that a tier would load more slowly is a ``MISS``, and a lookup may wait this long for
             each chunk.
@@ -86,7 +86,7 @@ class TieringManager:
         self._recompute_s = recompute_s
         self._events = events
         self._primary = PrimaryTier(pool.slots, pool.chunk_bytes, policy, events=events)
-        # Bound once, because this is the engine's thread.
+        # Bound once to save time in the engine's thread.
         self._by_key = self._primary.by_key
         self._primary.stats.recompute_s = recompute_s
         self._compute_rate = ComputeRate()
@@ -157,7 +157,7 @@ class TieringManager:
     def samples(self) -> list[Sample]:
         """Return the current value of each metric, also while the engine is idle.
 
-        Any thread may call this method, for example :func:`kvtier_sdk.serve_metrics`.
+        Any thread may call this method; :func:`kvtier_sdk.serve_metrics` does.
         """
         self._primary.note_use()
         stats = [self._primary.stats, *(tier.client.stats_now() for tier in self._tiers)]
@@ -246,11 +246,11 @@ class TieringManager:
         return _HIT_PENDING
 
     def is_waiting(self, request: RequestContext) -> bool:
-        """Return true if a request's chunks are still pending, unchanged since its last lookups.
+        """Return true if nothing that a request waits for has changed since its last lookups.
 
-        While this is true, the engine can skip the lookups of the request, which would not end the
-        wait. The request's readable chunks may be evicted meanwhile. The result is false for a
-        request without pending chunks, whose chunks the engine should look up.
+        While the result is true, further lookups would not end the wait, so the engine can skip
+        them. The request's readable chunks may be evicted meanwhile. If no chunk of the request is
+        pending, the result is false, and the engine should look the chunks up.
         """
         return self._wait_of(self._state(request)) is not None
 
@@ -258,8 +258,8 @@ class TieringManager:
         """Return true if a request's lookups must wait for the lookups of earlier requests.
 
         The tiers are asked for at most about 16,000 chunks at once, so that a step with thousands
-        of new requests takes no longer than other steps. The lookups of the later requests begin
-        in later steps: in this step, no chunk of such a request is looked up in the tiers.
+        of new requests takes no longer than other steps. Requests beyond this limit are put off:
+        the tiers are asked for their chunks only in a later step.
         """
         wait = self._state(request).wait
         return wait is not None and wait.put_off is not None and wait.step == self._primary.step
@@ -270,8 +270,8 @@ class TieringManager:
         """Look up the chunks of a prefix from the start to the first miss.
 
         Returns:
-            The number of chunks at the start that are readable or on their way, and true if an
-            answer or a chunk is pending, so that the engine should ask again next step. While
+            The number of chunks before the first miss that are readable or on their way, and true
+            if an answer or a chunk is pending; the engine should then ask again next step. While
             nothing has changed, the call returns the earlier result without new lookups.
 
         ::
@@ -364,7 +364,7 @@ class TieringManager:
         """Assign slots to chunks that the device will write.
 
         Args:
-            keys: chunks, in prefix order; chunks that are in the primary tier are left out.
+            keys: chunks, in prefix order; chunks already in the primary tier get no new slot.
             request: the request, which holds the slots until :meth:`complete_store`.
 
         Returns:
@@ -452,7 +452,7 @@ class TieringManager:
             state.finished = True
             self._alive -= 1
             if not self._alive:
-                # The engine may be idle from now on, so that no step would end the burst.
+                # The engine may be idle from now on, so no later step may end the burst.
                 self._compute_rate.burst_ended(self._clock.now_s())
         self._promotions.abandon(state)
         self._end_if_over(state)
@@ -476,7 +476,7 @@ class TieringManager:
             touched = list(self._touched)
             self._touched = {}
             self._primary.access(touched)
-            # Reversed, so that the start of a prefix is the most recent in the tiers too.
+            # Reversed, so that the tiers too evict the start of a prefix last.
             touched.reverse()
             for tier in self._tiers:
                 tier.client.touch(touched)
@@ -509,8 +509,8 @@ class TieringManager:
         """Forget all cached chunks; lookups after this call find no chunk in the primary tier.
 
         Live requests start over: their pending lookups, loads and stores are dropped. The engine
-        must not complete copies that were prepared before the reset; their slots are in quarantine
-        until :meth:`on_reset_flushed`. The running jobs of a tier go on without effect.
+        must not complete copies that were prepared before the reset; their slots are not reused
+        until :meth:`on_reset_flushed`. The running jobs of a tier go on, but have no effect.
 
         With :attr:`ResetScope.ALL` the secondary tiers are emptied too, in the background. A tier
         gets no lookups, loads or stores until all chunks of the namespace are deleted from the
@@ -518,7 +518,7 @@ class TieringManager:
         during the deletion may stay.
 
         Args:
-            scope: the extent of the reset.
+            scope: the tiers to empty.
         """
         self._search.lookups.forget()
         removed = self._promotions.forget_all()
@@ -544,7 +544,7 @@ class TieringManager:
         return self._primary.purge()
 
     def on_reset_flushed(self) -> None:
-        """Free the slots of copies that began before the last reset, after these copies ended."""
+        """Free the slots of copies from before the last reset; all these copies must have ended."""
         stale, self._stale_copies = self._stale_copies, []
         for slot in stale:
             self._primary.unpin(slot)

@@ -10,12 +10,12 @@ from kvtier_sdk.types import OffloadKey
 
 @dataclass(frozen=True, slots=True)
 class LoadSpec:
-    """The slots of a load's chunks.
+    """The slots from which the engine copies chunks to the device.
 
     Attributes:
         slots: one slot index per key, in order.
         sources: for each chunk, the index of the tier from which the chunk was promoted for this
-            request, or -1 for a chunk that was in the primary tier.
+            request, or -1 if the chunk was already in the primary tier.
     """
 
     slots: list[int]
@@ -40,7 +40,7 @@ class PrepareStoreOutput:
 
 
 class ResetScope(Enum):
-    """The extent of a reset."""
+    """The tiers that a reset empties."""
 
     #: Only the primary tier; chunks in the secondary tiers can still be found.
     PRIMARY = "primary"

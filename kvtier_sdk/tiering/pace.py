@@ -33,7 +33,7 @@ class Pace:
         # For loads and for stores, the number of running jobs and the time of the last progress.
         self._under_way: Counter[Operation] = Counter()
         self._progress_s = {_LOAD: -math.inf, Operation.STORE: -math.inf}
-        # The time of the tier's last answer, or of the first load after a time without loads.
+        # The time of the tier's last answer, or when a load last began while no other was running.
         self._heard_s = 0.0
         # The mean speed of loads, over the time in which at least one load is running.
         self._bytes_per_s = 0.0
@@ -98,8 +98,8 @@ class Pace:
         self._since_s = self._sampled_s = now_s
 
     def _learn_store(self, store: Job, result: JobResult) -> None:
-        # The tier also moved the stores that were queued before this store. A store that took less
-        # than SLOW_S shows only a lower bound of the tier's speed.
+        # Meanwhile the tier also moved the stores queued before this one. The queue may have been
+        # too short to show the full speed, so a store within SLOW_S can only raise the estimate.
         moved_bytes = store.queue_bytes * SLOW_S / max(result.duration_s, 1e-3)
         is_faster = result.moved_bytes and moved_bytes > self.store_bytes
         if is_faster or result.duration_s > SLOW_S:

@@ -12,7 +12,7 @@ from kvtier_sdk.tiering.records import PendingLookup, Promotion, RequestState, S
 from kvtier_sdk.tiering.slots import PrimaryTier
 from kvtier_sdk.types import OffloadKey
 
-#: The most failed loads to remember. A request whose lookup ended earlier must not try again.
+#: The most failed loads to remember, so that no request repeats one because of an older lookup.
 _MOST_FAILED = 4096
 
 _OK: Final = Verdict.OK
@@ -20,10 +20,10 @@ _LOADING: Final = SlotState.LOADING
 
 
 class Promotions:
-    """The slots that hold promoted chunks until the requests have used the chunks.
+    """Loads chunks into slots, and keeps the chunks until the requests have used them.
 
-    A request *claims* a chunk that is promoted for the request: the request pins the slot until the
-    chunk is used. A slot has a ``Promotion`` while the slot is loading, claimed, or in quarantine
+    A request *claims* each chunk that is promoted for it; the claim pins the slot until the request
+    uses the chunk. A slot has a ``Promotion`` while the slot is loading, claimed, or in quarantine
     after a failed load. The number of promotions is limited, so that many waiting requests leave
     room for the stores of running requests.
     """
@@ -42,7 +42,7 @@ class Promotions:
         tier: ManagedTier,
         state: RequestState,
     ) -> int:
-        """Take slots for chunks and collect the loads; return the number of chunks that got one."""
+        """Collect the loads of the first chunks, as many as get a slot; return their number."""
         slots, _ = self._primary.take(min(len(keys), self._limit - self._occupied))
         taken = keys[: len(slots)]
         if not taken:
@@ -88,7 +88,7 @@ class Promotions:
         return landed
 
     def removed(self, tier: int, keys: Sequence[OffloadKey]) -> None:
-        """Record chunks that left a tier, so that a failed load does not try this tier next."""
+        """Record that chunks left a tier, so that a request does not try to load them from it."""
         for key in keys:
             slot = self._primary.by_key.get(key)
             if slot is not None and slot.state is _LOADING and slot.promotion is not None:
@@ -142,8 +142,8 @@ class Promotions:
         return readable
 
     def _fail(self, slot: Slot) -> None:
-        # A waiting request tries the next tier that has the chunk; without such a tier, the chunk
-        # is a miss. After a load without a lookup, the request asks the tiers.
+        # At the next lookup, a waiting request tries the next tier that has the chunk, or asks all
+        # tiers if none was asked before this load. Without such a tier, the chunk is a miss.
         promotion = slot.promotion
         assert promotion is not None
         pending = promotion.pending

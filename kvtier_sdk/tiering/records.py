@@ -36,8 +36,8 @@ class PendingLookup:
             The mask is 0 if all these tiers have failed; a chunk that no tier has is left out.
         deadline_s: clock time after which a missing answer counts as a miss; infinite until the
             tiers are asked.
-        doubt: the label for misses if a tier could not be asked or did not answer; ``None`` if
-            all tiers have answered so far.
+        doubt: the reason to count for a miss, if some tier could not be asked or has failed to
+            answer; otherwise ``None``.
         skipped: tiers that may have the chunks and could not be asked.
         sealed: true once the lookup is handed to the tiers, after which no chunks are added.
         shared: true if the request may ask all tiers, so that other requests may use the answers.
@@ -76,12 +76,12 @@ class PendingLookup:
         self.is_known = False
 
     def first_hit(self, key: OffloadKey, tiers: int) -> int:
-        """Return the index of the first of the ``tiers`` that has the chunk; one must have it."""
+        """Return the index of the first of the ``tiers`` with the chunk; at least one has it."""
         mask = self.hits[key] & tiers
         return (mask & -mask).bit_length() - 1
 
     def run_from(self, key: OffloadKey, tier: int, limit: int) -> list[OffloadKey]:
-        """Return up to ``limit`` consecutive chunks from ``key`` on whose first hit is ``tier``."""
+        """Return up to ``limit`` chunks in a row, from ``key``, that ``tier`` is first to have."""
         hits, bit = self.hits, 1 << tier
         before = bit - 1
         start = self.keys.index(key)
@@ -94,7 +94,7 @@ class PendingLookup:
         return run
 
     def strike(self, key: OffloadKey, tier: int) -> None:
-        """Stop counting a tier among the tiers that have a chunk: it cannot load the chunk."""
+        """Remove a tier from the tiers that have a chunk, because it cannot load the chunk."""
         self.hits[key] &= ~(1 << tier)
 
 
@@ -116,15 +116,15 @@ class Promotion:
 
 
 class Offers:
-    """The tiers that have got or shall get one chunk. A set of tiers is a bit mask.
+    """The tiers to which one chunk was sent or must be sent. A set of tiers is a bit mask.
 
     Attributes:
         hits: number of copies to the device since the chunk came into the primary tier.
         sent: tiers that have the chunk or are storing the chunk.
         owed: tiers that must get the chunk before its eviction.
-        failed: tiers that should store every chunk at once, but do not have this chunk.
-        followers: for the index of each tier that gets the chunk once the chunk is readable, the
-            request of the store.
+        failed: write-through tiers that do not have the chunk.
+        followers: the indices of the tiers that get the chunk once the chunk is readable, each with
+            the request of the store.
     """
 
     __slots__ = ("failed", "followers", "hits", "owed", "sent")
@@ -142,14 +142,14 @@ class Slot:
 
     Attributes:
         key: the key of the slot's chunk; meaningless in a free or quarantined slot.
-        pins: number of references that forbid eviction and reuse: one for the writer, one for
-            each copy to the device, each store into a tier, and each claim.
+        pins: number of uses that prevent eviction and reuse: one for the writer, and one for each
+            copy to the device, each store into a tier, and each claim.
         hit_step: the step in which a lookup last answered ``HIT`` for the chunk. The chunk is not
             evicted before this step ends, so that ``prepare_load`` finds the chunk.
         used_s: time of the chunk's last store or use.
         copies: number of running copies to the device.
         promotion: the chunk's promotion, while the chunk is loading or claimed.
-        offers: the tiers that have got or shall get the chunk, if this is tracked.
+        offers: the tiers to which the chunk was sent or must be sent, if the cascade records them.
         parent: the previous chunk of the prefix, if the policy uses parents.
         position: the chunk's index in the prefix, if the policy uses positions.
     """
@@ -186,8 +186,7 @@ class PrefixOrder:
     """The parents and positions of one request's chunks, learnt from the order of the calls.
 
     An engine looks a prefix up from its start in each step, and stores the chunks in prefix order.
-    So the parent of a new chunk is the chunk that the engine named just before. Each KV-cache group
-    has its own prefix.
+    So a new chunk's parent is the chunk of its KV-cache group that the engine named just before.
     """
 
     __slots__ = ("_known", "_latest")
@@ -215,8 +214,8 @@ class PrefixOrder:
 class NameOrder:
     """The chunks of one request, in the order in which the engine first named them.
 
-    If the policy uses no parents and positions, this class replaces :class:`PrefixOrder` at less
-    than half the cost.
+    Used for traces if the policy needs no parents and positions: this class takes less than half
+    the time of :class:`PrefixOrder`.
     """
 
     __slots__ = ("keys",)
@@ -235,7 +234,7 @@ class Wait:
     Attributes:
         latest: the pending lookup that was added last.
         prefix: the first and the last chunk, if a whole prefix was looked up.
-        hits: number of chunks at the start of the prefix that were present or loading.
+        hits: number of chunks of the prefix, before its first miss, that were present or loading.
         put_off: a chunk whose lookup begins once fewer other lookups are pending.
         slot: the first slot in which a lookup found a chunk that is not readable yet.
     """
@@ -268,7 +267,7 @@ class Wait:
         self._lookups.append((pending, pending.waiting))
 
     def note_slot(self, slot: Slot) -> None:
-        """Watch the first slot that is still written: the request needs this chunk to go on."""
+        """Record the first slot that is still being written; a change of the slot ends the wait."""
         self.slot, self._key, self._state = slot, slot.key, slot.state
 
     def is_over(self, now_s: float) -> bool:

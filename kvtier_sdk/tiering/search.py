@@ -15,7 +15,7 @@ from kvtier_sdk.tiering.slots import PrimaryTier
 from kvtier_sdk.tiering.tier_client import TierClient
 from kvtier_sdk.types import LookupResult, OffloadKey
 
-# Bound once, because this is the engine's thread; compiled code reads a final name directly.
+# Bound once to save time in the engine's thread: compiled code reads a final name directly.
 _MISS: Final = LookupResult.MISS
 _HIT_PENDING: Final = LookupResult.HIT_PENDING
 _RETRY: Final = LookupResult.RETRY
@@ -23,10 +23,10 @@ _ABSENT: Final = MissReason.ABSENT.value
 _OK: Final = Verdict.OK
 _NOT_FOUND: Final = Verdict.NOT_FOUND
 
-#: The most chunks to look up at once, which takes about 15 ms of a step. Requests further back in
+#: The most chunks to look up at once; so many take about 15 ms of a step. Requests further back in
 #: the queue wait for device blocks anyway, and early answers would be out of date.
 MOST_CHUNKS: Final = 16_384
-#: The reason of a miss for each verdict of a failed lookup; other verdicts are LOOKUP_FAILED.
+#: The reason for a miss, by the verdict of the failed lookup; LOOKUP_FAILED for other verdicts.
 _DOUBTS = {
     Verdict.TIMEOUT: MissReason.TIMEOUT.value,
     Verdict.UNAVAILABLE: MissReason.UNAVAILABLE.value,
@@ -39,7 +39,7 @@ class LookupTable:
     Attributes:
         open: the pending lookup of each chunk, which other requests can share.
         waiting_chunks: number of chunks for which a tier has not answered.
-        limit: number of chunks at which no further request may begin lookups in the step.
+        limit: once so many chunks are looked up, no other request begins lookups in the step.
         new: the lookups that began in this step; the tiers get them at the end of the step.
     """
 
@@ -47,7 +47,7 @@ class LookupTable:
         self.open: dict[OffloadKey, PendingLookup] = {}
         self.waiting_chunks = 0
         self.limit = MOST_CHUNKS
-        # Number of chunks looked up without asking a tier. They count, because they take time too.
+        # Chunks looked up in this step without asking a tier: they count, as they take time too.
         self._joined = 0
         self.new: list[PendingLookup] = []
 
@@ -95,13 +95,13 @@ class LookupTable:
             self._close(pending)
 
     def give_up(self, pending: PendingLookup) -> None:
-        """End a lookup without the missing answers."""
+        """End a lookup, and count the missing answers as timeouts."""
         pending.waiting = 0
         pending.doubt = MissReason.TIMEOUT.value
         self._close(pending)
 
     def forget(self) -> None:
-        """Drop all lookups, whose answers no request needs after a reset."""
+        """Drop all lookups, because after a reset no request needs the answers."""
         self.open.clear()
         for pending in self.new:
             if pending.waiting:
@@ -117,7 +117,7 @@ class LookupTable:
 
 
 class TierSearch:
-    """The lookups of chunks in the tiers, and the loads of the chunks found."""
+    """Looks chunks up in the tiers, and begins to load the chunks found."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class TierSearch:
             if pending is None:
                 return _MISS
         having = pending.hits.get(key)
-        # A joined load of another request may be from a tier that this request may not use.
+        # The answers may be from another request, which may ask tiers that this request may not.
         if having and having & state.tiers:
             if not pending.sealed:
                 return _RETRY
@@ -185,7 +185,7 @@ class TierSearch:
                 self._load_known(pending)
                 continue
             recompute_s = self._primary.stats.recompute_s
-            # If the time to recompute is unknown, wait: recomputing usually costs more.
+            # If the time to recompute is unknown, wait: recomputing usually takes longer.
             worth_s = inf if recompute_s is None else len(pending.keys) * recompute_s
             pending.deadline_s = 0.0
             for tier in self._tiers:
@@ -251,7 +251,7 @@ class TierSearch:
         return pending
 
     def _known_tiers(self, key: OffloadKey, state: RequestState) -> int:
-        """Return the tiers known to have a chunk; 0 if the first tier is not among them."""
+        """Return the tiers known to have a chunk; 0 if the first readable tier may lack it."""
         known = 0
         for tier in self._tiers:
             if tier.bit & state.tiers and tier.client.takes_reads:
@@ -282,7 +282,7 @@ class TierSearch:
             if key not in self._primary.by_key and not state.asks_first:
                 # If the load cannot begin, the next step asks the tiers, and counts any miss.
                 state.asks_first = self._begin_load(key, pending, state) is not None
-            # No tier has answered, and the chunk may leave its tier: the knowledge serves once.
+            # The chunk may leave its tier at any time, so a later load must check again.
             del state.asked[key]
 
     def _begin_load(

@@ -12,7 +12,7 @@ from kvtier_sdk.registry import build_facts
 from kvtier_sdk.tiering.records import Slot, SlotState
 from kvtier_sdk.types import Locality, Medium, OffloadKey, RequestContext
 
-# Bound once, because this is the engine's thread.
+# Bound once to save time in the engine's thread.
 _FREE: Final = SlotState.FREE
 _WRITING: Final = SlotState.WRITING
 _LOADING: Final = SlotState.LOADING
@@ -37,7 +37,7 @@ class Purge:
 
 
 class PrimaryTier:
-    """The slots of the host pool and the chunks in them. The object belongs to one thread.
+    """The slots of the host pool and the chunks in them, for use by one thread.
 
     A free slot holds no chunk and has no pin. The manager sets ``step`` and ``now_s``, the number
     and the time of the engine's current step.
@@ -163,7 +163,7 @@ class PrimaryTier:
         return purge
 
     def serve_purges(self) -> None:
-        """Remove the chunks of requested purges, except chunks in use: later steps remove those."""
+        """Remove the chunks of requested purges; chunks in use stay until a later step."""
         for purge in list(self._purges):
             keys = list(self.by_key) if purge.left is None else purge.left
             there = [key for key in keys if key in self.by_key]

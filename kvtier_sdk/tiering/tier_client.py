@@ -42,9 +42,9 @@ NO_REQUEST = RequestContext("kvtier")
 
 #: Time limit of one attempt to empty a tier; the next attempt deletes the rest.
 _PURGE_DEADLINE_S = 600.0
-#: The client concludes a job itself if the job has no result this long after the deadline.
+#: A job without a result this long after its deadline is overdue; the client concludes it.
 _CONCLUSION_GRACE_S = 1.0
-#: The interval between checks for such jobs and for a slow tier.
+#: The interval between checks for overdue jobs and for a slow tier.
 _LOOK_S = 0.25
 
 _OK: Final = Verdict.OK
@@ -87,12 +87,13 @@ class TierClient:
         jobs: jobs that were handed over and are not yet released.
         load_bytes: payload of collected and running loads.
         store_bytes: payload of collected and running stores.
-        is_drained: true while the tier is out of use: running jobs end, and :attr:`takes_reads`
-            and :attr:`takes_stores` are false. Any thread may set it.
+        is_drained: true to take the tier out of use: running jobs still end, but
+            :attr:`takes_reads` and :attr:`takes_stores` are false. Any thread may set it.
 
     Args:
         runner: the runner of the tier, which the client owns from now on.
         listener: the receiver of the jobs' results.
+        clock: the source of time.
         chunk_bytes: payload of a chunk.
         max_store_bytes: limit of the store queue, if lower than the tier's ``max_queue``.
         events: true to collect events, which the caller must take with :meth:`take_events`.
@@ -190,8 +191,8 @@ class TierClient:
     def drain(self, timeout_s: float) -> bool:
         """Cancel queued jobs, wait for running jobs, and apply their results.
 
-        Running calls are cancelled after ``timeout_s``, and get the same time again to end. The
-        result is true if all I/O on the slots has ended.
+        Running calls are cancelled after ``timeout_s``, and get the same time again to end. Return
+        true if all I/O on the slots has ended.
         """
         ended = self._runner.drain(timeout_s)
         self.poll()
@@ -210,7 +211,7 @@ class TierClient:
         reports = self._runner.peek()
         for report in reports:
             note_state(stats, report, now_s)
-        # The pace does not know yet of work that has ended since the last poll.
+        # The pace does not include results since the last poll; any result is progress.
         is_stuck = not any(isinstance(report, JobResult | Progressed) for report in reports)
         stats.is_slow = int(is_stuck and self.pace.is_slow(now_s))
         return stats
@@ -243,7 +244,7 @@ class TierClient:
 
     @property
     def store_room(self) -> int:
-        """Number of chunks that still fit the queue of stores, which a slow pace shortens."""
+        """Number of chunks that still fit the queue of stores; a slow tier has a shorter queue."""
         limit_bytes = min(self._max_store_bytes, self.pace.store_bytes)
         return int(max(0, (limit_bytes - self.store_bytes) // self._chunk_bytes))
 
@@ -260,7 +261,7 @@ class TierClient:
     def knows(self, key: OffloadKey) -> bool:
         """Return true if a chunk (``key``) can be loaded without a lookup.
 
-        The tier has stored or loaded such a chunk, and has not reported its removal. If the tier
+        If so, the tier has stored or loaded the chunk and has not reported its removal. If the tier
         has lost the chunk without a report, the load fails, and the client forgets all known
         chunks. While loads are running and the tier has been silent for ``lookup_deadline``, the
         result is false, because lookups detect a hanging tier sooner than loads.
@@ -288,8 +289,8 @@ class TierClient:
             keys: the chunks; the client owns the sequence from now on.
             request: the request that needs the chunks.
             tag: any object, which the listener finds in ``job.tag``.
-            worth_s: seconds that the engine would take to compute the chunks. The lookup may take
-                as long, but at least ``lookup_deadline`` and at most ``max_lookup_deadline``.
+            worth_s: seconds that the engine would take to compute the chunks. This is the lookup's
+                time limit, raised to ``lookup_deadline`` or cut to ``max_lookup_deadline``.
         """
         options = self.spec.runner
         within_s = max(options.lookup_deadline_s, min(worth_s, options.max_lookup_deadline_s))
@@ -304,7 +305,7 @@ class TierClient:
         whole: bool = False,
         tag: Any = None,
     ) -> Job | None:
-        """Collect a load of the first chunks, as many as fit the queue.
+        """Collect a load of as many leading chunks as fit the queue.
 
         Loads of one request in one step become one job, unless they have a tag.
 
@@ -312,11 +313,11 @@ class TierClient:
             keys: the chunks.
             slots: a slot index for each chunk; the tier writes the slots until the job is released.
             request: the request that needs the chunks.
-            whole: true to take all chunks or none; an empty queue takes any number.
+            whole: true to load all chunks or none; an empty queue accepts any number.
             tag: as for :meth:`lookup`.
 
         Returns:
-            The job with the chunks, or ``None`` if none was taken. Dropped chunks are counted.
+            The job, or ``None`` if no chunk was accepted. Chunks left out count as dropped.
         """
         taken = self._admit(_LOAD, len(keys), whole=whole)
         if not taken:
@@ -341,7 +342,7 @@ class TierClient:
         whole: bool = False,
         tag: Any = None,
     ) -> Job | None:
-        """Collect a store of the first chunks, as many as fit the queue.
+        """Collect a store of as many leading chunks as fit the queue.
 
         The arguments ``keys``, ``slots``, ``request``, ``whole`` and ``tag`` and the result are as
         for :meth:`load`. The tier reads the slots until the job is released.
@@ -389,17 +390,17 @@ class TierClient:
         self._known.purge(next(self._job_ids))
 
     def drop_stores(self, count: int) -> None:
-        """Add ``count`` to the chunks that were dropped because the tier refuses stores."""
+        """Count ``count`` chunks as dropped because the tier refuses stores."""
         if count:
             self.stats.dropped[f"store.{self._refusal}"] += count
 
     def drop_lookups(self, count: int) -> None:
-        """Add ``count`` to the lookups that were dropped because the tier refuses reads."""
+        """Count the lookups of ``count`` chunks as dropped because the tier refuses reads."""
         self.stats.lookup_chunks += count
         self.stats.dropped["lookup.unavailable"] += count
 
     def withdraw(self) -> None:
-        """Cancel the collected jobs, for which the listener gets only ``released``."""
+        """Cancel the collected jobs; the listener gets only ``released`` for each job."""
         withdrawn = self._collected
         self._collected, self._open_loads, self._touched = [], {}, ()
         for job in withdrawn:
@@ -551,7 +552,7 @@ class TierClient:
             self._known.discard(job.keys)
             self._listener.deleted(self, job, verdicts)
         elif operation is _PURGE:
-            # The tier gets no stores while a purge is due, so one purge serves all requests for it.
+            # The tier gets no stores while a purge is due, so one purge serves several requests.
             self._purging = False
             self._stale = verdicts[0] is not _OK
 
@@ -592,7 +593,7 @@ class TierClient:
                 self._release(job.job_id)
 
     def _conclude_overdue(self, now_s: float) -> None:
-        """Conclude overdue jobs for the runner, whose event loop the tier probably blocks."""
+        """Conclude overdue jobs, because the tier probably blocks the runner's event loop."""
         for job in self.jobs.running:
             if now_s > job.deadline_s + _CONCLUSION_GRACE_S:
                 name, operation = self.spec.name, job.operation.value

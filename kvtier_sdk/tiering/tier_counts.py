@@ -1,4 +1,4 @@
-"""The functions that update a tier's counters from the tier's reports."""
+"""Functions that update a tier's counters from the tier's reports."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def note_state(stats: TierStats, report: Report, now_s: float) -> None:
 
 
 class Outages:
-    """The log of outages: how many chunks were not looked up or not stored during each outage."""
+    """Logs how many chunks were not looked up or not stored during each outage."""
 
     def __init__(self, stats: TierStats, log_end: Callable[[str, str], None]) -> None:
         self._stats = stats
@@ -101,7 +101,7 @@ class Outages:
 
     @contextmanager
     def followed(self) -> Iterator[None]:
-        """Log an outage that ends in the ``with`` block, or note an outage that begins there."""
+        """Log the misses of an outage that ends in the ``with`` block; record one that begins."""
         before = self._under_way()
         yield
         for direction, is_out in self._under_way().items():

@@ -1,4 +1,4 @@
-"""The callbacks by which a tier's client informs an engine."""
+"""The callbacks of a tier's client to the engine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class TierListener:
-    """Callbacks for the outcome of a tier's jobs, which do nothing unless they are overridden.
+    """Receives the results of a tier's jobs; each method does nothing unless overridden.
 
     Every method is called on the engine's thread, inside :meth:`TierClient.poll` or
     :meth:`TierClient.close`. A method may hand the client new jobs, and must not raise.
@@ -22,8 +22,8 @@ class TierListener:
     def answered(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
         """Handle the ``verdicts`` of a lookup (``job``) in ``tier``, one per key.
 
-        ``OK`` means that the tier has the chunk, and ``NOT_FOUND`` that the tier lacks the chunk.
-        Any other verdict is a failed lookup.
+        ``OK`` means that the tier has the chunk, and ``NOT_FOUND`` that it does not. Any other
+        verdict means that the lookup of the chunk failed.
         """
 
     def loaded(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
@@ -53,8 +53,8 @@ class TierListener:
         """
 
     def released(self, tier: TierClient, job: Job) -> None:
-        """Handle the end of the I/O of a ``job`` of ``tier``: its slots are no longer touched.
+        """Handle the end of a ``job``'s I/O in ``tier``: the job's slots may be reused.
 
-        The call follows the callback for the job's verdicts. A job that
-        :meth:`TierClient.withdraw` takes back gets only this call.
+        The call follows the callback for the job's verdicts. After :meth:`TierClient.withdraw`, it
+        is the job's only call.
         """
