@@ -47,7 +47,7 @@ class HostPool:
         chunk_bytes: payload of a slot, in bytes.
         row_bytes: distance between slots: ``chunk_bytes`` rounded up to 4,096.
         worker: index of this process as a worker; None for the scheduler and other processes.
-        huge_page_bytes: bytes of the pool in transparent huge pages, counted at the mapping.
+        huge_page_bytes: bytes that lay in transparent huge pages when the pool was mapped.
 
     Args:
         slots: number of slots, at least 1.

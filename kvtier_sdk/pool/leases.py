@@ -24,7 +24,7 @@ _FIRST_WORKER = 3
 
 
 def claim(fd: int, worker: int | None) -> bool:
-    """Claim a lease until all duplicates of ``fd`` are closed; return false if another holds it."""
+    """Claim a member's lease while ``fd`` or a duplicate is open; return false if it is claimed."""
     return _try_lock(fd, _offset_of(worker), 1)
 
 

@@ -1,4 +1,4 @@
-"""Reads the mappings of this process's memory from the kernel's list."""
+"""Looks up this process's memory mappings in ``/proc/self/maps``."""
 
 from __future__ import annotations
 

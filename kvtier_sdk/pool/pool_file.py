@@ -24,7 +24,7 @@ _log = logging.getLogger("kvtier.pool")
 
 
 class PoolFile:
-    """An open pool file, and perhaps its name. ``close`` and a call of exec close ``fd``."""
+    """An open pool file, which may have a name. ``close`` closes ``fd``, and so does an exec."""
 
     def __init__(self, fd: int, layout: PoolLayout, path: Path | None = None) -> None:
         self.fd = fd
@@ -149,7 +149,7 @@ def _make_named(path: Path, layout: PoolLayout, worker: int | None) -> PoolFile 
     try:
         check_room(layout.size_bytes, directory)
     except ConfigError:
-        # Another member may have made the pool meanwhile, which then occupies the room.
+        # The room may be short because another member has made the pool meanwhile.
         if os.path.lexists(path):
             return None
         raise
@@ -227,7 +227,7 @@ def _closed_on_failure(fd: int) -> Iterator[None]:
 
 
 def _release(fd: int, path: Path | None, pid: int) -> None:
-    """Close the file; if no other process holds the file, also remove the name it may still have."""
+    """Close the file, and remove any name that it has unless another process holds the file."""
     try:
         # A forked child shares its parent's locks, so the child cannot tell that the parent holds
         # the file.

@@ -21,7 +21,7 @@ from kvtier_sdk.worker.planning import GroupLayout, HostLayout, Int64s, JobPlan
 MAX_THREADS = 4
 #: For a smaller part, waking another thread costs more than it saves.
 MIN_PART_BYTES = 512 * 1024
-#: A load waits for the part of a store that a thread has begun: at this size, a few milliseconds.
+#: A load waits for a store's part that has begun: at this size, a few milliseconds.
 MAX_PART_BYTES = 16 * 1024 * 1024
 
 #: The runs' destination addresses, source addresses, and lengths in bytes.

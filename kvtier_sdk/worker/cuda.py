@@ -20,8 +20,8 @@ from kvtier_sdk.worker.registration import RefusedError, Registration
 
 _log = logging.getLogger("kvtier.worker")
 
-#: About the most bytes queued on a stream, because an expedited load waits for them. They keep a
-#: link busy for 5 ms; a busy interpreter may delay the thread that queues more by as long.
+#: Approximate limit of the bytes queued on a stream, because an expedited load waits for them. They
+#: keep a link busy for 5 ms; a busy interpreter may delay the thread that queues more by as long.
 WINDOW_BYTES = 256 * 1024**2
 #: Copies are queued in pieces of at most this size.
 PIECE_BYTES = 64 * 1024**2
@@ -181,8 +181,8 @@ class _Lane:
 class _Mark:
     """An event in a stream after a piece.
 
-    A failed query is repeated, because the piece may still be copied unless the context is lost.
-    If the context was lost before the stream reached the mark, ``error`` is the reason.
+    Unless the context is lost, a copy may still run after a failed query, so the query is repeated.
+    If the context was lost before the stream reached the mark, ``error`` gives the reason.
     """
 
     def __init__(self, device: CUDADevice) -> None:

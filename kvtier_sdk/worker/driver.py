@@ -147,8 +147,8 @@ class HIPDriver(Driver):
 def forget_error() -> None:
     """Clear the error that a refused call left behind in this thread.
 
-    The runtime would report it to the next caller that checks for errors: the engine, after one of
-    its kernels. torch has no function to clear it.
+    The runtime would report the error to the next caller that checks for errors: the engine, after
+    one of its kernels. torch has no function to clear the error.
     """
     name = "hipGetLastError" if torch.version.hip else "cudaGetLastError"
     last_error = getattr(_torch_runtime(), name, None)

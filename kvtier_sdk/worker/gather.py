@@ -251,7 +251,7 @@ class StagedPiece:
         )
 
     def _runs(self, part: _Part) -> CopyPlan:
-        """Return the runs between the part and the host: one for each chunk that is complete."""
+        """Return the runs between part and host: one per chunk, or more if blocks are left out."""
         band, layout = self._band, self._share.layout
         begins = part.memory.data_ptr() + np.arange(len(self._share.blocks)) * band.size_bytes
         there = self._share.blocks >= 0

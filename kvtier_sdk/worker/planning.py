@@ -128,8 +128,8 @@ class GroupShare:
 
     Attributes:
         layout: the group's layout.
-        blocks: block ids of shape (chunks, blocks_per_chunk). If the job leaves out blocks of its
-            first or last chunk, their ids are -1.
+        blocks: block ids of shape (chunks, blocks_per_chunk). If the job leaves out blocks of the
+            request's first or last chunk, their ids are -1.
         hosts: address of this worker's part of each chunk's slot, ascending.
     """
 
@@ -222,7 +222,7 @@ def join(plans: Sequence[CopyPlan]) -> CopyPlan:
 def are_apart(layouts: Sequence[GroupLayout]) -> bool:
     """Return true if blocks with different ids never share a byte, within and across groups.
 
-    After ``False``, a job's own blocks must be compared: the layouts alone do not suffice.
+    If this returns false, compare the blocks of each load: the layouts alone cannot tell.
     """
     tables = [np.stack([of.addresses, of.strides_bytes, of.lengths_bytes], 1) for of in layouts]
     if any(len(np.unique(table, axis=0)) < len(table) for table in tables):

@@ -1,4 +1,4 @@
-"""Registers host memory with the driver, because only then are its copies asynchronous.
+"""Registers host memory with the driver, because copies of other host memory block.
 
 A process can register a page only once, and unregistering the page ends the registration for all
 users. So the devices of a process share registered pieces, and count the holders of each piece.

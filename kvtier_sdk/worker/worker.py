@@ -88,8 +88,8 @@ class OffloadWorker:
             worker keeps the memory alive. Rows may have gaps between them. If the memory is
             read-only, as in a replicated pool for all workers but the first, the worker can only
             load.
-        device: the device that copies the bytes, which the worker closes. The default depends on
-            the device of the tensors.
+        device: the device that copies the bytes; closed with the worker. The default is chosen
+            by the device of the tensors.
         clock: the clock that measures durations.
 
     Raises:
@@ -147,7 +147,7 @@ class OffloadWorker:
             device_blocks: the sources. Plain ids are blocks of the only group, and the first block
                 begins a chunk.
             slots: the destinations, all different: one for each chunk that the blocks touch, group
-                after group. If the job has only some blocks of a chunk, only these are written.
+                after group. If the job has some blocks of a chunk, only these blocks are written.
             after: the stream that computes the blocks, or an event recorded there. The copy begins
                 after all work queued on the stream so far, or after the event. Do not record the
                 event again before the job has ended. Required on an accelerator, where a copy
