@@ -15,8 +15,8 @@ from kvtier_sdk.aio.clock import wait_out
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: A function that runs a blocking call, and returns another function that reports the outcome. The
-#: second function holds no reference to the call's arguments.
+#: A function that runs a blocking call, and returns a function that reports the outcome. The
+#: returned function holds no reference to the call's arguments.
 _Call: TypeAlias = Callable[[], Callable[[], None]]
 
 #: The most threads per event loop, and so per tier.
@@ -24,10 +24,10 @@ THREAD_LIMIT = 16
 
 
 class _Threads:
-    """A limited pool of daemon threads, which unlike an executor's never delay the exit.
+    """A limited pool of daemon threads. Unlike an executor's threads, they never delay the exit.
 
-    Each event loop has its own pool, so that system calls that hang on one tier's disk occupy only
-    the threads of this tier.
+    Each event loop, and so each tier, has its own pool. If system calls on one tier's disk hang,
+    they occupy only this tier's threads.
     """
 
     def __init__(self, limit: int) -> None:
@@ -42,14 +42,14 @@ class _Threads:
         with self._changed:
             if self._idle <= len(self._calls) and self._started < self._limit:
                 name = f"kvtier-blocking-{self._started + 1}"
-                # Start the thread before queueing the call: after an error the call never runs.
+                # Start the thread first, because a call must not be queued if this raises.
                 threading.Thread(target=self._work, name=name, daemon=True).start()
                 self._started += 1
             self._calls.append(call)
             self._changed.notify()
 
     def withdraw(self, call: _Call) -> bool:
-        """Remove a call from the queue; return true if the call was there and never runs."""
+        """Remove a call from the queue, so that it never runs; return false if it has begun."""
         with self._changed:
             try:
                 self._calls.remove(call)
@@ -88,7 +88,7 @@ def _threads_of(loop: asyncio.AbstractEventLoop) -> _Threads:
         threads = _threads_by_loop.get(loop)
         if threads is None:
             threads = _threads_by_loop[loop] = _Threads(THREAD_LIMIT)
-            # End the threads with the loop, because asyncio.run closes its loop without the SDK.
+            # asyncio.run closes its loop without calling the SDK, so end the threads with the loop.
             finalize(loop, threads.close).atexit = False
         return threads
 
@@ -104,11 +104,11 @@ def close_blocking_threads(loop: asyncio.AbstractEventLoop) -> None:
 async def run_blocking(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     """Run ``function(*args, **kwargs)`` in a thread, and wait for its end even if cancelled.
 
-    A cancellation is raised only after the function has returned. So nothing uses the function's
-    buffers after a cancellation; ``asyncio.to_thread`` returns at once and leaves the thread
-    writing. A call that is cancelled before its start never runs. A call that never returns blocks
-    its thread and the coroutine forever, but the interpreter can still exit. At most 16 calls of
-    an event loop run at once; further calls wait in order::
+    A cancellation is raised only after the function has returned, so nothing uses the function's
+    buffers any more. ``asyncio.to_thread`` would return at once, while its thread still writes. If
+    a call is cancelled before its start, the function never runs. A function that never returns
+    blocks its thread and the coroutine forever, but the interpreter can still exit. At most 16
+    calls of an event loop run at once; further calls wait in order::
 
         data = await run_blocking(path.read_bytes)
     """

@@ -1,7 +1,7 @@
 """The clock, the SDK's only source of time, timers and tasks.
 
 No other module of the SDK reads a clock, sleeps or starts a task. So a simulation with a virtual
-clock can play hours in milliseconds, with the same result each time.
+clock can play hours in milliseconds, and every run has the same result.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Clock(ABC):
     def call_at(self, when_s: float, callback: Callable[..., object], *args: Any) -> TimerHandle:
         """Call ``callback(*args)``, which must not raise, when :meth:`now_s` reaches ``when_s``.
 
-        The running loop makes the call. The returned handle's ``cancel()`` prevents the call. A
-        time in the past means as soon as possible.
+        The running loop makes the call, as soon as possible if ``when_s`` has passed. The returned
+        handle's ``cancel()`` prevents the call.
         """
         delay_s = max(0.0, when_s - self.now_s())
         return asyncio.get_running_loop().call_later(delay_s, callback, *args)

@@ -13,7 +13,7 @@ from typing import Any, Self
 from kvtier_sdk.aio.clock import Clock, TimerHandle
 from kvtier_sdk.errors import TierError, TierTimeoutError, TierUnavailableError
 
-# The size of a read of text. It limits how much of a payload behind the text must be copied.
+# The size of a read of text. A small read catches little of the payload, which must be copied.
 _TEXT_BYTES = 2048
 # OpenSSL copies the bytes of a write into its own memory, so each write is limited to this size.
 _TLS_PIECE_BYTES = 128 * 1024
@@ -23,7 +23,7 @@ _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class Connection:
-    """A connection to a server that sends and fills a tier's buffers without copying them.
+    """A connection to a server; it sends and fills a tier's buffers without copying them.
 
     The connection uses TCP, TLS or a Unix socket. A protocol needs only a few coroutines on top::
 
@@ -47,7 +47,7 @@ class Connection:
     - *One call at a time.* While a call waits, a second call raises :class:`RuntimeError` and does
       not affect the first call, so that requests never mix.
     - *Closing.* A closed connection stays closed, and every later call raises the reason as a
-      :class:`TierError`. After a failed call, the content of its buffers is undefined.
+      :class:`TierError`. After a failed call, the content of the call's buffers is undefined.
 
     A :class:`ConnectionPool` lends a connection to one borrower at a time, and closes the
     connection if the borrower fails. All calls are made on one event loop.
@@ -80,13 +80,13 @@ class Connection:
         # Bytes received before a call asked for them.
         self._unread = b""
         self._text = memoryview(bytearray(_TEXT_BYTES))
-        # The end of the call under way. The result is the list of buffers left to send or fill, or
-        # None after a failure.
+        # Set when the call under way ends: to the buffers left to send or fill, or to None after a
+        # failure.
         self._waiter: asyncio.Future[Sequence[Any] | None] | None = None
         self._rooms: Sequence[Any] = ()
         self._takes_some = False
         self._unsent: Sequence[Any] = ()
-        # True if the last send ended early, and true once the socket has refused to send.
+        # _is_cut_short: the last send ended early. _is_refused: the socket has failed a write.
         self._is_cut_short = False
         self._is_refused = False
         # False if the socket may hold unread bytes, so that a call must read before it waits.
@@ -153,9 +153,9 @@ class Connection:
     async def send(self, buffers: Sequence[bytes | memoryview]) -> Sequence[bytes | memoryview]:
         """Send buffers, one after the other.
 
-        If the server replies or hangs up before all bytes are sent, this ends early. Then receive
-        the reply, which may give the reason. The connection is not usable for another request until
-        the rest is sent.
+        If the server replies or hangs up before all bytes are sent, the call returns early. Then
+        receive the reply, which may give the reason. The connection is not usable for another
+        request until the rest is sent.
 
         Args:
             buffers: the bytes of the request.
@@ -188,8 +188,8 @@ class Connection:
     async def receive_some(self, buffers: Sequence[memoryview]) -> Sequence[memoryview]:
         """Receive at least one byte, and fill buffers in order as far as bytes are available.
 
-        One system call can fill several buffers. So the head and the payload of a reply of known
-        length can be received together, each in its own buffer.
+        One system call can fill several buffers. So if the lengths are known, a reply's head and
+        payload can be received together, each in its own buffer.
 
         Args:
             buffers: writable and contiguous, not all of them empty.
@@ -203,10 +203,10 @@ class Connection:
         return await self._fill([buffer for buffer in buffers if len(buffer)], some=True)
 
     async def receive_until(self, end: bytes, *, most_bytes: int) -> bytes:
-        """Receive text up to and including a mark, such as a line end.
+        """Receive text up to and including ``end``, such as a line end.
 
-        A later call receives the bytes after the mark. A text longer than ``most_bytes`` closes the
-        connection.
+        A later call receives the bytes after ``end``. If the text is longer than ``most_bytes``,
+        the connection is closed and :class:`TierUnavailableError` is raised.
         """
         self._check()
         start = 0
@@ -319,8 +319,8 @@ class Connection:
             what = f"connection to {self.peer} lost: nothing moved for {timeout_s:g} s"
             self._close(TierTimeoutError(what))
 
-    # Callbacks of the loop, and methods that callbacks and calls share. None of these methods
-    # raises: after an exception in a callback, the call under way would never end.
+    # Callbacks of the loop, and methods that callbacks and calls share. These methods must not
+    # raise: after an exception in a callback, the call under way would never end.
 
     def _on_readable(self) -> None:
         if self._rooms:
@@ -404,13 +404,13 @@ class _Stream:
         self.descriptor = sock.fileno()
 
     def has_pending(self) -> bool:
-        """Return true if the stream has taken bytes from the system that no call has read."""
+        """Return true if the stream itself buffers received bytes that no call has read."""
         return False
 
     def is_drained(self) -> bool:
         """Return true if a call may wait after a partial read, without a second read."""
-        # uvloop reports a reset only once, perhaps together with bytes that were read by now. So
-        # after a reset, the next call must read before it waits.
+        # uvloop reports a reset only once, perhaps together with bytes that have just been read.
+        # So after a reset, the next call must read before it waits.
         return self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
 
     def read(self, rooms: Sequence[Any]) -> int:

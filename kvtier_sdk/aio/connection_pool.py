@@ -45,7 +45,7 @@ class ConnectionPool(Generic[C]):
         # A store waits here before it joins the queue for a connection, so that stores cannot fill
         # that queue.
         self._stores = asyncio.Semaphore(max(1, limit // 2))
-        # The connection used last is lent first, because it is the least likely to be stale.
+        # Lend the connection used last first, because it is the least likely to be stale.
         self._idle: list[C] = []
         self._is_closed = False
 
@@ -58,8 +58,8 @@ class ConnectionPool(Generic[C]):
 
         If the connection is still usable after the block, the pool keeps it for the next borrower.
         If the block raises or is cancelled, the pool closes the connection, because the next
-        borrower might receive the rest of a broken-off reply. Raise an error that does not affect
-        the connection after the block.
+        borrower might receive the rest of a broken-off reply. If an error does not affect the
+        connection, raise it after the block.
         """
         async with self._stores if for_store else nullcontext(), self._free:
             connection = self._take() or await self._dial()

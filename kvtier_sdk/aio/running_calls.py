@@ -9,7 +9,7 @@ from kvtier_sdk.errors import TierUnavailableError
 
 
 class RunningCalls:
-    """A counter of running calls; :meth:`close` refuses new calls and waits for running ones.
+    """A counter of running calls; :meth:`close` refuses new calls and waits for running calls.
 
     A tier may be closed while its calls run. Some client libraries crash the interpreter if they
     are closed during a call, and most raise a confusing exception::
@@ -55,10 +55,10 @@ class RunningCalls:
             self._idle.set()
 
     async def close(self) -> None:
-        """Refuse new calls, and wait for running ones. A second call is harmless.
+        """Refuse new calls, and wait for running calls. Closing a second time is harmless.
 
-        The wait has no time limit, so each call of the client library should have its own. After a
-        cancellation of the wait, new calls are still refused.
+        The wait has no time limit, so each call of the client library should have a time limit.
+        After a cancellation of the wait, new calls are still refused.
         """
         self._is_closed = True
         await self._idle.wait()

@@ -22,18 +22,18 @@ from kvtier_sdk.types import Region
 
 _SHARED_MEMORY = "/dev/shm"
 
-#: The holder of a view whose caller gives no name.
+#: The holder's name if the caller gives none.
 UNNAMED_HOLDER = "an unnamed holder"
 
 _log = logging.getLogger("kvtier.pool")
 
 
 class HostPool:
-    """Slots in one mapping, of this process or shared by several.
+    """One mapping, cut into slots for chunks; it belongs to one process or is shared by several.
 
     ``HostPool(slots, chunk_bytes)`` is for one process. :meth:`join` is for the scheduler and the
-    workers of a replica, which share a configuration and nothing else. :meth:`create` and
-    :meth:`attach` are for a process and its children. A closed pool raises ``KVTierError``.
+    workers of a replica, which share only a configuration. :meth:`create` and :meth:`attach` are
+    for a process and its children. A closed pool raises ``KVTierError`` when it is used.
 
     >>> pool = HostPool(slots=8, chunk_bytes=5000)
     >>> pool.view(3)[:5] = b"chunk"
@@ -42,17 +42,17 @@ class HostPool:
     >>> pool.close()
 
     Attributes:
-        layout: the geometry of the pool, which defines the next three attributes.
+        layout: the geometry of the pool; defines the next three attributes.
         slots: number of slots.
-        chunk_bytes: payload of a slot.
+        chunk_bytes: payload of a slot, in bytes.
         row_bytes: distance between slots: ``chunk_bytes`` rounded up to 4,096.
-        worker: index of this process as a worker; None for the scheduler and for others.
-        huge_page_bytes: how much of the pool lay in transparent huge pages when it was mapped.
+        worker: index of this process as a worker; None for the scheduler and other processes.
+        huge_page_bytes: bytes that lay in transparent huge pages when the pool was mapped.
 
     Args:
         slots: number of slots, at least 1.
-        chunk_bytes: payload of each, at least 1.
-        prefault: map every page now. A page fault during a copy would stall the engine.
+        chunk_bytes: payload of a slot in bytes, at least 1.
+        prefault: map every page now, because a page fault during a copy would stall the engine.
         huge_pages: request transparent huge pages; the kernel's settings decide.
 
     Raises:
@@ -70,14 +70,14 @@ class HostPool:
     def create(
         cls, layout: PoolLayout, *, prefault: bool = True, huge_pages: bool = True
     ) -> HostPool:
-        """Make a pool without a name, as its scheduler, to share through its descriptor.
+        """Make a pool without a name, as its scheduler, and share it through a descriptor.
 
-        Other processes :meth:`attach` it by :attr:`fd` (``pass_fds``) or ``/proc/<pid>/fd/<fd>``.
-        The size of /dev/shm does not limit it.
+        Other processes :meth:`attach` the pool by :attr:`fd` (``pass_fds``) or by the path
+        ``/proc/<pid>/fd/<fd>``. The size of /dev/shm does not limit the pool.
 
         Args:
             layout: the geometry of the pool.
-            prefault: map every page now; if False, memory is reserved and mapped later.
+            prefault: map every page now; if False, reserve memory now and map pages on first use.
             huge_pages: as for :class:`HostPool`.
 
         Raises:
@@ -102,14 +102,14 @@ class HostPool:
     ) -> HostPool:
         """Make a replica's pool, or map it if another process of the replica has made it.
 
-        This never waits for another process. The pool has a name in ``directory`` until the
-        scheduler and all workers have mapped it. Pools that killed replicas left there are removed
+        This never waits for other processes to join. The pool has a name in ``directory`` until the
+        scheduler and all workers have joined. Pools that killed replicas left there are removed
         first.
 
         Args:
-            replica: an id that all processes of the replica share, unlike any other replica's, and
-                new at each start. A process that comes after all others have joined starts a
-                second pool (see :meth:`absent`).
+            replica: an id that all processes of the replica share. The id differs from the ids of
+                other replicas and changes at each start. A process that comes after all members
+                have joined makes a second pool (see :meth:`absent`).
             layout: the geometry of the pool, the same in all processes.
             worker: index of this process as a worker; None if it is the scheduler.
             prefault: as for :meth:`create`.
@@ -117,8 +117,8 @@ class HostPool:
             directory: a directory on a tmpfs.
 
         Raises:
-            ConfigError: there is no room, another process has joined as this worker or as the
-                scheduler, or the processes disagree on the layout.
+            ConfigError: there is not enough room, another process has joined as the same member,
+                or the processes disagree on the layout.
         """
         pool = cls.__new__(cls)
         file = join_named(Path(directory), replica, layout, worker)
@@ -138,16 +138,16 @@ class HostPool:
         """Map the pool of another process.
 
         Args:
-            handle: an inherited descriptor, which the caller keeps open and owns, or the path
+            handle: an inherited descriptor, which the caller still owns and closes, or the path
                 ``/proc/<pid>/fd/<n>`` of a process of this user.
             layout: the expected geometry; required for a file that kvtier did not make.
-            worker: index of this process as a worker; None if it is not one.
+            worker: index of this process as a worker; None for any other process.
             prefault: as for :class:`HostPool`.
             huge_pages: as for :class:`HostPool`.
 
         Raises:
-            ConfigError: the handle does not lead to such a pool, or another process has joined as
-                this worker.
+            ConfigError: the handle leads to no pool or to a pool with another layout, or another
+                process has joined as this worker.
         """
         pool = cls.__new__(cls)
         file = open_handle(handle, layout, worker)
@@ -160,12 +160,12 @@ class HostPool:
 
         Args:
             layout: the geometry of the pool.
-            directory: the directory in which :meth:`join` would make it, where memory that killed
-                replicas have left counts as used; None for :meth:`create`.
+            directory: the directory for :meth:`join`, or None for :meth:`create`. Pools that killed
+                replicas left in the directory count as used.
 
         Raises:
-            ConfigError: there is no room; the message names the size needed, the size free, and
-                what to do.
+            ConfigError: there is not enough room; the message gives the size needed, the size
+                free, and a remedy.
         """
         check_room(layout.size_bytes, None if directory is None else Path(directory))
 
@@ -179,7 +179,7 @@ class HostPool:
         huge_pages: bool,
         reserve: bool = False,
     ) -> None:
-        """Map the file, or new memory if there is none; close the file on failure."""
+        """Map the file, or new memory if there is no file; close the file on failure."""
         self.layout = layout
         self.slots: int = layout.slots
         self.chunk_bytes: int = layout.chunk_bytes
@@ -209,18 +209,18 @@ class HostPool:
 
     @property
     def fd(self) -> int:
-        """The descriptor of a shared pool, closed with it; give it to a child by ``pass_fds``."""
+        """The descriptor of a shared pool, for a child's ``pass_fds``; :meth:`close` closes it."""
         return self._shared_file().fd
 
     @property
     def region(self) -> Region:
-        """The whole mapping, at the address that it has in this process."""
+        """Address and size of the whole mapping in this process."""
         return Region.of(self._open_mapping())
 
     def absent(self) -> list[str]:
-        """Return the names of the replica's processes that do not have the pool, as "worker 1".
+        """Return the names of members that have not joined the pool, such as "worker 1".
 
-        A process that is still absent when the engine starts to work has another pool, or none.
+        If a member is still absent when the engine starts to work, it has another pool or none.
         A pool of one process raises ``KVTierError``.
         """
         return self._shared_file().absent(self.worker)
@@ -233,9 +233,9 @@ class HostPool:
             holder: as for :meth:`view`.
 
         Returns:
-            An array of shape (slots, ``part_bytes``) over the pool's own memory, which it keeps
-            alive; a slot's part is contiguous. If the layout is replicated, it is read-only for
-            all workers but 0.
+            An array of shape (slots, ``part_bytes``) over the pool's memory. The array keeps the
+            memory alive, and a slot's part is contiguous. If the layout is replicated, only the
+            array of worker 0 is writable.
 
         Raises:
             ConfigError: there is no such worker.
@@ -266,8 +266,8 @@ class HostPool:
     def padded_view(self, slot: int, alignment: int, holder: str = UNNAMED_HOLDER) -> memoryview:
         """Return a slot's payload and the padding after it; see :meth:`view`.
 
-        ``alignment`` is a power of two up to 4,096, to which the view's length is rounded up;
-        ``slot`` and ``holder`` are as for :meth:`view`.
+        The view's length is rounded up to ``alignment``, a power of two up to 4,096. ``slot`` and
+        ``holder`` are as for :meth:`view`.
         """
         if not 0 <= slot < self.slots:
             raise IndexError(f"slot {slot} of a pool of {self.slots}")
@@ -275,10 +275,10 @@ class HostPool:
         return self._of_holder(holder)[start : start + round_up(self.chunk_bytes, alignment)]
 
     def close(self) -> None:
-        """Release the memory, now or as soon as no view of it is in use.
+        """Release the memory, now or as soon as no view is in use.
 
-        If views are in use, a warning names their holders: most likely a tier whose I/O hangs.
-        Unmapping the memory under them would crash the process. A second call does nothing.
+        Unmapping memory under a view would crash the process. If views are in use, a warning names
+        their holders: most likely a tier whose I/O hangs. A second call does nothing.
         """
         file, self._file = self._file, None
         if file is not None:
@@ -293,7 +293,7 @@ class HostPool:
             return sorted(holder for holder, array in arrays.items() if array() is not None)
 
         if holders():
-            # Drop garbage first: an exception's traceback may keep frames that had the views.
+            # Collect garbage first, because an exception's traceback may keep frames with views.
             gc.collect()
         if holders():
             _log.warning(
@@ -305,10 +305,10 @@ class HostPool:
             mapping.close()
 
     def _of_holder(self, holder: str) -> memoryview:
-        """Return the whole mapping, through a separate array for each holder.
+        """Return a view of the whole mapping, through a separate array for each holder.
 
-        A view is a slice of this one, and everything made from a view keeps the array underneath
-        alive. So the array lives exactly as long as this holder's views are in use.
+        A holder's views are slices of the returned view, and everything made from them keeps the
+        array alive. So :meth:`close` finds the views in use by the arrays that are still alive.
         """
         whole = self._views.get(holder)
         if whole is None:

@@ -12,7 +12,7 @@ from kvtier_sdk.errors import ConfigError
 ROW_ALIGNMENT = 4096
 #: Parts begin at multiples of this many bytes, so that no two workers write to one cache line.
 PART_ALIGNMENT = 64
-#: The page after the last row. No process maps it, so no stray write reaches it.
+#: Size of the page after the last row. No process maps the page, so no stray write reaches it.
 HEADER_BYTES = 4096
 
 _MAGIC = b"KVTIPOOL"
@@ -22,20 +22,20 @@ _HEADER = struct.Struct("<8sIIQQQ")
 
 @dataclass(frozen=True)
 class PoolLayout:
-    """The geometry of a host pool; all its processes must agree on it.
+    """The geometry of a host pool, which must be the same in all its processes.
 
-    The row of a slot holds the parts of all workers, one after the other. Parts begin at
-    multiples of 64 bytes, rows at multiples of 4,096.
+    A slot's row holds the parts of all workers, one after the other. Parts begin at multiples of
+    64 bytes, rows at multiples of 4,096.
 
     Attributes:
         slots: number of slots, at least 1.
-        part_bytes: one worker's bytes of a chunk, at least 1.
+        part_bytes: number of bytes of a chunk that one worker holds, at least 1.
         workers: number of workers that map the pool, at least 1.
         replicated: all workers hold the same bytes, which are stored once: a row has one part,
             worker 0 writes it, and all workers read it.
-        stride_bytes: distance between slots in the memory of an engine that places chunks itself,
-            a multiple of 4,096; a slot is a place where a chunk may begin. Slots may overlap, but
-            the engine never uses overlapping slots at the same time. None: one row after the other.
+        stride_bytes: distance between slots, a multiple of 4,096, in the memory of an engine that
+            places chunks itself. A chunk may begin at any slot. Slots may overlap, but the engine
+            never uses overlapping slots at the same time. None: rows follow one another.
 
     Raises:
         ConfigError: a number is out of range.
@@ -63,7 +63,7 @@ class PoolLayout:
 
     @property
     def chunk_bytes(self) -> int:
-        """Length of a slot's payload, as secondary tiers see it: all parts and their padding."""
+        """Length of a slot's payload in secondary tiers: all parts and the padding between them."""
         return (self.parts - 1) * round_up(self.part_bytes, PART_ALIGNMENT) + self.part_bytes
 
     @property

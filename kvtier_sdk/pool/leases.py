@@ -1,8 +1,8 @@
-"""Leases on a pool's file: one lock for each process that has mapped it.
+"""Leases on a pool's file: one lock for each process that has mapped the file.
 
-A lease is a lock of an open file description (``F_OFD_SETLK``). The kernel releases it when the
-last descriptor is closed, however its process ends. It holds between containers that share the
-file. The offset of a lock stands for a member; the bytes at that offset are not used.
+A lease is a lock of an open file description (``F_OFD_SETLK``). The kernel releases the lease when
+the last descriptor is closed, however the process ends. Leases also work between containers that
+share the file. Each member locks one byte at its own offset; the byte's value has no meaning.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from contextlib import contextmanager
 
 #: ``struct flock``: type, whence, start, length, process (always 0 here).
 _FLOCK = struct.Struct("hhqqi0q")
-#: Held briefly by a process that joins or sweeps, so that one at a time checks the members.
+#: A process holds this lock while it joins or sweeps, so that no two check the members at once.
 _JOINING = 0
-#: Shared by processes that are not members, such as a child that does the I/O.
+#: Processes that are not members share this lock, such as a child that does the I/O.
 _GUESTS = 1
 _SCHEDULER = 2
 _FIRST_WORKER = 3
 
 
 def claim(fd: int, worker: int | None) -> bool:
-    """Become a member, until the descriptor and all its duplicates are closed."""
+    """Claim a member's lease while ``fd`` or a duplicate is open; return false if it is claimed."""
     return _try_lock(fd, _offset_of(worker), 1)
 
 

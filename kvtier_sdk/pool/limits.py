@@ -1,4 +1,4 @@
-"""Room for a host pool: the machine's memory, control groups and the file system of its file."""
+"""Checks the room for a host pool: machine memory, control groups, the pool file's file system."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
 class Room(NamedTuple):
-    """A limit on memory: its name, the bytes free below it, and advice if they are too few."""
+    """A limit on memory: its name, the bytes still free, and a remedy if they are too few."""
 
     where: str
     free_bytes: int
@@ -50,7 +50,7 @@ def check_room(size_bytes: int, directory: Path | None = None) -> None:
 
 
 def total_memory_bytes(proc: Path = _PROC, cgroup_root: Path = _CGROUP_ROOT) -> int:
-    """Return the memory of the machine, or the limit of a control group if that is less."""
+    """Return the memory of the machine, or the limit of a control group if the limit is lower."""
     limits = (limit_bytes for _, limit_bytes, _ in _memory_limits(proc, cgroup_root))
     return min([_meminfo_bytes("MemTotal", proc), *limits])
 
@@ -100,13 +100,13 @@ def _memory_limits(proc: Path, cgroup_root: Path) -> Iterator[tuple[Path, int, i
             limit, used = "memory.limit_in_bytes", "memory.usage_in_bytes"
         else:
             continue
-        # In a container the path may be the host's, or begin with "/..", while the top is the
-        # container's own.
+        # In a container, ``top`` is the container's own, but the path may be the host's, or begin
+        # with "/..". So some of these directories may not exist.
         group = top / path.lstrip("/.")
         for directory in [group, *group.parents]:
             if not directory.is_relative_to(top):
                 break
-            # A group without a limit has "max", and some files cannot be read.
+            # The limit "max" means no limit and is not a number; some files cannot be read.
             with contextlib.suppress(OSError, ValueError):
                 limit_bytes = int((directory / limit).read_text())
                 yield directory, limit_bytes, int((directory / used).read_text())

@@ -1,4 +1,4 @@
-"""The mappings of this process's memory, as the kernel lists them."""
+"""Looks up this process's memory mappings in ``/proc/self/maps``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple, Self
 
 
 class MappedRegion(NamedTuple):
-    """A line of ``/proc/self/maps``; ``file`` is a device and an inode."""
+    """A line of ``/proc/self/maps``; ``file`` is the device and inode of the mapped file."""
 
     start: int
     end: int

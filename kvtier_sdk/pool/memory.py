@@ -1,4 +1,4 @@
-"""The pages of a host pool, which are mapped before an engine touches them."""
+"""Maps the pages of a host pool before an engine touches them, as huge pages if possible."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ import numpy as np
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.options.units import format_bytes
 
-#: Since Linux 5.14. Python's mmap module lacks it, and its madvise holds the interpreter lock.
+#: Since Linux 5.14. Python's ``mmap`` has no such constant, and its ``madvise`` holds the
+#: interpreter lock.
 _MADV_POPULATE_WRITE = 23
-#: The bytes that one thread faults in at a time.
+#: A thread faults in this many bytes at a time.
 _STRETCH_BYTES = 64 << 20
 _MAX_THREADS = 16
 _HUGE_PAGE_BYTES = 2 << 20
@@ -43,7 +44,7 @@ def prefault(mapping: mmap.mmap, fd: int | None) -> None:
     if errno.EINVAL in failures:
         _touch(mapping, fd)
     elif failures:
-        # EFAULT: a touch would have raised a SIGBUS.
+        # EFAULT means that the kernel found no memory for a page; a touch would raise SIGBUS.
         raise _out_of_memory(size_bytes)
 
 
@@ -89,7 +90,7 @@ def _touch(mapping: mmap.mmap, fd: int | None) -> None:
     if fd is None:
         pages[:] = 0
     else:
-        # A write could undo another process's write. A read maps reserved pages too.
+        # Read only, because a write could undo another process's. A read maps reserved pages too.
         reserve(fd, len(mapping))
         pages.max()
 

@@ -1,4 +1,4 @@
-"""The file of a shared pool: how processes find it, and when its name is removed."""
+"""Makes and finds the file of a shared pool, and removes the file's name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _log = logging.getLogger("kvtier.pool")
 
 
 class PoolFile:
-    """An open pool file, and its name if it has one; ``fd`` is closed with it and on exec."""
+    """An open pool file, which may have a name. ``close`` closes ``fd``, and so does an exec."""
 
     def __init__(self, fd: int, layout: PoolLayout, path: Path | None = None) -> None:
         self.fd = fd
@@ -41,7 +41,7 @@ class PoolFile:
 
 
 def make_unnamed(layout: PoolLayout) -> PoolFile:
-    """Make a file as its scheduler. Its size cannot change, and only memory limits it."""
+    """Make a file in memory, of constant size, and join it as the scheduler."""
     fd = os.memfd_create("kvtier-pool", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     with _closed_on_failure(fd):
         _shape(fd, layout)
@@ -53,7 +53,7 @@ def make_unnamed(layout: PoolLayout) -> PoolFile:
 def open_handle(handle: int | str, layout: PoolLayout | None, worker: int | None) -> PoolFile:
     path = f"/proc/self/fd/{handle}" if isinstance(handle, int) else handle
     try:
-        # Opened anew even if a descriptor is given, because a lock belongs to an opening.
+        # Open even a descriptor again, because duplicates of a descriptor share their locks.
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
         raise ConfigError(
@@ -61,7 +61,7 @@ def open_handle(handle: int | str, layout: PoolLayout | None, worker: int | None
             "this process inherited (pass_fds) or /proc/<pid>/fd/<n> of a process that has the pool"
         ) from error
     with _closed_on_failure(fd):
-        # From here on no process sweeps the file, so its size does not change.
+        # Claim first: no process sweeps a file with a guest, so its size does not change any more.
         leases.claim_as_guest(fd)
         found = _layout_of(fd, layout)
         if worker is not None:
@@ -70,7 +70,7 @@ def open_handle(handle: int | str, layout: PoolLayout | None, worker: int | None
 
 
 def join_named(directory: Path, replica: str, layout: PoolLayout, worker: int | None) -> PoolFile:
-    """Open the file of a replica as a member, or make it if no other member has."""
+    """Open the file of a replica as a member, or make the file if no member has made it."""
     digest = hashlib.blake2b(replica.encode(), digest_size=12).hexdigest()
     path = directory / f"{_PREFIX}{os.geteuid()}-{digest}"
     # A round fails only if another process has made or removed this name meanwhile.
@@ -96,9 +96,9 @@ def sweep(directory: Path) -> None:
             continue
         try:
             with leases.joining(fd):
-                # If this file has lost its name, the path may be another process's new file.
+                # If this file has lost its name, the path may lead to another process's new file.
                 if leases.claim_whole(fd) and os.fstat(fd).st_nlink:
-                    # Free the bytes first: once the name is gone, the room must be free too.
+                    # Free the bytes first, so that the room is free once the name is gone.
                     os.ftruncate(fd, 0)
                     path.unlink()
                     _log.info("removed %s, a host pool that no process holds", path)
@@ -107,13 +107,9 @@ def sweep(directory: Path) -> None:
 
 
 def enter_named(fd: int, path: Path, layout: PoolLayout, worker: int | None) -> PoolFile | None:
-    """Become a member of a file that was found by its name; the last member removes the name.
+    """Become a member of a named file; the last member to join removes the name.
 
-    Returns:
-        ``None`` if the file has lost its name; then ``fd`` is closed.
-
-    Raises:
-        ConfigError: the file has another layout, or another process is this member.
+    If the file has lost its name meanwhile, close ``fd`` and return ``None``.
     """
     file = PoolFile(fd, layout, path)
     try:
@@ -132,7 +128,7 @@ def enter_named(fd: int, path: Path, layout: PoolLayout, worker: int | None) -> 
 
 
 def _open_own(path: Path) -> int | None:
-    """Open a regular file of this user; return ``None`` if there is none."""
+    """Open a regular file of this user; return ``None`` if the file does not exist."""
     fault = f"{path} is not a host pool of this user: remove it"
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -148,12 +144,12 @@ def _open_own(path: Path) -> int | None:
 
 
 def _make_named(path: Path, layout: PoolLayout, worker: int | None) -> PoolFile | None:
-    """Make a complete file with a name; return ``None`` if another process has the name."""
+    """Make a complete file, then name it; return ``None`` if another process has that name."""
     directory = path.parent
     try:
         check_room(layout.size_bytes, directory)
     except ConfigError:
-        # Another member of this replica may have taken the room a moment ago.
+        # The room may be short because another member has made the pool meanwhile.
         if os.path.lexists(path):
             return None
         raise
@@ -177,7 +173,7 @@ def _make_named(path: Path, layout: PoolLayout, worker: int | None) -> PoolFile 
         with _closed_on_failure(fd):
             _shape(fd, layout)
             _claim(fd, layout, worker)
-            # Only with a directory descriptor does link() follow the links in /proc.
+            # link() follows links in /proc only if it is called with a directory descriptor.
             os.link(f"/proc/self/fd/{fd}", path.name, dst_dir_fd=parent, follow_symlinks=True)
     except FileExistsError:
         return None
@@ -192,7 +188,7 @@ def _shape(fd: int, layout: PoolLayout) -> None:
 
 
 def _layout_of(fd: int, expected: PoolLayout | None) -> PoolLayout:
-    """Return the layout in a file's header; the expected one if kvtier did not make the file."""
+    """Return the layout in a file's header, or ``expected`` if the file has no header of kvtier."""
     size_bytes = os.fstat(fd).st_size
     found = PoolLayout.from_header(os.pread(fd, HEADER_BYTES, max(0, size_bytes - HEADER_BYTES)))
     if found is None:
@@ -231,9 +227,10 @@ def _closed_on_failure(fd: int) -> Iterator[None]:
 
 
 def _release(fd: int, path: Path | None, pid: int) -> None:
-    """Close the file; the last member removes the name if not all members ever joined."""
+    """Close the file, and remove any name that it has unless another process holds the file."""
     try:
-        # A forked child shares the parent's locks, so a file that looks free may be the parent's.
+        # A forked child shares its parent's locks, so the child cannot tell that the parent holds
+        # the file.
         own = path is not None and os.getpid() == pid and leases.claim_whole(fd)
         if path is not None and own and os.fstat(fd).st_nlink:
             path.unlink()

@@ -1,4 +1,4 @@
-"""Copies between the KV tensors of a device and the slots of a pool; needs the extra ``torch``."""
+"""Copies KV blocks between a device's tensors and a pool's slots; needs the extra ``torch``."""
 
 from kvtier_sdk.errors import ConfigError
 

@@ -1,4 +1,4 @@
-"""CPU tensors: a few threads that copy with ``memmove``, without holding the interpreter lock."""
+"""The device for CPU tensors: threads copy with ``memmove``, without the interpreter lock."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from kvtier_sdk.worker.planning import GroupLayout, HostLayout, Int64s, JobPlan
 
 #: More threads do not help: memory bandwidth is the limit.
 MAX_THREADS = 4
-#: A smaller part is not worth waking a second thread.
+#: For a smaller part, waking another thread costs more than it saves.
 MIN_PART_BYTES = 512 * 1024
-#: A load that arrives behind a store waits for one part, a few milliseconds.
+#: A load waits for a store's part that has begun: at this size, a few milliseconds.
 MAX_PART_BYTES = 16 * 1024 * 1024
 
-#: Destinations, sources, lengths in bytes.
+#: The runs' destination addresses, source addresses, and lengths in bytes.
 _Part: TypeAlias = tuple[Int64s, Int64s, Int64s]
 
 
@@ -35,7 +35,7 @@ def copy_runs(destinations: Int64s, sources: Int64s, lengths_bytes: Int64s) -> N
 
 
 class CPUDevice(Device):
-    """A thread pool. Loads overtake stores, even a store that has begun."""
+    """Threads that copy in parts. Between two parts, a load overtakes stores that have begun."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class CPUDevice(Device):
             thread.start()
 
     def register(self, host: HostLayout, groups: Sequence[GroupLayout]) -> None:
-        """Do nothing, because ``memmove`` can copy any memory."""
+        """Do nothing, because ``memmove`` needs no pinned memory."""
 
     def start(
         self,
@@ -70,8 +70,8 @@ class CPUDevice(Device):
         expedited: bool,
         after: StreamOrEvent | None = None,
     ) -> Copy:
-        """See :meth:`Device.start`; ``after`` is ignored, since no work is queued on a CPU."""
-        # At least one part for each thread, and small parts, so that a load never waits long.
+        """See :meth:`Device.start`; ``after`` is ignored, because torch queues no work on a CPU."""
+        # Cut one part for each thread, or more if a load would have to wait long for such a part.
         runs = plan.runs()
         threads = max(1, min(len(self._threads), runs.size_bytes // MIN_PART_BYTES))
         rounds = -(-runs.size_bytes // (threads * MAX_PART_BYTES))
@@ -96,7 +96,7 @@ class CPUDevice(Device):
             thread.join()
 
     def _work(self) -> None:
-        # A new thread inherits its creator's cores, and engines pin their threads to one core each.
+        # An engine pins its threads, and new threads inherit that: allow all the process's cores.
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, self._cpus)
         while True:
@@ -148,7 +148,7 @@ class CPUDevice(Device):
 
 
 class _ThreadedCopy(Copy):
-    """A copy in parts. The device changes its attributes, under its lock."""
+    """A copy in parts. The device reads and changes the attributes while it holds its lock."""
 
     def __init__(self, parts: list[_Part], help_with: Callable[[_ThreadedCopy], None]) -> None:
         self.parts = parts
@@ -176,7 +176,7 @@ class _ThreadedCopy(Copy):
 def _cpus_of_the_process() -> set[int]:
     cpus: set[int] = set()
     for task in Path("/proc/self/task").iterdir():
-        # The thread may have ended since.
+        # The thread may have ended after it was listed.
         with contextlib.suppress(ProcessLookupError):
             cpus |= os.sched_getaffinity(int(task.name))
     return cpus

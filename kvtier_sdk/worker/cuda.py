@@ -1,4 +1,4 @@
-"""CUDA and ROCm tensors: copies on separate streams, many runs in one call of the driver."""
+"""The device for CUDA and ROCm tensors, which copies on streams separate from the engine's."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from kvtier_sdk.worker.registration import RefusedError, Registration
 
 _log = logging.getLogger("kvtier.worker")
 
-#: About the most bytes queued on a stream, for which an expedited load may wait. They keep a link
-#: busy for 5 ms, as long as a busy interpreter may delay the thread that queues more.
+#: Approximate limit of the bytes queued on a stream, because an expedited load waits for them. They
+#: keep a link busy for 5 ms; a busy interpreter may delay the thread that queues more by as long.
 WINDOW_BYTES = 256 * 1024**2
 #: Copies are queued in pieces of at most this size.
 PIECE_BYTES = 64 * 1024**2
 #: Priorities of the streams for stores, loads and expedited loads.
 _PRIORITIES = (0, -1, -1)
-#: Pause before a query that the driver did not answer is repeated.
+#: Pause before a failed query is repeated.
 _PAUSE_S = 0.001
 
 _Piece: TypeAlias = CopyPlan | StagedPiece
@@ -36,9 +36,9 @@ _Piece: TypeAlias = CopyPlan | StagedPiece
 class CUDADevice(Device):
     """One accelerator.
 
-    Stores have one lane, loads one of higher priority, and expedited loads another, so that none
-    queues behind the others. Jobs of many short runs are gathered on the device; all others are
-    copied run by run.
+    Stores, loads and expedited loads have a lane each, so that none of them queues behind another
+    kind. Loads have a higher priority. A :class:`Gatherer` copies jobs of many short runs; all
+    other jobs are copied run by run.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -63,7 +63,7 @@ class CUDADevice(Device):
                 return
             try:
                 self._gatherer = Gatherer(PageKernel(self.device), groups, _PRIORITIES)
-            except Exception as raised:  # the errors of torch and triton have no class in common
+            except Exception as raised:  # torch and triton have no common class of errors
                 _log.warning(
                     "pages of less than 128 KiB are copied one by one, which is slower: %s",
                     _first_line(raised),
@@ -86,7 +86,7 @@ class CUDADevice(Device):
         number = 0 if store else 2 if expedited else 1
         lane = self._lanes[number]
         with self.driver.during_captures(), torch.cuda.device(self.device):
-            # The copy waits for the work queued so far, even if the copy is queued later.
+            # Record now: the copy may be queued later, but waits only for the work queued so far.
             event = after.record_event() if isinstance(after, torch.Stream) else after
             pieces: Sequence[_Piece]
             if self._gatherer is not None and self._gatherer.suits(plan):
@@ -112,13 +112,13 @@ class CUDADevice(Device):
             enqueue = self.driver.copy_batch
         store = operation is Operation.STORE
         ends = (plan.host, plan.device) if store else (plan.device, plan.host)
-        # Slots do not change during a load, so the driver may read them at any time. Blocks may
-        # change until the stream reaches the store.
+        # Slots do not change during a load, so the driver may read them at once. The engine may
+        # still be computing a store's blocks, so the driver must read them in stream order.
         order = ORDER_STREAM if store else ORDER_ANY
         enqueue(*ends, plan.lengths_bytes, order, stream.cuda_stream)
 
     def is_lost(self) -> bool:
-        """Return true if the device's context has failed, and with it all queued copies."""
+        """Return true if the device's context has failed; all queued copies have then failed."""
         try:
             torch.cuda.mem_get_info(self.device)
         except RuntimeError:
@@ -127,25 +127,25 @@ class CUDADevice(Device):
 
 
 class _Lane:
-    """The streams for one kind of job, and the copies that are not queued on them yet.
+    """The stream for one kind of job, and the copies that still have pieces to queue on it.
 
-    An expedited load waits for the copies that are queued already, so only a few hundred MiB are
-    queued at a time. A thread queues the rest as copies end, and runs only while there is a rest.
+    An expedited load waits for queued pieces of all lanes, so each lane queues only a few hundred
+    MiB at a time. A thread queues more pieces as others end, and exits once all are queued.
     """
 
     def __init__(self, device: CUDADevice, priority: int) -> None:
-        #: The stream on which bytes cross the link.
+        #: The stream for copies between device and host.
         self.copies = torch.cuda.Stream(device.device, priority=priority)
         self._device = device
         self._lock = threading.Lock()
-        #: Copies with pieces that are not on the stream yet, oldest first.
+        #: Copies that still have pieces to queue, oldest first.
         self._waiting: deque[_StreamCopy] = deque()
-        #: Pieces on the stream: the mark behind each, and its size in bytes.
+        #: The queued pieces: the mark after each piece, and the piece's size in bytes.
         self._in_flight: deque[tuple[_Mark, int]] = deque()
         self._feeding = False
 
     def add(self, copy: _StreamCopy) -> None:
-        """Queue a copy, or as much of it as there is room for now."""
+        """Queue as many of a copy's pieces as fit in the window; a thread queues the others."""
         with self._lock:
             self._waiting.append(copy)
             self._queue()
@@ -179,10 +179,10 @@ class _Lane:
 
 
 class _Mark:
-    """A place in a stream, behind some copies.
+    """An event in a stream after a piece.
 
-    A query that fails says nothing about the copies, unless the context is lost, so it is repeated.
-    If the context was lost before the stream reached the mark, ``error`` is the reason.
+    Unless the context is lost, a copy may still run after a failed query, so the query is repeated.
+    If the context was lost before the stream reached the mark, ``error`` gives the reason.
     """
 
     def __init__(self, device: CUDADevice) -> None:
@@ -235,7 +235,7 @@ class _StreamCopy(Copy):
         self._error: str | None = None
 
     def queue_piece(self) -> tuple[_Mark, int]:
-        """Queue the next piece; return its mark and bytes. A failure drops the remaining pieces."""
+        """Queue the next piece; return its mark and size. A failure drops the remaining pieces."""
         piece = self._pieces.pop()
         mark = _Mark(self._device)
         try:

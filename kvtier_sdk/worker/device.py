@@ -1,4 +1,4 @@
-"""The interface of an accelerator. To add one, implement it in one file."""
+"""The interface of a device. To support another kind of device, implement it in one module."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ StreamOrEvent: TypeAlias = torch.Stream | torch.Event
 
 
 class Copy(ABC):
-    """A started copy."""
+    """A copy that a device has started."""
 
     @abstractmethod
     def done(self) -> bool:
-        """Return true once the copy has ended or failed. Never blocks.
+        """Return true once the copy has succeeded or failed. Never blocks.
 
-        From then on nothing reads or writes the memory of its plan, even if it failed.
+        After that nothing reads or writes the plan's memory, even if the copy failed.
         """
 
     @abstractmethod
     def wait(self) -> None:
         """Block until the copy has ended, without holding the interpreter lock.
 
-        Does not raise the failure of a copy; see :meth:`error`.
+        A failed copy does not raise here; see :meth:`error`.
         """
 
     @abstractmethod
@@ -37,11 +37,11 @@ class Copy(ABC):
 
     @abstractmethod
     def duration_s(self) -> float:
-        """Return the seconds from an ended copy's first byte to its last, without queues."""
+        """Return the seconds from an ended copy's first byte to its last, without queueing."""
 
 
 class Device(ABC):
-    """Moves the bytes of plans in the background.
+    """Copies the bytes of plans in the background.
 
     The engine owns the tensors and the pool owns the slots; a device allocates neither.
     """
@@ -50,11 +50,11 @@ class Device(ABC):
     def register(self, host: HostLayout, groups: Sequence[GroupLayout]) -> None:
         """Pin host memory for asynchronous copies; called once, before the first copy.
 
-        It stays pinned until :meth:`close`. If pinning is refused, copies still work, but slower.
+        The memory stays pinned until :meth:`close`. If pinning is refused, copies are slower.
 
         Args:
             host: the slots.
-            groups: the layouts of all groups, for preparations that need nothing else.
+            groups: the layouts of all groups, from which a device may prepare its copies.
         """
 
     @abstractmethod
@@ -66,17 +66,17 @@ class Device(ABC):
         expedited: bool,
         after: StreamOrEvent | None,
     ) -> Copy:
-        """Start a copy and return at once. Several threads may call it at the same time.
+        """Start a copy and return at once. Several threads may call this at the same time.
 
         Args:
             plan: the blocks and slots of the job, with at least one block.
-            operation: ``STORE``, from the device to the host, or ``LOAD``. Loads overtake stores.
+            operation: ``STORE`` copies to the host, ``LOAD`` to the device. Loads overtake stores.
             expedited: let this load overtake other loads, even a load that has begun.
-            after: a stream or an event: the copy begins after the work that is queued on the stream
-                so far, or after the event.
+            after: an event or a stream. The copy begins after the event, or after all work queued
+                on the stream so far.
 
         Returns:
-            The copy. Its memory must stay allocated until it is done.
+            The copy. The plan's memory must stay allocated until the copy is done.
 
         Raises:
             ValueError: ``after`` is ``None`` on a device that computes in the background.

@@ -1,7 +1,7 @@
 """The CUDA and HIP calls that torch does not expose, through ctypes.
 
-torch has no batched copy, and a tensor for each run would cost more than the run. A queued copy
-consists of addresses alone; CUDA and HIP accept them for host and device memory alike.
+torch has no batched copy, and making a tensor for each run would take longer than copying the run.
+CUDA and HIP copy between plain addresses, of host and of device memory alike.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import torch
 from kvtier_sdk.errors import ConfigError, KVTierError
 from kvtier_sdk.worker.planning import Int64s
 
-#: The time at which a copy may read its sources: in stream order, or any time after the call.
+#: When a copy may read its sources: in stream order, or at any time after the call.
 ORDER_STREAM, ORDER_ANY = 1, 3
-#: The driver derives the direction from the addresses.
+#: HIP derives the direction from the addresses.
 _HIP_MEMCPY_DEFAULT = 4
-#: The mode in which a thread may make any call while another thread captures a graph.
+#: In this mode a thread may make any call while another thread captures a graph.
 _CAPTURE_RELAXED = 2
 
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_size_t
@@ -59,10 +59,10 @@ class Driver:
 
     @contextlib.contextmanager
     def during_captures(self) -> Iterator[None]:
-        """Let this thread make calls that the capture of a graph forbids, such as a query.
+        """Let this thread make calls, such as a query, that are forbidden during a graph's capture.
 
-        Outside this block, such a call fails and ruins a capture, even one of another thread.
-        The block must use no stream that is being captured.
+        Outside this block such a call fails, and invalidates the capture even in another thread.
+        The block must not use a stream that is being captured.
         """
         mode = ctypes.c_int(_CAPTURE_RELAXED)
         self._exchange_capture_mode(ctypes.byref(mode))
@@ -147,8 +147,8 @@ class HIPDriver(Driver):
 def forget_error() -> None:
     """Clear the error that a refused call left behind in this thread.
 
-    The runtime would report it to the next caller that checks for errors: the engine, after one of
-    its kernels. torch has no function to clear it.
+    The runtime would report the error to the next caller that checks for errors: the engine, after
+    one of its kernels. torch has no function to clear the error.
     """
     name = "hipGetLastError" if torch.version.hip else "cudaGetLastError"
     last_error = getattr(_torch_runtime(), name, None)
@@ -158,5 +158,5 @@ def forget_error() -> None:
 
 
 def _torch_runtime() -> ctypes.CDLL:
-    """Return a library in which to look up functions of torch's own runtime."""
+    """Return a library that resolves the functions of torch's own runtime."""
     return ctypes.CDLL(torch._C.__file__)

@@ -1,8 +1,8 @@
-"""Copies of small pages: a kernel gathers them on the device, and one copy per slot moves them.
+"""Copies small pages: a kernel gathers them on the device, and one copy per slot moves them.
 
-A copy engine needs microseconds for each run, however short. The pages of a chunk are contiguous on
-the host, so a kernel lays them out in the same way on the device, in a *staging part*. A load does
-the reverse.
+A copy engine needs microseconds for each run, however short. So for a store, a kernel first packs
+the pages of a chunk into a *staging part* on the device, in the order of the slot. A load copies
+the slot into a staging part, from which the kernel distributes the pages.
 """
 
 from __future__ import annotations
@@ -33,24 +33,23 @@ _log = logging.getLogger("kvtier.worker")
 MIN_DIRECT_RUN_BYTES = 128 * 1024
 #: Jobs with fewer runs are not gathered: the kernel and its waits cost as much as a few runs.
 MIN_GATHERED_RUNS = 16
-#: Jobs with fewer runs per slot are not gathered: one copy would replace too few of them.
+#: Jobs with fewer runs per slot are not gathered: one copy would replace too few runs.
 MIN_RUNS_PER_COPY = 4
-#: Size of a staging part. A link moves it in 0.3 ms or more, the kernel in a fraction of that.
+#: Size of a staging part. A link needs at least 0.3 ms for a part, the kernel a fraction of that.
 PART_BYTES = 16 * 1024**2
 #: Staging parts of a lane: the kernel works on one while a copy engine works on the other.
 PARTS = 2
 #: The kernel copies words of this size.
 _WORD_BYTES = 16
 
-#: Queues runs on a stream.
+#: A function that queues runs on a stream.
 Enqueue: TypeAlias = Callable[[CopyPlan, Operation, torch.cuda.Stream], None]
 
 
 class PageKernel:
-    """The kernel and its memory, on one device; raises ``ImportError`` without triton.
+    """The kernel on one device, and its memory there. Raises ``ImportError`` without triton.
 
-    Attributes:
-        has_failed: true once a launch has failed; the kernel must not be used any more.
+    Once a launch has failed, ``has_failed`` is true, and the kernel must not be used any more.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -70,10 +69,10 @@ class PageKernel:
     def queue(
         self, stream: torch.cuda.Stream, *arguments: int | torch.Tensor, gather: bool
     ) -> None:
-        """Queue the kernel; see :func:`kvtier_sdk.worker.kernel.launch`."""
+        """Queue the kernel; log any failure, and raise it as ``KVTierError``."""
         try:
             self.start(stream, *arguments, gather=gather)
-        except Exception as raised:  # triton's errors have no class in common
+        except Exception as raised:  # triton's errors have no common class
             self.has_failed = True
             _log.warning("pages are copied one by one from now on: the kernel failed: %s", raised)
             raise KVTierError(f"the kernel that gathers pages failed: {raised}") from raised
@@ -88,14 +87,14 @@ class PageKernel:
 
 @dataclass
 class _Part:
-    """A staging part, and the event after its last use; ``None`` before the first."""
+    """A staging part; ``free`` is the event after its last use, or ``None`` before the first."""
 
     memory: torch.Tensor
     free: torch.cuda.Event | None = None
 
 
 class _Staging:
-    """The staging parts of a lane, used in turn, and the stream on which its kernels run."""
+    """The staging parts of a lane, used in turn, and the stream for the lane's kernels."""
 
     def __init__(self, kernel: PageKernel, priority: int) -> None:
         self.kernels = torch.cuda.Stream(priority=priority)
@@ -108,7 +107,7 @@ class _Staging:
 
 
 class _Band(NamedTuple):
-    """Consecutive segments of a chunk that fit into a staging part, and their place in a chunk.
+    """Consecutive segments of a chunk that fit into a staging part, and their bytes in the chunk.
 
     A band has all segments of the group, unless a chunk is larger than a part.
     """
@@ -137,13 +136,13 @@ class Gatherer:
 
     @staticmethod
     def is_wanted(layouts: Sequence[GroupLayout]) -> bool:
-        """Return true if some group has pages that are small and can be gathered."""
+        """Return true if some group has small pages that the kernel can gather."""
         return any(
             _is_possible(of) and of.lengths_bytes.mean() < MIN_DIRECT_RUN_BYTES for of in layouts
         )
 
     def suits(self, plan: JobPlan) -> bool:
-        """Return true if a job has many short runs per slot, and all its groups can be gathered."""
+        """Return true if a job has many short runs per slot, all in groups that can be gathered."""
         runs = sum(share.most_runs() for share in plan.shares)
         slots = sum(len(share.hosts) for share in plan.shares)
         return (
@@ -154,7 +153,7 @@ class Gatherer:
         )
 
     def pieces(self, plan: JobPlan, lane: int) -> list[StagedPiece]:
-        """Return the pieces of a job, each for one staging part."""
+        """Cut a job into pieces that fit into a staging part each."""
         staging = self._staging[lane]
 
         @functools.cache
@@ -181,7 +180,7 @@ class Gatherer:
 
 
 class StagedPiece:
-    """Some chunks of a group, or one band of each, that fit into a staging part together."""
+    """One band of some chunks of a group; the bands fit into a staging part together."""
 
     def __init__(
         self,
@@ -206,7 +205,7 @@ class StagedPiece:
     def ends(
         self, operation: Operation, copies: torch.cuda.Stream
     ) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
-        """Return the streams on which the piece begins and ends: kernels, copies, or vice versa."""
+        """Return the piece's first and last stream: a store runs the kernel first, a load last."""
         kernels = self._staging.kernels
         return (kernels, copies) if operation is Operation.STORE else (copies, kernels)
 
@@ -252,7 +251,7 @@ class StagedPiece:
         )
 
     def _runs(self, part: _Part) -> CopyPlan:
-        """Return the runs between the part and the host: one for each complete chunk."""
+        """Return the runs between part and host: one per chunk, or more if blocks are left out."""
         band, layout = self._band, self._share.layout
         begins = part.memory.data_ptr() + np.arange(len(self._share.blocks)) * band.size_bytes
         there = self._share.blocks >= 0
@@ -260,7 +259,7 @@ class StagedPiece:
         hosts = self._share.hosts + band.begin_bytes
         plans = [CopyPlan(begins[whole], hosts[whole], np.full(whole.sum(), band.size_bytes))]
         for chunk in np.flatnonzero(~whole):
-            # The job leaves out blocks of this chunk, so each of its segments is copied in part.
+            # The job leaves out some blocks of this chunk, so copy a piece of each segment.
             lengths = layout.lengths_bytes[band.segments]
             in_band = layout.offsets_bytes[band.segments] - band.begin_bytes
             in_band = in_band + int(there[chunk].argmax()) * lengths

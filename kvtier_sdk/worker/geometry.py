@@ -1,4 +1,4 @@
-"""The tensors and groups of a KV cache, the memory of its slots, and the blocks of a job."""
+"""The tensors and groups of a KV cache, the slots in host memory, and the blocks of a job."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ Indices: TypeAlias = Sequence[int] | NDArray[np.integer]
 class KVTensor:
     """One tensor of a KV cache, cut into blocks along one of its dimensions.
 
-    Any order of dimensions and any dtype work: keys and values may be apart, heads outside tokens,
-    several layers in one tensor. For a padded page, pass a view without the padding.
+    Any order of dimensions and any dtype work. Keys and values may lie apart, heads may come before
+    tokens, and a tensor may hold several layers. Pass padded pages as a view without the padding.
 
     Attributes:
         tensor: the tensor, or a strided view of it.
         block_dim: the dimension that counts blocks.
-        kernel_blocks: steps of that dimension in one block; more than 1 if the attention kernel's
+        kernel_blocks: steps of ``block_dim`` in one block; more than 1 if the attention kernel's
             blocks are smaller than the engine's.
 
     Raises:
-        ConfigError: the tensor has no such dimension, its size is not a multiple of
-            ``kernel_blocks``, it is empty, or its elements share memory.
+        ConfigError: the tensor is empty, not strided, or without ``block_dim``; the dimension's
+            size is not a multiple of ``kernel_blocks``; or the tensor's elements share memory.
     """
 
     tensor: torch.Tensor
@@ -81,7 +81,7 @@ class KVTensor:
         return self.tensor.numel() * self.tensor.element_size() // self.blocks
 
     def segments(self) -> tuple[Int64s, int]:
-        """Return the longest pieces of adjacent memory: addresses in block 0, and their length."""
+        """Return a block's contiguous pieces: their addresses in block 0, and their length."""
         length_bytes = self.tensor.element_size()
         addresses = np.array([self.tensor.data_ptr()], np.int64)
         for count, stride_bytes in sorted(self._inner_dims(), key=itemgetter(1)):
@@ -113,8 +113,8 @@ class KVGroup:
     """One KV-cache group: tensors with the same block ids. Groups may share tensors.
 
     Attributes:
-        tensors: the tensors, in their order in a chunk.
-        blocks_per_chunk: consecutive blocks of a request that are offloaded as one chunk.
+        tensors: the tensors, in the order in which a chunk holds their bytes.
+        blocks_per_chunk: number of consecutive blocks of a request in one chunk.
 
     Raises:
         ConfigError: there is no tensor, the tensors differ in device or in their number of blocks,
@@ -145,7 +145,7 @@ class KVGroup:
         return sum(tensor.page_bytes for tensor in self.tensors) * self.blocks_per_chunk
 
     def layout(self) -> GroupLayout:
-        """Return the group's layout in numbers."""
+        """Return the addresses, strides and lengths of the group's segments."""
         segments = [tensor.segments() for tensor in self.tensors]
         counts = [len(addresses) for addresses, _ in segments]
         lengths = np.repeat(np.array([length for _, length in segments], np.int64), counts)
@@ -167,10 +167,10 @@ class DeviceBlocks:
     Attributes:
         block_ids: the blocks of group 0, then of group 1, and so on; in each group, consecutive
             blocks of a request.
-        group_sizes: the number of blocks of each group; ``None``: all belong to the only group.
-        first_blocks: for each group, the index of its first block in the request. Its remainder
-            modulo ``blocks_per_chunk`` is the number of blocks skipped in the first chunk.
-            ``None``: 0.
+        group_sizes: the number of blocks of each group; ``None`` if there is only one group.
+        first_blocks: for each group, the index of its first block in the request; ``None`` means 0.
+            The index modulo ``blocks_per_chunk`` is the number of blocks that the job skips in the
+            first chunk.
     """
 
     block_ids: Indices

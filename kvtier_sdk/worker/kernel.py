@@ -1,7 +1,7 @@
 """The kernel that copies pages between KV tensors and a staging part; needs triton.
 
-Only :mod:`kvtier_sdk.worker.gather` imports this module, and only when it gathers, because triton
-is imported with it. Under ``TRITON_INTERPRET=1`` the kernel runs on CPU tensors.
+Only :mod:`kvtier_sdk.worker.gather` imports this module, and only before gathering, because triton
+may not be installed. Under ``TRITON_INTERPRET=1`` the kernel runs on CPU tensors.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-#: Words of 8 bytes that a program copies at a time; two of them are one access of 16 bytes.
+#: Words of 8 bytes that a program copies at a time. One access covers two words.
 _TILE_WORDS = 1024
 #: Programs of a launch. They are several times as fast as a link, and leave most of the device to
 #: the engine: an H100 has 132 multiprocessors, and each runs many programs.

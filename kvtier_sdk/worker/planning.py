@@ -1,7 +1,7 @@
-"""Copy plans: from block ids and slots to the fewest copies.
+"""Plans the fewest copies for a job's block ids and slots.
 
-All numbers are in arrays, because a job may have a hundred thousand pages and is planned on the
-engine's thread.
+Plans consist of numpy arrays, because a job may have a hundred thousand pages and is planned on
+the engine's thread.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ Int64s: TypeAlias = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class GroupLayout:
-    """The bytes of one KV-cache group, on the device and in a chunk.
+    """The addresses of one KV-cache group's bytes, on the device and in a chunk.
 
-    A block consists of *segments*, its longest pieces of adjacent memory; each array has one
-    element for each segment. A chunk holds the first segment of all its blocks, then the second
-    of all, and so on. So neighbouring blocks on the device are neighbours in the chunk.
+    A block consists of *segments*, its contiguous pieces of memory; each array has one element
+    for each segment. A chunk holds the first segment of all its blocks, then the second segment
+    of all, and so on. So blocks that are adjacent on the device are adjacent in the chunk.
 
     Attributes:
-        blocks: number of blocks on the device; all block ids are below it.
-        blocks_per_chunk: consecutive blocks of a request in one chunk.
+        blocks: number of blocks on the device; block ids are smaller.
+        blocks_per_chunk: number of consecutive blocks of a request in one chunk.
         addresses: address of the segment in block 0.
         strides_bytes: distance from the segment in one block to the same segment in the next.
         lengths_bytes: length of the segment.
-        offsets_bytes: offset in a chunk of the segment of its first block.
+        offsets_bytes: offset in a chunk of the first block's segment.
     """
 
     blocks: int
@@ -47,7 +47,7 @@ class GroupLayout:
         return int(self.lengths_bytes.sum()) * self.blocks_per_chunk
 
     def slots_for(self, blocks: int, first_block: int) -> int:
-        """Return the number of slots that ``blocks`` blocks touch, from ``first_block`` on."""
+        """Return the number of slots for ``blocks`` blocks that start at index ``first_block``."""
         return -(-(first_block % self.blocks_per_chunk + blocks) // self.blocks_per_chunk)
 
 
@@ -58,7 +58,7 @@ class HostLayout:
     Attributes:
         slots: number of slots.
         address: first byte of this worker's part of slot 0.
-        row_bytes: distance between slots; larger than the part if workers share them.
+        row_bytes: distance between slots; more than ``part_bytes`` if workers share the slots.
         part_bytes: size of this worker's part of each slot.
         writable: true if stores are allowed.
     """
@@ -72,7 +72,7 @@ class HostLayout:
 
 @dataclass(frozen=True, eq=False)
 class CopyPlan:
-    """Runs: pieces of memory to copy, each contiguous on both sides, in the order of ``host``.
+    """The runs to copy, sorted by ``host``. A run is contiguous on the device and on the host.
 
     Attributes:
         device: address of each run on the device.
@@ -90,7 +90,7 @@ class CopyPlan:
         return int(self.lengths_bytes.sum())
 
     def split(self, parts: int) -> list[CopyPlan]:
-        """Cut the plan into at most ``parts`` plans of equal size, give or take a byte."""
+        """Cut the plan into at most ``parts`` plans, whose sizes differ by at most a byte."""
         parts = min(parts, self.size_bytes)
         cuts = np.array([self.size_bytes * part // parts for part in range(1, parts)], np.int64)
         whole = self._cut(cuts)
@@ -110,7 +110,7 @@ class CopyPlan:
         return self._cut((begins[run] + skipped)[crosses])
 
     def _cut(self, cuts: Int64s) -> CopyPlan:
-        """Cut the runs at these byte offsets of the plan."""
+        """Cut the runs at these offsets, counted in bytes from the start of the plan."""
         begins = self.lengths_bytes.cumsum() - self.lengths_bytes
         run = begins.searchsorted(cuts, side="right") - 1
         inside = cuts > begins[run]
@@ -124,12 +124,12 @@ class CopyPlan:
 
 @dataclass(frozen=True, eq=False)
 class GroupShare:
-    """One group's share of a job.
+    """The blocks of one group in a job, and their slots.
 
     Attributes:
         layout: the group's layout.
-        blocks: block ids of shape (chunks, blocks_per_chunk); -1 for the blocks of the first and
-            the last chunk of a request that the job leaves out.
+        blocks: block ids of shape (chunks, blocks_per_chunk). If the job leaves out blocks of the
+            request's first or last chunk, their ids are -1.
         hosts: address of this worker's part of each chunk's slot, ascending.
     """
 
@@ -143,7 +143,7 @@ class GroupShare:
         return int((self.blocks >= 0).sum()) * int(self.layout.lengths_bytes.sum())
 
     def most_runs(self) -> int:
-        """Return an upper bound of the number of runs, as if no two chunks were adjacent."""
+        """Return an upper bound: the number of runs if no two chunks were adjacent."""
         before, after = self.blocks[:, :-1], self.blocks[:, 1:]
         neighbours = int(((after - before == 1) & (before >= 0)).sum())
         gapless = int((self.layout.strides_bytes == self.layout.lengths_bytes).sum())
@@ -153,7 +153,7 @@ class GroupShare:
     def runs(self) -> CopyPlan:
         """Return the fewest runs that copy these blocks, in the order of their host addresses."""
         layout = self.layout
-        # The axes are chunk, segment and block in the chunk: the order of host addresses.
+        # Order the axes by chunk, segment and block, so that host addresses ascend.
         blocks = self.blocks[:, None, :]
         device = layout.addresses[:, None] + blocks * layout.strides_bytes[:, None]
         columns = np.arange(layout.blocks_per_chunk)
@@ -169,13 +169,13 @@ class GroupShare:
 
 @dataclass(frozen=True, eq=False)
 class JobPlan:
-    """The blocks and slots of a job, all in range and with disjoint destinations.
+    """The blocks and slots of a job. All are in range, and no two destinations overlap.
 
-    A device copies the runs, or pieces of its own that it derives from the blocks. A large job has
-    many more runs than blocks, so the runs are computed only on request.
+    A device copies the runs, or derives other pieces from the blocks. A large job has many more
+    runs than blocks, so the runs are computed only on request.
 
     Attributes:
-        shares: the shares of the groups that have blocks in the job.
+        shares: one share for each group that has blocks in the job.
     """
 
     shares: Sequence[GroupShare]
@@ -199,7 +199,7 @@ def share_of(
     row[skipped : skipped + len(block_ids)] = block_ids
     blocks = row.reshape(-1, per_chunk)
     if (slots[1:] < slots[:-1]).any():
-        # Only neighbours in this order are merged, so slots are sorted by their place in the pool.
+        # Sort the slots by address, because a run is merged only with the next run of the plan.
         order = slots.argsort(kind="stable")
         blocks, slots = blocks[order], slots[order]
     return GroupShare(layout, blocks, host.address + slots * host.row_bytes)
@@ -220,14 +220,14 @@ def join(plans: Sequence[CopyPlan]) -> CopyPlan:
 
 
 def are_apart(layouts: Sequence[GroupLayout]) -> bool:
-    """Return true if blocks of different ids never share a byte, in one group or in two.
+    """Return true if blocks with different ids never share a byte, within and across groups.
 
-    ``False`` means only that the layouts alone cannot tell.
+    If this returns false, compare the blocks of each load: the layouts alone cannot tell.
     """
     tables = [np.stack([of.addresses, of.strides_bytes, of.lengths_bytes], 1) for of in layouts]
     if any(len(np.unique(table, axis=0)) < len(table) for table in tables):
         return False
-    # Groups may share tensors: then a block id means the same bytes in each, which count once.
+    # In groups that share a tensor, a block id means the same bytes, so count a segment only once.
     segments = np.unique(np.concatenate(tables), axis=0)
     begins, strides, lengths = segments.T
     ends = begins + (max(of.blocks for of in layouts) - 1) * strides + lengths
@@ -235,7 +235,7 @@ def are_apart(layouts: Sequence[GroupLayout]) -> bool:
     for some in np.split(segments, cuts + 1):
         if len(some) == 1:
             continue
-        # The ranges of these segments overlap, so their blocks must interleave.
+        # These segments have overlapping ranges, so they are apart only if their blocks interleave.
         stride = int(some[0, 1])
         if stride < 1 or (some[:, 1] != stride).any():
             return False
@@ -247,7 +247,7 @@ def are_apart(layouts: Sequence[GroupLayout]) -> bool:
 
 
 def overlaps(addresses: Int64s, lengths_bytes: Int64s) -> bool:
-    """Return true if two of the pieces of memory share a byte."""
+    """Return true if any two of these ranges share a byte."""
     order = addresses.argsort(kind="stable")
     begins = addresses[order]
     return bool((begins[1:] < begins[:-1] + lengths_bytes[order][:-1]).any())

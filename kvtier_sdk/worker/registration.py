@@ -1,7 +1,7 @@
-"""Host memory that is registered with the driver, so that copies to and from it are asynchronous.
+"""Registers host memory with the driver, because copies of other host memory block.
 
-A page can be registered only once in a process, and the first caller that unregisters it ends the
-registration for all. So all devices of the process share the pieces and count their holders.
+A process can register a page only once, and unregistering the page ends the registration for all
+users. So the devices of a process share registered pieces, and count the holders of each piece.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kvtier_sdk.worker.planning import CopyPlan, HostLayout
 
 #: Drivers refuse much larger registrations.
 MAX_REGISTER_BYTES = 64 * 1024**3
-#: Valid in every context, not only in the registering one.
+#: ``cudaHostRegisterPortable``: valid in every context, not only in the registering context.
 _PORTABLE = 1
 _ALREADY_REGISTERED = 712
 
@@ -36,9 +36,9 @@ class _Piece:
 
     begin: int
     end: int
-    #: True if registered here, not by the allocator of the memory.
+    #: True if this module registered the piece, false if the memory's owner did.
     is_ours: bool
-    #: Difference from an address to the device's address of the same byte.
+    #: The device's address of a byte, minus the host's address of the same byte.
     shift_bytes: int
     #: Number of registrations that use the piece.
     holders: int = 0
@@ -49,7 +49,7 @@ _pieces: list[_Piece] = []
 
 
 class Registration:
-    """The slots of a worker, registered until :meth:`release`: all of them, or none."""
+    """Registers all slots of a worker until :meth:`release`; after a failure none is registered."""
 
     def __init__(self, host: HostLayout, driver: Driver) -> None:
         self._held: list[_Piece] = []
@@ -64,7 +64,7 @@ class Registration:
         self._shifts = np.array([piece.shift_bytes for piece in self._held], np.int64)
 
     def fit(self, plan: CopyPlan) -> CopyPlan:
-        """Cut the runs at the ends of pieces, and replace host addresses by the device's."""
+        """Cut the runs where pieces meet, and replace host addresses by the device's."""
         if len(self._begins) > 1:
             plan = plan.cut_at(self._begins)
         if self._shifts.any():
@@ -78,7 +78,7 @@ class Registration:
             self._let_go()
 
     def _hold(self, begin: int, end: int, driver: Driver) -> None:
-        """Register these pages, and share the pieces that are registered already."""
+        """Share the pieces that are registered already, and register all other pages."""
         while begin < end:
             piece = next((piece for piece in _pieces if piece.begin <= begin < piece.end), None)
             if piece is None:
@@ -114,11 +114,11 @@ def _register(begin: int, end: int, driver: Driver) -> _Piece:
 
 
 def _cuts(host: HostLayout) -> list[int]:
-    """Return the page boundaries from the first slot to the last between which to register."""
+    """Return ascending page boundaries: each piece to register lies between two neighbours."""
     page_bytes = mmap.PAGESIZE
     end = host.address + (host.slots - 1) * host.row_bytes + host.part_bytes
     piece_bytes = max(1, MAX_REGISTER_BYTES // host.row_bytes) * host.row_bytes
     between = range(host.address + piece_bytes, end, piece_bytes)
-    # Where a worker's part of a slot begins inside a page, pieces meet at the start of that page.
+    # A worker's part of a slot may begin inside a page, so round down to the start of the page.
     begins = [at - at % page_bytes for at in (host.address, *between)]
     return [*sorted(set(begins)), end + -end % page_bytes]

@@ -1,4 +1,4 @@
-"""The worker: copy jobs between the blocks of a device and the slots of a pool."""
+"""The worker, which copies between the blocks of a device and the slots of a pool."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _log = logging.getLogger("kvtier.worker")
 
 #: Longest wait for each dropped worker when the process ends.
 _EXIT_WAIT_S = 5.0
-#: The threads in which dropped workers end.
+#: The threads that shut down dropped workers.
 _ends: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
@@ -36,10 +36,10 @@ class CopyResult:
     Attributes:
         job_id: the id that was submitted.
         operation: ``STORE`` or ``LOAD``.
-        success: true if the whole job was copied. After a failure the bytes of its destinations
-            are undefined.
+        success: true if the whole job was copied. After a failure the content of the destinations
+            is undefined.
         size_bytes: size of the job, copied or not.
-        duration_s: seconds from its first byte to its last, without queues.
+        duration_s: seconds from the first byte to the last, without queueing.
         error: the reason for a failure; ``None`` after a success.
     """
 
@@ -75,21 +75,21 @@ class _Job:
 class OffloadWorker:
     """Copies blocks to slots and back, in the background.
 
-    A job has ended once ``get_finished`` has reported it or ``wait`` for it has returned. From then
-    on nothing reads or writes its blocks and slots, whether it succeeded or failed. Until then they
-    belong to the job: a caller that writes them, or reads its destinations, gets a mixture of old
-    and new bytes. Jobs of one direction begin in the order of submission, except that expedited
-    loads overtake others, and may end in another order. Loads overtake stores, so there is no order
-    between the two. All methods may be called from any thread.
+    A job has ended once ``get_finished`` has reported the job or ``wait`` for the job has returned.
+    After that, nothing reads or writes the job's blocks and slots, even if the job failed. Until
+    then, the caller must not write the blocks and slots, nor read the destinations, which hold a
+    mixture of old and new bytes. Jobs of one direction begin in the order of submission, except
+    that expedited loads overtake other loads; they may end in another order. Loads overtake stores,
+    so there is no order between loads and stores. Any thread may call any method.
 
     Args:
         groups: the KV-cache groups in the order of their index; all on one device.
-        host: the slots: bytes of shape (slots, part), kept alive by the worker. There may be gaps
-            between rows, as in ``HostPool.part``, where several workers have a part of each slot.
-            If the memory is read-only, as a replicated pool gives it to all workers but the first,
-            the worker can only load.
-        device: the device that moves the bytes, closed with the worker; by default chosen by the
-            tensors' device.
+        host: the slots, as bytes of shape (slots, part) such as ``HostPool.part`` returns. The
+            worker keeps the memory alive. Rows may have gaps between them. If the memory is
+            read-only, as in a replicated pool for all workers but the first, the worker can only
+            load.
+        device: the device that copies the bytes; closed with the worker. The default is chosen
+            by the device of the tensors.
         clock: the clock that measures durations.
 
     Raises:
@@ -127,7 +127,7 @@ class OffloadWorker:
         except BaseException:
             self._device.close()
             raise
-        # Plans hold bare addresses, so this keeps their memory alive until the last copy has ended.
+        # Plans hold only addresses, so the finalizer keeps the memory alive until all copies end.
         self._drop = weakref.finalize(self, _end_dropped, self._device, self._jobs, (groups, host))
         # When the process ends, do not wait for workers that were never dropped.
         self._drop.atexit = False
@@ -140,18 +140,18 @@ class OffloadWorker:
         *,
         after: StreamOrEvent | None = None,
     ) -> None:
-        """Start to copy blocks into slots; returns before they are copied.
+        """Start copying blocks into slots, and return before the copy has ended.
 
         Args:
-            job_id: an id that no unreported job has.
-            device_blocks: the sources; ids alone are blocks of the only group, from the start of a
-                chunk.
-            slots: the destinations, one for each chunk that the blocks touch, group after group,
-                none twice. A chunk that the job covers in part is written in part.
+            job_id: the job's id, different from the ids of all unreported jobs.
+            device_blocks: the sources. Plain ids are blocks of the only group, and the first block
+                begins a chunk.
+            slots: the destinations, all different: one for each chunk that the blocks touch, group
+                after group. If the job has some blocks of a chunk, only these blocks are written.
             after: the stream that computes the blocks, or an event recorded there. The copy begins
-                after the work that is queued on the stream so far, or after the event, which must
-                not be recorded again before the job has ended. Required on an accelerator, where a
-                copy might otherwise read blocks that are still being computed; ignored on a CPU.
+                after all work queued on the stream so far, or after the event. Do not record the
+                event again before the job has ended. Required on an accelerator, where a copy
+                might otherwise read blocks that are still being computed; ignored on a CPU.
 
         Raises:
             ValueError: ids, slots or counts do not fit the geometry, or ``after`` is missing;
@@ -171,7 +171,7 @@ class OffloadWorker:
         expedited: bool = False,
         after: StreamOrEvent | None = None,
     ) -> None:
-        """Start to copy slots into blocks; returns before they are copied.
+        """Start copying slots into blocks, and return before the copy has ended.
 
         ``job_id`` and errors are as for :meth:`submit_store`.
 
@@ -179,7 +179,7 @@ class OffloadWorker:
             device_blocks: the destinations, as for :meth:`submit_store`; no block of a group twice.
             slots: the sources, one for each chunk that the blocks touch, group after group.
             expedited: let this load overtake other loads, even a large load that has begun.
-            after: as for :meth:`submit_store`: the stream that may still read or clear the blocks.
+            after: as for :meth:`submit_store`, for the stream that may still use the blocks.
         """
         self._submit(job_id, Operation.LOAD, device_blocks, slots, expedited, after)
 
@@ -205,7 +205,7 @@ class OffloadWorker:
         """
         with self._started:
             jobs = [self._jobs[job_id] for job_id in job_ids if job_id in self._jobs]
-            # Another thread may be submitting some of them.
+            # Another thread may still be starting some of these jobs.
             self._started.wait_for(lambda: all(job.is_started for job in jobs))
         for job in jobs:
             if job.copy is not None:
@@ -214,8 +214,8 @@ class OffloadWorker:
     def shutdown(self) -> None:
         """Wait for every job, and release threads, streams, pinned memory, slots and KV tensors.
 
-        ``get_finished`` still reports the jobs that have ended. A second call does nothing. A
-        worker that is dropped without this call ends in the same way, in the background.
+        ``get_finished`` still reports the jobs that have ended. A second call does nothing. If a
+        worker is dropped without this call, a background thread does the same.
         """
         with self._lock:
             if self._closed:
@@ -252,7 +252,7 @@ class OffloadWorker:
             if job_id in self._jobs:
                 raise ValueError(f"job {job_id} has not been reported yet")
             self._jobs[job_id] = job
-        # The lock is not held here, because the driver may take long to start a copy.
+        # Do not hold the lock here, because the driver may need long to start a copy.
         try:
             if plan.shares:
                 job.copy = self._device.start(plan, operation, expedited=expedited, after=after)
@@ -310,9 +310,9 @@ class OffloadWorker:
 
 
 def _end_dropped(device: Device, jobs: dict[int, _Job], memory: object) -> None:
-    """End a dropped worker in a new thread, because even a thread that copies may drop it."""
-    # Logged here, not in the new thread: the thread may run while the interpreter exits, and would
-    # then hold a lock of the log.
+    """Shut down a dropped worker in a new thread, because a copying thread may have dropped it."""
+    # Log here: the new thread may still run when the interpreter exits, and must not hold a lock
+    # of the log at that time.
     _log.warning("an offload worker was dropped without a call of shutdown()")
     end = threading.Thread(
         target=_end, args=(device, jobs, memory), name="kvtier-dropped-worker", daemon=True
@@ -322,7 +322,7 @@ def _end_dropped(device: Device, jobs: dict[int, _Job], memory: object) -> None:
 
 
 def _end(device: Device, jobs: dict[int, _Job], memory: object) -> None:
-    """Wait for the jobs and close the device; the reference ``memory`` keeps their memory alive."""
+    """Wait for the jobs, then close the device; ``memory`` keeps tensors and slots alive."""
     for job in list(jobs.values()):
         if job.copy is not None:
             job.copy.wait()
@@ -332,7 +332,7 @@ def _end(device: Device, jobs: dict[int, _Job], memory: object) -> None:
 @atexit.register
 def _wait_for_ends() -> None:
     # A thread that frees a tensor while the interpreter exits aborts the process, so wait for it.
-    # The wait is limited: behind a stuck stream nothing is freed, and the process must still end.
+    # Limit the wait, because a thread behind a stuck stream never ends, but the process must.
     for end in list(_ends):
         end.join(_EXIT_WAIT_S)
 
@@ -366,7 +366,7 @@ def _indices(what: str, values: Indices) -> Int64s:
 
 
 def _check_range(what: str, ids: Int64s, limit: int) -> None:
-    # Viewed as unsigned, a negative number is a large one.
+    # Viewed as unsigned, a negative id is too large.
     if (ids.view(np.uint64) >= limit).any():
         raise ValueError(f"{what} must be from 0 to {limit - 1}, not {ids.min()} to {ids.max()}")
 
