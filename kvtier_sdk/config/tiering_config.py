@@ -76,7 +76,7 @@ class TieringConfig(StrictModel):
 
         Args:
             options: option name to value; ``tiers`` is a list of URLs, tables and specs.
-            where: the source of the options; each complaint begins with it.
+            where: the source of the options; each error message begins with it.
 
         Raises:
             ConfigError: one line per mistake, with the path of its option.
@@ -193,7 +193,7 @@ def _read_tier(entry: object, place: Place) -> TierSpec:
 
 @contextmanager
 def _noting(mistakes: list[str]) -> Iterator[None]:
-    """Collect the mistake that ends the block, so that all are reported at once."""
+    """Append the block's error to ``mistakes``, because all are reported at once."""
     try:
         yield
     except (BackendError, ConfigError) as error:
@@ -206,9 +206,9 @@ def _tell(mistakes: list[str]) -> None:
 
 
 def _location_conflicts(specs: Mapping[Place, TierSpec]) -> Iterator[str]:
-    """Yield a complaint for tiers in one location with different options, or in nested locations.
+    """Yield a message for tiers in one location with different options, or in nested locations.
 
-    The outer tier would count the inner tier's chunks, or sweep them away.
+    In nested locations, the outer tier would count the inner tier's chunks or sweep them away.
     """
     for (one_place, one), (place, tier) in combinations(specs.items(), 2):
         first, location = one.config.location(), tier.config.location()

@@ -88,7 +88,7 @@ def _kind_of(annotation: Any, metadata: Sequence[Any]) -> tuple[str, str | None,
 
 
 def _meanings(model: type[StrictModel]) -> dict[str, str]:
-    """Map each attribute to its line in the docstrings; a derived class's line wins."""
+    """Map each attribute to its docstring's entry; a derived class's entry wins."""
     found: dict[str, str] = {}
     for owner in reversed(model.__mro__):
         section = _ATTRIBUTES.search(inspect.cleandoc(vars(owner).get("__doc__") or ""))
