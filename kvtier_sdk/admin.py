@@ -1,6 +1,6 @@
 """The admin socket of an engine: one JSON request, one JSON answer, over a Unix socket.
 
-The socket does not know the manager: requests and answers are defined in ``operator.services``.
+This module only transports requests and answers; ``operator.services`` defines them.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class AdminSocket:
             try:
                 client, _ = self._socket.accept()
             except OSError:
-                # The socket was closed, or the engine has run out of descriptors for the moment.
+                # The socket was closed, or the engine has no free file descriptor at the moment.
                 self._closed.wait(_PAUSE_S)
                 continue
             with client, contextlib.suppress(OSError):

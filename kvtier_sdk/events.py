@@ -27,7 +27,7 @@ class OffloadingEvent:
 
 
 class EventLog:
-    """The events of one tier since the last collection."""
+    """Collects one tier's events until they are taken."""
 
     def __init__(self, tier: str, medium: Medium, locality: Locality, *, is_enabled: bool) -> None:
         self.is_enabled = is_enabled

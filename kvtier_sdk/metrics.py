@@ -35,7 +35,7 @@ class Metric:
     """One metric.
 
     Attributes:
-        name: its exported name, which ends with the unit, and with ``_total`` for a counter.
+        name: its exported name; it ends with the unit, followed by ``_total`` for a counter.
         kind: counter, gauge or histogram.
         unit: ``chunks``, ``bytes``, ``seconds``, ``slots``; empty for a plain number.
         help: one sentence for an operator.
@@ -336,7 +336,7 @@ class TierStats:
         return self.job_s["store"].total
 
     def note_open(self, is_open: bool) -> None:
-        """Set ``is_open``, and the breakers' gauges: both breakers of a closed tier are open."""
+        """Set ``is_open`` and the breakers' gauges; a closed tier's breakers count as open."""
         self.is_open = int(is_open)
         self.reads_open = self.stores_open = int(not is_open)
         if not is_open:
@@ -370,7 +370,7 @@ class TierStats:
 
 @dataclass(slots=True)
 class PoolUsage:
-    """The use of the host pool now, in slots."""
+    """The current use of the host pool, in slots."""
 
     slots: int = _pool_gauge("pool_slots", "Slots of the host pool.")
     free: int = _pool_gauge("pool_free_slots", "Empty slots.")

@@ -1,6 +1,6 @@
 """Backends and policies of installed packages, found through their entry points.
 
-Listing imports nothing, because the names are in the packages' metadata.
+Listing them imports nothing, because the packages' metadata hold their names.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class TraceRecorder:
 
     @property
     def path(self) -> Path:
-        """The file that is being written."""
+        """The file being written."""
         return self._directory / f"{self._prefix}-{self._number:06}.jsonl"
 
     def record(

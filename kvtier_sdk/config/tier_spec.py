@@ -53,7 +53,7 @@ class TierSpec:
         Args:
             url: the scheme names the backend; the query holds options of the backend and of every
                 tier, and the tier's name.
-            overrides: options that the URL does not give.
+            overrides: further options; an option must not be in the URL too.
 
         Raises:
             ConfigError: the URL or an option is wrong.

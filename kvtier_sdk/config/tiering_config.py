@@ -95,14 +95,14 @@ class TieringConfig(StrictModel):
 
     @classmethod
     def from_file(cls, path: str | Path) -> Self:
-        """Read a file.
+        """Read a configuration file.
 
         Args:
             path: a file in TOML (``.toml``), JSON (``.json``), or YAML (``.yaml``, ``.yml``; with
                 the extra ``yaml``).
 
         Raises:
-            ConfigError: the file cannot be read or parsed, or as for :meth:`from_dict`.
+            ConfigError: the file cannot be read or parsed, or an option is wrong.
         """
         return cls.from_dict(read_options(Path(path)), where=str(path))
 
@@ -155,7 +155,7 @@ class TieringConfig(StrictModel):
 
 
 def read_tiers(entries: Mapping[Place, object]) -> dict[Place, TierSpec]:
-    """Read ``entries``, keyed by place: URLs, tables or specs.
+    """Read tier entries (URLs, tables or specs), keyed by place.
 
     Raises:
         ConfigError: one line per mistake: an invalid entry, a repeated name, or conflicting

@@ -138,7 +138,7 @@ class SecondaryTierManager(ABC):
     - *A key may hold any bytes*; a chunk is found under its own key in its own namespace, and
       nowhere else.
     - *A tier is built from its options alone*, in this process or in one of its own.
-    - *Several instances may be open at once* on one place, in one process or in several; each works
+    - *Several instances may be open at once* on one store, in one process or in several; each works
       whether or not others close. On a medium other than :attr:`Medium.CPU` each instance finds the
       chunks of all instances.
     - *A wrong setting is a* :class:`ConfigError` *of* :meth:`open`, and wrong credentials are a
@@ -177,7 +177,7 @@ class SecondaryTierManager(ABC):
     Attributes:
         config_model: the class of this tier's options.
         medium: the medium on which chunks are kept.
-        locality: this machine or another one.
+        locality: the machine that holds the chunks: this one or another.
         capabilities: the optional coroutines that are implemented.
         alignment: alignment of each buffer's address and length, in bytes; a power of two up to
             4,096.

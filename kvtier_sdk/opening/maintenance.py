@@ -65,8 +65,8 @@ class BlockingTier:
         return cls(client, reported, clock)
 
     def result_of(self, job: Job | None) -> JobResult:
-        """Wait for a job and return its result, soon after the job's deadline at the latest."""
-        # An empty queue accepts any job; only an open breaker refuses one.
+        """Wait for a job's result, until shortly after the job's deadline at the latest."""
+        # The queue is empty, so only an open breaker can have refused the job.
         if job is None:
             raise TierUnavailableError(f"{self.client.spec.name}: its breaker is open")
         self.client.flush()
@@ -182,7 +182,7 @@ class MaintainedTier(BlockingTier):
         return self._pool.slots
 
     def examine(self, keys: Sequence[OffloadKey]) -> list[Verdict]:
-        """Read chunks and compare each with its header, as an engine would."""
+        """Read chunks and check each against its header, as an engine would."""
         return self.load(keys, range(len(keys)))
 
     def load(self, keys: Sequence[OffloadKey], slots: Sequence[int]) -> list[Verdict]:

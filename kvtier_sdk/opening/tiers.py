@@ -51,7 +51,7 @@ def open_manager(
             they are made from the configuration, and closed with the manager.
 
     Raises:
-        ConfigError: an option is wrong, or a service cannot be opened; nothing runs any more.
+        ConfigError: an option is wrong, or a service cannot be opened; nothing is left open.
         BackendError: a backend or a policy cannot be found or loaded.
         TierError: a tier cannot be reached.
     """
@@ -135,7 +135,7 @@ def open_tier(
         verify: false switches digests off; for measurements and tests only.
 
     Raises:
-        ConfigError: an option is wrong, or the tier cannot work with it; nothing runs any more.
+        ConfigError: an option is wrong, or the tier cannot work with it; nothing is left open.
         BackendError: the backend cannot be found or loaded.
         TierError: the tier cannot be reached.
     """

@@ -85,7 +85,7 @@ class StrictModel(BaseModel):
     @classmethod
     @cache
     def fields_by_option(cls) -> Mapping[str, FieldInfo]:
-        """Return the fields by the names of their options."""
+        """Map each option's name to its field."""
         return {field.alias or name: field for name, field in cls.model_fields.items()}
 
     @classmethod

@@ -24,7 +24,7 @@ _BRIEF = 200
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place in a configuration; its text is the prefix of an error message.
+    """A place in a configuration; its string form is the prefix of an error message.
 
     ``where`` names the source, such as ``kv.toml``; ``path`` is the place in the source, such as
     ``tiers[1]``, or empty.

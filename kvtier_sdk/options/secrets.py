@@ -22,8 +22,8 @@ _WORD = r"(?<![a-z0-9])(?:credentials|passphrase|passwd|password|secret|token)(?
 _SECRET_NAME = re.compile(_WORD, re.IGNORECASE)
 
 # A password may contain any character, so everything up to the last '@' is masked, and everything
-# after a secret option's '='. In prose a URL ends at a blank or a quote. A URL that was read as a
-# path has a single slash.
+# after a secret option's '='. In prose a URL ends at a blank or a quote. A URL that was normalized
+# as a path has lost one of its two slashes.
 _OPTION = rf"([?&][^=&?\s]*{_WORD}[^=&?\s]*(?<!{FILE_SUFFIX})=)"
 _IN_PROSE = (
     re.compile(r"((?:[a-z]:/|//)[^:\s'\"]*:)[^\s'\"]*(?=@)"),
@@ -48,7 +48,7 @@ def without_password(text: str) -> str:
 
 
 def url_without_password(url: str) -> str:
-    """Mask the password and the secret options of ``url``, whatever their characters."""
+    """Mask the password and the secret options of ``url``; both may contain any character."""
     for pattern in _IN_URL:
         url = pattern.sub(rf"\1{MASK}", url)
     return url

@@ -41,7 +41,7 @@ class TierURL:
             url: for example ``file:///data/kv?capacity=1GiB``.
 
         Raises:
-            ConfigError: it is malformed, names no backend, or gives an option twice.
+            ConfigError: the URL is malformed, names no backend, or gives an option twice.
         """
 
         def fault(message: str) -> ConfigError:
