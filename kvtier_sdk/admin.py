@@ -31,8 +31,8 @@ _log = logging.getLogger("kvtier.admin")
 class AdminSocket:
     """Serves a Unix socket on a thread of its own, one client after the other.
 
-    The socket has mode 0600: only the engine's user and root can connect. It replaces a socket
-    left by a dead process.
+    The socket has mode 0600: only the engine's user and root can connect. A socket left by a dead
+    process is replaced.
     """
 
     def __init__(

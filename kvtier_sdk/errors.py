@@ -65,9 +65,8 @@ class TierError(KVTierError):
     def detached(self) -> Self:
         """Drop the cause and all tracebacks; return the error.
 
-        The frames of a kept error's traceback would keep the failed call's buffers alive. The
-        causes lose theirs too, because a client in Rust keeps its last exception until the next
-        call.
+        A traceback's frames keep the failed call's buffers alive. The causes lose their tracebacks
+        too, because a client in Rust keeps its last exception until the next call.
         """
         for error in chain_of(self):
             error.__traceback__ = None
@@ -82,7 +81,7 @@ class ChunkError(TierError):
 
     Examples are a file with a bad sector and a file that belongs to another user. An unreachable
     server fails every chunk, so its error is a :class:`TierUnavailableError`. Errors of one chunk
-    never open a circuit breaker; errors of several chunks, with no success in between, do.
+    never open a circuit breaker; errors of several chunks, with no success in between, can.
     """
 
 

@@ -1,4 +1,4 @@
-"""Events that tell a router of requests which chunks a tier has stored or removed."""
+"""Events that tell a request router which chunks a tier has stored or removed."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class TierContext:
         regions: the memory of all transfers' buffers in this process: the slots, and the SDK's own
             buffers. It stays valid from before ``open`` until ``close`` has returned, so a client
             needs to register it only once (RDMA, GPUDirect).
-        metrics: for the SDK: the counters and gauges that the tier has made.
+        metrics: the counters and gauges that the tier has made; only the SDK uses this attribute.
         maintenance: true if a tool opens the tier beside the engines that use it. The tier then
             changes nothing by itself: ``open`` makes no namespace and evicts nothing, ``lookup``
             and ``load`` record no use and remove nothing. ``store`` is not called; ``delete``

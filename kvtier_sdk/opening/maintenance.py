@@ -96,7 +96,7 @@ def open_for_maintenance(
 ) -> Iterator[MaintainedTier]:
     """Open a tier in a thread, beside the engines that use it, and close it at the end.
 
-    Unless ``stores`` is true, :attr:`TierContext.maintenance` is set.
+    Unless ``stores`` is true, the tier gets a true :attr:`TierContext.maintenance`.
     """
     clock = clock or SystemClock()
     deadlines = ("open_deadline_s", "lookup_deadline_s", "load_deadline_s", "store_deadline_s")
