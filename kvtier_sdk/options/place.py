@@ -53,7 +53,7 @@ class Place:
         return dict(value)
 
     def entries(self, value: object) -> dict[Place, object]:
-        """Return the entries of the list at this place, keyed by place; raise for anything else."""
+        """Return the entries of ``value``, the list at this place, keyed by place."""
         if not isinstance(value, list | tuple):
             raise ConfigError(f"{self} should be a list, not {kind_of(value)}")
         return {self.at(index): entry for index, entry in enumerate(value)}
