@@ -1,6 +1,6 @@
 """The admin socket of an engine: one JSON request, one JSON answer, over a Unix socket.
 
-The socket does not know the manager: requests and answers are defined in ``operator.services``.
+This module only transports requests and answers; ``operator.services`` defines them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Self
 from kvtier_sdk.aio.clock import SystemClock
 from kvtier_sdk.errors import ConfigError
 
-#: Time limit of one client, because a slow client holds up all that come after it.
+#: Time limit of one client; clients are served in turn, so a slow one delays all others.
 _CLIENT_TIMEOUT_S = 2.0
 _MOST_REQUEST_BYTES = 64 * 1024
 _MOST_ANSWER_BYTES = 16 * 1024 * 1024
@@ -31,8 +31,8 @@ _log = logging.getLogger("kvtier.admin")
 class AdminSocket:
     """Serves a Unix socket on a thread of its own, one client after the other.
 
-    The socket has mode 0600: only the engine's user and root can connect. A socket that a dead
-    process has left is replaced.
+    The socket has mode 0600: only the engine's user and root can connect. A socket left by a dead
+    process is replaced.
     """
 
     def __init__(
@@ -86,8 +86,8 @@ class AdminSocket:
                     "engines have the same setting, name a directory"
                 )
             self.path.unlink()
-        # On Linux, bind gives the file the mode of the socket. The mode is not set through the
-        # path, because whoever can write to the directory may replace the file at any time.
+        # On Linux, bind gives the file the socket's mode. A chmod of the path would be unsafe:
+        # anyone who can write to the directory could replace the file first.
         os.fchmod(self._socket.fileno(), 0o600)
         self._socket.bind(str(self.path))
         self._inode = os.lstat(self.path).st_ino
@@ -98,7 +98,7 @@ class AdminSocket:
             try:
                 client, _ = self._socket.accept()
             except OSError:
-                # The socket was closed, or the engine has run out of descriptors for the moment.
+                # The socket was closed, or the engine has no free file descriptor at the moment.
                 self._closed.wait(_PAUSE_S)
                 continue
             with client, contextlib.suppress(OSError):
@@ -123,7 +123,7 @@ class AdminSocket:
 
 
 def ask(path: Path, request: Mapping[str, Any], *, timeout_s: float = 5.0) -> dict[str, Any]:
-    """Send a request to an engine and return the answer; :class:`OSError` if there is none."""
+    """Send a request to an engine and return the answer; raise :class:`OSError` if none comes."""
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(timeout_s)
         client.connect(str(path))

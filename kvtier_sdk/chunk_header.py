@@ -11,7 +11,7 @@ Layout, little-endian, 64 bytes::
     24      16      binding: xxh3-128 of the namespace's fingerprint and the key
     40      16      payload digest: xxh3-128; zeros if the payload is sealed
     56      8       header check: xxh3-64 of the 56 bytes before it
-    64              the envelope of a sealed payload, whose layout is the codec's
+    64              the envelope of a sealed payload, in the codec's own layout
 
 The binding detects a chunk that was stored under another key or by another model; the digest
 detects a damaged chunk. xxh3 is not cryptographic: the header guards against faults, not against an
@@ -129,7 +129,7 @@ class ChunkHeader:
 
     def associated_data(self, key: OffloadKey, header: memoryview) -> bytes:
         """Return a sealed payload's associated data: header fields, namespace and key."""
-        # Only the key's length varies, so two different chunks never give the same bytes.
+        # All parts but the key have fixed lengths, so different chunks never give the same bytes.
         return bytes(header[:_HEADER_BYTES]) + self._fingerprint + key
 
     def envelope(self, header: memoryview, envelope_bytes: int) -> memoryview:
@@ -137,5 +137,5 @@ class ChunkHeader:
         return header[_HEADER_BYTES : _HEADER_BYTES + envelope_bytes]
 
     def _binding(self, key: OffloadKey) -> bytes:
-        # The fingerprint has a fixed length, so two different pairs never give the same bytes.
+        # The fingerprint's length is fixed, so different chunks never give the same bytes.
         return xxh3_128_digest(self._fingerprint + key)

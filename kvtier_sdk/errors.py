@@ -49,7 +49,7 @@ class TierError(KVTierError):
     """
 
     default_retryable: ClassVar[bool] = False
-    # Class attributes, for a subclass that does not call this constructor.
+    # Defaults for a subclass whose constructor does not call this class's.
     retryable: bool = False
     tier: str | None = None
     operation: str | None = None
@@ -63,25 +63,25 @@ class TierError(KVTierError):
         return f"{where}: {self.args[0]}" if where else str(self.args[0])
 
     def detached(self) -> Self:
-        """Drop the cause and all tracebacks, so that the error can be kept; return the error.
+        """Drop the cause and all tracebacks; return the error.
 
-        The frames of a traceback would keep the buffers of the failed call alive. The causes lose
-        their tracebacks too, because a client in Rust keeps its last exception until the next call.
+        A traceback's frames keep the failed call's buffers alive. The causes lose their tracebacks
+        too, because a client in Rust keeps its last exception until the next call.
         """
         for error in chain_of(self):
             error.__traceback__ = None
-        # Not assigned through self, or type checkers would see new attributes of this class.
+        # An assignment to self would declare new attributes of this class to type checkers.
         own: BaseException = self
         own.__cause__ = own.__context__ = None
         return self
 
 
 class ChunkError(TierError):
-    """The fault lies in this one chunk's object: it cannot be read or replaced.
+    """One chunk's object cannot be read or replaced; other chunks' objects may be fine.
 
-    Examples are a file with a bad sector and a file that belongs to another user. A server that
-    cannot be reached fails every chunk: that is a :class:`TierUnavailableError`. One chunk's fault
-    never opens a circuit breaker; faults of several chunks do, if no success comes between them.
+    Examples are a file with a bad sector and a file that belongs to another user. An unreachable
+    server fails every chunk, so its error is a :class:`TierUnavailableError`. Errors of one chunk
+    never open a circuit breaker; errors of several chunks, with no success in between, can.
     """
 
 
@@ -111,7 +111,7 @@ class ChunkAuthError(CorruptChunkError):
 
 
 class TierUnavailableError(TierError):
-    """The tier cannot be reached. Never answer ``False`` from ``lookup`` instead."""
+    """The tier cannot be reached; ``lookup`` raises this error instead of answering ``False``."""
 
     default_retryable = True
 

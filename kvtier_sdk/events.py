@@ -1,4 +1,4 @@
-"""Events: chunks that were stored or removed, for routing requests to the chunks they need."""
+"""Events that tell a request router which chunks a tier has stored or removed."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from kvtier_sdk.types import Locality, Medium, OffloadKey
 
 @dataclass(frozen=True, slots=True)
 class OffloadingEvent:
-    """Chunks were stored in a tier, or ``removed`` from it.
+    """Chunks that a tier has stored, or has ``removed``.
 
     Attributes:
         keys: the chunks.
         tier: the tier's name; the primary tier's is ``"host"``.
         medium: the medium on which the tier keeps chunks.
-        locality: the place of the tier.
+        locality: the machine of those chunks: the engine's or another.
     """
 
     keys: Sequence[OffloadKey]
@@ -27,7 +27,7 @@ class OffloadingEvent:
 
 
 class EventLog:
-    """The events of one tier since the last collection."""
+    """Collects one tier's events until they are taken."""
 
     def __init__(self, tier: str, medium: Medium, locality: Locality, *, is_enabled: bool) -> None:
         self.is_enabled = is_enabled

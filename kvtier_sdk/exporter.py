@@ -76,10 +76,10 @@ def serve_metrics(
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """Serves a few connections at once, each for a limited time, to cost the engine little.
+    """Limits the number and the duration of connections, to cost the engine little.
 
-    When there are too many, a new connection replaces the oldest, so that clients that never finish
-    their requests cannot block the endpoint.
+    At the limit a new connection replaces the oldest, because clients that never finish a request
+    would otherwise block the endpoint.
     """
 
     daemon_threads = True

@@ -20,7 +20,7 @@ from kvtier_sdk.types import Usage
 
 
 class MetricKind(Enum):
-    """The kind of a metric, which says how its value may change."""
+    """The kind of a metric."""
 
     #: A value that only goes up.
     COUNTER = "counter"
@@ -35,7 +35,7 @@ class Metric:
     """One metric.
 
     Attributes:
-        name: its exported name, which ends with the unit, and with ``_total`` for a counter.
+        name: its exported name; it ends with the unit, followed by ``_total`` for a counter.
         kind: counter, gauge or histogram.
         unit: ``chunks``, ``bytes``, ``seconds``, ``slots``; empty for a plain number.
         help: one sentence for an operator.
@@ -67,7 +67,7 @@ class Sample(NamedTuple):
 
 
 class Histogram:
-    """Observations, counted by size. Belongs to one thread; any thread may read it.
+    """Counts observations by size. One thread adds observations; any thread may read the counts.
 
     Attributes:
         counts: the number of observations in each bucket; the last one has no bound.
@@ -100,8 +100,8 @@ class Histogram:
         return HistogramValue(tuple(self.counts), self.total)
 
 
-# All values of labels, so that every series exists from the start. Enums of the layers above repeat
-# these values, and a test compares the two.
+# The labels' values are listed so that every series exists from the start. Enums of the layers
+# above repeat them, and a test compares the two.
 _JOBS = ("lookup", "load", "store")
 _OPERATIONS = (*_JOBS, "delete", "purge")
 _FAULTS = (
@@ -189,7 +189,7 @@ def _job_histograms(name: str, text: str, bounds: tuple[float, ...]) -> Any:
 
 @dataclass(slots=True)
 class TierStats:
-    """Counts of one tier, perhaps the primary tier, since its manager was made.
+    """Counts of one tier since its manager was made; the primary tier has them too.
 
     Attributes:
         name: the tier's name.
@@ -307,7 +307,7 @@ class TierStats:
         "tier_free_bytes",
         "Free bytes of the disk under the tier; absent if it has none or is down.",
     )
-    #: Values by the names that the backend gave its counters.
+    #: The backend's own counters: name to value.
     backend_counters: dict[str, float] = _declare(
         MetricKind.COUNTER,
         "backend_counter_total",
@@ -336,7 +336,7 @@ class TierStats:
         return self.job_s["store"].total
 
     def note_open(self, is_open: bool) -> None:
-        """Record with ``is_open`` if the tier accepts jobs, also in the gauges of its breakers."""
+        """Set ``is_open`` and the breakers' gauges; a closed tier's breakers count as open."""
         self.is_open = int(is_open)
         self.reads_open = self.stores_open = int(not is_open)
         if not is_open:
@@ -355,12 +355,12 @@ class TierStats:
         self.backend_gauges.update(gauges)
 
     def note_error(self, text: str, now_s: float) -> None:
-        """Keep the ``text`` of an error at ``now_s``, and up to four other texts before it."""
+        """Record an error's ``text`` at the time ``now_s``; keep the last four different texts."""
         self.errors = [*[other for other in self.errors if other != text][-4:], text]
         self.error_s = now_s
 
     def copy(self) -> Self:
-        """Return a copy, which shares the histograms and the labelled counters with this object."""
+        """Return a copy that shares the histograms and the labelled counters with this object."""
         return replace(
             self,
             backend_counters=dict(self.backend_counters),
@@ -370,7 +370,7 @@ class TierStats:
 
 @dataclass(slots=True)
 class PoolUsage:
-    """The use of the host pool now, in slots."""
+    """The current use of the host pool, in slots."""
 
     slots: int = _pool_gauge("pool_slots", "Slots of the host pool.")
     free: int = _pool_gauge("pool_free_slots", "Empty slots.")

@@ -42,7 +42,7 @@ class Namespace:
     def manifest(self) -> dict[str, object]:
         """The facts and the header's format version, as a tier writes them for people to read.
 
-        A fact whose name means a secret counts too, but is shown as ``"***"``.
+        A secret, recognised by its name, is shown as ``"***"`` but still changes the fingerprint.
         """
         shown: dict[str, object] = masked("", self._all_facts)
         return shown
@@ -69,7 +69,7 @@ class Namespace:
         return hash(self.fingerprint)
 
     def sealed_by(self, codec: str) -> Namespace:
-        """Return the namespace of the same chunks, sealed by a codec of that name."""
+        """Return the namespace with one more fact: ``codec``, the name of the sealing codec."""
         return Namespace({**self.facts, "codec": codec})
 
     def manifest_json(self) -> str:
@@ -95,10 +95,10 @@ class Namespace:
 
 @dataclass(frozen=True, eq=False)
 class StoredNamespace(Namespace):
-    """A namespace as a tier holds it: its chunks' fingerprint, and the facts of its manifest.
+    """A namespace found in a tier: its chunks' fingerprint, and the facts of its manifest.
 
-    Whoever can write to a store can plant a manifest. So facts are accepted only if they match the
-    fingerprint; the facts of a manifest that hides a secret never match.
+    Anyone who can write to a store can plant a manifest, so facts are accepted only if they match
+    the fingerprint. If a manifest hides a secret, its facts never match.
 
     >>> ours = Namespace({"model": "llama"})
     >>> found = StoredNamespace.read(ours.fingerprint, ours.manifest_json().encode())

@@ -1,6 +1,6 @@
 """Backends and policies of installed packages, found through their entry points.
 
-Listing imports nothing, because the names are in the packages' metadata.
+Listing them imports nothing, because the packages' metadata hold their names.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from kvtier_sdk.options.model import validate_options
 from kvtier_sdk.options.place import Place, closest, nearest, one_line
 from kvtier_sdk.options.tier import RunnerOptions, TierConfig
 
-#: Entry-point groups. ``kvtier.url_schemes`` holds more URL schemes of a backend
-#: (``rediss = "kvtier_redis:RedisTier"``), so that a scheme is resolved without an import.
+#: Entry-point groups. ``kvtier.url_schemes`` names a backend's further URL schemes
+#: (``rediss = "kvtier_redis:RedisTier"``); resolving a scheme then needs no import.
 BACKENDS_GROUP = "kvtier.backends"
 POLICIES_GROUP = "kvtier.policies"
 STORE_POLICIES_GROUP = "kvtier.store_policies"
 CODECS_GROUP = "kvtier.codecs"
 URL_SCHEMES_GROUP = "kvtier.url_schemes"
-#: The group of engines' packages, for the command ``kvtier``.
+#: The group in which engines' packages register themselves with the command ``kvtier``.
 ENGINES_GROUP = "kvtier.engines"
 
 #: Backend name or URL scheme to the package of this project that provides it.
@@ -93,17 +93,17 @@ def unreadable_packages() -> list[str]:
 
 
 def load_backend(name: str) -> type[SecondaryTierManager]:
-    """Import the backend of a name, and no other backend.
+    """Import the backend of this name, without importing any other.
 
     Args:
         name: a backend's name, or one of its other URL schemes; ``my-tier`` also finds
             ``my_tier``, because a URL's scheme cannot hold ``_``.
 
     Raises:
-        UnknownBackendError: no installed package offers it; the message lists the installed ones.
-        DuplicateBackendError: two packages offer it, as a name or as a URL scheme.
-        BackendLoadError: it cannot be imported, or does not implement this version of the
-            contract; the message names package, version and fault.
+        UnknownBackendError: no installed package offers the name; the message lists those offered.
+        DuplicateBackendError: two packages offer the name, as a backend's or as a URL scheme.
+        BackendLoadError: the backend cannot be imported, or does not implement this version of
+            the contract; the message names package, version and fault.
     """
     found = _find_backend(name)
     if not found:
@@ -114,14 +114,14 @@ def load_backend(name: str) -> type[SecondaryTierManager]:
 
 
 def check_backend(backend: object, info: BackendInfo) -> None:
-    """Check a class as far as possible without a call; raise :class:`BackendLoadError`."""
+    """Raise :class:`BackendLoadError` if a class breaks the contract; the class is not called."""
     fault = _fault_of(backend, info)
     if fault is not None:
         raise BackendLoadError(f"{_title('backend', info)}: {fault}")
 
 
 def unknown_backend(name: str) -> UnknownBackendError:
-    """Make the error for a name that no installed backend has, with the package to install."""
+    """Return the error for a name that no backend has; it says which package to install."""
     names = {info.name for info in available_backends()}
     advice = ""
     if name in _PUBLISHED:
@@ -144,7 +144,7 @@ def build_facts(backend: str, contract_version: int = CONTRACT_VERSION) -> tuple
 
 
 def backend_name(name: str) -> str:
-    """Return the backend's name for a name or URL scheme; an unknown one is returned as it is."""
+    """Return the backend's name for a name or URL scheme; return an unknown name unchanged."""
     found = _find_backend(name)
     if not found:
         return name
@@ -243,7 +243,7 @@ def _scan(
                 "remove it, or install it again"
             )
             continue
-        # A package in an earlier place of the path hides later ones, as for an import.
+        # As in an import, the first package of a name on the path hides the others.
         name = package.name.replace("_", "-") if points else ""
         if points and name not in seen:
             seen.add(name)

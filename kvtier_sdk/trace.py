@@ -1,4 +1,4 @@
-"""Records a running engine's requests as a block-hash trace, which ``kvtier replay`` plays."""
+"""Records a running engine's requests as a block-hash trace for ``kvtier replay``."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.types import OffloadKey
 
-#: Seconds between writes, and so the most that a kill loses.
+#: Seconds between writes; a killed process loses the requests since the last write.
 _INTERVAL_S = 0.5
 #: The most chunks in requests that wait to be written; further requests are dropped.
 _MOST_WAITING = 2**18
-#: Matches a trace file's TIME (two numbers), PID and NUMBER, so that no other file is removed.
+#: Matches TIME (two numbers), PID and NUMBER; files with other names are never removed.
 _OUR_FILES = "trace-{0}-{0}-{0}-{0}.jsonl".format("[0-9]*")
 _SALT_BYTES = 16
 _ID_BYTES = 8
@@ -41,12 +41,11 @@ class TraceRecorder:
     """Writes a line for each request, on a thread of its own.
 
     The lines are in the format published with Mooncake (FAST '25), with ``chunk_bytes`` added. A
-    chunk's key is replaced by a number derived from it with a salt, which is new for each recording
-    and never written: within a recording equal numbers mean equal chunks, and nothing links them to
-    tokens or to another recording.
+    salted hash replaces each chunk's key. The salt is new for each recording and is never written,
+    so equal numbers mean equal chunks within one recording only, and reveal no tokens.
 
-    A file has mode 0600. When it is full, at ``file_bytes``, the next one begins. Of the files that
-    no process writes any more, only the newest ``files - 1`` are kept.
+    A file has mode 0600. When it reaches ``file_bytes``, the next file begins. Finished files are
+    removed, except for the newest ``files - 1``.
     """
 
     def __init__(
@@ -62,7 +61,7 @@ class TraceRecorder:
         started = datetime.fromtimestamp(clock.wall_s(), UTC)
         self._prefix = f"trace-{started:%Y%m%d-%H%M%S}-{os.getpid()}"
         self.written: int = 0
-        # The engine's thread alone changes the first two, the recorder's thread alone the others.
+        # Only the engine's thread changes the first pair, only the recorder's thread the second.
         self._taken_chunks = self._refused = 0
         self._done_chunks = self._lost = 0
         self._waiting: deque[_Request] = deque()
@@ -90,7 +89,7 @@ class TraceRecorder:
 
     @property
     def path(self) -> Path:
-        """The file that is being written."""
+        """The file being written."""
         return self._directory / f"{self._prefix}-{self._number:06}.jsonl"
 
     def record(
@@ -150,7 +149,7 @@ class TraceRecorder:
             self._is_failing = False
         except OSError as error:
             with contextlib.suppress(OSError):
-                # Cut off a partly written line, so that the next one begins a new line.
+                # Cut off a partly written line, or the next request would continue it.
                 os.ftruncate(self._fd, self._size_bytes)
             self._lost += 1
             if not self._is_failing:
@@ -205,7 +204,7 @@ def _chunks(request: _Request) -> int:
 
 
 def _end_of(path: Path) -> int | None:
-    """Return when the last line was written; ``None`` while a process writes the file."""
+    """Return the time of the last write in ns; ``None`` while a process writes the file."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:

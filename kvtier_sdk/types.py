@@ -1,4 +1,4 @@
-"""Values that every layer shares: keys, contexts, transfers, verdicts. No I/O, no clock."""
+"""Values that every layer shares: keys, contexts, transfers, answers. No I/O, no clock."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def make_offload_key(chain_hash: bytes, group_index: int = 0) -> OffloadKey:
 
     Args:
         chain_hash: hash of the chunk's tokens and of all tokens before them.
-        group_index: index of the KV-cache group, from 0, which fits four bytes.
+        group_index: index of the KV-cache group, from 0; it must fit into four bytes.
     """
     return chain_hash + group_index.to_bytes(GROUP_BYTES, "big")
 
@@ -47,7 +47,7 @@ class Medium(Enum):
 
 
 class Locality(Enum):
-    """The place of a tier's chunks: on the engine's machine or elsewhere."""
+    """The machine that holds a tier's chunks: the engine's or another."""
 
     LOCAL = "LOCAL"
     REMOTE = "REMOTE"
@@ -65,7 +65,7 @@ class Capability(Flag):
 
 
 class LookupResult(Enum):
-    """The manager's answer to the question whether it has a chunk."""
+    """The manager's answer to a lookup of one chunk."""
 
     #: In the primary tier and readable; ``prepare_load`` succeeds in the same step.
     HIT = auto()
@@ -73,7 +73,7 @@ class LookupResult(Enum):
     MISS = auto()
     #: On its way into the primary tier; ask again next step.
     HIT_PENDING = auto()
-    #: A tier is still answering; ask again next step.
+    #: A tier has not answered yet; ask again next step.
     RETRY = auto()
 
 
@@ -90,12 +90,12 @@ class RequestContext:
 
     request_id: str
     params: Mapping[str, Any] = field(default_factory=dict)
-    #: The params as JSON, kept so that they are encoded once for all jobs of the request.
+    #: The params as JSON, encoded once for all jobs of the request.
     _params_json: bytes | None = field(default=None, init=False, repr=False, compare=False)
 
 
 class Region(NamedTuple):
-    """A stretch of this process's memory, for clients that need addresses in place of buffers.
+    """A range of this process's memory, for clients that need addresses instead of buffers.
 
     ::
 
@@ -146,8 +146,8 @@ class Transfer:
         os.preadv(fd, transfer.buffers, 0)  # load
         os.close(fd)
 
-    Both views belong to the SDK. A backend may use them until its ``store`` or ``load`` call has
-    returned or, if the call was cancelled, has ended.
+    Both views belong to the SDK. A backend may use them until its ``store`` or ``load`` call ends,
+    by returning, by raising or by a cancellation.
 
     A digest costs least in the thread that moves the bytes. A store's digest is computed in the
     thread that first uses :attr:`header` or :attr:`buffers`. After a load the SDK computes it on
@@ -248,8 +248,8 @@ class Entry:
     Attributes:
         key: the name of the chunk.
         object_bytes: length of the stored object, header included.
-        used_s: the time of its last use, in seconds since the epoch, or of its store where the
-            store records no use. ``None`` if the store does not know.
+        used_s: the time of its last use, in seconds since the epoch. A tier that records no uses
+            gives the time of storing, and ``None`` if it does not know that either.
     """
 
     key: OffloadKey

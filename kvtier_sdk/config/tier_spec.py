@@ -34,7 +34,7 @@ class TierSpec:
         config: the backend's options.
         runner: the options that every tier has.
         engine_waits: false for an engine that serves already: the tier is opened in the background,
-            and tried again after any error.
+            and opening is retried after any error.
         verify: false switches digests off; for measurements and tests only.
     """
 
@@ -53,7 +53,7 @@ class TierSpec:
         Args:
             url: the scheme names the backend; the query holds options of the backend and of every
                 tier, and the tier's name.
-            overrides: options that the URL does not give.
+            overrides: further options; an option must not be in the URL too.
 
         Raises:
             ConfigError: the URL or an option is wrong.
@@ -70,7 +70,7 @@ class TierSpec:
         Args:
             entry: the options. ``type`` is the backend's name, or ``"kvtier"`` beside a
                 ``backend`` that names it; a ``url`` replaces or completes these options.
-            where: the source of the entry; each complaint begins with it.
+            where: the source of the entry; each error message begins with it.
             path: the entry's place in that source, such as ``tiers[1]``.
 
         Raises:
@@ -134,7 +134,7 @@ class TierSpec:
         return namespace if codec is None else namespace.sealed_by(codec.partition(":")[0])
 
     def needed(self, required: bool = True) -> Self:
-        """Return the entry with another value of its option ``required``."""
+        """Return the entry with its option ``required`` set to the given value."""
         return replace(self, runner=self.runner.model_copy(update={"required": required}))
 
     def in_background(self) -> Self:

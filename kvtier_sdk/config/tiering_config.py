@@ -76,7 +76,7 @@ class TieringConfig(StrictModel):
 
         Args:
             options: option name to value; ``tiers`` is a list of URLs, tables and specs.
-            where: the source of the options; each complaint begins with it.
+            where: the source of the options; each error message begins with it.
 
         Raises:
             ConfigError: one line per mistake, with the path of its option.
@@ -95,14 +95,14 @@ class TieringConfig(StrictModel):
 
     @classmethod
     def from_file(cls, path: str | Path) -> Self:
-        """Read a file.
+        """Read a configuration file.
 
         Args:
             path: a file in TOML (``.toml``), JSON (``.json``), or YAML (``.yaml``, ``.yml``; with
                 the extra ``yaml``).
 
         Raises:
-            ConfigError: the file cannot be read or parsed, or as for :meth:`from_dict`.
+            ConfigError: the file cannot be read or parsed, or an option is wrong.
         """
         return cls.from_dict(read_options(Path(path)), where=str(path))
 
@@ -155,7 +155,7 @@ class TieringConfig(StrictModel):
 
 
 def read_tiers(entries: Mapping[Place, object]) -> dict[Place, TierSpec]:
-    """Read ``entries``, keyed by place: URLs, tables or specs.
+    """Read tier entries (URLs, tables or specs), keyed by place.
 
     Raises:
         ConfigError: one line per mistake: an invalid entry, a repeated name, or conflicting
@@ -193,7 +193,7 @@ def _read_tier(entry: object, place: Place) -> TierSpec:
 
 @contextmanager
 def _noting(mistakes: list[str]) -> Iterator[None]:
-    """Collect the mistake that ends the block, so that all are reported at once."""
+    """Append the block's error to ``mistakes``, because all are reported at once."""
     try:
         yield
     except (BackendError, ConfigError) as error:
@@ -206,9 +206,9 @@ def _tell(mistakes: list[str]) -> None:
 
 
 def _location_conflicts(specs: Mapping[Place, TierSpec]) -> Iterator[str]:
-    """Yield a complaint for tiers in one location with different options, or in nested locations.
+    """Yield a message for tiers in one location with different options, or in nested locations.
 
-    The outer tier would count the inner tier's chunks, or sweep them away.
+    In nested locations, the outer tier would count the inner tier's chunks or sweep them away.
     """
     for (one_place, one), (place, tier) in combinations(specs.items(), 2):
         first, location = one.config.location(), tier.config.location()

@@ -9,23 +9,23 @@ from typing import ClassVar
 class ChunkCodec(ABC):
     """A cipher that seals chunks on their way to a tier and opens them on their way back.
 
-    A codec that is installed under the entry point ``kvtier.codecs`` as ``my_cipher`` is chosen by
-    a tier's option ``codec = "my_cipher:argument"``. The tier sees only sealed chunks, and does not
-    know that they are.
+    Install a codec under the entry point ``kvtier.codecs``, for example as ``my_cipher``. A tier's
+    option ``codec = "my_cipher:argument"`` then chooses it. The tier handles sealed chunks like any
+    others.
 
     Rules for every codec:
 
-    - *A sealed payload is as long as the payload.* Everything else that a reader needs besides the
-      key, such as a salt and a tag, goes into the envelope, a part of the chunk's header.
+    - *A sealed payload is as long as the payload.* Further data for opening it, such as a salt and
+      a tag, goes into the envelope, a part of the chunk's header.
     - *A payload is authenticated*, together with the associated data: the key of the chunk, its
-      namespace and its header. :meth:`open` returns only if every bit of them is the same as at
+      namespace and its header. :meth:`open` raises if any bit of these has changed since
       :meth:`seal`. The SDK computes no digest of a sealed chunk.
-    - *It is pure*: both methods are called in several threads at once, keep no buffer when they
-      return, and do no I/O.
-    - *It shows no secret* in its ``repr`` or its errors.
-    - *A name stands for one encoding.* The name is a fact of the namespace that the tier sees, so
-      chunks of different codecs never meet. An encoding that older releases cannot read gets
-      another name.
+    - *A codec is pure*: its methods are called in several threads at once, keep no buffer when
+      they return, and do no I/O.
+    - *A codec shows no secret* in its ``repr`` or its errors.
+    - *A name stands for one encoding.* The name is a fact of the tier's namespace, so chunks of
+      different codecs are kept apart. An encoding that older releases cannot read needs another
+      name.
 
     Attributes:
         envelope_bytes: length of the envelope.
@@ -34,7 +34,7 @@ class ChunkCodec(ABC):
         argument: the text after the codec's name and a colon; ``None`` if there is none.
 
     Raises:
-        ValueError: the argument is missing, or means nothing to this codec.
+        ValueError: the argument is missing, or this codec cannot use it.
     """
 
     envelope_bytes: ClassVar[int]
@@ -50,7 +50,7 @@ class ChunkCodec(ABC):
         """Seal a ``payload``, which must not be modified.
 
         Args:
-            associated: the associated data, which is stored elsewhere or known to the reader.
+            associated: the associated data, which the SDK gives to :meth:`open` again.
             payload: the content.
             sealed: the memory for the sealed payload, of the same length.
             envelope: the memory for the envelope.

@@ -1,4 +1,4 @@
-"""The interfaces of policies: which chunks leave a full primary tier, and which a tier gets."""
+"""The interfaces of policies, which choose the chunks to evict and the chunks to store."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class StoreMoment(Enum):
 
 
 class StorePolicy(ABC):
-    """The choice of the chunks that a tier gets, and when. Pure state, on the engine's thread.
+    """Chooses which chunks a tier gets, and when. Pure state, used on the engine's thread only.
 
     Installed under the entry point ``kvtier.store_policies`` as ``of_tenant``, this policy is
     chosen by ``store_policy = "of_tenant:acme"``::
@@ -47,7 +47,7 @@ class StorePolicy(ABC):
             if there is none.
 
     Raises:
-        ValueError: the argument is missing, or means nothing to this policy.
+        ValueError: the argument is missing, or this policy cannot use it.
     """
 
     moment: ClassVar[StoreMoment]
@@ -59,7 +59,7 @@ class StorePolicy(ABC):
 
     @abstractmethod
     def wants(self, key: OffloadKey, hits: int, request: RequestContext) -> bool:
-        """Return true if the tier gets a chunk now.
+        """Return true if the tier should get a chunk now.
 
         Args:
             key: the chunk.
@@ -70,7 +70,7 @@ class StorePolicy(ABC):
 
 
 class EvictionPolicy(ABC):
-    """The choice of the chunk that leaves a full primary tier.
+    """Chooses the chunks to evict from a full primary tier.
 
     A policy is pure state: no I/O, no clock, one thread. It learns of a chunk when the chunk
     becomes readable, not while it is being written. This policy evicts the oldest chunk::
@@ -94,8 +94,8 @@ class EvictionPolicy(ABC):
                 return list(itertools.islice(filter(is_evictable, self._keys), count))
 
     Attributes:
-        uses_prefix: if False, the engine's thread does not work out ``parent`` and ``position``,
-            and passes ``None`` and 0.
+        uses_prefix: if False, the SDK does not work out ``parent`` and ``position``, and passes
+            ``None`` and 0.
     """
 
     uses_prefix: ClassVar[bool] = True

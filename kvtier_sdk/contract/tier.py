@@ -40,7 +40,7 @@ class ReportRemoved(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TierContext:
-    """The surroundings of a tier: all that the SDK gives it besides its options.
+    """Everything that the SDK gives a tier besides its options.
 
     ::
 
@@ -61,9 +61,9 @@ class TierContext:
             they made room for others: the tier is full. Leave it out for chunks that expired, were
             deleted or found damaged. Callable from any thread; never blocks.
         regions: the memory of all transfers' buffers in this process: the slots, and the SDK's own
-            buffers. It exists from before ``open`` until ``close`` has returned, so that a client
-            can register it once (RDMA, GPUDirect).
-        metrics: the counters and gauges that the tier has made, for the SDK.
+            buffers. It stays valid from before ``open`` until ``close`` has returned, so a client
+            needs to register it only once (RDMA, GPUDirect).
+        metrics: the counters and gauges that the tier has made; only the SDK uses this attribute.
         maintenance: true if a tool opens the tier beside the engines that use it. The tier then
             changes nothing by itself: ``open`` makes no namespace and evicts nothing, ``lookup``
             and ``load`` record no use and remove nothing. ``store`` is not called; ``delete``
@@ -94,8 +94,8 @@ class TierContext:
     def counter(self, name: str) -> TierCounter:
         """Make a counter for this tier, exported as ``kvtier_backend_counter_total``.
 
-        Make it in ``__init__`` or :meth:`SecondaryTierManager.open`. The same name gives the same
-        counter. Its gains are reported once a second.
+        Make it in ``__init__`` or :meth:`SecondaryTierManager.open`; a second call with the same
+        name returns the same counter. The SDK reads its gains once a second.
 
         Args:
             name: its name in this tier, unit included: ``resends``, ``read_bytes``.
@@ -116,7 +116,7 @@ class TierContext:
 
 
 class SecondaryTierManager(ABC):
-    """A tier behind the primary tier: a store in which chunks are kept and found again.
+    """A tier behind the primary tier, which stores chunks and finds them again.
 
     The SDK makes an instance and calls :meth:`open` first and :meth:`close` last. In between it
     calls the other coroutines, several at once, all on one event loop. A tier never blocks that
@@ -142,7 +142,7 @@ class SecondaryTierManager(ABC):
     - *A key may hold any bytes*; a chunk is found under its own key in its own namespace, and
       nowhere else.
     - *A tier is built from its options alone*, in this process or in one of its own.
-    - *Several instances may be open at once* on one place, in one process or in several; each works
+    - *Several instances may be open at once* on one store, in one process or in several; each works
       whether or not others close. On a medium other than :attr:`Medium.CPU` each instance finds the
       chunks of all instances.
     - *A wrong setting is a* :class:`ConfigError` *of* :meth:`open`, and wrong credentials are a
@@ -181,12 +181,12 @@ class SecondaryTierManager(ABC):
     Attributes:
         config_model: the class of this tier's options.
         medium: the medium on which chunks are kept.
-        locality: this machine or another one.
+        locality: the machine that holds the chunks: this one or another.
         capabilities: the optional coroutines that are implemented.
         alignment: alignment of each buffer's address and length, in bytes; a power of two up to
             4,096.
-        needs_process: true for a tier that runs in a process of its own or not at all, for example
-            because its client holds the interpreter lock for long, or can crash.
+        needs_process: true for a tier that must run in a process of its own, for example because
+            its client can crash, or holds the interpreter lock for long.
         max_batch_keys: the most keys of one call of ``lookup``, ``load``, ``store``, ``touch`` and
             ``delete``; the SDK splits longer ones. ``None`` for no limit.
         runner_defaults: the tier's own defaults for the options that every tier has, as they are
@@ -194,7 +194,7 @@ class SecondaryTierManager(ABC):
             link: ``{"lookup_deadline": "200ms", "concurrency": 4}``.
         contract_version: the :data:`CONTRACT_VERSION` that the tier was written for.
         config: the validated options.
-        context: the tier's surroundings.
+        context: the tier's name, namespace, clock, logger and the rest of :class:`TierContext`.
     """
 
     config_model: ClassVar[type[TierConfig]] = TierConfig
@@ -207,7 +207,7 @@ class SecondaryTierManager(ABC):
     runner_defaults: ClassVar[Mapping[str, Any]] = {}
     contract_version: ClassVar[int]
 
-    # A tier annotates 'config' with its own model to get the type.
+    # A tier's class annotates 'config' with its own model for type checkers.
     config: Any
     context: TierContext
 
@@ -292,7 +292,7 @@ class SecondaryTierManager(ABC):
         """Mark chunks as just used; unknown ones are ignored. (:attr:`Capability.TOUCH`)
 
         Args:
-            keys: chunks that were used in a tier above, the most important last.
+            keys: chunks that were used in the primary tier; treat the last one as the most recent.
         """
         raise TierContractError("capability TOUCH is declared but touch() is not implemented")
 
@@ -308,8 +308,8 @@ class SecondaryTierManager(ABC):
     async def usage(self) -> Usage:
         """Return how full the tier is. (:attr:`Capability.USAGE`)
 
-        The SDK asks every 5 seconds, for ``kvtier_tier_used_bytes`` and to know whether there is
-        room for more chunks: keep a count, or ask the store for a sum, but do not list the chunks.
+        The SDK asks every 5 seconds, for ``kvtier_tier_used_bytes`` and to learn if the tier is
+        full: keep a count or ask the store for a sum, but do not list the chunks.
 
         Returns:
             The usage of all namespaces that share the tier's capacity.
@@ -319,8 +319,8 @@ class SecondaryTierManager(ABC):
     def namespaces(self) -> AsyncIterator[StoredNamespace]:
         """Iterate over the namespaces in the tier. (:attr:`Capability.NAMESPACES`)
 
-        For tools, which open the tier with ``context.maintenance``. A tier with this capability
-        obeys the rules of that attribute.
+        Only tools call it, on a tier opened with ``context.maintenance``. A tier with this
+        capability obeys the rules of that attribute.
 
         Returns:
             Each namespace with a chunk or at least a manifest, once and in any order: this tier's
@@ -333,14 +333,14 @@ class SecondaryTierManager(ABC):
 
 
 class ChunkTierManager(SecondaryTierManager):
-    """A tier that handles one chunk at a time and raises its failures.
+    """A tier whose methods handle one chunk each, and raise its failure.
 
     The SDK calls the three coroutines once for each chunk of a batch, :attr:`fan_out` at once.
     All rules of :class:`SecondaryTierManager` hold. The backend authors' guide builds such a tier.
 
     Attributes:
-        fan_out: the number of chunks of one batch that are handled at once; an attribute of the
-            class, or set by each instance from its options.
+        fan_out: how many chunks of one batch are handled at once. Set it in the class, or in
+            each instance from its options.
     """
 
     fan_out: int = 8

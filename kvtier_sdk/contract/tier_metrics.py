@@ -85,7 +85,7 @@ class TierMetrics:
         return self._gauges[name]
 
     def complete(self) -> bool:
-        """Refuse new names from now on; return true if there are any names."""
+        """Refuse new names from now on; return true if a counter or gauge exists."""
         self._is_complete = True
         return bool(self._counters or self._gauges)
 

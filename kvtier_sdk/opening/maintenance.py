@@ -32,7 +32,7 @@ _PAGE = 1000
 _EXAMINED_BYTES = 64 * 2**20
 #: A chunk's length where the real one is unknown; such chunks are never loaded.
 _UNKNOWN_BYTES = 4096
-#: The largest chunk length to accept from a manifest, because so much memory is then allocated.
+#: The largest chunk length accepted from a manifest, because a pool of such chunks is allocated.
 _MOST_CHUNK_BYTES = 2**30
 #: Verdicts about one chunk; all others are about the tier.
 _OF_A_CHUNK = (
@@ -65,8 +65,8 @@ class BlockingTier:
         return cls(client, reported, clock)
 
     def result_of(self, job: Job | None) -> JobResult:
-        """Wait for a job and return its result, soon after the job's deadline at the latest."""
-        # An empty queue accepts any job; only an open breaker refuses one.
+        """Wait for a job's result, until shortly after the job's deadline at the latest."""
+        # The queue is empty, so only an open breaker can have refused the job.
         if job is None:
             raise TierUnavailableError(f"{self.client.spec.name}: its breaker is open")
         self.client.flush()
@@ -79,7 +79,7 @@ class BlockingTier:
         self.client.poll()
         while not is_over() and (left_s := end_s - self._clock.now_s()) > 0:
             self._reported.wait(min(left_s, _LOOK_S))
-            # Cleared before the poll, so that a report after the poll ends the next wait.
+            # Cleared before the poll, or a report during the poll would not end the next wait.
             self._reported.clear()
             self.client.poll()
 
@@ -96,7 +96,7 @@ def open_for_maintenance(
 ) -> Iterator[MaintainedTier]:
     """Open a tier in a thread, beside the engines that use it, and close it at the end.
 
-    Unless ``stores`` is true, the tier obeys :attr:`TierContext.maintenance`.
+    Unless ``stores`` is true, the tier gets a true :attr:`TierContext.maintenance`.
     """
     clock = clock or SystemClock()
     deadlines = ("open_deadline_s", "lookup_deadline_s", "load_deadline_s", "store_deadline_s")
@@ -125,7 +125,7 @@ def open_for_maintenance(
 
 
 def chunk_bytes_of(namespace: Namespace) -> int | None:
-    """Return the length of a namespace's chunks, or ``None`` if it is not among the facts."""
+    """Return the length of a namespace's chunks, or ``None`` if the facts give no usable one."""
     known = namespace.facts.get("chunk_bytes")
     return known if isinstance(known, int) and 0 < known <= _MOST_CHUNK_BYTES else None
 
@@ -133,7 +133,7 @@ def chunk_bytes_of(namespace: Namespace) -> int | None:
 class MaintainedTier(BlockingTier):
     """A tier for a tool, made by :func:`open_for_maintenance`; all calls come from one thread.
 
-    Methods raise a :class:`TierError` if the tier failed, and not only one chunk.
+    Methods raise a :class:`TierError` if the tier fails; the failure of one chunk is a verdict.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class MaintainedTier(BlockingTier):
         return self._pool.slots
 
     def examine(self, keys: Sequence[OffloadKey]) -> list[Verdict]:
-        """Read chunks and compare each with its header, as an engine would."""
+        """Read chunks and check each against its header, as an engine would."""
         return self.load(keys, range(len(keys)))
 
     def load(self, keys: Sequence[OffloadKey], slots: Sequence[int]) -> list[Verdict]:

@@ -52,7 +52,7 @@ def check_pool(
 
 
 def check_chunk(config: TieringConfig, chunk_bytes: int) -> None:
-    """Raise a :class:`ConfigError` if the configuration gives another length of a chunk."""
+    """Raise a :class:`ConfigError` if the configured chunk length is not the engine's."""
     if config.chunk_bytes not in (None, chunk_bytes):
         raise ConfigError(
             f"option 'chunk_bytes' is {config.chunk_bytes}, but the engine's chunks have "

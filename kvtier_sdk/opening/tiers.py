@@ -34,12 +34,12 @@ def open_manager(
     engine_waits: bool = True,
     services: OperatorServices | None = None,
 ) -> Iterator[TieringManager]:
-    """Make a manager, open its tiers side by side, and shut it down at the end.
+    """Make a manager, open its tiers in parallel, and shut the manager down at the end.
 
     Args:
         pool: memory of the primary tier; the caller closes it afterwards.
-        tiers: the configuration from which the pool was made; or only the secondary tiers, as
-            specs or URLs in the order in which they are asked.
+        tiers: the configuration from which the pool was made; or only the secondary tiers, specs
+            or URLs, which are asked in this order.
         namespace: the engine's facts; configured facts are added.
         clock: the source of time and tasks; the system's by default.
         events: true to collect events.
@@ -51,7 +51,7 @@ def open_manager(
             they are made from the configuration, and closed with the manager.
 
     Raises:
-        ConfigError: an option is wrong, or a service cannot be opened; nothing runs any more.
+        ConfigError: an option is wrong, or a service cannot be opened; nothing is left open.
         BackendError: a backend or a policy cannot be found or loaded.
         TierError: a tier cannot be reached.
     """
@@ -89,11 +89,11 @@ def open_manager(
         tiers_and_runners = list(zip(specs, runners, strict=True))
         log_start(pool, config.policy, tiers_and_runners, bound)
         for runner in runners:
-            # If an error comes before the manager has a runner, nothing else closes the runner.
+            # After an error before ``add_tier``, only this callback closes the runner.
             stack.callback(runner.close, config.shutdown_timeout_s)
         stack.callback(manager.shutdown, config.shutdown_timeout_s)
         if is_owner:
-            # Closed before the manager, so that no service asks a manager that is closing.
+            # Services close before the manager, because they ask the manager for answers.
             stack.callback(services.close)
         for runner in runners:
             runner.begin()
@@ -121,21 +121,21 @@ def open_tier(
     """Open one tier for an engine that keeps its own manager, and close it at the end.
 
     Args:
-        tier: the tier's specification, from :meth:`TierSpec.in_background` for an engine that
-            serves already; or its URL.
+        tier: the tier's URL or specification; for an engine that serves already, take the
+            specification from :meth:`TierSpec.in_background`.
         pool: memory of the slots; the caller closes it afterwards. A tier in a process of its own
             needs one from ``HostPool.create``.
         namespace: everything that decides whether stored bytes can be reused.
-        listener: learns the outcome of the jobs.
+        listener: gets the outcome of each job.
         clock: the source of time and tasks; the system's by default.
         events: true to collect events.
-        notify: called on a thread of the tier whenever it has reported; must not block.
+        notify: called on a tier's thread whenever the tier has reported; must not block.
         shutdown_timeout_s: seconds to drain the tier, and again to close it.
         engine: the engine's name, for the log.
         verify: false switches digests off; for measurements and tests only.
 
     Raises:
-        ConfigError: an option is wrong, or the tier cannot work with it; nothing runs any more.
+        ConfigError: an option is wrong, or the tier cannot work with it; nothing is left open.
         BackendError: the backend cannot be found or loaded.
         TierError: the tier cannot be reached.
     """

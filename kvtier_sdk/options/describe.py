@@ -16,7 +16,7 @@ from kvtier_sdk.options import units
 from kvtier_sdk.options.model import StrictModel
 from kvtier_sdk.options.secrets import MASK
 
-#: The kind of value, and the unit, that each parser reads.
+#: Parser to the kind and the unit of the values that it reads.
 _PARSERS: Mapping[Callable[[object], Any], tuple[str, str | None]] = {
     units.parse_bytes: ("size", "bytes"),
     units.parse_bytes_or_share: ("size or share", "bytes, or a share from 0 to 1"),
@@ -88,7 +88,7 @@ def _kind_of(annotation: Any, metadata: Sequence[Any]) -> tuple[str, str | None,
 
 
 def _meanings(model: type[StrictModel]) -> dict[str, str]:
-    """Map each attribute to its line in the docstrings; a derived class's line wins."""
+    """Map each attribute to its docstring's entry; a derived class's entry wins."""
     found: dict[str, str] = {}
     for owner in reversed(model.__mro__):
         section = _ATTRIBUTES.search(inspect.cleandoc(vars(owner).get("__doc__") or ""))

@@ -16,7 +16,7 @@ _MAX_BYTES = 1 << 20
 
 
 def read_options(path: Path) -> Mapping[str, Any]:
-    """Read a file of options, which are not validated yet.
+    """Read a file of options without validating them.
 
     Raises:
         ConfigError: the suffix is not ``.toml``, ``.json``, ``.yaml`` or ``.yml``; the file cannot

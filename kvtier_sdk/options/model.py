@@ -56,7 +56,7 @@ class StrictModel(BaseModel):
     Attributes:
         needs: pairs of attributes; the first can only be given together with the second.
         excludes: pairs of attributes that cannot be given together.
-        refuses: options of other tiers that this model rejects, each with advice.
+        refuses: other tiers' options that this model rejects, each with advice for the operator.
     """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
@@ -85,7 +85,7 @@ class StrictModel(BaseModel):
     @classmethod
     @cache
     def fields_by_option(cls) -> Mapping[str, FieldInfo]:
-        """Return the fields by the names of their options."""
+        """Map each option's name to its field."""
         return {field.alias or name: field for name, field in cls.model_fields.items()}
 
     @classmethod
@@ -162,7 +162,7 @@ def _types_in(annotation: Any) -> set[Any]:
 
 
 def secrets_of(options: StrictModel) -> Secrets:
-    """Return the secrets among a model's options, tables and URLs included."""
+    """Return the secrets in a model's options, those in tables and URLs included."""
     return _secrets_in(options, options.model_dump(by_alias=True))
 
 
@@ -178,7 +178,7 @@ def _secrets_in(model: StrictModel | type[StrictModel], options: Mapping[str, An
 
 Model = TypeVar("Model", bound=StrictModel)
 
-#: The right value in plain words, where pydantic's words are for Python programmers.
+#: Expected values in plain words; pydantic's own words are for Python programmers.
 _PLAIN = {
     **dict.fromkeys(("bool_parsing", "bool_type"), "true or false"),
     **dict.fromkeys(("int_from_float", "int_parsing", "int_type"), "a whole number"),

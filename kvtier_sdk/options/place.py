@@ -1,4 +1,4 @@
-"""Parts of messages: an option's place, the closest word, and text from elsewhere."""
+"""Parts of error messages: an option's place, the closest known word, a shortened value."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _KINDS: tuple[tuple[type, str], ...] = (
     (int, "a number"),
     (float, "a number"),
 )
-#: The most characters of a value in a complaint.
+#: The most characters of a value in an error message.
 _BRIEF = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place in a configuration; its text is the prefix of an error message.
+    """A place in a configuration; its string form is the prefix of an error message.
 
     ``where`` names the source, such as ``kv.toml``; ``path`` is the place in the source, such as
     ``tiers[1]``, or empty.
@@ -53,7 +53,7 @@ class Place:
         return dict(value)
 
     def entries(self, value: object) -> dict[Place, object]:
-        """Return the entries of a ``value``, the list at this place, by the place of each."""
+        """Return the entries of ``value``, the list at this place, keyed by place."""
         if not isinstance(value, list | tuple):
             raise ConfigError(f"{self} should be a list, not {kind_of(value)}")
         return {self.at(index): entry for index, entry in enumerate(value)}
@@ -82,7 +82,7 @@ def one_line(text: str) -> str:
 
 
 def nearest(word: str, known: Iterable[str], label: str) -> str:
-    """Finish a complaint about an unknown word: ``did you mean 'root'? allowed: capacity, root``.
+    """Return advice on an unknown word: ``did you mean 'root'? allowed: capacity, root``.
 
     ``label`` introduces the known words: "allowed", "installed".
     """

@@ -48,11 +48,11 @@ class FileSecret(SecretStr):
         return f"{name}{FILE_SUFFIX}", self.path
 
     def read_again(self) -> bool:
-        """Read the file again; return true if the secret is new. Raises the class's errors."""
+        """Read the file again; return true if the secret is new. Raises like the constructor."""
         value = _read(self.path)
         if value == self._secret_value:
             return False
-        # Added to ``values`` at once, so that the secret is masked before anybody uses it.
+        # Added to ``values`` first, because only secrets in ``values`` are masked.
         self.values.append(value)
         self._secret_value = value
         return True

@@ -22,8 +22,8 @@ _WORD = r"(?<![a-z0-9])(?:credentials|passphrase|passwd|password|secret|token)(?
 _SECRET_NAME = re.compile(_WORD, re.IGNORECASE)
 
 # A password may contain any character, so everything up to the last '@' is masked, and everything
-# after a secret option's '='. In prose a URL ends at a blank or a quote. A URL that was read as a
-# path has a single slash.
+# after a secret option's '='. In prose a URL ends at a blank or a quote. A URL that was normalized
+# as a path has lost one of its two slashes.
 _OPTION = rf"([?&][^=&?\s]*{_WORD}[^=&?\s]*(?<!{FILE_SUFFIX})=)"
 _IN_PROSE = (
     re.compile(r"((?:[a-z]:/|//)[^:\s'\"]*:)[^\s'\"]*(?=@)"),
@@ -48,14 +48,14 @@ def without_password(text: str) -> str:
 
 
 def url_without_password(url: str) -> str:
-    """Mask the password and the secret options of ``url``, whatever their characters."""
+    """Mask the password and the secret options of ``url``; both may contain any character."""
     for pattern in _IN_URL:
         url = pattern.sub(rf"\1{MASK}", url)
     return url
 
 
 class Secrets:
-    """The secret values of some options, and of ``files`` all values read so far and later."""
+    """Masks the secrets of some options, and every value read from ``files``, now or later."""
 
     def __init__(self, values: Iterable[str] = (), files: Sequence[FileSecret] = ()) -> None:
         self.files = files
@@ -103,7 +103,7 @@ class MaskingFormatter(logging.Formatter):
 
 
 def make_loggable(record: logging.LogRecord) -> None:
-    """Replace a record that cannot be formatted, which :mod:`logging` would print unmasked."""
+    """Replace a message that cannot be formatted, which :mod:`logging` would print unmasked."""
     try:
         record.getMessage()
     except Exception as error:
@@ -125,7 +125,7 @@ def masked(name: str, value: Any) -> Any:
 
 
 def secrets_in(name: str, value: Any) -> Iterator[str]:
-    """Find every text that :func:`masked` hides, inside URLs too, and every declared secret."""
+    """Yield every text that :func:`masked` hides, inside URLs too, and every declared secret."""
     if isinstance(value, SecretStr):
         yield value.get_secret_value()
     elif isinstance(value, SecretBytes):
@@ -148,8 +148,8 @@ def secrets_in(name: str, value: Any) -> Iterator[str]:
 def masked_error(error: BaseException, secrets: Secrets) -> BaseException:
     """Return the error if it and its causes show no secret; otherwise a masked replacement.
 
-    The replacement is of the first of the error's base classes that the SDK defines. For other
-    errors it is of a new class with the same name.
+    The replacement's class is the error's nearest class in :mod:`kvtier_sdk.errors`, or a new
+    class of the error's name if there is none.
     """
     shown = "".join(
         line for one in chain_of(error) for line in traceback.format_exception_only(one)
@@ -165,7 +165,7 @@ def masked_error(error: BaseException, secrets: Secrets) -> BaseException:
             setattr(masked, name, secrets.mask(value) if isinstance(value, str) else value)
     if (cause := error.__cause__ or error.__context__) is not None:
         masked.__cause__ = masked_error(cause, secrets)
-    # A client may keep the original, whose frames would hold the buffers of the call.
+    # A client may keep the original; its traceback would keep the call's buffers alive.
     masked.__traceback__, error.__traceback__ = error.__traceback__, None
     return masked  # type: ignore[no-any-return]
 

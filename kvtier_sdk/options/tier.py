@@ -15,8 +15,8 @@ from kvtier_sdk.options.url import TierURL
 class TierConfig(StrictModel):
     """The base of every backend's options.
 
-    A tier in a process of its own is built there from plain data, so each option's type must accept
-    the option's value as plain data: ``Bytes`` accepts ``4096``.
+    Options reach a tier's own process as plain data, so each option's type must accept its value
+    in that form: ``Bytes`` accepts ``4096``.
     """
 
     @classmethod
@@ -36,11 +36,11 @@ class TierConfig(StrictModel):
         return dict(url.options)
 
     def location(self) -> str | None:
-        """Return the place of the chunks, as a URL whose path leads there: ``file:///data/kv``.
+        """Return the location of the chunks as a URL with a path: ``file:///data/kv``.
 
-        All tiers in one place return the same text. Two tiers of one manager may share a place
-        only with the same options, and no place may lie inside another tier's. The default,
-        ``None``, is for a tier that shares its place with no other tier.
+        All tiers in one location return the same text. Two tiers of one manager may share a
+        location only with the same options, and a location must not lie inside another tier's.
+        The default, ``None``, is for a tier that never shares its location.
         """
         return None
 

@@ -21,8 +21,8 @@ _UNREADABLE = (
 class TierURL:
     """A tier's URL, taken apart: ``scheme://username:password@host:port/path?options``.
 
-    All parts but the scheme are percent-decoded. The scheme names the backend, and the path begins
-    with ``/`` if there is a host.
+    The scheme names the backend; all other parts are percent-decoded. With a host, a path begins
+    with ``/``.
     """
 
     scheme: str
@@ -41,7 +41,7 @@ class TierURL:
             url: for example ``file:///data/kv?capacity=1GiB``.
 
         Raises:
-            ConfigError: it is malformed, names no backend, or gives an option twice.
+            ConfigError: the URL is malformed, names no backend, or gives an option twice.
         """
 
         def fault(message: str) -> ConfigError:
@@ -79,10 +79,10 @@ class TierURL:
         )
 
     def options_beside(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the query's options with those from other parts of the URL, not yet validated.
+        """Join the query's options with those in other parts of the URL, without validating them.
 
         Args:
-            given: option name to value; ``None`` for a part that is absent.
+            given: options from those parts, name to value; ``None`` for an absent part.
 
         Raises:
             ConfigError: an option is given twice.
