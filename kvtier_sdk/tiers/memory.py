@@ -1,4 +1,4 @@
-"""The memory tier: real bytes in this process, with the latency and bandwidth of a slower store.
+"""The memory tier keeps chunks in this process, and can simulate a slower store.
 
 It is the reference for tests and documentation.
 """
@@ -100,7 +100,7 @@ class MemoryTier(SecondaryTierManager):
         return Usage(len(self._objects), self._used_bytes, self.config.capacity_bytes)
 
     async def _travel(self, chunks: int) -> None:
-        """Wait as long as a slower store would take, with one batch at a time on its wire."""
+        """Wait as long as the simulated store takes; its wire carries one batch at a time."""
         now_s = sent_s = self.context.clock.now_s()
         if self.config.bandwidth_bytes is not None:
             size_bytes = chunks * self.context.object_bytes

@@ -1,4 +1,4 @@
-"""Checks: each has a rule, the contract's sentence behind it, and its needs."""
+"""The form of a check: a rule, the contract's sentence behind the rule, and requirements."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Breach(Exception):  # noqa: N818  # it becomes a ConformanceError, which h
 
 
 class Hook(Enum):
-    """The functions that an author may provide besides the tier."""
+    """The functions that an author may provide, to have more rules checked."""
 
     READ_RAW = "read_raw"
     WRITE_RAW = "write_raw"
@@ -130,7 +130,7 @@ def judged(name: str, rule: str, says: str) -> Iterator[None]:
         what = f"the store is in order, but the tier raised {type(error).__name__}: {error}"
         raise ConformanceError(name, rule, what, says) from error
     except Exception as error:
-        # Raised by a hook, or by a call of the tier that was not expected to fail.
+        # The error is from a hook, or from a call of the tier that should not have failed.
         raise ConformanceError(name, rule, _unexpected(error), says) from error
 
 
