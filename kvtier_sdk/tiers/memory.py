@@ -38,9 +38,9 @@ class MemoryTierConfig(BoundedTierConfig):
 
 
 class MemoryTier(SecondaryTierManager):
-    """Chunks in a dictionary, least recently used first.
+    """Keeps chunks in a dictionary, and evicts the least recently used chunk first.
 
-    An expired chunk is removed, and reported, by the next call.
+    The next call removes and reports expired chunks.
     """
 
     config_model: ClassVar[type[TierConfig]] = MemoryTierConfig
@@ -54,7 +54,7 @@ class MemoryTier(SecondaryTierManager):
     def __init__(self, config: MemoryTierConfig, context: TierContext) -> None:
         super().__init__(config, context)
         self._objects: OrderedDict[OffloadKey, npt.NDArray[np.uint8]] = OrderedDict()
-        # When each chunk was last used, and when it was stored, the oldest store first.
+        # The time of each chunk's last use, and of its store; the oldest store comes first.
         self._used_s: dict[OffloadKey, float] = {}
         self._stored_s: OrderedDict[OffloadKey, float] = OrderedDict()
         self._used_bytes = 0

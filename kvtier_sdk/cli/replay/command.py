@@ -27,7 +27,7 @@ from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.opening.pools import pool_slots
 from kvtier_sdk.options.files import read_options
 
-#: Defaults of options that are given neither on the command line nor in the file.
+#: Defaults of options that neither the command line nor the file gives.
 _DEFAULTS: Mapping[str, Any] = {"slots": 2000}
 #: A replay must not use the engine's trace directory, admin socket or metrics port: all are unset.
 _ENGINES_OWN: Mapping[str, Any] = dict.fromkeys(("trace_dir", "admin_socket", "metrics_port"))
@@ -252,7 +252,7 @@ def _configuration(
     update = dict(_ENGINES_OWN)
     if engine := tools_for(options, where=str(file)):
         config = engine.read(options, where=str(file))
-        # Engines' options do not give the size of a chunk.
+        # An engine's configuration does not give the size of a chunk, so take the flag's.
         over.add("chunk_bytes")
         if "slots" in flags:
             update["pool_bytes"] = None

@@ -1,4 +1,4 @@
-"""``kvtier tier ls``: the namespaces in tiers."""
+"""``kvtier tier ls``: lists the namespaces in tiers."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def ls_command(
 
         kvtier tier ls file:///data/kv
 
-    A bucket records no uses: its ages count from the time of storing. The exit status is 1 if a
-    tier could not be read.
+    In a bucket, ages count from the time of storing, because a bucket records no uses. The exit
+    status is 1 if a tier could not be read.
     """
     target, timeout_s = read_target(tiers), read_timeout(timeout)
     selection = Selection.read(namespace, model)
@@ -101,5 +101,5 @@ def _show(found: list[Contents], now_s: float, *, show_empty: bool) -> None:
 
 
 def _revision(value: object) -> str:
-    # A revision may be a commit, which is shortened like a fingerprint.
+    # A revision may be a long commit id, so shorten it like a fingerprint.
     return "-" if value is None else str(value)[:SHOWN_DIGITS]
