@@ -1,4 +1,4 @@
-"""``kvtier backends``: the installed backends and their options."""
+"""``kvtier backends``: lists the installed backends and their options."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def _show_options(options: Sequence[OptionInfo]) -> None:
 
 
 def written_default(option: OptionInfo) -> str:
-    """Format an option's default with its unit, for people."""
+    """Format an option's default with its unit, for example ``64 MiB``."""
     if option.required:
         return "needed"
     if option.default is None:

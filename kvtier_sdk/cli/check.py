@@ -71,9 +71,9 @@ def check_command(
     ] = "30s",
     as_json: JsonOption = False,
 ) -> None:
-    """Check a configuration, show the options in effect, and try its tiers out.
+    """Check a configuration, show the options in effect, and test its tiers.
 
-    No secret is shown. The exit status is 0 if all is well, 1 if a tier or the host pool does
+    Secrets are masked. The exit status is 0 if all is well, 1 if a tier or the host pool does
     not work, 2 if the configuration or an option is wrong, 3 after an unexpected error.
     """
     size_bytes = None

@@ -111,7 +111,7 @@ def drain_command(
         str, typer.Option(metavar="DURATION", help="How long to wait for what is under way.")
     ] = "30s",
 ) -> None:
-    """Take a tier out of a running engine, and wait until none of its jobs is under way.
+    """Take a tier out of a running engine, and wait until the tier's jobs have ended.
 
     The engine sends the tier no lookups, loads or stores until 'kvtier resume'. The exit status is
     1 if jobs are still under way after the timeout; the tier stays out even then.

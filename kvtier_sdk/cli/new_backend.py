@@ -1,4 +1,4 @@
-"""``kvtier new-backend``: a package with a working tier, to start a backend from."""
+"""``kvtier new-backend``: writes a package with a working tier, as the start of a backend."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def read_target(text: str) -> Target:
 
 def is_url(text: str) -> bool:
     """Return true for a tier's URL, and false for the path of a file."""
-    # Not Path.exists, which raises for a long URL.
+    # Do not use Path.exists, because it raises an error for a long URL.
     return _URL.match(text) is not None and not os.path.exists(text)
 
 

@@ -57,7 +57,7 @@ def advice_on(verdict: Verdict) -> str | None:
 
 
 class _StepError(Exception):
-    """A step failed, with advice to the operator."""
+    """A step of a check failed; the error has advice to the operator."""
 
     def __init__(self, message: str, advice: str | None) -> None:
         super().__init__(message)
@@ -137,7 +137,7 @@ class _Check:
             self._note_fault(error, error.advice)
         except (ConfigError, BackendError) as error:
             self._note_fault(error, None)
-        except Exception as error:  # raised by the backend's code when it is made or opened
+        except Exception as error:  # the backend's constructor or ``open`` raised it
             raised = TierContractError(f"raised {type(error).__name__}: {error}")
             raised.tier, raised.operation = self._spec.name, "open"
             self._note_fault(raised, advice_on(Verdict.CONTRACT))

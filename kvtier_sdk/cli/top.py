@@ -40,9 +40,9 @@ def top_command(
         typer.Option("--json", help="Print each look as a line of JSON: counters, no rates."),
     ] = False,
 ) -> None:
-    """Show what a running engine's tiers do: hits, throughput, queues, breakers, drops, space.
+    """Show a running engine's tiers live: hits, throughput, queues, breakers, drops, space.
 
-    On a terminal the table is redrawn until Ctrl-C; in a pipe each look prints another table.
+    On a terminal the table is redrawn until Ctrl-C; in a pipe each interval prints another table.
     """
     interval_s = read_flag("--interval", parse_seconds, interval)
     if as_json:

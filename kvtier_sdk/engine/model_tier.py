@@ -137,7 +137,7 @@ class ModelTier(TierListener):
         return self._thread.is_alive()
 
     def close(self) -> None:
-        """Close the tier once its running stores have ended; :meth:`join` waits for that."""
+        """Ask the thread to close the tier after its running stores; :meth:`join` waits for it."""
         self._closing = True
         self._wake.set()
 

@@ -40,7 +40,7 @@ class Chart:
     """One chart; the page also shows it as a table.
 
     Attributes:
-        kind: ``columns``, stacked, or ``curve``.
+        kind: ``columns`` for stacked columns, or ``curve``.
         note: an explanation of how to read the chart.
         unit: the unit of the horizontal axis.
         heads: the name of each column; the table's first column lists them.
@@ -63,7 +63,7 @@ class Chart:
 
 
 class Source(NamedTuple):
-    """An origin of chunks: the host pool, a tier, or the engine, which computed them."""
+    """An origin of chunks: the host pool, a tier, or a computation by the engine."""
 
     name: str
     color: str

@@ -91,7 +91,7 @@ def _patient(spec: TierSpec) -> TierSpec:
 
 
 class _Driver:
-    """Plays requests; each is a generator that yields at the end of each step."""
+    """Plays requests, each as a generator that yields at the end of each step."""
 
     def __init__(
         self,

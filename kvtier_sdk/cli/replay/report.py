@@ -39,7 +39,7 @@ class ReplayHistory:
 
 @dataclass(frozen=True, slots=True)
 class ReplayReport:
-    """The figures of one replay.
+    """The results of one replay.
 
     Attributes:
         chunks: number of chunks that the requests named; a trace calls them blocks.

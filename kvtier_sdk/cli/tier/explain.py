@@ -1,4 +1,4 @@
-"""``kvtier tier explain``: why chunks are found or not."""
+"""``kvtier tier explain``: explains why chunks are found or not."""
 
 from __future__ import annotations
 
@@ -69,10 +69,10 @@ def explain_command(
     timeout: TimeoutOption = "60s",
     as_json: JsonOption = False,
 ) -> None:
-    """Explain why chunks are found or not: tier by tier present, absent or damaged.
+    """Explain why chunks are found or not: which are present, absent or damaged in each tier.
 
-    For a namespace it shows the most similar namespace in each tier, and the facts that differ.
-    Nothing is changed. For example
+    Show the most similar other namespace in each tier too, with the facts that differ. Nothing is
+    changed. For example
 
         kvtier tier explain kv.toml --namespace 3f9a --tokens prompt.json
 

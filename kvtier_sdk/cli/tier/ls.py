@@ -38,7 +38,7 @@ def ls_command(
     timeout: TimeoutOption = "60s",
     as_json: JsonOption = False,
 ) -> None:
-    """List what is in tiers: each namespace with its model, chunks, bytes and ages.
+    """List the namespaces in tiers, each with its model, chunks, bytes and ages.
 
     Nothing is changed, and engines that use the tiers are not disturbed. For example
 

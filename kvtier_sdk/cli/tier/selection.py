@@ -142,7 +142,7 @@ def named(namespace: Namespace) -> str:
 
 @dataclass(slots=True)
 class Contents:
-    """The chunks of one namespace, counted.
+    """The number, the size and the ages of one namespace's chunks.
 
     Attributes:
         used_bytes: size of the chunks with their headers.

@@ -58,7 +58,7 @@ def verify_command(
     timeout: TimeoutOption = "60s",
     as_json: JsonOption = False,
 ) -> None:
-    """Read every chunk and compare it with its header, as an engine does before it uses one.
+    """Read every chunk and compare it with its header, as an engine does before it uses a chunk.
 
     Nothing is changed without --repair. An engine never uses a damaged chunk: it counts, deletes
     and recomputes the chunk. For example

@@ -63,8 +63,6 @@ class TierMachine(RuleBasedStateMachine):
 
     @rule(stored=_BATCHES, loaded=_BATCHES)
     def store_and_load_at_once(self, stored: Sequence[int], loaded: Sequence[int]) -> None:
-        """Store a batch while another batch is loaded."""
-
         async def both() -> None:
             await asyncio.gather(self._store(stored), self._load(loaded))
 
@@ -101,7 +99,6 @@ class TierMachine(RuleBasedStateMachine):
         self._run(self._scan())
 
     def teardown(self) -> None:
-        """Close the tier and its loop."""
         try:
             self._loop.run_until_complete(self._probe.clean_up())
         finally:

@@ -110,7 +110,7 @@ class Probe:
         return await self.bounded(listed(), "scan")
 
     async def namespaces(self) -> list[StoredNamespace]:
-        """Call the tier's ``namespaces`` and return all of them."""
+        """Call the tier's ``namespaces`` and return all namespaces."""
 
         async def listed() -> list[StoredNamespace]:
             return [namespace async for namespace in self.tier.namespaces()]
@@ -123,7 +123,7 @@ class Probe:
         Args:
             key: the chunk.
             shift_bytes: offset of header and payload from the start of a page.
-            replace: the transfer's ``replace``.
+            replace: true for a store that must replace the stored chunk.
         """
         context = self.tier.context
         return LentBuffers(
@@ -333,7 +333,7 @@ def pieces_of(content: bytes) -> list[bytes]:
 async def start_and_cancel(
     probe: Probe, operation: str, lent: LentBuffers, turns: int = 1, delay_s: float = 0.0
 ) -> bool:
-    """Start a call, cancel it after ``turns`` iterations of the loop; return true if it ended."""
+    """Start a call and cancel it after ``turns`` runs of the loop; return true if it ended."""
     call = getattr(probe.tier, operation)([lent.transfer])
     task = probe.start(call, f"{operation} to be cancelled")
     for _ in range(turns):

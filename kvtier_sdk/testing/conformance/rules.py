@@ -1,4 +1,4 @@
-"""The form of a check: a rule, the contract's sentence behind the rule, and requirements."""
+"""Checks with their rules and requirements, their errors, and the hooks of an author."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ConformanceError(AssertionError):
 class CheckSkipped(unittest.SkipTest):
     """A check does not apply: the tier does not declare a capability, or its author gives no hook.
 
-    Test frameworks treat it as a skip and print the reason.
+    Test frameworks report the check as skipped, with the reason.
     """
 
 

@@ -74,7 +74,7 @@ class TierSubject:
         settle_s: seconds to wait for an effect that must not occur, such as a late write.
         hang_s: seconds for which the store hangs.
         namespace: the namespace of the chunks; a new one for each subject.
-        clock: time and tasks.
+        clock: the source of time and tasks.
     """
 
     tier: TierLike
@@ -138,7 +138,7 @@ class TierSubject:
         report_removed: ReportRemoved | None = None,
         maintenance: bool = False,
     ) -> TierContext:
-        """Make the context of a tier; the subject's tier, namespace and length by default.
+        """Make the context of a tier; by default of the subject's tier, namespace and length.
 
         Args:
             spec: the tier.

@@ -96,8 +96,8 @@ class TierConformance:
             data: the new object, of any length.
 
         Returns:
-            ``False`` if the store cannot hold such an object: the check goes on without it.
-            Anything else means that the object was replaced.
+            ``False`` if the store cannot hold such an object; the check then goes on without it.
+            Any other value means that the object was replaced.
         """
         raise NotImplementedError
 
@@ -110,7 +110,7 @@ class TierConformance:
         raise NotImplementedError
 
     def freeze(self) -> Awaitable[None] | None:
-        """Make the store hang: it can be reached, but answers nothing (``SIGSTOP``)."""
+        """Make the store hang: it accepts connections, but does not answer (``SIGSTOP``)."""
         raise NotImplementedError
 
     def unfreeze(self) -> Awaitable[None] | None:
