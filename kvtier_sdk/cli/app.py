@@ -68,7 +68,7 @@ def _root(
     logging.getLogger("kvtier").setLevel(logging.WARNING)
 
 
-# The help lists the commands in this order, beginning with those that an operator needs first.
+# The help lists the commands in the order in which an operator first needs them.
 app.command("check")(check_command)
 tier_app.command("ls")(ls_command)
 tier_app.command("du")(du_command)

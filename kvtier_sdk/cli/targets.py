@@ -119,7 +119,7 @@ def tools_for(options: Mapping[str, Any], *, where: str) -> EngineTools | None:
 
 
 def prompt_keys(tokens: Sequence[int], facts: Mapping[str, Any]) -> list[list[OffloadKey]]:
-    """Compute the keys of a prompt's chunks, as the namespace's engine does."""
+    """Compute the keys that a namespace's engine gives a prompt's chunks."""
     engine = str(facts.get("engine", "")).partition(" ")[0]
     tools = installed_engines().get(engine)
     if tools is None:

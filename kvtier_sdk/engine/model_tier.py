@@ -171,7 +171,7 @@ class ModelTier(TierListener):
                 self._finish(self._inbox.popleft(), [], 0)
 
     def _await_opening(self) -> None:
-        """Wait until the tier is open or has failed to open, so that the first lookups can hit."""
+        """Wait until the tier has opened or failed to open; earlier lookups would miss."""
         stats, options = self._client.stats, self._client.spec.runner
         end_s = self._clock.now_s() + min(options.open_deadline_s, _OPENING_S)
         while not (stats.is_open or stats.open_failures or self._closing):

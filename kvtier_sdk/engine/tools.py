@@ -43,7 +43,7 @@ class EngineTools(ABC):
 
     @abstractmethod
     def chunk_keys(self, tokens: Sequence[int], facts: Mapping[str, Any]) -> list[list[OffloadKey]]:
-        """Compute the keys of a prompt's chunks for each KV-cache group, as the engine does.
+        """Compute the keys that the engine gives a prompt's chunks, for each KV-cache group.
 
         ``tokens`` are the token ids of the prompt, and ``facts`` describe the namespace.
 

@@ -148,7 +148,7 @@ class Contents:
         used_bytes: size of the chunks with their headers.
         oldest_s: last use of the least recently used chunk, in seconds since the epoch; ``None`` if
             the store does not know.
-        last_used_s: last use of the most recently used chunk, likewise.
+        last_used_s: last use of the most recently used chunk, in the same form.
     """
 
     namespace: Namespace

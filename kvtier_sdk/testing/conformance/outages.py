@@ -188,7 +188,7 @@ async def _moved_through_an_outage(probe: Probe) -> list[_Mover]:
     try:
         for mover in movers:
             tasks.append(probe.start(mover.move(), "store and load a chunk"))
-            # Start them at different times, so that they do not run in step.
+            # Start the movers at different times, because stores should overlap with loads.
             await subject.clock.sleep(_PAUSE_S)
         await _moved_on(subject.clock, movers)
         await _in_mid_transfer(subject.clock, movers)
