@@ -68,7 +68,7 @@ def _root(
     logging.getLogger("kvtier").setLevel(logging.WARNING)
 
 
-# The help lists the commands in this order, which is the order in which they are first needed.
+# The help lists the commands in the order in which an operator first needs them.
 app.command("check")(check_command)
 tier_app.command("ls")(ls_command)
 tier_app.command("du")(du_command)
@@ -129,5 +129,5 @@ def run() -> int:
 
 
 def _tell(text: str) -> None:
-    """Write lines to stderr, with passwords masked, because an argument may be a URL."""
+    """Write lines to stderr, and mask passwords, because an argument may be a URL."""
     say(*without_password(text).split("\n"), to_stderr=True)

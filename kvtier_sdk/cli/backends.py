@@ -1,4 +1,4 @@
-"""``kvtier backends``: the installed backends and their options."""
+"""``kvtier backends``: lists the installed backends and their options."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _wanted(names: Sequence[str]) -> list[BackendInfo]:
 
 
 def _describe(info: BackendInfo) -> dict[str, Any]:
-    """Describe a backend as plain data, or give the reason why it does not load."""
+    """Describe a backend as plain data; if it does not load, include the reason."""
     described: dict[str, Any] = {**asdict(info), "url_schemes": url_schemes(info), "fault": None}
     try:
         tier_class = load_backend(info.name)
@@ -148,7 +148,7 @@ def _show_options(options: Sequence[OptionInfo]) -> None:
 
 
 def written_default(option: OptionInfo) -> str:
-    """Format an option's default with its unit, for people."""
+    """Format an option's default with its unit, for example ``64 MiB``."""
     if option.required:
         return "needed"
     if option.default is None:

@@ -1,4 +1,4 @@
-"""``kvtier check``: reads a configuration and tries its tiers out."""
+"""``kvtier check``: reads a configuration and tests its tiers."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _DRY_RUN_FAILED, _MISTAKEN = 1, 2
 
 @dataclass(slots=True)
 class _Findings:
-    """The findings about a configuration, as ``--json`` prints them.
+    """The findings about a configuration, in the form that ``--json`` prints.
 
     Attributes:
         file: the configuration's path, or the URL of its only tier.
         mistakes: the mistakes in the configuration, one line each.
         configuration: the options in effect, defaults included and secrets masked.
-        pool_fault: the reason why the host pool cannot be made, if any.
+        pool_fault: the reason why the host pool cannot be made; ``None`` if it can.
     """
 
     file: str
@@ -71,9 +71,9 @@ def check_command(
     ] = "30s",
     as_json: JsonOption = False,
 ) -> None:
-    """Check a configuration, show the options in effect, and try its tiers out.
+    """Check a configuration, show the options in effect, and test its tiers.
 
-    No secret is shown. The exit status is 0 if all is well, 1 if a tier or the host pool does
+    Secrets are masked. The exit status is 0 if all is well, 1 if a tier or the host pool does
     not work, 2 if the configuration or an option is wrong, 3 after an unexpected error.
     """
     size_bytes = None
@@ -92,7 +92,7 @@ def check_command(
 def _check(
     tiers: str, findings: _Findings, size_bytes: int | None, timeout_s: float | None
 ) -> Iterator[str]:
-    """Fill in the findings, and yield each as text as soon as it is known."""
+    """Fill in ``findings``, and yield the text of each finding as soon as it is known."""
     try:
         target = read_target(tiers)
     except (BackendError, ConfigError) as error:

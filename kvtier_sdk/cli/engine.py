@@ -1,4 +1,4 @@
-"""``kvtier drain`` and ``kvtier resume``, and questions to a running engine."""
+"""``kvtier drain`` and ``kvtier resume``, and requests to a running engine's admin socket."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _Tier = Annotated[str, typer.Argument(metavar="TIER", help="The tier's name.")]
 
 
 def ask_engine(socket: Path, **request: Any) -> dict[str, Any]:
-    """Ask an engine; if it does not answer, end the command with a message and status 1."""
+    """Return an engine's answer; without an answer, end the command with a message and status 1."""
     try:
         answer = ask(socket, request)
     except OSError as error:
@@ -46,7 +46,7 @@ def ask_engine(socket: Path, **request: Any) -> dict[str, Any]:
 def purge_pools(
     config: TieringConfig, namespaces: Collection[str], before: Sequence[dict[str, Any]] = ()
 ) -> list[dict[str, Any]]:
-    """Make the engines of a configuration empty their host pools, and wait for them."""
+    """Make the engines of a configuration empty their host pools, and wait until they have."""
     if config.admin_socket is None:
         return []
     path = Path(config.admin_socket)
@@ -78,7 +78,7 @@ def _purge_pool(socket: Path, namespaces: Collection[str]) -> dict[str, Any]:
 
 
 def tell_purge(config: TieringConfig, purged: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield a line for each engine: how many chunks it has forgotten, and may still serve."""
+    """Yield a line for each engine: how many chunks it forgot, and how many are still in use."""
     if not purged:
         where = config.admin_socket
         why = "there is no 'admin_socket'" if where is None else f"there is none at {where}"
@@ -111,17 +111,17 @@ def drain_command(
         str, typer.Option(metavar="DURATION", help="How long to wait for what is under way.")
     ] = "30s",
 ) -> None:
-    """Take a tier out of a running engine, and wait until none of its jobs is under way.
+    """Take a tier out of a running engine, and wait until the tier's jobs have ended.
 
-    The engine sends it no lookups, loads or stores until 'kvtier resume'. The exit status is 1 if
-    jobs are still under way after the timeout; the tier is out all the same.
+    The engine sends the tier no lookups, loads or stores until 'kvtier resume'. The exit status is
+    1 if jobs are still under way after the timeout; the tier stays out even then.
     """
     timeout_s = read_flag("--timeout", parse_seconds, timeout, may_be_0=True)
     clock = SystemClock()
     began_s = clock.now_s()
     ask_engine(socket, command="drain", tier=tier)
     while True:
-        # Wait first, because the step that is running now may still begin jobs.
+        # Wait first, because the engine's current step may still begin jobs.
         wait(_LOOK_S)
         (found,) = (t for t in ask_engine(socket, command="status")["tiers"] if t["name"] == tier)
         waited_s = clock.now_s() - began_s

@@ -1,4 +1,4 @@
-"""``kvtier metrics``: the table of metrics, and alert rules and a dashboard for them."""
+"""``kvtier metrics``: lists the metrics, and prints alert rules and a dashboard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``kvtier new-backend``: a package with a working tier, to start a backend from."""
+"""``kvtier new-backend``: writes a package with a working tier, as the start of a backend."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _RESERVED = {
     "kvtier": "in a tier's 'type' it stands for any backend",
     "sdk": "kvtier-sdk is this package",
 }
-#: Each template, and the file that is made from it.
+#: The file that is made from each template.
 _FILES = {
     "Makefile.in": "Makefile",
     "README.md.in": "README.md",
@@ -112,7 +112,7 @@ def _scheme(name: str) -> str:
 
 
 def _words(name: str) -> Mapping[str, str]:
-    """Return the replacement of each word that stands between two ``@`` in a template."""
+    """Return the replacement for each ``@WORD@`` in a template."""
     scheme = _scheme(name)
     return {
         "NAME": name,

@@ -1,4 +1,4 @@
-"""The tiers that a command works on: a URL, a configuration, or vLLM's JSON."""
+"""The argument that names a command's tiers: a URL, a configuration, or vLLM's JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kvtier_sdk.options.secrets import url_without_password
 from kvtier_sdk.registry import ENGINES_GROUP, load_all
 from kvtier_sdk.types import OffloadKey
 
-#: Metavar and help of an argument that names tiers.
+#: The metavar and the help of an argument that names tiers.
 TARGET = "TIERS"
 TARGET_HELP = (
     "A tier's URL ('file:///data/kv', 'redis://cache:6379/0'); a configuration in TOML, JSON or "
@@ -58,7 +58,7 @@ class Target:
 
     @property
     def only_tier(self) -> TierSpec:
-        """The only tier of the target; several tiers, or none, are an error."""
+        """The target's only tier; a :class:`ConfigError` if it has none or several."""
         if len(self.tiers) == 1:
             return self.tiers[0]
         if not self.tiers:
@@ -89,7 +89,7 @@ def read_target(text: str) -> Target:
 
 def is_url(text: str) -> bool:
     """Return true for a tier's URL, and false for the path of a file."""
-    # Not Path.exists, which raises for a long URL.
+    # Do not use Path.exists, because it raises an error for a long URL.
     return _URL.match(text) is not None and not os.path.exists(text)
 
 
@@ -119,7 +119,7 @@ def tools_for(options: Mapping[str, Any], *, where: str) -> EngineTools | None:
 
 
 def prompt_keys(tokens: Sequence[int], facts: Mapping[str, Any]) -> list[list[OffloadKey]]:
-    """Compute the keys of a prompt's chunks, as the engine of a namespace does."""
+    """Compute the keys that a namespace's engine gives a prompt's chunks."""
     engine = str(facts.get("engine", "")).partition(" ")[0]
     tools = installed_engines().get(engine)
     if tools is None:

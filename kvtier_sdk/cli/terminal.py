@@ -1,4 +1,4 @@
-"""Helpers of the commands: read flags, and write lines, columns and bars on the terminal."""
+"""Helpers of the commands, to read flags and to write lines, columns and progress bars."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kvtier_sdk.options.secrets import MaskingFormatter
 
 T = TypeVar("T", int, float)
 
-#: Advances a bar by a number of units.
+#: Advances a progress bar by a number of units.
 Step = Callable[[int], None]
 
 JsonOption = Annotated[
@@ -29,7 +29,7 @@ _UNITS = (("d", 86_400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0))
 
 
 def read_flag(flag: str, parse: Callable[[str], T], text: str, *, may_be_0: bool = False) -> T:
-    """Read the value of a flag; raise :class:`ConfigError` if it is wrong, or 0."""
+    """Read the value of a flag; raise :class:`ConfigError` if the value is wrong or 0."""
     try:
         value = parse(text)
     except ValueError as error:
@@ -54,7 +54,7 @@ class TerminalFormatter(MaskingFormatter):
 
 
 def print_columns(rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) -> None:
-    """Print rows as columns, with those in ``right`` right-aligned; the first row is the titles."""
+    """Print rows as columns, the titles first; align the columns in ``right`` to the right."""
     rows = [[one_line(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
@@ -77,13 +77,13 @@ def ago(then_s: float | None, now_s: float) -> str:
 
 
 def share(part: float, whole: float) -> str:
-    """Format a share of a whole, for example ``12%``."""
+    """Format ``part`` as a percentage of ``whole``, for example ``12%``."""
     return f"{part / whole:.0%}" if whole else "-"
 
 
 @contextmanager
 def progress(label: str, total: int) -> Iterator[Step]:
-    """Show a bar on a terminal while the block runs; yield a function that advances it."""
+    """Show a bar on a terminal while the block runs; yield a function that advances the bar."""
     console = Console(stderr=True)
     with Progress(
         TextColumn("{task.description}", markup=False),

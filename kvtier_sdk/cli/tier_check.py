@@ -1,4 +1,4 @@
-"""Checks tiers without an engine, through the same client that engines use."""
+"""Checks of tiers without an engine, through the same client that engines use."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ _FRAMES = re.compile(r":?\n+( *)Traceback \(most recent call last\):\n(?:\1  .*\
 
 
 def advice_on(verdict: Verdict) -> str | None:
-    """Return advice to the operator on a verdict; ``None`` if nothing is known to help."""
+    """Return advice to the operator on a verdict, or ``None``."""
     return _ADVICE.get(verdict)
 
 
 class _StepError(Exception):
-    """A step failed, with advice to the operator."""
+    """A step of a check failed; the error has advice to the operator."""
 
     def __init__(self, message: str, advice: str | None) -> None:
         super().__init__(message)
@@ -66,13 +66,13 @@ class _StepError(Exception):
 
 @dataclass(slots=True)
 class TierCheck:
-    """The result of checking one tier, as ``--json`` prints it.
+    """The result of checking one tier, in the form that ``--json`` prints.
 
     Attributes:
         steps_s: seconds that each successful step took, in order.
         usage: the tier's usage and the disk's free space at the opening; ``None`` if unknown.
-        fault: the reason why the next step failed, with secrets masked.
-        advice: advice to the operator, unless the fault itself says what to do.
+        fault: the reason why a step failed, with secrets masked; ``None`` if all succeeded.
+        advice: advice to the operator; ``None`` if the fault itself says what to do.
         remarks: further notes, such as the tier's warnings.
     """
 
@@ -88,10 +88,10 @@ class TierCheck:
 def check_tiers(
     config: TieringConfig, *, chunk_bytes: int, timeout_s: float = 30.0, clock: Clock | None = None
 ) -> Iterator[TierCheck]:
-    """Connect to each tier, and have it store, find, load and remove a chunk.
+    """Connect to each tier, and store, look up, load and remove a chunk.
 
-    The chunk has a namespace of its own and a random key, so that it touches neither chunks of
-    engines nor another check of the same store.
+    The chunk has a namespace of its own and a random key, so the check disturbs neither engines
+    nor another check of the same store.
     """
     small = config.model_copy(update={"slots": _SLOTS, "pool_bytes": None, "chunk_bytes": None})
     with open_pool(small, chunk_bytes=chunk_bytes) as pool:
@@ -137,15 +137,15 @@ class _Check:
             self._note_fault(error, error.advice)
         except (ConfigError, BackendError) as error:
             self._note_fault(error, None)
-        except Exception as error:  # raised by the backend's code when it is made or opened
+        except Exception as error:  # the backend's constructor or ``open`` raised it
             raised = TierContractError(f"raised {type(error).__name__}: {error}")
             raised.tier, raised.operation = self._spec.name, "open"
             self._note_fault(raised, advice_on(Verdict.CONTRACT))
 
     def _make_tier(self) -> BlockingTier:
-        """Make a tier whose jobs may take as long as the check waits."""
+        """Make a tier whose deadlines are not shorter than the check's time limit."""
         names = ("lookup_deadline_s", "load_deadline_s", "store_deadline_s")
-        # The check's own limit ends the opening, so the tier's deadline must be longer.
+        # The tier's deadline is longer, because the check's own limit should end the opening.
         patience = dict.fromkeys(names, self._timeout_s) | {"open_deadline_s": 2 * self._timeout_s}
         spec = self._spec.needed()
         spec = replace(spec, runner=spec.runner.model_copy(update=patience))
@@ -220,7 +220,7 @@ class _Check:
             raise failure
 
     def _expect(self, job: Job | None, expected: Verdict = Verdict.OK) -> None:
-        """Hand over a job, wait for its verdict, and raise if it is not the expected one."""
+        """Wait for a job's verdict, and raise an error if it is not the expected verdict."""
         result = self._tier.result_of(job)
         operation = cast(Job, job).operation
         (verdict,) = result.verdicts
@@ -246,7 +246,7 @@ class _Check:
 
 
 def _ends_within(timeout_s: float, call: Callable[[], None]) -> bool:
-    """Call a function in a new thread; return true if it ends in time."""
+    """Call a function in a new thread; return true if it returns within ``timeout_s``."""
     thread = threading.Thread(target=call, daemon=True)
     thread.start()
     thread.join(timeout_s)
@@ -254,7 +254,7 @@ def _ends_within(timeout_s: float, call: Callable[[], None]) -> bool:
 
 
 class _Listener(logging.Handler):
-    """Keeps log messages, without the frames of the tracebacks that a tier's process sends."""
+    """Keeps log messages, but not the frames of tracebacks that a tier's process sends."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -271,7 +271,7 @@ def _warnings_of(tier: str) -> Iterator[list[str]]:
     logger, listener = logging.getLogger(f"kvtier.tier.{tier}"), _Listener()
     level, propagate = logger.level, logger.propagate
     logger.addHandler(listener)
-    # A tier's own process sends only lines of this level or above.
+    # A tier's child process sends only records of the logger's level or above.
     logger.setLevel(logging.WARNING)
     logger.propagate = False
     try:

@@ -1,4 +1,4 @@
-"""``kvtier top``: a running engine's tiers, live."""
+"""``kvtier top``: a live table of a running engine's tiers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _Status = Mapping[str, Any]
 _NUMBERS = ("hits/s", "share", "found", "load\nGB/s", "store\nGB/s", "queue", "failed", "dropped")
 #: Width of the table if no terminal limits it.
 _PIPE_WIDTH = 200
-#: An engine without a step for longer is asleep or stuck.
+#: An engine that makes no step for longer than this is idle or stuck.
 _LONG_STEP_S = 2.0
 
 
@@ -40,9 +40,9 @@ def top_command(
         typer.Option("--json", help="Print each look as a line of JSON: counters, no rates."),
     ] = False,
 ) -> None:
-    """Show what a running engine's tiers do: hits, throughput, queues, breakers, drops, space.
+    """Show a running engine's tiers live: hits, throughput, queues, breakers, drops, space.
 
-    On a terminal the table is redrawn until Ctrl-C; in a pipe each look prints another table.
+    On a terminal the table is redrawn until Ctrl-C; in a pipe each interval prints another table.
     """
     interval_s = read_flag("--interval", parse_seconds, interval)
     if as_json:
@@ -83,7 +83,7 @@ def _look(socket: Path) -> _Status:
 
 def _frame(before: _Status, now: _Status) -> Group:
     duration_s = now["uptime_s"] - before["uptime_s"]
-    # Narrow gaps, so that the table fits into 80 characters.
+    # The gaps are narrow, because the table must fit into 80 characters.
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("tier")
     table.add_column("state")

@@ -1,4 +1,4 @@
-"""The options of a tier in an engine's configuration, and a check of its store at the start."""
+"""The options of a tier in an engine's configuration, and an early check of the tier's store."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ class AdapterOptions(StrictModel):
 
 
 def check_store(spec: TierSpec) -> None:
-    """Contact the store of the tier ``spec``, to find errors that would end an engine's start.
+    """Contact the store of the tier ``spec`` to find errors that would stop an engine's start.
 
-    The check changes nothing in the store. Stores on this machine are not checked, nor are stores
-    of backends that may write when they open a store.
+    The check changes nothing in the store. It skips stores on this machine, and backends that may
+    write to a store when they open it.
 
     Raises:
-        ConfigError: an option is wrong, or the tier cannot work with it.
-        TierError: the store refuses the credentials, or cannot be reached and is required.
+        ConfigError: an option is wrong, or the tier cannot work with its value.
+        TierError: the store refuses the credentials, or the store is required and unreachable.
     """
     tier_class = spec.tier_class
     # A backend without NAMESPACES may write when it opens a store.
@@ -73,6 +73,6 @@ def check_store(spec: TierSpec) -> None:
         with open_for_maintenance(spec, Namespace({}), timeout_s=timeout_s):
             pass
     except (TierUnavailableError, TierTimeoutError):
-        # The engine can start without this store, and then logs the failure.
+        # The engine starts without a store that is not required, and logs the failure itself.
         if required:
             raise

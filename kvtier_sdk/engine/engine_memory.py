@@ -34,7 +34,7 @@ class _Mapping:
 
     @property
     def fd(self) -> int:
-        """A descriptor of the memory's file, for memory that is shared and not yet released."""
+        """A descriptor of the memory's file; an error if the memory is private or released."""
         if self._fd is None:
             raise KVTierError(f"the memory of {self._engine} is of one process, or was released")
         return self._fd
@@ -47,7 +47,7 @@ class _Mapping:
         return self._bytes
 
     def close(self) -> None:
-        """Release the memory, so that the engine may free the memory."""
+        """Release the memory; the engine may free it afterwards."""
         self._bytes = None
         fd, self._fd = self._fd, None
         if fd is not None:
@@ -55,7 +55,7 @@ class _Mapping:
 
 
 class EngineMemory(_Mapping):
-    """A continuous range of an engine's memory, which holds the engine's objects.
+    """A contiguous range of memory in which an engine keeps its objects.
 
     Attributes:
         region: the whole memory.
@@ -70,9 +70,9 @@ class EngineMemory(_Mapping):
         super().__init__(engine, region, memoryview(array).cast("B"), _open_shared(region))
 
     def slot_at(self, address: int, size_bytes: int) -> int | None:
-        """Return the slot of the object of ``size_bytes`` that begins at ``address``.
+        """Return the slot of an object of ``size_bytes`` at ``address``.
 
-        The result is ``None`` if the object is not inside this memory.
+        Return ``None`` if the object is outside this memory, or not aligned to 4,096 bytes.
         """
         slot, offset = divmod(address - self.region.address, ROW_ALIGNMENT)
         whole = Region(address, round_up(size_bytes, ROW_ALIGNMENT))
@@ -80,9 +80,9 @@ class EngineMemory(_Mapping):
 
 
 class OverlappingSlots:
-    """Slots for objects of one size, one slot at each 4,096 bytes of an engine's memory.
+    """Slots for objects of one size; a slot begins every 4,096 bytes of an engine's memory.
 
-    The slots overlap, but the engine places its objects so that no two objects overlap.
+    The slots overlap, but the engine's objects never do.
 
     Attributes:
         chunk_bytes: payload of a slot, the length of an object.
@@ -115,13 +115,14 @@ class OverlappingSlots:
 
     @property
     def fd(self) -> int:
-        """A descriptor of the memory's file, for memory that is shared and not yet released."""
+        """A descriptor of the memory's file; KVTierError if the memory is private or released."""
         return self._memory.fd
 
     def padded_view(self, slot: int, alignment: int, holder: str = UNNAMED_HOLDER) -> memoryview:
         """Return a writable view of the object at a ``slot``, rounded up to ``alignment``.
 
-        The engine keeps the rest of the object's last 4,096 bytes free. The ``holder`` is ignored.
+        The padding is free, because each object has whole pages of 4,096 bytes. The ``holder`` is
+        ignored.
 
         Raises:
             IndexError: there is no such slot.
@@ -136,7 +137,7 @@ class OverlappingSlots:
 class EngineSlots(_Mapping):
     """Slots in a memory mapping that belongs to an engine, one slot per row.
 
-    A tier in a separate process can map the memory too, if this process holds the file open.
+    A tier in a child process can map the memory too, if this process has the file open.
 
     Attributes:
         slots: number of slots.
@@ -170,9 +171,9 @@ class EngineSlots(_Mapping):
         super().__init__(engine, Region.of(flat), flat, descriptor_of(view))
 
     def padded_view(self, slot: int, alignment: int, holder: str = UNNAMED_HOLDER) -> memoryview:
-        """Return a writable view of a ``slot``, which keeps the memory alive.
+        """Return a writable view of a ``slot``; the view keeps the memory alive.
 
-        A slot needs no padding for any ``alignment``. The ``holder`` is ignored.
+        Slots are aligned already, so ``alignment`` and ``holder`` are ignored.
 
         Raises:
             IndexError: there is no such slot.
@@ -191,7 +192,7 @@ class EngineSlots(_Mapping):
 
 
 def _open_shared(memory: Region) -> int | None:
-    """Open the file behind the memory by its name; return ``None`` if this fails."""
+    """Open the memory's file by its name; return ``None`` if this fails."""
     mapped = MappedRegion.at(memory.address)
     if (
         mapped is None
@@ -210,9 +211,9 @@ def _open_shared(memory: Region) -> int | None:
 
 
 def descriptor_of(view: memoryview) -> int | None:
-    """Return a new descriptor of the open file that the view maps from the start, or ``None``.
+    """Return a new descriptor of the file that ``view`` maps from its start, or ``None``.
 
-    The engine may not expose the file of its host memory, but the kernel lists the file.
+    The engine may hide the file of its memory, but the kernel lists this process's open files.
     """
     address = int(np.asarray(view).ctypes.data)
     region = MappedRegion.at(address)

@@ -22,11 +22,11 @@ from kvtier_sdk.tiering.tier_client import TierClient
 from kvtier_sdk.tiering.tier_listener import TierListener
 from kvtier_sdk.types import OffloadKey, RequestContext
 
-#: The longest pause between polls while jobs run, because a poll concludes overdue jobs.
+#: The longest pause between polls while jobs run. Only a poll ends overdue jobs.
 _OVERDUE_LOOK_S = 0.25
-#: The engine looks chunks up ahead of its steps, so an answer may take longer than a step.
+#: The lookup deadline is long, because the engine looks chunks up before the step that needs them.
 _LOOKUP_DEADLINE_S = 1.0
-#: The longest wait of a model's first tasks for the tier to open.
+#: The longest time that a model's first tasks wait for the tier to open.
 _OPENING_S = 5.0
 
 _log = logging.getLogger("kvtier.engine")
@@ -39,8 +39,8 @@ class Work:
     Attributes:
         operation: a lookup, a load, a store or a deletion.
         request: the request that needs the work.
-        done: a function that is called once, after all I/O on the slots has ended, with the keys'
-            verdicts and the number of bytes moved; in the model's thread, while that thread runs.
+        done: called once, after all I/O on the slots has ended, with one verdict per key and the
+            number of bytes moved. The model's thread calls it, unless that thread has ended.
         keys: the chunks.
         slots: the chunks' slots; empty for a lookup and a deletion.
     """
@@ -53,18 +53,20 @@ class Work:
 
 
 class ModelTier(TierListener):
-    """The tier for the chunks of one model and layout, with a thread of its own.
+    """A tier for the chunks of one model and layout, used by a thread of its own.
 
     Any thread may call the methods.
 
     Args:
         spec: the tier's specification, with a unique name.
         memory: the slots, each as long as a chunk.
+        namespace: the namespace of the model's chunks.
         engine: the name of the engine that owns the memory.
+        clock: the source of time.
         shutdown_timeout_s: seconds to drain the tier, and again to close it.
-        changed: a function that is called in the model's thread with chunks, and with true if the
-            chunks have left the tier, or false if the tier has stored the chunks. The call comes
-            before the ``done`` of the work that caused the change.
+        changed: called in the model's thread with chunks and a boolean: true if the chunks have
+            left the tier, false if the tier has stored them. The call comes before the ``done``
+            of the work that caused the change.
 
     Raises:
         ConfigError: the tier cannot store chunks of this length, or a setting cannot work.
@@ -86,7 +88,7 @@ class ModelTier(TierListener):
         self._clock = clock
         self._changed = changed
         self._inbox: deque[Work] = deque()
-        # Work in progress in the client.
+        # Work that the client has not finished yet.
         self._under_way: set[Work] = set()
         self._found: list[OffloadKey] = []
         self._wake = threading.Event()
@@ -107,14 +109,14 @@ class ModelTier(TierListener):
                 engine=engine,
             )
         )
-        # The tier's pace does not limit the stores, because the chunks of a task are in the
-        # engine's memory already.
+        # The tier's speed need not limit the queue of stores: the queued chunks are in the
+        # engine's memory, not in slots of a pool.
         self._client.pace.store_bytes = math.inf
         self._thread = threading.Thread(target=self._run, name=f"kvtier-{spec.name}", daemon=True)
         self._thread.start()
 
     def submit(self, work: Work) -> None:
-        """Queue ``work``, which is done by its deadline, or later when its I/O has ended."""
+        """Queue ``work``; its ``done`` is called by the deadline, or later when its I/O ends."""
         self._inbox.append(work)
         self._wake.set()
         if self._has_ended:
@@ -135,7 +137,7 @@ class ModelTier(TierListener):
         return self._thread.is_alive()
 
     def close(self) -> None:
-        """Begin to close the tier, after its running stores; :meth:`join` waits for the end."""
+        """Ask the thread to close the tier after its running stores; :meth:`join` waits for it."""
         self._closing = True
         self._wake.set()
 
@@ -155,7 +157,7 @@ class ModelTier(TierListener):
                     self._wake.clear()
                 self._step()
         except Exception:
-            # After a bug, all work is finished below, so that the engine does not wait for ever.
+            # This is a bug. The engine would wait for ever for work that is not finished below.
             _log.exception("tier %s: its thread has ended; all that follows is a miss", self.name)
         finally:
             self._has_ended = True
@@ -169,7 +171,7 @@ class ModelTier(TierListener):
                 self._finish(self._inbox.popleft(), [], 0)
 
     def _await_opening(self) -> None:
-        """Wait until the tier is open or has failed to open, so that the first lookups can hit."""
+        """Wait until the tier has opened or failed to open; earlier lookups would miss."""
         stats, options = self._client.stats, self._client.spec.runner
         end_s = self._clock.now_s() + min(options.open_deadline_s, _OPENING_S)
         while not (stats.is_open or stats.open_failures or self._closing):
@@ -246,10 +248,10 @@ class ModelTier(TierListener):
 
 
 def _fitted(spec: TierSpec, memory: PoolMemory) -> TierSpec:
-    """Return a copy of ``spec`` with defaults for engines, unless the options are set."""
+    """Return ``spec`` with the defaults of an engine for options that are not set."""
     better = {
         "lookup_deadline_s": _LOOKUP_DEADLINE_S,
-        # Queued chunks are in the engine's memory, whose size limits the queue.
+        # Queued chunks stay in the engine's memory, so its size limits the queue already.
         "max_queue_bytes": memory.region.size_bytes,
     }
     given = spec.runner.model_fields_set

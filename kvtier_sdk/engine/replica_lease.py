@@ -1,4 +1,4 @@
-"""A count of the processes that share an engine's memory file, to remove the file in time."""
+"""Leases of the processes that share an engine's memory file, and removal of the file's name."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from kvtier_sdk.pool.pool_file import PoolFile, enter_named
 
 
 class ReplicaLease:
-    """The membership of one process in a replica, whose processes share a memory file.
+    """The membership of one process in a replica whose processes share a memory file.
 
-    The last process that enters removes the name of the file, because no other process needs the
-    name. Then the kernel frees the memory when the last process ends, even after a crash.
+    The last process to enter removes the file's name, because no other process needs the name.
+    The kernel then frees the memory when the last process ends, even after a crash.
 
-    :meth:`enter` makes a lease. The lease ends when the lease and the caller's own descriptor are
-    both closed.
+    :meth:`enter` makes a lease. Membership ends when the lease and the caller's own descriptor
+    are both closed.
     """
 
     def __init__(self, file: PoolFile, worker: int | None) -> None:
@@ -27,11 +27,11 @@ class ReplicaLease:
 
     @classmethod
     def enter(cls, fd: int, path: str | Path, *, workers: int, worker: int | None) -> Self:
-        """Enter a replica that has a scheduler and a number of ``workers``.
+        """Enter a replica of one scheduler and a number of ``workers``.
 
         Args:
             fd: a descriptor of the file, which the caller still owns.
-            path: the name of the file, which the engine must not remove.
+            path: the file's name; the engine must not remove the file.
             worker: index of this process among the workers, from 0; ``None`` for the scheduler.
 
         Raises:

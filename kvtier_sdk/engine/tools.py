@@ -14,8 +14,8 @@ class EngineTools(ABC):
     """The configuration, the keys and the commands of one engine, for the command ``kvtier``.
 
     An engine's package declares a subclass as an entry point of the group ``kvtier.engines``. The
-    entry point has the name that a namespace gives in the fact ``engine``. The subclass takes no
-    arguments. The module must not import the engine, because the command also runs on machines
+    entry point's name is the engine's name in a namespace's fact ``engine``. The constructor takes
+    no arguments. The module must not import the engine, because the command also runs on machines
     without the engine.
 
     Attributes:
@@ -43,7 +43,7 @@ class EngineTools(ABC):
 
     @abstractmethod
     def chunk_keys(self, tokens: Sequence[int], facts: Mapping[str, Any]) -> list[list[OffloadKey]]:
-        """Compute the keys of a prompt's chunks for each KV-cache group, as the engine does.
+        """Compute the keys that the engine gives a prompt's chunks, for each KV-cache group.
 
         ``tokens`` are the token ids of the prompt, and ``facts`` describe the namespace.
 

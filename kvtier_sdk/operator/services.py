@@ -27,9 +27,9 @@ _COMMANDS = ("status", "purge", "drain", "resume")
 
 
 class OperatorServices:
-    """The services that a configuration asks for.
+    """The services that a configuration enables for an engine.
 
-    They belong to an engine, which may open its manager more than once. The ``recorder`` records
+    They stay open when the engine closes its manager and opens another. The ``recorder`` records
     finished requests; it is ``None`` if no trace is configured.
 
     Args:
@@ -55,7 +55,7 @@ class OperatorServices:
             self._stack.callback(self.recorder.close)
 
     def attend(self, manager: TieringManager, fingerprints: Set[str]) -> None:
-        """Serve an open ``manager`` from now on, in place of any earlier one.
+        """Report on and control an open ``manager`` from now on, in place of any earlier manager.
 
         ``fingerprints`` holds the fingerprint of each tier's namespace.
         """
@@ -76,7 +76,7 @@ class OperatorServices:
 
 
 class _ManagerControl:
-    """Answers requests on the admin socket's thread, without waiting for the engine's."""
+    """Answers requests on the admin socket's thread, without waiting for the engine's thread."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class _ManagerControl:
         return {
             "pid": os.getpid(),
             "uptime_s": now_s - self._started_s,
-            # The counts of jobs change only in the engine's steps, so they are this old.
+            # The age of the counts below, because they change only in the engine's steps.
             "idle_s": max(0.0, now_s - manager.last_step_s),
             "pool": asdict(manager.usage()),
             "trace": trace,
@@ -164,7 +164,7 @@ def _counters(stats: TierStats) -> dict[str, Any]:
     for field in fields(stats):
         value = getattr(stats, field.name)
         if isinstance(value, dict):
-            # Copied in one call, because the engine's thread may add to the table meanwhile.
+            # Copy the table in one call, because the engine's thread may add to it meanwhile.
             table = dict(value)
             if all(isinstance(number, int | float) for number in table.values()):
                 found[field.name] = table

@@ -169,7 +169,7 @@ __all__ = [
     "tier_state_machine",
 ]
 
-# Names that need the extra, to the modules that define them.
+# The modules that define the names that need the extra.
 _NEEDS_EXTRA = {
     "TierConformance": "kvtier_sdk.testing.conformance.suite",
     "tier_state_machine": "kvtier_sdk.testing.conformance.machine",

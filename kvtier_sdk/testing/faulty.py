@@ -1,4 +1,4 @@
-"""Faults around a tier, from a script or drawn from a seed."""
+"""A wrapper that makes a tier's calls fail, by a script or at random."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvtier_sdk.namespace import StoredNamespace
 from kvtier_sdk.options.tier import TierConfig
 from kvtier_sdk.types import Entry, OffloadKey, RequestContext, Transfer, Usage
 
-#: Class attributes that a faulty tier copies from the tier inside.
+#: Class attributes that a faulty tier copies from the wrapped tier.
 _DECLARED = (
     *("config_model", "medium", "locality", "capabilities", "alignment", "max_batch_keys"),
     *("runner_defaults", "contract_version"),
@@ -39,7 +39,7 @@ class FaultKind(Enum):
     CORRUPT = "corrupt"
     #: The second half of the batch is not moved, and each of its chunks gets :attr:`Fault.error`.
     PARTIAL = "partial"
-    #: For :attr:`Fault.delay_s`, this call and all others raise :class:`TierUnavailableError`.
+    #: For :attr:`Fault.delay_s`, this and all other calls raise :class:`TierUnavailableError`.
     DISCONNECT = "disconnect"
 
 
@@ -52,7 +52,7 @@ class Fault:
         operation: the name of the call that gets the fault, such as ``"lookup"``; ``None`` for
             any call but ``usage``, which the runner makes on its own schedule.
         delay_s: how long a delay or an outage lasts, on the tier's clock.
-        error: class of the errors.
+        error: the class of the errors that the fault raises.
     """
 
     kind: FaultKind
@@ -62,17 +62,17 @@ class Fault:
 
 
 class FaultPlan:
-    """The faults of the calls to come: first those of a script, then draws from a seed.
+    """The faults of future calls: first a script's faults, then random faults.
 
     Attributes:
         happened: the faults so far, as pairs of operation and kind.
 
     Args:
-        script: the faults in order. A call gets the first one for its operation; ``None``
+        script: the faults in order. A call gets the first fault for its operation; ``None``
             leaves one call without a fault.
-        seed: seed of the draws.
-        rate: the share of calls after the script that get a fault, 0 to 1.
-        drawn: the faults to draw from; one of each kind by default.
+        seed: the seed of the random faults.
+        rate: the probability that a call after the script gets a fault, 0 to 1.
+        drawn: the faults to draw from at random; by default one of each kind.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class FaultPlan:
         self._drawn = [Fault(kind) for kind in FaultKind] if drawn is None else list(drawn)
 
     def next_fault(self, operation: str) -> Fault | None:
-        """Return the fault of the next call of ``operation``, or ``None``, and record it."""
+        """Return and record the fault of the next call of ``operation``, or return ``None``."""
         fault = self._from_script(operation) if self._script else self._from_seed(operation)
         if fault is not None:
             self.happened.append((operation, fault.kind))
@@ -116,14 +116,14 @@ def _fits(fault: Fault | None, operation: str) -> bool:
 
 
 class FaultyTier(SecondaryTierManager):
-    """A tier that passes every call on to another tier, with the faults of a plan.
+    """A tier that passes every call on to a wrapped tier, with the faults of a plan.
 
     A fault that does not fit its call (``PARTIAL`` of a lookup) has no effect.
 
     Attributes:
-        inner_class: the class of the tier inside.
+        inner_class: the class of the wrapped tier.
         plan: the faults; every instance of the class shares them.
-        inner: the tier inside.
+        inner: the wrapped tier.
     """
 
     inner_class: ClassVar[type[SecondaryTierManager]]
@@ -192,7 +192,7 @@ class FaultyTier(SecondaryTierManager):
         await self.inner.close()
 
     async def _take_fault(self, operation: str) -> Fault | None:
-        """Apply a fault of the whole call; return a fault of its chunks."""
+        """Apply a fault of the whole call, or return a fault that damages its chunks."""
         clock = self.context.clock
         fault = self.plan.next_fault(operation)
         if fault is not None and fault.kind is FaultKind.DISCONNECT:
@@ -225,7 +225,7 @@ class FaultyTier(SecondaryTierManager):
         if kind is FaultKind.SHORT:
             kept = len(transfer.payload) // 2 // self.alignment * self.alignment
             return _other(transfer, transfer.payload[:kept])
-        # A mapping begins a page, so its address fits any alignment that a tier may require.
+        # A mapping begins at a page, so its address has any alignment that a tier may require.
         copy = memoryview(mmap.mmap(-1, len(transfer.payload)))
         copy[:] = transfer.payload
         _flip(copy)
@@ -239,15 +239,15 @@ def _other(transfer: Transfer, payload: memoryview) -> Transfer:
 
 
 def faulty(tier_class: type[SecondaryTierManager], plan: FaultPlan) -> type[FaultyTier]:
-    """Wrap a tier class, so that its calls have the faults of a plan.
+    """Wrap a tier class to give its calls the faults of a plan.
 
     Args:
         tier_class: the tier's class.
         plan: the faults.
 
     Returns:
-        A tier class with the same options and capabilities, for a thread: a child process would
-        not know the plan.
+        A tier class with the same options and capabilities. Run its tiers in a thread, because a
+        child process would not have the plan.
     """
     declared = {name: getattr(tier_class, name) for name in _DECLARED}
     own = {"inner_class": tier_class, "plan": plan, "__module__": __name__}

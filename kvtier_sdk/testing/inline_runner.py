@@ -11,7 +11,7 @@ from kvtier_sdk.runner.loop_thread import end_event_loop
 
 
 class InlineRunner:
-    """A tier's loop on the caller's thread, which runs only during :meth:`run_for`.
+    """Runs a tier's loop on the caller's thread, during calls such as :meth:`run_for` only.
 
     Args:
         make_loop: builds the tier's loop; its argument is a function that receives the reports.
@@ -27,11 +27,11 @@ class InlineRunner:
         self._tier_loop = make_loop(self._reports.append)
 
     def start(self) -> bool:
-        """Open the tier; return false if it did not open, and is opened again in the loop."""
+        """Open the tier; return false if that failed, and let the loop retry."""
         return self._event_loop.run_until_complete(self._tier_loop.open())
 
     def submit(self, jobs: Sequence[Job]) -> Sequence[JobResult]:
-        """Hand over jobs; they make progress when the loop runs."""
+        """Queue ``jobs`` for the next run of the loop; return no results."""
         self._event_loop.call_soon(self._tier_loop.submit, jobs)
         return ()
 
@@ -45,21 +45,21 @@ class InlineRunner:
         return list(self._reports)
 
     def suspect(self) -> None:
-        """Do nothing: the caller's thread runs the loop."""
+        """Do nothing, because the loop runs on the caller's thread."""
 
     def log_end(self, topic: str, message: str) -> bool:
-        """Log ``message`` under ``topic`` when the loop runs; return false if it is closed."""
+        """Log ``message`` under ``topic`` when the loop runs; return false after :meth:`close`."""
         if self._event_loop.is_closed():
             return False
         self._event_loop.call_soon(self._tier_loop.log_end, topic, message)
         return True
 
     def run_for(self, duration_s: float) -> None:
-        """Let the tier's loop run for ``duration_s``; 0 runs only what is ready now."""
+        """Run the tier's loop for ``duration_s`` seconds; with 0, only callbacks that are ready."""
         self._event_loop.run_until_complete(self._clock.sleep(duration_s))
 
     def drain(self, timeout_s: float) -> bool:
-        """Cancel queued jobs; return true if the running ones ended within ``timeout_s``."""
+        """Cancel queued jobs; return true if the running jobs ended within ``timeout_s``."""
         return self._event_loop.run_until_complete(self._tier_loop.drain(timeout_s))
 
     def close(self, timeout_s: float) -> None:

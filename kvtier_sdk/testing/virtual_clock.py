@@ -15,7 +15,7 @@ _WALL_START_S = 1_767_225_600.0
 class VirtualClock(Clock):
     """Virtual time: an idle loop jumps to its next timer instead of waiting for it.
 
-    All loops that one clock makes share its time. Run one of them at a time.
+    All loops that one clock makes share its time. Run only one of them at a time.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class VirtualClock(Clock):
 
 
 class _VirtualSelector(selectors.SelectSelector):
-    """A selector that never waits: a wait for a timer becomes a jump in time."""
+    """A selector that never waits; instead of waiting for a timer, it advances the clock."""
 
     def __init__(self, clock: VirtualClock) -> None:
         super().__init__()

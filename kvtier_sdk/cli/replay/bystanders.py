@@ -1,4 +1,4 @@
-"""A check that a replay cannot evict an engine's chunks from a store that both use."""
+"""A check that a replay cannot evict an engine's chunks from a shared store."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from kvtier_sdk.types import Capability
 #: Namespaces of these tools need no protection: a replay may evict chunks of another replay, and a
 #: check leaves only a manifest behind.
 _OURS = ("kvtier replay", "kvtier check")
-#: Any namespace will do to open a tier that only lists its namespaces.
+#: The namespace to open a tier with; any will do, because the tier only lists its namespaces.
 _NOBODYS = Namespace({})
 #: Facts by which people recognize a namespace.
 _TELLING = ("engine", "model")
 
 
 def check_bystanders(tiers: Iterable[TierSpec], clock: Clock) -> None:
-    """Check that no tier with a limit holds chunks of others, such as an engine's.
+    """Raise :class:`ReplayError` if a tier could evict chunks that no replay has stored.
 
     A tier that cannot list its namespaces is not checked.
     """
@@ -36,8 +36,8 @@ def check_bystanders(tiers: Iterable[TierSpec], clock: Clock) -> None:
             limits = _limits(spec.config)
             if not limits:
                 continue
-        # A place that does not exist yet holds nothing, and the replay's own opening of the tier
-        # reports all other mistakes.
+        # A ConfigError means that the store does not exist yet and holds nothing, or a mistake
+        # that the replay reports when it opens the tier.
         with suppress(ConfigError), open_for_maintenance(spec, _NOBODYS, clock=clock) as tier:
             if limits:
                 _check(tier, limits, f"a root or prefix of its own, or leave out {limits}")
@@ -46,7 +46,7 @@ def check_bystanders(tiers: Iterable[TierSpec], clock: Clock) -> None:
 
 
 def _limits(config: BoundedTierConfig) -> str:
-    """Name the options that make a tier evict chunks of any namespace in the same place."""
+    """Name the options that make a tier evict chunks of other namespaces too."""
     given = {"capacity": config.capacity_bytes, "ttl": config.ttl_s, "max_age": config.max_age_s}
     return " and ".join(f"'{name}'" for name, value in given.items() if value is not None)
 

@@ -1,4 +1,4 @@
-"""The charts of a replay's page: their values, and the text of each value."""
+"""The charts of a replay's page, as numbers and texts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvtier_sdk.cli.replay import PoolSweep, ReplayReport, SweepPoint
 from kvtier_sdk.cli.replay.view import suggestion
 from kvtier_sdk.options.units import format_bytes
 
-#: Most columns of a chart, however long the trace is.
+#: The most columns of a chart; a longer trace has more requests per column.
 _MOST_COLUMNS = 100
 _MOST_DEPTHS = 40
 _TIER_COLORS = ("tier1", "tier2", "tier3")
@@ -22,7 +22,7 @@ _TIER_COLORS = ("tier1", "tier2", "tier3")
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One line, or one part of each column.
+    """One line of a curve, or one part of each stacked column.
 
     Attributes:
         color: the name of one of the page's colours.
@@ -37,17 +37,17 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """One chart, which is also shown as a table.
+    """One chart; the page also shows it as a table.
 
     Attributes:
-        kind: ``columns``, stacked, or ``curve``.
+        kind: ``columns`` for stacked columns, or ``curve``.
         note: an explanation of how to read the chart.
         unit: the unit of the horizontal axis.
-        heads: the name of each column, which is shown in the table's first column.
+        heads: the name of each column; the table's first column lists them.
         labels: short heads, for the axis.
         text: a function that formats a value.
-        top: the end of the vertical axis; 0 for the highest value.
-        marks: named places on the horizontal axis, in columns from the left.
+        top: the upper end of the vertical axis; 0 to end the axis at the highest value.
+        marks: labelled positions on the horizontal axis, in columns from the left.
     """
 
     kind: str
@@ -63,7 +63,7 @@ class Chart:
 
 
 class Source(NamedTuple):
-    """An origin of chunks: the host pool, a tier, or the engine, which computed them."""
+    """An origin of chunks: the host pool, a tier, or a computation by the engine."""
 
     name: str
     color: str
@@ -71,7 +71,7 @@ class Source(NamedTuple):
 
 
 def sources(report: ReplayReport) -> list[Source]:
-    """Return the origins of all chunks: host pool, tiers in order, computed."""
+    """Return the chunks by origin: from the host pool, from each tier in order, and computed."""
     names = ["host pool", *(tier.name for tier in report.tiers[1:])]
     colors = ["host"]
     colors += [_TIER_COLORS[at % len(_TIER_COLORS)] for at in range(len(report.tiers) - 1)]
@@ -97,7 +97,7 @@ def percent(share: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Write a duration for people: ``0.0015`` is ``"1.5 ms"``."""
+    """Format a duration, for example ``1.5 ms``."""
     for unit, factor in (("s", 1), ("ms", 10**3)):
         if seconds * factor >= 1:
             return f"{seconds * factor:.3g} {unit}"
@@ -105,7 +105,7 @@ def duration(seconds: float) -> str:
 
 
 def waits(report: ReplayReport) -> list[Series]:
-    """Return the sorted waits of requests, by the last tier that they got a chunk from."""
+    """Group requests by the last tier that gave a chunk; return each group's sorted waits."""
     *found, computed = sources(report)
     kinds = [("nothing found", computed.color), ("host pool only", "host")]
     kinds += [(f"from {of.name} too", of.color) for of in found[1:]]
@@ -119,7 +119,7 @@ def waits(report: ReplayReport) -> list[Series]:
 
 
 def ticks(top: float) -> tuple[float, list[float]]:
-    """Return an axis end of at least ``top``, and up to six round values on the axis."""
+    """Return an end of the axis, at least ``top``, and up to six round values on the axis."""
     if not top:
         return 1.0, [0.0, 1.0]
     decade = 10.0 ** math.floor(math.log10(top))

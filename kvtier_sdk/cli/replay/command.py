@@ -27,9 +27,9 @@ from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.opening.pools import pool_slots
 from kvtier_sdk.options.files import read_options
 
-#: Defaults of options that are given neither on the command line nor in the file.
+#: Defaults of options that neither the command line nor the file gives.
 _DEFAULTS: Mapping[str, Any] = {"slots": 2000}
-#: A replay must not use the engine's trace directory, admin socket or metrics port: all are unset.
+#: These options are unset, because a replay must not use the engine's files, socket or port.
 _ENGINES_OWN: Mapping[str, Any] = dict.fromkeys(("trace_dir", "admin_socket", "metrics_port"))
 #: Tokens of a block in the published traces.
 _TRACE_TOKENS = 512
@@ -153,8 +153,8 @@ def replay_command(
 ) -> None:
     """Play a workload through the tiers, without an engine but with real bytes.
 
-    Each chunk's content follows from its key, and is compared whenever the chunk comes back. The
-    exit status is 0 if all is well, 1 if a byte was wrong or a tier does not open, 2 if the
+    Each chunk's content is computed from its key, and is compared whenever the chunk is loaded.
+    The exit status is 0 if all is well, 1 if a byte was wrong or a tier does not open, 2 if the
     configuration, an option or the trace is wrong, 3 after an unexpected error.
     """
     played = _workload(trace, workload, requests, seed)
@@ -252,7 +252,7 @@ def _configuration(
     update = dict(_ENGINES_OWN)
     if engine := tools_for(options, where=str(file)):
         config = engine.read(options, where=str(file))
-        # Engines' options do not give the size of a chunk.
+        # An engine's configuration does not give the size of a chunk, so take the flag's.
         over.add("chunk_bytes")
         if "slots" in flags:
             update["pool_bytes"] = None

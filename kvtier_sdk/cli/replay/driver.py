@@ -1,4 +1,4 @@
-"""The stand-in for an engine: plays requests through the manager, step by step."""
+"""A stand-in for an engine, which plays requests through the manager step by step."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from kvtier_sdk.registry import load_store_policy
 from kvtier_sdk.tiering import TieringManager
 from kvtier_sdk.types import LookupResult, OffloadKey, RequestContext
 
-# Longest step while a tier works, about as long as an engine's. A request may also wait for another
-# request's store, which no tier reports, so it has to look again after each step.
+# Longest step while a tier works, about as long as an engine's. Steps must go on without reports of
+# a tier, because a request may wait for another request's store, which no tier reports.
 _STEP_S = 0.01
-# A closed loop waits where an engine would go on, so no deadline may end a job early.
+# No deadline may end a job early, because a closed loop waits where an engine would go on.
 _PATIENT_S = 600.0
 _BASE_SEED = 2026
 _NAMESPACE = Namespace({"engine": "kvtier replay", "content_version": 1})
@@ -45,14 +45,14 @@ def replay(
     on_progress: Callable[[int], None] | None = None,
     clock: Clock | None = None,
 ) -> ReplayReport:
-    """Play a workload through the manager, moving real bytes."""
+    """Play a workload through the manager with real bytes."""
     clock = clock or SystemClock()
     closed = concurrency == 1
     needed = tuple(spec.needed() for spec in config.tiers)
     tiers = tuple(map(_patient, needed)) if closed else needed
     config = config.model_copy(update={"tiers": tiers})
     if config.recompute_s is None:
-        # Nothing is computed, so every load counts as faster than computing.
+        # A replay computes nothing, so every load must count as faster than computing.
         config = config.model_copy(update={"recompute_s": math.inf})
     if not evict_others:
         check_bystanders(config.tiers, clock)
@@ -84,14 +84,14 @@ def replay(
 
 
 def _patient(spec: TierSpec) -> TierSpec:
-    """Return a tier for the closed loop, with long deadlines where none is configured."""
+    """Return ``spec`` with long deadlines where none is configured."""
     names = {"lookup_deadline_s", "load_deadline_s", "store_deadline_s"}
     patience = dict.fromkeys(names - spec.runner.model_fields_set, _PATIENT_S)
     return dataclasses.replace(spec, runner=spec.runner.model_copy(update=patience))
 
 
 class _Driver:
-    """Plays requests; each is a generator that yields at the end of each step."""
+    """Plays requests, each as a generator that yields at the end of each step."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class _Driver:
         self._clock = clock
         self._closed = closed
         self._content = ChunkContent(pool.chunk_bytes)
-        # Chunks that one step may name without reaching a limit of the pool or of a tier's queue.
+        # The most chunks that one step may name without exceeding the pool or a tier's queue.
         limits = [spec.runner.max_queue_bytes // pool.chunk_bytes for spec in specs]
         self._spills = any(
             load_store_policy(spec.runner.store_policy).moment is StoreMoment.EVICTED
@@ -118,7 +118,7 @@ class _Driver:
         if self._spills:
             limits.append(manager.headroom_slots)
         self._window = max(1, min([pool.slots // 2, *limits]))
-        # Measures the ends of steps, whose time is charged to the request that finishes next.
+        # Times the end of each step; the next request to finish is charged for it.
         self._step_meter = _Meter()
         self.hit_chunks = 0
         self.compared_bytes = 0
@@ -162,14 +162,14 @@ class _Driver:
                 self._run_model(reported)
 
     def _run_model(self, reported: threading.Event) -> None:
-        """Wait for the tiers, as long as the model would run.
+        """Wait for a tier's report, but at most for a step; the closed loop waits for all jobs.
 
-        The closed loop waits until they have finished all jobs. A step after every report would
-        repeat pending lookups and count them as scheduler time; an engine does neither.
+        If the closed loop made a step after every report, the repeated lookups would count as
+        scheduler time; an engine does not repeat them.
         """
         while reported.wait(_STEP_S) and self._closed:
             reported.clear()
-            # Metered, because an engine pays for this poll of the tiers too.
+            # Meter this poll of the tiers, because an engine spends time on it too.
             with self._step_meter:
                 busy = self._manager.has_pending_work()
             if not busy:
@@ -211,7 +211,7 @@ class _Driver:
     def _find(
         self, keys: Sequence[OffloadKey], context: RequestContext, meter: _Meter
     ) -> Generator[bool, None, int]:
-        """Look up keys as vLLM's connector does, once a step until none is pending; count hits."""
+        """Look up keys in each step, like vLLM's connector, until none is pending; count hits."""
         lookup = self._manager.lookup
         while True:
             hits = 0
@@ -232,7 +232,7 @@ class _Driver:
     def _load(
         self, keys: Sequence[OffloadKey], context: RequestContext, meter: _Meter
     ) -> Sequence[int]:
-        """Compare chunks with their content, as if they were copied; return their sources."""
+        """Check each loaded chunk against its expected content; return each chunk's source."""
         if not keys:
             return ()
         with meter:
@@ -261,23 +261,23 @@ class _Driver:
             if not output.rejected_keys:
                 return
             keys = output.rejected_keys
-            # Chunks found in this step cannot be evicted before its end.
+            # End the step, because chunks found in this step cannot be evicted before its end.
             yield True
 
     def _settle(self) -> Iterator[bool]:
         if self._spills:
-            # The end of a step frees slots again, by storing and evicting chunks.
+            # End the step, which frees slots by storing and evicting chunks.
             yield True
         while self._manager.has_pending_work():
             yield False
 
 
 class ChunkContent:
-    """Writes and checks chunks.
+    """Writes and checks the content of chunks.
 
     A chunk is a fixed random sequence of 64-bit words, with a digest of the key added to each.
-    Making a chunk is as fast as copying memory. The chunk differs in nearly every word from
-    another key's chunk, and from itself shifted by some bytes.
+    Making a chunk is as fast as copying memory. Nearly every word of the chunk differs from the
+    same word of another key's chunk, or of the same chunk shifted by some bytes.
     """
 
     def __init__(self, chunk_bytes: int) -> None:
@@ -288,7 +288,7 @@ class ChunkContent:
         self._bytes = self._scratch.view(np.uint8)[:chunk_bytes]
 
     def write(self, key: OffloadKey, view: memoryview) -> None:
-        """Write a chunk's content into its slot, as the device would."""
+        """Write a chunk's content into its slot, in place of a copy from the device."""
         np.frombuffer(view, np.uint8)[:] = self._expected(key)
 
     def wrong_bytes(self, key: OffloadKey, view: memoryview) -> int:

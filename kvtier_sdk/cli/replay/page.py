@@ -1,4 +1,4 @@
-"""A replay as one self-contained page of HTML: figures, charts and their tables."""
+"""A self-contained HTML page about a replay, with figures, charts and tables."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from kvtier_sdk.options.units import format_bytes
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """The facts about a replay that its report does not hold.
+    """The facts about a replay that its report lacks.
 
     Attributes:
         concurrency: number of requests played at a time.
@@ -42,7 +42,7 @@ class Played:
 
 def replay_page(report: ReplayReport, sweep: PoolSweep, played: Played) -> str:
     drawn = charts(report, sweep)
-    # Escaped, because "</script>" in a text would end the script that holds the data.
+    # Escape "<", because "</script>" in a text would end the script that holds the data.
     data = json.dumps([_data(chart) for chart in drawn]).replace("<", "\\u003c")
     words = {
         "TITLE": escape(f"kvtier replay: {played.workload}"),

@@ -12,11 +12,11 @@ from kvtier_sdk.metrics import TierStats
 
 
 class ReplayHistory:
-    """A few numbers for each request, in order of arrival, and for each depth of a prompt.
+    """The hits and the wait of each request, in order of arrival, and the hits at each depth.
 
     Attributes:
         chunks: number of chunks of each request.
-        hits: for the host pool and then each tier, the chunks that each request got from it.
+        hits: for the host pool and then each tier, the number of hits of each request.
         wait_s: seconds from each request's first lookup until its hits were in host memory.
         hits_at: for the host pool and then each tier, the hits of all requests at each depth.
     """
@@ -31,7 +31,7 @@ class ReplayHistory:
         self.hits_at = [array("q", bytes(8 * longest)) for _ in range(sources)]
 
     def note_hits(self, number: int, depth: int, sources: Sequence[int]) -> None:
-        """Record a request's hits from ``depth`` on; source -1 is the host pool."""
+        """Record the sources of a request's hits from ``depth`` on; -1 is the host pool."""
         for at, source in enumerate(sources, depth):
             self.hits[source + 1][number] += 1
             self.hits_at[source + 1][at] += 1
@@ -39,15 +39,15 @@ class ReplayHistory:
 
 @dataclass(frozen=True, slots=True)
 class ReplayReport:
-    """The figures of one replay.
+    """The results of one replay.
 
     Attributes:
-        chunks: number of chunks that the requests named, which a trace calls blocks.
+        chunks: number of chunks that the requests named; a trace calls them blocks.
         hit_chunks: number of these chunks that did not have to be computed.
         compared_bytes: number of loaded bytes, all of them compared with the bytes stored.
-        scheduler_us: the scheduler thread's CPU time per chunk, in microseconds: for each
-            request the time of its calls to the manager, divided by its chunks.
-        tiers: the primary tier's figures, then each secondary tier's.
+        scheduler_us: the scheduler thread's CPU time per chunk, in microseconds: for each request,
+            the time of its calls to the manager divided by the number of its chunks.
+        tiers: the counters of the primary tier, then of each secondary tier.
         left_over: pinned slots, slots in flight, requests and jobs still held at the end; all
             should be 0.
         history: each request's hits and wait; not in the JSON object.
@@ -67,12 +67,12 @@ class ReplayReport:
 
     @property
     def hit_rate(self) -> float:
-        """Hit chunks as a share of all, 0.0 to 1.0."""
+        """The fraction of chunks that were hits, 0.0 to 1.0."""
         return self.hit_chunks / self.chunks if self.chunks else 0.0
 
     @property
     def dropped(self) -> int:
-        """Chunks that were not stored, or were found and not loaded, for want of room."""
+        """Chunks that were not stored, or were found but not loaded, for lack of room."""
         return sum(sum(tier.dropped.values()) for tier in self.tiers)
 
     @property
@@ -85,7 +85,7 @@ class ReplayReport:
         }
 
     def as_json(self) -> dict[str, Any]:
-        """Return the report in its published format, which calls a chunk a block as traces do."""
+        """Return the report in its published format, in which a chunk is called a block."""
         return {
             "requests": self.requests,
             "blocks": self.chunks,

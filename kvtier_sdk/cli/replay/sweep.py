@@ -1,4 +1,4 @@
-"""Hit rate against the size of the host pool and of a tier, counted without moving a byte."""
+"""The hit rates of host pools and tiers of many sizes, counted without moving a byte."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from kvtier_sdk.types import OffloadKey, RequestContext
 
 _LRU = "lru"
 _HASHES = 2**32
-# The most chunks with which a policy is played; a longer workload is reduced to part of its keys.
+# The most chunks with which a policy is simulated; of a longer workload only some keys are used.
 _MOST_PLAYED = 2**17
-# A doubling that gains a smaller share of all chunks is not worth its memory.
+# A doubling that turns a smaller fraction of the chunks into hits is not worth its memory.
 _WORTHWHILE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class SweepPoint:
-    """The hits of one size: of a host pool without tiers, with its policy and with ``lru``."""
+    """The hits of a host pool of one size without tiers, with its policy and with ``lru``."""
 
     slots: int
     hit_chunks: int
@@ -37,14 +37,14 @@ class SweepPoint:
 
 @dataclass(frozen=True, slots=True)
 class PoolSweep:
-    """Hit rate against size.
+    """The hits of host pools of many sizes.
 
     Attributes:
-        points: the hits after each doubling of the size, from a pool that holds the longest request
-            twice to a pool that holds every chunk.
-        pool: the hits of the configured size.
-        share: the share of the keys for which the policy was played; 1.0 if the sweep is exact.
-        error: largest difference between the hit rates of the two halves of this share.
+        points: the hits at doubling sizes, from room for two of the longest requests to room for
+            every chunk.
+        pool: the hits at the configured size.
+        share: the fraction of the keys that was simulated; 1.0 if the sweep is exact.
+        error: the largest difference in hit rate between the two halves of the simulated keys.
     """
 
     policy: str
@@ -58,7 +58,7 @@ class PoolSweep:
 
     @property
     def suggested(self) -> SweepPoint:
-        """The smallest pool beyond which no doubling gains a full point of hit rate."""
+        """The smallest pool beyond which no doubling gains a percentage point of hit rate."""
         pairs = list(zip(self.points[:-1], self.points[1:], strict=True))
         for smaller, larger in reversed(pairs):
             if larger.hit_chunks - smaller.hit_chunks >= _WORTHWHILE * self.chunks:
@@ -73,7 +73,7 @@ class PoolSweep:
         return max(0, tier.lru_hit_chunks - self.pool.hit_chunks)
 
     def as_json(self, chunk_bytes: int) -> dict[str, Any]:
-        """Return the sweep as plain values, with the names of a replay's report."""
+        """Return the sweep as plain values, under the same names as a replay's report."""
 
         def point(of: SweepPoint) -> dict[str, Any]:
             return {
@@ -104,9 +104,9 @@ def sweep_pool(
 ) -> PoolSweep:
     """Count the hits of host pools of all sizes, as in a replay of one request at a time.
 
-    For ``lru`` one pass finds all sizes, and the counts are those of full replays without tiers.
-    Any other policy is played once for each size. A long workload is reduced to a share of its
-    keys for that, so the counts are estimates.
+    For ``lru``, one pass over the workload counts the exact hits at all sizes. Any other policy is
+    simulated once for each size; for a long workload the simulation has only some of the keys, so
+    its counts are estimates.
     """
     distinct = {key for request in workload for key in request.keys}
     longest = max((len(request.keys) for request in workload), default=0)
@@ -119,7 +119,7 @@ def sweep_pool(
         make = load_policy(policy)
         hits = {slots: count_hits(workload, make(), slots) for slots in exact}
     elif policy != _LRU:
-        # Two estimates, because their difference shows the error.
+        # Make two estimates, because their difference shows the error.
         parts = 2 ** math.ceil(math.log2(2 * chunks / _MOST_PLAYED))
         one, other = (_play_share(workload, policy, exact, parts, part) for part in (0, 1))
         hits = {slots: (one[slots] + other[slots]) // 2 for slots in exact}
@@ -162,13 +162,13 @@ def _slots_needed(workload: Sequence[ReplayRequest]) -> Iterator[int]:
                 break
             deepest = max(deepest, depth)
             yield deepest
-        # As in the pool: the end of a prefix is used first, so that its start is evicted last.
+        # Like the pool, use the end of a prefix first, so that its start is evicted last.
         for key in reversed(dict.fromkeys(request.keys)):
             recency.use(key)
 
 
 class _Recency:
-    """The order of keys' last uses: a Fenwick tree over all uses, with a mark at each last use."""
+    """The order in which keys were last used, in a Fenwick tree with a mark at each last use."""
 
     def __init__(self, uses: int) -> None:
         self._marks = array("q", bytes(8 * (uses + 1)))
@@ -176,7 +176,7 @@ class _Recency:
         self._used = 0
 
     def depth(self, key: OffloadKey) -> int | None:
-        """Count the keys used since a key's last use, itself included; ``None`` for a new key."""
+        """Count the keys used since a key's last use, including the key; ``None`` for a new key."""
         place = self._last.get(key)
         if place is None:
             return None
@@ -207,7 +207,7 @@ def _play_share(
     """Estimate a policy's hits by size from one part of the keys, in proportionally smaller pools.
 
     Most of the error comes from the few keys that nearly every request names. ``lru`` has the same
-    error, and its true hits are known, so only the policy's gain over ``lru`` is scaled up.
+    error, but its exact hits are known, so only the policy's gain over ``lru`` is scaled up.
     """
     first = part * _HASHES // parts
     hashes = range(first, first + _HASHES // parts)
@@ -225,7 +225,7 @@ def _play_share(
 
 
 def count_hits(workload: Sequence[ReplayRequest], policy: EvictionPolicy, slots: int) -> int:
-    """Count the hits of a host pool, in the slot table of a manager without tiers."""
+    """Count the hits of a host pool with a manager's slot table, but without tiers."""
     policy.open(slots)
     primary = PrimaryTier(slots, 1, policy)
     by_key = primary.by_key

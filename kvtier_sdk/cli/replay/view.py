@@ -57,7 +57,7 @@ def _row(tier: TierStats, report: ReplayReport) -> tuple[str, ...]:
 
 
 def _speed(size_bytes: int, jobs_s: float, elapsed_s: float) -> str:
-    # Overlapping jobs each count in full, so their sum may be longer than the whole run.
+    # The sum of the jobs' times may exceed the whole run, because jobs overlap.
     duration_s = min(jobs_s, elapsed_s)
     return f"{size_bytes / duration_s / 1e9:.2f}" if duration_s else "-"
 
@@ -107,7 +107,7 @@ def print_sweep(sweep: PoolSweep, chunk_bytes: int) -> None:
 
 
 def suggestion(sweep: PoolSweep, chunk_bytes: int) -> str:
-    """Suggest a size, and say why."""
+    """Return a sentence that suggests a size and gives the reason."""
     point = sweep.suggested
     size = format_bytes(point.slots * chunk_bytes)
     rate = f"{sweep.rate(point.hit_chunks):.1%}"

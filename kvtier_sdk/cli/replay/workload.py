@@ -18,7 +18,7 @@ _CHAT_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ReplayRequest:
-    """One request of a workload: its chunks, in prefix order, and their length if it is known."""
+    """One request of a workload: its chunks in prefix order, and their length if known."""
 
     request_id: str
     keys: tuple[OffloadKey, ...]
@@ -33,9 +33,9 @@ def read_trace(path: Path) -> list[ReplayRequest]:
     """Read a block-hash trace: a file, or the ``*.jsonl`` files of a directory.
 
     The format was published with Mooncake (FAST '25): one JSON object per line, whose ``hash_ids``
-    name the blocks of the prompt, with equal ids for equal prefixes. A block is a chunk here. Two
-    other fields are used: ``timestamp``, for the order, and ``chunk_bytes``, which is in traces
-    that an engine has recorded.
+    name the blocks of the prompt, with equal ids for equal prefixes. Each block becomes a chunk.
+    The optional field ``timestamp`` gives the order of requests; the optional field ``chunk_bytes``
+    is in traces that an engine has recorded.
     """
     files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
     requests: list[ReplayRequest] = []
@@ -57,7 +57,7 @@ def _read_file(path: Path, prefix: str) -> list[ReplayRequest]:
                     name = f"{prefix}line-{number}"
                     arrivals.append(_parse_line(line, f"{path}, line {number}", name))
                 except ReplayError:
-                    # The last line of a killed engine may be incomplete.
+                    # The last line may be incomplete if the engine was killed.
                     if line.endswith("\n"):
                         raise
     except OSError as error:

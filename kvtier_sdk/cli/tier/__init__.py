@@ -1,1 +1,1 @@
-"""``kvtier tier``: one module per command. Engines may use the tiers at the same time."""
+"""The commands of ``kvtier tier``. Engines may use the tiers at the same time."""

@@ -34,7 +34,7 @@ from kvtier_sdk.types import OffloadKey
 
 #: Size of the pool: one half is filled from SRC while the other half is written to DST.
 _POOL_BYTES = 32 * 2**20
-#: Facts that the SDK adds to an engine's facts, which may differ between tiers or releases.
+#: Facts that the SDK adds to an engine's facts. They may differ between tiers or releases.
 _ADDED = ("frame_version", "codec")
 
 
@@ -91,16 +91,16 @@ def copy_command(
 
 @dataclass(slots=True)
 class _Copied:
-    """The result of copying one namespace, as ``--json`` prints it.
+    """The result of copying one namespace, in the form that ``--json`` prints.
 
     Attributes:
-        copied: chunks that were stored in DST, and are there at the end.
-        there: chunks that DST had before and still has at the end.
-        gone: chunks that left SRC meanwhile.
-        damaged: chunks that no engine could use, for example damaged or sealed with another key.
-        evicted: chunks that DST had or accepted, and no longer has at the end.
+        copied: chunks that were stored in DST, and that DST still has at the end.
+        there: chunks that DST had before, and still has at the end.
+        gone: chunks that left SRC during the copy.
+        damaged: chunks that cannot be read, for example damaged or sealed with another key.
+        evicted: chunks that DST had or accepted, but no longer has at the end.
         missing: copies that could not be read back.
-        fault: the reason why nothing was copied; else empty.
+        fault: the reason why nothing was copied; empty if there is none.
     """
 
     fingerprint: str
@@ -156,7 +156,7 @@ def _copy(
     ):
         keys = [entry.key for entry in src.entries()]
         stored, there = _transfer(src, dst, pool, keys, copied, pace)
-        # A store may silently evict an accepted chunk for a later one, so look all of them up now.
+        # Look up all chunks now, because a store may silently evict an accepted chunk.
         stayed = _present(dst, stored)
         copied.there = len(_present(dst, there))
         copied.copied = len(stayed)
@@ -190,10 +190,7 @@ def _transfer(
     copied: _Copied,
     pace: Pace,
 ) -> tuple[list[OffloadKey], list[OffloadKey]]:
-    """Copy the chunks that DST lacks; return the accepted chunks, and the chunks that DST had.
-
-    One half of the pool is filled from SRC while the other half is written to DST.
-    """
+    """Copy the chunks that DST lacks; return the accepted chunks, and the chunks that DST had."""
     half = pool.slots // 2
     stored: list[OffloadKey] = []
     there: list[OffloadKey] = []

@@ -1,4 +1,4 @@
-"""``kvtier tier du``: the usage of tiers, by model."""
+"""``kvtier tier du``: how much space each model uses in tiers."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def du_command(
 
 
 def _usage(spec: TierSpec, found: list[Contents], timeout_s: float) -> Usage | None:
-    """Return the store's own usage, which counts everything in it, if the tier can report it."""
+    """Return the usage of the whole store, or ``None`` if the tier cannot report it."""
     if Capability.USAGE not in spec.tier_class.capabilities or not found:
         return None
     with open_for_maintenance(spec, found[0].namespace, timeout_s=timeout_s) as tier:

@@ -1,4 +1,4 @@
-"""``kvtier tier explain``: why chunks are found or not."""
+"""``kvtier tier explain``: explains why chunks are found or not."""
 
 from __future__ import annotations
 
@@ -69,10 +69,10 @@ def explain_command(
     timeout: TimeoutOption = "60s",
     as_json: JsonOption = False,
 ) -> None:
-    """Explain why chunks are found or not: tier by tier present, absent or damaged.
+    """Explain why chunks are found or not: which are present, absent or damaged in each tier.
 
-    For a namespace it shows the most similar namespace in each tier, and the facts that differ.
-    Nothing is changed. For example
+    Show the most similar other namespace in each tier too, with the facts that differ. Nothing is
+    changed. For example
 
         kvtier tier explain kv.toml --namespace 3f9a --tokens prompt.json
 
@@ -116,8 +116,8 @@ class _Answer:
     """The answers of one tier.
 
     Attributes:
-        contents: the namespace's chunks; ``None`` if it is absent, or the tier cannot list it.
-        is_there: true if the namespace is there; ``None`` if the tier cannot say.
+        contents: the namespace's chunks; ``None`` if the tier lacks or cannot list the namespace.
+        is_there: true if the tier has the namespace; ``None`` if the tier cannot list namespaces.
         nearest: the most similar other namespace, with its chunks.
         differences: each differing fact, with its values in the namespace and in the nearest
             other namespace.
@@ -136,7 +136,7 @@ def _meant(selection: Selection, held: Sequence[Contents]) -> Namespace:
     """Return the only namespace that the options select."""
     if selection.given is not None:
         return selection.given
-    # A namespace without chunks counts only if the operator gave digits.
+    # Ignore namespaces without chunks unless the operator gave digits.
     offered = [one.namespace for one in held if one.chunks or selection.digits]
     digits = selection.digits
     found = {one.fingerprint: one for one in offered if one.fingerprint.startswith(digits)}
@@ -187,14 +187,14 @@ def _ask(
 
 def _distance(namespace: Namespace, other: Contents) -> tuple[bool, int]:
     differences = namespace.differences(other.namespace.facts)
-    # Chunks of another model can never be used; chunks with another seed may be equal.
+    # A namespace of another model is the farthest, because its chunks can never be used.
     return "model" in differences, len(differences)
 
 
 def _leaves(
     differences: Mapping[str, tuple[object, object]],
 ) -> Iterator[tuple[str, tuple[object, object]]]:
-    """Follow differences into tables and lists, to the values that differ."""
+    """Yield the single values that differ inside tables and lists, each with its path."""
     for name, (ours, theirs) in differences.items():
         if isinstance(ours, dict) and isinstance(theirs, dict):
             names = sorted(ours.keys() | theirs.keys())
@@ -217,7 +217,7 @@ def _show(
     say(f"namespace {named(meant)}")
     for answer in answers:
         say(f"tier {answer.spec.name!r}: {_presence(answer)}")
-        # If the namespace has chunks, another one does not explain why keys are missing.
+        # If the namespace has chunks, another namespace does not explain why keys are missing.
         is_asked_for = not groups or not (answer.contents and answer.contents.chunks)
         if answer.nearest is not None and is_asked_for:
             other = answer.nearest
@@ -304,7 +304,7 @@ def _as_json(
 
 
 def _tokens_per_chunk(meant: Namespace, *, of_prompt: bool) -> list[int]:
-    """Return the tokens per chunk for each group of a prompt; empty if keys were given instead."""
+    """Return the tokens per chunk of each group; an empty list if there is no prompt."""
     if not of_prompt:
         return []
     facts: Mapping[str, Any] = meant.facts

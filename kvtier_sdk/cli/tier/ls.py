@@ -1,4 +1,4 @@
-"""``kvtier tier ls``: the namespaces in tiers."""
+"""``kvtier tier ls``: lists the namespaces in tiers."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def ls_command(
     timeout: TimeoutOption = "60s",
     as_json: JsonOption = False,
 ) -> None:
-    """List what is in tiers: each namespace with its model, chunks, bytes and ages.
+    """List the namespaces in tiers, each with its model, chunks, bytes and ages.
 
     Nothing is changed, and engines that use the tiers are not disturbed. For example
 
         kvtier tier ls file:///data/kv
 
-    A bucket records no uses: its ages count from the time of storing. The exit status is 1 if a
-    tier could not be read.
+    In a bucket, ages count from the time of storing, because a bucket records no uses. The exit
+    status is 1 if a tier could not be read.
     """
     target, timeout_s = read_target(tiers), read_timeout(timeout)
     selection = Selection.read(namespace, model)
@@ -101,5 +101,5 @@ def _show(found: list[Contents], now_s: float, *, show_empty: bool) -> None:
 
 
 def _revision(value: object) -> str:
-    # A revision may be a commit, which is shortened like a fingerprint.
+    # A revision may be a long commit id, so shorten it like a fingerprint.
     return "-" if value is None else str(value)[:SHOWN_DIGITS]

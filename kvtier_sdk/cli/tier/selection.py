@@ -1,4 +1,4 @@
-"""The namespaces of tiers that a command works on, their chunks, and the faults of tiers."""
+"""The selection of namespaces, their contents, and the faults of tiers."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ ModelOption = Annotated[
 TimeoutOption = Annotated[
     str, typer.Option("--timeout", metavar="DURATION", help="Time limit of each call of a tier.")
 ]
-#: Any namespace will do to open a tier only to list its namespaces.
+#: The namespace to open a tier with; any will do, because the tier only lists its namespaces.
 _NO_NAMESPACE = Namespace({"engine": "kvtier tier"})
-#: Digits of a fingerprint that are shown: enough to tell namespaces apart.
+#: The number of digits of a fingerprint that are shown, enough to tell namespaces apart.
 SHOWN_DIGITS = 12
 
 
@@ -59,9 +59,9 @@ class Selection:
     """An operator's choice of namespaces.
 
     Attributes:
-        digits: the beginning of the fingerprint.
-        model: a part of the model's name.
-        given: the namespace whose facts the operator gives.
+        digits: the beginning of the fingerprint; empty for any fingerprint.
+        model: a part of the model's name; empty for any model.
+        given: the namespace, if the operator gives its facts.
     """
 
     digits: str = ""
@@ -90,7 +90,7 @@ class Selection:
                 )
             return [in_tier(spec, self.given)]
         found = [one for one in stored_namespaces(spec, timeout_s) if self._means(spec, one)]
-        # The given facts may say more than a manifest, which hides secrets.
+        # Prefer the facts that the operator gives, because a manifest hides secrets.
         return [in_tier(spec, self.given)] if found and self.given is not None else [*found]
 
     def _means(self, spec: TierSpec, found: StoredNamespace) -> bool:
@@ -128,7 +128,7 @@ def _read_facts(path: Path) -> Namespace:
 
 
 def model_of(namespace: Namespace) -> str:
-    """Name a namespace's model, or say why it is not known."""
+    """Return the name of a namespace's model, or the reason why it is unknown."""
     fault = namespace.fault if isinstance(namespace, StoredNamespace) else ""
     return one_line(str(namespace.facts.get("model", fault or "-")))
 
@@ -142,13 +142,13 @@ def named(namespace: Namespace) -> str:
 
 @dataclass(slots=True)
 class Contents:
-    """The chunks of one namespace, counted.
+    """The number, the size and the ages of one namespace's chunks.
 
     Attributes:
-        used_bytes: size of the chunks, headers included.
+        used_bytes: size of the chunks with their headers.
         oldest_s: last use of the least recently used chunk, in seconds since the epoch; ``None`` if
             the store does not know.
-        last_used_s: last use of the most recently used chunk, likewise.
+        last_used_s: last use of the most recently used chunk, in the same form.
     """
 
     namespace: Namespace
@@ -196,8 +196,8 @@ class Faults:
 
     Attributes:
         by_tier: by tier name, the reason why the tier could not be read or changed.
-        notes: by tier name, the reason why the tier was skipped, which is no fault if there are
-            other tiers.
+        notes: by tier name, the reason why the tier was skipped. Only a target with several tiers
+            can skip a tier.
     """
 
     def __init__(self, target: Target) -> None:
@@ -208,7 +208,7 @@ class Faults:
 
     @contextmanager
     def of(self, spec: TierSpec) -> Iterator[None]:
-        """Record an error that ends the block, after earlier errors of the same tier."""
+        """Suppress an error of the block, and record it after earlier errors of the same tier."""
         try:
             yield
         except (BackendError, ConfigError, TierError) as error:

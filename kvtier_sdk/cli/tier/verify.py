@@ -32,7 +32,7 @@ from kvtier_sdk.options.units import parse_bytes
 from kvtier_sdk.runner.jobs import Verdict
 from kvtier_sdk.types import Capability, OffloadKey
 
-#: Most damaged keys that are printed; the JSON lists all.
+#: The most damaged keys that are printed; the JSON lists all.
 _MOST_SHOWN = 10
 _AT_ONCE_BYTES = 16 * 2**20
 
@@ -58,10 +58,10 @@ def verify_command(
     timeout: TimeoutOption = "60s",
     as_json: JsonOption = False,
 ) -> None:
-    """Read every chunk and compare it with its header, as an engine does before it uses one.
+    """Read every chunk and compare it with its header, as an engine does before it uses a chunk.
 
-    Nothing is changed without --repair. An engine never uses a damaged chunk: it counts it,
-    deletes it and recomputes it. For example
+    Nothing is changed without --repair. An engine never uses a damaged chunk: it counts, deletes
+    and recomputes the chunk. For example
 
         kvtier tier verify --rate 100MiB --repair kv.toml#cache
 
@@ -166,7 +166,7 @@ def _verify(verified: _Verified, pace: Pace, timeout_s: float, *, repair: bool) 
 
 
 class Pace:
-    """Keeps the bytes moved below a rate."""
+    """Limits the number of bytes moved per second."""
 
     def __init__(self, rate: str | None, clock: Clock | None = None) -> None:
         self._rate_bytes = None if rate is None else read_flag("--rate", parse_bytes, rate)
@@ -175,11 +175,11 @@ class Pace:
         self._never = threading.Event()
 
     def part_bytes(self, most_bytes: int) -> int:
-        """Return the bytes to move before the next wait: a second's worth, or less."""
+        """Return the bytes to move before the next wait: at most the bytes of one second."""
         return most_bytes if self._rate_bytes is None else min(most_bytes, self._rate_bytes)
 
     def wait(self, size_bytes: int) -> None:
-        """Wait as long as ``size_bytes`` take at the rate, less the time since the last call."""
+        """Wait for the time of ``size_bytes`` at the rate, less the time since the last call."""
         if self._rate_bytes is None:
             return
         now_s = self._clock.now_s()

@@ -1,1 +1,1 @@
-"""The conformance kit: a check of a tier for every rule of the contract."""
+"""The conformance kit: one check of a tier for each rule of the contract."""

@@ -1,4 +1,4 @@
-"""Buffers to lend to a tier: of any length and address, and between guard bytes."""
+"""Buffers to lend to a tier, of any length, at any address, and between guard bytes."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from kvtier_sdk.contract import SecondaryTierManager
 from kvtier_sdk.types import OffloadKey, Region, RequestContext, Transfer
 
 _GUARD_BYTES = 4096
-#: A flag of mmap(2), which Python's module has only from 3.13 on.
+#: The flag of mmap(2); Python's module defines it only from 3.13 on.
 _MAP_NORESERVE = 0x4000
 _GUARD = b"\xa5" * _GUARD_BYTES
 
 
 class LentMemory:
-    """One mapping from which all buffers of a subject are cut, so that a tier can register it."""
+    """One mapping that holds all buffers of a subject, for tiers that register memory."""
 
     def __init__(self, size_bytes: int) -> None:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
@@ -34,7 +34,7 @@ class LentMemory:
         self._used: dict[int, int] = {}
 
     def _cut(self, size_bytes: int) -> npt.NDArray[np.uint8]:
-        """Reserve a part that begins a page, until its last view is freed."""
+        """Return whole pages, which stay reserved until their last view is freed."""
         size_bytes = round_up(size_bytes, mmap.PAGESIZE)
         start = self._gap(size_bytes)
         if start + size_bytes > self.region.size_bytes:
@@ -50,7 +50,7 @@ class LentMemory:
 
     def _gap(self, size_bytes: int) -> int:
         start = 0
-        # A copy, because any allocation may run the collector, which removes parts.
+        # Sort a copy, because any allocation may run the collector, which removes parts.
         for used, end in sorted(self._used.copy().items()):
             if used - start >= size_bytes:
                 break
@@ -75,7 +75,7 @@ class _BroughtDigests:
 
 
 class LentBuffers:
-    """Header and payload of one transfer in new memory, with guard bytes around each."""
+    """The header and the payload of one transfer, in new memory with guard bytes around each."""
 
     def __init__(
         self,

@@ -12,7 +12,7 @@ from kvtier_sdk.types import Capability, OffloadKey, make_offload_key
 _FOUND = "None once a later load will find the chunk."
 _ODD_LENGTHS = (1, 63, 4095, 4097, 100_003)
 _APART = "a chunk is found under its own key in its own namespace, and nowhere else."
-#: Chunks stored at a time: few, so that a small tier has room.
+#: Few chunks are stored at a time, because a tier need not have room for many.
 _AT_ONCE = 4
 _LENGTH = "Results have the order and the length of the batch."
 _BIG_BATCH = 1024
@@ -304,7 +304,7 @@ async def check_results_have_the_order_of_the_batch(subject: TierSubject) -> Non
         batch = stored[:1] + absent + stored[1:]
         expected = [key in stored for key in batch]
         answers = await probe.lookup(batch)
-        # Only the order is judged here; other checks find wrong answers.
+        # Other checks find wrong answers, so judge only the order.
         if answers != expected and sorted(answers) == sorted(expected):
             raise Breach(f"lookup should return {expected}; it returned {answers}")
         lent = [probe.empty(key) for key in batch]
@@ -359,7 +359,7 @@ async def check_only_tier_errors_are_raised(subject: TierSubject) -> None:
             if await subject.call(Hook.WRITE_RAW, key, content) is False:
                 continue
             written += 1
-            # Both raise a breach for any error but a TierError. Other checks judge the answers.
+            # Both calls raise a breach for any error but a TierError; other checks judge answers.
             await probe.get(key)
             await probe.lookup([key])
         if subject.keeps_chunks and not written:

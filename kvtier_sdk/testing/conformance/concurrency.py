@@ -21,8 +21,8 @@ from kvtier_sdk.testing.conformance.subject import TierSubject
 from kvtier_sdk.types import Medium, OffloadKey
 
 _LENT = "Buffers belong to the SDK, which lends them until the coroutine returns."
-#: Delays before a call is cancelled, in turns of the loop and in seconds. A task that is cancelled
-#: before its first turn never calls the tier.
+#: Delays before a call is cancelled, in iterations of the loop and in seconds. There is no 0,
+#: because a task that is cancelled before it starts never calls the tier.
 _TURNS = (1, 2, 3, 4, 6, 9, 14)
 _DELAYS_S = (0.0005, 0.002, 0.005, 0.01)
 #: The version written into a buffer after its call has ended.
@@ -160,5 +160,5 @@ async def _cancelled(
 
 def _holds_some(found: bytes, content: bytes) -> bool:
     pieces = zip(pieces_of(found), pieces_of(content), strict=True)
-    # A shorter piece at the end may be equal by chance.
+    # A shorter piece, at the end, may be equal by chance.
     return any(one == other and len(one) == PIECE_BYTES for one, other in pieces)

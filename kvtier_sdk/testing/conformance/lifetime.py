@@ -29,7 +29,7 @@ _MANY = 64
 #: The longest wait of :func:`_wait_until_gone`, in settling times.
 _SETTLINGS = 20
 _POLL_S = 0.002
-#: A loop is blocked if it has not turned while the watch woke this many times.
+#: The loop is blocked if it has not run between this many wake-ups of the watch.
 _WAKES = 20
 _Found = Callable[[], Mapping[Any, str]]
 
@@ -67,7 +67,7 @@ async def check_close_ends_what_runs(subject: TierSubject) -> None:
                 call.cancel()
                 raise Breach(f"a load had not ended {subject.timeout_s:g} s after close")
             if not call.cancelled():
-                # Any outcome is allowed; retrieve an error, or asyncio logs it.
+                # Any outcome is allowed. Retrieve an error, because asyncio would log it.
                 call.exception()
 
 
@@ -133,7 +133,7 @@ async def check_no_task_is_left(subject: TierSubject) -> None:
 @check(says=_NOTHING)
 async def check_no_thread_is_left(subject: TierSubject) -> None:
     """After the tier and its loop are closed, no thread of the tier runs."""
-    # The first run starts threads of the loop and of libraries that stay for good.
+    # Run the tier once before counting, because libraries start threads that stay for good.
     await _run_on_new_loop(subject)
     before = _threads()
     await _run_on_new_loop(subject)
@@ -173,7 +173,7 @@ async def _check_given_back(probe: Probe, operation: str, lent: LentBuffers) -> 
 
 
 async def _check_taken_back(probe: Probe, what: str, lent: LentBuffers) -> None:
-    # A thread or callback that has just reported its outcome may hold them a moment longer.
+    # A thread or callback that has just reported its outcome may hold the buffers a moment longer.
     held = await _wait_until_gone(probe.subject, lambda: [] if lent.take_back() else ["buffers"])
     if held:
         raise Breach(f"{lent.holder()} still holds the buffers of {what} that has returned")
@@ -201,7 +201,7 @@ def _descriptors() -> dict[Any, str]:
     """Return the open descriptors, each with the file or socket behind it."""
     found: dict[Any, str] = {}
     for number in os.listdir(_DESCRIPTORS):
-        # The descriptor of this very listing is closed by now.
+        # The listing includes its own descriptor, which is closed by now.
         with contextlib.suppress(OSError):
             place = os.readlink(f"{_DESCRIPTORS}/{number}")
             found[number, place] = f"{number} ({place})"
@@ -255,7 +255,7 @@ async def _run_on_new_loop(subject: TierSubject) -> None:
         finally:
             end_event_loop(loop, subject.clock)
 
-    # Not through run_blocking, whose threads stay until this loop is closed.
+    # Do not use run_blocking, because its threads stay until this loop is closed.
     thread = threading.Thread(target=run, name="new loop", daemon=True)
     thread.start()
     while thread.is_alive():
@@ -274,14 +274,14 @@ async def _wait_until_gone(subject: TierSubject, left: Callable[[], list[str]]) 
 
 
 class _LoopWatch:
-    """A thread that wakes at intervals and checks that the loop has turned since.
+    """A thread that wakes at intervals and checks that the loop has run since.
 
     On a busy machine the watch wakes late too, so it never mistakes a slow machine for a blocked
     loop.
 
     Attributes:
         blocked_at: the loop's stack when it was first found blocked, innermost frame last;
-            ``None`` if it was not.
+            ``None`` if it never was.
     """
 
     def __init__(self, clock: Clock, blocking_s: float) -> None:

@@ -1,6 +1,6 @@
-"""A tier compared with a dictionary, over any sequence of calls.
+"""A comparison of a tier with a dictionary, over random sequences of calls.
 
-A load may always miss, but must never return a wrong byte. Hypothesis makes the sequences, and
+A load may always miss, but must never return a wrong byte. Hypothesis generates the sequences, and
 shortens a failing sequence.
 """
 
@@ -31,7 +31,7 @@ _TURNS = st.integers(0, 12)
 
 
 class TierMachine(RuleBasedStateMachine):
-    """Calls of a tier, with a record of the versions that each of a few keys may hold.
+    """Calls a tier, and records the versions that each of a few keys may hold.
 
     Attributes:
         make_subject: makes the tier under test, once for each sequence of calls.
@@ -44,7 +44,7 @@ class TierMachine(RuleBasedStateMachine):
         self._subject = type(self).make_subject()
         self._loop = self._subject.clock.new_event_loop()
         self._keys = self._subject.new_keys(_KEYS)
-        # Versions that a load of each key may return: all that were stored since its last delete.
+        # The versions that a load of each key may return: those stored since its last delete.
         self._may_hold: list[set[int]] = [set() for _ in self._keys]
         self._versions = 0
         self._run(self._open())
@@ -63,8 +63,6 @@ class TierMachine(RuleBasedStateMachine):
 
     @rule(stored=_BATCHES, loaded=_BATCHES)
     def store_and_load_at_once(self, stored: Sequence[int], loaded: Sequence[int]) -> None:
-        """Store a batch while another batch is loaded."""
-
         async def both() -> None:
             await asyncio.gather(self._store(stored), self._load(loaded))
 
@@ -72,7 +70,7 @@ class TierMachine(RuleBasedStateMachine):
 
     @rule(operation=st.sampled_from(["store", "load"]), chunk=_CHUNKS, turns=_TURNS)
     def cancel(self, operation: str, chunk: int, turns: int) -> None:
-        """Cancel a call after some turns of the loop."""
+        """Cancel a call after some iterations of the loop."""
         self._run(self._cancel(operation, chunk, turns))
 
     @rule()
@@ -92,7 +90,7 @@ class TierMachine(RuleBasedStateMachine):
     @precondition(lambda self: self._can(Capability.TOUCH))
     @rule(chunks=_BATCHES)
     def touch(self, chunks: Sequence[int]) -> None:
-        """Touch a batch, which must change nothing."""
+        """Touch a batch; this must change nothing."""
         self._run(self._probe.touch([self._keys[chunk] for chunk in chunks]))
 
     @precondition(lambda self: self._can(Capability.SCAN))
@@ -101,7 +99,6 @@ class TierMachine(RuleBasedStateMachine):
         self._run(self._scan())
 
     def teardown(self) -> None:
-        """Close the tier and its loop."""
         try:
             self._loop.run_until_complete(self._probe.clean_up())
         finally:
@@ -144,7 +141,7 @@ class TierMachine(RuleBasedStateMachine):
         lent = self._probe.full(key, version)
         if not await start_and_cancel(self._probe, operation, lent, turns):
             raise Breach(f"a cancelled {operation} did not end")
-        # Nothing may read these buffers now. If the tier does, a later load shows the new bytes.
+        # The tier may not read these buffers now. If it does, a later load shows the new bytes.
         lent.fill(bytes(self._probe.object_bytes))
 
     def _new_version(self, chunk: int) -> int:

@@ -1,4 +1,4 @@
-"""Checks of the optional capabilities, of a full tier, and of a tier opened by a tool."""
+"""Checks of the optional capabilities, of a full tier, and of a tier opened for maintenance."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvtier_sdk.testing.conformance.subject import TierSubject, tier_spec
 from kvtier_sdk.types import Capability, Medium, OffloadKey
 
 _MORE_THAN_FIT = 100
-#: Between one and two seconds, for stores that keep times in whole seconds.
+#: Between one and two seconds, because some stores keep times in whole seconds.
 _RESOLUTION_S = 1.5
 
 

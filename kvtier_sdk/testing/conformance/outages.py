@@ -1,4 +1,4 @@
-"""Checks of a store that is unreachable or hangs, and comes back."""
+"""Checks of a tier whose store is unreachable or hangs, and then recovers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvtier_sdk.types import Capability, OffloadKey
 _RETRYABLE = "whether the same call may succeed in a moment"
 _UNREACHABLE = "the store is unreachable"
 _HANGS = "the store hangs"
-#: More than a socket's buffers hold.
+#: More bytes than a socket's buffers hold, so that an outage can interrupt a transfer.
 _CHUNK_BYTES = 1 << 20
 _MOVERS = 4
 _PAUSE_S = 0.0002
@@ -99,7 +99,7 @@ async def _load(probe: Probe, key: OffloadKey) -> TierError | None:
     lent = probe.empty(key)
     (verdict,) = await probe.load([lent])
     if verdict is None:
-        # A cache of the tier may have the chunk, but it must be whole.
+        # The tier may have the chunk in a cache, but the chunk must be whole.
         probe.check_content(key, lent.content, [0])
     return verdict
 
@@ -118,7 +118,7 @@ async def _answer(call: Awaitable[Any]) -> Any:
 
 
 def _check_answer(state: str, operation: str, answer: Any) -> None:
-    """Require an outage, or an answer that a tier can give from a cache."""
+    """Require an outage error, unless a cache of the tier can have given the answer."""
     if answer is not None and answer is not True:
         _check_error(operation, answer, state)
 
@@ -131,7 +131,7 @@ def _check_error(operation: str, answer: Any, state: str = _UNREACHABLE) -> None
 
 
 async def _check_recovery(probe: Probe, disturbance: str) -> None:
-    """Require that lookups succeed within the timeout, and a store and a load after them."""
+    """Require that a lookup succeeds within the timeout, and then a store and a load."""
     subject = probe.subject
     end_s = subject.clock.now_s() + subject.timeout_s
     while isinstance(error := await _answer(probe.lookup(subject.new_keys(1))), TierError):
@@ -181,14 +181,14 @@ def _opened_for_large_chunks(subject: TierSubject) -> AbstractAsyncContextManage
 
 
 async def _moved_through_an_outage(probe: Probe) -> list[_Mover]:
-    """Store and load without a break, before, during and after an outage."""
+    """Store and load without pause before, during and after an outage; return the movers."""
     subject = probe.subject
     movers = [_Mover(probe, key) for key in subject.new_keys(_MOVERS)]
     tasks: list[asyncio.Task[None]] = []
     try:
         for mover in movers:
             tasks.append(probe.start(mover.move(), "store and load a chunk"))
-            # Start them at different times, so that they do not run in step.
+            # Start the movers at different times, because stores should overlap with loads.
             await subject.clock.sleep(_PAUSE_S)
         await _moved_on(subject.clock, movers)
         await _in_mid_transfer(subject.clock, movers)
@@ -249,12 +249,12 @@ class _Mover:
             self.breach = breach
         self.doing = ""
         self.calls += 1
-        # A tier may answer at once; the other movers and the outage need their turn.
+        # Even if the tier answers at once, the other movers and the outage must be able to run.
         await self._probe.subject.clock.sleep(_PAUSE_S)
 
 
 async def _moved_on(clock: Clock, movers: Sequence[_Mover]) -> None:
-    """Wait until each mover has ended its running call, and then a store and a load."""
+    """Wait until each mover has finished its running call, and then a store and a load."""
     start = [mover.calls for mover in movers]
     while any(mover.calls < before + 3 for mover, before in zip(movers, start, strict=True)):
         await clock.sleep(_PAUSE_S)

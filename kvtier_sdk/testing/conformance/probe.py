@@ -1,4 +1,4 @@
-"""An open tier as the checks call it: every call has a timeout, and every answer is checked."""
+"""Calls of a tier by the checks; each has a timeout, and its answer is checked."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 REQUEST = RequestContext("conformance")
-#: Length of a piece of a chunk, long enough to identify the chunk.
+#: Length of a piece of a chunk that is long enough to identify the chunk.
 PIECE_BYTES = 16
 
 
 def content_of(key: OffloadKey, version: int, size_bytes: int) -> bytes:
-    """Return a chunk's content, every piece of which identifies key, version and place."""
+    """Return a chunk's content; each piece identifies the key, the version and the offset."""
     seed = len(key).to_bytes(4, "big") + key + version.to_bytes(4, "big")
     return hashlib.shake_128(seed).digest(size_bytes)
 
@@ -110,7 +110,7 @@ class Probe:
         return await self.bounded(listed(), "scan")
 
     async def namespaces(self) -> list[StoredNamespace]:
-        """Call the tier's ``namespaces`` and return all of them."""
+        """Call the tier's ``namespaces`` and return all namespaces."""
 
         async def listed() -> list[StoredNamespace]:
             return [namespace async for namespace in self.tier.namespaces()]
@@ -118,12 +118,12 @@ class Probe:
         return await self.bounded(listed(), "namespaces")
 
     def empty(self, key: OffloadKey, *, shift_bytes: int = 0, replace: bool = False) -> LentBuffers:
-        """Make buffers to load a chunk into; their ``transfer`` is for the tier.
+        """Make buffers to load a chunk into; pass their ``transfer`` to the tier.
 
         Args:
             key: the chunk.
             shift_bytes: offset of header and payload from the start of a page.
-            replace: the transfer's ``replace``.
+            replace: true for a store that must replace the stored chunk.
         """
         context = self.tier.context
         return LentBuffers(
@@ -161,7 +161,8 @@ class Probe:
             version: the version of their content.
 
         Raises:
-            Breach: a store failed for a reason other than lack of room, or all of them failed.
+            Breach: a store failed for a reason other than lack of room, or an empty tier had no
+                room for any chunk.
         """
         batch = [self.full(key, version) for key in keys]
         verdicts = await self.store(batch)
@@ -190,7 +191,7 @@ class Probe:
         Args:
             key: the chunk.
             versions: the allowed versions.
-            may_miss: true if the tier may also report it absent or damaged.
+            may_miss: true if the tier may also report the chunk absent or damaged.
 
         Raises:
             Breach: the load failed, or returned none of the versions.
@@ -215,7 +216,8 @@ class Probe:
             operation: its name, for messages.
 
         Raises:
-            Breach: it did not end, or raised neither a TierError nor, in ``open``, a ConfigError.
+            Breach: the call did not end, or raised an error other than a TierError or, in ``open``,
+                a ConfigError.
         """
         task = asyncio.ensure_future(awaitable)
         if not await self.ends(task):
@@ -247,7 +249,7 @@ class Probe:
         return task.done()
 
     def start(self, coroutine: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        """Start a call of the tier, a ``coroutine``, in a new task with a ``name``."""
+        """Start ``coroutine``, a call of the tier, in a new task called ``name``."""
         return self.subject.clock.spawn(coroutine, name=name)
 
     async def _move(self, operation: str, batch: Sequence[LentBuffers]) -> list[TierError | None]:
@@ -264,7 +266,7 @@ class Probe:
         return [verdicts[index] for index in range(len(batch))]
 
     def _pauses_s(self) -> Iterator[float | None]:
-        """Yield the pause after each try, as the SDK makes it; ``None`` after the last."""
+        """Yield the SDK's pause after each attempt, and ``None`` after the last attempt."""
         options = self.subject.spec.runner
         yield from (options.retry_delay_s * 2**attempt for attempt in range(options.retries))
         yield None
@@ -290,7 +292,7 @@ class Probe:
         return self._read(verdicts_in, verdicts, len(batch), operation)
 
     def _calls(self, keys: Sequence[OffloadKey]) -> list[Sequence[int]]:
-        """Split the keys' positions into calls as the SDK does; no keys make one empty call."""
+        """Split the keys' positions into calls as the SDK does; an empty batch makes one call."""
         return batches_of(keys, self.tier.max_batch_keys or sys.maxsize) or [()]
 
     def _read(
@@ -325,14 +327,14 @@ def describe(outcome: KVTierError | bytes | None) -> str:
 
 
 def pieces_of(content: bytes) -> list[bytes]:
-    """Cut content into pieces, each of which identifies its chunk and place."""
+    """Cut a chunk's content into pieces; each identifies the chunk and the offset."""
     return [content[at : at + PIECE_BYTES] for at in range(0, len(content), PIECE_BYTES)]
 
 
 async def start_and_cancel(
     probe: Probe, operation: str, lent: LentBuffers, turns: int = 1, delay_s: float = 0.0
 ) -> bool:
-    """Start a call, and cancel it after some turns of the loop; return true if it ended."""
+    """Start a call and cancel it after ``turns`` runs of the loop; return true if it ended."""
     call = getattr(probe.tier, operation)([lent.transfer])
     task = probe.start(call, f"{operation} to be cancelled")
     for _ in range(turns):
@@ -342,6 +344,6 @@ async def start_and_cancel(
     task.cancel()
     ended = await probe.ends(task)
     if ended and not task.cancelled():
-        # Retrieve the error, or asyncio logs it; other checks judge it.
+        # Retrieve the error, because asyncio would log it. Other checks judge it.
         task.exception()
     return ended

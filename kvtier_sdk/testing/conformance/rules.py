@@ -1,4 +1,4 @@
-"""Checks: each has a rule, the contract's sentence behind it, and its needs."""
+"""Checks with their rules and requirements, their errors, and the hooks of an author."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ConformanceError(AssertionError):
 class CheckSkipped(unittest.SkipTest):
     """A check does not apply: the tier does not declare a capability, or its author gives no hook.
 
-    Test frameworks treat it as a skip and print the reason.
+    Test frameworks report the check as skipped, with the reason.
     """
 
 
@@ -45,7 +45,7 @@ class Breach(Exception):  # noqa: N818  # it becomes a ConformanceError, which h
 
 
 class Hook(Enum):
-    """The functions that an author may provide besides the tier."""
+    """The functions that an author may provide, to have more rules checked."""
 
     READ_RAW = "read_raw"
     WRITE_RAW = "write_raw"
@@ -130,7 +130,7 @@ def judged(name: str, rule: str, says: str) -> Iterator[None]:
         what = f"the store is in order, but the tier raised {type(error).__name__}: {error}"
         raise ConformanceError(name, rule, what, says) from error
     except Exception as error:
-        # Raised by a hook, or by a call of the tier that was not expected to fail.
+        # The error is from a hook, or from a call of the tier that should not have failed.
         raise ConformanceError(name, rule, _unexpected(error), says) from error
 
 

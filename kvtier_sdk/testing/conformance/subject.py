@@ -28,7 +28,7 @@ from kvtier_sdk.types import OffloadKey, make_offload_key
 #: or a class whose options all have defaults.
 TierLike: TypeAlias = str | Mapping[str, Any] | TierSpec | type[SecondaryTierManager]
 
-#: Number of chunks that can be lent at once: those of a big batch, and half as many more.
+#: The number of chunks that can be lent at once: a big batch, and half as many more.
 _LENT_CHUNKS = 1536
 #: The most bytes beside a payload: header, guards and rounding.
 _BESIDE_BYTES = 1 << 15
@@ -50,8 +50,8 @@ def tier_spec(tier: TierLike) -> TierSpec:
 class TierSubject:
     """A tier to check. Each hook may be a plain function or a coroutine function.
 
-    The tier must have room for eight chunks. A subject can go through any number of checks; each
-    check uses new keys.
+    The tier must have room for eight chunks. A subject can be used for any number of checks,
+    because each check uses new keys.
 
     Attributes:
         tier: a URL, a dictionary of options, a spec, or a class whose options have defaults.
@@ -64,17 +64,17 @@ class TierSubject:
         unfreeze: ends the hang.
         lose_part: removes part of a stored object directly in the store.
         bad_settings: tiers whose ``open`` must fail, by a description of the bad setting.
-        small_tier: makes a tier with room for few objects of a length.
+        small_tier: makes a tier with room for few objects of a given length.
         short_lived_tier: makes a tier whose chunks expire a second after their store.
         aging_tier: makes a tier whose chunks expire two seconds after their store, used or not.
         keeps_chunks: ``False`` for a tier that may refuse every store for lack of room.
         chunk_bytes: length of a payload.
-        timeout_s: after this time, a call counts as one that never ends.
-        blocking_s: after this time without a turn, the event loop counts as blocked.
-        settle_s: how long to wait for an effect that must not come, such as a late write.
-        hang_s: how long the store hangs.
+        timeout_s: seconds after which a running call counts as one that never ends.
+        blocking_s: seconds after which an event loop that does not run counts as blocked.
+        settle_s: seconds to wait for an effect that must not occur, such as a late write.
+        hang_s: seconds for which the store hangs.
         namespace: the namespace of the chunks; a new one for each subject.
-        clock: time and tasks.
+        clock: the source of time and tasks.
     """
 
     tier: TierLike
@@ -138,14 +138,14 @@ class TierSubject:
         report_removed: ReportRemoved | None = None,
         maintenance: bool = False,
     ) -> TierContext:
-        """Make the context of a tier; the subject's tier, namespace and length by default.
+        """Make the context of a tier; by default of the subject's tier, namespace and length.
 
         Args:
             spec: the tier.
             namespace: the namespace of its chunks.
             chunk_bytes: length of a payload.
             report_removed: receives the keys that the tier reports as removed.
-            maintenance: true to open the tier as a tool does.
+            maintenance: true to open the tier for maintenance, beside the engines that use it.
         """
         spec = spec or self.spec
         alignment = spec.tier_class.alignment

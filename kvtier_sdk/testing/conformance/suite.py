@@ -35,7 +35,7 @@ class TierConformance:
 
     Override the hooks too (:meth:`read_raw` and the methods after it), to have more rules checked.
     A rule whose hook is missing is skipped with ``no hook`` and the hook's name. A hook may be a
-    coroutine function. It runs on the event loop of the check, so run a server of your tests in
+    coroutine function. Hooks run on the event loop of the check, so run a server of your tests in
     another thread or process.
 
     The tests need no pytest plugin: each has its own event loop.
@@ -43,12 +43,12 @@ class TierConformance:
     Attributes:
         chunk_bytes: length of a payload.
         keeps_chunks: ``False`` for a tier that may refuse every store for lack of room.
-        timeout_s: after this time, a call counts as one that never ends.
-        blocking_s: after this time without a turn, the event loop counts as blocked.
-        settle_s: how long to wait for an effect that must not come, such as a late write.
-        hang_s: how long the store hangs: longer than the tier's own limits.
+        timeout_s: seconds after which a running call counts as one that never ends.
+        blocking_s: seconds after which an event loop that does not run counts as blocked.
+        settle_s: seconds to wait for an effect that must not occur, such as a late write.
+        hang_s: seconds for which the store hangs; set it longer than the tier's own limits.
         sequences: number of sequences of calls that are compared with a dictionary.
-        shrink_s: how long to search for a shorter sequence once a sequence has failed.
+        shrink_s: seconds to search for a shorter sequence once a sequence has failed.
     """
 
     chunk_bytes: ClassVar[int] = TierSubject.chunk_bytes
@@ -96,8 +96,8 @@ class TierConformance:
             data: the new object, of any length.
 
         Returns:
-            ``False`` if the store cannot hold such an object: the check goes on without it.
-            Anything else means that the object was replaced.
+            ``False`` if the store cannot hold such an object; the check then goes on without it.
+            Any other value means that the object was replaced.
         """
         raise NotImplementedError
 
@@ -110,7 +110,7 @@ class TierConformance:
         raise NotImplementedError
 
     def freeze(self) -> Awaitable[None] | None:
-        """Make the store hang: it can be reached, but answers nothing (``SIGSTOP``)."""
+        """Make the store hang: it accepts connections, but does not answer (``SIGSTOP``)."""
         raise NotImplementedError
 
     def unfreeze(self) -> Awaitable[None] | None:
@@ -120,8 +120,8 @@ class TierConformance:
     def lose_part(self, key: OffloadKey) -> Awaitable[None] | None:
         """Remove part of the stored object ``key`` directly in the store, as an eviction would.
 
-        For a tier that keeps a chunk as several values, files or shards. Set :attr:`chunk_bytes` so
-        large that a chunk has several parts.
+        Override this for a tier that keeps a chunk as several values, files or shards, and set
+        :attr:`chunk_bytes` so large that a chunk has several parts.
         """
         raise NotImplementedError
 
@@ -193,8 +193,8 @@ def _test_any_sequence_of_calls(self: TierConformance, subject: TierSubject) -> 
 
 def _run_machine(subject: TierSubject, sequences: int, shrink_s: int) -> None:
     __tracebackhide__ = True
-    # Hypothesis has no setting for this limit, which is needed if a call hangs: then each
-    # sequence lasts until the timeout.
+    # Hypothesis has no setting for this limit. A hanging call would use up its default of minutes,
+    # because each sequence then lasts until the timeout.
     before, engine.MAX_SHRINKING_SECONDS = engine.MAX_SHRINKING_SECONDS, shrink_s
     try:
         run_state_machine_as_test(
