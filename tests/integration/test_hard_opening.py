@@ -1,4 +1,4 @@
-"""An engine whose tier is slow to open or fails to: its lookups, metrics and other tier."""
+"""An engine works while one of its tiers opens slowly, or fails to open."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ _OURS = {
 }
 _VLLMS: dict[str, Any] = {"spec_name": "TieringOffloadingSpec", "cpu_bytes_to_use": 1 << 20}
 
-#: Title to the mistake: TOML for an engine of our own, or ``kv_connector_extra_config`` for vLLM.
+#: The mistakes by title: TOML for an engine of our own, or ``kv_connector_extra_config`` for vLLM.
 #: Names in braces stand for directories and servers that a test makes.
 MISTAKES: dict[str, str | dict[str, Any]] = {
     "An option is misspelt": _engine_with('"file:{dir}/kv?capcity=1GiB"'),

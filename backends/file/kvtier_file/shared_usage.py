@@ -175,7 +175,7 @@ class SharedUsage:
         return {*self._header.reservations, *self._files.leases.names()} - {self._lease}
 
     def _next_lease(self) -> list[str]:
-        """Return one other lease, each in turn: checking all of them would be slow."""
+        """Return another process's lease, in rotation: checking all at once would be slow."""
         others = sorted(self._header.reservations.keys() - {self._lease})
         later = [one for one in others if one > self._last_asked]
         asked = (later or others)[:1]

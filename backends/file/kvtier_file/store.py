@@ -121,7 +121,8 @@ class ChunkStore:
         """Return true for each chunk on disk; remove files that cannot be loaded."""
         hits = []
         faults: Verdicts = {}
-        # Only surprising chunks need the lock: misses are common and must not wait for it.
+        # Only chunks whose file disagrees with the count need the lock. Plain misses are common, so
+        # they must not wait for the lock.
         surprising = []
         with self._directory("readable") as directory:
             outcomes = directory.touch_batch(keys, None, self._object_bytes)
@@ -303,8 +304,8 @@ class ChunkStore:
 
     def _write_one(self, directory: NamespaceDirectory, transfer: Transfer, used_ns: int) -> str:
         """Write a chunk's file; evict other chunks if the file system unexpectedly refuses."""
-        # Inodes and quotas run out without warning. Try twice, because both the shard and the file
-        # may need an inode.
+        # The free space does not show that inodes or a quota run out. Evict twice, because both the
+        # shard and the file may need an inode.
         for _ in range(2):
             try:
                 return directory.write(transfer.key, transfer.buffers, used_ns)
@@ -314,7 +315,7 @@ class ChunkStore:
                 reason = os.strerror(error.errno)
             with suppress(TierCapacityError), self._usage.locked():
                 self._note_refusal(reason)
-                # With a headroom one chunk below the reserved bytes, this evicts one chunk's bytes.
+                # A headroom one chunk below the reserved bytes makes this call evict one chunk.
                 self._make_room(0, self._usage.reserved_bytes - self._object_bytes)
         return directory.write(transfer.key, transfer.buffers, used_ns)
 

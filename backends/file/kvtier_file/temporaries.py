@@ -133,7 +133,7 @@ class Temporaries:
         try:
             directory_fd = self._open(create=False)
         except (FileNotFoundError, NotADirectoryError):
-            return  # a foreign file has its name, or a full file system refused to make it
+            return  # missing on a full disk, or a foreign file
         for name in os.listdir(directory_fd):
             match = _TEMPORARY.fullmatch(name)
             if match and not is_held(match[1]):

@@ -73,8 +73,8 @@ _RESULTS = {
 }
 #: Interval between counts of the host pool's slots.
 _USAGE_INTERVAL_S = 1.0
-#: Steps to count down after work: it may end in the first, and vLLM reads its metrics in the
-#: second.
+#: Steps that must follow the last work: the work may end in the first, and vLLM reads the metrics
+#: in the second.
 _STEPS_TO_TELL = 2
 
 

@@ -21,7 +21,7 @@ class Fault:
     counted: str = ""  # a regular expression for a counter that must grow
     backends: tuple[str, ...] = EVERY
     destroys: bool = False  # the medium loses all chunks
-    purges: bool = False  # the host pool loses them too
+    purges: bool = False  # the host pool loses all chunks too
     fills: bool = False  # the medium is full, and may refuse chunks
     runners: tuple[str, ...] = RUNNERS
 
