@@ -187,7 +187,7 @@ class SharedUsage:
         dead = [one for one in set(leases) - self._asked if not self._files.leases.is_held(one)]
         self._asked.update(leases)
         if dead:
-            with suppress(OSError):  # if the sweep fails, its files still need their reservations
+            with suppress(OSError):  # files not swept still need their reservations
                 self._reap_dead_leases(dead)
         return bool(dead)
 

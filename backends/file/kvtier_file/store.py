@@ -446,7 +446,7 @@ class ChunkStore:
 
     def _reconcile(self, directory: NamespaceDirectory, keys: Sequence[OffloadKey]) -> None:
         """Count chunks as they are on disk, and remove files that can never be loaded."""
-        # The first count will find all chunks.
+        # Before the first count there is nothing to correct.
         if not keys or not self._usage.is_counted:
             return
         usage = self._usage
@@ -502,7 +502,7 @@ class ChunkStore:
     def _verdict(
         self, key: OffloadKey, verdicts: Verdicts, ability: str, *, at_file: bool = False
     ) -> _Verdict:
-        """Turn an error of the block into a key's verdict; ``at_file`` if its file is at fault."""
+        """Turn an error of the block into a key's verdict; ``at_file`` allows faults of a file."""
         return _Verdict(self._config.root, key, verdicts, ability, FAULTS if at_file else ())
 
     @contextmanager

@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class Route(ABC):
-    """The route from a key to its server, and the commands without a key.
+    """Finds the server of a key, and runs the commands that have no key.
 
     Attributes:
         is_cluster: true if servers redirect requests.

@@ -181,7 +181,7 @@ class Outcome:
     compared_bytes: int = 0
     stored: int = 0
     wrong_bytes: int = 0
-    # Announced chunks that fail to load; of a destroyed medium, only later ones count.
+    # Announced chunks that fail to load, except chunks announced before the medium was destroyed.
     lost: int = 0
     late_retries: int = 0  # lookups still pending after their deadline
     revived: int = 0  # chunks served after they had been deleted everywhere

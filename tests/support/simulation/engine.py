@@ -49,7 +49,7 @@ class Engine:
 
     def __init__(self, world: World) -> None:
         self.counts: Counter[str] = Counter()
-        # The chunks that requests looked up in vain, with the request.
+        # Pairs of a request and a chunk for which a lookup was a miss.
         self.missed: set[tuple[str, OffloadKey]] = set()
         self.step = 0
         self.requests: list[_Request] = []

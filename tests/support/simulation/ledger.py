@@ -133,7 +133,7 @@ class Ledger:
             self.counts[f"{report.direction.value} breaker opened"] += 1
 
     def taken(self, reports: Sequence[Report]) -> None:
-        """Note reports that the manager takes."""
+        """Record the reports that the manager reads."""
         for report in reports:
             if isinstance(report, JobResult):
                 job = self.pending.pop(report.job_id, None)

@@ -243,7 +243,7 @@ def full() -> Rig:
         [Usage(40, 40, 50), TAKEN],
         [Usage(50, 50, None), TAKEN],
         [None, TAKEN],
-        # The disk filled up below the tier's capacity: room means that more of the disk is free.
+        # The disk filled up below the tier's capacity: room returns once more of the disk is free.
         *[
             [Usage(50, 50, capacity, 10), EVICTS, REFUSED, Usage(49, 49, capacity, free), end]
             for capacity in (200, None)
