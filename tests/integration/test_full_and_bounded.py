@@ -1,6 +1,6 @@
 """A file tier at its capacity, and on a disk that becomes full during a replay.
 
-A full disk is a small file system, where the process may mount one, or a ``pwritev`` that raises
+A full disk is a small file system if the process may mount one, or else a ``pwritev`` that raises
 ``ENOSPC``.
 """
 

@@ -12,7 +12,7 @@ from support.runners import KEYS, misbehaving
 from kvtier_sdk import RequestContext, TierSpec
 from kvtier_sdk.metrics import metric_samples
 
-#: ``open_deadline`` values: one that the tests' tiers can meet, and one that they cannot.
+#: ``open_deadline`` values: the tests' tiers open within the first, and not within the second.
 LONG, SHORT = "60s", "200ms"
 
 

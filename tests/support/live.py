@@ -25,7 +25,7 @@ _STEPS = 3000
 
 
 class Live:
-    """An engine that plays steps until nothing is pending; a step waits shortly for a report."""
+    """An engine that plays steps until no work is pending; each step briefly waits for a report."""
 
     def __init__(self, manager: TieringManager, pool: HostPool, reported: threading.Event) -> None:
         self.manager = manager

@@ -298,7 +298,7 @@ class Host:
 
 
 def drive(connection: socket.socket) -> None:
-    """Run an engine: the first line configures it, and each further one is a command."""
+    """Run an engine: the first line configures it, and each further line is a command."""
     commands, answers = connection.makefile("r"), connection.makefile("w")
 
     def answer(**document: Any) -> None:

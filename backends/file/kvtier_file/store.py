@@ -47,9 +47,9 @@ _REFUSALS_S = 600.0
 class ChunkStore:
     """Chunks as files, within a budget. Methods block and are thread-safe.
 
-    The shared lock makes each rename or unlink one step with its change of the count. Nothing
-    slower runs under the lock. A batch of stores acquires it twice, and writes its data in between,
-    under a reservation. Loads acquire it only to correct the count.
+    Each rename or unlink and its change of the count happen under the shared lock. Nothing slower
+    runs under the lock. A batch of stores acquires it twice, and writes its data in between, under
+    a reservation. Loads acquire it only to correct the count.
     """
 
     def __init__(self, config: FileTierConfig, context: TierContext) -> None:
@@ -502,7 +502,7 @@ class ChunkStore:
     def _verdict(
         self, key: OffloadKey, verdicts: Verdicts, ability: str, *, at_file: bool = False
     ) -> _Verdict:
-        """Turn an error of the block into a key's verdict; ``at_file`` allows faults of a file."""
+        """Turn the block's error into a key's verdict; ``at_file`` if the block uses the file."""
         return _Verdict(self._config.root, key, verdicts, ability, FAULTS if at_file else ())
 
     @contextmanager

@@ -310,7 +310,7 @@ async def test_sentinel_does_not_know_the_service(bench, sentinel_group):
         await bench.open(f"redis://:guarded@127.0.0.1:{sentinel_group.sentinel.port}")
     with pytest.raises(ConfigError, match="no Sentinel knows 'other'; check option 'sentinel'"):
         await bench.open(url, sentinel_password="guarded")
-    # The unreachable Sentinel may know the service, so the error is a temporary one.
+    # The unreachable Sentinel may know the service, so a retry may succeed.
     with pytest.raises(TierUnavailableError, match="no master of 'other'.*127.0.0.1:1: ") as caught:
         await bench.open(url, sentinel_password="guarded", hosts="127.0.0.1:1")
     assert len(str(caught.value)) < 200

@@ -193,7 +193,7 @@ class Bucket:
     async def _listed(
         self, read: Callable[[Mapping[str, Any]], Iterable[T]], **query: str
     ) -> AsyncIterator[T]:
-        await self.credentials()  # reports errors of credentials as such
+        await self.credentials()  # raises if the credentials are at fault
         with self._asking():
             pages = self._client.get_paginator("list_objects_v2").paginate(
                 Bucket=self._config.bucket, **query
@@ -204,7 +204,7 @@ class Bucket:
 
     async def delete(self, names: Sequence[str]) -> None:
         """Delete objects. Absent objects are not an error."""
-        await self.credentials()  # reports errors of credentials as such
+        await self.credentials()  # raises if the credentials are at fault
         for start in range(0, len(names), _DELETE_BATCH):
             objects = [{"Key": name} for name in names[start : start + _DELETE_BATCH]]
             with self._asking():

@@ -26,7 +26,7 @@ _PATIENCE_S = 20.0
 class Engine:
     """Plays requests as they arrive, and records in an outcome how the manager served them.
 
-    All methods belong to one thread.
+    Call all methods from one thread.
     """
 
     def __init__(

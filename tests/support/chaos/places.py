@@ -93,7 +93,7 @@ class Place(ABC):
     @property
     @abstractmethod
     def url(self) -> str:
-        """Return the URL of a tier in this place; it leads through the part that may fail."""
+        """Return the URL of a tier, which leads through the part that the fault affects."""
 
     @property
     def clean_url(self) -> str:

@@ -45,7 +45,7 @@ class _Request:
 
 
 class Engine:
-    """An engine that drives the manager, and checks that its answers come true."""
+    """An engine that drives the manager, and checks each of the manager's answers."""
 
     def __init__(self, world: World) -> None:
         self.counts: Counter[str] = Counter()

@@ -35,7 +35,7 @@ from support.simulation.tier import PaddedSimulatedTier, SimulatedTier, Simulate
 from support.simulation.watches import WatchedMemory, WatchedPolicy
 
 POLICIES = ("prefix", "lru", "arc")
-#: Steps within which live requests have to end once there are no faults any more.
+#: The number of steps within which live requests have to end after the last fault.
 _LAST_STEPS = 400
 _CALM_STEP_S = 0.02
 #: The longest stall of a tier's loop; shorter than the manager's time limit for it.
