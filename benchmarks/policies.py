@@ -83,7 +83,7 @@ class _Optimum(EvictionPolicy):
         # The number of the request that next uses each resident chunk.
         self._next: dict[OffloadKey, float] = {}
         # A heap of the same numbers, the highest first, with some stale entries. Of the chunks that
-        # one request next uses, the last of the prefix comes first, because it is noted first.
+        # a request uses next, the prefix's end is evicted first, since it is noted first.
         self._order: list[tuple[float, int, OffloadKey]] = []
         self._noted = 0
 

@@ -107,7 +107,7 @@ def is_rate(quantity: str) -> bool:
 
 
 def gain(own: Series | None, peer: Series | None) -> str | None:
-    """Format the ratio of two ways, above 1 if the first is better, or return ``None``."""
+    """Format the ratio of two ways, above 1 if the first is better; ``None`` if unknown."""
     if own is None or peer is None or min(*own.values, *peer.values) <= 0:
         return None
     more, less = (own, peer) if is_rate(own.quantity) else (peer, own)

@@ -118,7 +118,7 @@ def _measure_slots(slots: int) -> Row:
     pool: Any = _Slots(slots)
     manager = TieringManager(pool, policy=load_policy("lru")(), clock=SystemClock())
     meter = _Meter()
-    # The first requests fill the pool. Of the later ones, every second finds its chunks there.
+    # These requests fill the pool; of the requests below, every second finds its chunks there.
     for _ in range(-(-slots // _REQUEST_CHUNKS)):
         _compute(manager, _Meter(), next(keys), "")
     row = {"bytes": (_resident_bytes() - before_bytes) / slots}

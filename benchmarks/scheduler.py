@@ -49,7 +49,7 @@ from kvtier_sdk.runner import ThreadRunner
 from kvtier_sdk.runner.jobs import Report
 
 _POLL_S = 50e-6
-# No job takes this long, so no deadline ends one while the loop waits for the tiers.
+# Longer than any job, so that no job reaches its deadline while the loop waits for the tiers.
 _PATIENT_S = 600.0
 _DEADLINES = ("lookup_deadline", "load_deadline", "store_deadline")
 _SMALL_CHUNK_BYTES = 4096

@@ -95,7 +95,7 @@ class SteppedTier(SecondaryTierManager):
         self._slots = np.frombuffer(flat, np.uint8).reshape(-1, self.block_size_bytes)
         self._objects: dict[OffloadKey, np.ndarray] = {}
         self._waiting: list[TransferJob] = []
-        # Results not polled yet. One thread appends and one removes, which is safe with a deque.
+        # Results not polled yet. A deque is safe: one thread appends and another removes.
         self._finished: deque[JobResult] = deque()
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:

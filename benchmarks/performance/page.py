@@ -54,7 +54,7 @@ def readme(text: str, figures: Mapping[str, Figures]) -> str:
 
 
 def _glance(figures: Mapping[str, Figures], page: str) -> Iterator[list[str]]:
-    """Yield a row per subject with both figures: its name, vLLM's, kvtier's, and the ratio."""
+    """Yield a row for each subject: its name, vLLM's figure, kvtier's figure, and their ratio."""
 
     def link(section: str, subject: str) -> str:
         return f"[{subject}]({page}#{_anchor(SECTIONS[section].title)})"

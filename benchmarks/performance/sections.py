@@ -102,9 +102,9 @@ class Section:
         runs: the benchmarks of the section.
         panels: parts of its plot and its table. Without panels there is no plot, and each group has
             a table with the cases as columns and the quantities as rows.
-        answer: sentences, with figures as ``{number of the panel:case:way}``, for a median, or
-            ``{number of the panel:case:way:peer}``, for a ratio, and ``{run:least:way:peer}`` or
-            ``{run:most:...}`` for the hit rates of a run. Sentences without a figure are omitted.
+        answer: sentences with placeholders: ``{panel:case:way}`` for a median and
+            ``{panel:case:way:peer}`` for a ratio, by the panel's number; ``{run:least:way:peer}``
+            and ``{run:most:...}`` for hit rates. A sentence is omitted if a figure is missing.
         columns: number of parts side by side in the plot.
     """
 

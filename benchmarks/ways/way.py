@@ -1,4 +1,4 @@
-"""The chunks of a measurement, the ways to move them, and their figures."""
+"""The chunks that a benchmark moves, and the ways to move and to measure them."""
 
 from __future__ import annotations
 

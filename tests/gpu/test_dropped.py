@@ -19,7 +19,7 @@ from kvtier_sdk.worker import registration
 
 _BLOCKS = 64
 _ALL = range(_BLOCKS)
-#: The delay before a copy begins; its worker is gone by then.
+#: The delay before a copy begins; by then the test has dropped the worker.
 _ASLEEP_S = 0.3
 _PATIENCE_S = 20.0
 
@@ -28,8 +28,8 @@ def test_dropped(figure: Figure) -> None:
     """Drop a worker during a store; then copy to its memory, and to new memory at its address.
 
     If registered memory is freed, the driver keeps its pages. Copies to a later mapping at the same
-    address may then go to the old pages. So a dropped worker keeps its memory
-    until its copies have ended, and unregisters it.
+    address may then go to the old pages. So a dropped worker keeps its memory until its copies have
+    ended, and then unregisters the memory.
     """
     blocks = random_blocks(_BLOCKS, MIB)
     address = 0

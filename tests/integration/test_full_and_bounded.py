@@ -1,6 +1,6 @@
 """A file tier at its capacity, and on a disk that becomes full during a replay.
 
-A full disk is a small file system, where the process may mount one, or a ``pwritev`` that raises
+A full disk is a small file system if the process may mount one, or else a ``pwritev`` that raises
 ``ENOSPC``.
 """
 
@@ -170,7 +170,7 @@ def test_a_disk_that_others_fill_keeps_what_was_stored_last(
 
 
 def test_a_full_disk_stops_stores_and_not_loads_until_there_is_room(disk: FullDisk) -> None:
-    """Fails if a full disk opens both directions' breakers: the loads below then miss."""
+    """Fails if a full disk opens the breaker of loads too: the lookups below then miss."""
     keys = [b"%036d" % n for n in range(128)]
     with live([disk.url], slots=16) as engine:
         stats = engine.manager.stats[1]

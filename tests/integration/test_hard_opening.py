@@ -1,4 +1,4 @@
-"""An engine whose tier is slow to open or fails to: its lookups, metrics and other tier."""
+"""An engine works while one of its tiers opens slowly, or fails to open."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.runners import KEYS, misbehaving
 from kvtier_sdk import RequestContext, TierSpec
 from kvtier_sdk.metrics import metric_samples
 
-#: ``open_deadline`` values: one that the tests' tiers can meet, and one that they cannot.
+#: ``open_deadline`` values: the tests' tiers open within the first, and not within the second.
 LONG, SHORT = "60s", "200ms"
 
 

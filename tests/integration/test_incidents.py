@@ -65,7 +65,7 @@ def test_case_01_a_file_is_truncated_after_its_lookup_was_a_hit(
 
 
 def test_case_03_the_pool_runs_out_in_the_middle_of_a_batch(make: EngineFactory) -> None:
-    """Fails if ``Promotions.start`` reports all keys: those without a slot count as loading."""
+    """Fails if ``Promotions.start`` reports all keys: keys without a slot count as loading."""
     engine = make(slots=4, manager={"store_reserve": 0.5})
     stored_below(engine, *KEYS[:4])
     assert engine.settle(B, *KEYS[:4]) == ["HIT", "HIT", "MISS", "MISS"]

@@ -110,7 +110,7 @@ def test_nothing_is_lost_or_stuck_however_often_tiers_come_and_go(
             try:
                 ask(path, {"command": command, "tier": tier})
             except OSError:
-                # The engine has not begun, or is about to end.
+                # The engine has not opened its socket yet, or has closed it.
                 continue
             moves += 1
 

@@ -32,7 +32,7 @@ def play(root: Path) -> ReplayReport:
 @contextmanager
 def tools_at_work(root: Path, runs: list[str]) -> Iterator[None]:
     """Run the commands on a store while the block runs; append each success to ``runs``."""
-    # Limits far below what is stored: if the commands applied these limits, chunks would go.
+    # Limits far below the stored bytes, so that a command that applied them would remove chunks.
     url = f"file://{root}?direct_io=off&capacity=400KiB&min_free=90%"
     ended = threading.Event()
 

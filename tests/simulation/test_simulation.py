@@ -14,11 +14,11 @@ from support.simulation.__main__ import main
 
 from kvtier_sdk.tiering.manager import TieringManager
 
-#: The 60 seeds from 0 on happen to load nothing while a tier is out of reach.
+#: Not the 60 seeds from 0 on, because none of them loads a chunk while a tier is unreachable.
 FIRST_SEED, SEEDS = 100, 60
 TESTS = Path(__file__).parents[1]
 
-#: Events that must occur in a short run for it to test them, by their shared first words.
+#: Events that a short run must contain to test them, grouped by their first words.
 MET = {
     "": "preemptions, choosy requests, touches, results of jobs that were over, lookups put off",
     "requests ": "finished while running",
@@ -43,7 +43,7 @@ MET = {
 
 def test_no_rule_is_broken_and_everything_is_met() -> None:
     met = [kind + what for kind, several in MET.items() for what in several.split(", ")]
-    # The other cores are for other tests.
+    # One process, because other tests use the other cores.
     report = soak(FIRST_SEED, SEEDS, processes=1)
     assert report.seeds == SEEDS
     assert report.steps > 50 * SEEDS

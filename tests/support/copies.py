@@ -53,7 +53,7 @@ class ByteLedger:
 
 
 class Peak:
-    """The most bytes that were allocated since the start, set at the end."""
+    """The largest number of bytes allocated at once inside the block; set at its end."""
 
     allocated_bytes = 0
 

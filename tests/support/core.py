@@ -6,6 +6,6 @@ import pytest
 
 from kvtier_sdk.core_form import IS_COMPILED
 
-#: Compiled code calls itself directly, so it sees no method that a test replaces; and it has no
+#: A compiled module calls its own methods directly, even if a test has replaced them; and it has no
 #: docstrings.
 pure_core_only = pytest.mark.skipif(IS_COMPILED, reason="needs the pure Python core")

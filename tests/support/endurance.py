@@ -39,7 +39,7 @@ _MOST_SLOTS = 4000
 _LONG_REQUESTS = 20_000
 #: Allowed growth from the run's second quarter to its last, since allocators grow in steps.
 _GROWTH = 0.05
-#: Allowed growth besides, since connections and threads come and go with the faults.
+#: Further allowed growth, since faults open and close connections and threads.
 _MORE = 4
 _FAULT_EVERY_S = 1.0
 _FAULT_S = 0.2

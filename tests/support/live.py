@@ -25,7 +25,7 @@ _STEPS = 3000
 
 
 class Live:
-    """An engine that plays steps until nothing is pending; a step waits shortly for a report."""
+    """An engine that plays steps until no work is pending; each step briefly waits for a report."""
 
     def __init__(self, manager: TieringManager, pool: HostPool, reported: threading.Event) -> None:
         self.manager = manager
@@ -101,7 +101,7 @@ def live(
     ]
     options = {"slots": 64, "chunk_bytes": CHUNK_BYTES, **options, "tiers": specs}
     config = TieringConfig.from_dict(options, where="test")
-    # Nothing is computed, so there is nothing to compare a load with.
+    # No chunk is computed here, so no load may be skipped as slower than computing.
     config = config.model_copy(update={"recompute_s": math.inf})
     reported = threading.Event()
     with (

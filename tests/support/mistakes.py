@@ -40,7 +40,7 @@ _OURS = {
 }
 _VLLMS: dict[str, Any] = {"spec_name": "TieringOffloadingSpec", "cpu_bytes_to_use": 1 << 20}
 
-#: Title to the mistake: TOML for an engine of our own, or ``kv_connector_extra_config`` for vLLM.
+#: The mistakes by title: TOML for an engine of our own, or ``kv_connector_extra_config`` for vLLM.
 #: Names in braces stand for directories and servers that a test makes.
 MISTAKES: dict[str, str | dict[str, Any]] = {
     "An option is misspelt": _engine_with('"file:{dir}/kv?capcity=1GiB"'),
@@ -117,7 +117,7 @@ def print_mistake(mistake: str | dict[str, Any], places: Mapping[str, str]) -> s
 def print_start(places: Mapping[str, str], **facts: str) -> str:
     """Start an engine, have it store chunks, and end it; return its log.
 
-    ``facts`` replace those of the namespace of all other starts.
+    ``facts`` override facts of the namespace that all other starts have.
     """
     with (
         _Lines(logging.INFO) as said,

@@ -99,7 +99,7 @@ class PoolProcess:
 
 
 class PoolProcesses:
-    """Processes for successive tests: each test reuses the ones that the last left alive."""
+    """Processes for successive tests; each test reuses the processes that are still alive."""
 
     def __init__(self) -> None:
         self._idle: list[PoolProcess] = []

@@ -13,7 +13,7 @@ _NO_LINGER = struct.pack("ii", 1, 0)
 
 
 class Proxy:
-    """A proxy to a server of the loopback, in both directions, with limits."""
+    """A proxy to a server on loopback, with limits for each direction."""
 
     def __init__(self, port: int, scheme: str) -> None:
         self._to_port = port
@@ -30,9 +30,9 @@ class Proxy:
         #: connections.
         self.then = "hold"
         self.spent = asyncio.Event()
-        #: Bytes that each connection may pass to its client before it is cut; ``None`` is any.
+        #: Bytes that each connection passes to its client before a cut; ``None`` is unlimited.
         self.each_bytes: int | None = None
-        #: Speed of all connections together, in both directions; ``None`` is any.
+        #: Speed of all connections together, in both directions; ``None`` is unlimited.
         self.bytes_per_s: float | None = None
         self._next_s = 0.0
 

@@ -308,7 +308,7 @@ class MisbehavingTier(MemoryTier):
         return self._past().split("\n").count("open")
 
     def _fail_differently(self) -> None:
-        """Refuse, then raise the errors that would have ended the start, then open."""
+        """Refuse first, then raise the errors that would end an engine's start, and then open."""
         actions = ["refuse", "expire", "misconfigure", "misbehave"]
         if self._attempts() <= len(actions):
             self._act(actions[self._attempts() - 1])
@@ -327,7 +327,7 @@ def misbehaving(
     runner: dict[str, Any] | None = None,
     **script: Any,
 ) -> TierSpec:
-    """Specify a misbehaving tier in a thread or process, required unless ``runner`` differs."""
+    """Specify a misbehaving, required tier; ``runner`` overrides options of its runner."""
     patience = dict.fromkeys(["lookup_deadline", "load_deadline", "store_deadline"], 60)
     return TierSpec(
         name,

@@ -175,7 +175,7 @@ class ScriptedTier(SecondaryTierManager):
     capabilities = Capability.DELETE | Capability.TOUCH
     account: Account
     script: Iterator[Act]
-    # The course of calls after the script's end, of one operation or of all ("").
+    # The course of each call after the script's end, by operation; "" stands for all operations.
     always: dict[str, Act]
     let_go: asyncio.Event
 
@@ -297,7 +297,7 @@ class ScriptedTier(SecondaryTierManager):
 
 
 class Rig:
-    """A loop over a scripted tier, on its own clock; ``declares`` are attributes of its class."""
+    """A loop over a scripted tier on a virtual clock; ``declares`` are the tier's attributes."""
 
     def __init__(
         self,

@@ -36,7 +36,7 @@ _RANK_DIM, _ROPE_DIM = 448, 64
 _HOST_PAGES = 32
 _DEVICE_TOKENS = 64
 _PATIENCE_S = 60.0
-#: Keys, or values, of a page of four layers in bfloat16.
+#: Length of the keys, and of the values, of a page of four layers in bfloat16.
 PART_BYTES = PAGE_TOKENS * 4 * _HEADS * _HEAD_DIM * 2
 
 
@@ -47,7 +47,7 @@ class Kind(NamedTuple):
     dtype: str = "bfloat16"
     tp_rank: int = 0
     tp_size: int = 1
-    zero_copy: bool = True  # SGLang names pages by their places
+    zero_copy: bool = True  # SGLang names pages by their indices
     layers: int = 4
 
 

@@ -1,4 +1,4 @@
-"""SGLang without CUDA: import this before anything of SGLang's.
+"""Makes SGLang importable without CUDA; import this module before SGLang.
 
 torchvision's compiled part, which declares its operators, is built for another torch. Its Python
 registers variants of them when it is imported, and needs the declarations; nothing here calls them.

@@ -51,7 +51,7 @@ class Store(ABC):
 
 
 class ServedStore(Store):
-    """A store in a server, which can come back."""
+    """A store in a server that can be killed and started again."""
 
     def __init__(self, server: Server | S3Server | MooncakeStore, chunk_bytes: int) -> None:
         super().__init__(server.url, chunk_bytes)
@@ -62,7 +62,7 @@ class ServedStore(Store):
         self._process.kill()
 
     def start(self) -> None:
-        """Bring the store back, with the chunks that survived."""
+        """Start the server again, with the chunks that survived."""
         self._process.start()
 
 

@@ -45,7 +45,7 @@ class HeldBackClock(SystemClock):
 
 
 class LookClock(HeldBackClock):
-    """A clock that makes the engine check a process only on demand, and then find jobs late."""
+    """A clock with which the engine checks the process only when the test calls :meth:`look`."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -45,7 +45,7 @@ def give_weight() -> None:
     def make_up_larger(parameter: Any) -> None:
         make_up(parameter, low=-WEIGHT, high=WEIGHT, seed=next(seeds))
         if parameter.dim() == 1:
-            # Scales of normalised vectors are around 1.
+            # The weights of norm layers are around 1.
             parameter.data.add_(1.0)
 
     dummy_loader.initialize_single_dummy_weight = make_up_larger
@@ -298,7 +298,7 @@ class Host:
 
 
 def drive(connection: socket.socket) -> None:
-    """Run an engine: the first line configures it, and each further one is a command."""
+    """Run an engine: the first line configures it, and each further line is a command."""
     commands, answers = connection.makefile("r"), connection.makefile("w")
 
     def answer(**document: Any) -> None:

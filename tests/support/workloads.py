@@ -26,7 +26,7 @@ _Prompts = Iterator[list[OffloadKey]]
 
 
 def _loop(source: _Source) -> _Prompts:
-    """60 documents of 20 chunks in turn, and now and then another one."""
+    """Play 60 documents of 20 chunks in turn, and at times a document that does not come back."""
     documents = [source.fresh(20, 20) for _ in range(60)]
     while True:
         for document in documents:
@@ -36,7 +36,7 @@ def _loop(source: _Source) -> _Prompts:
 
 
 def _scans(source: _Source) -> _Prompts:
-    """40 hot prompts, and at times many long ones that do not come back."""
+    """Play 40 hot prompts, and at times many long prompts that do not come back."""
     hot = [source.fresh(10, 10) for _ in range(40)]
     while True:
         for _ in range(160):
@@ -46,7 +46,7 @@ def _scans(source: _Source) -> _Prompts:
 
 
 def _popular(source: _Source, shift_after: int) -> _Prompts:
-    """1,000 documents, a few of them popular; the popular ones change all at once."""
+    """Play 1,000 documents, a few of them popular; at times, others become the popular ones."""
     documents = [source.fresh(5, 20) for _ in range(1000)]
     weights = list(accumulate(1 / rank**0.9 for rank in range(1, 1001)))
     while True:
@@ -56,7 +56,7 @@ def _popular(source: _Source, shift_after: int) -> _Prompts:
 
 
 def _news(source: _Source) -> _Prompts:
-    """Requests for the latest 300 of many documents: a document's frequent use ends soon."""
+    """Play requests for the latest 300 documents; a document is popular for a short time only."""
     latest = [source.fresh(5, 20) for _ in range(300)]
     while True:
         latest.pop(0)
@@ -66,7 +66,7 @@ def _news(source: _Source) -> _Prompts:
 
 
 def _agents(source: _Source, kinds: int, alive: int) -> _Prompts:
-    """Agents with long shared prompts, each of which grows step by step."""
+    """Play agents that begin with a shared long prompt and extend their own copy step by step."""
     prompts = [source.fresh(30, 120) for _ in range(kinds)]
     tasks: list[tuple[list[OffloadKey], int]] = []
     while True:
@@ -81,7 +81,7 @@ def _agents(source: _Source, kinds: int, alive: int) -> _Prompts:
 
 
 def _pauses(source: _Source) -> _Prompts:
-    """Chats of 400 people, who answer after a while, and some of whom never do."""
+    """Play chats of 400 people; each answers after a pause, or begins a new chat."""
     system = source.fresh(3, 3)
     turns = [(source.random.expovariate(1 / 200), person) for person in range(400)]
     heapq.heapify(turns)
@@ -97,7 +97,7 @@ def _pauses(source: _Source) -> _Prompts:
 
 
 def _phases(source: _Source) -> _Prompts:
-    """Four of the other workloads in turn, 1,000 requests each."""
+    """Play four of the other workloads in turn, 1,000 requests each."""
     while True:
         for prompts in (_pauses, _loop, _news, _scans):
             yield from islice(prompts(source), 1000)

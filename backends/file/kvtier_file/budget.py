@@ -27,9 +27,9 @@ class Budget:
         self._most_ns = MAX_USED_NS
 
     def know_time(self, most_ns: int) -> None:
-        """Set the latest plausible time of use: later times count as 0."""
+        """Set the latest plausible time of use. Any later time counts as 0."""
         self._most_ns = most_ns
-        if self.latest_ns > most_ns:  # the clock was set back since a use
+        if self.latest_ns > most_ns:  # the clock was set back after a use was recorded
             self.latest_ns = 0
             for use in list(self):
                 self.add(*use)
@@ -117,8 +117,8 @@ class Budget:
                 chunk_id, index = ChunkId(fingerprint, key), self._indices[fingerprint]
                 if chunk_id not in pinned:
                     used_ns = last_used_ns(chunk_id)
-                    # Another process may have used the chunk since: then its true time is later, or
-                    # counts more uses. So the first chunk whose two times agree is the stalest.
+                    # If another process used the chunk, its file has a later time or more uses. So
+                    # the first chunk whose file agrees with the budget is the stalest.
                     if used_ns is not None and used_ns > counted_ns:
                         self.touch(chunk_id, used_ns)
                         continue

@@ -100,10 +100,10 @@ class StoredChunk(NamedTuple):
 
 
 class RecencyClock:
-    """A source of times of use: the wall clock's time, or else just after the latest known use.
+    """Issues times of use: the wall clock's time, or the first time after the latest known use.
 
     Uses stay in order even if clocks differ or are set back a little. A known use far in the future
-    is ignored: if times continued from it, new chunks would never expire.
+    is ignored: if times continued from there, new chunks would never expire.
     """
 
     def __init__(self, clock: Clock, latest_ns: Callable[[], int]) -> None:

@@ -146,7 +146,7 @@ class NamespaceDirectory:
     def write_batch(
         self, batch: Sequence[Transfer], times_ns: Sequence[int]
     ) -> Sequence[str | None]:
-        """Write a batch to temporary files; return their names, ``None`` for unusual cases."""
+        """Write a batch to temporary files; return their names, ``None`` for chunks not written."""
         try:
             for store in batch:
                 self._make_shard(store.key)
@@ -291,7 +291,7 @@ class NamespaceDirectory:
         return StoredChunk(chunk_id, status.st_size, self.lifetime.used_ns(status))
 
     def _times(self, status: os.stat_result, used_ns: int) -> tuple[int, int]:
-        """Return the access and modification times after a use; a chunk never gets older."""
+        """Return the access and modification times after a use; the time of the store stays."""
         return status.st_atime_ns, next_use_ns(self.lifetime.used_ns(status), used_ns)
 
 

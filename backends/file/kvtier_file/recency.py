@@ -13,7 +13,7 @@ from kvtier_sdk import OffloadKey
 #: counts the uses. The table and the heap share each object, because there may be millions.
 Use: TypeAlias = tuple[int, OffloadKey, int]
 
-# A chunk used once stays for some time. Each doubling of its uses adds this fraction of that time.
+# Each doubling of its uses prolongs the stay of a chunk by this fraction of the stay after one use.
 _WEIGHT = 0.5
 # The class (log2 of the uses) by the last digits of a time. Within a class, only the time matters.
 _CLASS_OF = tuple((earlier_uses(digits) + 1).bit_length() - 1 for digits in range(USE_NS))

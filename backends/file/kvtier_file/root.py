@@ -117,8 +117,8 @@ class Root:
 
     def headroom_bytes(self) -> int | None:
         """Return the bytes that ``min_free`` allows to be written; ``None`` for no limit."""
-        # Until a write is placed, its bytes count twice: as used space and as a reservation. So as
-        # many bytes as are reserved may stay free beyond ``min_free``.
+        # Until a write is placed, its bytes count twice: as used space and as a reservation. This
+        # errs on the safe side: evictions free at most the reserved bytes too much.
         if not self._config.min_free:
             return None
         size_bytes, free_bytes = self._room()

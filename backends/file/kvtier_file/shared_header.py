@@ -78,7 +78,7 @@ class HeaderFile:
         """Return the header; for a new or damaged file, an empty header that is not clean."""
         self._content = os.pread(self._fd, _PAGE_BYTES, 0)
         if len(self._content) == _PAGE_BYTES and any(self._content[-_LEASE.size :]):
-            # There are more leases than fit into a page.
+            # The page is full of leases, so more leases may follow it.
             self._content += os.pread(self._fd, _MAX_BYTES, _PAGE_BYTES)
         return _decode(self._content) or SharedHeader()
 

@@ -175,7 +175,7 @@ class SharedUsage:
         return {*self._header.reservations, *self._files.leases.names()} - {self._lease}
 
     def _next_lease(self) -> list[str]:
-        """Return one other lease, each in turn: checking all of them would be slow."""
+        """Return another process's lease, in rotation: checking all at once would be slow."""
         others = sorted(self._header.reservations.keys() - {self._lease})
         later = [one for one in others if one > self._last_asked]
         asked = (later or others)[:1]
@@ -187,7 +187,7 @@ class SharedUsage:
         dead = [one for one in set(leases) - self._asked if not self._files.leases.is_held(one)]
         self._asked.update(leases)
         if dead:
-            with suppress(OSError):  # if the sweep fails, its files still need their reservations
+            with suppress(OSError):  # files not swept still need their reservations
                 self._reap_dead_leases(dead)
         return bool(dead)
 

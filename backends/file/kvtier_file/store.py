@@ -47,9 +47,9 @@ _REFUSALS_S = 600.0
 class ChunkStore:
     """Chunks as files, within a budget. Methods block and are thread-safe.
 
-    The shared lock makes each rename or unlink one step with its change of the count. Nothing
-    slower runs under the lock. A batch of stores acquires it twice, and writes its data in between,
-    under a reservation. Loads acquire it only to correct the count.
+    Each rename or unlink and its change of the count happen under the shared lock. Nothing slower
+    runs under the lock. A batch of stores acquires it twice, and writes its data in between, under
+    a reservation. Loads acquire it only to correct the count.
     """
 
     def __init__(self, config: FileTierConfig, context: TierContext) -> None:
@@ -122,7 +122,8 @@ class ChunkStore:
         """Return true for each chunk on disk; remove files that cannot be loaded."""
         hits = []
         faults: Verdicts = {}
-        # Only surprising chunks need the lock: misses are common and must not wait for it.
+        # Only chunks whose file disagrees with the count need the lock. Plain misses are common, so
+        # they must not wait for the lock.
         surprising = []
         with self._directory("readable") as directory:
             outcomes = directory.touch_batch(keys, None, self._object_bytes)
@@ -326,8 +327,8 @@ class ChunkStore:
 
     def _write_one(self, directory: NamespaceDirectory, transfer: Transfer, used_ns: int) -> str:
         """Write a chunk's file; evict other chunks if the file system unexpectedly refuses."""
-        # Inodes and quotas run out without warning. Try twice, because both the shard and the file
-        # may need an inode.
+        # The free space does not show that inodes or a quota run out. Evict twice, because both the
+        # shard and the file may need an inode.
         for _ in range(2):
             try:
                 return directory.write(transfer.key, transfer.buffers, used_ns)
@@ -337,7 +338,7 @@ class ChunkStore:
                 reason = os.strerror(error.errno)
             with suppress(TierCapacityError), self._usage.locked():
                 self._note_refusal(reason)
-                # With a headroom one chunk below the reserved bytes, this evicts one chunk's bytes.
+                # A headroom one chunk below the reserved bytes makes this call evict one chunk.
                 self._make_room(0, self._usage.reserved_bytes - self._object_bytes)
         return directory.write(transfer.key, transfer.buffers, used_ns)
 
@@ -468,7 +469,7 @@ class ChunkStore:
 
     def _reconcile(self, directory: NamespaceDirectory, keys: Sequence[OffloadKey]) -> None:
         """Count chunks as they are on disk, and remove files that can never be loaded."""
-        # The first count will find all chunks.
+        # Before the first count there is nothing to correct.
         if not keys or not self._usage.is_counted:
             return
         usage = self._usage
@@ -521,7 +522,7 @@ class ChunkStore:
     def _verdict(
         self, key: OffloadKey, verdicts: Verdicts, ability: str, *, at_file: bool = False
     ) -> _Verdict:
-        """Turn an error of the block into a key's verdict; ``at_file`` if its file is at fault."""
+        """Turn the block's error into a key's verdict; ``at_file`` if the block uses the file."""
         return _Verdict(self._config.root, key, verdicts, ability, FAULTS if at_file else ())
 
     @contextmanager

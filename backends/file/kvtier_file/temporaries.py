@@ -99,7 +99,7 @@ class Temporaries:
     def write_batch(
         self, batch: Sequence[Transfer], times_ns: Sequence[int], *, direct: bool
     ) -> Sequence[str | None]:
-        """Write each transfer to a file; return the files' names, ``None`` for unusual cases."""
+        """Write transfers to files; return the files' names, ``None`` for chunks not written."""
         # With ``sync``, waiting for the disk takes far longer than the calls that a batch saves.
         if compiled.batch_io is None or self._sync:
             return [None] * len(batch)
@@ -133,7 +133,7 @@ class Temporaries:
         try:
             directory_fd = self._open(create=False)
         except (FileNotFoundError, NotADirectoryError):
-            return  # a foreign file has its name, or a full file system refused to make it
+            return  # missing on a full disk, or a foreign file
         for name in os.listdir(directory_fd):
             match = _TEMPORARY.fullmatch(name)
             if match and not is_held(match[1]):
@@ -141,7 +141,7 @@ class Temporaries:
                     os.unlink(name, dir_fd=directory_fd)
 
     def probe(self, *, direct: bool) -> bool:
-        """Write, read back and remove a page; true if it is intact, by O_DIRECT if ``direct``."""
+        """Write, read and remove a page, by O_DIRECT if ``direct``; return true if it is intact."""
         name = self._names.new()
         directory_fd = self._open()
         # Anonymous memory is aligned to pages, as O_DIRECT requires.

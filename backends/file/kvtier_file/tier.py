@@ -26,7 +26,7 @@ from kvtier_sdk import (
     run_blocking,
 )
 
-# If the count of the chunks takes longer than this, the tier opens before it ends.
+# If the count of the chunks takes longer than this, the tier opens before the count ends.
 _COUNT_S = 0.25
 
 

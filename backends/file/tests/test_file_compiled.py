@@ -81,9 +81,8 @@ class Twins:
                 if key == KEY:
                     state(root, path, self.bench.content(key))
             for made in root.rglob("*"):
-                if (
-                    abs(made.lstat().st_mtime - time.time()) < 3600
-                ):  # the two were made at different times
+                # Give both trees one time, because they were made at different moments.
+                if abs(made.lstat().st_mtime - time.time()) < 3600:
                     os.utime(made, ns=(USED_NS, USED_NS), follow_symlinks=False)
 
     def both(self, act: Callable[[NamespaceDirectory], object]) -> list[object]:

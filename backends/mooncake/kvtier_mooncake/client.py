@@ -11,7 +11,7 @@ from typing import Any
 from kvtier_mooncake.config import MooncakeTierConfig
 from kvtier_sdk import ConfigError, Region, TierError, TierUnavailableError
 
-# The client's own buffer; only objects that the store has moved to disk pass through it.
+# Size of the client's own buffer. Only objects that the store has moved to disk pass through it.
 _BUFFER_BYTES = 16 * 2**20
 #: Linux lists RDMA devices here.
 _DEVICES = Path("/sys/class/infiniband")
@@ -21,7 +21,7 @@ def make_client(config: MooncakeTierConfig) -> tuple[Any, Any]:
     """Import the library and make a client, without connecting it."""
     timeout_ms = str(round(config.timeout_s * 1000))
     os.environ["MC_RPC_TIMEOUT_MS"] = os.environ["MC_RPC_CONNECT_TIMEOUT_MS"] = timeout_ms
-    # One attempt: kvtier's core retries, with pauses.
+    # One attempt is enough, because kvtier's core retries with pauses.
     os.environ.setdefault("MC_STORE_CLIENT_SETUP_RETRIES", "1")
     os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
     try:
@@ -42,7 +42,7 @@ def make_client(config: MooncakeTierConfig) -> tuple[Any, Any]:
 
 
 def reach_master(config: MooncakeTierConfig) -> str:
-    """Return our address, after a connection to the master; the client would retry for seconds."""
+    """Connect to the master, without the client's long retries; return our address."""
     try:
         with socket.create_connection((config.host, config.port), config.timeout_s) as connection:
             address: str = connection.getsockname()[0]

@@ -104,7 +104,7 @@ class ObstoreTierConfig(TierConfig):
     def options_from_url(cls, url: TierURL) -> dict[str, Any]:
         """Read ``gs://bucket/prefix``, ``az://container/prefix``, ``obstore://...?service=s3``."""
         place = {"bucket": url.host, "prefix": url.path.strip("/") or None, "port": url.port}
-        # The port, user and password are no options, so they are refused later.
+        # No options have these names, so a URL with a port, a user or a password is refused later.
         place |= {"username": url.username, "password": url.password}
         if url.scheme != "obstore":
             place["service"] = url.scheme

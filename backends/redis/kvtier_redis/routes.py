@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class Route(ABC):
-    """The route from a key to its server, and the commands without a key.
+    """Finds the server of a key, and runs the commands that have no key.
 
     Attributes:
         is_cluster: true if servers redirect requests.
@@ -87,7 +87,7 @@ class Route(ABC):
             try:
                 value: bytes = await self._client.getrange(name, 0, _MOST_VALUE_BYTES)
             except ResponseError as error:
-                # WRONGTYPE: the key is not a string, so another application stored it.
+                # Another application stored a key of another type (WRONGTYPE): not a value of ours.
                 if not str(error).startswith("WRONGTYPE"):
                     raise
                 return None
@@ -223,8 +223,8 @@ class _Sentinels(Sentinel):
     master: tuple[str, int] | None = None
 
     async def discover_master(self, service_name: str) -> tuple[str, int]:
-        # redis-py calls this for each new connection. With the last known master, it can connect
-        # while all Sentinels are away. A request that fails at the master starts a search.
+        # redis-py calls this for each new connection. The last known master lets it connect while
+        # no Sentinel answers. A request that fails at the master starts a search.
         return self.master or await self.find_master(service_name)
 
     async def find_master(self, service_name: str) -> tuple[str, int]:

@@ -156,7 +156,7 @@ class Bucket:
         return Credentials(found.access_key, found.secret_key, found.token)
 
     def refused(self, refusal: Refusal, *, of_object: bool = False) -> TierError:
-        """Translate a refusal; if it concerns the credentials, search for new ones."""
+        """Translate a refusal; search for new credentials if the server refused these."""
         error = self.faults.error(refusal, of_object=of_object)
         if isinstance(error, TierAuthError):
             self._credentials.suspect()
@@ -193,7 +193,7 @@ class Bucket:
     async def _listed(
         self, read: Callable[[Mapping[str, Any]], Iterable[T]], **query: str
     ) -> AsyncIterator[T]:
-        await self.credentials()  # reports errors of credentials as such
+        await self.credentials()  # raises if the credentials are at fault
         with self._asking():
             pages = self._client.get_paginator("list_objects_v2").paginate(
                 Bucket=self._config.bucket, **query
@@ -204,7 +204,7 @@ class Bucket:
 
     async def delete(self, names: Sequence[str]) -> None:
         """Delete objects. Absent objects are not an error."""
-        await self.credentials()  # reports errors of credentials as such
+        await self.credentials()  # raises if the credentials are at fault
         for start in range(0, len(names), _DELETE_BATCH):
             objects = [{"Key": name} for name in names[start : start + _DELETE_BATCH]]
             with self._asking():

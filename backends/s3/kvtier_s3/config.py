@@ -22,14 +22,14 @@ _BUCKET = re.compile(
     r"[A-Za-z0-9._-]{1,255}"
     r"|arn:aws[a-z-]*:s3:[a-z0-9-]+:[0-9]{12}:accesspoint[/:][A-Za-z0-9-]+"
 )
-#: Errors in an endpoint, found in the options, or later if the endpoint comes from elsewhere.
+#: Error texts about an endpoint, which comes from the options or from AWS's own settings.
 NEEDS_TLS = "option 'sse_secret_key' cannot be sent to an endpoint without TLS"
 NAMES_A_USER = (
     "it cannot hold a user or a password; give options 'access_key_id' and 'secret_access_key'"
 )
 #: Options whose values go into requests' signatures or headers.
 _IN_HEADERS = ("access_key_id", "secret_access_key", "session_token", "region", "sse_kms_key_id")
-#: Completes an error about an option, or about credentials found elsewhere.
+#: End of an error text about an option, or about credentials from AWS's own sources.
 NOT_IN_HEADER = (
     "contains a character that a header cannot hold: a line break, a control character or a "
     "character outside of ASCII; a file's last line break is often copied with a key"

@@ -16,10 +16,10 @@ from kvtier_sdk import TierContext, TierError
 
 # A process that has not signed for this many intervals counts as dead.
 _SILENT_INTERVALS = 3
-# A server may give times in whole seconds.
+# A server may round times to whole seconds.
 _RESOLUTION_S = 1.0
-# The maximum number of chunks that one sweep deletes. It keeps up to twice as many names in memory.
-# If more chunks must be deleted, the next sweep follows at once.
+# The maximum number of chunks that one sweep deletes. A sweep keeps up to twice as many names in
+# memory. If more chunks must be deleted, the next sweep follows at once.
 _MOST_VICTIMS = 100_000
 _SIGN_OFF_S = 2.0
 

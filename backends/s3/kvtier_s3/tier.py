@@ -142,7 +142,7 @@ class S3Tier(ChunkTierManager):
                 if found.size_bytes > _MOST_MANIFEST_BYTES:
                     return b""
                 text = bytearray(found.size_bytes)
-                # Another writer may have overwritten the object.
+                # Another process may have removed or overwritten the object since it was listed.
                 with suppress(ChunkNotFoundError, CorruptChunkError):
                     await self._objects.read(name, [memoryview(text)])
                     return bytes(text)

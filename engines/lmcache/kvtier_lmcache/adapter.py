@@ -201,7 +201,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         )
 
     def report_status(self) -> dict[str, Any]:
-        """Describe the adapter; healthy even if LMCache must serve without the tier's store."""
+        """Describe the adapter, which counts as healthy even while its store is unreachable."""
         return {
             "is_healthy": all(tier.is_running for tier in self._open_tiers()),
             "type": type(self).__name__,

@@ -143,7 +143,7 @@ def _instruction_sets() -> list[str]:
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
         for line in lines:
             name, _, value = line.partition(":")
-            # The names of the line with the instruction sets, on x86 and on ARM.
+            # The line with the instruction sets is "flags" on x86, and "Features" on ARM.
             if name.strip() in ("flags", "Features"):
                 return sorted(value.split())
     return []

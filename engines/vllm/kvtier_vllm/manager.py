@@ -73,8 +73,8 @@ _RESULTS = {
 }
 #: Interval between counts of the host pool's slots.
 _USAGE_INTERVAL_S = 1.0
-#: Steps to count down after work: it may end in the first, and vLLM reads its metrics in the
-#: second.
+#: Steps that must follow the last work: the work may end in the first, and vLLM reads the metrics
+#: in the second.
 _STEPS_TO_TELL = 2
 
 
@@ -99,9 +99,9 @@ class _Request:
 
     def answer_waiting(self, key: OffloadKey) -> EngineLookupResult:
         """Return an answer that makes vLLM postpone the request after few lookups."""
-        # A ``RETRY`` postpones the request, whatever follows. vLLM scans a prefix up to a ``MISS``,
-        # so the group's next chunk gets a ``MISS``. vLLM scans a sliding window from its end and
-        # past misses, so there the two answers alternate.
+        # After a ``RETRY`` vLLM postpones the request, whatever the later answers are. vLLM scans a
+        # prefix up to a ``MISS``, so the group's next chunk gets a ``MISS``. vLLM scans a sliding
+        # window from its end and past misses, so there the two answers alternate.
         retried = self.retried
         if retried is None or retried == key or _group(retried) != _group(key):
             self.retried = key

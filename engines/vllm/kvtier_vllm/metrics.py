@@ -81,7 +81,7 @@ class StatsFeed:
 def observations(
     bounds: Sequence[float], before: HistogramValue | None, now: HistogramValue
 ) -> list[float]:
-    """Return observations that lead from one state of a histogram to a later one."""
+    """Return observations that turn one state of a histogram into a later state."""
     # vLLM counts single observations, but the histogram keeps only sums. The returned observations
     # lie in the same buckets and have the same sum.
     if before is None or sum(before.counts) > sum(now.counts):

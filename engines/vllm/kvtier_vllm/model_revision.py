@@ -21,8 +21,8 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".tensors")
 #: Files that training leaves beside the weights. vLLM does not load them.
 _NOT_WEIGHTS = ("training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "scaler.pt")
 
-#: Number and size of a weights file's samples, taken at equal distances: enough to notice training,
-#: and negligible compared with loading the file.
+#: Number and size of a weights file's samples, taken at equal distances. They suffice to detect
+#: that the weights were retrained, and take far less time than loading the file.
 _PIECES, _PIECE_BYTES = 64, 4096
 
 

@@ -110,7 +110,7 @@ class EngineOptions(IdentityOptions):
 class SpecOptions(EngineOptions, TieringConfig):
     """``kv_connector_extra_config`` for kvtier's manager; some options have vLLM's names."""
 
-    # Under vLLM these are no options, because the engine knows their values.
+    # Under vLLM the engine knows these values, so they cannot be given as options.
     slots: ClassVar[None] = None  # type: ignore[misc]
     chunk_bytes: ClassVar[None] = None  # type: ignore[misc]
 

@@ -26,7 +26,7 @@ _PATIENCE_S = 20.0
 class Engine:
     """Plays requests as they arrive, and records in an outcome how the manager served them.
 
-    All methods belong to one thread.
+    Call all methods from one thread.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Engine:
         self._outcome = outcome
         self._content = ChunkContent(pool.chunk_bytes)
         self._active: list[Iterator[None]] = []
-        # When chunks were last written, and first stored.
+        # The time at which each chunk was last written, and first stored.
         self._written_s: dict[OffloadKey, float] = {}
         self._stored_s: dict[OffloadKey, float] = {}
         self._step_began_s = self._handed_over_s = 0.0
@@ -63,11 +63,11 @@ class Engine:
             now_s = time.monotonic()
             while next_s <= now_s:
                 next_s += 1 / per_second
-                # An engine serves only so many requests at once; the others wait in its queue.
+                # An engine serves a limited number of requests at once, and queues the others.
                 if len(self._active) < _MOST_ACTIVE:
                     self._active.append(self._serve(next(arrivals)))
             self._step()
-        # A hung call may outlive its job; its slots are free only when it ends.
+        # A hung call may outlive its job, and holds the slots until the call ends.
         end_s = time.monotonic() + _PATIENCE_S
         while self._active or any(self._manager.left_over().values()):
             self._step()
@@ -151,9 +151,9 @@ class Engine:
         for key in keys:
             result = self._call(self._manager.lookup, key, context)
             if result is LookupResult.RETRY:
-                # The tier is asked at the end of the first step, or of the second if the chunk is
-                # known to be there and its load finds no room. A step begins before the manager
-                # reads its clock, so this bound never expires a request too early.
+                # The manager asks the tier at the end of the first step, or of the second if a
+                # known chunk finds no room for its load. A step begins before the manager reads its
+                # clock, so an answer counted as late here is late by the manager's clock too.
                 ends_s = pending.setdefault(key, [])
                 until_s = self._step_began_s - self._lookup_deadline_s
                 self._outcome.late_retries += len(ends_s) > 1 and ends_s[1] < until_s

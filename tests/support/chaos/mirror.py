@@ -1,8 +1,8 @@
-"""A file system that can be made to fail: a mirror of a directory, served through FUSE.
+"""A file system whose calls a test can make fail: a mirror of a directory, served through FUSE.
 
 ``python -m support.chaos.mirror BEHIND AT REFUSAL`` serves ``BEHIND`` at ``AT``. While the file
-``REFUSAL`` holds the name of an error, calls fail with it: only writing calls with ``EROFS``, all
-calls with any other. A stopped process (SIGSTOP) is a file system that does not answer.
+``REFUSAL`` holds the name of an error, calls fail with this error: all calls, or with ``EROFS``
+only the writing calls. A stopped process (SIGSTOP) is a file system that does not answer.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Places where tiers keep chunks, and their faults: a context manager for each fault.
+"""The stores of the scenarios, with a context manager for each of their faults.
 
-Entering the context begins the fault, leaving it ends it. A server that was killed answers again
-when the context is left.
+The fault lasts until the context is left; a killed server then answers again.
 """
 
 from __future__ import annotations
@@ -41,11 +40,11 @@ _NOBODY = 65534
 _REQUEST_CHUNKS = 40
 _DISK_BYTES = 256 * 2**20
 _LINK_BYTES_PER_S = 1e6
-# More than a reply to a lookup, and less than a chunk.
+# A cut at this length passes replies to lookups, and cuts every chunk.
 _CUT_AFTER_BYTES = 20_000
 _MOUNT_WAIT_S = 10.0
 
-#: Imported by each new interpreter: its wall clock is an hour behind while a file exists.
+#: Sets the wall clock back an hour while a file exists; each new interpreter imports this code.
 _CLOCK_BEHIND = """
 import os, time
 
@@ -70,7 +69,7 @@ class FlaggedClock(SystemClock):
 
 
 class Place(ABC):
-    """A tier's place in an empty directory, made for one fault."""
+    """A store in an empty directory, made for one fault."""
 
     def __init__(self, directory: Path, fault: str) -> None:
         self.config = directory / "kv.json"
@@ -94,7 +93,7 @@ class Place(ABC):
     @property
     @abstractmethod
     def url(self) -> str:
-        """Return the URL of a tier in this place; it leads through the part that may fail."""
+        """Return the URL of a tier, which leads through the part that the fault affects."""
 
     @property
     def clean_url(self) -> str:
@@ -156,7 +155,7 @@ class Place(ABC):
 
 
 class ServedPlace(Place):
-    """A place kept by a server. It has a link to the server only for faults of the link."""
+    """A store in a server; a :class:`Link` leads to it only for faults of the link."""
 
     _server: Server | S3Server
     _link: Link | None = None
@@ -231,7 +230,7 @@ class RedisPlace(ServedPlace):
 
 
 class S3Place(ServedPlace):
-    """An S3 server over a directory, which outlives it."""
+    """An S3 server over a directory. The directory keeps the chunks when the server is killed."""
 
     _server: S3Server
 
@@ -251,7 +250,7 @@ class S3Place(ServedPlace):
 
 
 class FilePlace(Place):
-    """A directory, on a file system of its own where the fault is one of the file system."""
+    """A directory; for a fault of the file system, it is on a file system of its own."""
 
     def _prepare(self, directory: Path, fault: str) -> None:
         self._at = directory / "at"

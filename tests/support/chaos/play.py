@@ -30,7 +30,7 @@ LOOKUP_DEADLINE_S = 0.1
 _NAMESPACE = Namespace({"engine": "chaos", "model": MODEL})
 #: After this time, a tier counts as lost.
 _PATIENCE_S = 60.0
-#: A store that is reported this soon after a destruction may have preceded it.
+#: If a store is reported this soon after the chunks were destroyed, it may have ended before.
 _REPORT_DELAY_S = 0.5
 #: More requests than any scenario plays.
 _REQUESTS = 10_000
@@ -38,7 +38,7 @@ _REQUESTS = 10_000
 
 @dataclass(frozen=True)
 class Pace:
-    before_s: float = 2.0  # and until the tier has served a chunk
+    before_s: float = 2.0  # at least; the tier must have served a chunk
     fault_s: float = 4.0
     after_s: float = 1.0
     probe_interval_s: float = 1.0  # the shortest and the longest
@@ -60,7 +60,7 @@ def _play(scenario: Scenario, place: Place, pace: Pace, seed: int) -> Outcome:
         "url": place.url,
         "runner": scenario.runner,
         "lookup_deadline": LOOKUP_DEADLINE_S,
-        # An engine that has just started would wait longer.
+        # Set the upper limit too, because an engine that has just started waits longer.
         "max_lookup_deadline": LOOKUP_DEADLINE_S,
         "probe_interval": pace.probe_interval_s,
         "max_probe_interval": pace.probe_interval_s,
@@ -70,7 +70,7 @@ def _play(scenario: Scenario, place: Place, pace: Pace, seed: int) -> Outcome:
     options["admin_socket"] = str(place.config.with_suffix(".sock"))
     place.config.write_text(json.dumps(options))
     config = TieringConfig.from_file(place.config)
-    # Nothing is computed, so there is nothing to compare a load with.
+    # No chunk is computed here, so no load may be skipped as slower than computing.
     config = config.model_copy(update={"recompute_s": math.inf})
     with (
         open_pool(config) as pool,

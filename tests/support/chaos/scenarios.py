@@ -21,7 +21,7 @@ class Fault:
     counted: str = ""  # a regular expression for a counter that must grow
     backends: tuple[str, ...] = EVERY
     destroys: bool = False  # the medium loses all chunks
-    purges: bool = False  # the host pool loses them too
+    purges: bool = False  # the host pool loses all chunks too
     fills: bool = False  # the medium is full, and may refuse chunks
     runners: tuple[str, ...] = RUNNERS
 
@@ -181,7 +181,7 @@ class Outcome:
     compared_bytes: int = 0
     stored: int = 0
     wrong_bytes: int = 0
-    # Announced chunks that fail to load; of a destroyed medium, only later ones count.
+    # Announced chunks that fail to load, except chunks announced before the medium was destroyed.
     lost: int = 0
     late_retries: int = 0  # lookups still pending after their deadline
     revived: int = 0  # chunks served after they had been deleted everywhere

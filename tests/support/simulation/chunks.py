@@ -13,7 +13,7 @@ _CONVERSATIONS = 6
 
 
 class ChunkTree:
-    """Prefixes that branch: most requests begin alike, and many continue an earlier one.
+    """Prefixes that branch: most requests begin alike, and many continue an earlier request.
 
     A prefix is a path, in which each letter is a node; a node is a chunk of every KV-cache group.
     """

@@ -75,7 +75,7 @@ class Device:
         return [copy for copy in self.live if copy.due_step <= step]
 
     def end(self, copies: Sequence[Copy], *, success: bool) -> None:
-        """End copies; after a success, all their bytes are in place."""
+        """End copies; after a success, all their bytes have arrived."""
         for copy in copies:
             if not copy.writes:
                 self._compare(copy)
@@ -86,7 +86,7 @@ class Device:
             self.live.remove(copy)
 
     def make_stale(self) -> None:
-        """Note a reset: copies in flight go on, and will not be completed."""
+        """Record a reset: the copies in flight go on, but the engine will not complete them."""
         self.stale += self.live
         self.live = []
 

@@ -45,11 +45,11 @@ class _Request:
 
 
 class Engine:
-    """An engine that drives the manager, and checks that its answers come true."""
+    """An engine that drives the manager, and checks each of the manager's answers."""
 
     def __init__(self, world: World) -> None:
         self.counts: Counter[str] = Counter()
-        # The chunks that requests looked up in vain, with the request.
+        # Pairs of a request and a chunk for which a lookup was a miss.
         self.missed: set[tuple[str, OffloadKey]] = set()
         self.step = 0
         self.requests: list[_Request] = []
@@ -189,7 +189,7 @@ class Engine:
 
     def _act(self, request: _Request) -> None:
         if request.phase is _Phase.WAITING:
-            # A request does not look up in every step.
+            # Skip some steps, because an engine may not look every waiting request up in each step.
             if self._rng.random() < 0.9:
                 self._look(request)
         elif request.phase is _Phase.LOADING:
@@ -206,7 +206,7 @@ class Engine:
             hits, pending = 0, True
         elif self._rng.random() < 0.3:
             hits, pending = self._manager.lookup_prefix(keys, request.context)
-            # The answer does not tell which chunk ended the prefix.
+            # Ask the tables, because the answer does not tell which chunk ended the prefix.
             request_id = request.context.request_id
             self.missed |= {(request_id, key) for key in self._inside.missed(request_id)}
             self._note("lookup_prefix", request.context.request_id, keys, hits, pending)
@@ -318,7 +318,7 @@ class Engine:
 
 def _patience_s(plan: Plan) -> float:
     step_s = plan.step_s * len(plan.tiers)
-    # If few chunks may be looked up at once, requests take turns.
+    # Count a lookup for each request: if few chunks may be looked up at once, requests take turns.
     lookups_s = plan.requests * _lookup_deadline_s(plan)
     loads_s = sum(float(tier.options["load_deadline"]) for tier in plan.tiers)
     chunks = 2 * plan.depth * plan.groups

@@ -16,7 +16,7 @@ from support.simulation.ledger import Transfer
 
 
 class Inside:
-    """The only user of the manager's private names; it changes nothing."""
+    """The only user of the manager's private names."""
 
     def __init__(self, manager: TieringManager) -> None:
         self._manager = manager

@@ -59,7 +59,7 @@ class Ledger:
     ) -> None:
         self.name = name
         self.pending: dict[int, Job] = {}  # jobs without a result for the manager
-        # Jobs whose end the manager has not learned of, so that they hold pins.
+        # Jobs that hold pins, because the manager has not learned of their end.
         self.held: dict[int, Job] = {}
         # How often lookups since the last reset have found each chunk.
         self.found: Counter[OffloadKey] = Counter()
@@ -88,7 +88,7 @@ class Ledger:
         # Loads of known chunks, started without a lookup in the tier.
         self._unasked: set[tuple[int, OffloadKey]] = set()
         self._results: dict[int, JobResult] = {}
-        # Known chunks that have left since; chunks that left while these jobs moved them.
+        # Chunks that left after they became known, and chunks that left while a job moved them.
         self._left: set[OffloadKey] = set()
         self._left_meanwhile: set[tuple[int, OffloadKey]] = set()
         self._put_by_job: set[tuple[int, OffloadKey]] = set()
@@ -133,7 +133,7 @@ class Ledger:
             self.counts[f"{report.direction.value} breaker opened"] += 1
 
     def taken(self, reports: Sequence[Report]) -> None:
-        """Note reports that the manager takes."""
+        """Record the reports that the manager reads."""
         for report in reports:
             if isinstance(report, JobResult):
                 job = self.pending.pop(report.job_id, None)

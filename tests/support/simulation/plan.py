@@ -98,7 +98,7 @@ def _draw_tier(rng: random.Random, index: int, slots: int, fault_rate: float) ->
         options=options,
         capacity_chunks=rng.choice([None, slots, 2 * slots]),
         padded=rng.random() < 0.2,
-        # A lookup is late now and then even without a fault.
+        # The highest latency makes some lookups late even without a fault.
         latency_s=lookup_deadline_s * rng.choice([0.0, 0.1, 0.3, 0.6, 1.1]),
         fault_rate=fault_rate,
         removals=rng.choice([0.0, 0.1]),

@@ -195,7 +195,7 @@ class Rules:
                 "promotions leave room to stores",
                 f"they hold {len(busy)} slots of {self._promotion_limit}",
             )
-        # A chunk that arrives before others of its job may still count until the job ends.
+        # The manager may count a chunk that has arrived as loading until its whole job ends.
         arrived = {transfer.slot for transfer in loads}
         if not len(busy) <= self._inside.promotions <= len(busy | arrived):
             self._breach(

@@ -1,4 +1,4 @@
-"""The rule that the primary tier keeps a chunk until each tier that must get the chunk has it."""
+"""The rule that no chunk is evicted before its stores into the ``on_evict`` tiers have ended."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from support.simulation.ledger import Ledger
 
 
 class SpillRule:
-    """A watch on evictions for tiers that get the evicted chunks."""
+    """Checks at each eviction that the chunk's stores into ``on_evict`` tiers have ended."""
 
     def __init__(self, on_breach: Callable[[str, str], None]) -> None:
-        self.resetting = False  # a reset forgets chunks, and does not evict them
+        self.resetting = False  # a reset forgets chunks without an eviction
         self._breach = on_breach
         self._owed: list[tuple[ManagedTier, Ledger]] = []
-        # By tier: chunks that were readable while the tier refused stores, or are not meant for it.
+        # By tier: chunks that the tier refused or did not admit, so that they may be evicted.
         self._let_go: dict[str, set[OffloadKey]] = {}
 
     def watch(self, inside: Inside, ledgers: Sequence[Ledger]) -> None:
-        """Set the tiers, once they exist. A compiled core cannot be watched."""
+        """Set the tiers; do nothing with a compiled core, which cannot be watched."""
         if IS_COMPILED:
             return
         for tier, ledger in zip(inside.tiers, ledgers, strict=True):

@@ -35,7 +35,7 @@ from support.simulation.tier import PaddedSimulatedTier, SimulatedTier, Simulate
 from support.simulation.watches import WatchedMemory, WatchedPolicy
 
 POLICIES = ("prefix", "lru", "arc")
-#: Steps within which live requests have to end once there are no faults any more.
+#: The number of steps within which live requests have to end after the last fault.
 _LAST_STEPS = 400
 _CALM_STEP_S = 0.02
 #: The longest stall of a tier's loop; shorter than the manager's time limit for it.
@@ -89,7 +89,7 @@ class World:
             recompute_s=self.plan.recompute_s,
         )
         self.inside = Inside(self.manager)
-        # Few lookups at once, in some of the simulations.
+        # In some simulations only a few chunks may be looked up at once.
         limited = random.Random(f"limit {seed}")
         if limited.random() < 0.3:
             self.inside.limit_lookups(limited.randint(1, 6))
@@ -97,7 +97,7 @@ class World:
         self.weathers: list[Weather] = []
         self.ledgers: list[Ledger] = []
         self.runners: list[WatchedRunner] = []
-        # An operator who takes tiers out and puts them back, in some of the simulations.
+        # In some simulations an operator drains and resumes tiers.
         self._operator = random.Random(f"operator {seed}")
         self._moves_rate = self._operator.choice([0.0, 0.0, 0.05])
         # By tier: the step until which its loop is stalled.
@@ -289,7 +289,7 @@ class World:
             self._run_tiers(self.rng.uniform(0, self.plan.step_s), stalled)
             if self.rng.random() < self.plan.lull_rate:
                 self.journal.note("lull")
-                # An engine asks for work before it sleeps, and steps while there is any.
+                # Before it sleeps, an engine asks for pending work, and steps if there is any.
                 if self.manager.has_pending_work():
                     self.manager.on_schedule_end()
                     self.manager.has_pending_work()
@@ -338,7 +338,7 @@ class World:
             self.engine.abort_all()
         self._play_until_idle()
         self._run_tiers(_RECOVERY_S)
-        # The manager may still have recency to hand to the tiers, and reports to read.
+        # The manager may still have to tell the tiers about uses, and to read reports.
         self._play_until_idle()
         self.rules.check_rest()
         for tier, loop in zip(self.inside.tiers, self.loops, strict=True):

@@ -641,7 +641,7 @@ class ScansWithoutHeader(BrokenTier, fails="check_scan_lists_what_is_stored"):
 
 
 class ListsItsOwnNamespace(BrokenTier, fails="check_namespaces_are_listed"):
-    """Lists the one namespace that it knows anyway."""
+    """Lists only the namespace of its own chunks."""
 
     async def namespaces(self) -> AsyncIterator[StoredNamespace]:
         async for namespace in super().namespaces():
@@ -658,7 +658,7 @@ class MakesWhatItLooksInto(BrokenTier, fails="check_maintenance_makes_no_namespa
 
 
 class UsesWhatItExamines(BrokenTier, fails="check_maintenance_records_no_use"):
-    """Counts a tool's load as an engine's."""
+    """Records a use when a tool loads a chunk."""
 
     async def load_chunk(self, transfer: Transfer) -> None:
         await super().load_chunk(transfer)

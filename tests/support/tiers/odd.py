@@ -127,7 +127,7 @@ class Refusing(OddTier):
 
 
 class OneConnection(OddTier):
-    """Does one thing at a time."""
+    """Makes one call to its store at a time."""
 
     def __init__(self, config: TierConfig, context: TierContext) -> None:
         super().__init__(config, context)

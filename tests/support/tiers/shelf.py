@@ -198,7 +198,7 @@ class ShelfTier(ChunkTierManager):
         )
 
     def mend(self, stored: bytes) -> bytes:
-        """Return an object of which the second half is lost; none can be restored here."""
+        """Restore an object whose second half is lost; raise, because this tier cannot."""
         raise ChunkNotFoundError("a part is lost")
 
     async def reach(self) -> None:

@@ -244,7 +244,7 @@ def test_an_interrupted_trial_does_not_wait_for_the_tier() -> None:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
             return await super().load(batch)
 
-    # The call and the close would both outlast the test.
+    # Both the load and the close would hang for longer than a test may take.
     with pytest.raises(KeyboardInterrupt):
         # The unusual name keeps its late log lines apart from those of other tests' tiers.
         trial_of(Interrupted, 3600.0, name="interrupted", on_load="hang", close_s=3600.0)

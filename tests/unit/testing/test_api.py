@@ -73,7 +73,7 @@ def test_a_public_name_is_explained(name: str) -> None:
         if inspect.isfunction(method) and not attribute.startswith(("_", "test_"))
     ]
     for attribute, method in [(name, found)] if inspect.isfunction(found) else methods:
-        # An override has its description at the contract's method.
+        # An override needs no docstring, because the contract's method has one.
         inherited = getattr(kvtier_sdk.SecondaryTierManager, attribute, None)
         text = inspect.getdoc(method) or inspect.getdoc(inherited) or ""
         assert text, f"{name}.{attribute} has no docstring"

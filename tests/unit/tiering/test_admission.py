@@ -129,7 +129,7 @@ def store_each(engine: Engine, keys: Iterable[OffloadKey], steps: int = 1) -> No
 
 
 def thrashed(make: Make, **options: object) -> Engine:
-    """Return an engine whose tier of 8 chunks gets 12 in turn, of which only 4 return."""
+    """Return an engine whose tier of 8 chunks gets the same 4 and then 8 new chunks, repeatedly."""
     engine = make(slots=4, **options)
     limit(engine, 8)
     for first in range(4, 324, 8):
@@ -243,7 +243,7 @@ def full() -> Rig:
         [Usage(40, 40, 50), TAKEN],
         [Usage(50, 50, None), TAKEN],
         [None, TAKEN],
-        # The disk filled up below the tier's capacity: room means that more of the disk is free.
+        # The disk filled up below the tier's capacity: room returns once more of the disk is free.
         *[
             [Usage(50, 50, capacity, 10), EVICTS, REFUSED, Usage(49, 49, capacity, free), end]
             for capacity in (200, None)

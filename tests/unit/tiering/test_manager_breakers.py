@@ -116,7 +116,7 @@ def test_ten_seconds_down_then_up_again_without_traffic(
     assert (direction, state) == (Direction.READ, BreakerState.OPEN)
     assert opened_s - down_s < 0.5
     calls = len(tier.calls)
-    # Five calls fail, and each probe makes one more.
+    # The breaker opens after five failed calls, and each probe makes one more call.
     assert calls - tier.called().index("lookup") < 20
     tier.down = None
     up_s = engine.clock.now_s()

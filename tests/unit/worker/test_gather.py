@@ -146,11 +146,11 @@ def test_a_gathered_job_moves_the_same_bytes_as_one_that_is_copied_run_by_run(
     ("tensors", "pages", "page_bytes", "is_gathered"),
     [
         (8, 2, 8 * WORDS, True),
-        # Too few runs, too few runs per slot, and runs that are too long.
+        # Not gathered: too few runs, too few runs per slot, and runs that are too long.
         (8, 1, 8 * WORDS, False),
         (3, 8, 8 * WORDS, False),
         (8, 2, 128 * 1024, False),
-        # Pages that are not whole words of 16 bytes.
+        # Not gathered: the pages are not whole words of 16 bytes.
         (8, 2, 8 * WORDS - 8, False),
     ],
 )

@@ -138,7 +138,7 @@ def test_a_failed_copy_is_reported_only_when_its_other_parts_have_ended(
     worker.submit_load(2, range(2), range(2))
     gate.until_begun(1)
     assert worker.get_finished() == []
-    # After the failure no further store part starts; the load ran in the third part's stead.
+    # After the failure no further store part starts; the load ran in place of the third part.
     gate.open()
     worker.wait([1, 2])
     assert [result.success for result in worker.get_finished()] == [False, False]

@@ -281,7 +281,7 @@ def test_a_reset_keeps_slots_until_their_copies_have_ended(
         assert manager.usage().quarantined == 3
         manager.on_reset_flushed()
     else:
-        # One step tells the workers to wait, and two later steps may have begun already.
+        # One step tells the workers to wait, and two later steps may have begun before it ends.
         for _ in range(3):
             end_step(manager)
             assert manager.usage().quarantined == 3
