@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, Flag, auto
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -13,6 +13,9 @@ import numpy as np
 #: bytes, big-endian. vLLM uses the same layout (``vllm/v1/kv_offload/base.py``), so keys pass
 #: through unchanged.
 OffloadKey: TypeAlias = bytes
+
+#: Seals or checks a header, given the key, header, payload and the payload's digest, if known.
+_Finish: TypeAlias = Callable[[OffloadKey, memoryview, memoryview, bytes | None], None]
 
 #: Length of the KV-cache group's index at the end of a key.
 GROUP_BYTES: Final = 4
@@ -123,18 +126,6 @@ class Region(NamedTuple):
         return self.address <= other.address and other.address + other.size_bytes <= end
 
 
-class _Integrity(Protocol):
-    """Writes and checks the headers of chunks; :class:`kvtier_sdk.chunk_header.ChunkHeader`."""
-
-    def seal(
-        self, key: OffloadKey, header: memoryview, payload: memoryview, digest: bytes | None
-    ) -> None: ...
-
-    def check(
-        self, key: OffloadKey, header: memoryview, payload: memoryview, digest: bytes | None
-    ) -> None: ...
-
-
 class Transfer:
     """One chunk on its way between its slot and a tier.
 
@@ -152,13 +143,6 @@ class Transfer:
     A digest costs least in the thread that moves the bytes. A store's digest is computed in the
     thread that first uses :attr:`header` or :attr:`buffers`. After a load the SDK computes it on
     the tier's event loop, unless a thread of the tier has called :meth:`verify`.
-
-    Args:
-        key: the name of the chunk.
-        request: the request that caused the transfer.
-        header: the memory of the header.
-        payload: the slot.
-        replace: see below.
 
     Attributes:
         key: the name of the chunk.
@@ -181,14 +165,14 @@ class Transfer:
         payload: memoryview,
         *,
         replace: bool = False,
-        unsealed: _Integrity | None = None,
+        unsealed: _Finish | None = None,
     ) -> None:
         self.key = key
         self.request = request
         self.payload = payload
         self.replace = replace
         self.unsealed = unsealed
-        self.unverified: _Integrity | None = None
+        self.unverified: _Finish | None = None
         self._header = header
 
     @property
@@ -209,7 +193,7 @@ class Transfer:
                 ``context.digest_bytes``; ``None`` to compute it here.
         """
         if self.unsealed is not None:
-            self.unsealed.seal(self.key, self._header, self.payload, digest)
+            self.unsealed(self.key, self._header, self.payload, digest)
             self.unsealed = None
 
     def verify(self, digest: bytes | None = None) -> None:
@@ -222,7 +206,7 @@ class Transfer:
             CorruptChunkError: the chunk is damaged or another; this is its verdict.
         """
         if self.unverified is not None:
-            self.unverified.check(self.key, self._header, self.payload, digest)
+            self.unverified(self.key, self._header, self.payload, digest)
             self.unverified = None
 
     @property

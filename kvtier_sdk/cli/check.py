@@ -24,14 +24,7 @@ _DRY_RUN_FAILED, _MISTAKEN = 1, 2
 
 @dataclass(slots=True)
 class _Findings:
-    """The findings about a configuration, in the form that ``--json`` prints.
-
-    Attributes:
-        file: the configuration's path, or the URL of its only tier.
-        mistakes: the mistakes in the configuration, one line each.
-        configuration: the options in effect, defaults included and secrets masked.
-        pool_fault: the reason why the host pool cannot be made; ``None`` if it can.
-    """
+    """The findings about a configuration, in the form that ``--json`` prints."""
 
     file: str
     mistakes: list[str] = field(default_factory=list)

@@ -66,15 +66,7 @@ class _StepError(Exception):
 
 @dataclass(slots=True)
 class TierCheck:
-    """The result of checking one tier, in the form that ``--json`` prints.
-
-    Attributes:
-        steps_s: seconds that each successful step took, in order.
-        usage: the tier's usage and the disk's free space at the opening; ``None`` if unknown.
-        fault: the reason why a step failed, with secrets masked; ``None`` if all succeeded.
-        advice: advice to the operator; ``None`` if the fault itself says what to do.
-        remarks: further notes, such as the tier's warnings.
-    """
+    """The result of checking one tier, in the form that ``--json`` prints."""
 
     name: str
     backend: str

@@ -115,9 +115,6 @@ class Breaker:
     A faulty object counts once, even if it is loaded many times. But a dead disk fails object by
     object too, so several *distinct* faulty objects open the breaker unless a transfer succeeds in
     between. A successful lookup does not reset this count, because a lookup reads no object.
-
-    Attributes:
-        wait_s: while open, the pause before the next probe.
     """
 
     def __init__(self, options: RunnerOptions, rng: random.Random) -> None:

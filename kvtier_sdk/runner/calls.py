@@ -46,10 +46,6 @@ class TierCaller:
     :class:`TierError`, or an invalid answer to ``usage``, fails only its own call or chunk.
 
     If the store refuses a call and the file of a secret has changed, the call is repeated once.
-
-    Attributes:
-        tier: the tier; a new instance replaces one that did not open.
-        quarantine: the error of all further calls, once the tier has broken the contract.
     """
 
     def __init__(

@@ -65,7 +65,7 @@ class ChunkMover:
                     header,
                     self._memory.padded_view(job.slots[index], self._alignment, holder),
                     replace=is_store and job.keys[index] in self._unloaded,
-                    unsealed=self._header if is_store else None,
+                    unsealed=self._header.seal if is_store else None,
                 )
                 for index, header in zip(batch, headers, strict=True)
             }
@@ -81,7 +81,7 @@ class ChunkMover:
             # Remember the chunks before the call, because a load may never end.
             self._doubt(transfers.values())
             for transfer in transfers.values():
-                transfer.unverified = self._header
+                transfer.unverified = self._header.check
         tier = self._sealer or self._call
         results = await tier.transfer(operation, list(transfers.values()))
         errors = dict(zip(transfers, results, strict=True))

@@ -118,11 +118,6 @@ class TierLoop:
     concluded at once and its running calls are cancelled; ``IoEnded`` follows when they have ended.
     While the tier is not open, or the breaker of a job's direction is not closed, a job is
     concluded as ``UNAVAILABLE`` without a call.
-
-    Attributes:
-        spec: the tier's configuration.
-        options: the tier's runner options.
-        call: the tier, for calls on this loop outside of jobs.
     """
 
     def __init__(

@@ -28,9 +28,6 @@ class TierOpening:
     Each attempt may take ``open_deadline``. An attempt that ignores its cancellation counts as
     failed, but no other attempt starts until this one ends. If such an attempt succeeds late, the
     tier is open.
-
-    Attributes:
-        is_open: true once an attempt has succeeded.
     """
 
     def __init__(

@@ -38,7 +38,7 @@ def test_a_transfer_is_its_header_then_its_payload() -> None:
 
 
 class Seals:
-    """What a transfer asks of the SDK, in order."""
+    """Stands for the SDK, and records what a transfer asks for."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, bytes | None]] = []
@@ -53,8 +53,9 @@ class Seals:
             raise self.damage
 
 
-def make_transfer(unsealed: Seals | None = None) -> Transfer:
+def make_transfer(seals: Seals | None = None) -> Transfer:
     header, payload = memoryview(bytearray(64)), memoryview(bytearray(100))
+    unsealed = seals and seals.seal
     return Transfer(b"key", RequestContext("r"), header, payload, unsealed=unsealed)
 
 
@@ -75,7 +76,7 @@ def test_a_chunk_is_verified_until_it_is_found_whole() -> None:
     seals = Seals()
     transfer = make_transfer()
     transfer.verify(b"nothing to check")
-    transfer.unverified = seals
+    transfer.unverified = seals.check
     seals.damage = CorruptChunkError("flipped")
     with pytest.raises(CorruptChunkError):
         transfer.verify()

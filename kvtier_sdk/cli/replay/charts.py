@@ -22,12 +22,7 @@ _TIER_COLORS = ("tier1", "tier2", "tier3")
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One line of a curve, or one part of each stacked column.
-
-    Attributes:
-        color: the name of one of the page's colours.
-        dashed: true for a line that may coincide with another.
-    """
+    """One line of a curve, or one part of each stacked column."""
 
     name: str
     color: str
@@ -45,7 +40,6 @@ class Chart:
         unit: the unit of the horizontal axis.
         heads: the name of each column; the table's first column lists them.
         labels: short heads, for the axis.
-        text: a function that formats a value.
         top: the upper end of the vertical axis; 0 to end the axis at the highest value.
         marks: labelled positions on the horizontal axis, in columns from the left.
     """

@@ -26,13 +26,7 @@ from kvtier_sdk.options.units import format_bytes
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """The facts about a replay that its report lacks.
-
-    Attributes:
-        concurrency: number of requests played at a time.
-        chunk_tokens: number of tokens in a chunk, if known.
-        options: the configuration as text, without secrets.
-    """
+    """The facts about a replay that its report lacks."""
 
     workload: str
     concurrency: int

@@ -12,14 +12,7 @@ from kvtier_sdk.metrics import TierStats
 
 
 class ReplayHistory:
-    """The hits and the wait of each request, in order of arrival, and the hits at each depth.
-
-    Attributes:
-        chunks: number of chunks of each request.
-        hits: for the host pool and then each tier, the number of hits of each request.
-        wait_s: seconds from each request's first lookup until its hits were in host memory.
-        hits_at: for the host pool and then each tier, the hits of all requests at each depth.
-    """
+    """The hits and the wait of each request, in order of arrival, and the hits at each depth."""
 
     __slots__ = ("chunks", "hits", "hits_at", "wait_s")
 

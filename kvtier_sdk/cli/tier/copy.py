@@ -91,17 +91,7 @@ def copy_command(
 
 @dataclass(slots=True)
 class _Copied:
-    """The result of copying one namespace, in the form that ``--json`` prints.
-
-    Attributes:
-        copied: chunks that were stored in DST, and that DST still has at the end.
-        there: chunks that DST had before, and still has at the end.
-        gone: chunks that left SRC during the copy.
-        damaged: chunks that cannot be read, for example damaged or sealed with another key.
-        evicted: chunks that DST had or accepted, but no longer has at the end.
-        missing: copies that could not be read back.
-        fault: the reason why nothing was copied; empty if there is none.
-    """
+    """The result of copying one namespace, in the form that ``--json`` prints."""
 
     fingerprint: str
     name: str

@@ -113,16 +113,7 @@ def explain_command(
 
 @dataclass(slots=True)
 class _Answer:
-    """The answers of one tier.
-
-    Attributes:
-        contents: the namespace's chunks; ``None`` if the tier lacks or cannot list the namespace.
-        is_there: true if the tier has the namespace; ``None`` if the tier cannot list namespaces.
-        nearest: the most similar other namespace, with its chunks.
-        differences: each differing fact, with its values in the namespace and in the nearest
-            other namespace.
-        states: the state of each chunk, by group.
-    """
+    """The answers of one tier."""
 
     spec: TierSpec
     contents: Contents | None = None

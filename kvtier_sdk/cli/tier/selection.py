@@ -142,13 +142,9 @@ def named(namespace: Namespace) -> str:
 
 @dataclass(slots=True)
 class Contents:
-    """The number, the size and the ages of one namespace's chunks.
+    """One namespace's chunks: their number, size, and least and most recent use.
 
-    Attributes:
-        used_bytes: size of the chunks with their headers.
-        oldest_s: last use of the least recently used chunk, in seconds since the epoch; ``None`` if
-            the store does not know.
-        last_used_s: last use of the most recently used chunk, in the same form.
+    A use is in seconds since the epoch; ``None`` if the store does not know.
     """
 
     namespace: Namespace

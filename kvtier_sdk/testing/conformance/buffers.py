@@ -59,19 +59,17 @@ class LentMemory:
 
 
 class _BroughtDigests:
-    """Stands for the SDK behind a transfer, and compares the digests that the tier brings."""
+    """Takes the SDK's part behind a transfer, to compare the digests that the tier brings."""
 
     def __init__(self, digest_bytes: int) -> None:
         self._digest_bytes = digest_bytes
         self.is_wrong = False
 
-    def seal(
+    def compare(
         self, key: OffloadKey, header: memoryview, payload: memoryview, digest: bytes | None
     ) -> None:
         if digest is not None and digest != xxh3_128_digest(payload[: self._digest_bytes]):
             self.is_wrong = True
-
-    check = seal
 
 
 class LentBuffers:
@@ -107,9 +105,9 @@ class LentBuffers:
             view[self._header_at : end],
             view[self._payload_at : self._payload_at + payload_bytes],
             replace=replace,
-            unsealed=self.digests,
+            unsealed=self.digests.compare,
         )
-        self._transfer.unverified = self.digests
+        self._transfer.unverified = self.digests.compare
 
     @property
     def transfer(self) -> Transfer:
