@@ -49,7 +49,7 @@ class PoolMemory(SlotMemory, Protocol):
 
 
 class TierRunner(Protocol):
-    """Carries jobs to a tier, and reports back. Its methods run on the engine's thread.
+    """Carries jobs to a tier, and reports back. The engine's thread calls the methods.
 
     Every submitted job ends in one :class:`~kvtier_sdk.runner.jobs.JobResult`, or in a
     ``RunnerStopped``, which ends all jobs. The tier's client keeps track of the jobs.

@@ -193,7 +193,7 @@ class ProcessStarted:
 
 
 class OpeningEnded(msgspec.Struct, eq=False, tag=True):
-    """An attempt to open the tier failed with ``error``, or succeeded late if that is ``None``."""
+    """Opening the tier failed with ``error``, or succeeded late if ``error`` is ``None``."""
 
     error: str | None = None
 

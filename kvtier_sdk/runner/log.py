@@ -48,6 +48,7 @@ class TierLog(logging.LoggerAdapter[logging.Logger]):
 
         On an event loop, a timer logs the last message and the number of messages at the end of the
         minute. Elsewhere the next message after the minute is logged, with the number.
+        ``ends_outage`` logs the messages held back before this one.
         """
         now_s = self._clock.now_s()
         known = self._topics.get(topic)

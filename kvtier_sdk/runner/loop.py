@@ -432,7 +432,7 @@ class TierLoop:
                 health.note(Outcome.BLOCKED, NO_ROOM)
 
     def _is_blocked(self, direction: Direction, since_s: float) -> bool:
-        """Return true if hanging calls, of jobs concluded by ``since_s``, leave no call free."""
+        """Return true if hanging calls of jobs concluded by ``since_s`` leave no room."""
         hung: Counter[Operation] = Counter()
         for run in self._runs:
             if run.concluded_s <= since_s and run.job.operation in _MOVES:

@@ -30,9 +30,9 @@ class ChunkSealer:
     The codec runs in blocking threads, so it does not block the tier's loop.
 
     A chunk is foreign if another engine sealed it with a key that this engine lacks. This engine
-    replaces a foreign chunk once, because the other key may be retired. If the chunk
-    turns foreign again, some engine still uses the other key, and this engine leaves the chunk.
-    Otherwise two engines with different keys would replace each other's chunks forever.
+    replaces a foreign chunk once, because the other key may be retired. If the chunk turns foreign
+    again, some engine still uses the other key, and this engine leaves the chunk. Otherwise two
+    engines with different keys would replace each other's chunks forever.
     """
 
     def __init__(

@@ -57,7 +57,7 @@ _ARG_START, _ARG_END = 45, 46
 
 
 class Child:
-    """Serves the engine from the tier's process."""
+    """Runs the tier for the engine, in the tier's process."""
 
     def __init__(
         self, name: str, control: socket.socket, data: socket.socket, clock: SystemClock
@@ -252,8 +252,8 @@ class _LogSender(logging.Handler):
 def _watch_parent(control: socket.socket) -> None:
     """End this process when the engine ends, even if the loop is stuck.
 
-    A forked copy of the engine may keep the engine's socket open, so a pidfd of the
-    engine's process is watched too.
+    A forked copy of the engine may keep the engine's socket open, so a pidfd of the engine's
+    process is watched too.
     """
     watched = select.poll()
     watched.register(control, 0)
