@@ -37,7 +37,7 @@ class ThreadRunner(LoopRunner):
     The engine's thread submits and polls without a lock: a deque is safe with one thread at each
     end. A flag makes a burst of jobs wake the loop only once, and a burst of reports notify the
     engine only once. The writer appends before it sets the flag, and the reader clears the flag
-    before it looks, so the reader misses nothing.
+    before it empties the deque, so the reader misses nothing.
     """
 
     def __init__(
