@@ -19,7 +19,7 @@ class SlotMemory(Protocol):
 
     @property
     def region(self) -> Region:
-        """All slots with their padding, at their address in this process."""
+        """The memory of all slots with their padding, as mapped in this process."""
 
     def padded_view(self, slot: int, alignment: int, holder: str) -> memoryview:
         """Return a slot's payload, its length rounded up to ``alignment``, a power of two.
@@ -29,7 +29,7 @@ class SlotMemory(Protocol):
 
 
 class PoolMemory(SlotMemory, Protocol):
-    """A pool whose slots another process can map through a descriptor."""
+    """A pool whose slots another process can map through a file descriptor."""
 
     @property
     def slots(self) -> int:
@@ -49,7 +49,7 @@ class PoolMemory(SlotMemory, Protocol):
 
 
 class TierRunner(Protocol):
-    """A transport that carries jobs to a tier and reports back. Called on the engine's thread.
+    """Carries jobs to a tier, and reports back. The engine's thread calls the methods.
 
     Every submitted job ends in one :class:`~kvtier_sdk.runner.jobs.JobResult`, or in a
     ``RunnerStopped``, which ends all jobs. The tier's client keeps track of the jobs.
@@ -72,7 +72,7 @@ class TierRunner(Protocol):
         """Return the new reports but keep them for :meth:`poll`. Any thread may call this."""
 
     def suspect(self) -> None:
-        """Check whether the tier blocks its loop; called if a job misses its deadline silently."""
+        """Check whether the tier blocks its loop, after a job had no result at its deadline."""
 
     def log_end(self, topic: str, message: str) -> bool:
         """Log the end of an outage in the tier's log; return false if the tier's loop has ended."""

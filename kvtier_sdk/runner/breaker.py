@@ -28,8 +28,8 @@ from kvtier_sdk.errors import (
 from kvtier_sdk.options.tier import RunnerOptions
 from kvtier_sdk.types import OffloadKey
 
-#: The largest share by which jitter shortens a pause. Jitter never lengthens a pause, so that a
-#: tier is used within one probe interval of its recovery.
+#: Jitter shortens a pause by up to this fraction. Jitter never lengthens a pause, because a tier
+#: must be used again within one probe interval of its recovery.
 _JITTER = 0.1
 
 
@@ -78,18 +78,18 @@ class BreakerState(Enum):
 
 
 class Outcome(Enum):
-    """The meaning of one call for a tier's health."""
+    """The outcome of one call, as the breaker counts it."""
 
     #: The tier answered. A missing chunk counts as an answer too.
     ANSWERED = "answered"
-    #: The call was too slow. Load slows a healthy tier too, so a late call counts as a failure in
-    #: the window of recent calls, but not in the run of consecutive failures.
+    #: The call was too slow. A healthy tier is slow under load, so a late call counts as a failure
+    #: in the window of recent calls, but not in the run of consecutive failures.
     LATE = "late"
     #: The tier failed.
     FAILED = "failed"
     #: Single objects failed. Only failures of several objects in a row suggest a broken tier.
     FAULTY = "faulty"
-    #: The call could not be made, because hanging calls occupy every place.
+    #: The call could not start, because hanging calls use up the allowed number of calls.
     BLOCKED = "blocked"
 
 
@@ -123,7 +123,7 @@ class Breaker:
         self._failures = options.breaker_failures
         self._backoff = Backoff(options.probe_interval_s, options.max_probe_interval_s, rng)
         self._row = 0
-        # One entry for each of the last calls: true if it did not succeed.
+        # One entry per recent call: false if the tier answered, true otherwise.
         self._recent: deque[bool] = deque(maxlen=options.breaker_window)
         # Faulty objects since the last successful transfer.
         self._faulty: set[OffloadKey] = set()

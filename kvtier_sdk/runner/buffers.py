@@ -9,9 +9,9 @@ from kvtier_sdk.types import Region
 
 
 class BufferArena:
-    """A set of buffers of one length, cut from one mapping, which borrowers take and give back.
+    """Lends buffers of one length, all cut from one mapping.
 
-    The mapping never grows or moves, so that a tier can register it. A page of the mapping uses
+    A tier can register the mapping, because it never grows or moves. A page of the mapping uses
     memory only after its first use.
     """
 
@@ -25,7 +25,7 @@ class BufferArena:
                 f"({error}): lower option 'concurrency' or 'max_batch'"
             ) from error
         self._free: list[memoryview] = []
-        # Offset of the part that is not cut into buffers yet.
+        # Offset at which the next buffer is cut.
         self._uncut = 0
 
     @property
@@ -33,7 +33,7 @@ class BufferArena:
         return Region.of(self._memory)
 
     def take(self, count: int) -> list[memoryview]:
-        """Lend ``count`` buffers, at least one. They may hold old content."""
+        """Lend ``count`` buffers, at least one. The buffers may hold old content."""
         while len(self._free) < count:
             end = self._uncut + self._buffer_bytes
             if end > len(self._memory):

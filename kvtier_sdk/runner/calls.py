@@ -39,13 +39,13 @@ class NonsenseError(Exception):
 
 
 class TierCaller:
-    """The tier as the SDK calls it: a call returns valid results or raises :class:`TierError`.
+    """Calls a tier for the SDK: each call returns valid results or raises :class:`TierError`.
 
     A tier that returns a wrong number or type of results cannot be trusted. Such a tier goes into
     quarantine: every later call fails with the same message. An exception other than a
     :class:`TierError`, or an invalid answer to ``usage``, fails only its own call or chunk.
 
-    If the store refuses a call and the file of a secret has changed, the call is repeated once.
+    If the store refuses a secret and the secret's file has changed, the call is repeated once.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class TierCaller:
         self.tier = self._new_tier()
         self.quarantine: TierContractError | None = None
         self._is_used = False
-        # Grows with each change of a secret.
+        # Incremented at each change of a secret.
         self._version = 0
 
     @property
@@ -182,7 +182,7 @@ class TierCaller:
     async def _once(self, operation: str, call: Callable[[], Awaitable[T]]) -> T:
         """Await a call; turn every error into a :class:`TierError`."""
         if self.quarantine is not None:
-            # Each raise would add frames to the traceback of this long-lived error.
+            # Clear the traceback: each raise would add frames to this long-lived error.
             raise self.quarantine.with_traceback(None)
         return await self._called(call, lambda error: self._fault(error, operation))
 
@@ -252,8 +252,8 @@ class TierCaller:
 def is_not_tiers(error: BaseException) -> bool:
     """Return true for an interrupt, and for a cancellation of the running task.
 
-    A SystemExit counts as an error of the tier, because it would end only the tier's thread and not
-    the process. A panic in a Rust client, a BaseException, counts as an error of the tier too.
+    A SystemExit counts as the tier's error, because it would end only the tier's thread and not the
+    process. A panic in a Rust client raises a BaseException, which counts as the tier's error too.
     """
     if isinstance(error, asyncio.CancelledError):
         task = asyncio.current_task()

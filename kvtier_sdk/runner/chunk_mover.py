@@ -52,7 +52,7 @@ class ChunkMover:
 
     @contextmanager
     def transfers(self, job: Job, batch: Sequence[int]) -> Iterator[dict[int, Transfer]]:
-        """Lend the buffers of a batch. A store's headers are sealed at their first use."""
+        """Yield a batch's transfers by index. A store's headers are sealed at their first use."""
         headers = self._headers.take(len(batch))
         # A pool that closes while slots are in use logs this name.
         holder = f"{self._context.name} {job.operation.value}"

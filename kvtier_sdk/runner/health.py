@@ -33,10 +33,10 @@ _HANG_S = 60.0
 
 
 class DirectionHealth:
-    """A guard that refuses calls in one direction after failures, and probes for recovery.
+    """Refuses calls in one direction after failures, and probes until the tier recovers.
 
-    A probe makes the same calls as a request, with a chunk that belongs to no engine. A tier in
-    quarantine, because it has broken the contract, is neither called nor probed.
+    A probe makes the same calls as a request, with a chunk that belongs to no engine. A tier that
+    is in quarantine, because it has broken the contract, is neither called nor probed.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class DirectionHealth:
         self._deadline_s = options.load_deadline_s if is_read else options.store_deadline_s
         self._prober: asyncio.Task[None] | None = None
         self._attempt: asyncio.Task[bool] | None = None
-        # For how long hanging calls have prevented probes.
+        # The time during which hanging calls have prevented probes.
         self._hindered_s = 0.0
 
     @property

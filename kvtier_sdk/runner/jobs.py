@@ -41,7 +41,7 @@ class Operation(Enum):
     PURGE = "purge"
 
 
-#: The key of a purge job; it means every chunk of the namespace. No chunk has this key.
+#: The key of a purge job, which deletes every chunk of the namespace. No chunk has this key.
 EVERY_CHUNK: OffloadKey = b""
 
 
@@ -86,7 +86,7 @@ class Job:
     """One batch of keys for one operation of one tier.
 
     Attributes:
-        job_id: unique among the tier's jobs, and growing.
+        job_id: the job's number; later jobs of the tier have higher numbers.
         operation: the kind of job.
         keys: the chunks' keys.
         slots: for loads and stores, the index of each chunk's slot.
@@ -140,7 +140,7 @@ class IoEnded(msgspec.Struct, eq=False, tag=True):
 
 
 class Progressed(msgspec.Struct, eq=False, tag=True):
-    """A call of an unfinished job has returned. The loop limits the rate of these reports."""
+    """A batch of an unfinished load or store has ended. These reports are rate-limited."""
 
     operation: Operation
 
@@ -193,7 +193,7 @@ class ProcessStarted:
 
 
 class OpeningEnded(msgspec.Struct, eq=False, tag=True):
-    """An attempt to open the tier has failed with ``error``, or has succeeded late."""
+    """Opening the tier failed with ``error``, or succeeded late if ``error`` is ``None``."""
 
     error: str | None = None
 
@@ -225,8 +225,7 @@ def batches_of(keys: Sequence[OffloadKey], most: int) -> list[Sequence[int]]:
     >>> batches_of([b"a", b"b", b"a", b"c"], 2)
     [[0, 1], [3], [2]]
     """
-    # The first list has the index of each key's first occurrence, the second list of the second
-    # occurrence, and so on.
+    # ``rounds[n]`` holds the index of each key that has occurred n times before.
     rounds: list[Sequence[int]] = [range(len(keys))]
     if len(set(keys)) < len(keys):
         rounds = []

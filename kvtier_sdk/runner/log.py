@@ -46,8 +46,9 @@ class TierLog(logging.LoggerAdapter[logging.Logger]):
     def often(self, level: int, topic: str, message: str, *, ends_outage: bool = False) -> None:
         """Log a message that may repeat, at most once a minute per ``topic``.
 
-        On an event loop, the end of the minute logs the last message and the number of messages.
-        Elsewhere, without a timer, the next message after the minute is logged instead.
+        On an event loop, a timer logs the last message and the number of messages at the end of the
+        minute. Elsewhere the next message after the minute is logged, with the number.
+        ``ends_outage`` logs the messages held back before this one.
         """
         now_s = self._clock.now_s()
         known = self._topics.get(topic)
@@ -96,8 +97,8 @@ class _TierFilter(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
-        # A logger is never freed and may serve several tiers in turn. Weak references let the
-        # secrets of closed tiers go.
+        # A logger is never freed and may serve several tiers in turn. The references are weak, so
+        # that the secrets of closed tiers are freed.
         self.secrets: WeakSet[Secrets] = WeakSet()
 
     def filter(self, record: logging.LogRecord) -> bool:

@@ -55,10 +55,10 @@ from kvtier_sdk.types import OffloadKey, Transfer
 
 T = TypeVar("T")
 
-#: The largest alignment of a slot, which is the alignment of the pool's rows.
+#: The largest alignment that a tier may require. The pool aligns its rows to this number.
 _MAX_ALIGNMENT = 4096
 
-#: At close, the longest wait for cancelled calls, and again for probes and the store watch.
+#: At close, the time limit for cancelled calls, and again for probes and the store watch.
 _CALLS_END_S = 1.0
 
 #: Shortest interval between two progress reports about loads, or about stores.
@@ -86,7 +86,7 @@ class _Run:
     job: Job
     started_s: float
     verdicts: list[Verdict | None]
-    # The number of batches that have not ended, and the tasks that may use slots right now.
+    # The number of batches that have not ended, and the tasks that may still use the slots.
     open_batches: int = 0
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     # Start times of the tier's calls that have not returned.
@@ -112,10 +112,10 @@ _Batch: TypeAlias = Sequence[int]
 
 
 class TierLoop:
-    """The part of a runner that calls the tier, on the caller's event loop and in any thread.
+    """Runs a tier's jobs on the caller's event loop, in any thread.
 
-    Loads go first, and stores use at most three quarters of the calls. At its deadline a job is
-    concluded at once and its running calls are cancelled; ``IoEnded`` follows when they have ended.
+    Queued loads start before queued stores, and stores use at most three quarters of the calls. At
+    its deadline a job is concluded and its calls are cancelled; ``IoEnded`` follows their end.
     While the tier is not open, or the breaker of a job's direction is not closed, a job is
     concluded as ``UNAVAILABLE`` without a call.
     """
@@ -152,8 +152,8 @@ class TierLoop:
         batch_bytes = min(options.max_batch_bytes, memory.region.size_bytes)
         self._call_keys = spec.tier_class.max_batch_keys or sys.maxsize
         self._batch_chunks = min(max(1, batch_bytes // payload_length), self._call_keys)
-        # A hanging call keeps its place among the calls as well as its buffers, so a batch that has
-        # a place never waits for buffers.
+        # A hanging call counts toward ``concurrency`` as long as it holds its buffers, so a batch
+        # that may start always finds free buffers.
         under_way = options.concurrency * self._batch_chunks
         # Twice as many headers, because the next call starts while a call's chunks are verified.
         headers = BufferArena(header_length, 2 * under_way)
@@ -207,7 +207,7 @@ class TierLoop:
         self._running: Counter[Operation] = Counter()
         # Tasks that verify chunks after the tier's call has returned.
         self._verifying: set[asyncio.Task[None]] = set()
-        # Keep some calls for loads even if stores hang.
+        # Keep some calls free for loads, even if stores hang.
         self._max_stores = max(1, options.concurrency * 3 // 4)
         self._runs: set[_Run] = set()
         self._progress = asyncio.Event()
@@ -253,10 +253,9 @@ class TierLoop:
     async def close(self) -> None:
         """Close the tier and cancel all jobs, including later ones. Call :meth:`drain` first."""
         self.abandon()
-        # Give cancelled calls time to end, so that the tier is closed during a call only if the
-        # call hangs.
+        # Give cancelled calls time to end: only hanging calls may still run when the tier closes.
         await self._idle_within(_CALLS_END_S)
-        # An opening must not go on while the tier is closed.
+        # The tier must not be opened and closed at the same time.
         await self._opening.stop()
         await self._end_background()
         if self._metrics_timer is not None:
@@ -368,7 +367,7 @@ class TierLoop:
         failure = None if task.cancelled() else task.exception()
         if failure is not None:
             self._log.error("a batch failed inside the SDK", exc_info=failure)
-        # A chunk that has a verdict keeps it.
+        # Chunks that already have a verdict keep it.
         self._end_batch(run, batch, Verdict.CANCELLED if failure is None else Verdict.FAILED)
         if not run.concluded and run.job.operation in _MOVES:
             self._tell_progress(run.job.operation)
@@ -415,20 +414,20 @@ class TierLoop:
         health = self._health[run.direction]
         halfway_s = (run.started_s + run.job.deadline_s) / 2
         for started_s in run.calls_s:
-            # Only calls that began in the first half count. A later call had too little time
-            # because of the queue, not because of the tier.
+            # Count only calls that began in the first half of the job's time. A later call was
+            # short of time because of the queue, not because of the tier.
             if started_s <= halfway_s:
                 health.note(outcome, "no answer by the deadline")
         if run.is_queued:
             queue = self._queues[run.job.operation]
             self._queues[run.job.operation] = deque(item for item in queue if item[0] is not run)
-            # This job's calls, cancelled just now, may still end soon. Only the calls of jobs that
-            # were concluded by halfway count as hanging.
+            # Only calls of jobs that were concluded by halfway count as hanging. This job's calls
+            # were cancelled just now, and may still end soon.
             if self._is_blocked(run.direction, halfway_s):
                 health.note(Outcome.BLOCKED, NO_ROOM)
 
     def _is_blocked(self, direction: Direction, since_s: float) -> bool:
-        """Return true if all places are taken by hanging calls of jobs concluded by ``since_s``."""
+        """Return true if hanging calls of jobs concluded by ``since_s`` leave no room."""
         hung: Counter[Operation] = Counter()
         for run in self._runs:
             if run.concluded_s <= since_s and run.job.operation in _MOVES:
@@ -443,7 +442,7 @@ class TierLoop:
         errors: Sequence[TierError | None],
         objects: Sequence[OffloadKey] = (),
     ) -> None:
-        """Report a call's errors to the breaker, unless the job was concluded meanwhile."""
+        """Report a call's outcome to the breaker, unless the job was concluded meanwhile."""
         if not run.concluded:
             reason = next((str(error) for error in errors if error is not None), "")
             outcome = outcome_of(run.direction, errors)
@@ -604,7 +603,7 @@ class TierLoop:
         """Report removed chunks, except the probes' chunk. Any thread may call this."""
         removed = []
         for key in keys:
-            # Fail here, where the backend's author sees the error. Later it would spoil the results
+            # Raise here, in the backend's own call. Later, the invalid key would spoil the reports
             # of other jobs.
             if not isinstance(key, bytes):
                 raise TierContractError(

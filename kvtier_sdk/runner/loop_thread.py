@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 #: Time until the first log line about a slow opening; the time doubles for each further line.
 _PROGRESS_S = 5.0
-#: How long a tier whose start failed may take to close.
+#: Time limit for closing a tier whose start failed.
 _FAILED_CLOSE_S = 5.0
 
 
@@ -42,7 +42,7 @@ class LoopRunner(ABC):
         self._log = TierLog(spec.name, clock)
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        # Id of the process that has the thread.
+        # Id of the process that started the thread.
         self._pid = -1
         self._opened: concurrent.futures.Future[bool] = concurrent.futures.Future()
         # An event loop holds its tasks only weakly, so keep references to them here.
@@ -80,7 +80,7 @@ class LoopRunner(ABC):
         self._thread.start()
 
     def start(self) -> bool:
-        """Wait for the tier to open, after :meth:`begin` if needed. An error closes the runner."""
+        """Begin if needed, and wait for the tier to open. After an error, the runner is closed."""
         self.begin()
         try:
             return self._await_opening()
@@ -226,7 +226,7 @@ class LoopRunner(ABC):
 
     async def _run_closing(self, timeout_s: float) -> None:
         try:
-            # An opening must not go on while the tier is closed.
+            # The tier must not be opened and closed at the same time.
             if self._opening is not None:
                 self._opening.cancel()
                 await asyncio.wait([self._opening])
@@ -261,8 +261,8 @@ async def close_tier(close: Callable[[], Coroutine[Any, Any, None]], log: TierLo
 def end_event_loop(event_loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
     """Close a stopped loop and its blocking threads.
 
-    Tasks that a tier left behind are cancelled first. They run until their next wait, so that
-    asyncio does not report them as destroyed while pending.
+    Tasks that a tier left behind are cancelled first, and run until their next wait. Otherwise
+    asyncio would report them as destroyed while pending.
     """
     for task in asyncio.all_tasks(event_loop):
         task.cancel()

@@ -23,11 +23,11 @@ from kvtier_sdk.runner.log import TierLog
 
 
 class TierOpening:
-    """The attempts to open a tier, in the background after the first one has failed.
+    """Opens a tier, and retries in the background if the first attempt fails.
 
-    Each attempt may take ``open_deadline``. An attempt that ignores its cancellation counts as
-    failed, but no other attempt starts until this one ends. If such an attempt succeeds late, the
-    tier is open.
+    An attempt that exceeds ``open_deadline`` is cancelled and counts as failed. The next attempt
+    starts only after the cancelled one has ended. If an attempt ignores its cancellation and
+    succeeds late, the tier is open.
     """
 
     def __init__(
@@ -54,8 +54,8 @@ class TierOpening:
     async def begin(self) -> bool:
         """Make the first attempt; return true if the tier is open.
 
-        After a failure, retries begin in the background. But if the tier is required, or if the
-        engine waits and the error is permanent, the error is raised instead.
+        After a failure, retry in the background. But raise the error if the tier is required, or if
+        the engine waits and the error is permanent.
         """
         # An attempt may block the loop past this time; then the engine no longer waits.
         end_s = self._clock.now_s() + self._options.open_deadline_s
@@ -89,7 +89,7 @@ class TierOpening:
         self._report(OpeningEnded())
 
     async def _try(self) -> Exception | None:
-        """Start an attempt, or wait for a running one; return the error, or ``None``."""
+        """Start an attempt, or wait for the running one; return its error, or ``None``."""
         attempt = self._attempt
         if attempt is None or (attempt.done() and not self.is_open):
             attempt = self._clock.spawn(self._call(), name=f"open {self._log.tier}")
@@ -114,7 +114,7 @@ class TierOpening:
         except BaseException as error:
             if is_not_tiers(error):
                 raise
-            # A SystemExit or CancelledError raised by the tier would end the engine.
+            # Wrap a SystemExit or CancelledError of the tier, because it would end the engine.
             told = TierContractError(f"raised {error!r}")
             told.tier, told.operation = self._log.tier, "open"
             told.__cause__ = error

@@ -25,14 +25,14 @@ class _Foreign(Enum):
 
 
 class ChunkSealer:
-    """A wrapper of a tier that seals payloads in scratch memory before the tier gets them.
+    """Calls a tier with sealed payloads: seals before a store, and opens after a load.
 
-    The codec runs in blocking threads, so the tier's loop goes on meanwhile.
+    The codec runs in blocking threads, so it does not block the tier's loop.
 
     A chunk is foreign if another engine sealed it with a key that this engine lacks. This engine
-    replaces a foreign chunk once, because the other key may be retired. If the chunk is foreign
-    again afterwards, an engine still uses the other key. Then this engine leaves the chunk, so that
-    two engines with different keys do not replace each other's chunks forever.
+    replaces a foreign chunk once, because the other key may be retired. If the chunk turns foreign
+    again, some engine still uses the other key, and this engine leaves the chunk. Otherwise two
+    engines with different keys would replace each other's chunks forever.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class ChunkSealer:
 
     def _open(self, sealed: Transfer, into: Transfer) -> CorruptChunkError | None:
         try:
-            # Check the chunk first: in a damaged chunk the name of the sealing key means nothing.
+            # Check for damage first: a damaged chunk may name a wrong sealing key.
             self._header.check(sealed.key, sealed.header, sealed.payload)
             self._codec.open(
                 self._header.associated_data(sealed.key, sealed.header),

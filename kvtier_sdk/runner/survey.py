@@ -18,7 +18,7 @@ from kvtier_sdk.types import Capability, Usage
 _ANSWER_S = 5.0
 #: Interval between queries of the usage.
 _INTERVAL_S = 5.0
-#: Two namespaces that differ in more facts belong to different models or machines.
+#: Namespaces that differ in more facts than this belong to different models or machines.
 _MOST_FACTS = 2
 #: Advice in the log about facts that differ.
 _ADVICE = {
@@ -86,7 +86,7 @@ def contents_in_words(usage: Usage) -> str:
 
 
 async def _nearest_namespace(call: TierCaller) -> StoredNamespace | None:
-    """Find a namespace similar to the tier's own namespace, if the tier's own has no chunks."""
+    """Return the most similar other namespace, or ``None`` if the tier's own has chunks."""
     if Capability.SCAN | Capability.NAMESPACES not in call.tier.capabilities:
         return None
     async for _ in call.entries():

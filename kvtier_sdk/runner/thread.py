@@ -37,7 +37,7 @@ class ThreadRunner(LoopRunner):
     The engine's thread submits and polls without a lock: a deque is safe with one thread at each
     end. A flag makes a burst of jobs wake the loop only once, and a burst of reports notify the
     engine only once. The writer appends before it sets the flag, and the reader clears the flag
-    before it looks, so the reader misses nothing.
+    before it empties the deque, so the reader misses nothing.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class ThreadRunner(LoopRunner):
         super().__init__(spec, clock, notify)
         self._inbox: deque[Sequence[Job]] = deque()
         self._reports: deque[Report] = deque()
-        # True while a wake-up of the loop, or a notification of the engine, is already on its way.
+        # True while a wake-up of the loop, or a notification of the engine, is already scheduled.
         self._waking = False
         self._notifying = False
         self._tier_loop = TierLoop(
@@ -88,7 +88,7 @@ class ThreadRunner(LoopRunner):
         return self._reports.copy()
 
     def ask(self, question: Callable[[TierCaller], Coroutine[Any, Any, T]], timeout_s: float) -> T:
-        """Call the tier outside of any job, for tools; raise TierError if it does not answer."""
+        """Call the tier outside of any job; raise TierError if no answer comes in time."""
         answer = self._call(question(self._tier_loop.call), timeout_s, _SILENCE)
         if answer is _SILENCE:
             raise TierTimeoutError(f"{self._spec.name}: no answer within {timeout_s:g} s")

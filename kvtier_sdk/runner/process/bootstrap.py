@@ -36,7 +36,7 @@ _OTHER_OPTIONS = (
 
 
 def fault_of(spec: TierSpec) -> str | None:
-    """Return why a separate process cannot build a tier, or ``None``.
+    """Return the reason why a separate process cannot build a tier, or ``None``.
 
     The process itself checks that it has read the same options; see :func:`read_bootstrap`.
     """
@@ -56,7 +56,7 @@ def fault_of(spec: TierSpec) -> str | None:
 def write_bootstrap(
     spec: TierSpec, *, namespace: Namespace, layout: PoolLayout, pool_fd: int
 ) -> dict[str, Any]:
-    """Return the bootstrap data of a tier that can run in a process, including secrets."""
+    """Return the bootstrap data, with secrets, of a tier that :func:`fault_of` has accepted."""
     return {
         "version": PROTOCOL_VERSION,
         "name": spec.name,
@@ -78,7 +78,7 @@ def write_bootstrap(
 
 
 def read_bootstrap(bootstrap: Mapping[str, Any]) -> tuple[TierSpec, Namespace, PoolLayout]:
-    """Read the bootstrap data in the process; raise ConfigError if the tier would differ."""
+    """Read the bootstrap data; raise ConfigError if the tier would differ from the engine's."""
     name = bootstrap["name"]
     place = Place(f"tier {name!r}")
     if bootstrap["version"] != PROTOCOL_VERSION:
@@ -111,7 +111,7 @@ def _options_of(spec: TierSpec) -> dict[str, Any]:
 def write_error(error: BaseException) -> dict[str, Any]:
     return {
         "name": type(error).__name__,
-        # Leave out Exception as a base class: the name of the class itself says more.
+        # Leave out the base Exception: a TierError with the name of the class says more.
         "classes": [
             _path_of(base)
             for base in type(error).__mro__
@@ -126,8 +126,8 @@ def write_error(error: BaseException) -> dict[str, Any]:
 def read_error(told: Mapping[str, Any]) -> BaseException:
     """Rebuild an exception from the data of :func:`write_error`.
 
-    The engine uses the first class that it has imported and that reproduces the same text.
-    Without such a class, the exception is a :class:`TierError` that names the original class.
+    The exception has the first class that the engine has imported and that reproduces the text.
+    If no class does, the exception is a :class:`TierError` that names the original class.
     """
     for path in told["classes"]:
         found = _known_class(path)

@@ -1,4 +1,4 @@
-"""The main program of a tier's process, whose one loop reads jobs, runs the tier and reports.
+"""The main program of a tier's process: one loop reads jobs, runs the tier and reports.
 
 :mod:`kvtier_sdk.runner.process.child_process` starts this program; do not run it by hand.
 """
@@ -43,7 +43,7 @@ from kvtier_sdk.runner.process.messages import (
 
 _STDERR = 2
 _READ_BYTES = 1 << 16
-#: Lowers the process's priority, so that the engine goes first where processors are scarce.
+#: The process's niceness: on a busy machine the engine goes first.
 _NICENESS = 5
 #: Time limits after the engine's end, for closing the tier and for ending the process.
 _ORPHAN_CLOSE_S = 0.5
@@ -52,12 +52,12 @@ _ORPHAN_END_S = 5.0
 _REFUSED_CLOSE_S = 5.0
 #: Time limit for sending the last reports.
 _LAST_REPORTS_S = 1.0
-#: The fields of /proc/PID/stat with the command line's bounds, counted after the process's name.
+#: Indices of the command line's bounds in /proc/PID/stat, counted after the process's name.
 _ARG_START, _ARG_END = 45, 46
 
 
 class Child:
-    """The server in a tier's process, which runs the tier for the engine."""
+    """Runs the tier for the engine, in the tier's process."""
 
     def __init__(
         self, name: str, control: socket.socket, data: socket.socket, clock: SystemClock
@@ -217,7 +217,7 @@ class Child:
         if self._sending:
             return
         self._sending = True
-        # Send all reports of this turn of the loop together, at the end of the turn.
+        # Send the reports of one iteration of the loop together, in the next iteration.
         if threading.get_ident() == self._thread_id:
             self._event_loop.call_soon(self._send_reports)
         else:
@@ -252,15 +252,15 @@ class _LogSender(logging.Handler):
 def _watch_parent(control: socket.socket) -> None:
     """End this process when the engine ends, even if the loop is stuck.
 
-    A forked copy of the engine may keep the engine's socket open, so this also watches the engine's
-    process through a descriptor.
+    A forked copy of the engine may keep the engine's socket open, so a pidfd of the engine's
+    process is watched too.
     """
     watched = select.poll()
     watched.register(control, 0)
     with contextlib.suppress(OSError):
         watched.register(os.pidfd_open(os.getppid()), select.POLLIN)
     watched.poll()
-    # Now the loop reads the end of the stream and closes the tier, unless it is stuck.
+    # Unless the loop is stuck, it now reads the end of the stream and closes the tier.
     with contextlib.suppress(OSError):
         control.shutdown(socket.SHUT_RD)
     threading.Event().wait(_ORPHAN_END_S)
@@ -301,7 +301,7 @@ def _exit() -> NoReturn:
 
 
 def main(name: str, control_fd: int, data_fd: int) -> None:
-    # Ignore these signals, because the engine ends this process after it has closed the tier.
+    # Ignore these signals: the engine closes the tier first, and then ends this process.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     _open_standard_streams()

@@ -1,4 +1,4 @@
-"""The engine's handle of a tier's process, from the start of the process until its end."""
+"""Starts, watches and ends a tier's process, on the engine's side."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _PROGRAM = (
     "import sys; name, control, data, *sys.path = sys.argv[1:]; "
     "from kvtier_sdk.runner.process.child import main; main(name, int(control), int(data))"
 )
-#: How long a process may live after it has closed its end of a socket.
+#: A process that has closed its end of a socket is killed after this time.
 _PARTING_S = 1.0
 #: The errors that reading an invalid message can raise.
 _NONSENSE = (MessageError, LookupError, TypeError, ValueError)
@@ -49,12 +49,12 @@ _READ_BYTES = 1 << 16
 _MAX_LINE_BYTES = 4096
 #: The number of last lines to repeat in the log when the process dies.
 _LAST_LINES = 4
-#: Starts of a stack that faulthandler writes at a crash. A stack is too long to repeat.
+#: First words of the stack that faulthandler writes at a crash. The stack is too long to repeat.
 _STACK_STARTS = ("Current thread 0x", "Thread 0x")
 
 
 class ChildProcess:
-    """A tier's process, as the engine starts, uses and ends it.
+    """A tier's process, as the engine sees it.
 
     The engine uses two sockets, one per thread. Jobs and reports go through ``data``, which belongs
     to the engine's thread. Everything else goes through a control socket, which belongs to the loop
@@ -99,7 +99,7 @@ class ChildProcess:
         with self._their_control, self._their_data:
             try:
                 self._spawn(pool_fd)
-            except Exception as error:  # no process, no reaper, or a bad argument
+            except Exception as error:  # such as too many processes, or a bad argument
                 if self._process is not None:
                     self._process.kill()
                     self._process.communicate()
@@ -121,7 +121,7 @@ class ChildProcess:
     async def end(self, timeout_s: float) -> None:
         """Close the tier and end the process; kill the process at the time limit.
 
-        A cancellation kills the process at once. In any case the process is gone at the end.
+        A cancellation kills the process at once. The process is gone at the end in any case.
         """
         self._send(plain_message(Kind.CLOSE, timeout_s / 2))
         try:
@@ -148,14 +148,14 @@ class ChildProcess:
     def lost(self, error: Exception | None) -> None:
         """Kill a process that has closed its end of a socket or sent an invalid message."""
         if error is None:
-            # The process may be about to end by itself.
+            # Give the process time to end by itself.
             self._clock.call_at(self._clock.now_s() + _PARTING_S, self.kill)
         else:
             self._log.error("the tier's process is killed: it sent %s", error)
             self.kill()
 
     def suspect(self) -> None:
-        """Ping the process until it answers; kill it if it does not."""
+        """Ping the process until it answers; kill it after too many unanswered pings."""
         if not self._pinging:
             self._pinging = True
             self._unanswered = 0
@@ -272,7 +272,7 @@ class ChildProcess:
 
 
 class _StderrLog:
-    """A reader that copies a process's standard error to the tier's log without waiting."""
+    """Copies a process's standard error to the tier's log, without waiting."""
 
     def __init__(self, pipe: IO[bytes], log: TierLog, secrets: Secrets) -> None:
         os.set_blocking(pipe.fileno(), False)

@@ -2,7 +2,7 @@
 
 A message consists of its length, its kind and its body: MessagePack for jobs and reports, JSON for
 plain data. Messages carry keys, slot indices and verdicts, but no payloads. Nothing received is
-executed or unpickled. :data:`PROTOCOL_VERSION` ensures that both ends are the same release.
+executed or unpickled. :data:`PROTOCOL_VERSION` ensures that both ends are of the same release.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ PROTOCOL_VERSION = 7
 _HEAD = struct.Struct("<IB")
 #: The longest body, which has room for seven million keys. A longer message is invalid.
 _MAX_BODY_BYTES = 1 << 28
-#: The longest JSON of a request's params.
+#: The longest JSON of a request's params. Longer params are left out.
 _MAX_PARAMS_BYTES = 1 << 14
 _READ_BYTES = 1 << 16
-#: With more unsent bytes, the peer is assumed to be stuck.
+#: The peer is assumed to be stuck if more bytes than this are unsent.
 _MAX_UNSENT_BYTES = 8 << 20
 _params_encoder = json.JSONEncoder(default=str, skipkeys=True)
 _log = logging.getLogger("kvtier.runner")
@@ -50,7 +50,7 @@ def _plain(value: Any) -> Any:
 _encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
 _job_decoder = msgspec.msgpack.Decoder(_JobFields)
 _reports_decoder = msgspec.msgpack.Decoder(list[SentReport])
-#: The errors that malformed bytes raise.
+#: The errors that decoding malformed bytes can raise.
 _MALFORMED = (msgspec.DecodeError, ValueError, RecursionError, struct.error)
 
 
@@ -75,7 +75,7 @@ class Kind(IntEnum):
     LOG = 8
     #: From the child: a request to be killed, because hanging calls block the tier.
     HUNG = 9
-    #: To the child: a request for the same message as a sign of life.
+    #: To the child: a ping. From the child: its answer.
     PING = 10
 
 

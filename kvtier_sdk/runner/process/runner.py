@@ -1,4 +1,4 @@
-"""Runs a tier in a separate process, which a supervisor thread restarts when it dies."""
+"""Runs a tier in a separate process; a supervisor thread restarts a process that dies."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ from kvtier_sdk.runner.process.messages import (
 #: lives at least as long as the longest pause resets the next pause to the first.
 _FIRST_PAUSE_S = 1.0
 _MAX_PAUSE_S = 30.0
-#: Extra time beyond ``open_deadline`` for a process to answer. Then a silent process is killed,
-#: because the tier blocks its loop.
+#: Time beyond ``open_deadline`` after which a silent process is killed, because its tier must be
+#: blocking the loop.
 _START_S = 30.0
 #: Time limit for the end of a cancelled opening.
 _CANCEL_S = 5.0
@@ -289,7 +289,7 @@ class ProcessRunner(LoopRunner):
             child.data.close()
 
     async def _supervise(self, starting: asyncio.Task[ChildProcess] | None) -> None:
-        """Restart the process after each end, until the tier is closed."""
+        """Restart the process each time it ends, until the tier is closed."""
         backoff = Backoff(_FIRST_PAUSE_S, _MAX_PAUSE_S)
         if starting is not None:
             try:
