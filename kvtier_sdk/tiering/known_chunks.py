@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from kvtier_sdk.runner.jobs import Job, Verdict
 from kvtier_sdk.types import OffloadKey
 
 #: The most chunks to remember per tier: 8 bytes each, 1 MiB in all.
 _PLACES = 2**17
+
+_OK: Final = Verdict.OK
+_NOT_FOUND: Final = Verdict.NOT_FOUND
+_TIMEOUT: Final = Verdict.TIMEOUT
 
 
 class KnownChunks:
@@ -57,10 +62,10 @@ class KnownChunks:
 
     def loaded(self, job: Job, verdicts: Sequence[Verdict], present: Iterable[OffloadKey]) -> None:
         """Apply a load's verdicts; ``present`` are its keys that were not removed meanwhile."""
-        if Verdict.NOT_FOUND in verdicts or Verdict.TIMEOUT in verdicts:
+        if _NOT_FOUND in verdicts or _TIMEOUT in verdicts:
             # Other chunks may be lost too, or the tier hangs; lookups show a hang sooner.
             self.clear()
-        elif verdicts.count(Verdict.OK) == len(verdicts):
+        elif verdicts.count(_OK) == len(verdicts):
             self.found(job, present)
         else:
-            self.discard(k for k, v in zip(job.keys, verdicts, strict=True) if v is not Verdict.OK)
+            self.discard(k for k, v in zip(job.keys, verdicts, strict=True) if v is not _OK)

@@ -20,7 +20,15 @@ from kvtier_sdk.tiering.cascade import Cascade, ManagedTier
 from kvtier_sdk.tiering.compute_rate import ComputeRate
 from kvtier_sdk.tiering.outputs import LoadSpec, PrepareStoreOutput, ResetScope
 from kvtier_sdk.tiering.promotions import Promotions
-from kvtier_sdk.tiering.records import NameOrder, PrefixOrder, RequestState, Slot, SlotState, Wait
+from kvtier_sdk.tiering.records import (
+    NameOrder,
+    PrefixOrder,
+    RequestState,
+    Slot,
+    SlotState,
+    Wait,
+    check_keys,
+)
 from kvtier_sdk.tiering.search import LookupTable, TierSearch
 from kvtier_sdk.tiering.slots import PrimaryTier, Purge
 from kvtier_sdk.tiering.tier_client import TierClient
@@ -227,8 +235,6 @@ class TieringManager:
             self._collect()
         state = self._requests.get(request.request_id) or self._state(request)
         slot = self._by_key.get(key)
-        if slot is None and type(key) is not bytes:
-            _check_keys([key])
         if state.prefix_order is not None:
             state.prefix_order.note(key)
         if slot is None:
@@ -240,7 +246,9 @@ class TieringManager:
             return _HIT
         if slot.state is _LOADING and key not in state.claims:
             self._promotions.join(slot, state)
-        wait = state.wait_in(self._primary.step)
+        wait = state.wait
+        if wait is None or wait.step != self._primary.step:
+            wait = state.begin_wait(self._primary.step)
         if wait.slot is None:
             wait.note_slot(slot)
         return _HIT_PENDING
@@ -343,19 +351,29 @@ class TieringManager:
         state = self._requests.get(request.request_id)
         if state is None:
             return
-        ended = state.end_copies(keys)
-        for slot in ended:
+        loaded = 0
+        copies = state.copies
+        for key in keys:
+            slots = copies.get(key)
+            if slots is None:
+                continue
+            slot = slots.pop()
+            if not slots:
+                del copies[key]
+            slot.copies -= 1
             self._primary.unpin(slot)
-        self._primary.stats.loaded_chunks += len(ended)
-        self._primary.stats.loaded_bytes += len(ended) * self._pool.chunk_bytes
-        self._end_if_over(state)
+            loaded += 1
+        self._primary.stats.loaded_chunks += loaded
+        self._primary.stats.loaded_bytes += loaded * self._pool.chunk_bytes
+        if state.finished:
+            self._end_if_over(state)
 
     def touch(self, keys: Collection[OffloadKey], request: RequestContext) -> None:
         """Record that ``request`` uses the chunks ``keys``, in prefix order.
 
         :meth:`prepare_load` records the use of its chunks itself.
         """
-        _check_keys(keys)
+        check_keys(keys)
         self._touched.update(dict.fromkeys(keys))
 
     def prepare_store(
@@ -377,7 +395,7 @@ class TieringManager:
         by_key = self._by_key
         distinct = dict.fromkeys(keys)
         new = [key for key in distinct if key not in by_key]
-        _check_keys(new)
+        check_keys(new)
         if state.prefix_order is not None:
             for key in keys:
                 state.prefix_order.note(key)
@@ -426,7 +444,8 @@ class TieringManager:
                 self._primary.forget(slot)
         for slot in slots:
             self._primary.unpin(slot)
-        self._end_if_over(state)
+        if state.finished:
+            self._end_if_over(state)
 
     def on_request_finished(
         self, request: RequestContext, end_tokens: Mapping[OffloadKey, int] | None = None
@@ -593,12 +612,6 @@ class TieringManager:
         self._search.hand_over()
         for tier in self._tiers:
             tier.client.flush()
-
-
-def _check_keys(keys: Collection[OffloadKey]) -> None:
-    for kind in set(map(type, keys)):
-        if kind is not bytes:
-            raise KVTierError(f"a chunk's key is a {kind.__name__}; it should be bytes")
 
 
 class _Reports(TierListener):

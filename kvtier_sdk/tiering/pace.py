@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from typing import Final
 
 from kvtier_sdk.options.tier import RunnerOptions
@@ -20,6 +19,8 @@ _NEWEST_WEIGHT = 0.2
 _LIFE_S = 10.0
 
 _LOAD: Final = Operation.LOAD
+_STORE: Final = Operation.STORE
+_TIMEOUT: Final = Verdict.TIMEOUT
 
 
 class Pace:
@@ -30,9 +31,10 @@ class Pace:
         # The bytes that the tier stores in SLOW_S, by its measured speed.
         self.store_bytes = float(call_bytes * options.concurrency)
         self._call_bytes = call_bytes
-        # For loads and for stores, the number of running jobs and the time of the last progress.
-        self._under_way: Counter[Operation] = Counter()
-        self._progress_s = {_LOAD: -math.inf, Operation.STORE: -math.inf}
+        # For stores and for loads, the number of running jobs and the time of the last progress.
+        # The index is ``operation is _LOAD``: hashing an enumeration's member is slow.
+        self._under_way = [0, 0]
+        self._progress_s = [-math.inf, -math.inf]
         # The time of the tier's last answer, or when a load last began while no other was running.
         self._heard_s = 0.0
         # The mean speed of loads, over the time in which at least one load is running.
@@ -42,29 +44,29 @@ class Pace:
         self._sampled_s = 0.0
 
     def begin(self, job: Job, now_s: float) -> None:
-        operation = job.operation
-        if operation not in self._progress_s:
+        is_load = job.operation is _LOAD
+        if not is_load and job.operation is not _STORE:
             return
-        if not self._under_way[operation]:
-            self._progress_s[operation] = now_s
-            if operation is _LOAD:
+        if not self._under_way[is_load]:
+            self._progress_s[is_load] = now_s
+            if is_load:
                 self._heard_s = self._since_s = now_s
-        self._under_way[operation] += 1
+        self._under_way[is_load] += 1
 
     def progress(self, operation: Operation, now_s: float) -> None:
-        self._heard_s = self._progress_s[operation] = now_s
+        self._heard_s = self._progress_s[operation is _LOAD] = now_s
 
     def end(self, job: Job, result: JobResult, now_s: float) -> None:
-        is_late = Verdict.TIMEOUT in result.verdicts
+        is_late = _TIMEOUT in result.verdicts
         if not is_late:
             self._heard_s = now_s
-        operation = job.operation
-        if operation not in self._progress_s:
+        is_load = job.operation is _LOAD
+        if not is_load and job.operation is not _STORE:
             return
-        self._under_way[operation] -= 1
+        self._under_way[is_load] -= 1
         if not is_late:
-            self._progress_s[operation] = now_s
-        if operation is _LOAD:
+            self._progress_s[is_load] = now_s
+        if is_load:
             self._learn_load(result.moved_bytes, now_s)
         else:
             self._learn_store(job, result)
@@ -72,13 +74,13 @@ class Pace:
     def is_slow(self, now_s: float) -> bool:
         """Return true if loads, or stores, have made no progress for :data:`SLOW_S`."""
         return any(
-            self._under_way[operation] and now_s - at_s > SLOW_S
-            for operation, at_s in self._progress_s.items()
+            under_way and now_s - at_s > SLOW_S
+            for under_way, at_s in zip(self._under_way, self._progress_s, strict=True)
         )
 
     def answers(self, now_s: float, within_s: float) -> bool:
         """Return true if no load is running, or the tier has answered in the last ``within_s``."""
-        return not self._under_way[_LOAD] or now_s - self._heard_s <= within_s
+        return not self._under_way[True] or now_s - self._heard_s <= within_s
 
     def expected_s(self, size_bytes: int, now_s: float) -> float:
         """Estimate the seconds to load ``size_bytes``; 0.0 without a recent sample."""

@@ -33,7 +33,7 @@ class Promotions:
         self._limit = limit
         self._occupied = 0
         # For a chunk and a tier, the step of the last failed load; the newest failure is last.
-        self._failed: OrderedDict[tuple[OffloadKey, int], int] = OrderedDict()
+        self.failed: OrderedDict[tuple[OffloadKey, int], int] = OrderedDict()
 
     def start(
         self,
@@ -103,9 +103,6 @@ class Promotions:
                 self._vacate(slot)
             self._primary.unpin(slot)
 
-    def has_failed_since(self, key: OffloadKey, tier: int, step: int) -> bool:
-        return self._failed.get((key, tier), -1) > step
-
     def let_go(self, key: OffloadKey, state: RequestState) -> int:
         """Release a request's claim on a promoted chunk; return the index of the chunk's tier."""
         slot = state.claims.pop(key)
@@ -154,10 +151,10 @@ class Promotions:
         self.forget(slot)
 
     def _note_failure(self, key: OffloadKey, tier: int) -> None:
-        self._failed[key, tier] = self._primary.step
-        self._failed.move_to_end((key, tier))
-        if len(self._failed) > _MOST_FAILED:
-            self._failed.popitem(last=False)
+        self.failed[key, tier] = self._primary.step
+        self.failed.move_to_end((key, tier))
+        if len(self.failed) > _MOST_FAILED:
+            self.failed.popitem(last=False)
 
     def _vacate(self, slot: Slot) -> None:
         slot.promotion = None

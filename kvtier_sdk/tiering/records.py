@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from enum import Enum
+from typing import Final
 
+from kvtier_sdk.errors import KVTierError
 from kvtier_sdk.types import GROUP_BYTES, OffloadKey, RequestContext
 
 _UNKNOWN = (None, 0)
+_BYTES: Final = frozenset([bytes])
 
 
 class SlotState(Enum):
@@ -21,6 +24,12 @@ class SlotState(Enum):
     READY = "ready"
     #: The slot holds no chunk, but the holder of a pin may still read or write the slot.
     QUARANTINED = "quarantined"
+
+
+def check_keys(keys: Iterable[OffloadKey]) -> None:
+    if not _BYTES.issuperset(map(type, keys)):
+        kind = next(type(key) for key in keys if type(key) is not bytes)
+        raise KVTierError(f"a chunk's key is a {kind.__name__}; it should be bytes")
 
 
 class PendingLookup:
@@ -349,9 +358,8 @@ class RequestState:
         """True if the request has finished and all its copies and stores have ended."""
         return self.finished and not self.copies and not self.writes
 
-    def wait_in(self, step: int) -> Wait:
-        if self.wait is None or self.wait.step != step:
-            self.wait = Wait(step)
+    def begin_wait(self, step: int) -> Wait:
+        self.wait = Wait(step)
         return self.wait
 
     def held_slots(self) -> list[int]:
@@ -371,21 +379,6 @@ class RequestState:
                 copies[key].append(slot)
             else:
                 copies[key] = [slot]
-
-    def end_copies(self, keys: Collection[OffloadKey]) -> list[Slot]:
-        """End copies to the device; return their slots, whose pins the caller must release."""
-        copies = self.copies
-        ended = []
-        for key in keys:
-            slots = copies.get(key)
-            if slots is None:
-                continue
-            slot = slots.pop()
-            if not slots:
-                del copies[key]
-            slot.copies -= 1
-            ended.append(slot)
-        return ended
 
     def start_over(self) -> list[Slot]:
         """Forget the request's chunks; return the slots that copies may still read or write."""

@@ -10,7 +10,7 @@ from kvtier_sdk.runner.jobs import Verdict
 from kvtier_sdk.tiering.cascade import ManagedTier
 from kvtier_sdk.tiering.outputs import MissReason
 from kvtier_sdk.tiering.promotions import Promotions
-from kvtier_sdk.tiering.records import PendingLookup, RequestState, Wait
+from kvtier_sdk.tiering.records import PendingLookup, RequestState, Wait, check_keys
 from kvtier_sdk.tiering.slots import PrimaryTier
 from kvtier_sdk.tiering.tier_client import TierClient
 from kvtier_sdk.types import LookupResult, OffloadKey
@@ -139,7 +139,10 @@ class TierSearch:
             step = self._primary.step
             if state.turn != step:
                 if self.lookups.is_full:
-                    state.wait_in(step).put_off = key
+                    wait = state.wait
+                    if wait is None or wait.step != step:
+                        wait = state.begin_wait(step)
+                    wait.put_off = key
                     return _RETRY
                 state.turn = step
             pending = self._ask(key, state)
@@ -157,7 +160,9 @@ class TierSearch:
             return _MISS
         if pending.waiting:
             if self._primary.now_s <= pending.deadline_s:
-                wait = state.wait_in(self._primary.step)
+                wait = state.wait
+                if wait is None or wait.step != self._primary.step:
+                    wait = state.begin_wait(self._primary.step)
                 if pending is not wait.latest:
                     wait.note_lookup(pending)
                 return _RETRY
@@ -199,6 +204,8 @@ class TierSearch:
 
     def _ask(self, key: OffloadKey, state: RequestState) -> PendingLookup | None:
         """Ask the tiers for a chunk, or join a pending lookup; return ``None`` for a miss."""
+        if type(key) is not bytes:
+            check_keys((key,))
         if not self._tiers:
             self._count_miss(key, state, _ABSENT)
             return None
@@ -290,8 +297,9 @@ class TierSearch:
     ) -> MissReason | None:
         """Begin to load a chunk and its successors; return the reason if the load cannot begin."""
         tier = self._tiers[pending.first_hit(key, state.tiers)]
-        while not tier.client.takes_reads or self._promotions.has_failed_since(
-            key, tier.index, pending.step
+        failed = self._promotions.failed
+        while not tier.client.takes_reads or (
+            failed and failed.get((key, tier.index), -1) > pending.step
         ):
             # Since its answer, the tier has begun to refuse reads, or a load of the chunk failed.
             pending.strike(key, tier.index)

@@ -39,21 +39,24 @@ _WHAT = {
 def count_result(stats: TierStats, job: Job, result: JobResult, now_s: float) -> None:
     verdicts, operation = result.verdicts, job.operation
     succeeded = verdicts.count(_OK)
-    absent = 0
+    absent, name = 0, ""
     if operation is _LOOKUP:
+        name = "lookup"
         # An absent chunk is a valid answer to a lookup, not a failure.
         absent = verdicts.count(_NOT_FOUND)
         stats.found_chunks += succeeded
         stats.absent_chunks += absent
     elif operation is _LOAD:
+        name = "load"
         stats.loaded_chunks += succeeded
         stats.loaded_bytes += result.moved_bytes
     elif operation is _STORE:
+        name = "store"
         stats.stored_chunks += succeeded
         stats.stored_bytes += result.moved_bytes
-    if operation in (_LOOKUP, _LOAD, _STORE):
-        stats.job_s[operation.value].observe(result.duration_s)
-        stats.job_chunks[operation.value].observe(len(verdicts))
+    if name:
+        stats.job_s[name].observe(result.duration_s)
+        stats.job_chunks[name].observe(len(verdicts))
     # Failed touches are not counted, because they lose no chunk.
     if succeeded + absent < len(verdicts) and operation is not _TOUCH:
         for reason, count in failure_counts(verdicts).items():

@@ -228,7 +228,7 @@ def a_failed_load_is_tried_for_ever(patch: pytest.MonkeyPatch) -> None:
         hits[key] = before
 
     around(Promotions, "_fail")(fail)(patch)
-    patch.setattr(Promotions, "has_failed_since", lambda self, key, tier, step: False)
+    patch.setattr(Promotions, "_note_failure", lambda self, key, tier: None)
 
 
 @bug("what is dropped is counted")
