@@ -29,7 +29,7 @@ from kvtier_sdk.options.secret_sources import (
     secret_in_file,
     secret_in_variable,
 )
-from kvtier_sdk.options.secrets import MASK, Secrets, is_secret, masked, secrets_in
+from kvtier_sdk.options.secrets import MASK, Secrets, masked, secret_among, secrets_in
 
 _SECRETS = frozenset({SecretStr, SecretBytes})
 
@@ -95,25 +95,36 @@ class StrictModel(BaseModel):
 
     @classmethod
     @cache
+    def types_by_option(cls) -> Mapping[str, set[Any]]:
+        """Map each option's name to its type and the types of its parts."""
+        types = {}
+        for name, field in cls.fields_by_option().items():
+            parts: list[Any] = [field.annotation]
+            for part in parts:  # grows meanwhile
+                parts += get_args(part)
+            types[name] = set(parts)
+        return types
+
+    @classmethod
+    @cache
     def secret_names(cls) -> frozenset[str]:
         """Return the names of the options whose values are never shown."""
-        return frozenset(
-            name
-            for name, field in cls.fields_by_option().items()
-            if is_secret(name) or not _types_in(field.annotation).isdisjoint(_SECRETS)
+        types = cls.types_by_option()
+        return frozenset(secret_among(types)).union(
+            name for name, its_types in types.items() if not its_types.isdisjoint(_SECRETS)
         )
 
     @classmethod
     @cache
     def secret_files(cls) -> Mapping[str, str]:
         """Map each secret to the option that names its file: ``password_file``."""
-        fields = cls.fields_by_option()
+        types = cls.types_by_option()
         return {
             name: file
-            for name, field in fields.items()
+            for name in types
             if name in cls.secret_names()
-            and not _types_in(field.annotation).isdisjoint({str, *_SECRETS})
-            and (file := f"{name}{FILE_SUFFIX}") not in fields
+            and not types[name].isdisjoint({str, *_SECRETS})
+            and (file := f"{name}{FILE_SUFFIX}") not in types
         }
 
     @classmethod
@@ -154,11 +165,6 @@ class StrictModel(BaseModel):
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         for name, value in super().__repr_args__():
             yield name, masked(name or "", value)
-
-
-def _types_in(annotation: Any) -> set[Any]:
-    """Return an option's type with the types of its parts."""
-    return {annotation}.union(*map(_types_in, get_args(annotation)))
 
 
 def secrets_of(options: StrictModel) -> Secrets:
@@ -225,7 +231,7 @@ def _with_secrets(
         elif isinstance(value, str):
             secret = secret_in_variable(value, place.at(name))
         if secret is not None:
-            keeps_source = SecretStr in _types_in(model.fields_by_option()[name].annotation)
+            keeps_source = SecretStr in model.types_by_option()[name]
             read[name] = secret if keeps_source else secret.get_secret_value()
     return read
 
@@ -246,7 +252,7 @@ def _complaint(
         return f"{place.where}: unknown option {option.path!r}; {suggestion}"
     if fault["type"] == "missing":
         return f"{option} is missing"
-    if loc and (loc[0] in model.secret_names() or any(is_secret(str(part)) for part in loc)):
+    if loc and (loc[0] in model.secret_names() or secret_among(map(str, loc))):
         return f"{option} has a value that is not allowed; it is a secret and not shown"
     # Masked before the value is shortened, because half a secret would not be recognised.
     value = mask(repr(fault["input"])) if loc else ""

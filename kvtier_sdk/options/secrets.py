@@ -35,9 +35,13 @@ _IN_URL = (
 )
 
 
+def secret_among(names: Iterable[str]) -> set[str]:
+    """Return the names that mean a secret: ``auth_token`` does, ``password_file`` does not."""
+    return {name for name in names if not name.endswith(FILE_SUFFIX) and _SECRET_NAME.search(name)}
+
+
 def is_secret(name: str) -> bool:
-    """Return true if a name means a secret: ``auth_token`` does, ``password_file`` does not."""
-    return not name.endswith(FILE_SUFFIX) and _SECRET_NAME.search(name) is not None
+    return bool(secret_among([name]))
 
 
 def without_password(text: str) -> str:
