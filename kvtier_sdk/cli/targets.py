@@ -39,13 +39,7 @@ _URL = re.compile(r"[A-Za-z][\w+.-]*:")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The tiers named by an argument.
-
-    Attributes:
-        name: the argument, without passwords.
-        is_url: true for a URL, which describes no host pool.
-        engine: the tools of the configuration's engine; ``None`` for kvtier's own configuration.
-    """
+    """The tiers named by an argument; a URL describes no host pool."""
 
     name: str
     config: TieringConfig

@@ -96,7 +96,11 @@ class ChunkMover:
         if self._sealer is None:  # a sealer has already checked the chunks
             for index, error in errors.items():
                 if error is None:
-                    errors[index] = self._damage(transfers[index])
+                    try:
+                        transfers[index].verify()
+                    except CorruptChunkError as damage:
+                        damage.tier, damage.operation = self._context.name, Operation.LOAD.value
+                        errors[index] = damage
         self._trust(
             transfers[index]
             for index, error in errors.items()
@@ -119,14 +123,6 @@ class ChunkMover:
     def _trust(self, transfers: Iterable[Transfer]) -> None:
         for transfer in transfers:
             self._unloaded.pop(transfer.key, None)
-
-    def _damage(self, loaded: Transfer) -> CorruptChunkError | None:
-        try:
-            loaded.verify()
-        except CorruptChunkError as damage:
-            damage.tier, damage.operation = self._context.name, Operation.LOAD.value
-            return damage
-        return None
 
 
 def _is_useless(error: TierError | None) -> bool:

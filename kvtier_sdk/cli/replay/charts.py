@@ -32,17 +32,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """One chart; the page also shows it as a table.
-
-    Attributes:
-        kind: ``columns`` for stacked columns, or ``curve``.
-        note: an explanation of how to read the chart.
-        unit: the unit of the horizontal axis.
-        heads: the name of each column; the table's first column lists them.
-        labels: short heads, for the axis.
-        top: the upper end of the vertical axis; 0 to end the axis at the highest value.
-        marks: labelled positions on the horizontal axis, in columns from the left.
-    """
+    """One chart; the page also shows it as a table."""
 
     kind: str
     title: str

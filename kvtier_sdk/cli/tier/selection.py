@@ -56,13 +56,7 @@ class CannotListError(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """An operator's choice of namespaces.
-
-    Attributes:
-        digits: the beginning of the fingerprint; empty for any fingerprint.
-        model: a part of the model's name; empty for any model.
-        given: the namespace, if the operator gives its facts.
-    """
+    """An operator's choice: the start of a fingerprint, a part of a model's name, or all facts."""
 
     digits: str = ""
     model: str = ""

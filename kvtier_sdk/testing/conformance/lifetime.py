@@ -278,10 +278,6 @@ class _LoopWatch:
 
     On a busy machine the watch wakes late too, so it never mistakes a slow machine for a blocked
     loop.
-
-    Attributes:
-        blocked_at: the loop's stack when it was first found blocked, innermost frame last;
-            ``None`` if it never was.
     """
 
     def __init__(self, clock: Clock, blocking_s: float) -> None:

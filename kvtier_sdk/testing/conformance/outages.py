@@ -206,14 +206,7 @@ async def _moved_through_an_outage(probe: Probe) -> list[_Mover]:
 
 
 class _Mover:
-    """A loop that stores one chunk and loads it, over and over.
-
-    Attributes:
-        calls: number of calls that have ended.
-        doing: the operation of the running call, or empty.
-        goes_on: false to stop the mover after its next load.
-        breach: the last breach that a call found.
-    """
+    """A loop that stores one chunk and loads it, over and over."""
 
     def __init__(self, probe: Probe, key: OffloadKey) -> None:
         self.calls = 0
