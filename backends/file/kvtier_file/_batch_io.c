@@ -291,8 +291,12 @@ static void work_in_threads(struct work *work)
     Py_ssize_t wanted = bytes / BYTES_PER_THREAD;
     if (wanted > work->count)
         wanted = work->count;
-    if (wanted > MOST_THREADS)
-        wanted = MOST_THREADS;
+    /* A thread that waits for a disk needs no processor; one that copies memory does. */
+    Py_ssize_t most = work->call->flags & O_DIRECT ? MOST_THREADS : sysconf(_SC_NPROCESSORS_ONLN);
+    if (most > MOST_THREADS)
+        most = MOST_THREADS;
+    if (wanted > most)
+        wanted = most;
     if (wanted > 1 && pthread_attr_init(&attributes) == 0) {
         (void)pthread_attr_setstacksize(&attributes, STACK_BYTES);
         /* Signals are for the interpreter's own threads. */

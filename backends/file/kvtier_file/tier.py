@@ -46,8 +46,8 @@ class FileTier(SecondaryTierManager):
         | Capability.NAMESPACES
     )
     alignment: ClassVar[int] = 4096
-    # The compiled part spreads a call over threads of its own.
-    runner_defaults: ClassVar[Mapping[str, Any]] = {"max_batch": "64MiB"}
+    # Few large calls, because the compiled part spreads each over threads of its own.
+    runner_defaults: ClassVar[Mapping[str, Any]] = {"max_batch": "32MiB", "concurrency": 4}
     contract_version: ClassVar[int] = 1
     config: FileTierConfig
 
