@@ -10,7 +10,7 @@ import xxhash
 
 from kvtier_sdk import Transfer
 
-__all__ = ["ABSENT", "DONE", "NOT_DONE", "SEALED_BYTES", "batch_io", "seal", "split"]
+__all__ = ["ABSENT", "DONE", "NOT_DONE", "batch_io", "seal", "split"]
 
 try:
     from kvtier_file import _batch_io as batch_io
@@ -19,9 +19,6 @@ except ImportError:
 
 #: The outcomes for a chunk of a batch; see ``_batch_io.pyi``.
 NOT_DONE, DONE, ABSENT = range(3)
-
-#: Payload to seal at once: so much stays in the processor's cache for the write that follows.
-SEALED_BYTES = 8 << 20
 
 
 def _extension_file() -> str:

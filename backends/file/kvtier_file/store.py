@@ -285,8 +285,10 @@ class ChunkStore:
                 key: StoredChunk(self._id(key), self._object_bytes, used_ns)
                 for key, used_ns in zip(reserved, self._clock.take(len(reserved)), strict=True)
             }
-            temporaries = self._write_batch(
-                directory, [(missing[key], chunks[key]) for key in chunks]
+            stores = [missing[key] for key in reserved]
+            compiled.seal(stores, self._digest_bytes)
+            temporaries = directory.write_batch(
+                stores, [chunk.used_ns for chunk in chunks.values()]
             )
             written = {
                 key: (temporary, chunks[key])
@@ -311,19 +313,6 @@ class ChunkStore:
             # fail the chunks.
             with suppress(OSError):
                 directory.write_manifest(self._manifest)
-
-    def _write_batch(
-        self, directory: NamespaceDirectory, stores: Sequence[tuple[Transfer, StoredChunk]]
-    ) -> list[str | None]:
-        """Write temporary files; return their names, ``None`` for unusual cases."""
-        temporaries: list[str | None] = []
-        most = max(1, compiled.SEALED_BYTES // self._object_bytes)
-        for start in range(0, len(stores), most):
-            transfers, chunks = zip(*stores[start : start + most], strict=True)
-            compiled.seal(transfers, self._digest_bytes)
-            times_ns = [chunk.used_ns for chunk in chunks]
-            temporaries += directory.write_batch(transfers, times_ns)
-        return temporaries
 
     def _write_one(self, directory: NamespaceDirectory, transfer: Transfer, used_ns: int) -> str:
         """Write a chunk's file; evict other chunks if the file system unexpectedly refuses."""
