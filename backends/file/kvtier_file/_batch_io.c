@@ -36,8 +36,10 @@
 #define MOST_EARLIER_USES 15
 #define SAME_USE_NS NS_PER_S
 
-/* A thread costs about 30 us, as much as 256 KiB from the page cache. */
-#define BYTES_PER_THREAD (1 << 20)
+/* A thread that waits for a disk needs no processor, so a call past the page cache gets many. In the
+ * page cache each thread needs a processor, and other calls usually have the rest. */
+#define DIRECT_BYTES_PER_THREAD (1 << 20)
+#define CACHED_BYTES_PER_THREAD (8 << 20)
 #define MOST_THREADS 8
 #define STACK_BYTES (256 << 10)
 #define DIGEST_BYTES 16
@@ -279,6 +281,11 @@ static void *work_on(void *shared)
     return NULL;
 }
 
+static Py_ssize_t least(Py_ssize_t one, Py_ssize_t other)
+{
+    return one < other ? one : other;
+}
+
 /* Share out the work among this thread and new ones; fewer if the system refuses more. */
 static void work_in_threads(struct work *work)
 {
@@ -288,15 +295,11 @@ static void work_in_threads(struct work *work)
     Py_ssize_t bytes = 0, started = 0;
     for (Py_ssize_t index = 0; index < work->count; index++)
         bytes += work->files[index].payload.len;
-    Py_ssize_t wanted = bytes / BYTES_PER_THREAD;
-    if (wanted > work->count)
-        wanted = work->count;
-    /* A thread that waits for a disk needs no processor; one that copies memory does. */
-    Py_ssize_t most = work->call->flags & O_DIRECT ? MOST_THREADS : sysconf(_SC_NPROCESSORS_ONLN);
-    if (most > MOST_THREADS)
-        most = MOST_THREADS;
-    if (wanted > most)
-        wanted = most;
+    bool is_direct = work->call->flags & O_DIRECT;
+    Py_ssize_t wanted = bytes / (is_direct ? DIRECT_BYTES_PER_THREAD : CACHED_BYTES_PER_THREAD);
+    wanted = least(wanted, least(work->count, MOST_THREADS));
+    if (!is_direct)
+        wanted = least(wanted, sysconf(_SC_NPROCESSORS_ONLN));
     if (wanted > 1 && pthread_attr_init(&attributes) == 0) {
         (void)pthread_attr_setstacksize(&attributes, STACK_BYTES);
         /* Signals are for the interpreter's own threads. */
