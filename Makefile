@@ -36,7 +36,7 @@ REQUESTS ?= 4000
 MINUTES ?= 60
 TRIES ?= 3
 
-.PHONY: help setup redis-server memcached chromium prometheus mooncake azurite servers fuse test test-reader chaos reliability fuzz endurance search test-trace wheels compiled test-wheels check format demo bench bench-backends \
+.PHONY: help setup redis-server memcached chromium prometheus mooncake azurite servers fuse test test-reader chaos reliability fuzz endurance search test-trace wheels compiled test-wheels sanitize check format demo bench bench-backends \
 	bench-interference bench-core bench-peers bench-scheduler bench-worker bench-vllm messages gpu-bundle soak docs clean setup-vllm test-vllm test-vllm-compiled test-kernel test-vllm-next demo-vllm \
 	setup-lmcache test-lmcache test-lmcache-own setup-sglang test-sglang test-engines
 
@@ -71,6 +71,7 @@ help:
 	@echo "make test-lmcache             LMCache's storage manager on the CPU: environment and tests"
 	@echo "make test-lmcache-own SOURCES=DIR  LMCache's own tests, from its unpacked sources, on our adapter"
 	@echo "make test-sglang              SGLang's cache controller on the CPU: environment and tests"
+	@echo "make sanitize                 the C code's tests under the address, undefined behaviour and thread sanitizers"
 	@echo "make test-kernel              the kernel that gathers small pages, in triton's interpreter"
 	@echo "make test-vllm-next           vLLM's next release, as far as it can be seen without its binary"
 	@echo "make demo-vllm                an engine, and a second one that finds what the first stored"
@@ -191,6 +192,17 @@ compiled: wheels
 	@rm -rf build/compiled
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile \
 		--target build/compiled dist/kvtier_sdk-*.whl dist/kvtier_file-*.whl
+
+# The preloaded library must be the first, because the interpreter itself is not instrumented.
+sanitize: setup
+	@for kind in address undefined thread; do \
+		short=$${kind%"$${kind#?}"}; [ $$kind = undefined ] && short=ub; \
+		echo "$$kind sanitizer"; \
+		LD_PRELOAD=$$($(CC) -print-file-name=lib$${short}san.so) CFLAGS="-g -fsanitize=$$kind" \
+		ASAN_OPTIONS=detect_leaks=0 TSAN_OPTIONS=report_signal_unsafe=0 \
+		$(BIN)/python -m pytest -q -s -p no:cacheprovider backends/file/tests/test_file_compiled.py \
+			backends/file/tests/test_file_spares.py backends/file/tests/test_file_capacity.py || exit 1; \
+	done
 
 test-wheels: wheels servers
 	$(BIN)/python tests/wheels.py $(SIDE_BY_SIDE)

@@ -110,7 +110,8 @@ def part(tmp_path_factory) -> ModuleType:
     source = Path(kvtier_file.__file__).with_name("_batch_io.c")
     library = tmp_path_factory.mktemp("compiled") / "_batch_io.abi3.so"
     warnings = ["-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter"]
-    command = [compiler, "-O2", "-shared", "-fPIC", *warnings, f"-I{headers}", source]
+    flags = ["-O2", "-shared", "-fPIC", *warnings, *os.environ.get("CFLAGS", "").split()]
+    command = [compiler, *flags, f"-I{headers}", source]
     subprocess.run([*command, "-o", library], check=True)
     spec = importlib.util.spec_from_file_location("_batch_io", library)
     assert spec is not None
