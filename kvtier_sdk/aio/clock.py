@@ -1,7 +1,7 @@
-"""The clock, the SDK's only source of time, timers and tasks.
+"""The clock is the SDK's only source of time, timers and tasks.
 
-No other module of the SDK reads a clock, sleeps or starts a task. So a simulation with a virtual
-clock can play hours in milliseconds, and every run has the same result.
+Because no other module of the SDK reads a clock, sleeps or starts a task, a simulation with a
+virtual clock can play hours in milliseconds, and every run has the same result.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Clock(ABC):
 
     @abstractmethod
     def wall_s(self) -> float:
-        """Return seconds since the epoch, for stored times. Any thread may call this."""
+        """Return the seconds since the epoch, to be stored. Any thread may call this."""
 
     @abstractmethod
     def new_event_loop(self) -> asyncio.AbstractEventLoop:

@@ -1,4 +1,4 @@
-"""The policy ARC, which learns from earlier evictions how to weigh recency and frequency.
+"""The policy ARC learns from earlier evictions how to weigh recency and frequency.
 
 After N. Megiddo and D. S. Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache", FAST 2003.
 """
