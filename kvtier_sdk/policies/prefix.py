@@ -25,8 +25,7 @@ _WEIGHTS = (0.25, 0.5, 0.0, 1.0, 2.0, 4.0, 8.0)
 # The least number of remembered keys per slot, and of remembered uses per simulated slot.
 _GHOSTS = 3
 _SAMPLED_HISTORY = 8
-# One chunk in 16 is sampled. In a small pool more chunks are sampled, because a simulation with
-# fewer slots than this is not reliable.
+# One chunk in 16 is sampled. A small pool samples more, so that a simulation has enough slots.
 _MOST_SPARSE = 16
 _LEAST_SAMPLED_SLOTS = 128
 # After this many references per slot, earlier hits count half.

@@ -1,4 +1,4 @@
-"""Calls of a tier, with answers checked, errors labelled and secrets masked."""
+"""Calls a tier, checks its answers, labels its errors and masks secrets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from kvtier_sdk.types import (
 
 T = TypeVar("T")
 
-#: Chunks deleted per call, at most.
+#: The maximum number of chunks to delete per call.
 _DELETE_CHUNKS = 256
 
 

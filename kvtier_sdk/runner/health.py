@@ -1,4 +1,4 @@
-"""A tier's health in one direction: a circuit breaker, and the probes that close the breaker."""
+"""Tracks a tier's health in one direction with a circuit breaker and probes."""
 
 from __future__ import annotations
 

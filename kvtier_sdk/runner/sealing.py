@@ -130,7 +130,7 @@ class ChunkSealer:
             )
         except CorruptChunkError as damage:
             damage.tier, damage.operation = self._name, Operation.LOAD.value
-            # The traceback's frames would hold the buffers.
+            # Drop the traceback, because its frames would hold the buffers.
             return damage.with_traceback(None)
         return None
 

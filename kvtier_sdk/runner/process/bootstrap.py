@@ -1,4 +1,4 @@
-"""The bootstrap message, from which a tier's process builds the tier, and errors as plain data.
+"""Encodes errors and the bootstrap message, from which a tier's process builds the tier.
 
 The message goes through the socket between the two processes, because it holds secrets: everybody
 on the machine can read a command line, and every child of the tier can read the environment. For

@@ -142,8 +142,8 @@ def _params_json(request: RequestContext) -> bytes:
     if request._params_json is None:
         text = ""
         try:
-            # Encode the params part by part and stop at the limit: a client may send so many that
-            # encoding them all would block the engine.
+            # Encode the params part by part and stop at the limit, because a client may send so
+            # many params that encoding all of them would block the engine.
             for part in _params_encoder.iterencode(dict(request.params)):
                 text += part
                 if len(text) > _MAX_PARAMS_BYTES:
@@ -268,7 +268,7 @@ class Channel:
             event_loop.remove_writer(self)
 
     def _send(self, data: bytes | bytearray) -> int:
-        """Send bytes; return the accepted number, or all of them if the connection is broken."""
+        """Return how many bytes were sent; all count as sent if the connection is broken."""
         try:
             return self._socket.send(data)
         except (BlockingIOError, InterruptedError):
