@@ -572,7 +572,7 @@ class TieringManager:
         """Let running stores finish, close the tiers, and forget all requests.
 
         Args:
-            timeout_s: seconds for each tier to drain, and again to close.
+            timeout_s: seconds allowed for draining each tier, and as many for closing it.
         """
         self._flush()
         with contextlib.ExitStack() as closing:

@@ -268,7 +268,7 @@ class Channel:
             event_loop.remove_writer(self)
 
     def _send(self, data: bytes | bytearray) -> int:
-        """Return how many bytes were sent; all count as sent if the connection is broken."""
+        """Send bytes and return their number; a broken connection counts all bytes as sent."""
         try:
             return self._socket.send(data)
         except (BlockingIOError, InterruptedError):
