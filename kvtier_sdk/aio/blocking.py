@@ -42,7 +42,7 @@ class _Threads:
         with self._changed:
             if self._idle <= len(self._calls) and self._started < self._limit:
                 name = f"kvtier-blocking-{self._started + 1}"
-                # Start the thread first: if the start raises, the call must not be queued.
+                # Start the thread first, because a call must not be queued if the start raises.
                 threading.Thread(target=self._work, name=name, daemon=True).start()
                 self._started += 1
             self._calls.append(call)
@@ -114,8 +114,8 @@ async def run_blocking(function: Callable[P, T], /, *args: P.args, **kwargs: P.k
     """
     loop = asyncio.get_running_loop()
     returned: asyncio.Future[None] = loop.create_future()
-    # Use a list for the outcome: an exception in the future would form a cycle with its traceback,
-    # and the traceback's frames would keep the buffers alive.
+    # Use a list for the outcome, because an exception in the future would form a cycle with its
+    # traceback, and the traceback's frames would keep the buffers alive.
     outcome: list[tuple[T, None] | tuple[None, BaseException]] = []
 
     def call() -> Callable[[], None]:

@@ -173,8 +173,8 @@ class Connection:
             raise self._lost()
         self._is_cut_short = bool(rest)
         if not rest:
-            # The next call can wait without reading first: the loop will report the reply, and an
-            # earlier reset would have failed this send.
+            # The next call can wait without reading first, because the loop will report the reply,
+            # and an earlier reset would have failed this send.
             self._is_drained = not self._stream.has_pending()
         return rest
 
@@ -320,7 +320,7 @@ class Connection:
             self._close(TierTimeoutError(what))
 
     # Callbacks of the loop, and methods that callbacks and calls share. These methods must not
-    # raise: after an exception in a callback, the call under way would never end.
+    # raise, because after an exception in a callback the call under way would never end.
 
     def _on_readable(self) -> None:
         if self._rooms:
@@ -333,7 +333,7 @@ class Connection:
             self._is_drained = False
             self._unread = bytes(self._text[:count_bytes])
             if count_bytes:
-                # End a send under way: the reply may say that the server refuses it.
+                # End a send under way, because the reply may say that the server refuses it.
                 self._finish(self._unsent)
         elif self._is_watched:
             self._is_watched = False
@@ -389,7 +389,7 @@ class Connection:
             except OSError as error:
                 if self._is_refused:
                     self.close(error.strerror or str(error))
-                # Keep the connection open: a reply that arrived earlier may give the reason.
+                # Keep the connection open, because an earlier reply may give the reason.
                 self._is_refused = True
                 self._is_drained = False
                 return True

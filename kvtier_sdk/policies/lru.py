@@ -16,7 +16,7 @@ class LRUPolicy(EvictionPolicy):
     uses_prefix = False
 
     def __init__(self) -> None:
-        # A plain dict would be slow: its iteration passes over all deleted entries at the front.
+        # A plain dict would be slow, because its iteration passes over the deleted first entries.
         self._order: OrderedDict[OffloadKey, None] = OrderedDict()
 
     def on_insert(

@@ -61,7 +61,7 @@ def open_handle(handle: int | str, layout: PoolLayout | None, worker: int | None
             "this process inherited (pass_fds) or /proc/<pid>/fd/<n> of a process that has the pool"
         ) from error
     with _closed_on_failure(fd):
-        # Claim first: no process sweeps a file with a guest, so its size does not change any more.
+        # Claim first, because a sweep truncates a file on which no process holds a lease.
         leases.claim_as_guest(fd)
         found = _layout_of(fd, layout)
         if worker is not None:

@@ -193,7 +193,7 @@ class DirectionHealth:
         header, payload = self._memory[:split], self._memory[split:]
         if operation is Operation.STORE:
             self._header.seal(CANARY_KEY, header, payload)
-        # Replace the chunk of an earlier probe: a skipped store would prove nothing.
+        # Replace the chunk of an earlier probe, because a skipped store would prove nothing.
         transfer = Transfer(CANARY_KEY, _PROBER, header, payload, replace=True)
         errors = await self._call.transfer(operation, [transfer])
         # An absent or damaged chunk is an answer too, so a load probe needs no stored chunk.

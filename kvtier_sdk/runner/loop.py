@@ -107,7 +107,6 @@ class _Run:
         return self.open_batches > len(self.tasks)
 
 
-#: Indices of a run's keys.
 _Batch: TypeAlias = Sequence[int]
 
 

@@ -120,7 +120,7 @@ class ChunkSealer:
 
     def _open(self, sealed: Transfer, into: Transfer) -> CorruptChunkError | None:
         try:
-            # Check for damage first: a damaged chunk may name a wrong sealing key.
+            # Check for damage first, because a damaged chunk may name a wrong sealing key.
             self._header.check(sealed.key, sealed.header, sealed.payload)
             self._codec.open(
                 self._header.associated_data(sealed.key, sealed.header),

@@ -36,7 +36,7 @@ from kvtier_sdk.tiering.tier_listener import TierListener
 from kvtier_sdk.trace import TraceRecorder
 from kvtier_sdk.types import LookupResult, OffloadKey, RequestContext
 
-# Bound once to save time in the engine's thread: compiled code reads a final name directly.
+# Bound once to save time in the engine's thread, because compiled code reads final names directly.
 _HIT: Final = LookupResult.HIT
 _MISS: Final = LookupResult.MISS
 _HIT_PENDING: Final = LookupResult.HIT_PENDING
@@ -174,7 +174,7 @@ class TieringManager:
     def usage(self) -> PoolUsage:
         """Count the host pool's slots by use; too slow to call in each step."""
         held = set(itertools.chain.from_iterable(tier.client.held_slots() for tier in self._tiers))
-        # A copy, because the engine's thread may change the table while another thread reads it.
+        # Copy the table, because the engine's thread may change it while another thread reads it.
         for state in list(self._requests.values()):
             held.update(state.held_slots())
         return self._primary.usage(held)
@@ -495,7 +495,7 @@ class TieringManager:
             touched = list(self._touched)
             self._touched = {}
             self._primary.access(touched)
-            # Reversed, so that the tiers too evict the start of a prefix last.
+            # Reverse the order, so that the tiers too evict the start of a prefix last.
             touched.reverse()
             for tier in self._tiers:
                 tier.client.touch(touched)

@@ -147,7 +147,7 @@ class Offers:
 
 
 class Slot:
-    """One slot of the primary tier, as a plain record.
+    """A record of one slot of the primary tier.
 
     Attributes:
         key: the key of the slot's chunk; meaningless in a free or quarantined slot.
@@ -238,7 +238,7 @@ class NameOrder:
 
 
 class Wait:
-    """The lookups and loads that one request waits for, as found in one step.
+    """The lookups and loads that one request waits for.
 
     Attributes:
         latest: the pending lookup that was added last.
@@ -291,7 +291,7 @@ class Wait:
 
 
 class RequestState:
-    """One live request, as a plain record.
+    """A record of one live request.
 
     Attributes:
         asked: the pending lookup of each chunk.

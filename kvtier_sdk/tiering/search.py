@@ -15,7 +15,7 @@ from kvtier_sdk.tiering.slots import PrimaryTier
 from kvtier_sdk.tiering.tier_client import TierClient
 from kvtier_sdk.types import LookupResult, OffloadKey
 
-# Bound once to save time in the engine's thread: compiled code reads a final name directly.
+# Bound once to save time in the engine's thread, because compiled code reads final names directly.
 _MISS: Final = LookupResult.MISS
 _HIT_PENDING: Final = LookupResult.HIT_PENDING
 _RETRY: Final = LookupResult.RETRY

@@ -101,8 +101,8 @@ class PrimaryTier:
             return
         self._count(slots[0].state, -len(slots))
         insert, now_s = self._policy.on_insert, self.now_s
-        # The last chunk is inserted first, so that the start of the prefix is evicted last: a chunk
-        # is useless without the chunks before it.
+        # Insert the last chunk first, so that the start of the prefix is evicted last, because a
+        # chunk is useless without the chunks before it.
         for slot in reversed(slots):
             slot.state = _READY
             slot.used_s = now_s

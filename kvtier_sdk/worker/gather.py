@@ -42,7 +42,6 @@ PARTS = 2
 #: The kernel copies words of this size.
 _WORD_BYTES = 16
 
-#: A function that queues runs on a stream.
 Enqueue: TypeAlias = Callable[[CopyPlan, Operation, torch.cuda.Stream], None]
 
 

@@ -176,7 +176,7 @@ class OffloadWorker:
         ``job_id`` and errors are as for :meth:`submit_store`.
 
         Args:
-            device_blocks: the destinations, as for :meth:`submit_store`; each block of a group once.
+            device_blocks: the destinations, as for :meth:`submit_store`; all different in a group.
             slots: the sources, one for each chunk that the blocks touch, group after group.
             expedited: let this load overtake other loads, even a large load that has begun.
             after: as for :meth:`submit_store`, for the stream that may still use the blocks.
@@ -311,8 +311,8 @@ class OffloadWorker:
 
 def _end_dropped(device: Device, jobs: dict[int, _Job], memory: object) -> None:
     """Shut down a dropped worker in a new thread, because a copying thread may have dropped it."""
-    # Log here: the new thread may still run when the interpreter exits, and must not hold a lock
-    # of the log at that time.
+    # Log here, because the new thread may still run when the interpreter exits, and must not hold
+    # a lock of the log at that time.
     _log.warning("an offload worker was dropped without a call of shutdown()")
     end = threading.Thread(
         target=_end, args=(device, jobs, memory), name="kvtier-dropped-worker", daemon=True

@@ -111,7 +111,7 @@ def _options_of(spec: TierSpec) -> dict[str, Any]:
 def write_error(error: BaseException) -> dict[str, Any]:
     return {
         "name": type(error).__name__,
-        # Leave out the base Exception: a TierError with the name of the class says more.
+        # Leave out the base Exception, because a TierError with the name of the class says more.
         "classes": [
             _path_of(base)
             for base in type(error).__mro__
