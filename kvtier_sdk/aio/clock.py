@@ -28,7 +28,7 @@ class Clock(ABC):
 
     @abstractmethod
     def wall_s(self) -> float:
-        """Return the seconds since the epoch, to be stored. Any thread may call this."""
+        """Return the wall-clock time in seconds since the epoch. Any thread may call this."""
 
     @abstractmethod
     def new_event_loop(self) -> asyncio.AbstractEventLoop:
@@ -140,7 +140,7 @@ class SystemClock(Clock):
 def _has_standard_streams() -> bool:
     """Return true if descriptors 0 to 2 are open.
 
-    Without them, uvloop's own descriptors may get these numbers, and uvloop aborts on closing one.
+    Otherwise uvloop's own descriptors may get these numbers, and uvloop aborts when it closes one.
     """
     try:
         for stream_fd in range(3):

@@ -63,8 +63,8 @@ class KnownChunks:
     def loaded(self, job: Job, verdicts: Sequence[Verdict], present: Iterable[OffloadKey]) -> None:
         """Apply a load's verdicts; the chunks in ``present`` were not removed meanwhile."""
         if _NOT_FOUND in verdicts or _TIMEOUT in verdicts:
-            # Forget all: other chunks may be lost too, or the tier may hang, and lookups show a
-            # hang sooner than loads.
+            # Forget all chunks, because others may be lost too, or the tier may hang, which lookups
+            # show sooner than loads.
             self.clear()
         elif verdicts.count(_OK) == len(verdicts):
             self.found(job, present)

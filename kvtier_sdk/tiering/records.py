@@ -85,7 +85,7 @@ class PendingLookup:
         self.is_known = False
 
     def first_hit(self, key: OffloadKey, tiers: int) -> int:
-        """Return the index of the first tier in ``tiers`` that has the chunk; some tier must."""
+        """Return the index of the first tier in ``tiers`` that has the chunk; one must exist."""
         mask = self.hits[key] & tiers
         return (mask & -mask).bit_length() - 1
 

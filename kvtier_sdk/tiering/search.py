@@ -47,7 +47,7 @@ class LookupTable:
         self.open: dict[OffloadKey, PendingLookup] = {}
         self.waiting_chunks = 0
         self.limit = MOST_CHUNKS
-        # Chunks looked up in this step without asking a tier. They count, as they take time too.
+        # Chunks looked up in this step without asking a tier. They count, because they take time.
         self._joined = 0
         self.new: list[PendingLookup] = []
 

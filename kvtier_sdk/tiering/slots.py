@@ -24,8 +24,8 @@ class Purge:
     """The progress of an operator's purge of the primary tier.
 
     Attributes:
-        left: chunks still to be removed, because they are in use; ``None`` until the purge begins
-            in the engine's next step.
+        left: chunks that are in use and must still be removed; ``None`` until the purge begins in
+            the engine's next step.
         forgotten: number of chunks removed so far.
     """
 

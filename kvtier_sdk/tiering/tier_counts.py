@@ -104,7 +104,7 @@ class Outages:
 
     @contextmanager
     def followed(self) -> Iterator[None]:
-        """Log the misses of an outage that ends in the ``with`` block; note when one begins."""
+        """Log the misses of an outage that ends in the ``with`` block; note a new outage."""
         before = self._under_way()
         yield
         for direction, is_out in self._under_way().items():

@@ -135,7 +135,7 @@ class HIPDriver(Driver):
     _copy_arguments = (_HIP_MEMCPY_DEFAULT,)
 
     def __init__(self) -> None:
-        # Use torch's own runtime, because another runtime on the path does not know its streams.
+        # Use torch's own runtime, because no other runtime on the path knows torch's streams.
         library = _torch_runtime()
         self._copy_one = library.hipMemcpyAsync
         self._copy_one.argtypes = [_POINTER, _POINTER, _SIZE, ctypes.c_int, _POINTER]

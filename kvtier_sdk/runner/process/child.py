@@ -164,7 +164,7 @@ class Child:
                         await close_tier(self._tier_loop.close, self._log)
             self._send(plain_message(Kind.REFUSED, write_error(error)))
         finally:
-            # Exit even if sending failed, because the engine waits for a message or this exit.
+            # Exit even if sending failed, because the engine waits for a message or the exit.
             _exit()
 
     def _give_up(self) -> None:
