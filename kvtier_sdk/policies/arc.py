@@ -88,7 +88,7 @@ class ARCPolicy(EvictionPolicy):
             over = left_once > self._target
             victim = next(once if over else again, None)
             if victim is None:
-                # This list has no more evictable chunks: take the rest from the other list.
+                # Take the rest from the other list, because this list has no more evictable chunks.
                 victims += islice(again if over else once, count - len(victims))
                 break
             left_once -= over

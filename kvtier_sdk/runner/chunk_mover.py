@@ -19,8 +19,8 @@ from kvtier_sdk.runner.jobs import Job, Operation
 from kvtier_sdk.runner.sealing import ChunkSealer
 from kvtier_sdk.types import OffloadKey, Transfer
 
-#: The most failed chunks to remember. A forgotten chunk does no harm: its next load fails, and the
-#: chunk is remembered again.
+#: The most failed chunks to remember. A forgotten chunk does no harm, because its next load fails,
+#: and the chunk is remembered again.
 _MAX_UNLOADED = 65_536
 
 

@@ -18,8 +18,8 @@ from kvtier_sdk.runner.jobs import BreakerMoved, Operation
 from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.types import OffloadKey, RequestContext, Transfer, make_offload_key
 
-#: The key of the probes' chunk. No engine creates this key: its hash is text, and its KV-cache
-#: group is higher than any model's.
+#: The key of the probes' chunk. No engine creates this key, because its hash is text, and its
+#: KV-cache group is higher than any model's.
 CANARY_KEY: OffloadKey = make_offload_key(b"kvtier canary".ljust(32, b"\0"), 0xFFFF_FFFF)
 
 NO_ROOM = "calls that hang leave no room for another"

@@ -113,8 +113,9 @@ _Batch: TypeAlias = Sequence[int]
 class TierLoop:
     """Runs a tier's jobs on the caller's event loop, in any thread.
 
-    Queued loads start before queued stores, and stores use at most three quarters of the calls. At
-    its deadline a job is concluded and its calls are cancelled; ``IoEnded`` follows their end.
+    Queued loads start before queued stores, and stores use at most three quarters of the concurrent
+    calls. At its deadline a job is concluded and its calls are cancelled; once the calls have
+    ended, ``IoEnded`` follows.
     While the tier is not open, or the breaker of a job's direction is not closed, a job is
     concluded as ``UNAVAILABLE`` without a call.
     """

@@ -52,8 +52,8 @@ class TieringManager:
     A step never blocks and never raises a storage error. All methods belong to the thread of the
     engine's scheduler, unless they say otherwise.
 
-    For each request the engine calls ``on_new_request``. In each step until no chunk is pending, it
-    then calls ``lookup`` for the request's chunks up to the first ``MISS``. The calls
+    For each request the engine calls ``on_new_request``. Then, in each step until no chunk is
+    pending, it calls ``lookup`` for the request's chunks up to the first ``MISS``. The calls
     ``prepare_load``, ``complete_load``, ``prepare_store`` and ``complete_store`` follow, then
     ``on_request_finished``; completions may still come later. Each step ends with
     ``on_schedule_end``. For an unknown request, lookups and prepare calls raise ``KVTierError``,

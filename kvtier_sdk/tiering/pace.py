@@ -35,7 +35,7 @@ class Pace:
         # The index is ``operation is _LOAD``, because hashing an enumeration's member is slow.
         self._under_way = [0, 0]
         self._progress_s = [-math.inf, -math.inf]
-        # The time of the tier's last answer, or when a load last began while no other was running.
+        # The time of the tier's last answer, or of the last load that began while no other ran.
         self._heard_s = 0.0
         # The mean speed of loads, over the time in which at least one load is running.
         self._bytes_per_s = 0.0

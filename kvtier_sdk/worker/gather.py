@@ -37,7 +37,7 @@ MIN_GATHERED_RUNS = 16
 MIN_RUNS_PER_COPY = 4
 #: Size of a staging part. A link needs at least 0.3 ms for a part; the kernel needs much less.
 PART_BYTES = 16 * 1024**2
-#: Staging parts of a lane: the kernel works on one while a copy engine works on the other.
+#: Staging parts per lane. The kernel works on one part while a copy engine works on the other.
 PARTS = 2
 #: The kernel copies words of this size.
 _WORD_BYTES = 16

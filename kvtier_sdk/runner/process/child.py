@@ -43,7 +43,7 @@ from kvtier_sdk.runner.process.messages import (
 
 _STDERR = 2
 _READ_BYTES = 1 << 16
-#: The process's niceness: on a busy machine the engine goes first.
+#: The process's niceness, which lets the engine go first on a busy machine.
 _NICENESS = 5
 #: Time limits after the engine's end, for closing the tier and for ending the process.
 _ORPHAN_CLOSE_S = 0.5
