@@ -19,7 +19,7 @@ T = TypeVar("T")
 #: returned function holds no reference to the call's arguments.
 _Call: TypeAlias = Callable[[], Callable[[], None]]
 
-#: The most threads per event loop, and so per tier.
+#: The maximum number of threads per event loop. Each tier has its own event loop.
 THREAD_LIMIT = 16
 
 
@@ -42,14 +42,14 @@ class _Threads:
         with self._changed:
             if self._idle <= len(self._calls) and self._started < self._limit:
                 name = f"kvtier-blocking-{self._started + 1}"
-                # Start the thread first, because a call must not be queued if this raises.
+                # Start the thread first, because a call must not be queued if the start raises.
                 threading.Thread(target=self._work, name=name, daemon=True).start()
                 self._started += 1
             self._calls.append(call)
             self._changed.notify()
 
     def withdraw(self, call: _Call) -> bool:
-        """Remove a call from the queue, so that it never runs; return false if it has begun."""
+        """Remove a call from the queue before it begins; return false if it has begun."""
         with self._changed:
             try:
                 self._calls.remove(call)
@@ -104,8 +104,8 @@ def close_blocking_threads(loop: asyncio.AbstractEventLoop) -> None:
 async def run_blocking(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     """Run ``function(*args, **kwargs)`` in a thread, and wait for its end even if cancelled.
 
-    A cancellation is raised only after the function has returned, so nothing uses the function's
-    buffers any more. ``asyncio.to_thread`` would return at once, while its thread still writes. If
+    A cancellation is raised only after the function has returned. By then nothing uses the buffers
+    any more; ``asyncio.to_thread`` would return at once, while its thread still writes to them. If
     a call is cancelled before its start, the function never runs. A function that never returns
     blocks its thread and the coroutine forever, but the interpreter can still exit. At most 16
     calls of an event loop run at once; further calls wait in order::
@@ -114,8 +114,8 @@ async def run_blocking(function: Callable[P, T], /, *args: P.args, **kwargs: P.k
     """
     loop = asyncio.get_running_loop()
     returned: asyncio.Future[None] = loop.create_future()
-    # Use a list for the outcome: an exception in the future would form a cycle with its traceback,
-    # and the traceback's frames would keep the buffers alive.
+    # Use a list for the outcome, because an exception in the future would form a cycle with its
+    # traceback, and the traceback's frames would keep the buffers alive.
     outcome: list[tuple[T, None] | tuple[None, BaseException]] = []
 
     def call() -> Callable[[], None]:

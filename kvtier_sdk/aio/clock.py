@@ -1,7 +1,7 @@
-"""The clock, the SDK's only source of time, timers and tasks.
+"""The clock is the SDK's only source of time, timers and tasks.
 
-No other module of the SDK reads a clock, sleeps or starts a task. So a simulation with a virtual
-clock can play hours in milliseconds, and every run has the same result.
+Because no other module of the SDK reads a clock, sleeps or starts a task, a simulation with a
+virtual clock can play hours in milliseconds, and every run has the same result.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Clock(ABC):
 
     @abstractmethod
     def wall_s(self) -> float:
-        """Return seconds since the epoch, for stored times. Any thread may call this."""
+        """Return the wall-clock time in seconds since the epoch. Any thread may call this."""
 
     @abstractmethod
     def new_event_loop(self) -> asyncio.AbstractEventLoop:
@@ -140,7 +140,7 @@ class SystemClock(Clock):
 def _has_standard_streams() -> bool:
     """Return true if descriptors 0 to 2 are open.
 
-    Without them, uvloop's own descriptors may get these numbers, and uvloop aborts on closing one.
+    Otherwise uvloop's own descriptors may get these numbers, and uvloop aborts when it closes one.
     """
     try:
         for stream_fd in range(3):

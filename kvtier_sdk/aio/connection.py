@@ -13,7 +13,7 @@ from typing import Any, Self
 from kvtier_sdk.aio.clock import Clock, TimerHandle
 from kvtier_sdk.errors import TierError, TierTimeoutError, TierUnavailableError
 
-# The size of a read of text. A small read catches little of the payload, which must be copied.
+# The size of a read of text. A small size is best, because payload read with the text is copied.
 _TEXT_BYTES = 2048
 # OpenSSL copies the bytes of a write into its own memory, so each write is limited to this size.
 _TLS_PIECE_BYTES = 128 * 1024
@@ -23,7 +23,7 @@ _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class Connection:
-    """A connection to a server; it sends and fills a tier's buffers without copying them.
+    """A network connection that sends and fills a tier's buffers without copying them.
 
     The connection uses TCP, TLS or a Unix socket. A protocol needs only a few coroutines on top::
 
@@ -86,7 +86,7 @@ class Connection:
         self._rooms: Sequence[Any] = ()
         self._takes_some = False
         self._unsent: Sequence[Any] = ()
-        # _is_cut_short: the last send ended early. _is_refused: the socket has failed a write.
+        # _is_cut_short: the last send ended early. _is_refused: a write to the socket has failed.
         self._is_cut_short = False
         self._is_refused = False
         # False if the socket may hold unread bytes, so that a call must read before it waits.
@@ -173,8 +173,8 @@ class Connection:
             raise self._lost()
         self._is_cut_short = bool(rest)
         if not rest:
-            # No need to read before waiting: the loop reports the reply, and a reset before now
-            # would have failed the send.
+            # The next call can wait without reading first, because the loop will report the reply,
+            # and an earlier reset would have failed this send.
             self._is_drained = not self._stream.has_pending()
         return rest
 
@@ -320,7 +320,7 @@ class Connection:
             self._close(TierTimeoutError(what))
 
     # Callbacks of the loop, and methods that callbacks and calls share. These methods must not
-    # raise: after an exception in a callback, the call under way would never end.
+    # raise, because after an exception in a callback the call under way would never end.
 
     def _on_readable(self) -> None:
         if self._rooms:
@@ -333,7 +333,7 @@ class Connection:
             self._is_drained = False
             self._unread = bytes(self._text[:count_bytes])
             if count_bytes:
-                # End a send under way: the reply may say that the server refuses it.
+                # End a send under way, because the reply may say that the server refuses it.
                 self._finish(self._unsent)
         elif self._is_watched:
             self._is_watched = False
@@ -389,7 +389,7 @@ class Connection:
             except OSError as error:
                 if self._is_refused:
                     self.close(error.strerror or str(error))
-                # Keep the connection open: a reply that arrived earlier may give the reason.
+                # Keep the connection open, because an earlier reply may give the reason.
                 self._is_refused = True
                 self._is_drained = False
                 return True
@@ -408,7 +408,7 @@ class _Stream:
         return False
 
     def is_drained(self) -> bool:
-        """Return true if a call may wait after a partial read, without a second read."""
+        """Return true if the next call can wait without reading first."""
         # uvloop reports a reset only once, perhaps together with bytes that have just been read.
         # So after a reset, the next call must read before it waits.
         return self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0

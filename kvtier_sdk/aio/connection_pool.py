@@ -1,4 +1,4 @@
-"""A pool of connections to one server, which opens connections on demand and reuses them."""
+"""A pool that opens connections to one server on demand, and reuses them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ C = TypeVar("C", bound=_Poolable)
 
 
 class ConnectionPool(Generic[C]):
-    """Up to ``limit`` connections to one server, each lent to one borrower at a time.
+    """Lends up to ``limit`` connections to one server, each to one borrower at a time.
 
     Stores get at most half of the connections (at least one), because requests wait for lookups and
     loads, but not for stores. All calls are made on one event loop::
@@ -35,7 +35,7 @@ class ConnectionPool(Generic[C]):
 
     Args:
         dial: a function that opens a :class:`Connection`, or any object with ``is_usable`` and
-            ``close(reason)``. The pool calls it only while fewer than ``limit`` are lent.
+            ``close(reason)``. It is called only while fewer than ``limit`` connections are lent.
         limit: the maximum number of connections.
     """
 

@@ -1,4 +1,4 @@
-"""Chunks sealed with AES-256-GCM.
+"""Seals chunks with AES-256-GCM.
 
 The envelope, 48 bytes::
 

@@ -1,4 +1,4 @@
-"""The policy ARC, which learns from earlier evictions how to weigh recency and frequency.
+"""The policy ARC learns from earlier evictions how to weigh recency and frequency.
 
 After N. Megiddo and D. S. Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache", FAST 2003.
 """
@@ -88,7 +88,7 @@ class ARCPolicy(EvictionPolicy):
             over = left_once > self._target
             victim = next(once if over else again, None)
             if victim is None:
-                # This list has no more evictable chunks: take the rest from the other list.
+                # Take the rest from the other list, because this list has no more evictable chunks.
                 victims += islice(again if over else once, count - len(victims))
                 break
             left_once -= over

@@ -16,7 +16,7 @@ class LRUPolicy(EvictionPolicy):
     uses_prefix = False
 
     def __init__(self) -> None:
-        # Not a plain dict, whose iteration would pass over all deleted entries at the front.
+        # A plain dict would be slow, because its iteration walks over deleted entries at the front.
         self._order: OrderedDict[OffloadKey, None] = OrderedDict()
 
     def on_insert(

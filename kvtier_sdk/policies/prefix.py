@@ -1,4 +1,4 @@
-"""Eviction by recency and number of uses, with a weight chosen by small simulations.
+"""Evicts chunks by recency and number of uses; small simulations choose the weight.
 
 Each weight is simulated on a sample of the chunks, as in C. Waldspurger et al., "Cache Modeling and
 Optimization using Miniature Simulations", USENIX ATC 2017.
@@ -16,7 +16,7 @@ from kvtier_sdk.contract import EvictionPolicy
 from kvtier_sdk.errors import KVTierError
 from kvtier_sdk.types import OffloadKey, RequestContext
 
-# The least number of uses in each class of chunks. Uses beyond the last number do not count.
+# The lowest number of uses in each class of chunks. Uses beyond the last number do not count.
 _CLASSES = (1, 2, 3, 4, 6, 8, 12, 16)
 _MOST_USES = _CLASSES[-1]
 _CLASS_OF = tuple(sum(uses >= least for least in _CLASSES) - 1 for uses in range(_MOST_USES + 1))
@@ -25,7 +25,7 @@ _WEIGHTS = (0.25, 0.5, 0.0, 1.0, 2.0, 4.0, 8.0)
 # The least number of remembered keys per slot, and of remembered uses per simulated slot.
 _GHOSTS = 3
 _SAMPLED_HISTORY = 8
-# One chunk in 16 is sampled; in a small pool more are, so that a simulation has enough slots.
+# One chunk in 16 is sampled. A small pool samples more, so that a simulation has enough slots.
 _MOST_SPARSE = 16
 _LEAST_SAMPLED_SLOTS = 128
 # After this many references per slot, earlier hits count half.

@@ -1,4 +1,4 @@
-"""The SDK's store policies, which choose when a tier gets which chunks."""
+"""The SDK's store policies choose which chunks a tier gets, and when."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ _log = logging.getLogger("kvtier.pool")
 
 
 class HostPool:
-    """One mapping, cut into slots for chunks; it belongs to one process or is shared by several.
+    """A memory mapping, cut into slots for chunks, for one process or for several.
 
     ``HostPool(slots, chunk_bytes)`` is for one process. :meth:`join` is for the scheduler and the
     workers of a replica, which share only a configuration. :meth:`create` and :meth:`attach` are

@@ -17,14 +17,14 @@ from contextlib import contextmanager
 _FLOCK = struct.Struct("hhqqi0q")
 #: A process holds this lock while it joins or sweeps, so that no two check the members at once.
 _JOINING = 0
-#: Processes that are not members share this lock, such as a child that does the I/O.
+#: Processes that are not members, such as a child that does the I/O, share this lock.
 _GUESTS = 1
 _SCHEDULER = 2
 _FIRST_WORKER = 3
 
 
 def claim(fd: int, worker: int | None) -> bool:
-    """Claim a member's lease while ``fd`` or a duplicate is open; return false if it is claimed."""
+    """Claim a member's lease until ``fd`` and its duplicates are closed; return false if taken."""
     return _try_lock(fd, _offset_of(worker), 1)
 
 

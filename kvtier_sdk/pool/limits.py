@@ -1,4 +1,4 @@
-"""Checks the room for a host pool: machine memory, control groups, the pool file's file system."""
+"""Checks that the machine, the control groups and a directory have room for a host pool."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _memory_limits(proc: Path, cgroup_root: Path) -> Iterator[tuple[Path, int, i
         for directory in [group, *group.parents]:
             if not directory.is_relative_to(top):
                 break
-            # The limit "max" means no limit and is not a number; some files cannot be read.
+            # Skip the limit "max", which means no limit, and files that cannot be read.
             with contextlib.suppress(OSError, ValueError):
                 limit_bytes = int((directory / limit).read_text())
                 yield directory, limit_bytes, int((directory / used).read_text())

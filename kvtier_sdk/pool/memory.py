@@ -29,7 +29,7 @@ _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 def prefault(mapping: mmap.mmap, fd: int | None) -> None:
-    """Back every page of a mapping with memory, without changing a byte; may raise ConfigError."""
+    """Back every page with memory, and change no byte; raise ConfigError if memory runs out."""
     address, size_bytes = _address_of(mapping), len(mapping)
 
     def populate(start: int) -> int:
@@ -90,7 +90,7 @@ def _touch(mapping: mmap.mmap, fd: int | None) -> None:
     if fd is None:
         pages[:] = 0
     else:
-        # Read only, because a write could undo another process's. A read maps reserved pages too.
+        # Only read: a write could undo another process's write. A read maps reserved pages too.
         reserve(fd, len(mapping))
         pages.max()
 

@@ -24,7 +24,7 @@ _log = logging.getLogger("kvtier.pool")
 
 
 class PoolFile:
-    """An open pool file, which may have a name. ``close`` closes ``fd``, and so does an exec."""
+    """An open pool file, with or without a name. ``close`` closes ``fd``, and so does an exec."""
 
     def __init__(self, fd: int, layout: PoolLayout, path: Path | None = None) -> None:
         self.fd = fd
@@ -41,7 +41,7 @@ class PoolFile:
 
 
 def make_unnamed(layout: PoolLayout) -> PoolFile:
-    """Make a file in memory, of constant size, and join it as the scheduler."""
+    """Make a file of constant size in memory, and join it as the scheduler."""
     fd = os.memfd_create("kvtier-pool", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     with _closed_on_failure(fd):
         _shape(fd, layout)
@@ -61,7 +61,7 @@ def open_handle(handle: int | str, layout: PoolLayout | None, worker: int | None
             "this process inherited (pass_fds) or /proc/<pid>/fd/<n> of a process that has the pool"
         ) from error
     with _closed_on_failure(fd):
-        # Claim first: no process sweeps a file with a guest, so its size does not change any more.
+        # Claim first, because a sweep truncates a file on which no process holds a lease.
         leases.claim_as_guest(fd)
         found = _layout_of(fd, layout)
         if worker is not None:
@@ -188,7 +188,7 @@ def _shape(fd: int, layout: PoolLayout) -> None:
 
 
 def _layout_of(fd: int, expected: PoolLayout | None) -> PoolLayout:
-    """Return the layout in a file's header, or ``expected`` if the file has no header of kvtier."""
+    """Return the layout in a file's header, or ``expected`` if the file has no kvtier header."""
     size_bytes = os.fstat(fd).st_size
     found = PoolLayout.from_header(os.pread(fd, HEADER_BYTES, max(0, size_bytes - HEADER_BYTES)))
     if found is None:
@@ -227,7 +227,7 @@ def _closed_on_failure(fd: int) -> Iterator[None]:
 
 
 def _release(fd: int, path: Path | None, pid: int) -> None:
-    """Close the file, and remove any name that it has unless another process holds the file."""
+    """Close the file; remove its name, if it has one, unless another process holds the file."""
     try:
         # A forked child shares its parent's locks, so the child cannot tell that the parent holds
         # the file.

@@ -1,4 +1,4 @@
-"""One tier's loop, and the two transports that carry jobs to it: a thread and a process."""
+"""Runs a tier's jobs on an event loop, in a thread or in a separate process."""
 
 from kvtier_sdk.runner.base import PoolMemory, SlotMemory, TierRunner
 from kvtier_sdk.runner.loop import TierLoop

@@ -24,7 +24,7 @@ class SlotMemory(Protocol):
     def padded_view(self, slot: int, alignment: int, holder: str) -> memoryview:
         """Return a slot's payload, its length rounded up to ``alignment``, a power of two.
 
-        A pool that closes logs its views still in use, each with its ``holder``.
+        When the pool is closed, it logs the ``holder`` of each view that is still in use.
         """
 
 
@@ -72,7 +72,7 @@ class TierRunner(Protocol):
         """Return the new reports but keep them for :meth:`poll`. Any thread may call this."""
 
     def suspect(self) -> None:
-        """Check whether the tier blocks its loop, after a job had no result at its deadline."""
+        """Check whether the tier blocks its loop; called if a job is overdue."""
 
     def log_end(self, topic: str, message: str) -> bool:
         """Log the end of an outage in the tier's log; return false if the tier's loop has ended."""

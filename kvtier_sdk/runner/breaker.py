@@ -1,4 +1,4 @@
-"""Circuit breakers, which stop calls to a failing tier, and the pauses between attempts.
+"""Circuit breakers stop calls to a failing tier; backoffs set the pauses between attempts.
 
 A breaker only keeps state; its owner sleeps and probes. A tier has one breaker per direction.
 

@@ -1,4 +1,4 @@
-"""Calls of a tier, with answers checked, errors labelled and secrets masked."""
+"""Calls a tier, checks its answers, labels its errors and masks secrets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from kvtier_sdk.types import (
 
 T = TypeVar("T")
 
-#: Chunks deleted per call, at most.
+#: The maximum number of chunks to delete per call.
 _DELETE_CHUNKS = 256
 
 
@@ -118,7 +118,7 @@ class TierCaller:
         except TierError as error:
             return [error.detached()] * len(batch)
         return [
-            # Drop the cause even if the tier set one: the cause's frames would hold the buffers.
+            # Drop the cause even if the tier set one, because its frames would hold the buffers.
             None if error is None else self._fault(error, operation).detached()
             for error in verdicts
         ]
@@ -142,7 +142,7 @@ class TierCaller:
         async def list_keys() -> list[OffloadKey]:
             return [entry.key async for entry in self.entries()]
 
-        # List all keys first: deletions during a listing may hide other chunks from it.
+        # List all keys first, because deletions during a listing may hide other chunks from it.
         keys = list(dict.fromkeys(await self._renewing(list_keys)))
         most = min(_DELETE_CHUNKS, self.tier.max_batch_keys or _DELETE_CHUNKS)
         for start in range(0, len(keys), most):
@@ -160,7 +160,7 @@ class TierCaller:
         items = iterate()
         ended: Any = object()
         while True:
-            # Do not retry a refused call: an iterator that has raised yields no more items.
+            # Do not retry a refused call, because an iterator that has raised yields no more items.
             item = await self._once(operation, lambda: anext(items, ended))
             if item is ended:
                 return
@@ -182,7 +182,7 @@ class TierCaller:
     async def _once(self, operation: str, call: Callable[[], Awaitable[T]]) -> T:
         """Await a call; turn every error into a :class:`TierError`."""
         if self.quarantine is not None:
-            # Clear the traceback: each raise would add frames to this long-lived error.
+            # Clear the traceback, because each raise would add frames to this long-lived error.
             raise self.quarantine.with_traceback(None)
         return await self._called(call, lambda error: self._fault(error, operation))
 
@@ -199,7 +199,7 @@ class TierCaller:
             if is_not_tiers(error):
                 raise
             fault = translate(error)
-        # Raise outside of the handler: inside, the unmasked original would become the context.
+        # Raise outside of the handler, because inside it the unmasked error would be the context.
         try:
             raise fault
         finally:

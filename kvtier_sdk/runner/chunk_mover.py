@@ -19,8 +19,8 @@ from kvtier_sdk.runner.jobs import Job, Operation
 from kvtier_sdk.runner.sealing import ChunkSealer
 from kvtier_sdk.types import OffloadKey, Transfer
 
-#: The most failed chunks to remember. A forgotten chunk does no harm: its next load fails, and the
-#: chunk is remembered again.
+#: The most failed chunks to remember. A forgotten chunk does no harm, because its next load fails,
+#: and the chunk is remembered again.
 _MAX_UNLOADED = 65_536
 
 
@@ -54,7 +54,7 @@ class ChunkMover:
     def transfers(self, job: Job, batch: Sequence[int]) -> Iterator[dict[int, Transfer]]:
         """Yield a batch's transfers by index. A store's headers are sealed at their first use."""
         headers = self._headers.take(len(batch))
-        # A pool that closes while slots are in use logs this name.
+        # If the pool is closed while slots are in use, it logs this name.
         holder = f"{self._context.name} {job.operation.value}"
         is_store = job.operation is Operation.STORE
         try:
@@ -126,7 +126,7 @@ class ChunkMover:
 
 
 def _is_useless(error: TierError | None) -> bool:
-    """Return true if no engine can use the chunk, not even one with another sealing key."""
+    """Return true if no engine can use the chunk, even with another sealing key."""
     if isinstance(error, ChunkAuthError) and error.unknown_key:
         return False
     return isinstance(error, CorruptChunkError)

@@ -15,7 +15,7 @@ from kvtier_sdk.types import Locality, Medium
 
 
 def wants_process(spec: TierSpec) -> bool:
-    """Return true if the tier of ``spec`` should run in a separate process, where possible.
+    """Return true if the tier of ``spec`` should run in a separate process if that is possible.
 
     ``auto`` chooses a process for a tier that keeps its chunks outside of this machine's memory. In
     the engine's process, a thread that waits for a disk or a network would compete with the engine

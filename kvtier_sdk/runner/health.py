@@ -1,4 +1,4 @@
-"""A tier's health in one direction: a circuit breaker, and the probes that close the breaker."""
+"""Tracks a tier's health in one direction with a circuit breaker and probes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from kvtier_sdk.runner.jobs import BreakerMoved, Operation
 from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.types import OffloadKey, RequestContext, Transfer, make_offload_key
 
-#: The key of the probes' chunk. No engine creates this key: its hash is text, and its KV-cache
-#: group is higher than any model's.
+#: The key of the probes' chunk. No engine creates this key, because its hash is text, and its
+#: KV-cache group is higher than any model's.
 CANARY_KEY: OffloadKey = make_offload_key(b"kvtier canary".ljust(32, b"\0"), 0xFFFF_FFFF)
 
 NO_ROOM = "calls that hang leave no room for another"
@@ -193,7 +193,7 @@ class DirectionHealth:
         header, payload = self._memory[:split], self._memory[split:]
         if operation is Operation.STORE:
             self._header.seal(CANARY_KEY, header, payload)
-        # Replace the chunk of an earlier probe: a skipped store would prove nothing.
+        # Replace the chunk of an earlier probe, because a skipped store would prove nothing.
         transfer = Transfer(CANARY_KEY, _PROBER, header, payload, replace=True)
         errors = await self._call.transfer(operation, [transfer])
         # An absent or damaged chunk is an answer too, so a load probe needs no stored chunk.

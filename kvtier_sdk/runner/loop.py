@@ -1,4 +1,4 @@
-"""A tier's loop, which accepts jobs, calls the tier, and gives each job exactly one result."""
+"""A tier's loop accepts jobs, calls the tier, and gives each job exactly one result."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ T = TypeVar("T")
 #: The largest alignment that a tier may require. The pool aligns its rows to this number.
 _MAX_ALIGNMENT = 4096
 
-#: At close, the time limit for cancelled calls, and again for probes and the store watch.
+#: The time limit at close for cancelled calls to end, and then for probes and the store watch.
 _CALLS_END_S = 1.0
 
 #: Shortest interval between two progress reports about loads, or about stores.
@@ -107,15 +107,15 @@ class _Run:
         return self.open_batches > len(self.tasks)
 
 
-#: Indices of a run's keys.
 _Batch: TypeAlias = Sequence[int]
 
 
 class TierLoop:
     """Runs a tier's jobs on the caller's event loop, in any thread.
 
-    Queued loads start before queued stores, and stores use at most three quarters of the calls. At
-    its deadline a job is concluded and its calls are cancelled; ``IoEnded`` follows their end.
+    Queued loads start before queued stores, and stores use at most three quarters of the concurrent
+    calls. At its deadline a job is concluded and its calls are cancelled; once the calls have
+    ended, ``IoEnded`` follows.
     While the tier is not open, or the breaker of a job's direction is not closed, a job is
     concluded as ``UNAVAILABLE`` without a call.
     """
@@ -152,8 +152,8 @@ class TierLoop:
         batch_bytes = min(options.max_batch_bytes, memory.region.size_bytes)
         self._call_keys = spec.tier_class.max_batch_keys or sys.maxsize
         self._batch_chunks = min(max(1, batch_bytes // payload_length), self._call_keys)
-        # A hanging call counts toward ``concurrency`` as long as it holds its buffers, so a batch
-        # that may start always finds free buffers.
+        # A hanging call counts toward ``concurrency`` while it holds its buffers, so there are
+        # always free buffers for the next batch.
         under_way = options.concurrency * self._batch_chunks
         # Twice as many headers, because the next call starts while a call's chunks are verified.
         headers = BufferArena(header_length, 2 * under_way)
@@ -253,7 +253,7 @@ class TierLoop:
     async def close(self) -> None:
         """Close the tier and cancel all jobs, including later ones. Call :meth:`drain` first."""
         self.abandon()
-        # Give cancelled calls time to end: only hanging calls may still run when the tier closes.
+        # Let cancelled calls end first, so that only hanging calls still run when the tier closes.
         await self._idle_within(_CALLS_END_S)
         # The tier must not be opened and closed at the same time.
         await self._opening.stop()
@@ -400,7 +400,7 @@ class TierLoop:
         allowed_s = getattr(self.options, f"{operation}_deadline_s", None)
         when = "in time"
         if allowed_s is not None:
-            # A lookup job may have a longer deadline than the option's.
+            # A lookup job may have a longer deadline than the option gives.
             allowed_s = max(allowed_s, round(run.job.deadline_s - run.started_s, 3))
             when = f"within {format_seconds(allowed_s)} ('{operation}_deadline')"
         self._log.often(

@@ -98,7 +98,7 @@ class LoopRunner(ABC):
 
         A thread that exceeds the time limit is left behind, and ends by itself when it can.
         """
-        # Set the flag first: an interrupt may lead to a second call while the first still drains.
+        # Set the flag first, because an interrupt may lead to a second call during the drain.
         if self._closing:
             return
         self._closing = True

@@ -120,7 +120,7 @@ class ChunkSealer:
 
     def _open(self, sealed: Transfer, into: Transfer) -> CorruptChunkError | None:
         try:
-            # Check for damage first: a damaged chunk may name a wrong sealing key.
+            # Check for damage first, because a damaged chunk may name a wrong sealing key.
             self._header.check(sealed.key, sealed.header, sealed.payload)
             self._codec.open(
                 self._header.associated_data(sealed.key, sealed.header),
@@ -130,7 +130,7 @@ class ChunkSealer:
             )
         except CorruptChunkError as damage:
             damage.tier, damage.operation = self._name, Operation.LOAD.value
-            # The traceback's frames would hold the buffers.
+            # Drop the traceback, because its frames would hold the buffers.
             return damage.with_traceback(None)
         return None
 

@@ -20,7 +20,6 @@ _ANSWER_S = 5.0
 _INTERVAL_S = 5.0
 #: Namespaces that differ in more facts than this belong to different models or machines.
 _MOST_FACTS = 2
-#: Advice in the log about facts that differ.
 _ADVICE = {
     "hash_seed": "set PYTHONHASHSEED to one value for all engines",
     "model_revision": "if both are the same model, set option 'model_revision' to one value",

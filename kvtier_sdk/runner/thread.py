@@ -34,10 +34,10 @@ _SILENCE: Any = object()
 class ThreadRunner(LoopRunner):
     """A runner whose tier runs on an event loop in a daemon thread.
 
-    The engine's thread submits and polls without a lock: a deque is safe with one thread at each
-    end. A flag makes a burst of jobs wake the loop only once, and a burst of reports notify the
-    engine only once. The writer appends before it sets the flag, and the reader clears the flag
-    before it empties the deque, so the reader misses nothing.
+    The engine's thread submits and polls without a lock, because a deque is safe with one thread at
+    each end. With a flag per deque, a burst of jobs wakes the loop only once, and a burst of
+    reports notifies the engine only once. The writer appends before it sets the flag, and the
+    reader clears the flag before it empties the deque, so the reader misses nothing.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ _MIN_PERIOD = 64
 _MOST_SEEN = 2**17
 # The second model must lead by more than this many standard deviations of a chance result.
 _DEVIATIONS = 2
-# After this many hits in only one model, older hits count half, so that recent ones decide.
+# After this many hits in only one model, older hits count half, so that recent hits decide.
 _MUCH_EVIDENCE = 64
 # A full tier has room again once its free bytes exceed its used bytes divided by this number.
 _ROOM_SHARE = 16

@@ -1,4 +1,4 @@
-"""The cascade, which sends readable chunks to the tiers."""
+"""The cascade sends readable chunks to the tiers."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ class Cascade:
         )
 
     def settled(self, bit: int, job: Job, verdicts: Sequence[Verdict]) -> None:
-        """Apply the verdicts of a store, whose chunks are then no longer owed to the tier."""
+        """Apply the verdicts of a store; its chunks are no longer owed to the tier."""
         if not self.tracks and verdicts.count(_OK) == len(verdicts):
             return
         for key, index, verdict in zip(job.keys, job.slots, verdicts, strict=True):
@@ -188,7 +188,7 @@ class Cascade:
                 slot.offers.owed &= ~bit
 
     def removed(self, bit: int, keys: Sequence[OffloadKey], *, evicted: bool) -> None:
-        """Record that chunks have left a tier, and may be sent to the tier again."""
+        """Record that chunks have left a tier, so that they can be sent to the tier again."""
         self._tier_of(bit).admission.removed(keys, evicted=evicted)
         if self.tracks:
             for key in keys:
@@ -242,7 +242,7 @@ class Cascade:
             slot.offers.sent &= ~bit
 
     def _take_failed(self, tier: ManagedTier, slots: Sequence[Slot]) -> list[Slot]:
-        """Return the slots to store again, up to the tier's room; clear their marks of failure."""
+        """Return the slots whose store failed, up to the tier's room, and clear the failures."""
         if not tier.client.takes_stores:
             return []
         failed = [

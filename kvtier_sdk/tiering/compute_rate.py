@@ -1,4 +1,4 @@
-"""The engine's time to compute a chunk, measured while the engine serves requests."""
+"""Measures the engine's time to compute a chunk while the engine serves requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHORTEST_S = 0.002
 
 
 class ComputeRate:
-    """The median time to compute a chunk over the last bursts, weighted by each burst's chunks.
+    """Measures the median time per chunk over the last bursts, weighted by each burst's chunks.
 
     A burst is a series of steps in which some request computes several chunks per step. The burst
     ends one step later, because an engine that schedules ahead begins the next step before the

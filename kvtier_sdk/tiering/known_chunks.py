@@ -18,7 +18,7 @@ _TIMEOUT: Final = Verdict.TIMEOUT
 
 
 class KnownChunks:
-    """A fixed-size table of the hashes of keys, in which a newer hash may replace an older one.
+    """A fixed-size table of hashed keys. A newer hash may replace an older one.
 
     Two keys with the same hash count as the same chunk. So a chunk can wrongly count as known; its
     load then finds nothing, as if the tier had lost the chunk.
@@ -61,9 +61,10 @@ class KnownChunks:
             self.add(keys)
 
     def loaded(self, job: Job, verdicts: Sequence[Verdict], present: Iterable[OffloadKey]) -> None:
-        """Apply a load's verdicts; ``present`` are its keys that were not removed meanwhile."""
+        """Apply a load's verdicts; the chunks in ``present`` were not removed meanwhile."""
         if _NOT_FOUND in verdicts or _TIMEOUT in verdicts:
-            # Other chunks may be lost too, or the tier hangs; lookups show a hang sooner.
+            # Forget all chunks, because others may be lost too, or the tier may hang, which lookups
+            # show sooner than loads.
             self.clear()
         elif verdicts.count(_OK) == len(verdicts):
             self.found(job, present)

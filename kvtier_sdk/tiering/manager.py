@@ -36,7 +36,7 @@ from kvtier_sdk.tiering.tier_listener import TierListener
 from kvtier_sdk.trace import TraceRecorder
 from kvtier_sdk.types import LookupResult, OffloadKey, RequestContext
 
-# Bound once to save time in the engine's thread: compiled code reads a final name directly.
+# Bound once to save time in the engine's thread, because compiled code reads final names directly.
 _HIT: Final = LookupResult.HIT
 _MISS: Final = LookupResult.MISS
 _HIT_PENDING: Final = LookupResult.HIT_PENDING
@@ -52,8 +52,8 @@ class TieringManager:
     A step never blocks and never raises a storage error. All methods belong to the thread of the
     engine's scheduler, unless they say otherwise.
 
-    For each request the engine calls ``on_new_request``. In each step until no chunk is pending, it
-    then calls ``lookup`` for the request's chunks up to the first ``MISS``. The calls
+    For each request the engine calls ``on_new_request``. Then, in each step until no chunk is
+    pending, it calls ``lookup`` for the request's chunks up to the first ``MISS``. The calls
     ``prepare_load``, ``complete_load``, ``prepare_store`` and ``complete_store`` follow, then
     ``on_request_finished``; completions may still come later. Each step ends with
     ``on_schedule_end``. For an unknown request, lookups and prepare calls raise ``KVTierError``,
@@ -174,7 +174,7 @@ class TieringManager:
     def usage(self) -> PoolUsage:
         """Count the host pool's slots by use; too slow to call in each step."""
         held = set(itertools.chain.from_iterable(tier.client.held_slots() for tier in self._tiers))
-        # A copy, because the engine's thread may change the table while another thread reads it.
+        # Copy the table, because the engine's thread may change it while another thread reads it.
         for state in list(self._requests.values()):
             held.update(state.held_slots())
         return self._primary.usage(held)
@@ -495,7 +495,7 @@ class TieringManager:
             touched = list(self._touched)
             self._touched = {}
             self._primary.access(touched)
-            # Reversed, so that the tiers too evict the start of a prefix last.
+            # Reverse the order, so that the tiers too evict the start of a prefix last.
             touched.reverse()
             for tier in self._tiers:
                 tier.client.touch(touched)
@@ -572,7 +572,7 @@ class TieringManager:
         """Let running stores finish, close the tiers, and forget all requests.
 
         Args:
-            timeout_s: seconds for each tier to drain, and again to close.
+            timeout_s: seconds allowed for draining each tier, and as many for closing it.
         """
         self._flush()
         with contextlib.ExitStack() as closing:

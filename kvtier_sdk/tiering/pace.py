@@ -1,4 +1,4 @@
-"""The measured speed of a tier, and the detection of a slow tier."""
+"""Measures a tier's speed, and detects a slow tier."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Pace:
         self.store_bytes = float(call_bytes * options.concurrency)
         self._call_bytes = call_bytes
         # For stores and for loads, the number of running jobs and the time of the last progress.
-        # The index is ``operation is _LOAD``: hashing an enumeration's member is slow.
+        # The index is ``operation is _LOAD``, because hashing an enumeration's member is slow.
         self._under_way = [0, 0]
         self._progress_s = [-math.inf, -math.inf]
-        # The time of the tier's last answer, or when a load last began while no other was running.
+        # The time of the tier's last answer, or of the last load that began while no other ran.
         self._heard_s = 0.0
         # The mean speed of loads, over the time in which at least one load is running.
         self._bytes_per_s = 0.0

@@ -1,4 +1,4 @@
-"""The loads of chunks from a tier into the primary tier, and the requests that wait for them."""
+"""Loads chunks from the tiers into the primary tier, for the requests that need the chunks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvtier_sdk.tiering.records import PendingLookup, Promotion, RequestState, S
 from kvtier_sdk.tiering.slots import PrimaryTier
 from kvtier_sdk.types import OffloadKey
 
-#: The most failed loads to remember, so that no request repeats one because of an older lookup.
+#: The most failed loads to remember. A request with an older lookup does not repeat such a load.
 _MOST_FAILED = 4096
 
 _OK: Final = Verdict.OK
@@ -42,7 +42,7 @@ class Promotions:
         tier: ManagedTier,
         state: RequestState,
     ) -> int:
-        """Collect the loads of the first chunks, as many as get a slot; return their number."""
+        """Collect loads of the first chunks until slots run out; return the number of chunks."""
         slots, _ = self._primary.take(min(len(keys), self._limit - self._occupied))
         taken = keys[: len(slots)]
         if not taken:
@@ -88,7 +88,7 @@ class Promotions:
         return landed
 
     def removed(self, tier: int, keys: Sequence[OffloadKey]) -> None:
-        """Record that chunks left a tier, so that a request does not try to load them from it."""
+        """Record that chunks left a tier, so that no request loads them from the tier again."""
         for key in keys:
             slot = self._primary.by_key.get(key)
             if slot is not None and slot.state is _LOADING and slot.promotion is not None:

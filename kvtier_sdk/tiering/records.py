@@ -85,12 +85,12 @@ class PendingLookup:
         self.is_known = False
 
     def first_hit(self, key: OffloadKey, tiers: int) -> int:
-        """Return the index of the first of the ``tiers`` with the chunk; at least one has it."""
+        """Return the index of the first tier in ``tiers`` that has the chunk; one must exist."""
         mask = self.hits[key] & tiers
         return (mask & -mask).bit_length() - 1
 
     def run_from(self, key: OffloadKey, tier: int, limit: int) -> list[OffloadKey]:
-        """Return up to ``limit`` chunks in a row, from ``key``, that ``tier`` is first to have."""
+        """Return the next chunks, from ``key``, whose first tier is ``tier``; at most ``limit``."""
         hits, bit = self.hits, 1 << tier
         before = bit - 1
         start = self.keys.index(key)
@@ -103,7 +103,7 @@ class PendingLookup:
         return run
 
     def strike(self, key: OffloadKey, tier: int) -> None:
-        """Remove a tier from the tiers that have a chunk, because it cannot load the chunk."""
+        """Record that a tier no longer counts as having a chunk."""
         self.hits[key] &= ~(1 << tier)
 
 
@@ -147,7 +147,7 @@ class Offers:
 
 
 class Slot:
-    """One slot of the primary tier, as a plain record.
+    """A record of one slot of the primary tier.
 
     Attributes:
         key: the key of the slot's chunk; meaningless in a free or quarantined slot.
@@ -223,8 +223,8 @@ class PrefixOrder:
 class NameOrder:
     """The chunks of one request, in the order in which the engine first named them.
 
-    Used for traces if the policy needs no parents and positions: this class takes less than half
-    the time of :class:`PrefixOrder`.
+    Used for traces if the policy needs no parents and positions, because this class takes less than
+    half the time of :class:`PrefixOrder`.
     """
 
     __slots__ = ("keys",)
@@ -238,7 +238,7 @@ class NameOrder:
 
 
 class Wait:
-    """The lookups and loads that one request waits for, as found in one step.
+    """The lookups and loads that one request waits for.
 
     Attributes:
         latest: the pending lookup that was added last.
@@ -291,7 +291,7 @@ class Wait:
 
 
 class RequestState:
-    """One live request, as a plain record.
+    """A record of one live request.
 
     Attributes:
         asked: the pending lookup of each chunk.

@@ -1,4 +1,4 @@
-"""The search of the tiers for chunks that are not in the primary tier."""
+"""Searches the tiers for chunks that are not in the primary tier."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvtier_sdk.tiering.slots import PrimaryTier
 from kvtier_sdk.tiering.tier_client import TierClient
 from kvtier_sdk.types import LookupResult, OffloadKey
 
-# Bound once to save time in the engine's thread: compiled code reads a final name directly.
+# Bound once to save time in the engine's thread, because compiled code reads final names directly.
 _MISS: Final = LookupResult.MISS
 _HIT_PENDING: Final = LookupResult.HIT_PENDING
 _RETRY: Final = LookupResult.RETRY
@@ -23,7 +23,7 @@ _ABSENT: Final = MissReason.ABSENT.value
 _OK: Final = Verdict.OK
 _NOT_FOUND: Final = Verdict.NOT_FOUND
 
-#: The most chunks to look up at once; so many take about 15 ms of a step. Requests further back in
+#: The most chunks to look up at once, which takes about 15 ms of a step. Requests further back in
 #: the queue wait for device blocks anyway, and early answers would be out of date.
 MOST_CHUNKS: Final = 16_384
 #: The reason for a miss, by the verdict of the failed lookup; LOOKUP_FAILED for other verdicts.
@@ -39,7 +39,7 @@ class LookupTable:
     Attributes:
         open: the pending lookup of each chunk, which other requests can share.
         waiting_chunks: number of chunks for which a tier has not answered.
-        limit: once so many chunks are looked up, no other request begins lookups in the step.
+        limit: number of chunks at which no further request begins lookups in the step.
         new: the lookups that began in this step; the tiers get them at the end of the step.
     """
 
@@ -47,7 +47,7 @@ class LookupTable:
         self.open: dict[OffloadKey, PendingLookup] = {}
         self.waiting_chunks = 0
         self.limit = MOST_CHUNKS
-        # Chunks looked up in this step without asking a tier: they count, as they take time too.
+        # Chunks looked up in this step without asking a tier. They count, because they take time.
         self._joined = 0
         self.new: list[PendingLookup] = []
 
@@ -149,7 +149,7 @@ class TierSearch:
             if pending is None:
                 return _MISS
         having = pending.hits.get(key)
-        # The answers may be from another request, which may ask tiers that this request may not.
+        # The answers may come from another request, which is allowed to ask more tiers.
         if having and having & state.tiers:
             if not pending.sealed:
                 return _RETRY
@@ -190,7 +190,7 @@ class TierSearch:
                 self._load_known(pending)
                 continue
             recompute_s = self._primary.stats.recompute_s
-            # If the time to recompute is unknown, wait: recomputing usually takes longer.
+            # If the time to recompute is unknown, wait, because recomputing usually takes longer.
             worth_s = inf if recompute_s is None else len(pending.keys) * recompute_s
             pending.deadline_s = 0.0
             for tier in self._tiers:
@@ -214,8 +214,8 @@ class TierSearch:
         if pending is None:
             pending = state.asking
             if pending is None or pending.sealed:
-                # Load without a lookup only if no earlier chunk is looked up: the prefix may end at
-                # that chunk, and the load would be wasted.
+                # Load without a lookup only if no earlier chunk is being looked up, because the
+                # prefix may end at that chunk, and the load would be wasted.
                 known = 0 if state.asks_first else self._known_tiers(key, state)
                 if known:
                     return self._take_known(key, known, state)
@@ -314,7 +314,7 @@ class TierSearch:
             return MissReason.SLOWER_THAN_RECOMPUTE
         keys = [key]
         if pending.request is state.context:
-            # The engine will need the chunks found after this chunk too: load all in one job.
+            # Load all in one job, because the engine also needs the chunks found after this chunk.
             keys = pending.run_from(key, tier.index, room)
             by_key = self._primary.by_key
             if len(keys) > 1:

@@ -24,8 +24,8 @@ class Purge:
     """The progress of an operator's purge of the primary tier.
 
     Attributes:
-        left: chunks still to be removed, because they are in use; ``None`` until the purge begins
-            in the engine's next step.
+        left: chunks that are in use and must still be removed; ``None`` until the purge begins in
+            the engine's next step.
         forgotten: number of chunks removed so far.
     """
 
@@ -101,8 +101,8 @@ class PrimaryTier:
             return
         self._count(slots[0].state, -len(slots))
         insert, now_s = self._policy.on_insert, self.now_s
-        # The last chunk is inserted first, so that the start of the prefix is evicted last: a chunk
-        # is useless without the chunks before it.
+        # Insert the last chunk first, so that the start of the prefix is evicted last, because a
+        # chunk is useless without the chunks before it.
         for slot in reversed(slots):
             slot.state = _READY
             slot.used_s = now_s

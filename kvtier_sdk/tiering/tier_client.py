@@ -175,8 +175,8 @@ class TierClient:
         """Hand over the collected jobs, let stores finish, close the tier, and end its runner.
 
         Every job is concluded when this method returns. If a job is not released, its I/O hangs
-        in a thread, and its slots must not be reused. A second call does nothing. The time limit
-        ``timeout_s`` applies to draining, and again to closing.
+        in a thread, and its slots must not be reused. A second call does nothing. Draining and
+        closing have a time limit of ``timeout_s`` seconds each.
         """
         self.flush()
         self._runner.close(timeout_s)
@@ -191,8 +191,8 @@ class TierClient:
     def drain(self, timeout_s: float) -> bool:
         """Cancel queued jobs, wait for running jobs, and apply their results.
 
-        Running calls are cancelled after ``timeout_s``, and get the same time again to end. Return
-        true if all I/O on the slots has ended.
+        Running calls are cancelled after ``timeout_s`` seconds, and have as many seconds to end.
+        Return true if all I/O on the slots has ended.
         """
         ended = self._runner.drain(timeout_s)
         self.poll()
@@ -206,12 +206,12 @@ class TierClient:
         An idle engine does not poll, so the copy includes the reports since the last poll.
         """
         now_s = self._clock.now_s()
-        # Copy before peeking: then a report that a poll applies meanwhile is not counted twice.
+        # Copy before peeking, so that a report that a poll applies meanwhile is not counted twice.
         stats = self.stats.copy()
         reports = self._runner.peek()
         for report in reports:
             note_state(stats, report, now_s)
-        # The pace does not include results since the last poll; any result is progress.
+        # Any result is progress, but the pace does not include results since the last poll.
         is_stuck = not any(isinstance(report, JobResult | Progressed) for report in reports)
         stats.is_slow = int(is_stuck and self.pace.is_slow(now_s))
         return stats
@@ -223,7 +223,7 @@ class TierClient:
 
     @property
     def takes_stores(self) -> bool:
-        """True if the write breaker is closed, no purge is due, and the tier is in use and fast."""
+        """True if the write breaker is closed, no purge is due, and the tier is fast and in use."""
         stats = self.stats
         return not (stats.stores_open or self._stale or self.is_drained or stats.is_slow)
 

@@ -1,4 +1,4 @@
-"""Functions that update a tier's counters from the tier's reports."""
+"""Updates a tier's counters from the tier's reports."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Outages:
 
     @contextmanager
     def followed(self) -> Iterator[None]:
-        """Log the misses of an outage that ends in the ``with`` block; record one that begins."""
+        """Log the misses of an outage that ends in the ``with`` block; note a new outage."""
         before = self._under_way()
         yield
         for direction, is_out in self._under_way().items():

@@ -1,4 +1,4 @@
-"""The callbacks of a tier's client to the engine."""
+"""The callbacks through which a tier's client reports to the engine."""
 
 from __future__ import annotations
 

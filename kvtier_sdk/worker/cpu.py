@@ -17,11 +17,11 @@ from kvtier_sdk.runner.jobs import Operation
 from kvtier_sdk.worker.device import Copy, Device, StreamOrEvent
 from kvtier_sdk.worker.planning import GroupLayout, HostLayout, Int64s, JobPlan
 
-#: More threads do not help: memory bandwidth is the limit.
+#: More threads do not help, because memory bandwidth is the limit.
 MAX_THREADS = 4
 #: For a smaller part, waking another thread costs more than it saves.
 MIN_PART_BYTES = 512 * 1024
-#: A load waits for a store's part that has begun: at this size, a few milliseconds.
+#: A load waits for store parts that have begun; parts of this size take a few milliseconds.
 MAX_PART_BYTES = 16 * 1024 * 1024
 
 #: The runs' destination addresses, source addresses, and lengths in bytes.
@@ -35,7 +35,7 @@ def copy_runs(destinations: Int64s, sources: Int64s, lengths_bytes: Int64s) -> N
 
 
 class CPUDevice(Device):
-    """Threads that copy in parts. Between two parts, a load overtakes stores that have begun."""
+    """Copies part by part, in threads. Between parts, a load overtakes stores that have begun."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class CPUDevice(Device):
             thread.join()
 
     def _work(self) -> None:
-        # An engine pins its threads, and new threads inherit that: allow all the process's cores.
+        # Allow all cores of the process, because this thread has inherited an engine's pinning.
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, self._cpus)
         while True:

@@ -1,4 +1,4 @@
-"""The device for CUDA and ROCm tensors, which copies on streams separate from the engine's."""
+"""The device for CUDA and ROCm tensors copies on its own streams, not on the engine's."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from kvtier_sdk.worker.registration import RefusedError, Registration
 
 _log = logging.getLogger("kvtier.worker")
 
-#: Approximate limit of the bytes queued on a stream, because an expedited load waits for them. They
-#: keep a link busy for 5 ms; a busy interpreter may delay the thread that queues more by as long.
+#: Approximate limit of the bytes queued on a stream. An expedited load waits for these bytes. They
+#: keep a link busy for 5 ms, because a busy interpreter can delay queueing more for that long.
 WINDOW_BYTES = 256 * 1024**2
 #: Copies are queued in pieces of at most this size.
 PIECE_BYTES = 64 * 1024**2
@@ -36,9 +36,9 @@ _Piece: TypeAlias = CopyPlan | StagedPiece
 class CUDADevice(Device):
     """One accelerator.
 
-    Stores, loads and expedited loads have a lane each, so that none of them queues behind another
-    kind. Loads have a higher priority. A :class:`Gatherer` copies jobs of many short runs; all
-    other jobs are copied run by run.
+    Stores, loads and expedited loads have a lane each, so that no kind queues behind another. Loads
+    have a higher priority. A :class:`Gatherer` copies jobs of many short runs; all other jobs are
+    copied run by run.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -86,7 +86,7 @@ class CUDADevice(Device):
         number = 0 if store else 2 if expedited else 1
         lane = self._lanes[number]
         with self.driver.during_captures(), torch.cuda.device(self.device):
-            # Record now: the copy may be queued later, but waits only for the work queued so far.
+            # Record now, because the copy must wait only for the work queued before this call.
             event = after.record_event() if isinstance(after, torch.Stream) else after
             pieces: Sequence[_Piece]
             if self._gatherer is not None and self._gatherer.suits(plan):
@@ -179,7 +179,7 @@ class _Lane:
 
 
 class _Mark:
-    """An event in a stream after a piece.
+    """An event that is recorded in a stream after a piece.
 
     Unless the context is lost, a copy may still run after a failed query, so the query is repeated.
     If the context was lost before the stream reached the mark, ``error`` gives the reason.

@@ -1,7 +1,7 @@
-"""The CUDA and HIP calls that torch does not expose, through ctypes.
+"""Makes the CUDA and HIP calls that torch does not expose, through ctypes.
 
 torch has no batched copy, and making a tensor for each run would take longer than copying the run.
-CUDA and HIP copy between plain addresses, of host and of device memory alike.
+CUDA and HIP copy between plain addresses, both of host memory and of device memory.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Driver:
         self.copy_each(into, out_of, lengths_bytes, order, stream)
 
     def device_address(self, host_address: int) -> int | None:
-        """Return the device's address of registered memory; ``None`` if it is not registered."""
+        """Return the device's address of host memory; ``None`` if the memory is not registered."""
         found = ctypes.c_void_p(0)
         if self._host_get_device_pointer(ctypes.byref(found), host_address, 0):
             forget_error()
@@ -86,7 +86,7 @@ class _Attributes(ctypes.Structure):
 
 
 class CUDADriver(Driver):
-    """``cuMemcpyBatchAsync`` from CUDA 12.8 on; before that, one ``cuMemcpyAsync`` for each run."""
+    """Calls ``cuMemcpyBatchAsync`` from CUDA 12.8 on, or else ``cuMemcpyAsync`` for each run."""
 
     def __init__(self) -> None:
         try:
@@ -98,7 +98,7 @@ class CUDADriver(Driver):
         self._exchange_capture_mode = library.cuThreadExchangeStreamCaptureMode
         self._host_get_device_pointer = library.cuMemHostGetDevicePointer_v2
         self._host_get_device_pointer.argtypes = [_POINTER, _POINTER, ctypes.c_uint]
-        # The first version has one more argument, which receives the index of a refused run.
+        # The call's first version has one more argument, which receives a refused run's index.
         self._says_which = not hasattr(library, "cuMemcpyBatchAsync_v2")
         name = "cuMemcpyBatchAsync" if self._says_which else "cuMemcpyBatchAsync_v2"
         self._batch = getattr(library, name, None)
@@ -130,12 +130,12 @@ class CUDADriver(Driver):
 
 
 class HIPDriver(Driver):
-    """``hipMemcpyAsync`` for each run: HIP's batch call is too new for the versions in use."""
+    """Calls ``hipMemcpyAsync`` for each run, because the HIP versions in use lack a batch call."""
 
     _copy_arguments = (_HIP_MEMCPY_DEFAULT,)
 
     def __init__(self) -> None:
-        # Use torch's own runtime: another runtime on the path does not know torch's streams.
+        # Use torch's own runtime, because no other runtime on the path knows torch's streams.
         library = _torch_runtime()
         self._copy_one = library.hipMemcpyAsync
         self._copy_one.argtypes = [_POINTER, _POINTER, _SIZE, ctypes.c_int, _POINTER]

@@ -31,18 +31,17 @@ _log = logging.getLogger("kvtier.worker")
 
 #: Jobs with shorter runs on average are gathered. Longer runs fill the link without a kernel.
 MIN_DIRECT_RUN_BYTES = 128 * 1024
-#: Jobs with fewer runs are not gathered: the kernel and its waits cost as much as a few runs.
+#: Jobs with fewer runs are not gathered, because the kernel costs as much as a few runs.
 MIN_GATHERED_RUNS = 16
-#: Jobs with fewer runs per slot are not gathered: one copy would replace too few runs.
+#: Jobs with fewer runs per slot are not gathered, because one copy would replace too few runs.
 MIN_RUNS_PER_COPY = 4
-#: Size of a staging part. A link needs at least 0.3 ms for a part, the kernel a fraction of that.
+#: Size of a staging part. A link needs at least 0.3 ms for a part; the kernel needs much less.
 PART_BYTES = 16 * 1024**2
-#: Staging parts of a lane: the kernel works on one while a copy engine works on the other.
+#: Staging parts per lane. The kernel works on one part while a copy engine works on the other.
 PARTS = 2
 #: The kernel copies words of this size.
 _WORD_BYTES = 16
 
-#: A function that queues runs on a stream.
 Enqueue: TypeAlias = Callable[[CopyPlan, Operation, torch.cuda.Stream], None]
 
 
@@ -87,7 +86,7 @@ class PageKernel:
 
 @dataclass
 class _Part:
-    """A staging part; ``free`` is the event after its last use, or ``None`` before the first."""
+    """A staging part; ``free`` is the event after its latest use, or ``None`` if it is unused."""
 
     memory: torch.Tensor
     free: torch.cuda.Event | None = None
@@ -180,7 +179,7 @@ class Gatherer:
 
 
 class StagedPiece:
-    """One band of some chunks of a group; the bands fit into a staging part together."""
+    """The same band of several chunks of a group; together they fit into a staging part."""
 
     def __init__(
         self,
@@ -205,14 +204,15 @@ class StagedPiece:
     def ends(
         self, operation: Operation, copies: torch.cuda.Stream
     ) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
-        """Return the piece's first and last stream: a store runs the kernel first, a load last."""
+        """Return the piece's first and last stream."""
         kernels = self._staging.kernels
         return (kernels, copies) if operation is Operation.STORE else (copies, kernels)
 
     def queue(self, operation: Operation, copies: torch.cuda.Stream, enqueue: Enqueue) -> None:
-        """Queue the kernel and the copies in order, after the part's last use.
+        """Queue the kernel and the copies, to run after the part's previous use has ended.
 
-        Even after a failure, the piece's last stream waits for all queued work.
+        A store runs the kernel first, a load the copies. Even after a failure, the piece's last
+        stream waits for all queued work.
         """
         part = self._staging.next_part()
         store = operation is Operation.STORE

@@ -143,7 +143,7 @@ class GroupShare:
         return int((self.blocks >= 0).sum()) * int(self.layout.lengths_bytes.sum())
 
     def most_runs(self) -> int:
-        """Return an upper bound: the number of runs if no two chunks were adjacent."""
+        """Return the number of runs if no two chunks are adjacent, which is an upper bound."""
         before, after = self.blocks[:, :-1], self.blocks[:, 1:]
         neighbours = int(((after - before == 1) & (before >= 0)).sum())
         gapless = int((self.layout.strides_bytes == self.layout.lengths_bytes).sum())
@@ -206,7 +206,7 @@ def share_of(
 
 
 def join(plans: Sequence[CopyPlan]) -> CopyPlan:
-    """Join the plans of several groups into one with the fewest runs."""
+    """Join the plans of several groups into one plan with the fewest runs."""
     if len(plans) == 1:
         return plans[0]
     nothing = [np.empty(0, np.int64)]
@@ -222,7 +222,7 @@ def join(plans: Sequence[CopyPlan]) -> CopyPlan:
 def are_apart(layouts: Sequence[GroupLayout]) -> bool:
     """Return true if blocks with different ids never share a byte, within and across groups.
 
-    If this returns false, compare the blocks of each load: the layouts alone cannot tell.
+    If this returns false, compare the blocks of each load, because the layouts alone cannot tell.
     """
     tables = [np.stack([of.addresses, of.strides_bytes, of.lengths_bytes], 1) for of in layouts]
     if any(len(np.unique(table, axis=0)) < len(table) for table in tables):

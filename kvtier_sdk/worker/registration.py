@@ -1,4 +1,4 @@
-"""Registers host memory with the driver, because copies of other host memory block.
+"""Registers host memory with the driver, because copies of unregistered memory block.
 
 A process can register a page only once, and unregistering the page ends the registration for all
 users. So the devices of a process share registered pieces, and count the holders of each piece.
@@ -21,7 +21,7 @@ from kvtier_sdk.worker.planning import CopyPlan, HostLayout
 
 #: Drivers refuse much larger registrations.
 MAX_REGISTER_BYTES = 64 * 1024**3
-#: ``cudaHostRegisterPortable``: valid in every context, not only in the registering context.
+#: ``cudaHostRegisterPortable``: the registration is valid in every context.
 _PORTABLE = 1
 _ALREADY_REGISTERED = 712
 

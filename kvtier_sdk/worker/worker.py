@@ -1,4 +1,4 @@
-"""The worker, which copies between the blocks of a device and the slots of a pool."""
+"""The worker copies between the blocks of a device and the slots of a pool."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class OffloadWorker:
     After that, nothing reads or writes the job's blocks and slots, even if the job failed. Until
     then, the caller must not write the blocks and slots, nor read the destinations, which hold a
     mixture of old and new bytes. Jobs of one direction begin in the order of submission, except
-    that expedited loads overtake other loads; they may end in another order. Loads overtake stores,
+    that expedited loads overtake other loads; jobs can end in another order. Loads overtake stores,
     so there is no order between loads and stores. Any thread may call any method.
 
     Args:
@@ -176,7 +176,7 @@ class OffloadWorker:
         ``job_id`` and errors are as for :meth:`submit_store`.
 
         Args:
-            device_blocks: the destinations, as for :meth:`submit_store`; no block of a group twice.
+            device_blocks: the destinations, as for :meth:`submit_store`; all different in a group.
             slots: the sources, one for each chunk that the blocks touch, group after group.
             expedited: let this load overtake other loads, even a large load that has begun.
             after: as for :meth:`submit_store`, for the stream that may still use the blocks.
@@ -311,8 +311,8 @@ class OffloadWorker:
 
 def _end_dropped(device: Device, jobs: dict[int, _Job], memory: object) -> None:
     """Shut down a dropped worker in a new thread, because a copying thread may have dropped it."""
-    # Log here: the new thread may still run when the interpreter exits, and must not hold a lock
-    # of the log at that time.
+    # Log here, because the new thread may still run when the interpreter exits, and must not hold
+    # a lock of the log at that time.
     _log.warning("an offload worker was dropped without a call of shutdown()")
     end = threading.Thread(
         target=_end, args=(device, jobs, memory), name="kvtier-dropped-worker", daemon=True

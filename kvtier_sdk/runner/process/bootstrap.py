@@ -1,4 +1,4 @@
-"""The bootstrap message, from which a tier's process builds the tier, and errors as plain data.
+"""Writes and reads errors and the bootstrap message, from which a process builds its tier.
 
 The message goes through the socket between the two processes, because it holds secrets: everybody
 on the machine can read a command line, and every child of the tier can read the environment. For
@@ -111,7 +111,7 @@ def _options_of(spec: TierSpec) -> dict[str, Any]:
 def write_error(error: BaseException) -> dict[str, Any]:
     return {
         "name": type(error).__name__,
-        # Leave out the base Exception: a TierError with the name of the class says more.
+        # Leave out the base Exception, because a TierError with the name of the class says more.
         "classes": [
             _path_of(base)
             for base in type(error).__mro__

@@ -43,7 +43,7 @@ from kvtier_sdk.runner.process.messages import (
 
 _STDERR = 2
 _READ_BYTES = 1 << 16
-#: The process's niceness: on a busy machine the engine goes first.
+#: The process's niceness, which lets the engine go first on a busy machine.
 _NICENESS = 5
 #: Time limits after the engine's end, for closing the tier and for ending the process.
 _ORPHAN_CLOSE_S = 0.5
@@ -144,7 +144,7 @@ class Child:
         spec, namespace, layout = read_bootstrap(bootstrap)
         # The lines of other loggers, such as a client library's or asyncio's, may show secrets.
         sender.setFormatter(MaskingFormatter(secrets=secrets_of(spec.config)))
-        # Skip the prefault: the pages exist already, and touching them all would take long.
+        # Skip the prefault, because the pages exist already, and touching all of them takes long.
         pool = HostPool.attach(bootstrap["pool_fd"], layout, prefault=False)
         os.close(bootstrap["pool_fd"])
         return TierLoop(
@@ -164,7 +164,7 @@ class Child:
                         await close_tier(self._tier_loop.close, self._log)
             self._send(plain_message(Kind.REFUSED, write_error(error)))
         finally:
-            # Exit even if sending failed: the engine waits for a message or the process's end.
+            # Exit even if sending failed, because the engine waits for a message or the exit.
             _exit()
 
     def _give_up(self) -> None:
@@ -301,7 +301,7 @@ def _exit() -> NoReturn:
 
 
 def main(name: str, control_fd: int, data_fd: int) -> None:
-    # Ignore these signals: the engine closes the tier first, and then ends this process.
+    # Ignore these signals, because the engine closes the tier first, and then ends this process.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     _open_standard_streams()

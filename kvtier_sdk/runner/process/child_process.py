@@ -45,7 +45,7 @@ _NONSENSE = (MessageError, LookupError, TypeError, ValueError)
 _PING_S = 1.0
 _MAX_UNANSWERED = 10
 _READ_BYTES = 1 << 16
-#: Longer lines are cut, because a library may write much without a line end.
+#: Longer lines are cut, because a library may write a lot of text without a line end.
 _MAX_LINE_BYTES = 4096
 #: The number of last lines to repeat in the log when the process dies.
 _LAST_LINES = 4
@@ -54,7 +54,7 @@ _STACK_STARTS = ("Current thread 0x", "Thread 0x")
 
 
 class ChildProcess:
-    """A tier's process, as the engine sees it.
+    """The engine's handle to a tier's process.
 
     The engine uses two sockets, one per thread. Jobs and reports go through ``data``, which belongs
     to the engine's thread. Everything else goes through a control socket, which belongs to the loop
@@ -121,7 +121,7 @@ class ChildProcess:
     async def end(self, timeout_s: float) -> None:
         """Close the tier and end the process; kill the process at the time limit.
 
-        A cancellation kills the process at once. The process is gone at the end in any case.
+        A cancellation kills the process at once. When this call ends, the process is gone.
         """
         self._send(plain_message(Kind.CLOSE, timeout_s / 2))
         try:

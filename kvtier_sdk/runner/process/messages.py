@@ -142,8 +142,8 @@ def _params_json(request: RequestContext) -> bytes:
     if request._params_json is None:
         text = ""
         try:
-            # Encode the params part by part and stop at the limit: a client may send so many that
-            # encoding them all would block the engine.
+            # Encode the params part by part and stop at the limit, because a client may send so
+            # many params that encoding all of them would block the engine.
             for part in _params_encoder.iterencode(dict(request.params)):
                 text += part
                 if len(text) > _MAX_PARAMS_BYTES:
@@ -212,7 +212,7 @@ class Channel:
 
     @property
     def is_full(self) -> bool:
-        """True if so many bytes are unsent that the peer seems to be stuck."""
+        """True if the peer seems to be stuck, because too many bytes are unsent."""
         return len(self._unsent) > _MAX_UNSENT_BYTES
 
     def write(self, data: bytes) -> None:
@@ -236,7 +236,7 @@ class Channel:
     def read(self) -> list[tuple[Kind, bytes]]:
         """Read all messages that have arrived; raise MessageError for invalid bytes."""
         messages: list[tuple[Kind, bytes]] = []
-        # Poll first: a read without data raises an exception, which is several times slower.
+        # Poll first, because a read without data raises an exception, and takes far longer.
         while not self.at_end and self._readable.poll(0):
             try:
                 count = self._socket.recv_into(self._arrived)
@@ -268,7 +268,7 @@ class Channel:
             event_loop.remove_writer(self)
 
     def _send(self, data: bytes | bytearray) -> int:
-        """Send bytes; return the accepted number, or all of them if the connection is broken."""
+        """Send bytes and return their number; a broken connection counts all bytes as sent."""
         try:
             return self._socket.send(data)
         except (BlockingIOError, InterruptedError):
