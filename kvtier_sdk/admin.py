@@ -1,4 +1,4 @@
-"""The admin socket of an engine: one JSON request, one JSON answer, over a Unix socket.
+"""The admin socket of an engine. Each connection carries one JSON request and its answer.
 
 This module only transports requests and answers; ``operator.services`` defines them.
 """
@@ -98,7 +98,7 @@ class AdminSocket:
             try:
                 client, _ = self._socket.accept()
             except OSError:
-                # The socket was closed, or the engine has no free file descriptor at the moment.
+                # Wait for a free descriptor; if the socket was closed, this ends at once.
                 self._closed.wait(_PAUSE_S)
                 continue
             with client, contextlib.suppress(OSError):

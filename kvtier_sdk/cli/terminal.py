@@ -1,4 +1,4 @@
-"""Helpers of the commands, to read flags and to write lines, columns and progress bars."""
+"""Helpers with which commands read flags and write lines, columns and progress bars."""
 
 from __future__ import annotations
 

@@ -263,7 +263,7 @@ def _warnings_of(tier: str) -> Iterator[list[str]]:
     logger, listener = logging.getLogger(f"kvtier.tier.{tier}"), _Listener()
     level, propagate = logger.level, logger.propagate
     logger.addHandler(listener)
-    # A tier's child process sends only records of the logger's level or above.
+    # Set the level, because a tier's child process sends only records at this level or above.
     logger.setLevel(logging.WARNING)
     logger.propagate = False
     try:

@@ -127,7 +127,7 @@ def _meant(selection: Selection, held: Sequence[Contents]) -> Namespace:
     """Return the only namespace that the options select."""
     if selection.given is not None:
         return selection.given
-    # Ignore namespaces without chunks unless the operator gave digits.
+    # Without digits, skip namespaces without chunks, which would only make the choice ambiguous.
     offered = [one.namespace for one in held if one.chunks or selection.digits]
     digits = selection.digits
     found = {one.fingerprint: one for one in offered if one.fingerprint.startswith(digits)}
