@@ -1,6 +1,6 @@
 """Backends and policies of installed packages, found through their entry points.
 
-Listing them imports nothing, because the packages' metadata hold their names.
+Listing them imports nothing, because the packages' metadata holds their names.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def unknown_backend(name: str) -> UnknownBackendError:
 
 @cache
 def build_facts(backend: str, contract_version: int = CONTRACT_VERSION) -> tuple[str, ...]:
-    """Return the label values of ``kvtier_build_info`` after the tier's name."""
+    """Return the label values of ``kvtier_build_info`` that follow the tier's name."""
     found = _find_backend(backend)
     sdk = ""
     with suppress(PackageNotFoundError):
@@ -230,7 +230,7 @@ def _scan(
     for package in distributions(path=list(places)):
         try:
             if "kvtier." not in (package.read_text("entry_points.txt") or ""):
-                continue  # parsing takes longer than this search
+                continue  # searching the text is faster than parsing it
             points = [point for point in package.entry_points if point.group.startswith("kvtier.")]
         except Exception as error:  # a broken package's file may hold any text
             faults.append(
@@ -239,7 +239,7 @@ def _scan(
             )
             continue
         if points and not package.name:
-            # For example a package that pip has removed halfway.
+            # This happens if pip was interrupted while it removed the package.
             faults.append(
                 f"the package of {points[0].name!r} in {package.locate_file('')} has no metadata; "
                 "remove it, or install it again"

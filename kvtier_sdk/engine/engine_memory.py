@@ -34,7 +34,7 @@ class _Mapping:
 
     @property
     def fd(self) -> int:
-        """A descriptor of the memory's file; an error if the memory is private or released."""
+        """A descriptor of the memory's file; raises KVTierError if it is private or released."""
         if self._fd is None:
             raise KVTierError(f"the memory of {self._engine} is of one process, or was released")
         return self._fd
@@ -115,14 +115,14 @@ class OverlappingSlots:
 
     @property
     def fd(self) -> int:
-        """A descriptor of the memory's file; KVTierError if the memory is private or released."""
+        """A descriptor of the memory's file; raises KVTierError if it is private or released."""
         return self._memory.fd
 
     def padded_view(self, slot: int, alignment: int, holder: str = UNNAMED_HOLDER) -> memoryview:
         """Return a writable view of the object at a ``slot``, rounded up to ``alignment``.
 
-        The padding is free, because each object has whole pages of 4,096 bytes. The ``holder`` is
-        ignored.
+        The padding holds no other object, because each object has whole pages of 4,096 bytes.
+        The ``holder`` is ignored.
 
         Raises:
             IndexError: there is no such slot.
@@ -166,7 +166,7 @@ class EngineSlots(_Mapping):
         self.slots, self.chunk_bytes = shape
         self.layout = PoolLayout(self.slots, self.chunk_bytes)
         self._on_close = on_close
-        # A numpy array would prevent the engine from releasing its view.
+        # Use no numpy array, because it would prevent the engine from releasing its view.
         flat = view.cast("B")
         super().__init__(engine, Region.of(flat), flat, descriptor_of(view))
 

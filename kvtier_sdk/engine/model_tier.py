@@ -63,7 +63,7 @@ class ModelTier(TierListener):
         namespace: the namespace of the model's chunks.
         engine: the name of the engine that owns the memory.
         clock: the source of time.
-        shutdown_timeout_s: seconds to drain the tier, and again to close it.
+        shutdown_timeout_s: seconds allowed for draining the tier, and as many for closing it.
         changed: called in the model's thread with chunks and a boolean: true if the chunks have
             left the tier, false if the tier has stored them. The call comes before the ``done``
             of the work that caused the change.
@@ -109,7 +109,7 @@ class ModelTier(TierListener):
                 engine=engine,
             )
         )
-        # The tier's speed need not limit the queue of stores: the queued chunks are in the
+        # The tier's speed need not limit the queue of stores, because the queued chunks are in the
         # engine's memory, not in slots of a pool.
         self._client.pace.store_bytes = math.inf
         self._thread = threading.Thread(target=self._run, name=f"kvtier-{spec.name}", daemon=True)

@@ -100,7 +100,7 @@ class StrictModel(BaseModel):
         types = {}
         for name, field in cls.fields_by_option().items():
             parts: list[Any] = [field.annotation]
-            for part in parts:  # grows meanwhile
+            for part in parts:  # the loop appends to the list
                 parts += get_args(part)
             types[name] = set(parts)
         return types
@@ -168,7 +168,7 @@ class StrictModel(BaseModel):
 
 
 def secrets_of(options: StrictModel) -> Secrets:
-    """Return the secrets in a model's options, those in tables and URLs included."""
+    """Return the secrets in a model's options, including secrets in tables and URLs."""
     return _secrets_in(options, options.model_dump(by_alias=True))
 
 
@@ -208,7 +208,7 @@ def validate_options(
         return model.model_validate(given)
     except ValidationError as error:
         faults = error.errors()
-    # Raised outside the handler: pydantic's error, as its context, would show the secrets.
+    # Raise outside the handler, because pydantic's error would be the context and show secrets.
     known = [*model.option_names(), *model.secret_files().values(), *also_known]
     mask = _secrets_in(model, given).mask
     raise ConfigError("\n".join(_complaint(fault, place, known, model, mask) for fault in faults))
@@ -261,7 +261,7 @@ def _complaint(
         return f"{option} is {brief(value)} but should be {_PLAIN.get(fault['type'], message)}"
     if loc:
         return f"{option}: {message.replace(value, brief(value))}"
-    # The message of a rule about several options lacks their path.
+    # Add the path, which the message of a rule about several options lacks.
     if place.path:
         message = message.replace("option '", f"option '{place.path}.")
     return f"{place.where}: {message}"

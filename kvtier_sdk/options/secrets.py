@@ -107,7 +107,7 @@ class MaskingFormatter(logging.Formatter):
 
 
 def make_loggable(record: logging.LogRecord) -> None:
-    """Replace a message that cannot be formatted, which :mod:`logging` would print unmasked."""
+    """Replace a message that cannot be formatted; :mod:`logging` would print it unmasked."""
     try:
         record.getMessage()
     except Exception as error:

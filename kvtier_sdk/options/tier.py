@@ -1,4 +1,4 @@
-"""The options of a tier: the base of a backend's own, and the options of every tier."""
+"""The base classes of backends' options, and the options that every tier has."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class TierConfig(StrictModel):
         """Return the location of the chunks as a URL with a path: ``file:///data/kv``.
 
         All tiers in one location return the same text. Two tiers of one manager may share a
-        location only with the same options, and a location must not lie inside another tier's.
+        location only if their options are equal; no location may lie inside another tier's.
         The default, ``None``, is for a tier that never shares its location.
         """
         return None
@@ -50,7 +50,7 @@ class ExpiringTierConfig(TierConfig):
 
     Attributes:
         ttl_s: a chunk expires this time after its last store or use. Default: never.
-        max_age_s: a chunk expires this time after its store, used or not. Default: never.
+        max_age_s: a chunk expires this time after it was stored, used or not. Default: never.
     """
 
     ttl_s: Seconds | None = Field(None, alias="ttl", ge=0.001)
@@ -75,8 +75,8 @@ class BoundedTierConfig(ExpiringTierConfig):
     """The base of the options of a tier that keeps itself within a capacity.
 
     Attributes:
-        capacity_bytes: limit of all stored objects, headers included, of all namespaces and
-            processes that share the place; the least recently used chunks are evicted first.
+        capacity_bytes: limit of all stored objects, headers included. All namespaces and processes
+            in the place share the limit; the least recently used chunks are evicted first.
             Default: no limit.
     """
 
