@@ -203,7 +203,7 @@ class Transfer:
             digest: as for :meth:`seal`, computed from the bytes as they are in the payload now.
 
         Raises:
-            CorruptChunkError: the bytes are damaged or another chunk's; return this as verdict.
+            CorruptChunkError: the bytes are damaged or another chunk's; return this error.
         """
         if self.unverified is not None:
             self.unverified(self.key, self._header, self.payload, digest)

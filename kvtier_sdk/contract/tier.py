@@ -188,7 +188,7 @@ class SecondaryTierManager(ABC):
         needs_process: true for a tier that must run in a process of its own, for example because
             its client can crash, or holds the interpreter lock for long.
         max_batch_keys: the most keys of one call of ``lookup``, ``load``, ``store``, ``touch`` and
-            ``delete``; the SDK splits longer ones. ``None`` for no limit.
+            ``delete``; the SDK splits longer batches. ``None`` for no limit.
         runner_defaults: the tier's own defaults for the options that every tier has, as they are
             written in a configuration; the operator's setting wins. For a store behind a slow
             link: ``{"lookup_deadline": "200ms", "concurrency": 4}``.
@@ -309,7 +309,7 @@ class SecondaryTierManager(ABC):
         """Return how full the tier is. (:attr:`Capability.USAGE`)
 
         The SDK asks every 5 seconds, for ``kvtier_tier_used_bytes`` and to learn if the tier is
-        full: keep a count or ask the store for a sum, but do not list the chunks.
+        full. So keep a count or ask the store for a sum; do not list the chunks.
 
         Returns:
             The usage of all namespaces that share the tier's capacity.

@@ -76,7 +76,7 @@ class BoundedTierConfig(ExpiringTierConfig):
 
     Attributes:
         capacity_bytes: limit of all stored objects, headers included. All namespaces and processes
-            in the place share the limit; the least recently used chunks are evicted first.
+            in one location share the limit; the least recently used chunks are evicted first.
             Default: no limit.
     """
 

@@ -155,7 +155,7 @@ class FaultyTier(SecondaryTierManager):
             return await self.inner.load(batch)
         if fault.kind is FaultKind.PARTIAL:
             return await self._half(self.inner.load, batch, fault)
-        # The tier inside must not verify what is damaged only afterwards.
+        # Load through other transfers, because the wrapped tier must not verify later damage.
         inside = [_other(transfer, transfer.payload) for transfer in batch]
         verdicts = await self.inner.load(inside)
         for transfer, verdict in zip(batch, verdicts, strict=True):

@@ -160,5 +160,5 @@ async def _cancelled(
 
 def _holds_some(found: bytes, content: bytes) -> bool:
     pieces = zip(pieces_of(found), pieces_of(content), strict=True)
-    # A shorter piece, at the end, may be equal by chance.
+    # Ignore a shorter piece at the end, because it can be equal by chance.
     return any(one == other and len(one) == PIECE_BYTES for one, other in pieces)

@@ -67,7 +67,7 @@ async def check_close_ends_what_runs(subject: TierSubject) -> None:
                 call.cancel()
                 raise Breach(f"a load had not ended {subject.timeout_s:g} s after close")
             if not call.cancelled():
-                # Any outcome is allowed. Retrieve an error, because asyncio would log it.
+                # Any outcome is allowed. Retrieve an error, or asyncio would log it.
                 call.exception()
 
 

@@ -242,7 +242,7 @@ class _Mover:
             self.breach = breach
         self.doing = ""
         self.calls += 1
-        # Even if the tier answers at once, the other movers and the outage must be able to run.
+        # Pause, because a tier that answers at once would hold up the other movers.
         await self._probe.subject.clock.sleep(_PAUSE_S)
 
 

@@ -1,4 +1,4 @@
-"""Calls of a tier by the checks; each has a timeout, and its answer is checked."""
+"""Calls a tier for the checks, with a timeout for each call, and checks each answer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 REQUEST = RequestContext("conformance")
-#: Length of a piece of a chunk that is long enough to identify the chunk.
+#: Pieces of a chunk have this length, because so many bytes identify the chunk.
 PIECE_BYTES = 16
 
 
@@ -304,7 +304,7 @@ class Probe:
             raise Breach(f"{operation} returned {nonsense}") from None
 
     def _mismatch(self, found: bytes, key: OffloadKey, versions: Iterable[int]) -> str:
-        """Describe how bytes differ from every version of a chunk."""
+        """Describe how loaded bytes differ from the allowed versions of a chunk."""
         wholes = [self.content(key, version) for version in versions]
         matches = [sum(map(bytes.__eq__, pieces_of(found), pieces_of(whole))) for whole in wholes]
         if sum(map(bool, matches)) > 1:
