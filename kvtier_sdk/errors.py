@@ -49,7 +49,7 @@ class TierError(KVTierError):
     """
 
     default_retryable: ClassVar[bool] = False
-    # Defaults for a subclass whose constructor does not call this class's.
+    # Defaults for subclasses whose constructors do not call this one.
     retryable: bool = False
     tier: str | None = None
     operation: str | None = None

@@ -43,7 +43,7 @@ URL_SCHEMES_GROUP = "kvtier.url_schemes"
 #: The group in which engines' packages register themselves with the command ``kvtier``.
 ENGINES_GROUP = "kvtier.engines"
 
-#: Backend name or URL scheme to the package of this project that provides it.
+#: Maps a backend's name or URL scheme to the package of this project that provides it.
 _PUBLISHED = {
     "file": "kvtier-file",
     "mooncake": "kvtier-mooncake",

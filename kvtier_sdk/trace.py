@@ -61,7 +61,7 @@ class TraceRecorder:
         started = datetime.fromtimestamp(clock.wall_s(), UTC)
         self._prefix = f"trace-{started:%Y%m%d-%H%M%S}-{os.getpid()}"
         self.written: int = 0
-        # Only the engine's thread changes the first pair, only the recorder's thread the second.
+        # No lock, because only the engine's thread changes this pair, and only the recorder's the next.
         self._taken_chunks = self._refused = 0
         self._done_chunks = self._lost = 0
         self._waiting: deque[_Request] = deque()

@@ -28,7 +28,7 @@ from kvtier_sdk.types import (
 #: The version of :class:`SecondaryTierManager` that this release supports.
 CONTRACT_VERSION = 1
 
-#: Contract version to the releases of kvtier-sdk that support it, as pip writes them.
+#: Maps a contract version to the releases of kvtier-sdk that support it, as pip writes them.
 CONTRACT_RELEASES: Mapping[int, str] = {1: ">=0.1,<0.2"}
 
 

@@ -203,7 +203,7 @@ def _open_shared(memory: Region) -> int | None:
     with contextlib.suppress(OSError):
         fd = os.open(mapped.path, os.O_RDWR | os.O_CLOEXEC)
         status = os.fstat(fd)
-        # A device has no size, and opening a device again would give different memory.
+        # Refuse a device, whose size is 0, because opening it again would give different memory.
         if (status.st_dev, status.st_ino) == mapped.file and status.st_size >= memory.size_bytes:
             return fd
         os.close(fd)

@@ -20,7 +20,7 @@ _named: set[str] = set()
 
 
 class VariableSecret(SecretStr):
-    """A secret in an environment variable, which tiers' processes do not inherit."""
+    """A secret in an environment variable; tiers' processes do not inherit the variable."""
 
     def __init__(self, variable: str, value: str) -> None:
         super().__init__(value)

@@ -50,7 +50,7 @@ class TierURL:
         try:
             parts = urlsplit(url)
             port = parts.port
-            # A '#', '/' or '?' in a password ends the host early; an '&' begins an option.
+            # In a password, an unescaped '#', '/' or '?' ends the host, and an '&' begins an option.
             is_cut = parts.fragment or (port is not None and "@" in url and "@" not in parts.netloc)
             if is_cut or not all("=" in option for option in parts.query.split("&") if parts.query):
                 raise ValueError

@@ -116,7 +116,7 @@ def _fits(fault: Fault | None, operation: str) -> bool:
 
 
 class FaultyTier(SecondaryTierManager):
-    """A tier that passes every call on to a wrapped tier, with the faults of a plan.
+    """Passes every call on to a wrapped tier, and adds the faults of a plan.
 
     A fault that does not fit its call (``PARTIAL`` of a lookup) has no effect.
 

@@ -168,7 +168,7 @@ def _slots_needed(workload: Sequence[ReplayRequest]) -> Iterator[int]:
 
 
 class _Recency:
-    """The order in which keys were last used, in a Fenwick tree with a mark at each last use."""
+    """Orders keys by their last use, in a Fenwick tree that has a mark at each last use."""
 
     def __init__(self, uses: int) -> None:
         self._marks = array("q", bytes(8 * (uses + 1)))

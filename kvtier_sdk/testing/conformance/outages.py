@@ -99,7 +99,7 @@ async def _load(probe: Probe, key: OffloadKey) -> TierError | None:
     lent = probe.empty(key)
     (verdict,) = await probe.load([lent])
     if verdict is None:
-        # The tier may have the chunk in a cache, but the chunk must be whole.
+        # The chunk can come from a cache of the tier, but it must be whole.
         probe.check_content(key, lent.content, [0])
     return verdict
 
