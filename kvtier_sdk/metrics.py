@@ -420,7 +420,7 @@ def metric_samples(
             if type(value) is int:
                 yield Sample(metric, own, value)
             elif isinstance(value, dict):
-                # Copied, because the counting thread may add a key meanwhile.
+                # Copy the items, because the counting thread can add a key meanwhile.
                 items = list(value.items())
                 if zeros:
                     items += [(key, 0) for key in declared.keys if key not in value]

@@ -219,7 +219,7 @@ def _installed() -> tuple[Mapping[str, list[_Found]], Sequence[str]]:
     return _scan(tuple(places), tuple(map(os.path.getmtime, places)))
 
 
-# Cached, because reading all packages is slow, and a configuration asks several times.
+# Cache the result, because reading all packages is slow and a configuration asks repeatedly.
 @lru_cache(maxsize=1)
 def _scan(
     places: tuple[str, ...], times: tuple[float, ...]
@@ -261,7 +261,7 @@ def _find_backend(name: str) -> list[_Found]:
     owners: dict[tuple[str, str], _Found] = {}
     for found in _entry_points(BACKENDS_GROUP) + _entry_points(URL_SCHEMES_GROUP):
         if found.info.name.replace("_", "-") == form:
-            # Kept once, because a package may repeat its backend's name among the URL schemes.
+            # Keep one entry, because a package can repeat its backend's name among the URL schemes.
             owners.setdefault((found.info.distribution, found.info.target), found)
     return list(owners.values())
 

@@ -129,5 +129,5 @@ def run() -> int:
 
 
 def _tell(text: str) -> None:
-    """Write lines to stderr, and mask passwords, because an argument may be a URL."""
+    """Write lines to stderr, and mask passwords, because an argument can be a URL."""
     say(*without_password(text).split("\n"), to_stderr=True)

@@ -116,7 +116,7 @@ class _Check:
             try:
                 self._take_steps()
             except KeyboardInterrupt:
-                # A longer close continues in a daemon thread, which ends with the process.
+                # If the close takes longer, it goes on in a daemon thread until the process ends.
                 _ends_within(_INTERRUPTED_S, lambda: client.close(_INTERRUPTED_S))
                 raise
             except BaseException:

@@ -62,7 +62,7 @@ class EngineMemory(_Mapping):
 
     Args:
         engine: the engine's name, for messages.
-        region: the whole memory, which begins at a multiple of 4,096 bytes.
+        region: the whole memory; its address is a multiple of 4,096 bytes.
     """
 
     def __init__(self, engine: str, region: Region) -> None:
@@ -224,7 +224,7 @@ def descriptor_of(view: memoryview) -> int | None:
 
 def _open_descriptor(file: tuple[int, int]) -> int | None:
     for name in os.listdir("/proc/self/fd"):
-        # Another thread may close the file or reuse the number, so check a duplicate.
+        # Check a duplicate, because another thread can close the file or reuse its number.
         with contextlib.suppress(OSError):
             copy = os.dup(int(name))
             status = os.fstat(copy)

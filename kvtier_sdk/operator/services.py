@@ -164,7 +164,7 @@ def _counters(stats: TierStats) -> dict[str, Any]:
     for field in fields(stats):
         value = getattr(stats, field.name)
         if isinstance(value, dict):
-            # Copy the table in one call, because the engine's thread may add to it meanwhile.
+            # Copy the table in one call, because the engine's thread can add to it meanwhile.
             table = dict(value)
             if all(isinstance(number, int | float) for number in table.values()):
                 found[field.name] = table

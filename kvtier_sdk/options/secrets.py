@@ -86,7 +86,7 @@ def _pattern_of(values: Iterable[str]) -> re.Pattern[str] | None:
         if value
         for form in (value, repr(value)[1:-1], quote(value, safe="", errors="surrogateescape"))
     }
-    # The longest first, because one secret may be the beginning of another.
+    # Match the longest first, because one secret can be the beginning of another.
     patterns = [
         re.escape(form) if len(form) >= _SHORT else rf"(?<!\w){re.escape(form)}(?!\w)"
         for form in sorted(forms, key=len, reverse=True)

@@ -50,7 +50,7 @@ class TierURL:
         try:
             parts = urlsplit(url)
             port = parts.port
-            # In a password, an unescaped '#', '/' or '?' ends the host, and an '&' begins an option.
+            # In a password, a raw '#', '/' or '?' ends the host, and a raw '&' begins an option.
             is_cut = parts.fragment or (port is not None and "@" in url and "@" not in parts.netloc)
             if is_cut or not all("=" in option for option in parts.query.split("&") if parts.query):
                 raise ValueError

@@ -111,7 +111,7 @@ class MemoryTier(SecondaryTierManager):
             await self.context.clock.sleep(arrival_s - now_s)
 
     def _put(self, transfer: Transfer) -> None:
-        # numpy copies without the interpreter lock; a bytearray holds it.
+        # Use numpy, because it copies without the interpreter lock, which a bytearray would hold.
         stored = np.empty(transfer.object_bytes, np.uint8)
         stored[: len(transfer.header)] = transfer.header
         stored[len(transfer.header) :] = transfer.payload

@@ -1,4 +1,4 @@
-"""A stand-in for an engine, which plays requests through the manager step by step."""
+"""Stands in for an engine, and plays requests through the manager step by step."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def _slots_needed(workload: Sequence[ReplayRequest]) -> Iterator[int]:
                 break
             deepest = max(deepest, depth)
             yield deepest
-        # Like the pool, use the end of a prefix first, so that its start is evicted last.
+        # Use the end of a prefix first, as the pool does to evict the prefix's start last.
         for key in reversed(dict.fromkeys(request.keys)):
             recency.use(key)
 

@@ -12,7 +12,7 @@ from kvtier_sdk.types import Capability, OffloadKey, make_offload_key
 _FOUND = "None once a later load will find the chunk."
 _ODD_LENGTHS = (1, 63, 4095, 4097, 100_003)
 _APART = "a chunk is found under its own key in its own namespace, and nowhere else."
-#: Few chunks are stored at a time, because a tier need not have room for many.
+#: Store few chunks at a time, because a tier need not have room for many.
 _AT_ONCE = 4
 _LENGTH = "Results have the order and the length of the batch."
 _BIG_BATCH = 1024

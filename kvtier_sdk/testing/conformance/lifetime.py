@@ -173,7 +173,7 @@ async def _check_given_back(probe: Probe, operation: str, lent: LentBuffers) -> 
 
 
 async def _check_taken_back(probe: Probe, what: str, lent: LentBuffers) -> None:
-    # A thread or callback that has just reported its outcome may hold the buffers a moment longer.
+    # Wait, because a thread or callback can hold the buffers for a moment after its report.
     held = await _wait_until_gone(probe.subject, lambda: [] if lent.take_back() else ["buffers"])
     if held:
         raise Breach(f"{lent.holder()} still holds the buffers of {what} that has returned")

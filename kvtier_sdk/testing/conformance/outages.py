@@ -1,4 +1,4 @@
-"""Checks of a tier whose store is unreachable or hangs, and then recovers."""
+"""Checks of a tier while its store is unreachable or hangs, and after it has recovered."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvtier_sdk.types import Capability, OffloadKey
 _RETRYABLE = "whether the same call may succeed in a moment"
 _UNREACHABLE = "the store is unreachable"
 _HANGS = "the store hangs"
-#: More bytes than a socket's buffers hold, so that an outage can interrupt a transfer.
+#: Larger than a socket's buffers, because only then can an outage interrupt a transfer.
 _CHUNK_BYTES = 1 << 20
 _MOVERS = 4
 _PAUSE_S = 0.0002

@@ -215,5 +215,5 @@ def _run_machine(subject: TierSubject, sequences: int, shrink_s: int) -> None:
 
 for _check in CHECKS.values():
     setattr(TierConformance, _check.name.replace("check_", "test_", 1), _test_of(_check))
-# The last test, because it takes longest to fail and other checks describe a breach more exactly.
+# Run it last, because it takes longest to fail and other checks describe a breach more exactly.
 TierConformance.test_any_sequence_of_calls = _test_any_sequence_of_calls  # type: ignore[attr-defined]
