@@ -100,8 +100,8 @@ class Histogram:
         return HistogramValue(tuple(self.counts), self.total)
 
 
-# The labels' values are listed so that every series exists from the start. Enums of the layers
-# above repeat them, and a test compares the two.
+# List the labels' values, because every series must exist from the start. Enums of the layers above
+# repeat the values, and a test compares the two.
 _JOBS = ("lookup", "load", "store")
 _OPERATIONS = (*_JOBS, "delete", "purge")
 _FAULTS = (

@@ -135,7 +135,7 @@ class _Check:
             self._note_fault(raised, advice_on(Verdict.CONTRACT))
 
     def _make_tier(self) -> BlockingTier:
-        """Make a tier whose deadlines are not shorter than the check's time limit."""
+        """Make a tier with deadlines no shorter than the check's time limit."""
         names = ("lookup_deadline_s", "load_deadline_s", "store_deadline_s")
         # The tier's deadline is longer, because the check's own limit should end the opening.
         patience = dict.fromkeys(names, self._timeout_s) | {"open_deadline_s": 2 * self._timeout_s}

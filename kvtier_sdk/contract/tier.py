@@ -116,7 +116,7 @@ class TierContext:
 
 
 class SecondaryTierManager(ABC):
-    """A tier behind the primary tier, which stores chunks and finds them again.
+    """A tier that stores chunks behind the primary tier, and finds them again.
 
     The SDK makes an instance and calls :meth:`open` first and :meth:`close` last. In between it
     calls the other coroutines, several at once, all on one event loop. A tier never blocks that
@@ -333,7 +333,7 @@ class SecondaryTierManager(ABC):
 
 
 class ChunkTierManager(SecondaryTierManager):
-    """A tier whose methods handle one chunk each, and raise its failure.
+    """A tier whose methods handle one chunk each, and raise an error if it fails.
 
     The SDK calls the three coroutines once for each chunk of a batch, :attr:`fan_out` at once.
     All rules of :class:`SecondaryTierManager` hold. The backend authors' guide builds such a tier.

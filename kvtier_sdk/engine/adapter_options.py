@@ -1,4 +1,4 @@
-"""The options of a tier in an engine's configuration, and an early check of the tier's store."""
+"""Reads a tier's options in an engine's configuration, and checks the tier's store early."""
 
 from __future__ import annotations
 

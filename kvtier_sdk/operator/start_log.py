@@ -1,4 +1,4 @@
-"""The log lines at an engine's start: its host pool, its tiers and their namespace."""
+"""Logs the host pool, the tiers and their namespace when an engine starts."""
 
 from __future__ import annotations
 

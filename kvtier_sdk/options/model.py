@@ -79,7 +79,6 @@ class StrictModel(BaseModel):
 
     @classmethod
     def _option(cls, attribute: str) -> str:
-        """Return the name of an attribute's option."""
         return cls.model_fields[attribute].alias or attribute
 
     @classmethod

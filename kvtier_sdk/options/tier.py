@@ -120,15 +120,15 @@ class RunnerOptions(StrictModel):
         load_deadline_s: a load that takes longer, queueing included, has failed.
         store_deadline_s: a store that takes longer, queueing included, has failed.
         retries: how often a retryable failure is tried again, inside the deadline.
-        retry_delay_s: mean pause before the first retry; it doubles, and is jittered.
+        retry_delay_s: mean pause before the first retry; it doubles each time, and is jittered.
         concurrency: calls of ``load`` and ``store`` that run at once.
         max_batch_bytes: most payload of one call, at least one chunk.
         max_queue_bytes: most payload under way in each direction; a store beyond it is dropped, a
             load beyond it is a miss.
         breaker_failures: after this many failed calls in a row the tier is no longer asked; reads
             (lookups and loads) and writes are counted separately.
-        breaker_window: the tier is also no longer asked once half of this many last calls have
-            failed.
+        breaker_window: number of last calls that are counted; once half of them have failed, the
+            tier is also no longer asked.
         probe_interval_s: pause before a tier with an open breaker is probed; it doubles with each
             failed probe.
         max_probe_interval_s: the longest such pause.

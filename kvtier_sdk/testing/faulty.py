@@ -1,4 +1,4 @@
-"""A wrapper that makes a tier's calls fail, by a script or at random."""
+"""Makes a tier's calls fail, by a script or at random."""
 
 from __future__ import annotations
 

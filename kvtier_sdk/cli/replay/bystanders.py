@@ -1,4 +1,4 @@
-"""A check that a replay cannot evict an engine's chunks from a shared store."""
+"""Checks that a replay cannot evict an engine's chunks from a shared store."""
 
 from __future__ import annotations
 

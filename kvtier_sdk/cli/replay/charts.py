@@ -1,4 +1,4 @@
-"""The charts of a replay's page, as numbers and texts."""
+"""Computes the charts of a replay's page as numbers and texts."""
 
 from __future__ import annotations
 

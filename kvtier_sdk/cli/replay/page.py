@@ -1,4 +1,4 @@
-"""A self-contained HTML page about a replay, with figures, charts and tables."""
+"""Writes a self-contained HTML page about a replay, with figures, charts and tables."""
 
 from __future__ import annotations
 

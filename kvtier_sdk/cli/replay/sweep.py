@@ -1,4 +1,4 @@
-"""The hit rates of host pools and tiers of many sizes, counted without moving a byte."""
+"""Counts the hits of host pools and tiers of many sizes, without moving a byte."""
 
 from __future__ import annotations
 

@@ -113,8 +113,6 @@ def explain_command(
 
 @dataclass(slots=True)
 class _Answer:
-    """The answers of one tier."""
-
     spec: TierSpec
     contents: Contents | None = None
     is_there: bool | None = None

@@ -1,4 +1,4 @@
-"""The selection of namespaces, their contents, and the faults of tiers."""
+"""Selects namespaces, and collects their contents and the faults of tiers."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def named(namespace: Namespace) -> str:
 
 @dataclass(slots=True)
 class Contents:
-    """One namespace's chunks: their number, size, and least and most recent use.
+    """Sums up one namespace's chunks: their number, size, and least and most recent use.
 
     Uses are in seconds since the epoch; ``None`` if the store does not record them.
     """
@@ -182,7 +182,7 @@ def need(tier: MaintainedTier, capability: Capability, doing: str) -> None:
 
 
 class Faults:
-    """The faults of tiers, and of namespaces in them, without secrets.
+    """Collects the faults of tiers and of their namespaces, without secrets.
 
     Attributes:
         by_tier: by tier name, the reason why the tier could not be read or changed.

@@ -274,9 +274,9 @@ async def _wait_until_gone(subject: TierSubject, left: Callable[[], list[str]]) 
 
 
 class _LoopWatch:
-    """A thread that wakes at intervals and checks that the loop has run since.
+    """Wakes at intervals in a thread, and checks that the loop has run since.
 
-    On a busy machine the watch wakes late too, so it never mistakes a slow machine for a blocked
+    On a busy machine this thread wakes late too, so it never mistakes a slow machine for a blocked
     loop.
     """
 

@@ -206,7 +206,7 @@ async def _moved_through_an_outage(probe: Probe) -> list[_Mover]:
 
 
 class _Mover:
-    """A loop that stores one chunk and loads it, over and over."""
+    """Stores one chunk and loads it, over and over."""
 
     def __init__(self, probe: Probe, key: OffloadKey) -> None:
         self.calls = 0

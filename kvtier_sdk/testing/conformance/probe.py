@@ -43,7 +43,7 @@ def content_of(key: OffloadKey, version: int, size_bytes: int) -> bytes:
 
 
 class Probe:
-    """One tier instance: each call has a timeout, and a malformed answer is a breach.
+    """Calls one tier instance; each call has a timeout, and a malformed answer is a breach.
 
     As in the SDK, an error raised for a whole batch becomes the verdict on each chunk, and a call
     is retried after a retryable error. Calls without verdicts raise the tier's errors.

@@ -1,4 +1,4 @@
-"""The tier under test: how to make it, and its author's hooks."""
+"""Makes the tier under test, and calls its author's hooks."""
 
 from __future__ import annotations
 

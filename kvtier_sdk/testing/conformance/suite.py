@@ -24,7 +24,7 @@ _SETTINGS = ("chunk_bytes", "keeps_chunks", "timeout_s", "blocking_s", "settle_s
 
 
 class TierConformance:
-    """The tests of a tier against the contract: one for each rule.
+    """Tests a tier against the contract, with one test for each rule.
 
     Subclass it and override the fixture :meth:`tier`::
 
