@@ -86,7 +86,7 @@ class AdminSocket:
                     "engines have the same setting, name a directory"
                 )
             self.path.unlink()
-        # On Linux, bind gives the file the socket's mode. A chmod of the path would be unsafe:
+        # On Linux, bind gives the file the socket's mode. A chmod of the path is unsafe, because
         # anyone who can write to the directory could replace the file first.
         os.fchmod(self._socket.fileno(), 0o600)
         self._socket.bind(str(self.path))

@@ -170,7 +170,7 @@ def _backend_given(entry: Mapping[str, Any], url: TierURL | None, place: Place) 
     elif url is not None:
         option, name = "url", url.scheme
     else:
-        # A misspelt 'type' is reported as an unknown option, not as a missing one.
+        # Report a misspelt 'type' as unknown, because 'missing' would hide the mistake.
         unknown = entry.keys() - set(_COMMON)
         misspelt = {key: None for key in unknown if closest(key, _COMMON) in _ENTRY_OPTIONS}
         validate_options(RunnerOptions, misspelt, place, _ENTRY_OPTIONS)

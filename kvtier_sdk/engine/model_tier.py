@@ -157,7 +157,7 @@ class ModelTier(TierListener):
                     self._wake.clear()
                 self._step()
         except Exception:
-            # This is a bug. The engine would wait for ever for work that is not finished below.
+            # This is a bug. Finish all work below, because the engine would wait for it for ever.
             _log.exception("tier %s: its thread has ended; all that follows is a miss", self.name)
         finally:
             self._has_ended = True
@@ -189,7 +189,7 @@ class ModelTier(TierListener):
         while self._inbox:
             self._collect(self._inbox.popleft())
         if self._found:
-            # Chunks that the engine looks up are hot, and should stay in the tier.
+            # Touch the chunks that the engine looks up, because they should stay in the tier.
             client.touch(self._found)
             self._found = []
         client.flush()

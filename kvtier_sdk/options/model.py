@@ -145,7 +145,7 @@ class StrictModel(BaseModel):
             if isinstance(value, SecretStr | SecretBytes):
                 return value.get_secret_value() if secrets else MASK
             if isinstance(value, set | frozenset):
-                # Sorted, because the order of a set differs between processes.
+                # Sort the set, because its order differs between processes.
                 return sorted(value, key=str)
             return to_jsonable_python(value)
 
@@ -253,7 +253,7 @@ def _complaint(
         return f"{option} is missing"
     if loc and (loc[0] in model.secret_names() or secret_among(map(str, loc))):
         return f"{option} has a value that is not allowed; it is a secret and not shown"
-    # Masked before the value is shortened, because half a secret would not be recognised.
+    # Mask the value before it is shortened, because half a secret would not be recognised.
     value = mask(repr(fault["input"])) if loc else ""
     message = mask(fault["msg"].removeprefix("Value error, ").removeprefix("Input should be "))
     if fault["type"] != "value_error":

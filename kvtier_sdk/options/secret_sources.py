@@ -52,7 +52,7 @@ class FileSecret(SecretStr):
         value = _read(self.path)
         if value == self._secret_value:
             return False
-        # Added to ``values`` first, because only secrets in ``values`` are masked.
+        # Add the secret to ``values`` first, because only secrets in ``values`` are masked.
         self.values.append(value)
         self._secret_value = value
         return True
@@ -107,7 +107,7 @@ def read_small_file(path: str, max_bytes: int) -> tuple[bytes, os.stat_result]:
 def _read(path: str) -> str:
     """Read a secret, without the line break at its end."""
     content, _ = read_small_file(path, _MAX_FILE_BYTES)
-    # A strict decoder's error would quote the content.
+    # Replace invalid bytes, because a strict decoder's error would quote the content.
     text = content.decode(errors="replace").removesuffix("\n").removesuffix("\r")
     if "\ufffd" in text:
         raise ValueError("is not UTF-8 text")

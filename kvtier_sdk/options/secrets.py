@@ -169,7 +169,7 @@ def masked_error(error: BaseException, secrets: Secrets) -> BaseException:
             setattr(masked, name, secrets.mask(value) if isinstance(value, str) else value)
     if (cause := error.__cause__ or error.__context__) is not None:
         masked.__cause__ = masked_error(cause, secrets)
-    # A client may keep the original; its traceback would keep the call's buffers alive.
+    # A client can keep the original error, so its traceback must not hold the call's buffers.
     masked.__traceback__, error.__traceback__ = error.__traceback__, None
     return masked  # type: ignore[no-any-return]
 

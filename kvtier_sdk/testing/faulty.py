@@ -155,7 +155,7 @@ class FaultyTier(SecondaryTierManager):
             return await self.inner.load(batch)
         if fault.kind is FaultKind.PARTIAL:
             return await self._half(self.inner.load, batch, fault)
-        # Load through other transfers, because the wrapped tier must not verify later damage.
+        # Use other transfers, because the wrapped tier would check the bytes before their damage.
         inside = [_other(transfer, transfer.payload) for transfer in batch]
         verdicts = await self.inner.load(inside)
         for transfer, verdict in zip(batch, verdicts, strict=True):

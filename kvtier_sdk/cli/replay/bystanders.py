@@ -36,8 +36,8 @@ def check_bystanders(tiers: Iterable[TierSpec], clock: Clock) -> None:
             limits = _limits(spec.config)
             if not limits:
                 continue
-        # After a ConfigError, the store does not exist yet and holds nothing, or an option is wrong
-        # and the replay reports it when it opens the tier.
+        # Ignore a ConfigError, because either the store does not exist yet and holds nothing, or
+        # the replay reports the mistake when it opens the tier.
         with suppress(ConfigError), open_for_maintenance(spec, _NOBODYS, clock=clock) as tier:
             if limits:
                 _check(tier, limits, f"a root or prefix of its own, or leave out {limits}")

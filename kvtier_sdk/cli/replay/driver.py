@@ -266,7 +266,7 @@ class _Driver:
 
     def _settle(self) -> Iterator[bool]:
         if self._spills:
-            # End the step, which frees slots by storing and evicting chunks.
+            # End the step, because its end frees slots by storing and evicting chunks.
             yield True
         while self._manager.has_pending_work():
             yield False

@@ -38,7 +38,7 @@ class LentMemory:
         size_bytes = round_up(size_bytes, mmap.PAGESIZE)
         start = self._gap(size_bytes)
         if start + size_bytes > self.region.size_bytes:
-            # Earlier checks can leave views in reference cycles, which only the collector frees.
+            # Collect first, because earlier checks can leave views in reference cycles.
             gc.collect()
             start = self._gap(size_bytes)
         if start + size_bytes > self.region.size_bytes:

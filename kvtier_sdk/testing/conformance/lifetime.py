@@ -201,7 +201,7 @@ def _descriptors() -> dict[Any, str]:
     """Return the open descriptors, each with the file or socket behind it."""
     found: dict[Any, str] = {}
     for number in os.listdir(_DESCRIPTORS):
-        # The listing includes its own descriptor, which is closed by now.
+        # Ignore the listing's own descriptor, which is closed by now.
         with contextlib.suppress(OSError):
             place = os.readlink(f"{_DESCRIPTORS}/{number}")
             found[number, place] = f"{number} ({place})"

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 REQUEST = RequestContext("conformance")
-#: Pieces of a chunk have this length, because so many bytes identify the chunk.
+#: Length of a piece of a chunk; a piece of this length identifies the chunk.
 PIECE_BYTES = 16
 
 
