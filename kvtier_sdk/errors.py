@@ -40,7 +40,7 @@ class TierError(KVTierError):
 
     Args:
         message: a description of the failure for an operator.
-        retryable: whether the same call may succeed in a moment; ``None`` for the class's
+        retryable: true if the same call can succeed in a moment; ``None`` for the class's
             :attr:`default_retryable`.
 
     Attributes:

@@ -79,7 +79,7 @@ class BlockingTier:
         self.client.poll()
         while not is_over() and (left_s := end_s - self._clock.now_s()) > 0:
             self._reported.wait(min(left_s, _LOOK_S))
-            # Clear the event before the poll, because a report during the poll must end the next wait.
+            # Clear it before the poll, because a report during the poll must end the next wait.
             self._reported.clear()
             self.client.poll()
 

@@ -1,4 +1,4 @@
-"""Descriptions of options: the kind of value, the unit, the default and the meaning."""
+"""Describes options: the kind of value, the unit, the default and the meaning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Secrets outside the configuration: in a file, or in an environment variable."""
+"""Reads secrets from files and from environment variables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tier's URL, taken apart."""
+"""Splits a tier's URL into its parts."""
 
 from __future__ import annotations
 
