@@ -333,7 +333,7 @@ class SecondaryTierManager(ABC):
 
 
 class ChunkTierManager(SecondaryTierManager):
-    """A tier whose methods handle one chunk each, and raise an error if it fails.
+    """A tier whose methods handle one chunk each, and raise an error if the chunk fails.
 
     The SDK calls the three coroutines once for each chunk of a batch, :attr:`fan_out` at once.
     All rules of :class:`SecondaryTierManager` hold. The backend authors' guide builds such a tier.

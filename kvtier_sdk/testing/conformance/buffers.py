@@ -140,7 +140,7 @@ class LentBuffers:
         """End the loan; return true if no view of the memory is left."""
         self._transfer = self._memory = None
         if self._part() is not None:
-            # Collect first, because a view in a reference cycle is not in use, but still exists.
+            # Collect first, because a view in a reference cycle is not in use but still exists.
             gc.collect()
         return self._part() is None
 
