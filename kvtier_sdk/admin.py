@@ -1,4 +1,4 @@
-"""The admin socket of an engine: one JSON request, one JSON answer, over a Unix socket.
+"""The admin socket of an engine. Each connection carries one JSON request and its answer.
 
 This module only transports requests and answers; ``operator.services`` defines them.
 """
@@ -86,7 +86,7 @@ class AdminSocket:
                     "engines have the same setting, name a directory"
                 )
             self.path.unlink()
-        # On Linux, bind gives the file the socket's mode. A chmod of the path would be unsafe:
+        # On Linux, bind gives the file the socket's mode. A chmod of the path is unsafe, because
         # anyone who can write to the directory could replace the file first.
         os.fchmod(self._socket.fileno(), 0o600)
         self._socket.bind(str(self.path))
@@ -98,7 +98,7 @@ class AdminSocket:
             try:
                 client, _ = self._socket.accept()
             except OSError:
-                # The socket was closed, or the engine has no free file descriptor at the moment.
+                # Wait for a free descriptor; if the socket was closed, this ends at once.
                 self._closed.wait(_PAUSE_S)
                 continue
             with client, contextlib.suppress(OSError):

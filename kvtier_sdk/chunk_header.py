@@ -95,9 +95,8 @@ class ChunkHeader:
     ) -> None:
         """Raise :class:`CorruptChunkError` unless key, header and payload belong together.
 
-        A caller that has computed the payload's digest passes it.
-
         The error is a :class:`ChunkAuthError` if the payload should be sealed but is not.
+        ``digest`` is the payload's digest, if the caller has computed it.
         """
         if not self._verify:
             return

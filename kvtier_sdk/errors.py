@@ -40,7 +40,7 @@ class TierError(KVTierError):
 
     Args:
         message: a description of the failure for an operator.
-        retryable: whether the same call may succeed in a moment; ``None`` for the class's
+        retryable: true if the same call can succeed in a moment; ``None`` for the class's
             :attr:`default_retryable`.
 
     Attributes:
@@ -49,7 +49,7 @@ class TierError(KVTierError):
     """
 
     default_retryable: ClassVar[bool] = False
-    # Defaults for a subclass whose constructor does not call this class's.
+    # Defaults for subclasses whose constructors do not call this one.
     retryable: bool = False
     tier: str | None = None
     operation: str | None = None

@@ -43,8 +43,8 @@ def serve_metrics(
     Args:
         collect: returns the values; called in one of the server's threads at each scrape.
         port: the port; 0 for any free one.
-        host: the address to listen on. There is no authentication: leave it on this machine, or
-            choose a network that only the monitoring reaches.
+        host: the address to listen on. There is no authentication, so listen on this
+            machine only, or on a network that only the monitoring reaches.
 
     Raises:
         ConfigError: the extra ``metrics`` is not installed, or the port is not available.
@@ -116,7 +116,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         """Ignore a broken connection; the base class would write to the engine's stderr."""
 
     def _cut_off(self, connection: Any) -> None:
-        # The connection's thread sees the end of the connection and returns.
+        # Shut the connection down, because its thread then sees the end and returns.
         self._began_s.pop(connection, None)
         with suppress(OSError):
             connection.shutdown(socket.SHUT_RDWR)

@@ -100,8 +100,8 @@ class Histogram:
         return HistogramValue(tuple(self.counts), self.total)
 
 
-# The labels' values are listed so that every series exists from the start. Enums of the layers
-# above repeat them, and a test compares the two.
+# List the labels' values, because every series must exist from the start. Enums of the layers above
+# repeat the values, and a test compares the two.
 _JOBS = ("lookup", "load", "store")
 _OPERATIONS = (*_JOBS, "delete", "purge")
 _FAULTS = (
@@ -420,7 +420,7 @@ def metric_samples(
             if type(value) is int:
                 yield Sample(metric, own, value)
             elif isinstance(value, dict):
-                # Copied, because the counting thread may add a key meanwhile.
+                # Copy the items, because the counting thread can add a key meanwhile.
                 items = list(value.items())
                 if zeros:
                     items += [(key, 0) for key in declared.keys if key not in value]

@@ -16,7 +16,7 @@ from kvtier_sdk.options.secrets import masked
 
 _FINGERPRINT_HEX = 32
 _FINGERPRINT = re.compile(rf"[0-9a-f]{{{_FINGERPRINT_HEX}}}")
-#: The deepest nesting of tables and lists in a manifest, because facts are read recursively.
+#: Accept no deeper nesting of tables and lists in a manifest, because facts are read recursively.
 _MOST_LEVELS = 32
 
 

@@ -1,6 +1,6 @@
 """Backends and policies of installed packages, found through their entry points.
 
-Listing them imports nothing, because the packages' metadata hold their names.
+Listing them imports nothing, because the packages' metadata holds their names.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ URL_SCHEMES_GROUP = "kvtier.url_schemes"
 #: The group in which engines' packages register themselves with the command ``kvtier``.
 ENGINES_GROUP = "kvtier.engines"
 
-#: Backend name or URL scheme to the package of this project that provides it.
+#: Maps a backend's name or URL scheme to the package of this project that provides it.
 _PUBLISHED = {
     "file": "kvtier-file",
     "mooncake": "kvtier-mooncake",
@@ -134,7 +134,7 @@ def unknown_backend(name: str) -> UnknownBackendError:
 
 @cache
 def build_facts(backend: str, contract_version: int = CONTRACT_VERSION) -> tuple[str, ...]:
-    """Return the label values of ``kvtier_build_info`` after the tier's name."""
+    """Return the label values of ``kvtier_build_info`` that follow the tier's name."""
     found = _find_backend(backend)
     sdk = ""
     with suppress(PackageNotFoundError):
@@ -219,7 +219,7 @@ def _installed() -> tuple[Mapping[str, list[_Found]], Sequence[str]]:
     return _scan(tuple(places), tuple(map(os.path.getmtime, places)))
 
 
-# Cached, because reading all packages is slow, and a configuration asks several times.
+# Cache the result, because reading all packages is slow and a configuration asks repeatedly.
 @lru_cache(maxsize=1)
 def _scan(
     places: tuple[str, ...], times: tuple[float, ...]
@@ -230,7 +230,7 @@ def _scan(
     for package in distributions(path=list(places)):
         try:
             if "kvtier." not in (package.read_text("entry_points.txt") or ""):
-                continue  # parsing takes longer than this search
+                continue  # searching the text is faster than parsing it
             points = [point for point in package.entry_points if point.group.startswith("kvtier.")]
         except Exception as error:  # a broken package's file may hold any text
             faults.append(
@@ -239,7 +239,7 @@ def _scan(
             )
             continue
         if points and not package.name:
-            # For example a package that pip has removed halfway.
+            # This happens if pip was interrupted while it removed the package.
             faults.append(
                 f"the package of {points[0].name!r} in {package.locate_file('')} has no metadata; "
                 "remove it, or install it again"
@@ -261,7 +261,7 @@ def _find_backend(name: str) -> list[_Found]:
     owners: dict[tuple[str, str], _Found] = {}
     for found in _entry_points(BACKENDS_GROUP) + _entry_points(URL_SCHEMES_GROUP):
         if found.info.name.replace("_", "-") == form:
-            # Kept once, because a package may repeat its backend's name among the URL schemes.
+            # Keep one entry, because a package can repeat its backend's name among the URL schemes.
             owners.setdefault((found.info.distribution, found.info.target), found)
     return list(owners.values())
 

@@ -61,7 +61,7 @@ class TraceRecorder:
         started = datetime.fromtimestamp(clock.wall_s(), UTC)
         self._prefix = f"trace-{started:%Y%m%d-%H%M%S}-{os.getpid()}"
         self.written: int = 0
-        # Only the engine's thread changes the first pair, only the recorder's thread the second.
+        # No lock, because each pair is changed by one thread: the engine's, then the recorder's.
         self._taken_chunks = self._refused = 0
         self._done_chunks = self._lost = 0
         self._waiting: deque[_Request] = deque()
@@ -173,7 +173,7 @@ class TraceRecorder:
 
     def _id(self, key: OffloadKey) -> int:
         digest = blake2b(key, digest_size=_ID_BYTES, key=self._salt).digest()
-        # Shifted, so that the number fits a signed integer of 64 bits.
+        # Shift the number, because it must fit a signed integer of 64 bits.
         return int.from_bytes(digest, "big") >> 1
 
     def _open_next(self) -> None:
@@ -188,7 +188,7 @@ class TraceRecorder:
             except FileExistsError:
                 # The file belongs to another recording that this process began in the same second.
                 continue
-        # The lock marks the file as being written; the kernel releases it even after a kill.
+        # A lock marks the file being written, because the kernel releases it even after a kill.
         fcntl.flock(fd, fcntl.LOCK_EX)
         if self._fd >= 0:
             os.close(self._fd)

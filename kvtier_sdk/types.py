@@ -151,8 +151,8 @@ class Transfer:
             ``alignment``. Contiguous, format ``B``.
         replace: for a store, true if the last load of the chunk failed. The tier's object may
             then be damaged: overwrite it, without asking whether it exists.
-        unsealed: the SDK's, for :meth:`seal`; ``None`` if there is nothing to do.
-        unverified: the SDK's, for :meth:`verify`; ``None`` if there is nothing to do.
+        unsealed: for the SDK only; :meth:`seal` calls it. ``None`` if there is nothing to do.
+        unverified: for the SDK only; :meth:`verify` calls it. ``None`` if there is nothing to do.
     """
 
     __slots__ = ("_header", "key", "payload", "replace", "request", "unsealed", "unverified")
@@ -186,7 +186,7 @@ class Transfer:
         return self._header
 
     def seal(self, digest: bytes | None = None) -> None:
-        """Write a store's header, once. Call it only to bring a digest; any thread may.
+        """Write a store's header, once. Call it only to bring a digest, from any thread.
 
         Args:
             digest: the 16 bytes of xxh3-128, in its canonical order, over the payload's first
@@ -203,7 +203,7 @@ class Transfer:
             digest: as for :meth:`seal`, computed from the bytes as they are in the payload now.
 
         Raises:
-            CorruptChunkError: the chunk is damaged or another; this is its verdict.
+            CorruptChunkError: the bytes are damaged or another chunk's; return this error.
         """
         if self.unverified is not None:
             self.unverified(self.key, self._header, self.payload, digest)

@@ -36,7 +36,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
-    # In some releases typer's tracebacks show local variables by default, which may hold passwords.
+    # Some releases of typer show local variables in tracebacks, and these may hold passwords.
     pretty_exceptions_enable=False,
     help="Offloading the KV cache of large language models through tiers of memory and storage.",
 )
@@ -86,7 +86,7 @@ app.command("new-backend")(new_backend_command)
 app.command("replay")(replay_command)
 
 
-#: The error for wrong arguments, found by name because newer releases of typer include click.
+#: The error for wrong arguments. Find it by name, because newer releases of typer bundle click.
 _WrongUsage: Any = next(
     base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException"
 )
@@ -129,5 +129,5 @@ def run() -> int:
 
 
 def _tell(text: str) -> None:
-    """Write lines to stderr, and mask passwords, because an argument may be a URL."""
+    """Write lines to stderr, and mask passwords, because an argument can be a URL."""
     say(*without_password(text).split("\n"), to_stderr=True)

@@ -94,7 +94,7 @@ def _check(
     else:
         config = target.config.to_dict(defaults=True)
         if target.is_url:
-            # A URL configures only a tier, so the defaults of all other options mean nothing.
+            # A URL configures only a tier, so leave out the defaults of all other options.
             config = {"tiers": config["tiers"]}
         findings.configuration = config
         yield from _configuration_lines(config)

@@ -121,7 +121,7 @@ def drain_command(
     began_s = clock.now_s()
     ask_engine(socket, command="drain", tier=tier)
     while True:
-        # Wait first, because the engine's current step may still begin jobs.
+        # Wait first, because the engine's current step can still begin jobs.
         wait(_LOOK_S)
         (found,) = (t for t in ask_engine(socket, command="status")["tiers"] if t["name"] == tier)
         waited_s = clock.now_s() - began_s

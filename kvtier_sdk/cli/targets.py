@@ -28,7 +28,7 @@ TARGET_HELP = (
     "tier of it."
 )
 
-#: Top-level options of engines' configurations, and the package of this project that reads each.
+#: Maps an engine's top-level option to the package of this project that reads its configuration.
 _PUBLISHED = {
     "kv_connector": "kvtier-vllm",
     "kv_connector_extra_config": "kvtier-vllm",
@@ -52,7 +52,7 @@ class Target:
 
     @property
     def only_tier(self) -> TierSpec:
-        """The target's only tier; a :class:`ConfigError` if it has none or several."""
+        """The target's only tier; raises :class:`ConfigError` if there are none or several."""
         if len(self.tiers) == 1:
             return self.tiers[0]
         if not self.tiers:

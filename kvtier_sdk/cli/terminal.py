@@ -1,4 +1,4 @@
-"""Helpers of the commands, to read flags and to write lines, columns and progress bars."""
+"""Helpers with which commands read flags and write lines, columns and progress bars."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def read_flag(flag: str, parse: Callable[[str], T], text: str, *, may_be_0: bool
 def say(*lines: str, to_stderr: bool = False) -> None:
     """Print lines, escaped so that foreign text cannot move the cursor or start a line."""
     for line in lines:
-        # Flush into a pipe too, because the next line may have to wait for a tier.
+        # Flush into a pipe too, because the next line may come much later.
         print(one_line(line), file=sys.stderr if to_stderr else sys.stdout, flush=True)
 
 

@@ -116,7 +116,7 @@ class _Check:
             try:
                 self._take_steps()
             except KeyboardInterrupt:
-                # A longer close continues in a daemon thread, which ends with the process.
+                # If the close takes longer, it goes on in a daemon thread until the process ends.
                 _ends_within(_INTERRUPTED_S, lambda: client.close(_INTERRUPTED_S))
                 raise
             except BaseException:
@@ -135,7 +135,7 @@ class _Check:
             self._note_fault(raised, advice_on(Verdict.CONTRACT))
 
     def _make_tier(self) -> BlockingTier:
-        """Make a tier whose deadlines are not shorter than the check's time limit."""
+        """Make a tier with deadlines no shorter than the check's time limit."""
         names = ("lookup_deadline_s", "load_deadline_s", "store_deadline_s")
         # The tier's deadline is longer, because the check's own limit should end the opening.
         patience = dict.fromkeys(names, self._timeout_s) | {"open_deadline_s": 2 * self._timeout_s}
@@ -263,7 +263,7 @@ def _warnings_of(tier: str) -> Iterator[list[str]]:
     logger, listener = logging.getLogger(f"kvtier.tier.{tier}"), _Listener()
     level, propagate = logger.level, logger.propagate
     logger.addHandler(listener)
-    # A tier's child process sends only records of the logger's level or above.
+    # Set the level, because a tier's child process sends only records at this level or above.
     logger.setLevel(logging.WARNING)
     logger.propagate = False
     try:

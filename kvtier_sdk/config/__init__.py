@@ -1,1 +1,1 @@
-"""Configurations: a tier's entry, and the whole, with conflicts between its tiers."""
+"""Reads the configuration of a tier or of a manager, and finds conflicts between tiers."""

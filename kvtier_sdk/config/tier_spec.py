@@ -33,7 +33,7 @@ class TierSpec:
         tier_class: the backend's class.
         config: the backend's options.
         runner: the options that every tier has.
-        engine_waits: false for an engine that serves already: the tier is opened in the background,
+        engine_waits: false for an engine that serves already. The tier is opened in the background,
             and opening is retried after any error.
         verify: false switches digests off; for measurements and tests only.
     """
@@ -68,8 +68,8 @@ class TierSpec:
         """Read a tier entry: ``type``, optional ``name``, ``url`` or flat options.
 
         Args:
-            entry: the options. ``type`` is the backend's name, or ``"kvtier"`` beside a
-                ``backend`` that names it; a ``url`` replaces or completes these options.
+            entry: the options. ``type`` is the backend's name, or ``"kvtier"`` if
+                ``backend`` gives the name; a ``url`` replaces or completes these options.
             where: the source of the entry; each error message begins with it.
             path: the entry's place in that source, such as ``tiers[1]``.
 
@@ -170,7 +170,7 @@ def _backend_given(entry: Mapping[str, Any], url: TierURL | None, place: Place) 
     elif url is not None:
         option, name = "url", url.scheme
     else:
-        # A misspelt 'type' is reported as an unknown option, not as a missing one.
+        # Report a misspelt 'type' as unknown, because 'missing' would hide the mistake.
         unknown = entry.keys() - set(_COMMON)
         misspelt = {key: None for key in unknown if closest(key, _COMMON) in _ENTRY_OPTIONS}
         validate_options(RunnerOptions, misspelt, place, _ENTRY_OPTIONS)

@@ -1,4 +1,4 @@
-"""The whole configuration: host pool, policies and tiers, for code, command line and engines."""
+"""The configuration of a manager: its host pool, its policies and its tiers."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class TieringConfig(StrictModel):
 
     Attributes:
         slots: number of chunks in the host pool.
-        pool_bytes: instead of ``slots``: the host pool's size, or its share of the machine's
-            memory: ``64GiB``, ``25%``.
+        pool_bytes: the host pool's size, or its share of the machine's memory, instead of
+            ``slots``: ``64GiB``, ``25%``.
         chunk_bytes: payload of a chunk; not needed where the engine knows it.
         policy: the host pool's eviction policy: ``prefix``, ``lru``, ``arc``, or another package's.
         store_reserve: share of the slots that promotions leave to stores; the same share is kept
@@ -39,7 +39,7 @@ class TieringConfig(StrictModel):
         recompute_s: time that the engine needs to recompute a chunk; a chunk that a tier would
             load more slowly is a miss. If absent, the time is learnt while the engine computes.
         verify: false switches digests off; for measurements and tests only.
-        shutdown_timeout_s: time that each tier has to drain, and again to close.
+        shutdown_timeout_s: time limit for draining each tier, and the same again for closing it.
         metrics_port: port of the metrics endpoint; absent for none.
         metrics_host: address of the metrics endpoint.
         namespace: further facts that must match for stored bytes to be reusable, name to plain
@@ -49,7 +49,7 @@ class TieringConfig(StrictModel):
         trace_files: number of the newest files to keep.
         admin_socket: path of a Unix socket for ``kvtier top``, ``drain``, ``resume`` and
             ``tier rm``, or of a directory in which each engine makes its socket. Absent for none.
-        tiers: the secondary tiers, in the order in which they are asked: a URL each, or a table
+        tiers: the secondary tiers, in the order in which they are asked. Each is a URL, or a table
             with ``type``, optional ``name``, and ``url`` or flat options.
     """
 

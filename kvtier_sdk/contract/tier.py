@@ -28,7 +28,7 @@ from kvtier_sdk.types import (
 #: The version of :class:`SecondaryTierManager` that this release supports.
 CONTRACT_VERSION = 1
 
-#: Contract version to the releases of kvtier-sdk that support it, as pip writes them.
+#: Maps a contract version to the releases of kvtier-sdk that support it, as pip writes them.
 CONTRACT_RELEASES: Mapping[int, str] = {1: ">=0.1,<0.2"}
 
 
@@ -116,7 +116,7 @@ class TierContext:
 
 
 class SecondaryTierManager(ABC):
-    """A tier behind the primary tier, which stores chunks and finds them again.
+    """A tier that stores chunks behind the primary tier, and finds them again.
 
     The SDK makes an instance and calls :meth:`open` first and :meth:`close` last. In between it
     calls the other coroutines, several at once, all on one event loop. A tier never blocks that
@@ -188,7 +188,7 @@ class SecondaryTierManager(ABC):
         needs_process: true for a tier that must run in a process of its own, for example because
             its client can crash, or holds the interpreter lock for long.
         max_batch_keys: the most keys of one call of ``lookup``, ``load``, ``store``, ``touch`` and
-            ``delete``; the SDK splits longer ones. ``None`` for no limit.
+            ``delete``; the SDK splits longer batches. ``None`` for no limit.
         runner_defaults: the tier's own defaults for the options that every tier has, as they are
             written in a configuration; the operator's setting wins. For a store behind a slow
             link: ``{"lookup_deadline": "200ms", "concurrency": 4}``.
@@ -309,7 +309,7 @@ class SecondaryTierManager(ABC):
         """Return how full the tier is. (:attr:`Capability.USAGE`)
 
         The SDK asks every 5 seconds, for ``kvtier_tier_used_bytes`` and to learn if the tier is
-        full: keep a count or ask the store for a sum, but do not list the chunks.
+        full. So keep a count or ask the store for a sum; do not list the chunks.
 
         Returns:
             The usage of all namespaces that share the tier's capacity.
@@ -333,7 +333,7 @@ class SecondaryTierManager(ABC):
 
 
 class ChunkTierManager(SecondaryTierManager):
-    """A tier whose methods handle one chunk each, and raise its failure.
+    """A tier whose methods handle one chunk each, and raise an error if the chunk fails.
 
     The SDK calls the three coroutines once for each chunk of a batch, :attr:`fan_out` at once.
     All rules of :class:`SecondaryTierManager` hold. The backend authors' guide builds such a tier.

@@ -8,7 +8,7 @@ import threading
 
 from kvtier_sdk.errors import TierContractError
 
-#: The most counters and gauges of one tier, because each is a series in an operator's monitoring.
+#: Limit of one tier's counters and gauges, because each is a series in an operator's monitoring.
 MAX_METRICS = 32
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")

@@ -1,4 +1,4 @@
-"""The options of a tier in an engine's configuration, and an early check of the tier's store."""
+"""Reads a tier's options in an engine's configuration, and checks the tier's store early."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class AdapterOptions(StrictModel):
             ``{"revision": "v2"}``.
         metrics_port: port of the metrics endpoint; ``None`` for no endpoint.
         metrics_host: address of the metrics endpoint.
-        shutdown_timeout_s: seconds to drain each model's tier, and again to close it.
+        shutdown_timeout_s: seconds for draining each model's tier, and as many for closing it.
     """
 
     namespace: Mapping[str, Any] = Field(default_factory=dict)
@@ -55,15 +55,15 @@ class AdapterOptions(StrictModel):
 def check_store(spec: TierSpec) -> None:
     """Contact the store of the tier ``spec`` to find errors that would stop an engine's start.
 
-    The check changes nothing in the store. It skips stores on this machine, and backends that may
-    write to a store when they open it.
+    The check changes nothing in the store. It skips stores on this machine, and backends that
+    could write to a store when they open it.
 
     Raises:
         ConfigError: an option is wrong, or the tier cannot work with its value.
         TierError: the store refuses the credentials, or the store is required and unreachable.
     """
     tier_class = spec.tier_class
-    # A backend without NAMESPACES may write when it opens a store.
+    # A backend without NAMESPACES need not keep the rules of maintenance, so it could write.
     keeps_rules = Capability.NAMESPACES in tier_class.capabilities
     if not keeps_rules or tier_class.locality is not Locality.REMOTE:
         return

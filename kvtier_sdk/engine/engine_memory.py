@@ -34,7 +34,7 @@ class _Mapping:
 
     @property
     def fd(self) -> int:
-        """A descriptor of the memory's file; an error if the memory is private or released."""
+        """A descriptor of the memory's file; raises KVTierError if it is private or released."""
         if self._fd is None:
             raise KVTierError(f"the memory of {self._engine} is of one process, or was released")
         return self._fd
@@ -62,7 +62,7 @@ class EngineMemory(_Mapping):
 
     Args:
         engine: the engine's name, for messages.
-        region: the whole memory, which begins at a multiple of 4,096 bytes.
+        region: the whole memory; its address is a multiple of 4,096 bytes.
     """
 
     def __init__(self, engine: str, region: Region) -> None:
@@ -115,14 +115,14 @@ class OverlappingSlots:
 
     @property
     def fd(self) -> int:
-        """A descriptor of the memory's file; KVTierError if the memory is private or released."""
+        """A descriptor of the memory's file; raises KVTierError if it is private or released."""
         return self._memory.fd
 
     def padded_view(self, slot: int, alignment: int, holder: str = UNNAMED_HOLDER) -> memoryview:
         """Return a writable view of the object at a ``slot``, rounded up to ``alignment``.
 
-        The padding is free, because each object has whole pages of 4,096 bytes. The ``holder`` is
-        ignored.
+        The padding holds no other object, because each object has whole pages of 4,096 bytes.
+        The ``holder`` is ignored.
 
         Raises:
             IndexError: there is no such slot.
@@ -166,7 +166,7 @@ class EngineSlots(_Mapping):
         self.slots, self.chunk_bytes = shape
         self.layout = PoolLayout(self.slots, self.chunk_bytes)
         self._on_close = on_close
-        # A numpy array would prevent the engine from releasing its view.
+        # Use no numpy array, because it would prevent the engine from releasing its view.
         flat = view.cast("B")
         super().__init__(engine, Region.of(flat), flat, descriptor_of(view))
 
@@ -203,7 +203,7 @@ def _open_shared(memory: Region) -> int | None:
     with contextlib.suppress(OSError):
         fd = os.open(mapped.path, os.O_RDWR | os.O_CLOEXEC)
         status = os.fstat(fd)
-        # A device has no size, and opening a device again would give different memory.
+        # Refuse a device, whose size is 0, because opening it again would give different memory.
         if (status.st_dev, status.st_ino) == mapped.file and status.st_size >= memory.size_bytes:
             return fd
         os.close(fd)
@@ -224,7 +224,7 @@ def descriptor_of(view: memoryview) -> int | None:
 
 def _open_descriptor(file: tuple[int, int]) -> int | None:
     for name in os.listdir("/proc/self/fd"):
-        # Another thread may close the file or reuse the number, so check a duplicate.
+        # Check a duplicate, because another thread can close the file or reuse its number.
         with contextlib.suppress(OSError):
             copy = os.dup(int(name))
             status = os.fstat(copy)

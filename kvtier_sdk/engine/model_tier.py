@@ -22,7 +22,7 @@ from kvtier_sdk.tiering.tier_client import TierClient
 from kvtier_sdk.tiering.tier_listener import TierListener
 from kvtier_sdk.types import OffloadKey, RequestContext
 
-#: The longest pause between polls while jobs run. Only a poll ends overdue jobs.
+#: The longest pause between polls while jobs run, because only a poll ends overdue jobs.
 _OVERDUE_LOOK_S = 0.25
 #: The lookup deadline is long, because the engine looks chunks up before the step that needs them.
 _LOOKUP_DEADLINE_S = 1.0
@@ -63,7 +63,7 @@ class ModelTier(TierListener):
         namespace: the namespace of the model's chunks.
         engine: the name of the engine that owns the memory.
         clock: the source of time.
-        shutdown_timeout_s: seconds to drain the tier, and again to close it.
+        shutdown_timeout_s: seconds allowed for draining the tier, and as many for closing it.
         changed: called in the model's thread with chunks and a boolean: true if the chunks have
             left the tier, false if the tier has stored them. The call comes before the ``done``
             of the work that caused the change.
@@ -109,7 +109,7 @@ class ModelTier(TierListener):
                 engine=engine,
             )
         )
-        # The tier's speed need not limit the queue of stores: the queued chunks are in the
+        # The tier's speed need not limit the queue of stores, because the queued chunks are in the
         # engine's memory, not in slots of a pool.
         self._client.pace.store_bytes = math.inf
         self._thread = threading.Thread(target=self._run, name=f"kvtier-{spec.name}", daemon=True)
@@ -157,7 +157,7 @@ class ModelTier(TierListener):
                     self._wake.clear()
                 self._step()
         except Exception:
-            # This is a bug. The engine would wait for ever for work that is not finished below.
+            # This is a bug. Finish all work below, because the engine would wait for it for ever.
             _log.exception("tier %s: its thread has ended; all that follows is a miss", self.name)
         finally:
             self._has_ended = True
@@ -189,7 +189,7 @@ class ModelTier(TierListener):
         while self._inbox:
             self._collect(self._inbox.popleft())
         if self._found:
-            # Chunks that the engine looks up are hot, and should stay in the tier.
+            # Touch the chunks that the engine looks up, because they should stay in the tier.
             client.touch(self._found)
             self._found = []
         client.flush()

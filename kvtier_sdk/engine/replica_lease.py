@@ -12,7 +12,7 @@ from kvtier_sdk.pool.pool_file import PoolFile, enter_named
 
 
 class ReplicaLease:
-    """The membership of one process in a replica whose processes share a memory file.
+    """One process's membership in a replica; all members share a memory file.
 
     The last process to enter removes the file's name, because no other process needs the name.
     The kernel then frees the memory when the last process ends, even after a crash.

@@ -11,7 +11,7 @@ from kvtier_sdk.types import OffloadKey
 
 
 class EngineTools(ABC):
-    """The configuration, the keys and the commands of one engine, for the command ``kvtier``.
+    """Tells the command ``kvtier`` the configuration, the keys and the commands of one engine.
 
     An engine's package declares a subclass as an entry point of the group ``kvtier.engines``. The
     entry point's name is the engine's name in a namespace's fact ``engine``. The constructor takes
@@ -19,7 +19,7 @@ class EngineTools(ABC):
     without the engine.
 
     Attributes:
-        commands: additional commands of ``kvtier``, as functions for typer by name.
+        commands: additional commands of ``kvtier``, each name with its function for typer.
         pool_directory: the directory in which the engine's processes share the host pool; ``None``
             if they share none.
     """

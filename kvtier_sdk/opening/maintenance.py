@@ -24,13 +24,13 @@ from kvtier_sdk.types import Capability, Entry, OffloadKey, Usage
 
 T = TypeVar("T")
 
-#: Longest pause between polls: a client concludes an overdue job only when it is polled.
+#: Longest pause between polls, because a client concludes an overdue job only when it is polled.
 _LOOK_S = 1.0
-#: Chunks that are listed, deleted or looked up at once.
+#: The number of chunks that are listed, deleted or looked up at once.
 _PAGE = 1000
 #: Memory for the chunks that are examined at once.
 _EXAMINED_BYTES = 64 * 2**20
-#: A chunk's length where the real one is unknown; such chunks are never loaded.
+#: The chunk length to use if the real length is unknown; such chunks are never loaded.
 _UNKNOWN_BYTES = 4096
 #: The largest chunk length accepted from a manifest, because a pool of such chunks is allocated.
 _MOST_CHUNK_BYTES = 2**30
@@ -79,7 +79,7 @@ class BlockingTier:
         self.client.poll()
         while not is_over() and (left_s := end_s - self._clock.now_s()) > 0:
             self._reported.wait(min(left_s, _LOOK_S))
-            # Cleared before the poll, or a report during the poll would not end the next wait.
+            # Clear it before the poll, because a report during the poll must end the next wait.
             self._reported.clear()
             self.client.poll()
 
@@ -96,7 +96,7 @@ def open_for_maintenance(
 ) -> Iterator[MaintainedTier]:
     """Open a tier in a thread, beside the engines that use it, and close it at the end.
 
-    Unless ``stores`` is true, the tier gets a true :attr:`TierContext.maintenance`.
+    Unless ``stores`` is true, the tier is opened with :attr:`TierContext.maintenance`.
     """
     clock = clock or SystemClock()
     deadlines = ("open_deadline_s", "lookup_deadline_s", "load_deadline_s", "store_deadline_s")

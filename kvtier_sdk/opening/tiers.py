@@ -38,15 +38,15 @@ def open_manager(
 
     Args:
         pool: memory of the primary tier; the caller closes it afterwards.
-        tiers: the configuration from which the pool was made; or only the secondary tiers, specs
-            or URLs, which are asked in this order.
+        tiers: the configuration from which the pool was made, or only the secondary tiers (specs
+            or URLs) in the order in which they are asked.
         namespace: the engine's facts; configured facts are added.
         clock: the source of time and tasks; the system's by default.
         events: true to collect events.
         one_copy: true if requests that want the same chunk share one copy to the device.
         notify: called on a tier's thread whenever the tier has reported; must not block.
         engine_waits: false for an engine that serves already. Its tiers are opened in the
-            background, and the engine runs without those that do not open.
+            background, and the engine runs without tiers that do not open.
         services: the engine's services for its operator, if they outlive the manager; by default
             they are made from the configuration, and closed with the manager.
 
@@ -124,13 +124,13 @@ def open_tier(
         tier: the tier's URL or specification; for an engine that serves already, take the
             specification from :meth:`TierSpec.in_background`.
         pool: memory of the slots; the caller closes it afterwards. A tier in a process of its own
-            needs one from ``HostPool.create``.
+            needs memory from ``HostPool.create``.
         namespace: everything that decides whether stored bytes can be reused.
         listener: gets the outcome of each job.
         clock: the source of time and tasks; the system's by default.
         events: true to collect events.
         notify: called on a tier's thread whenever the tier has reported; must not block.
-        shutdown_timeout_s: seconds to drain the tier, and again to close it.
+        shutdown_timeout_s: seconds allowed for draining the tier, and as many for closing it.
         engine: the engine's name, for the log.
         verify: false switches digests off; for measurements and tests only.
 

@@ -159,12 +159,12 @@ class _ManagerControl:
 
 
 def _counters(stats: TierStats) -> dict[str, Any]:
-    """Return the plain counters: numbers, texts, lists, and tables of numbers."""
+    """Return the counters that are numbers, texts, lists or tables of numbers."""
     found: dict[str, Any] = {}
     for field in fields(stats):
         value = getattr(stats, field.name)
         if isinstance(value, dict):
-            # Copy the table in one call, because the engine's thread may add to it meanwhile.
+            # Copy the table in one call, because the engine's thread can add to it meanwhile.
             table = dict(value)
             if all(isinstance(number, int | float) for number in table.values()):
                 found[field.name] = table

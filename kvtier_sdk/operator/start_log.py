@@ -1,4 +1,4 @@
-"""The log lines at an engine's start: its host pool, its tiers and their namespace."""
+"""Logs the host pool, the tiers and their namespace when an engine starts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def log_start(
 
 
 def _pool_in_words(pool: PoolMemory, policy: str) -> str:
-    # Slots may overlap; then fewer chunks fit than there are slots.
+    # Slots can overlap, and then fewer chunks fit than there are slots.
     slots = min(pool.slots, pool.region.size_bytes // pool.chunk_bytes)
     size = format_bytes(slots * pool.chunk_bytes)
     chunks = f"{slots:,} chunks of {format_bytes(pool.chunk_bytes)}"

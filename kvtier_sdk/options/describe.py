@@ -1,4 +1,4 @@
-"""Descriptions of options: the kind of value, the unit, the default and the meaning."""
+"""Describes options: the kind of value, the unit, the default and the meaning."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvtier_sdk.options import units
 from kvtier_sdk.options.model import StrictModel
 from kvtier_sdk.options.secrets import MASK
 
-#: Parser to the kind and the unit of the values that it reads.
+#: Maps a parser to the kind and the unit of its values.
 _PARSERS: Mapping[Callable[[object], Any], tuple[str, str | None]] = {
     units.parse_bytes: ("size", "bytes"),
     units.parse_bytes_or_share: ("size or share", "bytes, or a share from 0 to 1"),

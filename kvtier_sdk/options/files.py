@@ -1,4 +1,4 @@
-"""Configuration files in TOML, JSON or YAML, told apart by their suffix."""
+"""Reads configuration files in TOML, JSON or YAML, told apart by their suffix."""
 
 from __future__ import annotations
 

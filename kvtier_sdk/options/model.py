@@ -79,7 +79,6 @@ class StrictModel(BaseModel):
 
     @classmethod
     def _option(cls, attribute: str) -> str:
-        """Return the name of an attribute's option."""
         return cls.model_fields[attribute].alias or attribute
 
     @classmethod
@@ -100,7 +99,7 @@ class StrictModel(BaseModel):
         types = {}
         for name, field in cls.fields_by_option().items():
             parts: list[Any] = [field.annotation]
-            for part in parts:  # grows meanwhile
+            for part in parts:  # the loop appends to the list
                 parts += get_args(part)
             types[name] = set(parts)
         return types
@@ -146,7 +145,7 @@ class StrictModel(BaseModel):
             if isinstance(value, SecretStr | SecretBytes):
                 return value.get_secret_value() if secrets else MASK
             if isinstance(value, set | frozenset):
-                # Sorted, because the order of a set differs between processes.
+                # Sort the set, because its order differs between processes.
                 return sorted(value, key=str)
             return to_jsonable_python(value)
 
@@ -168,7 +167,7 @@ class StrictModel(BaseModel):
 
 
 def secrets_of(options: StrictModel) -> Secrets:
-    """Return the secrets in a model's options, those in tables and URLs included."""
+    """Return the secrets in a model's options, including secrets in tables and URLs."""
     return _secrets_in(options, options.model_dump(by_alias=True))
 
 
@@ -208,7 +207,7 @@ def validate_options(
         return model.model_validate(given)
     except ValidationError as error:
         faults = error.errors()
-    # Raised outside the handler: pydantic's error, as its context, would show the secrets.
+    # Raise outside the handler, or pydantic's error would be the context and show secrets.
     known = [*model.option_names(), *model.secret_files().values(), *also_known]
     mask = _secrets_in(model, given).mask
     raise ConfigError("\n".join(_complaint(fault, place, known, model, mask) for fault in faults))
@@ -254,14 +253,14 @@ def _complaint(
         return f"{option} is missing"
     if loc and (loc[0] in model.secret_names() or secret_among(map(str, loc))):
         return f"{option} has a value that is not allowed; it is a secret and not shown"
-    # Masked before the value is shortened, because half a secret would not be recognised.
+    # Mask the value before it is shortened, because half a secret would not be recognised.
     value = mask(repr(fault["input"])) if loc else ""
     message = mask(fault["msg"].removeprefix("Value error, ").removeprefix("Input should be "))
     if fault["type"] != "value_error":
         return f"{option} is {brief(value)} but should be {_PLAIN.get(fault['type'], message)}"
     if loc:
         return f"{option}: {message.replace(value, brief(value))}"
-    # The message of a rule about several options lacks their path.
+    # Add the path, which the message of a rule about several options lacks.
     if place.path:
         message = message.replace("option '", f"option '{place.path}.")
     return f"{place.where}: {message}"

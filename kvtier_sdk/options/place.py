@@ -44,7 +44,7 @@ class Place:
         return Place(self.where, path)
 
     def table(self, value: object) -> dict[str, Any]:
-        """Copy the table of options at this place; raise if ``value`` is anything else."""
+        """Return a copy of ``value``, the table at this place; raise if it is not a table."""
         if not isinstance(value, Mapping):
             raise ConfigError(f"{self} should be a table of options, not {kind_of(value)}")
         for name in value:

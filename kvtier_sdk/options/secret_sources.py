@@ -1,4 +1,4 @@
-"""Secrets outside the configuration: in a file, or in an environment variable."""
+"""Reads secrets from files and from environment variables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _named: set[str] = set()
 
 
 class VariableSecret(SecretStr):
-    """A secret in an environment variable, which tiers' processes do not inherit."""
+    """A secret in an environment variable; tiers' processes do not inherit the variable."""
 
     def __init__(self, variable: str, value: str) -> None:
         super().__init__(value)
@@ -52,7 +52,7 @@ class FileSecret(SecretStr):
         value = _read(self.path)
         if value == self._secret_value:
             return False
-        # Added to ``values`` first, because only secrets in ``values`` are masked.
+        # Add the secret to ``values`` first, because only secrets in ``values`` are masked.
         self.values.append(value)
         self._secret_value = value
         return True
@@ -107,7 +107,7 @@ def read_small_file(path: str, max_bytes: int) -> tuple[bytes, os.stat_result]:
 def _read(path: str) -> str:
     """Read a secret, without the line break at its end."""
     content, _ = read_small_file(path, _MAX_FILE_BYTES)
-    # A strict decoder's error would quote the content.
+    # Replace invalid bytes, because a strict decoder's error would quote the content.
     text = content.decode(errors="replace").removesuffix("\n").removesuffix("\r")
     if "\ufffd" in text:
         raise ValueError("is not UTF-8 text")

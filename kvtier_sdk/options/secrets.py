@@ -86,7 +86,7 @@ def _pattern_of(values: Iterable[str]) -> re.Pattern[str] | None:
         if value
         for form in (value, repr(value)[1:-1], quote(value, safe="", errors="surrogateescape"))
     }
-    # The longest first, because one secret may be the beginning of another.
+    # Match the longest first, because one secret can be the beginning of another.
     patterns = [
         re.escape(form) if len(form) >= _SHORT else rf"(?<!\w){re.escape(form)}(?!\w)"
         for form in sorted(forms, key=len, reverse=True)
@@ -107,7 +107,7 @@ class MaskingFormatter(logging.Formatter):
 
 
 def make_loggable(record: logging.LogRecord) -> None:
-    """Replace a message that cannot be formatted, which :mod:`logging` would print unmasked."""
+    """Replace a message that cannot be formatted; :mod:`logging` would print it unmasked."""
     try:
         record.getMessage()
     except Exception as error:
@@ -169,7 +169,7 @@ def masked_error(error: BaseException, secrets: Secrets) -> BaseException:
             setattr(masked, name, secrets.mask(value) if isinstance(value, str) else value)
     if (cause := error.__cause__ or error.__context__) is not None:
         masked.__cause__ = masked_error(cause, secrets)
-    # A client may keep the original; its traceback would keep the call's buffers alive.
+    # A client can keep the original error, so its traceback must not hold the call's buffers.
     masked.__traceback__, error.__traceback__ = error.__traceback__, None
     return masked  # type: ignore[no-any-return]
 

@@ -1,4 +1,4 @@
-"""The options of a tier: the base of a backend's own, and the options of every tier."""
+"""The base classes of backends' options, and the options that every tier has."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class TierConfig(StrictModel):
         """Return the location of the chunks as a URL with a path: ``file:///data/kv``.
 
         All tiers in one location return the same text. Two tiers of one manager may share a
-        location only with the same options, and a location must not lie inside another tier's.
+        location only if their options are equal; no location may lie inside another tier's.
         The default, ``None``, is for a tier that never shares its location.
         """
         return None
@@ -50,7 +50,7 @@ class ExpiringTierConfig(TierConfig):
 
     Attributes:
         ttl_s: a chunk expires this time after its last store or use. Default: never.
-        max_age_s: a chunk expires this time after its store, used or not. Default: never.
+        max_age_s: a chunk expires this time after it was stored, used or not. Default: never.
     """
 
     ttl_s: Seconds | None = Field(None, alias="ttl", ge=0.001)
@@ -75,8 +75,8 @@ class BoundedTierConfig(ExpiringTierConfig):
     """The base of the options of a tier that keeps itself within a capacity.
 
     Attributes:
-        capacity_bytes: limit of all stored objects, headers included, of all namespaces and
-            processes that share the place; the least recently used chunks are evicted first.
+        capacity_bytes: limit of all stored objects, headers included. All namespaces and processes
+            in one location share the limit; the least recently used chunks are evicted first.
             Default: no limit.
     """
 
@@ -120,15 +120,15 @@ class RunnerOptions(StrictModel):
         load_deadline_s: a load that takes longer, queueing included, has failed.
         store_deadline_s: a store that takes longer, queueing included, has failed.
         retries: how often a retryable failure is tried again, inside the deadline.
-        retry_delay_s: mean pause before the first retry; it doubles, and is jittered.
+        retry_delay_s: mean pause before the first retry; it doubles each time, and is jittered.
         concurrency: calls of ``load`` and ``store`` that run at once.
         max_batch_bytes: most payload of one call, at least one chunk.
         max_queue_bytes: most payload under way in each direction; a store beyond it is dropped, a
             load beyond it is a miss.
         breaker_failures: after this many failed calls in a row the tier is no longer asked; reads
             (lookups and loads) and writes are counted separately.
-        breaker_window: the tier is also no longer asked once half of this many last calls have
-            failed.
+        breaker_window: number of last calls that are counted; once half of them have failed, the
+            tier is also no longer asked.
         probe_interval_s: pause before a tier with an open breaker is probed; it doubles with each
             failed probe.
         max_probe_interval_s: the longest such pause.

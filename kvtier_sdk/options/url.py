@@ -1,4 +1,4 @@
-"""A tier's URL, taken apart."""
+"""Splits a tier's URL into its parts."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class TierURL:
         try:
             parts = urlsplit(url)
             port = parts.port
-            # A '#', '/' or '?' in a password ends the host early; an '&' begins an option.
+            # In a password, a raw '#', '/' or '?' ends the host, and a raw '&' begins an option.
             is_cut = parts.fragment or (port is not None and "@" in url and "@" not in parts.netloc)
             if is_cut or not all("=" in option for option in parts.query.split("&") if parts.query):
                 raise ValueError
         except ValueError:
-            # urllib's own message quotes a part of the URL, which may be the password.
+            # Hide urllib's message, because it quotes a part of the URL, perhaps the password.
             raise fault(_UNREADABLE) from None
         scheme = url.partition(":")[0] if ":" in url else ""
         if "_" in scheme and scheme.replace("_", "").isalnum():
@@ -63,7 +63,7 @@ class TierURL:
         if not scheme or not parts.scheme:
             raise fault(" names no backend; write for example 'file:///data/kv' or 'memory:'")
         options: dict[str, str] = {}
-        # parse_qsl reads '+' as a blank, but keys in base64 contain it.
+        # Escape '+', because parse_qsl reads it as a blank, but keys in base64 contain it.
         for name, value in parse_qsl(parts.query.replace("+", "%2B"), keep_blank_values=True):
             if name in options:
                 raise fault(f": option {name!r} is given twice")

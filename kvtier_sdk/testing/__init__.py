@@ -169,7 +169,7 @@ __all__ = [
     "tier_state_machine",
 ]
 
-# The modules that define the names that need the extra.
+# Names that need the extra, each with the module that defines it.
 _NEEDS_EXTRA = {
     "TierConformance": "kvtier_sdk.testing.conformance.suite",
     "tier_state_machine": "kvtier_sdk.testing.conformance.machine",

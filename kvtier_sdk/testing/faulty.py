@@ -1,4 +1,4 @@
-"""A wrapper that makes a tier's calls fail, by a script or at random."""
+"""Makes a tier's calls fail, by a script or at random."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _fits(fault: Fault | None, operation: str) -> bool:
 
 
 class FaultyTier(SecondaryTierManager):
-    """A tier that passes every call on to a wrapped tier, with the faults of a plan.
+    """Passes every call on to a wrapped tier, and adds the faults of a plan.
 
     A fault that does not fit its call (``PARTIAL`` of a lookup) has no effect.
 
@@ -155,7 +155,7 @@ class FaultyTier(SecondaryTierManager):
             return await self.inner.load(batch)
         if fault.kind is FaultKind.PARTIAL:
             return await self._half(self.inner.load, batch, fault)
-        # The tier inside must not verify what is damaged only afterwards.
+        # Use other transfers, because the wrapped tier would check the bytes before their damage.
         inside = [_other(transfer, transfer.payload) for transfer in batch]
         verdicts = await self.inner.load(inside)
         for transfer, verdict in zip(batch, verdicts, strict=True):

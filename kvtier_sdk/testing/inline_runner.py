@@ -11,7 +11,7 @@ from kvtier_sdk.runner.loop_thread import end_event_loop
 
 
 class InlineRunner:
-    """Runs a tier's loop on the caller's thread, during calls such as :meth:`run_for` only.
+    """Runs a tier's loop on the caller's thread, and only during calls such as :meth:`run_for`.
 
     Args:
         make_loop: builds the tier's loop; its argument is a function that receives the reports.
@@ -55,7 +55,7 @@ class InlineRunner:
         return True
 
     def run_for(self, duration_s: float) -> None:
-        """Run the tier's loop for ``duration_s`` seconds; with 0, only callbacks that are ready."""
+        """Run the tier's loop for ``duration_s`` seconds; with 0, only ready callbacks."""
         self._event_loop.run_until_complete(self._clock.sleep(duration_s))
 
     def drain(self, timeout_s: float) -> bool:

@@ -40,7 +40,7 @@ class MemoryTierConfig(BoundedTierConfig):
 class MemoryTier(SecondaryTierManager):
     """Keeps chunks in a dictionary, and evicts the least recently used chunk first.
 
-    The next call removes and reports expired chunks.
+    Expired chunks stay until the next call removes and reports them.
     """
 
     config_model: ClassVar[type[TierConfig]] = MemoryTierConfig
@@ -54,7 +54,7 @@ class MemoryTier(SecondaryTierManager):
     def __init__(self, config: MemoryTierConfig, context: TierContext) -> None:
         super().__init__(config, context)
         self._objects: OrderedDict[OffloadKey, npt.NDArray[np.uint8]] = OrderedDict()
-        # The time of each chunk's last use, and of its store; the oldest store comes first.
+        # When each chunk was last used, and when it was last stored; the oldest store comes first.
         self._used_s: dict[OffloadKey, float] = {}
         self._stored_s: OrderedDict[OffloadKey, float] = OrderedDict()
         self._used_bytes = 0
@@ -100,7 +100,7 @@ class MemoryTier(SecondaryTierManager):
         return Usage(len(self._objects), self._used_bytes, self.config.capacity_bytes)
 
     async def _travel(self, chunks: int) -> None:
-        """Wait as long as the simulated store takes; its wire carries one batch at a time."""
+        """Wait for the simulated store, whose wire carries one batch at a time."""
         now_s = sent_s = self.context.clock.now_s()
         if self.config.bandwidth_bytes is not None:
             size_bytes = chunks * self.context.object_bytes
@@ -111,7 +111,7 @@ class MemoryTier(SecondaryTierManager):
             await self.context.clock.sleep(arrival_s - now_s)
 
     def _put(self, transfer: Transfer) -> None:
-        # numpy copies without the interpreter lock; a bytearray holds it.
+        # Use numpy, because it copies without the interpreter lock, which a bytearray would hold.
         stored = np.empty(transfer.object_bytes, np.uint8)
         stored[: len(transfer.header)] = transfer.header
         stored[len(transfer.header) :] = transfer.payload

@@ -1,4 +1,4 @@
-"""A check that a replay cannot evict an engine's chunks from a shared store."""
+"""Checks that a replay cannot evict an engine's chunks from a shared store."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from kvtier_sdk.options.place import one_line
 from kvtier_sdk.options.tier import BoundedTierConfig
 from kvtier_sdk.types import Capability
 
-#: Namespaces of these tools need no protection: a replay may evict chunks of another replay, and a
-#: check leaves only a manifest behind.
+#: Namespaces of these tools need no protection, because nobody misses the chunks of an earlier
+#: replay, and a check leaves only a manifest behind.
 _OURS = ("kvtier replay", "kvtier check")
 #: The namespace to open a tier with; any will do, because the tier only lists its namespaces.
 _NOBODYS = Namespace({})
@@ -36,8 +36,8 @@ def check_bystanders(tiers: Iterable[TierSpec], clock: Clock) -> None:
             limits = _limits(spec.config)
             if not limits:
                 continue
-        # A ConfigError means that the store does not exist yet and holds nothing, or a mistake
-        # that the replay reports when it opens the tier.
+        # Ignore a ConfigError, because either the store does not exist yet and holds nothing, or
+        # the replay reports the mistake when it opens the tier.
         with suppress(ConfigError), open_for_maintenance(spec, _NOBODYS, clock=clock) as tier:
             if limits:
                 _check(tier, limits, f"a root or prefix of its own, or leave out {limits}")

@@ -1,4 +1,4 @@
-"""The charts of a replay's page, as numbers and texts."""
+"""Computes the charts of a replay's page as numbers and texts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TIER_COLORS = ("tier1", "tier2", "tier3")
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One line of a curve, or one part of each stacked column."""
+    """One line of a chart, or one part of each stacked column."""
 
     name: str
     color: str
@@ -55,7 +55,7 @@ class Source(NamedTuple):
 
 
 def sources(report: ReplayReport) -> list[Source]:
-    """Return the chunks by origin: from the host pool, from each tier in order, and computed."""
+    """Count the chunks from the host pool, from each tier in order, and computed."""
     names = ["host pool", *(tier.name for tier in report.tiers[1:])]
     colors = ["host"]
     colors += [_TIER_COLORS[at % len(_TIER_COLORS)] for at in range(len(report.tiers) - 1)]
@@ -103,7 +103,7 @@ def waits(report: ReplayReport) -> list[Series]:
 
 
 def ticks(top: float) -> tuple[float, list[float]]:
-    """Return an end of the axis, at least ``top``, and up to six round values on the axis."""
+    """Return where the axis ends, at ``top`` or above, and up to six round values on the axis."""
     if not top:
         return 1.0, [0.0, 1.0]
     decade = 10.0 ** math.floor(math.log10(top))
@@ -255,7 +255,7 @@ def _sums(values: Sequence[int], width: int) -> list[int]:
 
 def _decades(least: float, most: float) -> list[float]:
     """Return 1, 2 and 5 of each decade, from below ``least`` to above ``most``."""
-    # Durations are 0 if a virtual clock did not move.
+    # Durations are 0 if a virtual clock did not move, and 0 has no logarithm.
     least, most = max(least, 1e-6), max(most, 1e-6)
     first, last = (math.floor(math.log10(of)) for of in (least, most))
     edges = [step * 10.0**decade for decade in range(first, last + 2) for step in (1, 2, 5)]

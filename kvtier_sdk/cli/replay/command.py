@@ -31,7 +31,7 @@ from kvtier_sdk.options.files import read_options
 _DEFAULTS: Mapping[str, Any] = {"slots": 2000}
 #: These options are unset, because a replay must not use the engine's files, socket or port.
 _ENGINES_OWN: Mapping[str, Any] = dict.fromkeys(("trace_dir", "admin_socket", "metrics_port"))
-#: Tokens of a block in the published traces.
+#: Number of tokens in a block of the published traces.
 _TRACE_TOKENS = 512
 
 
@@ -236,7 +236,7 @@ def _workload(
 
 
 def _chunk_bytes(played: Sequence[ReplayRequest]) -> int | None:
-    """Return the size of the chunks, if it is the same for all requests."""
+    """Return the length of a chunk, or ``None`` if requests have different lengths."""
     sizes = {request.chunk_bytes for request in played}
     return sizes.pop() if len(sizes) == 1 else None
 

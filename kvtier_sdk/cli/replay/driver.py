@@ -1,4 +1,4 @@
-"""A stand-in for an engine, which plays requests through the manager step by step."""
+"""Stands in for an engine, and plays requests through the manager step by step."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from kvtier_sdk.registry import load_store_policy
 from kvtier_sdk.tiering import TieringManager
 from kvtier_sdk.types import LookupResult, OffloadKey, RequestContext
 
-# Longest step while a tier works, about as long as an engine's. Steps must go on without reports of
-# a tier, because a request may wait for another request's store, which no tier reports.
+# The longest step while a tier works, about as long as an engine's. A step must end even if no tier
+# reports, because a request may be waiting for another request to store a chunk in the pool.
 _STEP_S = 0.01
-# No deadline may end a job early, because a closed loop waits where an engine would go on.
+# Deadlines must not end a job early, because a closed loop waits where an engine would go on.
 _PATIENT_S = 600.0
 _BASE_SEED = 2026
 _NAMESPACE = Namespace({"engine": "kvtier replay", "content_version": 1})
@@ -109,7 +109,7 @@ class _Driver:
         self._clock = clock
         self._closed = closed
         self._content = ChunkContent(pool.chunk_bytes)
-        # The most chunks that one step may name without exceeding the pool or a tier's queue.
+        # The most chunks that one step can name without exceeding the pool or a tier's queue.
         limits = [spec.runner.max_queue_bytes // pool.chunk_bytes for spec in specs]
         self._spills = any(
             load_store_policy(spec.runner.store_policy).moment is StoreMoment.EVICTED
@@ -118,7 +118,7 @@ class _Driver:
         if self._spills:
             limits.append(manager.headroom_slots)
         self._window = max(1, min([pool.slots // 2, *limits]))
-        # Times the end of each step; the next request to finish is charged for it.
+        # Times the end of each step. The next request to finish is charged for this time.
         self._step_meter = _Meter()
         self.hit_chunks = 0
         self.compared_bytes = 0
@@ -211,7 +211,7 @@ class _Driver:
     def _find(
         self, keys: Sequence[OffloadKey], context: RequestContext, meter: _Meter
     ) -> Generator[bool, None, int]:
-        """Look up keys in each step, like vLLM's connector, until none is pending; count hits."""
+        """Look up keys in each step until none is pending, like vLLM; return the number of hits."""
         lookup = self._manager.lookup
         while True:
             hits = 0
@@ -232,7 +232,7 @@ class _Driver:
     def _load(
         self, keys: Sequence[OffloadKey], context: RequestContext, meter: _Meter
     ) -> Sequence[int]:
-        """Check each loaded chunk against its expected content; return each chunk's source."""
+        """Load chunks and compare them with their expected content; return each chunk's source."""
         if not keys:
             return ()
         with meter:
@@ -266,7 +266,7 @@ class _Driver:
 
     def _settle(self) -> Iterator[bool]:
         if self._spills:
-            # End the step, which frees slots by storing and evicting chunks.
+            # End the step, because its end frees slots by storing and evicting chunks.
             yield True
         while self._manager.has_pending_work():
             yield False

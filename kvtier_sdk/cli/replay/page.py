@@ -1,4 +1,4 @@
-"""A self-contained HTML page about a replay, with figures, charts and tables."""
+"""Writes a self-contained HTML page about a replay, with figures, charts and tables."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def _moved(tiers: Sequence[TierStats]) -> tuple[str, str]:
 
 
 def _origins(report: ReplayReport) -> str:
-    """Return a bar chart of where the chunks came from."""
+    """Return a bar chart of the chunks by origin."""
     origins = sources(report)
     parts = "".join(
         f'<div style="flex:{of.chunks} 0 0;background:var(--{of.color})"></div>'

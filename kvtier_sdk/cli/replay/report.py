@@ -12,7 +12,7 @@ from kvtier_sdk.metrics import TierStats
 
 
 class ReplayHistory:
-    """The hits and the wait of each request, in order of arrival, and the hits at each depth."""
+    """Records each request's hits and wait, in order of arrival, and the hits at each depth."""
 
     __slots__ = ("chunks", "hits", "hits_at", "wait_s")
 

@@ -1,4 +1,4 @@
-"""The hit rates of host pools and tiers of many sizes, counted without moving a byte."""
+"""Counts the hits of host pools and tiers of many sizes, without moving a byte."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from kvtier_sdk.types import OffloadKey, RequestContext
 
 _LRU = "lru"
 _HASHES = 2**32
-# The most chunks with which a policy is simulated; of a longer workload only some keys are used.
+# Simulate a policy with at most this many chunks; from a longer workload use only some keys.
 _MOST_PLAYED = 2**17
-# A doubling that turns a smaller fraction of the chunks into hits is not worth its memory.
+# Doubling a pool is not worth the memory if it turns a smaller fraction of the chunks into hits.
 _WORTHWHILE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class SweepPoint:
-    """The hits of a host pool of one size without tiers, with its policy and with ``lru``."""
+    """The hits of a host pool of one size, without tiers: with its own policy, and with ``lru``."""
 
     slots: int
     hit_chunks: int
@@ -162,13 +162,13 @@ def _slots_needed(workload: Sequence[ReplayRequest]) -> Iterator[int]:
                 break
             deepest = max(deepest, depth)
             yield deepest
-        # Like the pool, use the end of a prefix first, so that its start is evicted last.
+        # Use the end of a prefix first, as the pool does to evict the prefix's start last.
         for key in reversed(dict.fromkeys(request.keys)):
             recency.use(key)
 
 
 class _Recency:
-    """The order in which keys were last used, in a Fenwick tree with a mark at each last use."""
+    """Orders keys by their last use, in a Fenwick tree that has a mark at each last use."""
 
     def __init__(self, uses: int) -> None:
         self._marks = array("q", bytes(8 * (uses + 1)))
@@ -225,7 +225,7 @@ def _play_share(
 
 
 def count_hits(workload: Sequence[ReplayRequest], policy: EvictionPolicy, slots: int) -> int:
-    """Count the hits of a host pool with a manager's slot table, but without tiers."""
+    """Simulate a host pool with a manager's slot table but no tiers, and count its hits."""
     policy.open(slots)
     primary = PrimaryTier(slots, 1, policy)
     by_key = primary.by_key

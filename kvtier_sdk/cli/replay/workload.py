@@ -32,8 +32,8 @@ def _key(*parts: object) -> OffloadKey:
 def read_trace(path: Path) -> list[ReplayRequest]:
     """Read a block-hash trace: a file, or the ``*.jsonl`` files of a directory.
 
-    The format was published with Mooncake (FAST '25): one JSON object per line, whose ``hash_ids``
-    name the blocks of the prompt, with equal ids for equal prefixes. Each block becomes a chunk.
+    The format was published with Mooncake (FAST '25). Each line is a JSON object. Its ``hash_ids``
+    name the blocks of the prompt; equal prefixes have equal ids. Each block becomes a chunk.
     The optional field ``timestamp`` gives the order of requests; the optional field ``chunk_bytes``
     is in traces that an engine has recorded.
     """
@@ -57,7 +57,7 @@ def _read_file(path: Path, prefix: str) -> list[ReplayRequest]:
                     name = f"{prefix}line-{number}"
                     arrivals.append(_parse_line(line, f"{path}, line {number}", name))
                 except ReplayError:
-                    # The last line may be incomplete if the engine was killed.
+                    # Ignore an incomplete last line, which an engine leaves when it is killed.
                     if line.endswith("\n"):
                         raise
     except OSError as error:

@@ -1,1 +1,1 @@
-"""The commands of ``kvtier tier``. Engines may use the tiers at the same time."""
+"""The commands of ``kvtier tier``. They work while engines use the tiers."""

@@ -34,7 +34,7 @@ from kvtier_sdk.types import OffloadKey
 
 #: Size of the pool: one half is filled from SRC while the other half is written to DST.
 _POOL_BYTES = 32 * 2**20
-#: Facts that the SDK adds to an engine's facts. They may differ between tiers or releases.
+#: Facts that the SDK adds to an engine's facts. They can differ between tiers or releases.
 _ADDED = ("frame_version", "codec")
 
 
@@ -146,7 +146,7 @@ def _copy(
     ):
         keys = [entry.key for entry in src.entries()]
         stored, there = _transfer(src, dst, pool, keys, copied, pace)
-        # Look up all chunks now, because a store may silently evict an accepted chunk.
+        # Look up all chunks now, because a store can silently evict a chunk that it accepted.
         stayed = _present(dst, stored)
         copied.there = len(_present(dst, there))
         copied.copied = len(stayed)

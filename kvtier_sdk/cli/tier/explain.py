@@ -113,8 +113,6 @@ def explain_command(
 
 @dataclass(slots=True)
 class _Answer:
-    """The answers of one tier."""
-
     spec: TierSpec
     contents: Contents | None = None
     is_there: bool | None = None
@@ -127,7 +125,7 @@ def _meant(selection: Selection, held: Sequence[Contents]) -> Namespace:
     """Return the only namespace that the options select."""
     if selection.given is not None:
         return selection.given
-    # Ignore namespaces without chunks unless the operator gave digits.
+    # Without digits, skip namespaces without chunks, which would only make the choice ambiguous.
     offered = [one.namespace for one in held if one.chunks or selection.digits]
     digits = selection.digits
     found = {one.fingerprint: one for one in offered if one.fingerprint.startswith(digits)}

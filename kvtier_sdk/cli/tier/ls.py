@@ -101,5 +101,5 @@ def _show(found: list[Contents], now_s: float, *, show_empty: bool) -> None:
 
 
 def _revision(value: object) -> str:
-    # A revision may be a long commit id, so shorten it like a fingerprint.
+    # Shorten a revision like a fingerprint, because it can be a long commit id.
     return "-" if value is None else str(value)[:SHOWN_DIGITS]

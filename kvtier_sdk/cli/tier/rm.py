@@ -130,7 +130,7 @@ def _find(
         need(tier, Capability.SCAN, "list its chunks")
         need(tier, Capability.DELETE, "delete chunks")
         for entry in tier.entries():
-            # Keep a chunk whose age the store does not know.
+            # Keep a chunk of unknown age, because it could have been used recently.
             if before_s is None or (entry.used_s is not None and entry.used_s < before_s):
                 victims.contents.add(entry.object_bytes, entry.used_s)
                 victims.keys.append(entry.key)

@@ -1,4 +1,4 @@
-"""The selection of namespaces, their contents, and the faults of tiers."""
+"""Selects namespaces, and collects their contents and the faults of tiers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ TimeoutOption = Annotated[
 ]
 #: The namespace to open a tier with; any will do, because the tier only lists its namespaces.
 _NO_NAMESPACE = Namespace({"engine": "kvtier tier"})
-#: The number of digits of a fingerprint that are shown, enough to tell namespaces apart.
+#: Show this many digits of a fingerprint, enough to tell namespaces apart.
 SHOWN_DIGITS = 12
 
 
@@ -96,7 +96,7 @@ class Selection:
 
 
 def stored_namespaces(spec: TierSpec, timeout_s: float) -> list[StoredNamespace]:
-    """List a tier's namespaces in the order of their models."""
+    """List a tier's namespaces, sorted by model."""
     with open_for_maintenance(spec, _NO_NAMESPACE, timeout_s=timeout_s) as tier:
         found = list(tier.namespaces())
     return sorted(found, key=lambda one: (model_of(one), one.fingerprint))
@@ -128,7 +128,7 @@ def model_of(namespace: Namespace) -> str:
 
 
 def named(namespace: Namespace) -> str:
-    """Name a namespace in a sentence: its fingerprint and its model."""
+    """Name a namespace for a sentence, by its fingerprint and its model."""
     model = model_of(namespace)
     digits = namespace.fingerprint[:SHOWN_DIGITS]
     return digits if model == "-" else f"{digits} ({model})"
@@ -136,9 +136,9 @@ def named(namespace: Namespace) -> str:
 
 @dataclass(slots=True)
 class Contents:
-    """One namespace's chunks: their number, size, and least and most recent use.
+    """Sums up one namespace's chunks: their number, size, and least and most recent use.
 
-    A use is in seconds since the epoch; ``None`` if the store does not know.
+    Uses are in seconds since the epoch; ``None`` if the store does not record them.
     """
 
     namespace: Namespace
@@ -182,7 +182,7 @@ def need(tier: MaintainedTier, capability: Capability, doing: str) -> None:
 
 
 class Faults:
-    """The faults of tiers, and of namespaces in them, without secrets.
+    """Collects the faults of tiers and of their namespaces, without secrets.
 
     Attributes:
         by_tier: by tier name, the reason why the tier could not be read or changed.

@@ -32,7 +32,7 @@ from kvtier_sdk.options.units import parse_bytes
 from kvtier_sdk.runner.jobs import Verdict
 from kvtier_sdk.types import Capability, OffloadKey
 
-#: The most damaged keys that are printed; the JSON lists all.
+#: Print at most this many damaged keys; the JSON lists all.
 _MOST_SHOWN = 10
 _AT_ONCE_BYTES = 16 * 2**20
 
@@ -179,7 +179,7 @@ class Pace:
         return most_bytes if self._rate_bytes is None else min(most_bytes, self._rate_bytes)
 
     def wait(self, size_bytes: int) -> None:
-        """Wait for the time of ``size_bytes`` at the rate, less the time since the last call."""
+        """Count ``size_bytes`` as moved, and wait until the rate is kept."""
         if self._rate_bytes is None:
             return
         now_s = self._clock.now_s()

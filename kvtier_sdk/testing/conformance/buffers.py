@@ -1,4 +1,4 @@
-"""Buffers to lend to a tier, of any length, at any address, and between guard bytes."""
+"""Lends a tier buffers of any length at any address, between guard bytes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LentMemory:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
         self._mapping = mmap.mmap(-1, size_bytes, flags=flags)
         self.region: Region = Region.of(self._mapping)
-        # The end of each reserved part, by its start.
+        # Maps the start of each reserved part to its end.
         self._used: dict[int, int] = {}
 
     def _cut(self, size_bytes: int) -> npt.NDArray[np.uint8]:
@@ -38,7 +38,7 @@ class LentMemory:
         size_bytes = round_up(size_bytes, mmap.PAGESIZE)
         start = self._gap(size_bytes)
         if start + size_bytes > self.region.size_bytes:
-            # Only the collector frees views in reference cycles of earlier checks.
+            # Collect first, because earlier checks can leave views in reference cycles.
             gc.collect()
             start = self._gap(size_bytes)
         if start + size_bytes > self.region.size_bytes:
@@ -59,7 +59,7 @@ class LentMemory:
 
 
 class _BroughtDigests:
-    """Takes the SDK's part behind a transfer, to compare the digests that the tier brings."""
+    """Stands in for the SDK behind a transfer, and checks the digests that the tier brings."""
 
     def __init__(self, digest_bytes: int) -> None:
         self._digest_bytes = digest_bytes
@@ -140,7 +140,7 @@ class LentBuffers:
         """End the loan; return true if no view of the memory is left."""
         self._transfer = self._memory = None
         if self._part() is not None:
-            # A view in a reference cycle is not in use; only the collector frees it.
+            # Collect first, because a view in a reference cycle is not in use but still exists.
             gc.collect()
         return self._part() is None
 

@@ -12,7 +12,7 @@ from kvtier_sdk.types import Capability, OffloadKey, make_offload_key
 _FOUND = "None once a later load will find the chunk."
 _ODD_LENGTHS = (1, 63, 4095, 4097, 100_003)
 _APART = "a chunk is found under its own key in its own namespace, and nowhere else."
-#: Few chunks are stored at a time, because a tier need not have room for many.
+#: Store few chunks at a time, because a tier need not have room for many.
 _AT_ONCE = 4
 _LENGTH = "Results have the order and the length of the batch."
 _BIG_BATCH = 1024
@@ -125,7 +125,7 @@ async def check_another_length_is_corrupt(subject: TierSubject) -> None:
             if lent.is_overrun:
                 raise Breach("a load wrote outside of its buffers")
             if verdict is None:
-                # A tier that has the whole chunk in a cache may return it.
+                # A tier that has the whole chunk in a cache is allowed to return it.
                 probe.check_content(key, lent.content, [0])
             elif not is_miss(verdict):
                 raise Breach(f"loading an object of another length gave {describe(verdict)}")
@@ -146,7 +146,7 @@ async def check_a_lost_part_is_a_miss(subject: TierSubject) -> None:
         await subject.call(Hook.LOSE_PART, key)
         found = await probe.get(key)
         if isinstance(found, bytes):
-            # A tier may have a copy of the part, or restore it.
+            # The tier can have a copy of the part, or restore it, so the chunk may be whole.
             probe.check_content(key, found, [0])
         elif not is_miss(found):
             raise Breach(f"loading a chunk of which a part is lost gave {describe(found)}")
@@ -253,7 +253,7 @@ async def check_namespaces_are_apart(subject: TierSubject) -> None:
 
 
 async def _check_apart(probe: Probe, keys: list[OffloadKey]) -> None:
-    """Store chunks one by one; none may load before its store, and all must load at the end."""
+    """Store chunks one by one; each must be absent before that, and all must load at the end."""
     kept: list[OffloadKey] = []
     for key in keys:
         found = await probe.get(key)

@@ -149,7 +149,7 @@ async def check_a_cancelled_store_leaves_no_part(subject: TierSubject) -> None:
 async def _cancelled(
     probe: Probe, operation: str, *, stored: bool
 ) -> AsyncIterator[tuple[LentBuffers, bool]]:
-    """Start and cancel a call many times, a little later each time, on new or stored chunks."""
+    """Start a call on new or stored chunks and cancel it, many times, a little later each time."""
     for turns, delay_s in [*((turns, 0.0) for turns in _TURNS), *((1, s) for s in _DELAYS_S)]:
         (key,) = probe.subject.new_keys(1)
         if stored:
@@ -160,5 +160,5 @@ async def _cancelled(
 
 def _holds_some(found: bytes, content: bytes) -> bool:
     pieces = zip(pieces_of(found), pieces_of(content), strict=True)
-    # A shorter piece, at the end, may be equal by chance.
+    # Ignore a shorter piece at the end, because it can be equal by chance.
     return any(one == other and len(one) == PIECE_BYTES for one, other in pieces)

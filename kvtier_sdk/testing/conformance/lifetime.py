@@ -67,7 +67,7 @@ async def check_close_ends_what_runs(subject: TierSubject) -> None:
                 call.cancel()
                 raise Breach(f"a load had not ended {subject.timeout_s:g} s after close")
             if not call.cancelled():
-                # Any outcome is allowed. Retrieve an error, because asyncio would log it.
+                # Any outcome is allowed. Retrieve an error, or asyncio would log it.
                 call.exception()
 
 
@@ -173,7 +173,7 @@ async def _check_given_back(probe: Probe, operation: str, lent: LentBuffers) -> 
 
 
 async def _check_taken_back(probe: Probe, what: str, lent: LentBuffers) -> None:
-    # A thread or callback that has just reported its outcome may hold the buffers a moment longer.
+    # Wait, because a thread or callback can hold the buffers for a moment after its report.
     held = await _wait_until_gone(probe.subject, lambda: [] if lent.take_back() else ["buffers"])
     if held:
         raise Breach(f"{lent.holder()} still holds the buffers of {what} that has returned")
@@ -201,7 +201,7 @@ def _descriptors() -> dict[Any, str]:
     """Return the open descriptors, each with the file or socket behind it."""
     found: dict[Any, str] = {}
     for number in os.listdir(_DESCRIPTORS):
-        # The listing includes its own descriptor, which is closed by now.
+        # Ignore the listing's own descriptor, which is closed by now.
         with contextlib.suppress(OSError):
             place = os.readlink(f"{_DESCRIPTORS}/{number}")
             found[number, place] = f"{number} ({place})"
@@ -274,9 +274,9 @@ async def _wait_until_gone(subject: TierSubject, left: Callable[[], list[str]]) 
 
 
 class _LoopWatch:
-    """A thread that wakes at intervals and checks that the loop has run since.
+    """Wakes at intervals in a thread, and checks that the loop has run since.
 
-    On a busy machine the watch wakes late too, so it never mistakes a slow machine for a blocked
+    On a busy machine this thread wakes late too, so it never mistakes a slow machine for a blocked
     loop.
     """
 

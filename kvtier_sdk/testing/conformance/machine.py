@@ -1,7 +1,7 @@
-"""A comparison of a tier with a dictionary, over random sequences of calls.
+"""Compares a tier with a dictionary over random sequences of calls.
 
-A load may always miss, but must never return a wrong byte. Hypothesis generates the sequences, and
-shortens a failing sequence.
+A load is always allowed to miss, but must never return a wrong byte. Hypothesis generates the
+sequences, and shortens a failing sequence.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class TierMachine(RuleBasedStateMachine):
         self._subject = type(self).make_subject()
         self._loop = self._subject.clock.new_event_loop()
         self._keys = self._subject.new_keys(_KEYS)
-        # The versions that a load of each key may return: those stored since its last delete.
+        # The versions that a load of each key may return, all stored since the key's last delete.
         self._may_hold: list[set[int]] = [set() for _ in self._keys]
         self._versions = 0
         self._run(self._open())
@@ -141,7 +141,7 @@ class TierMachine(RuleBasedStateMachine):
         lent = self._probe.full(key, version)
         if not await start_and_cancel(self._probe, operation, lent, turns):
             raise Breach(f"a cancelled {operation} did not end")
-        # The tier may not read these buffers now. If it does, a later load shows the new bytes.
+        # The tier must not read these buffers now. If it does, a later load shows the new bytes.
         lent.fill(bytes(self._probe.object_bytes))
 
     def _new_version(self, chunk: int) -> int:

@@ -1,4 +1,4 @@
-"""Checks of a tier whose store is unreachable or hangs, and then recovers."""
+"""Checks of a tier while its store is unreachable or hangs, and after it has recovered."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvtier_sdk.types import Capability, OffloadKey
 _RETRYABLE = "whether the same call may succeed in a moment"
 _UNREACHABLE = "the store is unreachable"
 _HANGS = "the store hangs"
-#: More bytes than a socket's buffers hold, so that an outage can interrupt a transfer.
+#: Larger than a socket's buffers, because only then can an outage interrupt a transfer.
 _CHUNK_BYTES = 1 << 20
 _MOVERS = 4
 _PAUSE_S = 0.0002
@@ -99,7 +99,7 @@ async def _load(probe: Probe, key: OffloadKey) -> TierError | None:
     lent = probe.empty(key)
     (verdict,) = await probe.load([lent])
     if verdict is None:
-        # The tier may have the chunk in a cache, but the chunk must be whole.
+        # The chunk can come from a cache of the tier, but it must be whole.
         probe.check_content(key, lent.content, [0])
     return verdict
 
@@ -206,7 +206,7 @@ async def _moved_through_an_outage(probe: Probe) -> list[_Mover]:
 
 
 class _Mover:
-    """A loop that stores one chunk and loads it, over and over."""
+    """Stores one chunk and loads it, over and over."""
 
     def __init__(self, probe: Probe, key: OffloadKey) -> None:
         self.calls = 0
@@ -242,7 +242,7 @@ class _Mover:
             self.breach = breach
         self.doing = ""
         self.calls += 1
-        # Even if the tier answers at once, the other movers and the outage must be able to run.
+        # Pause, because a tier that answers at once would hold up the other movers.
         await self._probe.subject.clock.sleep(_PAUSE_S)
 
 

@@ -1,4 +1,4 @@
-"""Calls of a tier by the checks; each has a timeout, and its answer is checked."""
+"""Calls a tier for the checks, with a timeout for each call, and checks each answer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 REQUEST = RequestContext("conformance")
-#: Length of a piece of a chunk that is long enough to identify the chunk.
+#: Length of a piece of a chunk; a piece of this length identifies the chunk.
 PIECE_BYTES = 16
 
 
@@ -43,7 +43,7 @@ def content_of(key: OffloadKey, version: int, size_bytes: int) -> bytes:
 
 
 class Probe:
-    """One tier instance: each call has a timeout, and a malformed answer is a breach.
+    """Calls one tier instance; each call has a timeout, and a malformed answer is a breach.
 
     As in the SDK, an error raised for a whole batch becomes the verdict on each chunk, and a call
     is retried after a retryable error. Calls without verdicts raise the tier's errors.
@@ -304,7 +304,7 @@ class Probe:
             raise Breach(f"{operation} returned {nonsense}") from None
 
     def _mismatch(self, found: bytes, key: OffloadKey, versions: Iterable[int]) -> str:
-        """Describe how bytes differ from every version of a chunk."""
+        """Describe how loaded bytes differ from the allowed versions of a chunk."""
         wholes = [self.content(key, version) for version in versions]
         matches = [sum(map(bytes.__eq__, pieces_of(found), pieces_of(whole))) for whole in wholes]
         if sum(map(bool, matches)) > 1:

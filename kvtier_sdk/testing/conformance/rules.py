@@ -1,4 +1,4 @@
-"""Checks with their rules and requirements, their errors, and the hooks of an author."""
+"""Defines checks, with their rules and requirements, their errors, and an author's hooks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ConformanceError(AssertionError):
 
 
 class CheckSkipped(unittest.SkipTest):
-    """A check does not apply: the tier does not declare a capability, or its author gives no hook.
+    """A check does not apply: the tier lacks a capability, or its author gives no hook.
 
     Test frameworks report the check as skipped, with the reason.
     """
@@ -45,7 +45,7 @@ class Breach(Exception):  # noqa: N818  # it becomes a ConformanceError, which h
 
 
 class Hook(Enum):
-    """The functions that an author may provide, to have more rules checked."""
+    """The functions that an author can provide, to have more rules checked."""
 
     READ_RAW = "read_raw"
     WRITE_RAW = "write_raw"

@@ -1,4 +1,4 @@
-"""The tier under test: how to make it, and its author's hooks."""
+"""Makes the tier under test, and calls its author's hooks."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def tier_spec(tier: TierLike) -> TierSpec:
 
 @dataclass
 class TierSubject:
-    """A tier to check. Each hook may be a plain function or a coroutine function.
+    """A tier to check. Each hook can be a plain function or a coroutine function.
 
     The tier must have room for eight chunks. A subject can be used for any number of checks,
     because each check uses new keys.
@@ -63,14 +63,14 @@ class TierSubject:
         freeze: makes the store hang.
         unfreeze: ends the hang.
         lose_part: removes part of a stored object directly in the store.
-        bad_settings: tiers whose ``open`` must fail, by a description of the bad setting.
+        bad_settings: tiers whose ``open`` must fail, each under a description of its bad setting.
         small_tier: makes a tier with room for few objects of a given length.
-        short_lived_tier: makes a tier whose chunks expire a second after their store.
-        aging_tier: makes a tier whose chunks expire two seconds after their store, used or not.
+        short_lived_tier: makes a tier whose chunks expire a second after they were stored.
+        aging_tier: makes a tier whose chunks expire two seconds after storing, used or not.
         keeps_chunks: ``False`` for a tier that may refuse every store for lack of room.
         chunk_bytes: length of a payload.
-        timeout_s: seconds after which a running call counts as one that never ends.
-        blocking_s: seconds after which an event loop that does not run counts as blocked.
+        timeout_s: seconds after which a running call counts as hung.
+        blocking_s: seconds after which a stalled event loop counts as blocked.
         settle_s: seconds to wait for an effect that must not occur, such as a late write.
         hang_s: seconds for which the store hangs.
         namespace: the namespace of the chunks; a new one for each subject.
@@ -138,7 +138,7 @@ class TierSubject:
         report_removed: ReportRemoved | None = None,
         maintenance: bool = False,
     ) -> TierContext:
-        """Make the context of a tier; by default of the subject's tier, namespace and length.
+        """Make the context of a tier; the defaults are the subject's tier, namespace and length.
 
         Args:
             spec: the tier.
@@ -166,7 +166,7 @@ class TierSubject:
         )
 
     def make(self, spec: TierSpec | None = None, **context: Any) -> SecondaryTierManager:
-        """Make an instance of ``spec``, without opening it; ``context`` goes to :meth:`context`."""
+        """Make an instance of ``spec``, unopened; ``context`` has arguments of :meth:`context`."""
         spec = spec or self.spec
         return spec.tier_class(spec.config, self.context(spec, **context))
 

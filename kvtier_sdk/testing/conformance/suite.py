@@ -24,7 +24,7 @@ _SETTINGS = ("chunk_bytes", "keeps_chunks", "timeout_s", "blocking_s", "settle_s
 
 
 class TierConformance:
-    """The tests of a tier against the contract: one for each rule.
+    """Tests a tier against the contract, with one test for each rule.
 
     Subclass it and override the fixture :meth:`tier`::
 
@@ -34,7 +34,7 @@ class TierConformance:
                 return f"mine:{tmp_path}"
 
     Override the hooks too (:meth:`read_raw` and the methods after it), to have more rules checked.
-    A rule whose hook is missing is skipped with ``no hook`` and the hook's name. A hook may be a
+    A rule whose hook is missing is skipped with ``no hook`` and the hook's name. A hook can be a
     coroutine function. Hooks run on the event loop of the check, so run a server of your tests in
     another thread or process.
 
@@ -43,8 +43,8 @@ class TierConformance:
     Attributes:
         chunk_bytes: length of a payload.
         keeps_chunks: ``False`` for a tier that may refuse every store for lack of room.
-        timeout_s: seconds after which a running call counts as one that never ends.
-        blocking_s: seconds after which an event loop that does not run counts as blocked.
+        timeout_s: seconds after which a running call counts as hung.
+        blocking_s: seconds after which a stalled event loop counts as blocked.
         settle_s: seconds to wait for an effect that must not occur, such as a late write.
         hang_s: seconds for which the store hangs; set it longer than the tier's own limits.
         sequences: number of sequences of calls that are compared with a dictionary.
@@ -96,7 +96,7 @@ class TierConformance:
             data: the new object, of any length.
 
         Returns:
-            ``False`` if the store cannot hold such an object; the check then goes on without it.
+            ``False`` if the store cannot hold such an object; the check then skips that object.
             Any other value means that the object was replaced.
         """
         raise NotImplementedError
@@ -134,11 +134,11 @@ class TierConformance:
         raise NotImplementedError
 
     def short_lived_tier(self) -> TierLike:
-        """Return a tier whose chunks expire a second after their store."""
+        """Return a tier whose chunks expire a second after they were stored."""
         raise NotImplementedError
 
     def aging_tier(self) -> TierLike:
-        """Return a tier whose chunks expire two seconds after their store, used or not.
+        """Return a tier whose chunks expire two seconds after they were stored, used or not.
 
         If the tier also limits the time without use, set that limit to one second.
         """
@@ -204,7 +204,7 @@ def _run_machine(subject: TierSubject, sequences: int, shrink_s: int) -> None:
                 stateful_step_count=20,
                 # Raise one failure rather than an exception group.
                 report_multiple_bugs=False,
-                # The store may be slow, and the machine busy.
+                # Set no deadline, because the store can be slow and the machine busy.
                 deadline=None,
                 suppress_health_check=list(HealthCheck),
             ),
@@ -215,5 +215,5 @@ def _run_machine(subject: TierSubject, sequences: int, shrink_s: int) -> None:
 
 for _check in CHECKS.values():
     setattr(TierConformance, _check.name.replace("check_", "test_", 1), _test_of(_check))
-# The last test, because it takes longest to fail and other checks describe a breach more exactly.
+# Run it last, because it takes longest to fail and other checks describe a breach more exactly.
 TierConformance.test_any_sequence_of_calls = _test_any_sequence_of_calls  # type: ignore[attr-defined]
