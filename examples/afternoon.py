@@ -51,7 +51,7 @@ _PATIENCE_S = 60.0
 
 
 class Engine:
-    """The thread of an engine that computes prompts, offloads them, and loads them again."""
+    """A small engine, which computes prompts, offloads them, and loads them again."""
 
     def __init__(self, name: str, model: str) -> None:
         self.name, self.model = name, model

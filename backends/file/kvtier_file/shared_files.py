@@ -4,7 +4,7 @@ Layout below the root::
 
     .shared/header           the lock, the counters and the reservations
     .shared/ledger           every store and removal, in order
-    .shared/leases/<lease>   one for each process, locked while it lives
+    .shared/leases/<lease>   a file for each process, locked while the process lives
 
 A process marks its temporary files and reservations with its lease, a file with a lock (``flock``).
 The operating system releases the lock however the process ends. Unlike a process id, a lease can be

@@ -133,7 +133,7 @@ class Temporaries:
         try:
             directory_fd = self._open(create=False)
         except (FileNotFoundError, NotADirectoryError):
-            return  # missing on a full disk, or a foreign file
+            return  # a full disk had no room for it, or a foreign file has its name
         for name in os.listdir(directory_fd):
             match = _TEMPORARY.fullmatch(name)
             if match and not is_held(match[1]):
@@ -141,7 +141,7 @@ class Temporaries:
                     os.unlink(name, dir_fd=directory_fd)
 
     def probe(self, *, direct: bool) -> bool:
-        """Write, read and remove a page, by O_DIRECT if ``direct``; return true if it is intact."""
+        """Write a page and read it, with O_DIRECT if ``direct``; return true if that works."""
         name = self._names.new()
         directory_fd = self._open()
         # Anonymous memory is aligned to pages, as O_DIRECT requires.
@@ -159,7 +159,7 @@ class Temporaries:
                     os.unlink(name, dir_fd=directory_fd)
 
     def keeps_times(self, used_ns: int) -> bool:
-        """Return true if a file keeps its times, to the nanosecond, when it is read."""
+        """Return true if reading a file leaves its times unchanged to the nanosecond."""
         name = self.write([memoryview(b"times")], used_ns=used_ns)
         try:
             with ClosingFd(open_file(name, os.O_RDONLY | os.O_NOATIME, self._open())) as fd:

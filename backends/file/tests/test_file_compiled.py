@@ -71,7 +71,7 @@ class Twins:
             directory.lifetime = lifetime
 
     def arrange(self, state: Callable[[Path, Path, bytes], None]) -> None:
-        """Bring both namespaces into a state, beside a whole chunk; do not read their shards."""
+        """Store a whole chunk in both namespaces, and beside it a chunk's file in a given state."""
         for root in self.roots:
             for key in (KEY, NEIGHBOUR):
                 path = root / shard_of(key) / f"{key.hex()}.kv"

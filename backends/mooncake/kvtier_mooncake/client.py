@@ -1,4 +1,4 @@
-"""The client library: its late import, its limits, and its connection to the master."""
+"""Imports Mooncake's client library when it is needed, and connects clients to the master."""
 
 from __future__ import annotations
 
@@ -76,8 +76,7 @@ def connect(client: Any, config: MooncakeTierConfig, regions: Iterable[Region]) 
         raise TierUnavailableError(
             f"the client cannot be set up (status {status}); its log has why"
         )
-    # Register nothing for TCP: it needs no registration, and any peer could then read and write the
-    # memory.
+    # TCP needs no registration, and after a registration any peer could read and write the memory.
     for region in regions if config.protocol == "rdma" else ():
         if client.register_buffer(*region):
             raise TierError("the client cannot register the host pool; see 'ulimit -l'")

@@ -84,7 +84,7 @@ class Connector:
         return connection
 
     async def tls_mismatch(self) -> TierError | None:
-        """Explain why a server is silent: it uses TLS but the options do not, or the reverse."""
+        """Return an error if the options and a silent server disagree about TLS, else ``None``."""
         if self._config.socket is not None:
             return None
         if self._tls:
@@ -144,7 +144,7 @@ class Connector:
             user = [config.username.encode()] if config.username else []
             steps.append([b"AUTH", *user, config.password.get_secret_value().encode()])
         if config.db or not steps:
-            # Send SELECT even for database 0, to get an answer: the kernel accepts connections for
-            # a server that hangs, and a server with too many clients refuses only a command.
+            # Send SELECT even for database 0, because only a reply shows that the server works. The
+            # kernel accepts connections for a hung server; a full server refuses only commands.
             steps.append([b"SELECT", b"%d" % config.db])
         return steps

@@ -51,7 +51,7 @@ class Route(ABC):
         """Return the server that holds a key, as far as is known."""
 
     def suspect(self) -> None:
-        """Search for the servers in the background: a chunk was not where the route says."""
+        """Search for the servers in the background, because the known ones may be wrong."""
         return
 
     @abstractmethod
@@ -87,7 +87,7 @@ class Route(ABC):
             try:
                 value: bytes = await self._client.getrange(name, 0, _MOST_VALUE_BYTES)
             except ResponseError as error:
-                # Another application stored a key of another type (WRONGTYPE): not a value of ours.
+                # WRONGTYPE: another application has a list or hash there, so our value is absent.
                 if not str(error).startswith("WRONGTYPE"):
                     raise
                 return None
@@ -149,7 +149,7 @@ class _Moving(Route):
             self._is_in_doubt = False
             with suppress(TierError):
                 await self._find()
-            # Every batch reports a server that is down; the pause keeps searches rare.
+            # While a server is down, every batch asks for a search. The pause keeps searches rare.
             await self._clock.sleep(_FIND_PAUSE_S)
 
     async def close(self) -> None:
@@ -179,7 +179,7 @@ class OneServer(Route):
 
 
 class BehindSentinel(_Moving):
-    """The route to a master behind Sentinel, which is searched for again after a failover."""
+    """The route to a master that Sentinels name; finds the new master after a failover."""
 
     def __init__(self, config: RedisTierConfig, clock: Clock) -> None:
         assert config.sentinel is not None

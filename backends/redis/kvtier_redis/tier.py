@@ -41,7 +41,7 @@ from kvtier_sdk import (
 _TURN_BYTES = 2 * 2**20
 # Requests such as lookups are small, so more connections to a server add nothing.
 _COMMAND_CONNECTIONS = 4
-# Keys whose lengths a scan requests at a time.
+# The number of keys whose lengths a scan requests at once.
 _SCAN_BATCH = 500
 _LIMIT_ADVICE = (
     "set 'maxmemory' and 'maxmemory-policy allkeys-lru', in its configuration or by CONFIG SET"
@@ -319,7 +319,7 @@ class RedisTier(SecondaryTierManager):
             raise error
 
     async def _explained(self, error: TierError, connector: Connector) -> TierError:
-        """Return an error of opening, naming the option that would help, if known."""
+        """Add the name of the option that would help, if it is known, to an error of opening."""
         if not error.retryable:
             return error
         mismatch = await connector.tls_mismatch()

@@ -1,7 +1,7 @@
 """The part of HTTP/1.1 that chunks need: one request, one response.
 
-The connection is closed after a response that does not give the end of its body: with a wrong
-guess, the next response would be read from the wrong byte.
+The connection is closed after a response that does not give the end of its body, because after a
+wrong guess the next response would be read from the wrong byte.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ async def request(
     *,
     has_body: bool = True,
 ) -> Response:
-    """Send a request and receive its response; a body as long as the target goes into it."""
+    """Send a request and receive its response, with a body of the target's length in the target."""
     # A server that refuses may respond before it has received the whole request.
     await connection.send(parts)
     status = 0
@@ -83,7 +83,7 @@ async def request(
 
 
 async def _receive_body(connection: Connection, length_bytes: int | None) -> bytes | None:
-    """Receive a body; ``None`` if it is too long, or ends only with the connection."""
+    """Receive a body; return ``None`` if it is too long or its length is unknown."""
     if length_bytes is None or length_bytes > _BODY_LIMIT_BYTES:
         return None
     # Read up to one byte more than the length: if that byte comes, the length was wrong.

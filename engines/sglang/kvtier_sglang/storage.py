@@ -42,8 +42,8 @@ class KVTierHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
     memory, and the tier may run in its own process.
 
     SGLang calls from its own threads, and reuses a page's memory when a call returns. So a call
-    returns only when its I/O has ended, which may be after its deadline if a backend hangs in a
-    system call.
+    returns only when its I/O has ended. If a backend hangs in a system call, this can be after the
+    deadline.
 
     Args:
         storage_config: SGLang's configuration; ``extra_config`` has our option ``tier``.
@@ -175,7 +175,7 @@ class KVTierHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
         target_locations: Any = None,
         target_sizes: Any = None,
     ) -> bool:
-        """Store flat pages; return true if all were stored. A failure removes no stored page."""
+        """Store flat pages; return true if all were stored. After a failure, stored pages stay."""
         return all(self._move_tensors(_STORE, keys, list(values or ())))
 
     def set(

@@ -1,4 +1,4 @@
-"""vLLM's tiering on a CPU device, which vLLM's own spec refuses."""
+"""Runs vLLM's tiering on a CPU, which vLLM's own spec refuses."""
 
 from __future__ import annotations
 

@@ -264,12 +264,12 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
             self._reset_steps = self._steps_in_flight + 2
 
     def on_reset_flushed(self) -> None:
-        """Note that the copies from before a reset have ended; vLLM calls this since 0.33."""
+        """Record that the copies begun before a reset have ended. vLLM 0.33 and later call this."""
         self._manager.on_reset_flushed()
 
     @property
     def stats(self) -> list[TierStats]:
-        """Counters of the host pool, followed by each tier's; live objects, not copies."""
+        """The live counters of the host pool, followed by the live counters of each tier."""
         return self._manager.stats
 
     def usage(self) -> PoolUsage:

@@ -1,4 +1,4 @@
-"""The calls of vLLM's scheduler and workers, without an engine, on the next release too."""
+"""The tests make the calls of vLLM's scheduler and workers; they also run on the next release."""
 
 import inspect
 import json
