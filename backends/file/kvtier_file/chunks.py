@@ -18,8 +18,8 @@ from kvtier_sdk import Clock, OffloadKey
 
 #: Exclusive upper bound of times of use, in the year 2116.
 MAX_USED_NS = 2**62
-#: A use further ahead of the clock than this is implausible: the clocks of processes that share a
-#: root differ by less.
+#: A use further ahead of the clock than this is implausible, because the clocks of processes that
+#: share a root differ by less.
 MOST_AHEAD_NS = 10 * 10**9
 
 #: The last digits of every store time. If a foreign program reads the file, the kernel sets a time

@@ -22,14 +22,14 @@ NOT_DONE, DONE, ABSENT = range(3)
 
 
 def _extension_file() -> str:
-    # The function's module is xxhash's C extension, whose file may contain libxxhash.
+    # The function's module is xxhash's C extension, which contains a copy of libxxhash.
     return str(sys.modules[xxhash.xxh3_128_digest.__module__].__file__)
 
 
 def find_digests(part: ModuleType) -> bool:
     """Give a compiled part the digest function of a library; return true if it works."""
     sample = bytes(range(256)) * 17
-    # Python's xxhash contains a copy of libxxhash, but may not export its functions.
+    # The extension need not export the copy's functions, so try the system's library too.
     for library in (_extension_file(), "libxxhash.so.0"):
         if part.use_digests(library):
             digest = part.digest(len(sample), (memoryview(sample),))

@@ -16,7 +16,7 @@ from kvtier_file.chunks import MAX_USED_NS
 from kvtier_sdk import OffloadKey
 
 #: A change: the chunk's fingerprint and key, its file's length (or DELETED, or EVICTED), and the
-#: time of its last use. A plain tuple for speed: each process reads the changes of all others.
+#: time of its last use. It is a plain tuple, because reading all changes must be fast.
 Change: TypeAlias = tuple[str, OffloadKey, int, int]
 #: Values in place of a length: the chunk was deleted, or it was evicted to make room.
 DELETED, EVICTED = -1, -2

@@ -298,7 +298,7 @@ class NamespaceDirectory:
 # Cached, because a store computes the shard up to four times.
 @lru_cache(maxsize=4096)
 def shard_of(key: OffloadKey) -> str:
-    """Return the shard of a key: a hash, so that sequential keys are spread evenly too."""
+    """Hash a key to the name of its shard, so that sequential keys are spread evenly too."""
     return hashlib.blake2b(key, digest_size=1).hexdigest()
 
 

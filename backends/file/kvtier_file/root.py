@@ -1,4 +1,4 @@
-"""The root directory: its namespaces, and the features of its file system."""
+"""Opens the root directory and its namespaces, and probes its file system."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ class Root:
                     yield directory
 
     def _remake(self, lost_fd: int) -> None:
-        # Create no parents: if a parent is missing, the intended file system may be unmounted.
+        # Create no parents, because the intended file system may be unmounted if one is missing.
         with suppress(FileExistsError):
             os.mkdir(self._config.root, 0o700)
         with ClosingFd(self.directories.open_root(self._config.root)) as fd:

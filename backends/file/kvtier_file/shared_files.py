@@ -120,7 +120,7 @@ class SharedFiles:
     def are_lost(self) -> bool:
         """Return true if a file was removed, so that other processes would create a new one."""
         header_fd, ledger_fd, _ = self._fds
-        # The directory of leases needs no check: it cannot be removed before the lease in it.
+        # The directory of leases needs no check, because the lease in it must be removed first.
         return (
             os.fstat(header_fd).st_nlink == 0
             or os.fstat(ledger_fd).st_nlink == 0

@@ -167,7 +167,7 @@ class SharedUsage:
         self._replica.apply([change])
 
     def _enter_reservation(self) -> None:
-        # Take the bytes from this process's memory: the header may have been lost and replaced.
+        # Use this process's own count, because the header may have been lost and replaced.
         reservation = Reservation(self._fingerprint, self._reserved_bytes)
         self._header.reservations[self._lease] = reservation
 

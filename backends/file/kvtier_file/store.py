@@ -370,8 +370,8 @@ class ChunkStore:
                 reserved.extend(keys)
 
             try:
-                # Reserve all at once: choosing victims costs about as much for one chunk as for
-                # many.
+                # Reserve all at once, because choosing victims for many chunks costs about as much
+                # as for one.
                 reserve(missing)
             except (OSError, TierCapacityError):
                 for key in missing:

@@ -100,7 +100,7 @@ class Temporaries:
         self, batch: Sequence[Transfer], times_ns: Sequence[int], *, direct: bool
     ) -> Sequence[str | None]:
         """Write transfers to files; return the files' names, ``None`` for chunks not written."""
-        # With ``sync``, waiting for the disk takes far longer than the calls that a batch saves.
+        # With ``sync``, a batch would save little, because waiting for the disk takes far longer.
         if compiled.batch_io is None or self._sync:
             return [None] * len(batch)
         files = tuple(

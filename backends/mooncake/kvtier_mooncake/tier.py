@@ -66,8 +66,8 @@ class MooncakeTier(SecondaryTierManager):
         await self._remove([transfer.key for transfer in batch if transfer.replace])
         statuses = await self._move("batch_put_from_multi_buffers", batch, self._replication)
         verdicts = [error_of(status) if status else None for status in statuses]
-        # Success proves nothing: the store reports it too while another writer of the key is
-        # unfinished or dead, and a full store may evict an unread object at once.
+        # Success proves nothing, because the store also reports it while another writer of the
+        # key is unfinished or dead, and because a full store may evict an unread object at once.
         stored = [at for at, verdict in enumerate(verdicts) if verdict is None]
         found = await self._contains([batch[at].key for at in stored])
         for at, one in zip(stored, found, strict=True):

@@ -1,4 +1,4 @@
-"""Connections that are ready for requests: encrypted, signed in, the database chosen."""
+"""Opens connections and makes them ready for requests: TLS, sign-in, choice of the database."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def tls_context(config: RedisTierConfig) -> ssl.SSLContext | None:
 
 
 class Connector:
-    """A factory of connections that are ready for requests.
+    """Makes connections that are ready for requests.
 
     Attributes:
         reads_are_uses: true if a server refused ``CLIENT NO-TOUCH``, as before Redis 7.2, so that

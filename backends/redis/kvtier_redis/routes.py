@@ -214,7 +214,7 @@ class BehindSentinel(_Moving):
 
 
 class _Sentinels(Sentinel):
-    """redis-py's Sentinels, except that a refusal is not mistaken for an outage.
+    """redis-py's Sentinels, with a search that tells a refusal from an outage.
 
     Attributes:
         master: the last known master.
@@ -229,7 +229,7 @@ class _Sentinels(Sentinel):
 
     async def find_master(self, service_name: str) -> tuple[str, int]:
         failures: list[tuple[str, TierError]] = []
-        # Iterate over a copy: another search may change the list while a Sentinel is asked.
+        # Iterate over a copy, because another search may change the list meanwhile.
         for sentinel in list(self.sentinels):
             try:
                 with translated():
@@ -269,7 +269,7 @@ def _no_master(service: str, failures: Sequence[tuple[str, TierError]]) -> TierE
 
 
 class Cluster(_Moving):
-    """A Cluster, whose map of slots is read again after each change."""
+    """The routes in a Cluster's map of slots. The map is read again after each change."""
 
     is_cluster = True
 

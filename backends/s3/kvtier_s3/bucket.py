@@ -223,7 +223,7 @@ class Bucket:
 
 @functools.cache
 def _models(data_path: str | None) -> Any:
-    """Read botocore's models of AWS's services, once, because this takes a tenth of a second."""
+    """Return a loader of botocore's models, whose cache saves a tenth of a second per tier."""
     return create_loader(data_path)
 
 

@@ -17,7 +17,7 @@ _FIND_PAUSE_S = 0.5
 
 
 class CurrentCredentials(AioCredentials):  # type: ignore[misc]
-    """The current credentials. Searches for new ones when the server has refused them.
+    """Holds the current credentials, and searches for others after the server has refused them.
 
     botocore and the requests for chunks sign with the same credentials, so a change applies to all
     requests at once. Credentials in the options need no search, because the runner reads their

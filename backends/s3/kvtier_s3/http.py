@@ -86,7 +86,7 @@ async def _receive_body(connection: Connection, length_bytes: int | None) -> byt
     """Receive a body; return ``None`` if it is too long or its length is unknown."""
     if length_bytes is None or length_bytes > _BODY_LIMIT_BYTES:
         return None
-    # Read up to one byte more than the length: if that byte comes, the length was wrong.
+    # Ask for one byte more than the length, to notice a body that is longer than that.
     body = bytearray(length_bytes + 1)
     rest: Sequence[memoryview] = [memoryview(body)]
     while sum(map(len, rest)) > 1:

@@ -1,4 +1,4 @@
-"""A kvtier tier as an L2 adapter of LMCache's storage manager."""
+"""Adapts a kvtier tier to LMCache's storage manager, as an L2 adapter."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         self._tiers: dict[tuple[str, ObjectLayout], ModelTier | None] = {}
         # The layout of a model's objects by rank and group, for lookups without a layout.
         self._layouts: dict[tuple[str, int, int], ObjectLayout] = {}
-        # The tenants' salts, by their digests, which are part of the keys.
+        # The tenants' salts by their digests. Keys contain the digests.
         self._salts: dict[bytes, str] = {}
         with ExitStack() as stack:
             self._memory = l1_memory(l1_memory_desc)

@@ -1,4 +1,4 @@
-"""LMCache's keys and layouts as keys and namespaces of kvtier."""
+"""Translates LMCache's keys and layouts to kvtier's keys and namespaces."""
 
 from __future__ import annotations
 

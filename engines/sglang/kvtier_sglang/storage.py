@@ -1,4 +1,4 @@
-"""A kvtier tier as a storage backend of SGLang's hierarchical cache."""
+"""Adapts a kvtier tier to SGLang's hierarchical cache, as a storage backend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A kvtier tier under vLLM's own tiering manager."""
+"""Adapts a kvtier tier to vLLM's own tiering manager."""
 
 from __future__ import annotations
 

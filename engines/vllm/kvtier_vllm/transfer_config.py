@@ -1,4 +1,4 @@
-"""A whole ``kv_transfer_config``, made and read without vLLM."""
+"""Makes and reads a whole ``kv_transfer_config`` without vLLM."""
 
 from __future__ import annotations
 

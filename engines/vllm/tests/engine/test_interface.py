@@ -1,4 +1,4 @@
-"""The tests make the calls of vLLM's scheduler and workers; they also run on the next release."""
+"""Calls of vLLM's scheduler and workers without an engine, on this and the next release of vLLM."""
 
 import inspect
 import json
