@@ -108,7 +108,7 @@ class Engine:
 
 
 class Afternoon:
-    """The scenes: their events, the operator's commands, and the claims to check."""
+    """Plays the scenes, runs the operator's commands, and checks the claims."""
 
     def __init__(self, folder: Path) -> None:
         self.failed = 0

@@ -225,7 +225,7 @@ class NamespaceDirectory:
         return True
 
     def list_shard(self, shard: str) -> list[StoredChunk]:
-        """Return the chunks of one shard in any order, without foreign files."""
+        """Return the chunks of one shard in any order; skip foreign files."""
         chunks = []
         try:
             with (

@@ -140,7 +140,7 @@ class Root:
         return self._room()[1]
 
     def _room(self) -> tuple[int, int]:
-        """Return the size and the free space of the file system, in bytes."""
+        """Return the file system's size and free space in bytes."""
         status = os.fstatvfs(self.fd)
         return status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
 

@@ -74,7 +74,7 @@ class Leases:
         return self._fd is not None and os.fstat(self._fd).st_nlink == 0
 
     def names(self) -> list[str]:
-        """Return the names of all leases, of living and dead processes."""
+        """Return the names of the leases of living and dead processes."""
         with os.scandir(self._directory_fd) as entries:
             return [
                 entry.name
@@ -128,7 +128,7 @@ class SharedFiles:
         )
 
     def close(self) -> None:
-        """Close the files, which ends the lease."""
+        """Close the files; this ends the lease."""
         self.leases.close()
         self._close_fds()
 

@@ -64,7 +64,7 @@ class Temporaries:
             self._fd = None
 
     def adopt(self, name: str, directory_fd: int) -> bool:
-        """Move an evicted chunk's file here, as a spare; return false if that is not possible."""
+        """Move an evicted chunk's file here as a spare; return false if that is not possible."""
         # With ``sync``, a power failure might leave a file with its old name and new content.
         if self._sync:
             return False

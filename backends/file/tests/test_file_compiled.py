@@ -40,7 +40,7 @@ LIFETIMES = [
 
 
 class Twins:
-    """Two namespaces in the same state: one for the compiled part, one for the Python code."""
+    """Two namespaces in the same state, for the compiled part and for the Python code."""
 
     def __init__(self, root: Path, part: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
         self._part = part

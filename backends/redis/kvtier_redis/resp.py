@@ -1,4 +1,4 @@
-"""The part of Redis's protocol (RESP2) that commands about chunks need: commands out, replies in.
+"""The part of Redis's protocol (RESP2) that is needed for commands about chunks.
 
 Only the canonical form of an expected reply is accepted. Any other reply breaks the connection,
 since the beginning of the next reply is then unknown.

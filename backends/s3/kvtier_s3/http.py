@@ -53,7 +53,7 @@ async def request(
     *,
     has_body: bool = True,
 ) -> Response:
-    """Send a request and receive its response, with a body of the target's length in the target."""
+    """Send a request and receive its response. A body of the target's length fills the target."""
     # A server that refuses may respond before it has received the whole request.
     await connection.send(parts)
     status = 0
@@ -140,7 +140,7 @@ def _nonsense(what: str) -> TierUnavailableError:
 
 
 def _parse_head(text: bytes) -> tuple[int, dict[str, str], bool]:
-    """Return status, headers, and true if the connection can serve another request."""
+    """Return the status, the headers, and true if the connection can serve another request."""
     first, *lines = text.decode("latin-1").split("\r\n")
     version, _, rest = first.partition(" ")
     status = rest[:3]

@@ -1,4 +1,4 @@
-"""Keeps a bucket's prefix within its limits by sweeps, in which one process deletes old chunks."""
+"""Keeps a bucket's prefix within its limits. At intervals, one process deletes old chunks."""
 
 from __future__ import annotations
 

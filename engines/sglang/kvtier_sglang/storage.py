@@ -114,13 +114,13 @@ class KVTierHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
     def batch_get_v2(
         self, transfers: list[PoolTransfer], extra_info: Any = None
     ) -> dict[str, list[bool]]:
-        """Load pages of several pools; return, by pool, true for each loaded page."""
+        """Load pages of several pools; return each pool's results, true for each loaded page."""
         return {t.name: self._move(_LOAD, t.name, t.keys, t.host_indices) for t in transfers}
 
     def batch_set_v2(
         self, transfers: list[PoolTransfer], extra_info: Any = None
     ) -> dict[str, list[bool]]:
-        """Store pages of several pools; return, by pool, true for each stored page."""
+        """Store pages of several pools; return each pool's results, true for each stored page."""
         return {t.name: self._move(_STORE, t.name, t.keys, t.host_indices) for t in transfers}
 
     # --- pages of keys and values ---------------------------------------------------------------
