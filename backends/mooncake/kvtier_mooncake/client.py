@@ -13,7 +13,7 @@ from kvtier_sdk import ConfigError, Region, TierError, TierUnavailableError
 
 # Size of the client's own buffer. Only objects that the store has moved to disk pass through it.
 _BUFFER_BYTES = 16 * 2**20
-#: Linux lists RDMA devices here.
+#: The directory in which Linux lists RDMA devices.
 _DEVICES = Path("/sys/class/infiniband")
 
 

@@ -114,7 +114,7 @@ def computation() -> Any:
 
 def device_facts(dtype: str, block_sizes: Iterable[int]) -> dict[str, object]:
     """Return the facts about this host that decide the layout of keys and values within a block."""
-    # vLLM's KV layout does not tell the packing, which depends on a CPU's instruction set.
+    # vLLM's KV layout omits the packing, which on a CPU depends on the instruction set.
     packing: object = None
     if current_platform.is_cpu():
         packing = [platform.machine(), *_cpu_packing(dtype, block_sizes)]

@@ -61,7 +61,7 @@ class StatsFeed:
         for sample in metric_samples(stats, usage, zeros=not self._taken):
             name, labels, value = sample.metric.name, sample.labels, sample.value
             before = self._taken.get((name, labels))
-            # A first 0 counts as a change, because a series without a value does not exist.
+            # A first 0 counts as a change, because a series exists only once it has a value.
             if value == before:
                 continue
             self._taken[name, labels] = value

@@ -48,7 +48,7 @@ class GuestOptions(IdentityOptions):
 
     Attributes:
         verify: false switches digests off; for measurements and tests only.
-        shutdown_timeout_s: seconds allowed for draining the tier, and as many for closing it.
+        shutdown_timeout_s: time limit for draining the tier, and the same limit for closing it.
     """
 
     verify: Flag = True
