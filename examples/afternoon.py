@@ -51,7 +51,7 @@ _PATIENCE_S = 60.0
 
 
 class Engine:
-    """The thread of an engine that computes prompts, offloads them, and loads them again."""
+    """A small engine, which computes prompts, offloads them, and loads them again."""
 
     def __init__(self, name: str, model: str) -> None:
         self.name, self.model = name, model
@@ -108,7 +108,7 @@ class Engine:
 
 
 class Afternoon:
-    """The scenes: their events, the operator's commands, and the claims to check."""
+    """Plays the scenes, runs the operator's commands, and checks the claims."""
 
     def __init__(self, folder: Path) -> None:
         self.failed = 0

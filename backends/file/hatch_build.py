@@ -1,4 +1,4 @@
-"""A build hook: compiles the C extension if ``HATCH_BUILD_HOOK_ENABLE_CUSTOM`` is set."""
+"""A build hook that compiles the C extension if ``HATCH_BUILD_HOOK_ENABLE_CUSTOM`` is set."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class CompiledPart(BuildHookInterface[Any]):
-    """Adds one extension module for Python 3.11 and all later versions."""
+    """Adds to the wheel an extension module that serves Python 3.11 and all later versions."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile the extension, except for an editable install: the checkout stays unchanged."""
+        """Compile the extension; an editable install has none, to keep the checkout unchanged."""
         if version == "editable":
             return
         from packaging.tags import platform_tags

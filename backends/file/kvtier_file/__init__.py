@@ -1,4 +1,4 @@
-"""kvtier-file: chunks as files in a directory, within a capacity; they survive a restart."""
+"""kvtier-file stores chunks as files in a directory, where they survive a restart."""
 
 from kvtier_file.config import FileTierConfig
 from kvtier_file.tier import FileTier

@@ -1,4 +1,4 @@
-"""The stored chunks, their bytes, and the choice of chunks to evict. No I/O, no lock."""
+"""Counts the stored chunks and chooses the chunks to evict, without I/O and without a lock."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from kvtier_sdk import OffloadKey, TierCapacityError, format_bytes
 
 
 class Budget:
-    """The bytes of all chunks under a root, and the order of their eviction.
+    """Counts the bytes of all chunks under a root, and orders the chunks for eviction.
 
     Not thread-safe, except for ``in``.
 
     Attributes:
-        latest_ns: time of the latest known use, removed chunks included.
+        latest_ns: time of the latest known use of any chunk, including removed chunks.
     """
 
     def __init__(self, capacity_bytes: int | None) -> None:
@@ -143,7 +143,7 @@ class Budget:
         pinned: Collection[ChunkId],
         last_used_ns: Callable[[ChunkId], int | None],
     ) -> list[ChunkId]:
-        """Choose the unpinned chunks, of all namespaces, that were last used before a time."""
+        """Choose the unpinned chunks of all namespaces that were last used before a given time."""
         chosen: list[ChunkId] = []
         for fingerprint, index in self._indices.items():
             passed: list[Use] = []

@@ -1,10 +1,10 @@
-"""A chunk's name under a root, a stored chunk, and the file times that record stores and uses.
+"""Names of chunks under a root, and the file times that record their stores and uses.
 
 The time of a chunk's last use is its file's modification time, in nanoseconds. Its last two digits
 count the earlier uses. So every process that shares the root sees the count, and it survives a
 restart. A file system with coarser times keeps no count.
 
-The time of its store is its file's access time, which a use does not change.
+A file's access time records when its chunk was stored. A use does not change it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from kvtier_sdk import Clock, OffloadKey
 
 #: Exclusive upper bound of times of use, in the year 2116.
 MAX_USED_NS = 2**62
-#: A use further ahead of the clock than this is implausible: the clocks of processes that share a
-#: root differ by less.
+#: A use further ahead of the clock than this is implausible, because the clocks of processes that
+#: share a root differ by less.
 MOST_AHEAD_NS = 10 * 10**9
 
 #: The last digits of every store time. If a foreign program reads the file, the kernel sets a time
@@ -32,8 +32,8 @@ USE_NS = 100
 #: The maximum count of earlier uses.
 MOST_EARLIER_USES = 15
 #: Uses in the same second count as one, because a load is also reported as a use. The clock's
-#: seconds are compared, not the time between uses: otherwise a chunk in constant use would gain no
-#: count.
+#: seconds are compared, because a chunk in constant use would gain no count if the time between
+#: uses were compared.
 SAME_USE_NS = 1_000_000_000
 
 
@@ -100,10 +100,10 @@ class StoredChunk(NamedTuple):
 
 
 class RecencyClock:
-    """Issues times of use: the wall clock's time, or the first time after the latest known use.
+    """Issues times of use: the wall clock's time, or a time just after the latest known use.
 
     Uses stay in order even if clocks differ or are set back a little. A known use far in the future
-    is ignored: if times continued from there, new chunks would never expire.
+    is ignored, because new chunks would never expire if times continued from there.
     """
 
     def __init__(self, clock: Clock, latest_ns: Callable[[], int]) -> None:

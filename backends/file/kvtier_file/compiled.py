@@ -22,20 +22,20 @@ NOT_DONE, DONE, ABSENT = range(3)
 
 
 def _extension_file() -> str:
-    # Its functions are written in C, in an extension module of the package.
+    # The function's module is xxhash's C extension, which contains a copy of libxxhash.
     return str(sys.modules[xxhash.xxh3_128_digest.__module__].__file__)
 
 
 def find_digests(part: ModuleType) -> bool:
     """Give a compiled part the digest function of a library; return true if it works."""
     sample = bytes(range(256)) * 17
-    # Python's xxhash brings its own copy of libxxhash, which need not show its functions.
+    # The extension need not export the copy's functions, so try the system's library too.
     for library in (_extension_file(), "libxxhash.so.0"):
         if part.use_digests(library):
             digest = part.digest(len(sample), (memoryview(sample),))
             if digest == xxhash.xxh3_128_digest(sample):
                 return True
-    part.use_digests("/")  # no library
+    part.use_digests("/")  # clear the function, because every library failed
     return False
 
 
@@ -44,12 +44,12 @@ if batch_io is not None:
 
 
 def split(digests: bytes, count: int) -> list[bytes | None]:
-    """Return each digest of a batch of ``count`` chunks; only ``None`` if there are no digests."""
+    """Split the digests of ``count`` chunks; return ``None`` for each chunk without a digest."""
     return [digests[at : at + 16] or None for at in range(0, count * 16, 16)]
 
 
 def seal(batch: Sequence[Transfer], digest_bytes: int) -> None:
-    """Seal the headers of a batch with digests from several threads."""
+    """Seal the headers of a batch; several threads compute the digests."""
     if digest_bytes and batch_io is not None:
         payloads = tuple(transfer.payload for transfer in batch)
         digests = batch_io.digest(digest_bytes, payloads)

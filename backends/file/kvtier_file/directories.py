@@ -22,8 +22,8 @@ class UntrustedDirectoryError(PermissionError):
 class Directories:
     """Opens a root and the directories in it. Every open checks the write permissions.
 
-    A check at the start is not enough: if a directory is removed while the tier runs, another user
-    can recreate it and plant chunks there.
+    A check at the start is not enough, because a directory may be removed while the tier runs.
+    Another user can then recreate the directory and plant chunks there.
 
     Attributes:
         sync: make new directories survive a power failure.

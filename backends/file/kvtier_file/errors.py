@@ -17,11 +17,11 @@ from kvtier_sdk import (
     TierUnavailableError,
 )
 
-#: Error numbers that mean: a foreign file has the name of one of the tier's directories or chunks.
+#: Error numbers for a foreign file that has the name of a directory or chunk of the tier.
 FOREIGN = frozenset({errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV})
-#: Error numbers that mean: the tier has no chunk under this name.
+#: Error numbers for a name under which the tier has no chunk.
 ABSENT = FOREIGN | {errno.ENOENT, errno.ENAMETOOLONG}
-#: Error numbers that mean: the file system accepts no more data.
+#: Error numbers for a file system that accepts no more data.
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 #: Error numbers of a fault that affects only the chunk's own file: permissions, bad sectors, a

@@ -1,4 +1,4 @@
-"""Transfers between buffers and a file, without copies; with O_DIRECT or through the page cache."""
+"""Reads files into buffers and writes buffers to files, with O_DIRECT or the page cache."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvtier_sdk import CorruptChunkError
 
 
 def open_direct(name: str, flags: int, directory_fd: int) -> int:
-    """Open a file whose data bypasses the page cache, where the file system allows it."""
+    """Open a file with O_DIRECT, or without it if the file system refuses the flag."""
     try:
         return open_file(name, flags | os.O_DIRECT, directory_fd)
     except OSError as error:
@@ -73,7 +73,7 @@ def _transfer(
         except OSError as error:
             if error.errno != errno.EINVAL or not has_direct_io(fd):
                 raise
-            # O_DIRECT refuses this file, or the unaligned rest of a short transfer.
+            # O_DIRECT refuses this file or the unaligned rest of a short transfer: switch it off.
             fcntl.fcntl(fd, fcntl.F_SETFL, 0)
             continue
         yield moved_bytes

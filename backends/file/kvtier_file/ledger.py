@@ -16,9 +16,9 @@ from kvtier_file.chunks import MAX_USED_NS
 from kvtier_sdk import OffloadKey
 
 #: A change: the chunk's fingerprint and key, its file's length (or DELETED, or EVICTED), and the
-#: time of its last use. A plain tuple for speed: each process reads the changes of all others.
+#: time of its last use. It is a plain tuple, because reading all changes must be fast.
 Change: TypeAlias = tuple[str, OffloadKey, int, int]
-#: Lengths with a meaning: the chunk was deleted, or evicted to make room.
+#: Values in place of a length: the chunk was deleted, or it was evicted to make room.
 DELETED, EVICTED = -1, -2
 
 _READ_BYTES = 2**20
@@ -32,14 +32,14 @@ class LedgerDamagedError(Exception):
 
 
 class Ledger:
-    """The ledger's file, guarded by the shared header's lock. The header holds its length."""
+    """The ledger's file, guarded by the shared header's lock. Its length is in the header."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
     def read(self, start: int, end: int) -> Iterator[Change]:
         """Iterate over the changes between two offsets."""
-        # Read in parts: a header that another program wrote may claim any length.
+        # Read in parts, because a header that another program wrote may claim any length.
         content = b""
         while start < end:
             part = os.pread(self._fd, min(end - start, _READ_BYTES), start)

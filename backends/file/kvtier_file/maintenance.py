@@ -1,4 +1,4 @@
-"""A tool's access to the chunks under a root, beside running engines."""
+"""Lets a tool read and delete the chunks under a root while engines use the root."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Maintenance(ChunkStore):
         return hits
 
     def load(self, batch: Sequence[Transfer]) -> list[TierError | None]:
-        """Read a batch and record no use; return an error or ``None`` for each transfer."""
+        """Read a batch without recording uses; return an error or ``None`` for each transfer."""
         verdicts: Verdicts = {}
         with self._existing("readable") as directory:
             for transfer in batch:

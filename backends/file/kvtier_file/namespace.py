@@ -83,7 +83,7 @@ class NamespaceDirectory:
         buffers: Sequence[memoryview],
         used_ns: int | None,
     ) -> None:
-        """Fill buffers from a chunk's file, and record its use."""
+        """Fill buffers from a chunk's file, and record a use of the chunk."""
         expected_bytes = sum(map(len, buffers))
         try:
             with (
@@ -139,7 +139,7 @@ class NamespaceDirectory:
         )
 
     def write(self, key: OffloadKey, buffers: Sequence[memoryview], used_ns: int) -> str:
-        """Write a chunk to a temporary file, and make its shard; return the file's name."""
+        """Make a chunk's shard, and write the chunk to a temporary file; return the file's name."""
         self._make_shard(key)
         return self.temporaries.write(buffers, direct=self._direct, used_ns=used_ns)
 
@@ -225,7 +225,7 @@ class NamespaceDirectory:
         return True
 
     def list_shard(self, shard: str) -> list[StoredChunk]:
-        """Return the chunks of one shard in any order, without foreign files."""
+        """Return the chunks of one shard in any order; skip foreign files."""
         chunks = []
         try:
             with (
@@ -278,9 +278,9 @@ class NamespaceDirectory:
     def _open(self, name: str, shard_fd: int) -> int:
         """Open a chunk's file; use ``O_NOATIME`` if this user owns the file."""
         opener = open_direct if self._direct else open_file
-        # O_NONBLOCK, because opening a pipe of this name would block.
+        # Without O_NONBLOCK, opening a pipe of this name would block.
         flags = os.O_RDONLY | os.O_NONBLOCK
-        with suppress(PermissionError):  # another user's file
+        with suppress(PermissionError):  # O_NOATIME is refused for another user's file
             return opener(name, flags | os.O_NOATIME, shard_fd)
         return opener(name, flags, shard_fd)
 
@@ -291,14 +291,14 @@ class NamespaceDirectory:
         return StoredChunk(chunk_id, status.st_size, self.lifetime.used_ns(status))
 
     def _times(self, status: os.stat_result, used_ns: int) -> tuple[int, int]:
-        """Return the access and modification times after a use; the time of the store stays."""
+        """Return the access and modification times that record a use."""
         return status.st_atime_ns, next_use_ns(self.lifetime.used_ns(status), used_ns)
 
 
 # Cached, because a store computes the shard up to four times.
 @lru_cache(maxsize=4096)
 def shard_of(key: OffloadKey) -> str:
-    """Return the shard of a key: a hash, so that sequential keys are spread evenly too."""
+    """Hash a key to the name of its shard, so that sequential keys are spread evenly too."""
     return hashlib.blake2b(key, digest_size=1).hexdigest()
 
 

@@ -9,11 +9,11 @@ from typing import TypeAlias
 from kvtier_file.chunks import USE_NS, earlier_uses
 from kvtier_sdk import OffloadKey
 
-#: Time of the last use, key, and size in bytes. The time is in nanoseconds since the epoch and
-#: counts the uses. The table and the heap share each object, because there may be millions.
+#: Time of the last use, key, and size in bytes. The time is in nanoseconds since the epoch; its
+#: last digits count the uses. The table and the heap share each tuple, to save memory.
 Use: TypeAlias = tuple[int, OffloadKey, int]
 
-# Each doubling of its uses prolongs the stay of a chunk by this fraction of the stay after one use.
+# A chunk's stay grows by this fraction of the stay after one use each time its uses double.
 _WEIGHT = 0.5
 # The class (log2 of the uses) by the last digits of a time. Within a class, only the time matters.
 _CLASS_OF = tuple((earlier_uses(digits) + 1).bit_length() - 1 for digits in range(USE_NS))
@@ -30,11 +30,11 @@ def staleness_ns(used_ns: int, now_ns: int) -> float:
 
 
 class RecencyIndex:
-    """Sizes and last uses of chunks, indexed to find the chunk to evict next without a scan."""
+    """Indexes the sizes and last uses of chunks; finds the chunk to evict next without a scan."""
 
     def __init__(self) -> None:
         self._uses: dict[OffloadKey, Use] = {}
-        # One heap for each class, built at the first eviction: a tier without a limit needs none.
+        # One heap for each class, built at the first eviction: without evictions none is needed.
         self._heaps: list[list[Use]] | None = None
         self._outdated = 0
 

@@ -1,4 +1,4 @@
-"""The root directory: its namespaces, and the features of its file system."""
+"""Opens the root directory and its namespaces, and probes its file system."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Root:
         self._context = context
         self._fingerprint = context.namespace.fingerprint
         self._names = names
-        # Use O_DIRECT until the probe in `prepare` decides: a file that refuses it is read through
-        # the page cache.
+        # Use O_DIRECT until the probe in `prepare` decides. Until then, a file that refuses it is
+        # read through the page cache.
         self._direct = config.direct_io != "off"
         self._fd: int | None = None
         self._remake_lock = threading.Lock()
@@ -76,7 +76,7 @@ class Root:
         self, fingerprint: str | None = None, *, create: bool = True
     ) -> Iterator[NamespaceDirectory]:
         """Open a namespace's directory for a block; by default the tier's own."""
-        # Open it each time, so that a directory that was removed is recreated.
+        # Open the directory in each call, because it may have been removed and must be recreated.
         fingerprint = fingerprint or self._fingerprint
         with ClosingFd(self.directories.open(fingerprint, self.fd, create=create)) as fd:
             directory = NamespaceDirectory(
@@ -140,7 +140,7 @@ class Root:
         return self._room()[1]
 
     def _room(self) -> tuple[int, int]:
-        """Return the size and the free space of the file system, in bytes."""
+        """Return the file system's size and free space in bytes."""
         status = os.fstatvfs(self.fd)
         return status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
 
@@ -166,7 +166,7 @@ class Root:
             directory.temporaries.sweep(is_held)
 
     def scan(self) -> Iterator[StoredChunk]:
-        """Iterate over the chunks on disk, of all namespaces."""
+        """Iterate over the chunks on disk in all namespaces."""
         # An engine removes files of the wrong length in its own namespace, because it cannot load
         # them.
         own = None if self._context.maintenance else self._fingerprint
@@ -211,7 +211,7 @@ class Root:
                     yield directory
 
     def _remake(self, lost_fd: int) -> None:
-        # Create no parents: if a parent is missing, the intended file system may be unmounted.
+        # Create no parents, because the intended file system may be unmounted if one is missing.
         with suppress(FileExistsError):
             os.mkdir(self._config.root, 0o700)
         with ClosingFd(self.directories.open_root(self._config.root)) as fd:

@@ -4,7 +4,7 @@ Layout below the root::
 
     .shared/header           the lock, the counters and the reservations
     .shared/ledger           every store and removal, in order
-    .shared/leases/<lease>   one for each process, locked while it lives
+    .shared/leases/<lease>   a file for each process, locked while the process lives
 
 A process marks its temporary files and reservations with its lease, a file with a lock (``flock``).
 The operating system releases the lock however the process ends. Unlike a process id, a lease can be
@@ -74,7 +74,7 @@ class Leases:
         return self._fd is not None and os.fstat(self._fd).st_nlink == 0
 
     def names(self) -> list[str]:
-        """Return the names of all leases, of living and dead processes."""
+        """Return the names of the leases of living and dead processes."""
         with os.scandir(self._directory_fd) as entries:
             return [
                 entry.name
@@ -120,7 +120,7 @@ class SharedFiles:
     def are_lost(self) -> bool:
         """Return true if a file was removed, so that other processes would create a new one."""
         header_fd, ledger_fd, _ = self._fds
-        # The directory of leases needs no check: it cannot be removed before the lease in it.
+        # The directory of leases needs no check, because the lease in it must be removed first.
         return (
             os.fstat(header_fd).st_nlink == 0
             or os.fstat(ledger_fd).st_nlink == 0
@@ -128,7 +128,7 @@ class SharedFiles:
         )
 
     def close(self) -> None:
-        """Close the files, which ends the lease."""
+        """Close the files; this ends the lease."""
         self.leases.close()
         self._close_fds()
 

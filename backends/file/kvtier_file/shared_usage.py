@@ -19,7 +19,7 @@ from kvtier_sdk import OffloadKey, TierCapacityError, TierContext
 
 
 class SharedUsage:
-    """The chunks and reservations of a root, counted together with the other processes there.
+    """Counts the chunks and reservations of a root together with the other processes that use it.
 
     Chunks are counted, renamed and unlinked only under the shared lock (:meth:`locked`). If a
     process is killed while it holds the lock, the header stays dirty, and the next process recounts
@@ -65,7 +65,7 @@ class SharedUsage:
             )
 
     def close(self) -> None:
-        """Leave, and free this process's reservations. Do nothing if the usage is not open."""
+        """Leave the root and free this process's reservations; do nothing if it is not open."""
         if self._opened is not None:
             with suppress(OSError), self._files.header.locked():
                 header = self._files.header.read()
@@ -167,7 +167,7 @@ class SharedUsage:
         self._replica.apply([change])
 
     def _enter_reservation(self) -> None:
-        # Take the bytes from this process's memory: the header may have been lost and replaced.
+        # Use this process's own count, because the header may have been lost and replaced.
         reservation = Reservation(self._fingerprint, self._reserved_bytes)
         self._header.reservations[self._lease] = reservation
 
@@ -175,7 +175,7 @@ class SharedUsage:
         return {*self._header.reservations, *self._files.leases.names()} - {self._lease}
 
     def _next_lease(self) -> list[str]:
-        """Return another process's lease, in rotation: checking all at once would be slow."""
+        """Return the next process's lease, because checking all processes at once would be slow."""
         others = sorted(self._header.reservations.keys() - {self._lease})
         later = [one for one in others if one > self._last_asked]
         asked = (later or others)[:1]
@@ -183,11 +183,11 @@ class SharedUsage:
         return asked
 
     def _reap(self, leases: Collection[str]) -> bool:
-        """Clean up after dead processes not checked before; return true if there are any."""
+        """Clean up after processes that have died; return true if there are any."""
         dead = [one for one in set(leases) - self._asked if not self._files.leases.is_held(one)]
         self._asked.update(leases)
         if dead:
-            with suppress(OSError):  # files not swept still need their reservations
+            with suppress(OSError):  # after a failed sweep, its files still need their reservations
                 self._reap_dead_leases(dead)
         return bool(dead)
 
@@ -256,7 +256,7 @@ class SharedUsage:
             try:
                 self._replica.publish(header, self._files.ledger, changes)
             except OSError as error:
-                # Without room for the ledger the header stays dirty: the next process recounts.
+                # Without room for the ledger the header stays dirty, so the next process recounts.
                 if error.errno not in FULL:
                     raise
         self._files.header.write(header)

@@ -1,4 +1,4 @@
-"""The chunks under one root; keeps the disk and the shared usage in agreement."""
+"""Stores chunks under a root, and keeps the shared usage in agreement with the disk."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class ChunkStore:
                 self._usage.sweep()
                 with (
                     self._usage.locked(),
-                    # If processes with a larger capacity fill the root, stores will be refused.
+                    # If processes with a larger capacity fill the root, only stores are refused.
                     suppress(TierCapacityError),
                 ):
                     self._remove_expired()
@@ -223,7 +223,7 @@ class ChunkStore:
             ]
 
     def usage(self) -> Usage:
-        """Return the usage of all namespaces under the root, by all processes."""
+        """Return the usage of all namespaces under the root."""
         with self._translating("readable"), self._call(), self._usage.locked():
             # The ledger does not show files that were removed by hand. Without a recount, their
             # bytes would stay counted.
@@ -370,8 +370,8 @@ class ChunkStore:
                 reserved.extend(keys)
 
             try:
-                # Reserve all at once: choosing victims costs about as much for one chunk as for
-                # many.
+                # Reserve all at once, because choosing victims for many chunks costs about as much
+                # as for one.
                 reserve(missing)
             except (OSError, TierCapacityError):
                 for key in missing:
@@ -511,7 +511,7 @@ class ChunkStore:
     def _verdict(
         self, key: OffloadKey, verdicts: Verdicts, ability: str, *, at_file: bool = False
     ) -> _Verdict:
-        """Turn the block's error into a key's verdict; ``at_file`` if the block uses the file."""
+        """Turn the block's error into a key's verdict; ``at_file`` is true if it uses the file."""
         return _Verdict(self._config.root, key, verdicts, ability, FAULTS if at_file else ())
 
     @contextmanager
@@ -536,7 +536,7 @@ class ChunkStore:
 
 
 class _Verdict:
-    """A context manager that turns an error into a verdict, twice as fast as a generator."""
+    """A context manager that turns an error into a verdict. A generator takes twice as long."""
 
     __slots__ = ("_ability", "_faults", "_key", "_root", "_verdicts")
 

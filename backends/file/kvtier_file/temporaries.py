@@ -64,7 +64,7 @@ class Temporaries:
             self._fd = None
 
     def adopt(self, name: str, directory_fd: int) -> bool:
-        """Move an evicted chunk's file here, as a spare; return false if that is not possible."""
+        """Move an evicted chunk's file here as a spare; return false if that is not possible."""
         # With ``sync``, a power failure might leave a file with its old name and new content.
         if self._sync:
             return False
@@ -100,7 +100,7 @@ class Temporaries:
         self, batch: Sequence[Transfer], times_ns: Sequence[int], *, direct: bool
     ) -> Sequence[str | None]:
         """Write transfers to files; return the files' names, ``None`` for chunks not written."""
-        # With ``sync``, waiting for the disk takes far longer than the calls that a batch saves.
+        # With ``sync``, a batch would save little, because waiting for the disk takes far longer.
         if compiled.batch_io is None or self._sync:
             return [None] * len(batch)
         files = tuple(
@@ -133,7 +133,7 @@ class Temporaries:
         try:
             directory_fd = self._open(create=False)
         except (FileNotFoundError, NotADirectoryError):
-            return  # missing on a full disk, or a foreign file
+            return  # a full disk had no room for it, or a foreign file has its name
         for name in os.listdir(directory_fd):
             match = _TEMPORARY.fullmatch(name)
             if match and not is_held(match[1]):
@@ -141,7 +141,7 @@ class Temporaries:
                     os.unlink(name, dir_fd=directory_fd)
 
     def probe(self, *, direct: bool) -> bool:
-        """Write, read and remove a page, by O_DIRECT if ``direct``; return true if it is intact."""
+        """Write a page and read it, with O_DIRECT if ``direct``; return true if that works."""
         name = self._names.new()
         directory_fd = self._open()
         # Anonymous memory is aligned to pages, as O_DIRECT requires.
@@ -159,7 +159,7 @@ class Temporaries:
                     os.unlink(name, dir_fd=directory_fd)
 
     def keeps_times(self, used_ns: int) -> bool:
-        """Return true if a file keeps its times, to the nanosecond, when it is read."""
+        """Return true if reading a file leaves its times unchanged to the nanosecond."""
         name = self.write([memoryview(b"times")], used_ns=used_ns)
         try:
             with ClosingFd(open_file(name, os.O_RDONLY | os.O_NOATIME, self._open())) as fd:

@@ -46,7 +46,7 @@ class FileTier(SecondaryTierManager):
         | Capability.NAMESPACES
     )
     alignment: ClassVar[int] = 4096
-    # Few large calls, because the compiled part spreads each over threads of its own.
+    # Use few large calls, because the compiled part spreads each call over its own threads.
     runner_defaults: ClassVar[Mapping[str, Any]] = {"max_batch": "32MiB", "concurrency": 4}
     contract_version: ClassVar[int] = 1
     config: FileTierConfig

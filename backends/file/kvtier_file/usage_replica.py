@@ -10,21 +10,21 @@ from kvtier_file.ledger import DELETED, EVICTED, Change, Ledger, LedgerDamagedEr
 from kvtier_file.shared_header import SharedHeader
 from kvtier_sdk import OffloadKey
 
-# A ledger is compacted once it is longer than this, and has grown by this factor since the last
-# compaction. Compactions must be rare: every process then reads the whole ledger under the lock.
+# A ledger is compacted once it has this length and has grown by this factor since the last time.
+# Compactions must be rare, because every process then reads the whole ledger under the lock.
 _MIN_COMPACTION_BYTES = 2**20
 _COMPACTION_GROWTH = 8
 
 
 class UsageReplica:
-    """A budget that follows the changes of all processes. Used under the shared lock."""
+    """A budget that follows the changes of all processes. Use it only under the shared lock."""
 
     def __init__(self, capacity_bytes: int | None, fingerprint: str) -> None:
         self.budget = Budget(capacity_bytes)
         self._fingerprint = fingerprint
         # True for evicted chunks, false for deleted chunks.
         self._removed: dict[OffloadKey, bool] = {}
-        # The ledger's generation, and the end of its part that the budget includes.
+        # The ledger's generation, and the offset up to which the budget includes its changes.
         self._generation: int | None = None
         self._end = 0
 
@@ -65,7 +65,7 @@ class UsageReplica:
                     removed[key] = size_bytes == EVICTED
 
     def publish(self, header: SharedHeader, ledger: Ledger, changes: Sequence[Change]) -> None:
-        """Append applied changes to the ledger, or compact it, and declare the header clean."""
+        """Append applied changes to the ledger or compact it, then declare the header clean."""
         limit_bytes = max(_MIN_COMPACTION_BYTES, _COMPACTION_GROWTH * header.compacted_bytes)
         if self._generation is None or header.ledger_bytes > limit_bytes:
             header.ledger_bytes = header.compacted_bytes = ledger.compact(self.budget)

@@ -124,7 +124,7 @@ def part(tmp_path_factory) -> ModuleType:
 
 @pytest.fixture(autouse=True)
 def without_compiled_part(request: pytest.FixtureRequest) -> None:
-    """Turn the compiled part off: a test can replace only the system calls that Python makes."""
+    """Turn the compiled part off, because a test can replace only Python's own system calls."""
     if "monkeypatch" in request.fixturenames:
         request.getfixturevalue("monkeypatch").setattr(compiled, "batch_io", None)
 
@@ -165,7 +165,7 @@ def mounted(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def on_disk(tmp_path: Path) -> Iterator[Path]:
-    """Mount a file system of 4 MiB from a file: there, unlike in tmpfs, directories take room."""
+    """Mount a file system of 4 MiB from a file, because directories take no room in a tmpfs."""
     image, at = tmp_path / "image", tmp_path / "on_disk"
     image.write_bytes(bytes(4 * 2**20))
     at.mkdir()

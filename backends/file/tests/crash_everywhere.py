@@ -1,4 +1,4 @@
-"""Kill a process at each system call of its stores; check that another process counts right.
+"""Kill a process at each system call of its stores; check the count of another process.
 
 Usage: crash_everywhere.py ROOT
 
@@ -70,7 +70,7 @@ def check(store: ChunkStore, bench: Workbench, last: int) -> None:
     files = list(bench.root.glob("*/??/*.kv"))
     assert (usage.chunks, usage.used_bytes) == (len(files), bench.stored_bytes()), where
     assert usage.used_bytes <= CAPACITY_CHUNKS * bench.object_bytes, where
-    # Nothing stays reserved for the dead process: a batch can fill the whole capacity.
+    # Nothing stays reserved for the dead process, so a batch can fill the whole capacity.
     verdicts = put(store, bench, *KEYS[:CAPACITY_CHUNKS])
     assert verdicts == [None] * CAPACITY_CHUNKS, (where, verdicts)
     loaded = [bench.empty(key) for key in KEYS[:CAPACITY_CHUNKS]]

@@ -197,7 +197,7 @@ async def test_a_batch_evicts_no_more_than_min_free_requires(small):
     tier = await small.open(min_free="512KiB")
     await fill(small, tier)
     assert await small.put(tier, *KEYS[:5]) == [None] * 5
-    # If the ledger has grown, its bytes cost a sixth chunk.
+    # If the ledger has grown, a sixth chunk is evicted to make room for it.
     assert len(small.removed) in {5, 6}
     assert free_bytes(small) >= 512 * 1024 - LEDGER_BYTES
 

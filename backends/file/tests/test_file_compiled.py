@@ -40,7 +40,7 @@ LIFETIMES = [
 
 
 class Twins:
-    """Two namespaces in the same state: one for the compiled part, one for the Python code."""
+    """Two namespaces in the same state, for the compiled part and for the Python code."""
 
     def __init__(self, root: Path, part: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
         self._part = part
@@ -71,7 +71,7 @@ class Twins:
             directory.lifetime = lifetime
 
     def arrange(self, state: Callable[[Path, Path, bytes], None]) -> None:
-        """Bring both namespaces into a state, beside a whole chunk; do not read their shards."""
+        """Store a whole chunk in both namespaces, and beside it a chunk's file in a given state."""
         for root in self.roots:
             for key in (KEY, NEIGHBOUR):
                 path = root / shard_of(key) / f"{key.hex()}.kv"

@@ -1,4 +1,4 @@
-"""Several tiers on one root, in one process, each with its own lease, lock and replica.
+"""Several tiers in one process share a root; each has its own lease, lock and replica.
 
 The tests with real processes are in ``test_file_processes.py``.
 """
@@ -26,7 +26,7 @@ KEYS = [index.to_bytes(20, "big") for index in range(60)]
 
 @pytest.fixture
 async def pair(make_bench):
-    """Return two benches on one root, each with its own reports of removals, like two processes."""
+    """Return two benches on one root. Like two processes, each has its own reports of removals."""
     return make_bench(), make_bench()
 
 

@@ -15,7 +15,7 @@ MARK = 0o640
 
 
 def mark(bench, *keys: bytes) -> None:
-    """Change the mode of chunks' files: the mode stays when a store writes over the file."""
+    """Change the mode of chunks' files. A store that overwrites a file keeps its mode."""
     for key in keys:
         bench.file(key).chmod(MARK)
 

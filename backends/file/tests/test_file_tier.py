@@ -41,7 +41,7 @@ async def test_fsync_syncs_data_and_names(bench, monkeypatch):
     synced.clear()
     assert await bench.put(tier, KEYS[0]) == [None]
     shard = bench.file(KEYS[0]).parent
-    # Synced in this order: the new shard's name, the temporary file's data, the chunk's name.
+    # The new shard's name is synced first, then the temporary file's data, then the chunk's name.
     assert synced[0] == str(bench.directory)
     assert "/tmp/" in synced[1]
     assert synced[2] == str(shard)

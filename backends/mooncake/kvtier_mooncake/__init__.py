@@ -1,4 +1,4 @@
-"""kvtier-mooncake: chunks as objects of a Mooncake Store, in the memory of many machines."""
+"""kvtier-mooncake stores chunks as objects of a Mooncake Store, in the memory of many machines."""
 
 from kvtier_mooncake.config import MooncakeTierConfig
 from kvtier_mooncake.tier import MooncakeTier

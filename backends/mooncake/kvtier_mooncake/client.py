@@ -1,4 +1,4 @@
-"""The client library: its late import, its limits, and its connection to the master."""
+"""Imports Mooncake's client library when it is needed, and connects clients to the master."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvtier_sdk import ConfigError, Region, TierError, TierUnavailableError
 
 # Size of the client's own buffer. Only objects that the store has moved to disk pass through it.
 _BUFFER_BYTES = 16 * 2**20
-#: Linux lists RDMA devices here.
+#: The directory in which Linux lists RDMA devices.
 _DEVICES = Path("/sys/class/infiniband")
 
 
@@ -42,7 +42,7 @@ def make_client(config: MooncakeTierConfig) -> tuple[Any, Any]:
 
 
 def reach_master(config: MooncakeTierConfig) -> str:
-    """Connect to the master, without the client's long retries; return our address."""
+    """Connect to the master without the client's long retries; return this machine's address."""
     try:
         with socket.create_connection((config.host, config.port), config.timeout_s) as connection:
             address: str = connection.getsockname()[0]
@@ -76,8 +76,7 @@ def connect(client: Any, config: MooncakeTierConfig, regions: Iterable[Region]) 
         raise TierUnavailableError(
             f"the client cannot be set up (status {status}); its log has why"
         )
-    # Register nothing for TCP: it needs no registration, and any peer could then read and write the
-    # memory.
+    # TCP needs no registration, and after a registration any peer could read and write the memory.
     for region in regions if config.protocol == "rdma" else ():
         if client.register_buffer(*region):
             raise TierError("the client cannot register the host pool; see 'ulimit -l'")

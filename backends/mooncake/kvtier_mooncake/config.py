@@ -57,7 +57,7 @@ class MooncakeTierConfig(TierConfig):
 
     @property
     def master(self) -> str:
-        """Host and port of the master, as the client expects them."""
+        """The master's host and port in the form that the client expects."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
 

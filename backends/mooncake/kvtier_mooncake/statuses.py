@@ -1,4 +1,4 @@
-"""The client's negative statuses, as errors."""
+"""Translation of the client's negative statuses to the SDK's errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chunks as objects of a Mooncake Store, moved directly between the slots and its nodes."""
+"""The Mooncake tier: moves chunks directly between the slots and the nodes of a store."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class MooncakeTier(SecondaryTierManager):
     config_model = MooncakeTierConfig
     locality = Locality.REMOTE
     capabilities = Capability.DELETE
-    # The client holds the interpreter lock during set-up and close, which can take seconds.
+    # The client holds the interpreter lock for seconds at set-up and close; the engine would wait.
     needs_process = True
     contract_version = 1
     config: MooncakeTierConfig
@@ -66,8 +66,8 @@ class MooncakeTier(SecondaryTierManager):
         await self._remove([transfer.key for transfer in batch if transfer.replace])
         statuses = await self._move("batch_put_from_multi_buffers", batch, self._replication)
         verdicts = [error_of(status) if status else None for status in statuses]
-        # Success proves nothing: the store reports it too while another writer of the key is
-        # unfinished or dead, and a full store may evict an unread object at once.
+        # Success proves nothing, because the store also reports it while another writer of the
+        # key is unfinished or dead, and because a full store may evict an unread object at once.
         stored = [at for at, verdict in enumerate(verdicts) if verdict is None]
         found = await self._contains([batch[at].key for at in stored])
         for at, one in zip(stored, found, strict=True):
@@ -80,7 +80,7 @@ class MooncakeTier(SecondaryTierManager):
         verdicts: list[TierError | None] = []
         for transfer, length in zip(batch, lengths, strict=True):
             if length in (TOO_LONG, TRANSFER_FAILED):
-                # The object has another length, or its node is dead; the size tells which.
+                # Either the object has another length or its node is dead. Its size tells which.
                 known = await self._call("get_size", self._name(transfer.key))
                 length = TRANSFER_FAILED if known == transfer.object_bytes else known
             verdicts.append(_verdict(length, transfer.object_bytes))
@@ -133,7 +133,7 @@ class MooncakeTier(SecondaryTierManager):
 
 
 def _verdict(length: int, object_bytes: int) -> TierError | None:
-    """Return the verdict on a load from its length, or its negative status."""
+    """Return the verdict on a load; ``length`` is the object's length or a negative status."""
     if length < 0:
         return error_of(length)
     if length != object_bytes:

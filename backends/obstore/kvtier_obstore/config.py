@@ -115,7 +115,7 @@ class ObstoreTierConfig(TierConfig):
         return f"{self.service}://{self.endpoint or ''}/{self.bucket}/{self.prefix}"
 
     def store_settings(self) -> dict[str, str]:
-        """Return obstore's settings for the bucket, secrets included, as they are now."""
+        """Return obstore's current settings for the bucket, including the secrets."""
         # Each chunk's header has a digest, so the request's signature need not cover the payload.
         settings = {"unsigned_payload": "true"} if self.service == "s3" else {}
         settings |= self.settings

@@ -1,4 +1,4 @@
-"""Translation of obstore's errors, mostly by their texts: most are of class ``GenericError``."""
+"""Translation of obstore's errors by their texts, because most are of class ``GenericError``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SettingError(TierUnavailableError):
 
 
 def first_line(error: BaseException) -> str:
-    """Return an error's first line; obstore prints a Rust value below."""
+    """Return an error's first line, because obstore appends the text of a Rust value."""
     return str(error).partition("\n")[0].strip()
 
 

@@ -1,4 +1,4 @@
-"""The tier: each chunk an object, moved by obstore."""
+"""The obstore tier: keeps each chunk as an object in a bucket."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class ObstoreTier(ChunkTierManager):
             raise ConfigError(str(error)) from None
 
     async def close(self) -> None:
-        self._made = None  # without a reference, obstore closes the store's connections
+        self._made = None  # dropping the last reference closes the store's connections
 
     async def contains_chunk(self, key: OffloadKey) -> bool:
         try:
@@ -138,7 +138,7 @@ class ObstoreTier(ChunkTierManager):
             while not task.done():
                 with suppress(asyncio.CancelledError):
                     await asyncio.wait([task])
-            task.exception()  # retrieved, or else asyncio would log it
+            task.exception()  # asyncio logs an exception that is never retrieved
             raise
 
     @staticmethod

@@ -19,7 +19,7 @@ ANONYMOUS = {"disable_oauth": True, "client_email": "", "private_key": "", "priv
 
 
 class OverAService(TierConformance):
-    """The kit's hooks, for a server and a separate client that a subclass provides."""
+    """Implements the kit's hooks with a server and a client that a subclass provides."""
 
     __test__ = False
     sequences = 5
@@ -107,7 +107,7 @@ class TestAzure(OverAService):
 
 
 class TestGoogle(OverAService):
-    """Google's XML protocol, of which the S3 server implements enough."""
+    """Google's XML protocol. The S3 server implements enough of it."""
 
     __test__ = True
 

@@ -1,4 +1,4 @@
-"""The obstore tier's error messages, secrets, TLS and cancellations: not tested by the kit."""
+"""The obstore tier's error messages, secrets, TLS and cancellations; the kit tests none of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kvtier-redis: chunks as values of a Redis or Valkey server, sentinel group, or cluster."""
+"""kvtier-redis stores chunks as values of a Redis or Valkey server, sentinel group, or cluster."""
 
 from kvtier_redis.config import RedisTierConfig
 from kvtier_redis.tier import RedisTier

@@ -21,7 +21,7 @@ _FOREIGN = frozenset("@/;, ")
 
 def _host(value: object) -> object:
     if isinstance(value, str) and not _is_host(value):
-        # The value is not shown: a URL given here by mistake may hold a password.
+        # Do not show the value, because a URL given here by mistake may hold a password.
         raise ValueError("this is not a host's name or address; the port is option 'port'")
     return value
 
@@ -168,7 +168,7 @@ class RedisTierConfig(ExpiringTierConfig):
         ``redis+unix:///run/redis.sock?db=1`` is the socket's.
         """
         if any("@" in name for name in url.options):
-            # Do not show the query: it may hold part of a password with a question mark.
+            # Do not show the query, because it may hold part of a password with a question mark.
             raise ConfigError(f"{url.scheme}: write '%3F' for '?' in a user or a password")
         given: dict[str, Any] = {
             "username": url.username or None,
@@ -188,7 +188,7 @@ class RedisTierConfig(ExpiringTierConfig):
                     f"{url.scheme}: takes a host; write two slashes, as in 'redis://kv-1:6379'"
                 )
             if db := url.path.strip("/"):
-                # Do not show the path: in a URL without its second slash, it may be a password.
+                # Do not show the path, because it may be a password if the URL lacks a slash.
                 if not db.isdigit():
                     raise ConfigError(f"{url.scheme}: option 'db': the path is not a number")
                 given["db"] = db

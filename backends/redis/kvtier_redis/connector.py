@@ -1,4 +1,4 @@
-"""Connections that are ready for requests: encrypted, signed in, the database chosen."""
+"""Opens connections and makes them ready for requests: TLS, sign-in, choice of the database."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def tls_context(config: RedisTierConfig) -> ssl.SSLContext | None:
 
 
 class Connector:
-    """A factory of connections that are ready for requests.
+    """Makes connections that are ready for requests.
 
     Attributes:
         reads_are_uses: true if a server refused ``CLIENT NO-TOUCH``, as before Redis 7.2, so that
@@ -84,7 +84,7 @@ class Connector:
         return connection
 
     async def tls_mismatch(self) -> TierError | None:
-        """Explain why a server is silent: it uses TLS but the options do not, or the reverse."""
+        """Return an error if the options and a silent server disagree about TLS, else ``None``."""
         if self._config.socket is not None:
             return None
         if self._tls:
@@ -144,7 +144,7 @@ class Connector:
             user = [config.username.encode()] if config.username else []
             steps.append([b"AUTH", *user, config.password.get_secret_value().encode()])
         if config.db or not steps:
-            # Send SELECT even for database 0, to get an answer: the kernel accepts connections for
-            # a server that hangs, and a server with too many clients refuses only a command.
+            # Send SELECT even for database 0, because only a reply shows that the server works. The
+            # kernel accepts connections for a hung server; a full server refuses only commands.
             steps.append([b"SELECT", b"%d" % config.db])
         return steps

@@ -140,7 +140,7 @@ class Dispatcher:
     async def _take_turns(
         self, pool: ConnectionPool[Connection], queue: deque[Exchange], turn: int
     ) -> TierError | None:
-        """Send requests from a shared queue; return the error that ended this early, if any."""
+        """Send requests from a shared queue until it is empty; stop at an error and return it."""
         # Stop at an error, so that an unreachable server is tried once, not once for each chunk.
         try:
             while queue:

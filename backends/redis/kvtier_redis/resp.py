@@ -1,4 +1,4 @@
-"""The part of Redis's protocol (RESP2) that commands about chunks need: commands out, replies in.
+"""The part of Redis's protocol (RESP2) that is needed for commands about chunks.
 
 Only the canonical form of an expected reply is accepted. Any other reply breaks the connection,
 since the beginning of the next reply is then unknown.
@@ -14,7 +14,7 @@ from enum import Enum, auto
 from kvtier_sdk import Connection, TierError, TierUnavailableError
 
 _END = b"\r\n"
-# Longer than any server's error message.
+# No server sends a longer error message.
 _LINE_LIMIT_BYTES = 4096
 _DIGITS_LIMIT = 19
 _NO_REPLY = "the server sent an invalid reply to a command about a chunk"
@@ -41,7 +41,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A reply: the text of its line, without the type character, or the length of a value."""
+    """A reply. ``text`` is its line without the type character, or the length of a value."""
 
     kind: Kind
     text: str = ""
@@ -109,8 +109,8 @@ async def run_some(connection: Connection, queue: deque[Exchange], most: int) ->
 
     A broken connection is closed. After a cancellation, nothing touches the buffers.
     """
-    # Requests for values go one at a time: with several under way, each system call would receive
-    # only a piece. The others are sent together, to save system calls.
+    # Send requests for values one at a time, because each system call would receive only a piece
+    # if several were under way. Send the others together, to save system calls.
     while queue and most:
         batch = [queue.popleft()]
         if not batch[0].target:
@@ -166,9 +166,9 @@ async def _receive_reply(connection: Connection) -> Reply:
 
 
 async def _receive_value(connection: Connection, target: Sequence[memoryview]) -> Reply:
-    """Receive a value into its buffers, or the reply that comes instead."""
-    # The line before a value is known from the expected length, so one system call can receive
-    # both. Another reply may overwrite the buffers, as a failed load may.
+    """Receive a value into its buffers; if another reply comes instead, return that reply."""
+    # The expected length determines the line before the value, so one system call can receive both.
+    # Any other reply lands in the buffers too; a failed load is allowed to overwrite them.
     value_bytes = sum(map(len, target))
     line = b"$%d\r\n" % value_bytes
     start, end = memoryview(bytearray(len(line))), memoryview(bytearray(len(_END)))

@@ -51,7 +51,7 @@ class Route(ABC):
         """Return the server that holds a key, as far as is known."""
 
     def suspect(self) -> None:
-        """Search for the servers in the background: a chunk was not where the route says."""
+        """Search for the servers in the background, because the known ones may be wrong."""
         return
 
     @abstractmethod
@@ -87,7 +87,7 @@ class Route(ABC):
             try:
                 value: bytes = await self._client.getrange(name, 0, _MOST_VALUE_BYTES)
             except ResponseError as error:
-                # Another application stored a key of another type (WRONGTYPE): not a value of ours.
+                # WRONGTYPE: another application has a list or hash there, so our value is absent.
                 if not str(error).startswith("WRONGTYPE"):
                     raise
                 return None
@@ -149,7 +149,7 @@ class _Moving(Route):
             self._is_in_doubt = False
             with suppress(TierError):
                 await self._find()
-            # Every batch reports a server that is down; the pause keeps searches rare.
+            # While a server is down, every batch asks for a search. The pause keeps searches rare.
             await self._clock.sleep(_FIND_PAUSE_S)
 
     async def close(self) -> None:
@@ -179,7 +179,7 @@ class OneServer(Route):
 
 
 class BehindSentinel(_Moving):
-    """The route to a master behind Sentinel, which is searched for again after a failover."""
+    """The route to a master that Sentinels name; finds the new master after a failover."""
 
     def __init__(self, config: RedisTierConfig, clock: Clock) -> None:
         assert config.sentinel is not None
@@ -214,7 +214,7 @@ class BehindSentinel(_Moving):
 
 
 class _Sentinels(Sentinel):
-    """redis-py's Sentinels, except that a refusal is not mistaken for an outage.
+    """redis-py's Sentinels, with a search that tells a refusal from an outage.
 
     Attributes:
         master: the last known master.
@@ -229,7 +229,7 @@ class _Sentinels(Sentinel):
 
     async def find_master(self, service_name: str) -> tuple[str, int]:
         failures: list[tuple[str, TierError]] = []
-        # Iterate over a copy: another search may change the list while a Sentinel is asked.
+        # Iterate over a copy, because another search may change the list meanwhile.
         for sentinel in list(self.sentinels):
             try:
                 with translated():
@@ -269,7 +269,7 @@ def _no_master(service: str, failures: Sequence[tuple[str, TierError]]) -> TierE
 
 
 class Cluster(_Moving):
-    """A Cluster, whose map of slots is read again after each change."""
+    """The routes in a Cluster's map of slots. The map is read again after each change."""
 
     is_cluster = True
 
@@ -303,7 +303,7 @@ class Cluster(_Moving):
 
 
 def open_route(config: RedisTierConfig, clock: Clock) -> Route:
-    """Make the route that the options describe, without connecting."""
+    """Make the route that the options describe, but do not connect."""
     if config.cluster:
         return Cluster(config, clock)
     return BehindSentinel(config, clock) if config.sentinel else OneServer(config)

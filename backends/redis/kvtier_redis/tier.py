@@ -1,4 +1,4 @@
-"""The Redis tier: its own connections for chunks and their keys, redis-py for the rest."""
+"""The Redis tier. Requests about chunks use its own connections, all others use redis-py."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from kvtier_sdk import (
 _TURN_BYTES = 2 * 2**20
 # Requests such as lookups are small, so more connections to a server add nothing.
 _COMMAND_CONNECTIONS = 4
-# Keys whose lengths a scan requests at a time.
+# The number of keys whose lengths a scan requests at once.
 _SCAN_BATCH = 500
 _LIMIT_ADVICE = (
     "set 'maxmemory' and 'maxmemory-policy allkeys-lru', in its configuration or by CONFIG SET"
@@ -142,7 +142,7 @@ class RedisTier(SecondaryTierManager):
         return verdicts
 
     async def _mark_young(self, keys: Sequence[OffloadKey], stored_s: float) -> None:
-        """Mark stored chunks: until the mark expires, uses extend the chunks' expiry."""
+        """Set the marks of stored chunks. Until a mark expires, uses extend its chunk's expiry."""
         # Mark chunks only after a store, since a chunk that was not replaced keeps its age. Without
         # a mark, uses extend nothing.
         if not self.config.young_ms:
@@ -157,7 +157,7 @@ class RedisTier(SecondaryTierManager):
 
     def _manifest_beside(self, exchanges: Sequence[Exchange]) -> list[Exchange]:
         """Add a write of the manifest, because the server may have lost it."""
-        # Write it only beside chunks for the same server, so that no batch waits for another node.
+        # Write the manifest only beside chunks for its server, so that no batch waits for another.
         name = self._names.manifest
         with suppress(TierError):
             server = self._route.server_of(name)
@@ -218,7 +218,7 @@ class RedisTier(SecondaryTierManager):
             yield entry
 
     async def namespaces(self) -> AsyncIterator[StoredNamespace]:
-        # Look at every key: the server may have evicted a manifest and kept its chunks.
+        # Look at every key, because the server may have evicted a manifest and kept its chunks.
         fingerprints: set[str] = set()
         async for name in self._route.names(self._names.root_pattern):
             fingerprint = self._names.fingerprint_in(name)
@@ -319,7 +319,7 @@ class RedisTier(SecondaryTierManager):
             raise error
 
     async def _explained(self, error: TierError, connector: Connector) -> TierError:
-        """Return an error of opening, naming the option that would help, if known."""
+        """Add the name of the option that would help, if it is known, to an error of opening."""
         if not error.retryable:
             return error
         mismatch = await connector.tls_mismatch()

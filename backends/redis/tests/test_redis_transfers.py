@@ -102,7 +102,7 @@ async def test_a_connection_that_idled_too_long_is_replaced(bench, server):
 
 async def test_a_connection_is_made_when_the_server_has_replied():
     config = TierSpec.from_url("redis:", connect_timeout="200ms").config
-    # The kernel accepts connections for a server that hangs.
+    # The kernel still accepts connections for a hung server, so only the reply is missing.
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
         pytest.raises(TierTimeoutError, match="no reply from 127.0.0.1:.* within 0.2 s"),

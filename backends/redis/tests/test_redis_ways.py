@@ -395,15 +395,15 @@ async def test_slots_that_move_are_followed(bench, start_cluster):
         if server.ask("DBSIZE") and server.ask("CLUSTER", "COUNTKEYSINSLOT", slot)
     ]
     target = (source + 1) % 3
-    # The slot is half-way: it is migrating, and this chunk has already moved.
+    # The slot is migrating, and this chunk has already moved.
     servers[target].ask("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[source])
     servers[source].ask("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[target])
     servers[source].ask("MIGRATE", "127.0.0.1", servers[target].port, name, 0, 5000)
-    assert await bench.loads(tier, key)  # ASK
+    assert await bench.loads(tier, key)  # the old node redirects this request (ASK)
     assert await bench.put(tier, key) == [None]
     for server in servers:
         server.ask("CLUSTER", "SETSLOT", slot, "NODE", ids[target])
-    assert await bench.loads(tier, key)  # MOVED
+    assert await bench.loads(tier, key)  # the old node redirects all requests (MOVED)
     assert await bench.put(tier, key) == [None]
     assert await bench.has(tier, key) == [True]
 

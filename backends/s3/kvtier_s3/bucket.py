@@ -1,4 +1,4 @@
-"""The bucket, through aiobotocore: its credentials, address, listing and deletion."""
+"""Uses aiobotocore to find a bucket's credentials and address, and to list and delete objects."""
 
 from __future__ import annotations
 
@@ -82,10 +82,10 @@ class StoredObject(NamedTuple):
 
 
 class Bucket:
-    """A bucket, through aiobotocore's client.
+    """A bucket, accessed through aiobotocore's client.
 
-    Requests to the bucket ignore the environment's proxies. Requests for credentials use them, as
-    all AWS tools do, since they go to other hosts.
+    Requests to the bucket ignore the environment's proxies. Credentials come from other hosts, so
+    requests for credentials use the proxies, as in all AWS tools.
     """
 
     #: Known once the bucket is open.
@@ -141,7 +141,7 @@ class Bucket:
 
     @property
     def unused_proxy(self) -> str | None:
-        """The environment's proxy variable for the bucket, which is ignored here, or ``None``."""
+        """The environment's proxy variable that the tier ignores, or ``None`` if none is set."""
         scheme = "https" if self.place.is_tls else "http"
         proxies = get_environ_proxies(f"{scheme}://{self.place.authority}")
         return f"{scheme.upper()}_PROXY" if scheme in proxies else None
@@ -223,7 +223,7 @@ class Bucket:
 
 @functools.cache
 def _models(data_path: str | None) -> Any:
-    """Read botocore's models of AWS's services, once, because this takes a tenth of a second."""
+    """Return a loader of botocore's models, whose cache saves a tenth of a second per tier."""
     return create_loader(data_path)
 
 

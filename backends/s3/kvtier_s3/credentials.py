@@ -17,10 +17,11 @@ _FIND_PAUSE_S = 0.5
 
 
 class CurrentCredentials(AioCredentials):  # type: ignore[misc]
-    """Credentials that are searched for again when the server has refused them.
+    """Holds the current credentials, and searches for others after the server has refused them.
 
     botocore and the requests for chunks sign with the same credentials, so a change applies to all
-    requests at once. Credentials in the options need no search: the runner reads their files again.
+    requests at once. Credentials in the options need no search, because the runner reads their
+    files again.
     """
 
     def __init__(self, config: S3TierConfig, clock: Clock, logger: logging.Logger) -> None:

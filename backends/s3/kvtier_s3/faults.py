@@ -29,7 +29,7 @@ class SettingError(TierError):
 
 
 class ObjectDeniedError(ChunkError, TierAuthError):
-    """The server denies access to an object, or to all objects: one request cannot tell."""
+    """The server denies access to an object, perhaps to all; one request cannot tell which."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The part of HTTP/1.1 that chunks need: one request, one response.
 
-The connection is closed after a response that does not give the end of its body: with a wrong
-guess, the next response would be read from the wrong byte.
+The connection is closed after a response that does not give the end of its body, because after a
+wrong guess the next response would be read from the wrong byte.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ async def request(
     *,
     has_body: bool = True,
 ) -> Response:
-    """Send a request and receive its response; a body as long as the target goes into it."""
+    """Send a request and receive its response. A body of the target's length fills the target."""
     # A server that refuses may respond before it has received the whole request.
     await connection.send(parts)
     status = 0
@@ -83,10 +83,10 @@ async def request(
 
 
 async def _receive_body(connection: Connection, length_bytes: int | None) -> bytes | None:
-    """Receive a body; ``None`` if it is too long, or ends only with the connection."""
+    """Receive a body; return ``None`` if it is too long or its length is unknown."""
     if length_bytes is None or length_bytes > _BODY_LIMIT_BYTES:
         return None
-    # Read up to one byte more than the length: if that byte comes, the length was wrong.
+    # Ask for one byte more than the length, to notice a body that is longer than that.
     body = bytearray(length_bytes + 1)
     rest: Sequence[memoryview] = [memoryview(body)]
     while sum(map(len, rest)) > 1:
@@ -140,7 +140,7 @@ def _nonsense(what: str) -> TierUnavailableError:
 
 
 def _parse_head(text: bytes) -> tuple[int, dict[str, str], bool]:
-    """Return status, headers, and true if the connection can serve another request."""
+    """Return the status, the headers, and true if the connection can serve another request."""
     first, *lines = text.decode("latin-1").split("\r\n")
     version, _, rest = first.partition(" ")
     status = rest[:3]

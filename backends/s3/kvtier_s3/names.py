@@ -52,5 +52,5 @@ class Names:
             key = bytes.fromhex(last.removesuffix(_SUFFIX))
         except ValueError:
             return None
-        # Compare the names: fromhex also accepts capitals and spaces, and the shard may be wrong.
+        # Compare the names, because fromhex accepts capitals and spaces and the shard may be wrong.
         return key if self.of(key) == name else None

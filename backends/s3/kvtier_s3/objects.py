@@ -1,4 +1,4 @@
-"""Reads and writes of a bucket's objects, over our own connections."""
+"""Reads and writes a bucket's objects over the tier's own connections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signatures of requests: AWS Signature Version 4, as far as chunks need it.
+"""Signs requests about chunks with AWS Signature Version 4.
 
 botocore's signer covers everything, but takes longer than the rest of a request. A test compares
 the signatures of both.

@@ -1,4 +1,4 @@
-"""Sweeps that keep a bucket's prefix within its limits: one process deletes the oldest chunks."""
+"""Keeps a bucket's prefix within its limits. At intervals, one process deletes old chunks."""
 
 from __future__ import annotations
 

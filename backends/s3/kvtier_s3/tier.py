@@ -1,4 +1,4 @@
-"""The S3 tier: its own connections for chunks, aiobotocore for other requests."""
+"""The S3 tier. Loads, stores and lookups use its own connections; aiobotocore does the rest."""
 
 from __future__ import annotations
 

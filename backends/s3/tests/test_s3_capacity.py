@@ -11,7 +11,7 @@ from kvtier_sdk import ConfigError
 KEYS = [index.to_bytes(20, "big") for index in range(20)]
 OFTEN = "100ms"
 
-# A process that opens the tier, prints a line, and sweeps until it is killed.
+# The program of a process that opens the tier, prints a line, and sweeps until it is killed.
 OWNER = """
 import asyncio, sys
 from support.workbench import Workbench

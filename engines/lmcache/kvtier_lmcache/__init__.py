@@ -1,4 +1,4 @@
-"""kvtier as an L2 adapter of LMCache, by configuration alone."""
+"""kvtier as an L2 adapter for LMCache, enabled through its configuration."""
 
 from kvtier_lmcache.adapter import KVTierL2Adapter
 from kvtier_lmcache.config import KVTierL2AdapterConfig

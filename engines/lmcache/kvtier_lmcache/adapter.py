@@ -1,4 +1,4 @@
-"""A kvtier tier as an L2 adapter of LMCache's storage manager."""
+"""Adapts a kvtier tier to LMCache's storage manager, as an L2 adapter."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _log = logging.getLogger("kvtier.lmcache")
 
 @dataclass(eq=False, slots=True)
 class _Task:
-    """A task of LMCache, of which ``open_parts`` parts are not done.
+    """A task of LMCache; ``open_parts`` counts the parts that have not ended.
 
     LMCache polls for the task's end. A deletion waits for ``ended``.
     """
@@ -79,8 +79,8 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     names the layout. Transfers read and write LMCache's L1 memory directly.
 
     LMCache reuses an object's memory as soon as the object's task is reported. So a load or a store
-    is reported only when its I/O has ended, which may be after its deadline if a backend hangs in a
-    system call.
+    is reported only when its I/O has ended. If a backend hangs in a system call, this can be after
+    the deadline.
 
     Args:
         config: the tier, and the options of the adapter.
@@ -105,7 +105,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         self._tiers: dict[tuple[str, ObjectLayout], ModelTier | None] = {}
         # The layout of a model's objects by rank and group, for lookups without a layout.
         self._layouts: dict[tuple[str, int, int], ObjectLayout] = {}
-        # The tenants' salts, by the digests in keys.
+        # The tenants' salts by their digests. Keys contain the digests.
         self._salts: dict[bytes, str] = {}
         with ExitStack() as stack:
             self._memory = l1_memory(l1_memory_desc)
@@ -150,7 +150,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     def submit_lookup_and_lock_task(
         self, keys: list[ObjectKey], group_layout_descs: dict[int, MemoryLayoutDesc]
     ) -> int:
-        """Look objects up without locking them: an object removed before its load is a miss."""
+        """Look objects up, but lock none, because a load of a removed object is only a miss."""
         given = {
             group: ObjectLayout.of(layout.shapes, layout.dtypes, self._serde)
             for group, layout in group_layout_descs.items()
@@ -241,7 +241,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         slots: list[int | None] = []
         for key, memory_object in zip(keys, objects, strict=True):
             meta = memory_object.meta
-            # LMCache's own benchmark gives a single shape.
+            # LMCache's own benchmark sets only the single shape and dtype.
             layout = ObjectLayout.of(
                 meta.shapes or [meta.shape], meta.dtypes or [meta.dtype], self._serde
             )

@@ -1,4 +1,4 @@
-"""LMCache's keys and layouts as keys and namespaces of kvtier."""
+"""Translates LMCache's keys and layouts to kvtier's keys and namespaces."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SALT_BYTES = 16
 
 
 class ObjectLayout(NamedTuple):
-    """The tensors of an object, one after the other, by dtype and shape."""
+    """The dtypes and shapes of an object's tensors, in order."""
 
     tensors: tuple[tuple[str, tuple[int, ...]], ...]
     size_bytes: int
@@ -56,7 +56,7 @@ def namespace_of(model: str, layout: ObjectLayout, declared: Mapping[str, Any]) 
 
 
 def offload_key(key: ObjectKey) -> OffloadKey:
-    """Return the key of an object, made of its chain hash, rank, salt and group."""
+    """Make the key of an object from its chain hash, rank, salt and group."""
     rank = key.kv_rank.to_bytes(_RANK_BYTES, "big")
     return make_offload_key(
         key.chunk_hash + rank + salt_digest(key.cache_salt), key.object_group_id

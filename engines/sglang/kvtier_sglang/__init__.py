@@ -1,4 +1,4 @@
-"""kvtier as a storage backend of SGLang's hierarchical cache, by configuration alone."""
+"""kvtier as a storage backend for SGLang's hierarchical cache, enabled by its configuration."""
 
 from kvtier_sglang.storage import KVTierHiCacheStorage
 

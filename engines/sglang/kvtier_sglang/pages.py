@@ -1,4 +1,4 @@
-"""The pages of SGLang's host pools as slots, in place or copied through our own memory."""
+"""Gives a tier the pages of SGLang's host pools, in place or copied through our own memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Pages(ABC):
     Attributes:
         memory: the slots, one for each part.
         parts: the number of parts of a page.
-        tokens: the number of tokens of a page, which is also its number of SGLang's indices.
+        tokens: the number of tokens of a page. SGLang passes one index for each token.
     """
 
     memory: PoolMemory

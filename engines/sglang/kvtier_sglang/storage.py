@@ -1,4 +1,4 @@
-"""A kvtier tier as a storage backend of SGLang's hierarchical cache."""
+"""Adapts a kvtier tier to SGLang's hierarchical cache, as a storage backend."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class KVTierHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
     memory, and the tier may run in its own process.
 
     SGLang calls from its own threads, and reuses a page's memory when a call returns. So a call
-    returns only when its I/O has ended, which may be after its deadline if a backend hangs in a
-    system call.
+    returns only when its I/O has ended. If a backend hangs in a system call, this can be after the
+    deadline.
 
     Args:
         storage_config: SGLang's configuration; ``extra_config`` has our option ``tier``.
@@ -114,13 +114,13 @@ class KVTierHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
     def batch_get_v2(
         self, transfers: list[PoolTransfer], extra_info: Any = None
     ) -> dict[str, list[bool]]:
-        """Load pages of several pools; return, by pool, true for each loaded page."""
+        """Load pages of several pools; return each pool's results, true for each loaded page."""
         return {t.name: self._move(_LOAD, t.name, t.keys, t.host_indices) for t in transfers}
 
     def batch_set_v2(
         self, transfers: list[PoolTransfer], extra_info: Any = None
     ) -> dict[str, list[bool]]:
-        """Store pages of several pools; return, by pool, true for each stored page."""
+        """Store pages of several pools; return each pool's results, true for each stored page."""
         return {t.name: self._move(_STORE, t.name, t.keys, t.host_indices) for t in transfers}
 
     # --- pages of keys and values ---------------------------------------------------------------
@@ -175,7 +175,7 @@ class KVTierHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
         target_locations: Any = None,
         target_sizes: Any = None,
     ) -> bool:
-        """Store flat pages; return true if all were stored. A failure removes no stored page."""
+        """Store flat pages; return true if all were stored. After a failure, stored pages stay."""
         return all(self._move_tensors(_STORE, keys, list(values or ())))
 
     def set(

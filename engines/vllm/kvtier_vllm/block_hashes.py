@@ -1,4 +1,4 @@
-"""A prompt's chunk keys, computed as vLLM computes them, but without vLLM."""
+"""Computes a prompt's chunk keys as vLLM does, but without vLLM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kvtier's worker behind vLLM's interface."""
+"""Adapts kvtier's worker to vLLM's interface."""
 
 from __future__ import annotations
 

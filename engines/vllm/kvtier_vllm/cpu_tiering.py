@@ -1,4 +1,4 @@
-"""vLLM's tiering on a CPU device, which vLLM's own spec refuses."""
+"""Runs vLLM's tiering on a CPU, which vLLM's own spec refuses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class KVTierCPUTieringSpec(TieringOffloadingSpec):  # type: ignore[misc]
 
     @property
     def slot_layout(self) -> str:
-        """The layout in which vLLM's or kvtier's worker fills the slots; part of the namespace."""
+        """The layout of the slots that vLLM's or kvtier's worker fills; a fact of the namespace."""
         return OUR_SLOTS if current_platform.is_cpu() else THEIR_SLOTS
 
     def get_manager(self) -> OffloadingManager:

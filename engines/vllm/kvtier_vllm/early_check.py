@@ -1,4 +1,4 @@
-"""Checks of an engine's configuration before vLLM starts a worker and loads a model."""
+"""Checks an engine's configuration before vLLM starts a worker and loads a model."""
 
 from __future__ import annotations
 

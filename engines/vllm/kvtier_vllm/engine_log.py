@@ -18,7 +18,7 @@ class _EngineLog(logging.Handler):
 
 def join_engine_log() -> None:
     """Log kvtier's lines through vLLM's handlers; call again when vLLM's level changes."""
-    # vLLM configures only its own logger.
+    # vLLM configures only its own logger, so kvtier's logger needs a handler.
     ours, engine = logging.getLogger("kvtier"), logging.getLogger("vllm")
     if engine.hasHandlers() and not ours.hasHandlers():
         ours.addHandler(_EngineLog(engine))

@@ -24,7 +24,7 @@ _log = logging.getLogger("kvtier.vllm")
 
 
 class Identity:
-    """An engine's namespace: expected when the engine starts, and certain after its first request.
+    """An engine's namespace, expected at the engine's start and certain after its first request.
 
     The seed of the chain hashes is unknown before the first request. Tiers are opened under the
     expected namespace, so that a wrong setting stops the engine at its start. If the actual seed

@@ -1,4 +1,4 @@
-"""kvtier's manager behind vLLM's interface."""
+"""Adapts kvtier's manager to vLLM's interface."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("kvtier.vllm")
 
-#: Opens a manager for a namespace with tiers. If the flag is false, the engine does not wait for
-#: the tiers to open.
+#: Opens a manager for a namespace with tiers. The flag is true if the engine waits until the tiers
+#: are open.
 MakeManager: TypeAlias = Callable[
     [Namespace, Sequence[TierSpec], bool], AbstractContextManager[TieringManager]
 ]
@@ -173,7 +173,7 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
         request = _of(req_context)
         if request.step != self._step:
             request.step = self._step
-            # A new first chunk needs a new lookup: the device now holds more of the prefix.
+            # A new first chunk needs a new lookup, because the device now holds more of the prefix.
             is_same = request.first == key
             request.first, request.retried = key, None
             request.is_waiting = is_same and self._manager.is_waiting(request.context)
@@ -264,12 +264,12 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
             self._reset_steps = self._steps_in_flight + 2
 
     def on_reset_flushed(self) -> None:
-        """Note that the copies from before a reset have ended; vLLM calls this since 0.33."""
+        """Record that the copies begun before a reset have ended. vLLM 0.33 and later call this."""
         self._manager.on_reset_flushed()
 
     @property
     def stats(self) -> list[TierStats]:
-        """Counters of the host pool, followed by each tier's; live objects, not copies."""
+        """The live counters of the host pool, followed by the live counters of each tier."""
         return self._manager.stats
 
     def usage(self) -> PoolUsage:

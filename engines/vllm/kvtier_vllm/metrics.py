@@ -48,7 +48,7 @@ def _definition(metric: Metric) -> OffloadingMetricMetadata:
 
 
 class StatsFeed:
-    """A converter from running totals to the increments that vLLM expects."""
+    """Converts running totals to the increments that vLLM expects."""
 
     def __init__(self) -> None:
         self._taken: dict[tuple[str, tuple[str, ...]], float | HistogramValue] = {}
@@ -61,7 +61,7 @@ class StatsFeed:
         for sample in metric_samples(stats, usage, zeros=not self._taken):
             name, labels, value = sample.metric.name, sample.labels, sample.value
             before = self._taken.get((name, labels))
-            # A first 0 counts as a change, because a series without a value does not exist.
+            # A first 0 counts as a change, because a series exists only once it has a value.
             if value == before:
                 continue
             self._taken[name, labels] = value

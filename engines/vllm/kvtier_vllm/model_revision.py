@@ -27,7 +27,7 @@ _PIECES, _PIECE_BYTES = 64, 4096
 
 
 def model_facts(model: str, hub_cache: Path, revision: str | None = None) -> dict[str, str | None]:
-    """Return facts that identify a model; its path only if nothing more reliable is known."""
+    """Return facts that identify a model; use its path only if nothing more reliable is known."""
     path = Path(model)
     if not path.exists():
         return _facts(model, revision or _commit(model, hub_cache))
@@ -115,7 +115,7 @@ def _snapshots(model: str, hub_cache: Path) -> list[Path]:
 
 
 def _are_one(snapshots: list[Path]) -> bool:
-    """Return true if all snapshots hold the same model: their links lead to the same blobs."""
+    """Return true if all snapshots link to the same blobs, and so hold the same model."""
     first, *others = [_files(snapshot, _CONFIGS + _WEIGHTS) for snapshot in snapshots]
     return all(map(_is_whole, snapshots)) and all(other == first for other in others)
 

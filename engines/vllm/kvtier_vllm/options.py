@@ -48,7 +48,7 @@ class GuestOptions(IdentityOptions):
 
     Attributes:
         verify: false switches digests off; for measurements and tests only.
-        shutdown_timeout_s: time to drain the tier, and again to close it.
+        shutdown_timeout_s: time limit for draining the tier, and the same limit for closing it.
     """
 
     verify: Flag = True

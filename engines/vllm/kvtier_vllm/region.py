@@ -1,4 +1,4 @@
-"""vLLM's shared memory with a host pool's leases, which count members and remove the memory's name.
+"""Adds leases to vLLM's shared memory, to count its members and to remove its name.
 
 vLLM itself leaves the name in /dev/shm until the process that created it exits normally, and does
 not tell which processes have mapped the memory.
@@ -40,7 +40,7 @@ class JoinedRegion(SharedOffloadRegion):  # type: ignore[misc]
 
 def enter(region: SharedOffloadRegion, workers: int, worker: int | None) -> ReplicaLease:
     """Join the replica that shares a region; the last member to join removes the region's name."""
-    # The last member to join removes the name, so vLLM's creator of the file must not do so.
+    # The last member to join removes the name, so vLLM must not remove it as the creator.
     region._creator = False
     return ReplicaLease.enter(region.fd, region.mmap_path, workers=workers, worker=worker)
 

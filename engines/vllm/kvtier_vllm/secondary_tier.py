@@ -1,4 +1,4 @@
-"""A kvtier tier under vLLM's own tiering manager."""
+"""Adapts a kvtier tier to vLLM's own tiering manager."""
 
 from __future__ import annotations
 
@@ -170,8 +170,8 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
             if not self._tier.takes_reads:
                 self._tier.drop_lookups(1)
                 return _MISS
-            # Answer at once only if no earlier chunk awaits its answer: after a miss, a loaded
-            # chunk would be useless.
+            # Answer at once only if no earlier chunk awaits its answer, because a chunk after a
+            # miss is useless.
             if not request.new and self._tier.knows(key):
                 request.answers[key] = True
                 return _HIT
@@ -247,7 +247,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
 
     @property
     def stats(self) -> TierStats:
-        """The tier's counters; a live object, not a copy."""
+        """The live counters of the tier."""
         return self._tier.stats
 
     @property

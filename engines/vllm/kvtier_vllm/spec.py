@@ -208,7 +208,7 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
             raise
 
     def _region(self, worker: int | None) -> JoinedRegion:
-        """Map vLLM's own shared memory, in the layout of vLLM's own copies."""
+        """Map vLLM's shared memory in the layout that vLLM's copies use."""
         return JoinedRegion(
             self.config.engine_id,
             self._layout.workers,

@@ -1,4 +1,4 @@
-"""A whole ``kv_transfer_config``, made and read without vLLM."""
+"""Makes and reads a whole ``kv_transfer_config`` without vLLM."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def _may_hold(module: str, class_name: str) -> bool:
 
 
 def _read_pool_bytes(value: Any) -> int:
-    """Read the size of vLLM's own pool as vLLM does, with ``int`` and so without units."""
+    """Read the size of vLLM's own pool as vLLM does: with ``int``, which accepts no units."""
     place = EXTRA_CONFIG.at("cpu_bytes_to_use")
     if value is None:
         raise ConfigError(f"{place} is missing")

@@ -38,7 +38,7 @@ class MemcachedTierConfig(kv.TierConfig):
 
 
 class MemcachedTier(kv.ChunkTierManager):
-    """Stores chunks as values of memcached servers, in pieces below their limit."""
+    """Stores each chunk on one memcached server, in pieces below the server's limit."""
 
     config_model = MemcachedTierConfig
     locality = kv.Locality.REMOTE
@@ -142,6 +142,6 @@ class MemcachedTier(kv.ChunkTierManager):
 
     def _server_of(self, name: str) -> str:
         # The names of a chunk's index and pieces begin alike, and only this beginning chooses the
-        # server: so all of them are found, or lost, together.
+        # server, so that a server holds either all of them or none.
         chunk = name.partition(".")[0]
         return max(self._pools, key=lambda s: hashlib.md5(f"{s} {chunk}".encode()).digest())

@@ -42,7 +42,7 @@ class ValueStore(Protocol):
 
 
 class _Index(NamedTuple):
-    """The value under an object's own name, which leads to its pieces."""
+    """The value under an object's own name. It leads to the object's pieces."""
 
     #: Random bytes of each store, part of the pieces' names.
     version: bytes

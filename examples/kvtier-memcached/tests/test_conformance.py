@@ -1,4 +1,4 @@
-"""The memcached tier meets the contract, on a real server, with chunks of several pieces."""
+"""The memcached tier meets the contract on a real server, with chunks of several pieces."""
 
 import hashlib
 

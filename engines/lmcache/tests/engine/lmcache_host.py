@@ -1,4 +1,4 @@
-"""LMCache's own storage manager with one of our tiers as its L2, in this process."""
+"""Runs LMCache's own storage manager in this process, with one of kvtier's tiers as its L2."""
 
 import argparse
 import hashlib

@@ -1,8 +1,8 @@
-"""SGLang's own tests of its Mooncake storage, run with kvtier's storage.
+"""Runs SGLang's own tests of its Mooncake storage with kvtier's storage instead.
 
-SGLang's wheel contains the tests. Left out are the tests of other backends, some of which need a
-service, and ``test_single_operation``, which passes addresses instead of tensors: only Mooncake's
-storage accepts those.
+SGLang's wheel contains the tests. The tests of other backends are left out, because some need a
+service. ``test_single_operation`` is left out, because it passes addresses instead of tensors, and
+only Mooncake's storage accepts those.
 """
 
 import importlib

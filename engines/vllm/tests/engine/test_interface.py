@@ -1,4 +1,4 @@
-"""The calls of vLLM's scheduler and workers, without an engine, on the next release too."""
+"""Calls of vLLM's scheduler and workers without an engine, on this and the next release of vLLM."""
 
 import inspect
 import json

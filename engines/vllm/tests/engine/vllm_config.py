@@ -1,4 +1,4 @@
-"""vLLM configurations as a spec receives them, built without an engine."""
+"""Builds vLLM configurations as a spec receives them, without an engine."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""A prompt's keys; ``engines/vllm/tests/engine`` compares them with the keys of vLLM itself."""
+"""The keys of a prompt. ``engines/vllm/tests/engine`` compares them with vLLM's own keys."""
 
 import hashlib
 import pickle
