@@ -74,7 +74,7 @@ class OfferedLoad(TierListener):
         self._tier.flush()
 
     def rest(self) -> tuple[int, float]:
-        """Stop offering, and wait for jobs; return the bytes moved and the seconds offered."""
+        """Wait for the jobs; return the bytes moved, and the seconds before this call."""
         moved_bytes, spent_s = self._moved_bytes, time.perf_counter() - self._begun_s
         while self._tier.jobs.unreleased:
             time.sleep(0.001)
@@ -139,7 +139,7 @@ def offered_apart(url: str, mb_per_s: float) -> Iterator[_Apart]:
 
 
 class _Apart:
-    """A handle of the other program: each message through the pipe starts or stops its load."""
+    """A handle of the other program, which starts or stops its load at each message."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
