@@ -1,4 +1,4 @@
-"""Detection of payload copies, by counts of moved and of allocated bytes."""
+"""Detects copies of payloads by counting moved and allocated bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _address_of(view: bytes | memoryview) -> int:
 
 
 class ByteLedger:
-    """A count of the bytes that vector calls move, inside and outside of transfers' buffers."""
+    """Counts the bytes that vector calls move, inside and outside of transfers' buffers."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *calls: str) -> None:
         self._spans: list[tuple[int, int]] = []

@@ -66,7 +66,7 @@ class Stream:
 
 
 class Event:
-    """An event that counts its recordings, and the recordings that its stream has reached."""
+    """Counts its recordings, and how many of them its stream has reached."""
 
     runtime: FakeCUDA
 

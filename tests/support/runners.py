@@ -1,4 +1,4 @@
-"""A tier whose options make it misbehave, in a thread or a process, and a rig around it."""
+"""A tier whose options make it misbehave, and a rig that runs it in a thread or a process."""
 
 from __future__ import annotations
 
@@ -89,8 +89,6 @@ AT_ATTEMPTS: dict[str, tuple[str, Callable[[int], object]]] = {
 
 
 class MisbehavingConfig(MemoryTierConfig):
-    """An action for each call, and the file of the tier's diary."""
-
     diary: str = "/dev/null"
     on_init: str = ""
     on_open: str = ""
@@ -103,9 +101,10 @@ class MisbehavingConfig(MemoryTierConfig):
 
 
 class MisbehavingTier(MemoryTier):
-    """A memory tier whose options make it hang, fail, crash or misbehave otherwise.
+    """A memory tier whose options make it hang, fail, crash or otherwise misbehave.
 
-    An option names an action of this module or a method. The diary survives the process.
+    Each ``on_`` option names an action, which ``_do`` or ``_act`` performs. The tier logs its calls in
+    the file ``diary``, which outlives its process.
     """
 
     config_model = MisbehavingConfig
@@ -188,7 +187,7 @@ class MisbehavingTier(MemoryTier):
         getattr(self, f"_{action}")()
 
     def _lose_patience(self) -> None:
-        """Let the tier's process count every call as hung for good at once."""
+        """Let the tier's process declare every call hung at once."""
         health._HANG_S = 1e-9
 
     def _miss_a_file(self) -> None:
@@ -255,7 +254,7 @@ class MisbehavingTier(MemoryTier):
             self._note(os.readlink(f"/proc/self/fd/{stream_fd}"))
 
     def _demand_secret(self) -> None:
-        """Refuse a secret that is not the one in a file beside the diary."""
+        """Refuse a secret that differs from the one in a file beside ``diary``."""
         self._note("asked")
         if (
             self.config.secret_key.get_secret_value()

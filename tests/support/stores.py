@@ -237,7 +237,7 @@ def _damage(files: Sequence[Path], chunk_bytes: int) -> None:
             (byte,) = file.read(1)
             file.seek(-1, os.SEEK_CUR)
             file.write(bytes([byte ^ 1]))
-        # Keep the times, as a disk's damage would.
+        # Keep the times, because damage on a disk would not change them.
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 

@@ -1,4 +1,4 @@
-"""The stand-in for an engine: a chat workload in real time, each call of the manager timed."""
+"""Stands in for an engine: plays chats in real time, and times each call of the manager."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Engine:
         outcome: Outcome,
     ) -> None:
         self.wall_us = array("d")
-        # Chunks announced as stored and not as removed, with the time of the announcement.
+        # Chunks announced as stored and not yet as removed, with the time of the announcement.
         self.announced: dict[OffloadKey, float] = {}
         self.began_s = -math.inf
         self.is_destroyed = False
@@ -49,7 +49,7 @@ class Engine:
         self._outcome = outcome
         self._content = ChunkContent(pool.chunk_bytes)
         self._active: list[Iterator[None]] = []
-        # The time at which each chunk was last written, and first stored.
+        # When each chunk was last written, and when it was first stored.
         self._written_s: dict[OffloadKey, float] = {}
         self._stored_s: dict[OffloadKey, float] = {}
         self._step_began_s = self._handed_over_s = 0.0

@@ -274,14 +274,14 @@ class FilePlace(Place):
 
     @contextmanager
     def directory_removed(self) -> Iterator[None]:
-        # The tier may create files in the directory meanwhile.
+        # Ignore errors, because the tier can create files in the directory meanwhile.
         shutil.rmtree(self._root, ignore_errors=True)
         yield
 
     @contextmanager
     def root_planted(self) -> Iterator[None]:
         planted = self._at / "planted"
-        with suppress(shutil.Error):  # a store may rename its file meanwhile
+        with suppress(shutil.Error):  # a store can rename its file meanwhile
             shutil.copytree(self._root, planted)
         for path in (planted, *planted.rglob("*")):
             if path.suffix == ".kv":
@@ -289,7 +289,7 @@ class FilePlace(Place):
             os.chown(path, _NOBODY, _NOBODY)
         former = self._root.rename(self._at / "former")
         planted.rename(self._root)
-        while former.exists():  # the tier may create files in the directory meanwhile
+        while former.exists():  # the tier can create files in it meanwhile
             shutil.rmtree(former, ignore_errors=True)
         yield
         shutil.rmtree(self._root)

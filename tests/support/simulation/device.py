@@ -26,7 +26,7 @@ class Copy:
 
 
 class Device:
-    """A device that moves real bytes, at moments that the seed chooses, and compares them."""
+    """Moves real bytes at moments that the seed chooses, and compares them."""
 
     def __init__(
         self,

@@ -52,11 +52,11 @@ class Rules:
         slots = world.plan.slots
         self._promotion_limit = slots - round(slots * world.plan.store_reserve)
         self._breach = world.breach
-        # The content of the primary tier by its events.
+        # The content of the primary tier according to its events.
         self._announced: set[OffloadKey] = set()
-        # The content of each secondary tier by its events.
+        # The content of each secondary tier according to its events.
         self._announced_below: dict[str, set[OffloadKey]] = defaultdict(set)
-        # Stores that resets withdrew, by tier.
+        # The number of stores that resets withdrew, by tier.
         self._withdrawn: Counter[int] = Counter()
         self._offered_again = self._inside.count_offers_again()
 
