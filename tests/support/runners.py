@@ -103,8 +103,8 @@ class MisbehavingConfig(MemoryTierConfig):
 class MisbehavingTier(MemoryTier):
     """A memory tier whose options make it hang, fail, crash or otherwise misbehave.
 
-    Each ``on_`` option names an action, which ``_do`` or ``_act`` performs. The tier logs its calls in
-    the file ``diary``, which outlives its process.
+    Each ``on_`` option names an action, which ``_do`` or ``_act`` performs. The file ``diary`` is a
+    log of the tier's calls, and outlives the tier's process.
     """
 
     config_model = MisbehavingConfig
