@@ -109,7 +109,7 @@ class ConnectorLoop:
             active = [serving for serving in active if next(serving, _FINISHED) is not _FINISHED]
 
     def costs(self) -> Iterator[Sample]:
-        """Yield the work per chunk, which all sides share, and the time per chunk in each call."""
+        """Yield the work per chunk, the same for all sides, and the time per chunk in each call."""
         for name, count in self._work.items():
             yield name, "a chunk", "", count / self._chunks
         for kind, us in self._meter.samples_us().items():

@@ -41,7 +41,7 @@ class OfferedLoad(TierListener):
     def __init__(self, url: str, runner: str, pool: HostPool, mb_per_s: float) -> None:
         self._bytes_per_s = mb_per_s * 1e6
         self._moved_bytes = 0
-        # Each run of the benchmark stores new chunks, because a tier may skip chunks that it has.
+        # Each run of the benchmark stores new chunks, because a tier can skip chunks that it has.
         numbers = itertools.count(time.time_ns())
         self._new_keys = (make_offload_key(number.to_bytes(8, "big") * 4) for number in numbers)
         self._stored = deque[bytes](maxlen=_FIRST_CHUNKS)

@@ -86,7 +86,7 @@ class VLLMSide:
 
 
 class SteppedTier(SecondaryTierManager):
-    """A dictionary of any size as a tier: answers lookups at once, and copies between the steps."""
+    """A tier in a dictionary, which answers lookups at once and copies between the steps."""
 
     medium = Medium.CPU
 

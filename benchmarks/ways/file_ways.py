@@ -1,4 +1,4 @@
-"""Files: the tier, vLLM's C extension, and plain vectored reads and writes."""
+"""The ways for files: the tier, vLLM's C extension, and plain vectored reads and writes."""
 
 from __future__ import annotations
 

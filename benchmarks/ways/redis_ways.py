@@ -1,4 +1,4 @@
-"""Redis: the tier, redis-py's plain calls, redis-benchmark."""
+"""The ways for Redis: the tier, redis-py's plain calls, and redis-benchmark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""S3: the tier, the obstore tier, obstore, and bare sockets to the same server."""
+"""The ways for S3: the tier, the obstore tier, obstore, and bare sockets to the same server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Docstrings as Markdown, for mkdocstrings: a griffe extension.
+"""A griffe extension that turns docstrings into Markdown for mkdocstrings.
 
 In a docstring, two backquotes mark code, a role such as ``:class:`` marks a name, and ``::`` marks
 a block of code. The comment ``#:`` above a constant is the constant's docstring. The docstring of a

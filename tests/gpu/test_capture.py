@@ -1,6 +1,6 @@
 """An engine polls during a graph capture, in the capturing thread or another.
 
-A driver may forbid the query for a copy's end during a capture. Then the capture is lost, or the
+Some drivers forbid the query for a copy's end during a capture. Then the capture is lost, or the
 job is reported as failed while its copy is still running.
 """
 

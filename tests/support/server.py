@@ -15,7 +15,7 @@ _PATIENCE_S = 30.0
 
 
 class ServerError(Exception):
-    """A server is missing or did not start; the message says why, with its log."""
+    """Raised if a server is missing or did not start; the message says why, with its log."""
 
 
 def free_port() -> int:

@@ -57,7 +57,7 @@ _KVTIER = (sys.executable, "-m", "kvtier_sdk.cli")
 
 
 class CannotHappenError(Exception):
-    """A fault cannot be made on this machine; the text says what is missing."""
+    """Raised if a fault cannot be made on this machine; the message says why."""
 
 
 class FlaggedClock(SystemClock):
@@ -395,5 +395,5 @@ def _forged(chunk: bytes) -> bytes:
     return fields + xxh3_64_digest(fields)[::-1] + chunk[64:header_bytes] + payload
 
 
-#: By the backend's name.
+#: The kinds of places, by the backend's name.
 PLACES: dict[str, type[Place]] = {"file": FilePlace, "redis": RedisPlace, "s3": S3Place}
