@@ -24,7 +24,7 @@ def test_submission(figure: Figure) -> None:
     blocks = random_blocks(2 * _RUNS, page_bytes)
     host = np.zeros((2 * _RUNS, page_bytes), np.uint8)
     chooser = np.random.default_rng(0)
-    # Use every second block, in random order, so that no two runs are neighbours and merged.
+    # Use every second block, in random order, so that no neighbouring runs are merged.
     ids, slots = 2 * chooser.permutation(_RUNS), 2 * chooser.permutation(_RUNS)
     with open_worker(blocks, host) as worker:
         for operation in ("store", "load"):

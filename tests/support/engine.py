@@ -210,7 +210,7 @@ def stored_below(engine: Engine, *keys: OffloadKey) -> None:
 
 
 def start_promotion(engine: Engine, key: OffloadKey) -> None:
-    """Store a chunk in the tiers only, and start its load for B, which the next step hands over."""
+    """Store a chunk in the tiers only, and start its load for B; the next step submits the load."""
     stored_below(engine, key)
     assert engine.look(B, key) == ["RETRY"]
     engine.step()

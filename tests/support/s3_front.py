@@ -6,7 +6,7 @@ reads each request to its end first, and passes requests on one by one. It also 
 that rclone lacks: conditional puts, and credentials that may not delete.
 
 It runs as a program in its own process, ``python s3_front.py PORT [BUCKETS]``; ``PORT`` is
-the server's.
+the port of the server.
 """
 
 from __future__ import annotations

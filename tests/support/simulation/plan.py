@@ -16,7 +16,7 @@ class TierPlan:
     # The tier evicts the least recently used chunk above this number; ``None`` is unlimited.
     capacity_chunks: int | None
     padded: bool  # the tier's buffers are longer than a chunk
-    latency_s: float  # the longest of a call without a fault
+    latency_s: float  # the longest duration of a call without a fault
     fault_rate: float  # fraction of the calls with a fault
     removals: float  # fraction of the steps in which the tier removes a chunk
     outages: float  # fraction of the steps in which an outage begins

@@ -56,7 +56,7 @@ class Rules:
         self._announced: set[OffloadKey] = set()
         # The content of each secondary tier according to its events.
         self._announced_below: dict[str, set[OffloadKey]] = defaultdict(set)
-        # The number of stores that resets withdrew, by tier.
+        # How many stores of each tier were withdrawn by resets.
         self._withdrawn: Counter[int] = Counter()
         self._offered_again = self._inside.count_offers_again()
 

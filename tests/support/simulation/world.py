@@ -280,7 +280,7 @@ class World:
         self.rules.check()
         if calm:
             self._run_tiers(_CALM_STEP_S)
-            # Excuse the longer steps, because a request's patience assumes steps of the plan's length.
+            # Excuse the excess, because a request's patience assumes steps of the plan's length.
             longer_s = max(0.0, _CALM_STEP_S - self.plan.step_s)
             self.engine.excuse(longer_s * len(self.runners))
         else:
