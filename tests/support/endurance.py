@@ -165,7 +165,7 @@ def faults(server: Server, root: Path, happened: Counter[str]) -> Iterator[None]
 
     def run() -> None:
         next_s = time.monotonic()
-        # The tier's process is killed rarely, since it is restarted more slowly after each death.
+        # Kill the tier's process rarely, because each restart waits longer than the one before.
         for fault in itertools.cycle([freeze, remove, kill, remove] * 10 + [kill_tier]):
             next_s = max(next_s + _FAULT_EVERY_S, time.monotonic())
             if over.wait(next_s - time.monotonic()):

@@ -1,4 +1,4 @@
-"""An operator's likeliest mistakes and a healthy start, each with the output of the start."""
+"""Captures the output of starts with an operator's likeliest mistakes, and of a healthy one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Invalid answers of a tier, each of a kind that an author's mistake causes."""
+"""Invalid answers of a tier, of the kinds that an author's mistakes cause."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class Proxy:
         self._open = asyncio.Event()
         self._open.set()
         self.connections = 0
-        #: Bytes that may still pass to the client and to the server; ``None`` is unlimited.
+        #: Bytes that can still pass to the client and to the server; ``None`` is unlimited.
         self.left_bytes: dict[str, int | None] = {"client": None, "server": None}
         #: The action at the limit: "hold" the bytes until :meth:`release`, "cut" both connections,
         #: or "reset" both.

@@ -271,7 +271,7 @@ class MisbehavingTier(MemoryTier):
             raise TierAuthError(f"ERR AUTH {secret} called without a password") from error
 
     def _wrap_secret(self) -> None:
-        """Raise an error whose text comes from an object inside it, which holds the secret."""
+        """Raise an error whose text comes from an inner object that holds the secret."""
 
         class WrapError(Exception):
             def __init__(self, inner: object) -> None:
@@ -307,7 +307,7 @@ class MisbehavingTier(MemoryTier):
         return self._past().split("\n").count("open")
 
     def _fail_differently(self) -> None:
-        """Refuse first, then raise the errors that would end an engine's start, and then open."""
+        """Refuse first, then raise the errors that would end an engine's start, then open."""
         actions = ["refuse", "expire", "misconfigure", "misbehave"]
         if self._attempts() <= len(actions):
             self._act(actions[self._attempts() - 1])

@@ -83,7 +83,7 @@ class Folder(Store):
         _plant(self._folder / fingerprint, manifest)
 
     def kill(self) -> None:
-        # Try repeatedly, since a tier may be writing below it.
+        # Try repeatedly, since a tier can be writing below it.
         while self._folder.is_dir():
             shutil.rmtree(self._folder, ignore_errors=True)
             # Put a file in its place, since the tier would recreate a missing root.

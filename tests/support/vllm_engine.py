@@ -111,7 +111,7 @@ def same(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> bool:
 
 
 def _logprobs(output: dict[str, Any]) -> list[float]:
-    # Sort by value, since of two equally likely tokens either may be the fifth.
+    # Sort by value, because either of two equally likely tokens can be the fifth.
     return [logprob for top in output["logprobs"] for logprob in sorted(value for _, value in top)]
 
 

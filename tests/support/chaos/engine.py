@@ -67,7 +67,7 @@ class Engine:
                 if len(self._active) < _MOST_ACTIVE:
                     self._active.append(self._serve(next(arrivals)))
             self._step()
-        # A hung call may outlive its job, and holds the slots until the call ends.
+        # Wait, because a hung call can outlive its job, and holds the slots until the call ends.
         end_s = time.monotonic() + _PATIENCE_S
         while self._active or any(self._manager.left_over().values()):
             self._step()
@@ -145,7 +145,7 @@ class Engine:
     ) -> int | None:
         """Look chunks up like vLLM's connector; return the hits, or ``None`` if some are pending.
 
-        ``pending`` lists the ends of the steps in which each chunk was pending.
+        ``pending`` lists, for each pending chunk, the ends of the steps in which it was pending.
         """
         hits, is_pending = 0, False
         for key in keys:

@@ -36,7 +36,7 @@ _TMPFS_BYTES = 64 * 2**20
 # Enough for the directories of a namespace, and some hundred chunks.
 _TMPFS_INODES = 700
 _NOBODY = 65534
-# Once the second model has this many chunks, its first request has been stored.
+# When the second model has this many chunks, its first request has been stored.
 _REQUEST_CHUNKS = 40
 _DISK_BYTES = 256 * 2**20
 _LINK_BYTES_PER_S = 1e6
@@ -250,7 +250,7 @@ class S3Place(ServedPlace):
 
 
 class FilePlace(Place):
-    """A directory; for a fault of the file system, it is on a file system of its own."""
+    """A directory, on a file system of its own if the fault is one of the file system."""
 
     def _prepare(self, directory: Path, fault: str) -> None:
         self._at = directory / "at"

@@ -1,4 +1,4 @@
-"""Plays one scenario: a workload runs, a fault begins and ends, and stored chunks are compared."""
+"""Plays a scenario: runs a workload, begins and ends a fault, and compares stored chunks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LOOKUP_DEADLINE_S = 0.1
 _NAMESPACE = Namespace({"engine": "chaos", "model": MODEL})
 #: After this time, a tier counts as lost.
 _PATIENCE_S = 60.0
-#: If a store is reported this soon after the chunks were destroyed, it may have ended before.
+#: A store reported this soon after the chunks were destroyed could have ended before that.
 _REPORT_DELAY_S = 0.5
 #: More requests than any scenario plays.
 _REQUESTS = 10_000

@@ -16,7 +16,7 @@ from pathlib import Path
 from support.fuzz.corpus import read_corpus, write_corpus
 
 _MAX_BYTES = 4096
-# Only short inputs are kept, and at most this many.
+# Keep only short inputs, and at most this many.
 _KEPT_BYTES = 600
 _KEPT = 60
 _INPUT_S = 10

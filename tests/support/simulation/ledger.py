@@ -374,7 +374,7 @@ class WatchedRunner(InlineRunner):
         self.discard()
 
     def discard(self) -> None:
-        """End hung calls, which may use their buffers until they end, and then the loop."""
+        """End hung calls, which can use their buffers until then, and then close the loop."""
         if self._event_loop.is_closed():
             return
         self._let_go()

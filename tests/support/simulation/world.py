@@ -89,7 +89,7 @@ class World:
             recompute_s=self.plan.recompute_s,
         )
         self.inside = Inside(self.manager)
-        # In some simulations only a few chunks may be looked up at once.
+        # In some simulations only a few chunks can be looked up at once.
         limited = random.Random(f"limit {seed}")
         if limited.random() < 0.3:
             self.inside.limit_lookups(limited.randint(1, 6))
