@@ -1,4 +1,4 @@
-"""The accelerator: copies between its memory and slots, which take time."""
+"""The accelerator, whose copies between its memory and slots take time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An engine's scheduler: requests that arrive, wait, load, store, are preempted, and end."""
+"""An engine's scheduler, whose requests arrive, wait, load, store, are preempted, and end."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class _Request:
 
 
 class Engine:
-    """An engine that drives the manager, and checks each of the manager's answers."""
+    """Drives the manager as an engine does, and checks each of the manager's answers."""
 
     def __init__(self, world: World) -> None:
         self.counts: Counter[str] = Counter()

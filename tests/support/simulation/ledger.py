@@ -203,7 +203,7 @@ class Ledger:
         )
 
     def _is_done(self, job: Job, index: int) -> bool:
-        """Return true if a chunk has arrived; the job may go on for other chunks."""
+        """Return true if a chunk has arrived, even if the job goes on for other chunks."""
         result = self._results.get(job.job_id)
         return result is not None and result.verdicts[index] is Verdict.OK
 

@@ -21,7 +21,7 @@ class TierPlan:
     removals: float  # fraction of the steps in which the tier removes a chunk
     outages: float  # fraction of the steps in which an outage begins
     stalls: float  # fraction of the steps in which the tier's loop stops for a few steps
-    breaks_contract: bool  # one call may return a wrong number of results
+    breaks_contract: bool  # one call can return a wrong number of results
     refused_openings: int  # failed attempts before the tier opens
 
     @property

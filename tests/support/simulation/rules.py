@@ -35,7 +35,7 @@ class _SlotUse:
 
 
 class Rules:
-    """A checker of all rules.
+    """Checks all rules.
 
     The manager is compared with the device's copies and bytes, with each tier's ledger and chunks,
     and with the policy's chunks.
