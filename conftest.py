@@ -1,7 +1,7 @@
-"""Rules for the tests of every package: Hypothesis's examples, and a checkout that stays clean.
+"""Rules for the tests of every package: Hypothesis's settings, and a checkout that stays clean.
 
-A busy machine is no reason to fail. Examples are the same in each run, so that a new failure comes
-from a change; ``make search`` looks for new ones.
+Hypothesis has no deadline, because the machine may be busy. It tries the same examples in each run,
+so that only a change can cause a new failure; ``make search`` tries other examples.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail where a test has left a file or a directory, which git does not show if it is empty."""
+    """Fail if a test has left a file or a directory; git does not show an empty directory."""
     if (before := session.config.stash.get(_BEFORE, None)) is not None:
         left = sorted(_names(session.config.rootpath) - before)
         session.config.stash[_LEFT] = left
@@ -49,7 +49,7 @@ def pytest_terminal_summary(
 
 
 def _names(root: Path) -> set[str]:
-    """All that lies in the checkout, by its path."""
+    """Return the path of each file and directory in the checkout, except caches."""
     found = set()
     for place, directories, files in os.walk(root):
         directories[:] = [name for name in directories if not _CACHES.match(name)]

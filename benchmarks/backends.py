@@ -1,4 +1,4 @@
-"""Throughput of each backend, beside a plain client and the limit.
+"""Measure the throughput of each backend, of a plain client and of the limit.
 
 Usage: python benchmarks/backends.py [--backend NAME ...] [--kib N ...] [--rounds N] ...
 
@@ -6,10 +6,10 @@ Starts its own servers on the loopback. The last way of each table is the limit:
 
     redis     redis-benchmark, with as many clients as the tier has connections
     file      preadv and pwritev of the same vectors into the same directory, from as many threads
-    s3        the same server's objects over bare sockets, requests signed beforehand
+    s3        the same server's objects over bare sockets, with requests signed in advance
     mooncake  the client's calls for one buffer a chunk, from as many threads
 
-A tier is called like a runner calls it: with batches of up to 8 MiB, as many at a time as the other
+A tier is called as a runner calls it: with batches of up to 8 MiB, as many at a time as the other
 ways have connections. The file tier is measured twice: alone, and as an engine uses it, in the
 engine's process and with digests on. Bytes are random, and are compared and removed after each way
 has moved them. Files bypass the page cache where the disk allows it. vLLM's C extension needs
@@ -30,8 +30,8 @@ from ways.way import Subject, Way, Work
 
 from kvtier_sdk.options.units import parse_bytes
 
-#: Subjects in the modules ``ways.<name>_ways``. A module imports other clients, so it is imported
-#: only if it is measured.
+#: Subjects, each in its module ``ways.<name>_ways``. A module is imported only if it is measured,
+#: because it imports other clients.
 SUBJECTS = {
     "file": "FileSubject",
     "redis": "RedisSubject",

@@ -1,4 +1,4 @@
-"""The scheduler side of vLLM's OffloadingConnector without an engine, to drive any manager.
+"""Drives any manager as the scheduler side of vLLM's OffloadingConnector does, without an engine.
 
 Each step makes the connector's calls in the connector's order:
 
@@ -9,7 +9,7 @@ Each step makes the connector's calls in the connector's order:
     4. the model runs; then ``complete_load`` and ``complete_store``, with sets of keys
 
 The manager's calls are measured. The model's run is not: it writes and compares the bytes in the
-slots. The side decides if the model also waits for the tiers.
+slots. Each side decides whether the model also waits for the tiers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FINISHED = object()
 
 
 class Side(Protocol):
-    """A manager behind a common interface that hides the manager's types and how it waits."""
+    """A common interface to different managers, which hides their types and how they wait."""
 
     hit: Any
     miss: Any
@@ -109,7 +109,7 @@ class ConnectorLoop:
             active = [serving for serving in active if next(serving, _FINISHED) is not _FINISHED]
 
     def costs(self) -> Iterator[Sample]:
-        """Yield the work per chunk, equal for all sides, and the time per chunk in each call."""
+        """Yield the work per chunk, the same for all sides, and the time per chunk in each call."""
         for name, count in self._work.items():
             yield name, "a chunk", "", count / self._chunks
         for kind, us in self._meter.samples_us().items():

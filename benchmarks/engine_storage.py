@@ -1,12 +1,12 @@
-"""MiB/s of an engine's own storages, beside kvtier's storages.
+"""Measure the MiB/s of an engine's own storages and of kvtier's.
 
 Usage, in the engine's environment: python benchmarks/engine_storage.py lmcache|sglang [--mib N] ...
 
 Each storage stores and loads one batch, called as the engine's own threads call it. A batch has new
-random bytes, which are all compared after the load. When a storage has had its turn, its files are
-unlinked and dirty pages are written back, so every store begins with an idle disk. A load reads the
-bytes of the preceding store: from the page cache, or from the disk in group "disk". CPU is the time
-of this process and of the tiers' processes, without servers. kvtier's storages check digests.
+random bytes, which are all compared after the load. After each storage, its files are unlinked and
+dirty pages are written back, so every store begins with an idle disk. A load reads the bytes of the
+preceding store from the page cache, or in group "disk" from the disk. CPU is the time of this
+process and of the tiers' processes, without servers. kvtier's storages check digests.
 """
 
 from __future__ import annotations

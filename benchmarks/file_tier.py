@@ -1,14 +1,14 @@
-"""Throughput of several processes that use the file tier below one root.
+"""Measure the throughput of several processes that use the file tier below one root.
 
 Usage: python benchmarks/file_tier.py [--root DIR] [--rounds N] [--total SIZE] ...
 
-Each measurement moves the same total of bytes, split among its processes. So the ratio to one
-process shows the price, or the gain, of sharing. Each round measures every way and every number of
+Each measurement moves the same number of bytes, split among its processes. So the ratio to one
+process shows the cost or the gain of sharing. Each round measures every way and every number of
 processes in turn, so that the machine's noise affects all of them. The tables show medians over the
 rounds. The ways:
 
     tier    FileTier, no capacity
-    evict   FileTier, with a capacity of half of the bytes written: most stores evict
+    evict   FileTier, with a capacity of half of the bytes written, so that most stores evict
     plain   the limit: files of the same length are only written, renamed and read
 
 MiB/s count payload and header; each ratio is to one process of the same way.
@@ -81,7 +81,7 @@ def main() -> None:
         )
         for way, processes in itertools.product(WAYS, arguments.processes):
             if (way, title) == ("evict", "load"):
-                continue  # half of the chunks have been evicted
+                continue  # half of the chunks have been evicted, so loads would miss
             rates = [pair[which] for pair in figures[way, processes]]
             alone = statistics.median(pair[which] for pair in figures[way, arguments.processes[0]])
             middle = statistics.median(rates)
@@ -192,7 +192,7 @@ async def _run(way: Way) -> None:
         sys.stdin.readline()
         start_s = time.perf_counter()
         await move()
-        # All processes of the machine share the clock of perf_counter.
+        # The parent can compare these times, since all processes share the clock of perf_counter.
         print(start_s, time.perf_counter(), flush=True)
     await way.close()
 

@@ -1,4 +1,4 @@
-"""Time to the first token, and answers from a damaged store: vLLM's file tier beside kvtier's.
+"""Compare vLLM's file tier and kvtier's: time to first token, and answers from a damaged store.
 
 Usage: .venv-vllm/bin/python benchmarks/first_token.py [--tokens N] [--rounds N] [--layers N]
 
@@ -32,7 +32,7 @@ from support.vllm_engine import (
     same,
 )
 
-#: A model whose keys and values take 4 KiB a layer and token, in float32.
+#: A model whose keys and values take 4 KiB per layer and token, in float32.
 SHAPE = {
     "hidden_size": 1024,
     "intermediate_size": 2816,
@@ -100,8 +100,8 @@ def offloading(name: str, root: Path) -> dict[str, Any]:
     way = OUR_MANAGER if name == OURS_B else OUR_TIERS
     ours = way.offloading(f"file://{root}", host_bytes=_POOL_BYTES) or {}
     if name == VLLM:
-        # vLLM's own spec does not run on a CPU. kvtier's spec differs only in the copies to the
-        # device.
+        # Use kvtier's spec, since vLLM's own does not run on a CPU. They differ only in the copies
+        # to the device.
         return {**ours, "secondary_tiers": [{"type": "fs", "root_dir": str(root)}]}
     return ours
 

@@ -1,17 +1,17 @@
-"""Cost of a working tier for an engine: the length of its steps with and without the tier.
+"""Measure how much longer an engine's steps take while a tier works.
 
-A thread plays the engine: steps of Python and torch, back to back. At each step the tier gets
-stores and loads in turn, of 2 MiB of random bytes each, as many as the rate requires. The ways:
+A thread plays the engine, with steps of Python and torch back to back. At each step the tier gets
+as many stores and loads, of 2 MiB of random bytes each, as the rate requires. The ways:
 
     process   the tier in a process of its own, the default for stores outside of the process
     thread    the tier in a thread of the engine's process
-    apart     the limit: another program moves the same bytes, which slows any engine on this
-              machine as much
+    apart     the limit: another program moves the same bytes, and the engine only shares the
+              machine with it
 
-p50 and p99 are ratios to steps without the load: a quarter of a second without the load precedes
-each quarter of a second with it. "longer" is the growth of the mean step. "running" is the part of
-this growth in which the step's thread ran; for the rest, the thread waited for a processor or for
-the interpreter lock.
+Each quarter of a second with the load follows one without it, and p50 and p99 are the ratios of
+the steps' times with and without the load. "longer" is the growth of the mean step. "running" is
+the part of this growth in which the step's thread ran; for the rest, the thread waited for a
+processor or for the interpreter lock.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _turn(
 
 
 class BusyEngine:
-    """A stand-in for an engine: does the same work in each step.
+    """A stand-in for an engine, which does the same work in each step.
 
     Half of the work is Python, as in a scheduler. The other half consists of small calls of torch.
     Each call releases the interpreter lock and acquires it again, as a kernel launch does.

@@ -41,7 +41,7 @@ class OfferedLoad(TierListener):
     def __init__(self, url: str, runner: str, pool: HostPool, mb_per_s: float) -> None:
         self._bytes_per_s = mb_per_s * 1e6
         self._moved_bytes = 0
-        # Each run of the benchmark stores new chunks, because a tier may skip chunks that it has.
+        # Each run of the benchmark stores new chunks, because a tier can skip chunks that it has.
         numbers = itertools.count(time.time_ns())
         self._new_keys = (make_offload_key(number.to_bytes(8, "big") * 4) for number in numbers)
         self._stored = deque[bytes](maxlen=_FIRST_CHUNKS)
@@ -74,7 +74,7 @@ class OfferedLoad(TierListener):
         self._tier.flush()
 
     def rest(self) -> tuple[int, float]:
-        """Stop offering, and wait for jobs; return the bytes moved and the seconds offered."""
+        """Wait for the jobs; return the bytes moved, and the seconds before this call."""
         moved_bytes, spent_s = self._moved_bytes, time.perf_counter() - self._begun_s
         while self._tier.jobs.unreleased:
             time.sleep(0.001)
@@ -139,7 +139,7 @@ def offered_apart(url: str, mb_per_s: float) -> Iterator[_Apart]:
 
 
 class _Apart:
-    """A handle of the other program: each message through the pipe starts or stops its load."""
+    """A handle of the other program, which starts or stops its load at each message."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe

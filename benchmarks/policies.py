@@ -1,13 +1,13 @@
-"""Hit rates of the eviction policies, beside the offline optimum.
+"""Measure the hit rates of the eviction policies and of the offline optimum.
 
 Usage: python benchmarks/policies.py [--trace FILE] [--slots N ...] [--requests N] [--seed N]
 
-Only the second half of a block-hash trace is counted, because policies may have been tuned on the
-first half, and learn during it. The pool keeps its content from the first half. Without a trace,
-generated workloads are played, each difficult for some policy. The optimum knows the future, and
-evicts the chunk that is next used last, or never again.
+Only the second half of a block-hash trace is counted. The first half fills the pool, lets policies
+learn, and may have been used to tune them. Without a trace, generated workloads are played, each of
+which is difficult for some policy. The optimum knows the future, and evicts the chunk whose next
+use is farthest away.
 
-The hits are those of ``kvtier replay`` without tiers, one request at a time. Each run gives the
+Hits are counted as by ``kvtier replay`` without tiers, one request at a time. Each run gives the
 same figures.
 """
 
@@ -68,7 +68,7 @@ def _rates(
 
 
 class _Optimum(EvictionPolicy):
-    """A policy that evicts the chunk that is next used last, or never again.
+    """A policy that evicts the chunk whose next use is farthest in the future.
 
     After L. Belady, "A study of replacement algorithms for a virtual-storage computer", 1966.
     """
@@ -82,8 +82,8 @@ class _Optimum(EvictionPolicy):
                 self._uses[key].append(number)
         # The number of the request that next uses each resident chunk.
         self._next: dict[OffloadKey, float] = {}
-        # A heap of the same numbers, the highest first, with some stale entries. Of the chunks that
-        # a request uses next, the prefix's end is evicted first, since it is noted first.
+        # A heap of the same numbers, highest first, with some stale entries. Of the chunks with
+        # equal numbers, the prefix's end is evicted first, because it is noted first.
         self._order: list[tuple[float, int, OffloadKey]] = []
         self._noted = 0
 

@@ -1,4 +1,4 @@
-"""Results of a benchmark as JSON: a value for each round, and a description of the machine."""
+"""Writes and reads a benchmark's results as JSON, with a description of the machine."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Series:
 
     @property
     def spread(self) -> str:
-        """Median and quartiles, ``0.95 (0.93-0.98)``; for a single value no quartiles."""
+        """The median with the quartiles, ``0.95 (0.93-0.98)``; a single value has no quartiles."""
         if len(self.values) == 1:
             return figure(self.median)
         low, high = self.quartiles
@@ -207,7 +207,7 @@ def _file_system(path: Path) -> str:
 
 
 def _busy() -> float:
-    """Measure the share of the CPU that other programs use while this benchmark rests."""
+    """Measure the fraction of CPU time that other programs use while this benchmark sleeps."""
 
     def ticks() -> tuple[int, int]:
         numbers = [int(text) for text in Path("/proc/stat").read_text().split()[1:9]]

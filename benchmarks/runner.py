@@ -58,7 +58,7 @@ class Benchmark:
         *,
         warm_up: bool = False,
     ) -> None:
-        """Measure each side once per round, another side first each time; print the figures.
+        """Measure each side once per round, in an order that rotates, and print the figures.
 
         Args:
             group: subject of the measurement.

@@ -1,4 +1,4 @@
-"""Cost of many slots, tiers and waiting requests, and of a start over a large root.
+"""Measure the cost of many slots, tiers and waiting requests, and of a start over a large root.
 
 Usage: python benchmarks/scale.py [SECTION ...] [--slots N ...] [--root DIR] ...
 
@@ -247,7 +247,7 @@ def _measure_answers(requests: int) -> Row:
 
 
 def _make_files(root: Path, files: int, object_bytes: int) -> None:
-    """Make sparse files as long as chunks."""
+    """Make sparse files, each with the length of a stored chunk."""
     directory = root / _NAMESPACE.fingerprint
     for shard in range(256):
         (directory / f"{shard:02x}").mkdir(parents=True, mode=0o700)
@@ -309,7 +309,7 @@ async def _start(root: str, files: int) -> Row:
 
 
 class _Keys(Iterator[list[bytes]]):
-    """An iterator over requests' keys, each as long as an engine's keys."""
+    """Iterates over requests, and makes keys for each; the keys are as long as an engine's."""
 
     def __init__(self) -> None:
         self._requests = 0
@@ -319,14 +319,14 @@ class _Keys(Iterator[list[bytes]]):
         return self.earlier(1)
 
     def earlier(self, requests: int) -> list[bytes]:
-        """Return the keys of an earlier request, ``requests`` before the next one."""
+        """Return the keys of the request made ``requests`` requests ago; 1 is the latest."""
         start = (self._requests - requests + 1) * _REQUEST_CHUNKS
         numbers = range(start, start + _REQUEST_CHUNKS)
         return [make_offload_key(number.to_bytes(32, "little")) for number in numbers]
 
 
 class _Meter:
-    """Samples of the CPU time that the calling thread spends in calls, by name."""
+    """Samples the calling thread's CPU time in calls, by name."""
 
     def __init__(self) -> None:
         self.samples: dict[str, list[float]] = defaultdict(list)
@@ -357,7 +357,7 @@ class _Meter:
 
 
 def _apart(measure: _Measure, *arguments: Any) -> Row:
-    """Measure in a new process, which excludes the memory of other measurements."""
+    """Measure in a new process, to exclude the memory of other measurements."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as processes:
         return processes.submit(measure, *arguments).result()

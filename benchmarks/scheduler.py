@@ -1,13 +1,13 @@
-"""Cost of the manager for the scheduler's thread, beside vLLM's own manager and without tiers.
+"""Measure the CPU time that kvtier's manager and vLLM's own cost the scheduler's thread.
 
 Usage: python benchmarks/scheduler.py [TRACE] [--rounds N] [--concurrency N ...]
 
 First the cost: CPU microseconds of the scheduler's thread per chunk, in the calls of vLLM's
 connector (see ``connector_loop.py``). The sides are the memory tier and no tier, both also with the
-policy ``lru``. If vllm is installed, there are two more: vLLM's tiering manager with a tier in
-memory. One answers from a thread, as vLLM's tiers for files and objects do. The other answers at
-once, the best case, which no real store offers. Between two steps the tiers finish all their jobs,
-so that all sides do the same work. All loaded bytes are compared.
+policy ``lru``. If vllm is installed, two more sides have vLLM's tiering manager with a tier in
+memory. One tier answers from a thread, as vLLM's tiers for files and objects do. The other answers
+at once, which is the best case; no real store does that. Between two steps the tiers finish all
+their jobs, so that all sides do the same work. All loaded bytes are compared.
 
 Then the interference: wall microseconds of a single call while the file tier writes as fast as it
 can, beside the same loop without tiers. Here the steps have a fixed length and do not wait for the
@@ -151,7 +151,7 @@ def _play(
 class KVTierSide:
     """``TieringManager`` with digests on, and with no tier or one tier in a thread.
 
-    The model runs for ``step_s``, or else until the tier has reported all jobs.
+    The model runs for ``step_s`` or, if that is ``None``, until the tier has reported all jobs.
     """
 
     hit = LookupResult.HIT

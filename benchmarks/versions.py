@@ -2,7 +2,7 @@
 
 Usage: python benchmarks/versions.py [--rounds N] OLD NEW BENCHMARK.py [OPTION ...]
 
-OLD and NEW are checkouts, or wheels, which are unpacked. In each round, each version runs this
+OLD and NEW are checkouts, or wheels to unpack. In each round, each version runs this
 checkout's benchmark in a process of its own.
 """
 

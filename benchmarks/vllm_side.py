@@ -54,7 +54,7 @@ class VLLMSide:
         self.manager = TieringOffloadingManager(primary, [self._tier])
 
     def context(self, request: ReplayRequest) -> ReqContext:
-        """Return a request's context as the connector makes it: its id, and the end of each key."""
+        """Return a request's context as the connector makes it: its id, and each key's position."""
         context = ReqContext(request.request_id)
         for position, key in enumerate(request.keys, 1):
             context.set_offload_key_position(OffloadKey(key), position)
@@ -86,7 +86,7 @@ class VLLMSide:
 
 
 class SteppedTier(SecondaryTierManager):
-    """A dictionary of any size as a tier: answers lookups at once, and copies between the steps."""
+    """A tier in a dictionary, which answers lookups at once and copies between the steps."""
 
     medium = Medium.CPU
 
@@ -95,7 +95,7 @@ class SteppedTier(SecondaryTierManager):
         self._slots = np.frombuffer(flat, np.uint8).reshape(-1, self.block_size_bytes)
         self._objects: dict[OffloadKey, np.ndarray] = {}
         self._waiting: list[TransferJob] = []
-        # Results not polled yet. A deque is safe: one thread appends and another removes.
+        # Results not polled yet, in a deque, since one thread appends while another removes.
         self._finished: deque[JobResult] = deque()
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
@@ -192,7 +192,7 @@ class _Lookups(AsyncLookupManager):
         return [key in self._objects for key in keys]
 
     def are_answered(self) -> bool:
-        """Return true if the last flush is answered: all of its answers arrive as one item."""
+        """Return true if the last flush is answered, whose answers all arrive as one item."""
         return self._pending_results.qsize() > 0 or not any(
             state.phase is LookupPhase.IN_FLIGHT for state in self._lookup_state.values()
         )

@@ -1,6 +1,6 @@
 """The common code of the scripts that make virtual environments for engines on a CPU.
 
-An environment that is up to date is not changed: stamps in it record what it was made from.
+An environment that is up to date is not changed; stamps in it record its sources.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def our_packages() -> list[Path]:
 
 
 def install_ours(pip: Pip) -> None:
-    """Install this repository's packages, editable, with their tests' servers and peers."""
+    """Install this repository's packages in editable mode, with their tests' servers and peers."""
     own = [".[testing]", *map(str, our_packages()), "examples/kvtier-memcached"]
     packages = [part for package in own for part in ("-e", package)]
     lines = DEVELOPMENT.read_text().splitlines()

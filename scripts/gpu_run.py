@@ -29,7 +29,7 @@ PYTEST = [
     *("-c", os.devnull, "--rootdir", str(HERE), "--confcutdir", str(TESTS)),
     *("-o", "markers=gpu", "-o", "junit_family=xunit1"),
 ]
-#: The time limit of each check in seconds. A driver's call may hang; then the check is killed.
+#: The time limit of each check in seconds; a longer check is killed, since a driver can hang.
 LIMITS_S = {
     "machine": 60,
     "registration": 60,

@@ -3,7 +3,7 @@
     python3 scripts/vllm_next.py .venv-vllm
 
 The release's Python files are unpacked beside the environment and come first on its path. Their
-dependencies come from the environment. No engine runs in this way, but classes, signatures,
+dependencies come from the environment. No engine can run like this, but classes, signatures,
 registration and the scheduler's side can be checked. The release's large wheel is kept in the
 environment's directory for the next run.
 """

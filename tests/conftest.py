@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.engine import A, B, Engine
 
-# A shell's background job and its children ignore Ctrl-C, which some tests send.
+# In a shell's background job Ctrl-C is ignored, but some tests send it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

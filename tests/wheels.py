@@ -95,7 +95,7 @@ def test(
     python = str(environment / "bin" / "python")
     core, *others = wheels
     pip = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check"]
-    # Use the version that is installed here: the newest torch may be a GPU build of gigabytes.
+    # Use the version installed here, because the newest torch can be a GPU build of gigabytes.
     torch = f"torch=={version('torch').partition('+')[0]}"
     install = ["install", "--quiet", "--no-compile", f"{core}[{_EXTRAS}]", torch]
     # Tests also need pytest-xdist, rclone as an S3 server, and Mooncake's client and server.

@@ -164,7 +164,7 @@ def _table(lines: Sequence[Sequence[str]]) -> str:
 
 
 def compared(ways: Sequence[Way]) -> list[Way]:
-    """Return the ways to compare kvtier with: the nearest peer, and the limit."""
+    """Return the nearest peer and the limit, with which kvtier is compared."""
     peer = "vllm" if any(way.role == "vllm" for way in ways) else "client"
     return [way for way in ways if way.role in (peer, "limit")]
 

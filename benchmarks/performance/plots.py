@@ -47,7 +47,7 @@ def draw(section: Section, figures: Figures, scheme: str, file: Path) -> None:
         "svg.hashsalt": section.name,
         "svg.fonttype": "none",
         "font.family": "sans-serif",
-        # The list is written into each text; matplotlib measures texts with the first font.
+        # All names are written into the SVG; matplotlib measures texts with the first font.
         "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial"],
         "font.size": 10,
         "text.color": colours["text"],

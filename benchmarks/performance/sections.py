@@ -36,7 +36,7 @@ class Run:
 
 
 class Way(NamedTuple):
-    """A way to do the work, in a plot and a table.
+    """A way to do the work, with its names in plots and tables.
 
     Attributes:
         role: ``kvtier``, ``variant`` (kvtier with other options), ``vllm``, ``client`` or
@@ -68,7 +68,7 @@ class Panel:
         ways: the compared ways. The first is kvtier; its ratio to each peer and limit is shown.
         cases: the cases to show; empty for all that were measured.
         start: start of the axis and its bars.
-        glance: cases in the table at a glance and in the README, with their words.
+        glance: cases in the table at a glance and in the README, with their names there.
     """
 
     title: str
@@ -130,7 +130,7 @@ class Section:
         return " ".join(filter(None, said))
 
     def legend(self) -> dict[str, str]:
-        """Return the labels of each role's ways in the plot."""
+        """Map each role to its text in the legend, which names the role's ways."""
         names: dict[str, dict[str, None]] = {}
         for way in (way for panel in self.panels for way in panel.ways):
             names.setdefault(way.role, {})[way.shown.replace("`", "")] = None
@@ -141,7 +141,7 @@ class Section:
 
 
 def _value(figures: Figures, panels: Sequence[Panel], wanted: str) -> str | None:
-    """Return the text for a placeholder in an answer; ``None`` if it was not measured."""
+    """Return the text for a placeholder in an answer; ``None`` without a measured figure."""
     where, case, *ways = wanted.split(":")
     if not where.isdecimal():
         groups = dict.fromkeys(one.group for one in figures.series(where))
@@ -312,7 +312,7 @@ FILES = Section(
 
 # --- network ----------------------------------------------------------------------------------
 
-#: Title, client and limit.
+#: The title, the client and the limit of each backend.
 _STORES = {
     "redis": ("Redis", "redis-py", "redis-benchmark"),
     "s3": ("S3", "obstore", "bare sockets"),
@@ -493,7 +493,7 @@ SCALE = Section(
 def _engine_section(
     engine: str, title: str, question: str, groups: Mapping[str, tuple[str, Sequence[Way]]]
 ) -> Section:
-    """Return the section of a benchmark of an engine's own storages."""
+    """Return the section that compares an engine's own storages with kvtier's."""
     name = engine.lower()
     command = f"engine_storage.py {name}"
     return Section(

@@ -1,4 +1,4 @@
-"""The whole of kvtier as an engine uses it: a tier behind its client and runner, with digests."""
+"""All of kvtier, as an engine uses it: a tier behind its client and runner, with digests."""
 
 from __future__ import annotations
 

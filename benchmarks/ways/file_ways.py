@@ -1,4 +1,4 @@
-"""Files: the tier, vLLM's C extension, and plain vectored reads and writes."""
+"""The ways for files: the tier, vLLM's C extension, and plain vectored reads and writes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ways.engine_way import EngineWay
 from ways.tier_way import TierWay
 from ways.way import Subject, Way, Work
 
-# The extension may be missing; the table then leaves it out.
+# Without the extension, the table leaves it out.
 try:
     from vllm import fs_io_C as vllm_io
 except ImportError:
@@ -22,7 +22,7 @@ except ImportError:
 
 
 class PlainFiles(Way):
-    """The limit: ``pwritev`` and a rename, and ``preadv``, past the page cache where possible."""
+    """The limit: ``pwritev`` and a rename, or ``preadv``, without the page cache if possible."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""LMCache's own adapters and kvtier's, over one L1 that LMCache's command line configures."""
+"""LMCache's own adapters and kvtier's, over one L1 configured by LMCache's command line."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def storages(folder: Path, batch_bytes: int, stack: ExitStack) -> dict[str, dict
 
 
 class _Adapter(Storage):
-    """An adapter, called like LMCache's controllers call it: one task for all objects."""
+    """An adapter, called with one task for all objects, as LMCache's controllers call it."""
 
     object_bytes = _OBJECT_BYTES
 

@@ -1,4 +1,4 @@
-"""Mooncake: the tier, and the plain calls of Mooncake's client."""
+"""The ways for Mooncake: the tier, and the plain calls of Mooncake's client."""
 
 from __future__ import annotations
 

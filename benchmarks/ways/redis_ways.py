@@ -1,4 +1,4 @@
-"""Redis: the tier, redis-py's plain calls, redis-benchmark."""
+"""The ways for Redis: the tier, redis-py's plain calls, and redis-benchmark."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class RedisBenchmark(Way):
         self._server = server
 
     async def open(self) -> None:
-        # redis-benchmark gets random keys, and would miss the keys that it has not set.
+        # redis-benchmark reads random keys, so set all keys first, or some reads would miss.
         for number, value in enumerate(self.work.values):
             self._server.ask("SET", f"key:{number:012}", value)
 

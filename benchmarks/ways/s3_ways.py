@@ -1,4 +1,4 @@
-"""S3: the tier, the obstore tier, obstore, and bare sockets to the same server."""
+"""The ways for S3: the tier, the obstore tier, obstore, and bare sockets to the same server."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Obstore(ClientWay):
             access_key_id=ACCESS_KEY_ID,
             secret_access_key=SECRET_ACCESS_KEY,
             region=REGION,
-            # Like the tier, sign no payloads: a digest costs more than the rest of a request.
+            # Like the tier, sign no payloads, since a digest costs more than the rest of a request.
             unsigned_payload=True,
             client_options={"allow_http": True, **client},
         )

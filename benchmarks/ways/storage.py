@@ -9,7 +9,7 @@ import torch
 
 
 class Storage(ABC):
-    """A storage, and the engine's memory of one batch: source of stores, destination of loads."""
+    """A storage, and the memory from which it stores a batch and into which it loads one."""
 
     #: Length of a stored object; shorter files hold no object.
     object_bytes: int

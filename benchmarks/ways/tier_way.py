@@ -1,4 +1,4 @@
-"""A tier alone, called like a runner calls it."""
+"""A tier alone, called as a runner calls it."""
 
 from __future__ import annotations
 

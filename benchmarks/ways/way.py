@@ -185,7 +185,7 @@ class Way(ABC):
 
 
 class ClientWay(Way):
-    """A client with values of its own in place of slots, ``at_a_time`` values at once."""
+    """A client that moves values of its own instead of slots, ``at_a_time`` values at once."""
 
     async def store(self) -> None:
         values, keys = self.work.values, self.work.keys
@@ -198,7 +198,7 @@ class ClientWay(Way):
         await self.work.each(lambda number: self.get(number % keys), range(self.work.chunks))
 
     async def check(self) -> None:
-        """Load everything once more to compare it: the measured load keeps no values."""
+        """Load everything once more to compare it, since the measured load keeps no values."""
 
         async def compare(number: int) -> None:
             value = memoryview(await self.get(number))

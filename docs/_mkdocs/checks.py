@@ -1,6 +1,6 @@
 """A hook that checks the finished pages for faults that mkdocs's strict build does not see.
 
-No page may load anything from another host or show the markup of a docstring.
+A page must not load anything from another host, or show the markup of a docstring.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Docstrings as Markdown, for mkdocstrings: a griffe extension.
+"""A griffe extension that turns docstrings into Markdown for mkdocstrings.
 
 In a docstring, two backquotes mark code, a role such as ``:class:`` marks a name, and ``::`` marks
 a block of code. The comment ``#:`` above a constant is the constant's docstring. The docstring of a
@@ -80,9 +80,9 @@ def _fenced(block: re.Match[str]) -> str:
 
 
 def _reference(name: str, last: bool, owner: griffe.Object) -> str:
-    """Return a cross-reference to a name, or code for a name of Python's own.
+    """Return a cross-reference to a name, or only code if the name belongs to Python.
 
-    An unknown name stays a cross-reference, which fails a strict build.
+    An unknown name stays a cross-reference, so that a strict build fails.
     """
     shown = name.rpartition(".")[2] if last else name
     path = _path_of(name, owner)

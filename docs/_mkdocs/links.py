@@ -15,7 +15,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[2]
-#: The names in the site of pages outside of ``docs/``.
+#: The files outside of ``docs/`` that are pages, with their names in the site.
 OUTSIDE = {
     "README.md": "start.md",
     "CONTRIBUTING.md": "contributing.md",

@@ -1,6 +1,6 @@
 """Faults of real servers and file systems under load, with the tier in a thread or a process.
 
-The scenarios outside ``ALWAYS`` run in ``make chaos`` only.
+Only ``make chaos`` runs the scenarios outside ``ALWAYS``.
 """
 
 from __future__ import annotations

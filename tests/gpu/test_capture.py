@@ -1,6 +1,6 @@
 """An engine polls during a graph capture, in the capturing thread or another.
 
-A driver may forbid the query for a copy's end during a capture. Then the capture is lost, or the
+Some drivers forbid the query for a copy's end during a capture. Then the capture is lost, or the
 job is reported as failed while its copy is still running.
 """
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(not has_device(), reason="only a device captures
 def test_capture(figure: Figure) -> None:
     blocks = random_blocks(4, MIB)
     host = np.zeros((4, MIB), np.uint8)
-    # Launch the kernel once before the capture, which forbids the loading at a first launch.
+    # Launch once before the capture: a first launch loads the kernel, which a capture forbids.
     blocks[1].fill_(3)
     synchronize()
     with open_worker(blocks, host) as worker:

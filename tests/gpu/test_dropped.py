@@ -28,7 +28,7 @@ def test_dropped(figure: Figure) -> None:
     """Drop a worker during a store; then copy to its memory, and to new memory at its address.
 
     If registered memory is freed, the driver keeps its pages. Copies to a later mapping at the same
-    address may then go to the old pages. So a dropped worker keeps its memory until its copies have
+    address can then go to the old pages. So a dropped worker keeps its memory until its copies have
     ended, and then unregisters the memory.
     """
     blocks = random_blocks(_BLOCKS, MIB)

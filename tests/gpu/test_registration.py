@@ -1,4 +1,4 @@
-"""Registration of a pool's memory with the driver, and its duration."""
+"""The driver registers a pool's memory; the duration is reported."""
 
 from __future__ import annotations
 

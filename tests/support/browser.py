@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 _TIMEOUT_S = 60.0
-#: The browser runs without a graphics card, and as root in a container.
+#: These options let the browser run without a graphics card, and as root in a container.
 _FLAGS = (
     "--headless=new",
     "--remote-debugging-pipe",
@@ -27,7 +27,7 @@ _FLAGS = (
 
 @contextmanager
 def open_browser(profile: Path) -> Iterator[Browser]:
-    # It reads commands from descriptor 3, and writes replies and events to 4.
+    # The browser reads commands from descriptor 3, and writes replies and events to 4.
     theirs_in, ours_out = os.pipe()
     ours_in, theirs_out = os.pipe()
     command = ["chromium", *_FLAGS, f"--user-data-dir={profile}"]

@@ -1,4 +1,4 @@
-"""The ``kvtier`` command, in a new process each time, but without starting an interpreter.
+"""Runs the ``kvtier`` command in a new process each time, without starting an interpreter.
 
 A server has imported the command, and forks for each line of JSON that it reads. The copy has the
 arguments, directory, environment, streams and exit status of a command that a shell started.
@@ -38,7 +38,7 @@ def kvtier(
         request = {
             "argv": ["kvtier", *arguments],
             "cwd": str(cwd or Path.cwd()),
-            # This process's path would add its source tree.
+            # Clear the path, because this process's path would add its source tree.
             "env": {**os.environ, "PYTHONPATH": "", **environment},
             "streams": list(map(str, streams)),
         }
@@ -93,8 +93,8 @@ def _server() -> _Server:
 
 
 def serve() -> None:
-    """Fork for each line on standard input; return in the copy, set up as the line says."""
-    # Importing them is slow, and starts no thread, so that forking afterwards is safe.
+    """Fork for each line on standard input; return only in the copy, set up by the line."""
+    # Import before forking, because it is slow; it starts no thread, so forking is safe.
     for module in ("kvtier_sdk.cli.app", "kvtier_file", "kvtier_redis", "kvtier_s3"):
         importlib.import_module(module)
     replies = os.dup(1)

@@ -1,4 +1,4 @@
-"""Detection of payload copies, by counts of moved and of allocated bytes."""
+"""Detects copies of payloads by counting moved and allocated bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _address_of(view: bytes | memoryview) -> int:
 
 
 class ByteLedger:
-    """A count of the bytes that vector calls move, inside and outside of transfers' buffers."""
+    """Counts the bytes that vector calls move, inside and outside of transfers' buffers."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *calls: str) -> None:
         self._spans: list[tuple[int, int]] = []
@@ -81,7 +81,7 @@ async def check_no_copies(
 ) -> None:
     """Assert that each byte of eight chunks moves once, into or out of the chunk's own buffer.
 
-    Fewer than ``heads_bytes`` may arrive together with the head of a response.
+    Fewer than ``heads_bytes`` bytes are allowed to arrive together with the head of a response.
     """
     stored, fresh = ([bytes([base, n]) * 10 for n in range(8)] for base in range(2))
     assert await bench.put(tier, *stored) == [None] * 8

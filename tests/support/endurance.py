@@ -1,10 +1,10 @@
-"""A long replay: no wrong byte, nothing left over at the end, and nothing that grows.
+"""Replays for a long time; fails on a wrong byte, on leftovers at the end, and on growth.
 
 Usage: python -m support.endurance [--requests N] [--concurrency N] [--faults | --tier URL ...]
 
 Overlapping generated chats use a host pool with room for a tenth of their chunks, at most 4,000, so
 that evictions and promotions never stop. Memory, descriptors, threads and /dev/shm are sampled on
-the way; the tiers have a capacity, so that the samples are flat once the tiers are full. With
+the way, and the tiers have a capacity, so that the samples are flat once the tiers are full. With
 ``--faults`` the tiers are files in a process and a redis-server in a thread, and one of them gets a
 fault each second. Exit status 1 if anything is wrong.
 """
@@ -165,7 +165,7 @@ def faults(server: Server, root: Path, happened: Counter[str]) -> Iterator[None]
 
     def run() -> None:
         next_s = time.monotonic()
-        # The tier's process is killed rarely, since it is restarted more slowly after each death.
+        # Kill the tier's process rarely, because each restart waits longer than the one before.
         for fault in itertools.cycle([freeze, remove, kill, remove] * 10 + [kill_tier]):
             next_s = max(next_s + _FAULT_EVERY_S, time.monotonic())
             if over.wait(next_s - time.monotonic()):

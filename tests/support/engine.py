@@ -151,7 +151,7 @@ class Engine(Live):
             self.manager.on_schedule_end()
             until_s = self.clock.now_s() + duration_s
             for runner in self.runners:
-                # The runners share a clock: each runs only until the end of the step.
+                # The runners share a clock, so each runs only until the end of the step.
                 runner.run_for(max(0.0, until_s - self.clock.now_s()))
                 runner.run_for(0.0)
 
@@ -174,7 +174,7 @@ class Engine(Live):
         return [self.manager.lookup(key, request).name for key in keys]
 
     def push_out(self, request: RequestContext) -> None:
-        """Fill the primary tier with other chunks, which are stored in the tiers too."""
+        """Fill the primary tier with other chunks, and store those in the tiers too."""
         for start in range(32, 32 + self.pool.slots):
             self.store(request, KEYS[start])
             self.step(times=2)
@@ -210,7 +210,7 @@ def stored_below(engine: Engine, *keys: OffloadKey) -> None:
 
 
 def start_promotion(engine: Engine, key: OffloadKey) -> None:
-    """Store a chunk in the tiers only, and start its load for B; the next step hands it over."""
+    """Store a chunk in the tiers only, and start its load for B; the next step submits the load."""
     stored_below(engine, key)
     assert engine.look(B, key) == ["RETRY"]
     engine.step()

@@ -66,7 +66,7 @@ class Stream:
 
 
 class Event:
-    """An event that counts its recordings, and the recordings that its stream has reached."""
+    """Counts its recordings, and how many of them its stream has reached."""
 
     runtime: FakeCUDA
 
@@ -106,8 +106,8 @@ class FakeCUDA:
         self.limit_bytes = limit_bytes
         # Distance from the host address of registered memory to its device address.
         self.shift_bytes = 0
-        # True while a graph is captured in global mode: only a thread in relaxed mode may make a
-        # call that a capture forbids.
+        # True while a graph is captured in global mode; then a call that a capture forbids breaks
+        # the capture, unless the calling thread is in relaxed mode.
         self.capturing = False
         self.captures_lost = 0  # captures that such a call has broken
         self.failures: deque[Exception] = deque()
@@ -157,7 +157,7 @@ class FakeCUDA:
         return error
 
     def hold_calls(self) -> tuple[threading.Event, threading.Event]:
-        """Hold each call that queues copies; return events for its begin and for its release."""
+        """Hold each call that queues copies; return events for its start and for its release."""
         entered, leave = threading.Event(), threading.Event()
 
         def stay() -> None:
@@ -256,7 +256,7 @@ class FakePageKernel(PageKernel):
         self._launch = launch
 
     def allocate(self, size_bytes: int) -> torch.Tensor:
-        # A device's memory is aligned like this.
+        # Align like a device's memory.
         memory = torch.zeros(size_bytes + 256, dtype=torch.uint8)
         return memory[-memory.data_ptr() % 256 :][:size_bytes]
 
@@ -338,7 +338,7 @@ def fake_cuda(vendor: str) -> Iterator[FakeCUDA]:
         patch.setattr(torch.cuda, "Event", Event)
         patch.setattr(torch.cuda, "mem_get_info", runtime.memory_info)
         patch.setattr(registration_module, "_pieces", [])
-        # triton seems not to be installed, unless a test replaces the kernel.
+        # Hide triton, unless a test replaces the kernel.
         patch.setattr(cuda_module, "PageKernel", without_triton)
         yield runtime
 

@@ -1,4 +1,4 @@
-"""Chunks in a tier, as an engine leaves them."""
+"""Stores chunks in a tier as an engine does, and reads them back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Key files, as an operator would write them."""
+"""Writes key files as an operator would."""
 
 from __future__ import annotations
 

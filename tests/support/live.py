@@ -1,4 +1,4 @@
-"""A manager over real tiers, each in its thread or process, and the steps of an engine."""
+"""Opens a manager over real tiers, in threads or processes, and plays an engine's steps."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def live(
     ]
     options = {"slots": 64, "chunk_bytes": CHUNK_BYTES, **options, "tiers": specs}
     config = TieringConfig.from_dict(options, where="test")
-    # No chunk is computed here, so no load may be skipped as slower than computing.
+    # Nothing is computed here, so never skip a load because computing would be faster.
     config = config.model_copy(update={"recompute_s": math.inf})
     reported = threading.Event()
     with (

@@ -25,7 +25,7 @@ class LMCacheServer:
         (text,) = re.findall(r"^    (lmcache server .*?)^    \}'$", _PAGE.read_text(), re.M | re.S)
         text = text.replace("\\\n", " ").replace("--l1-size-gb 64", "--l1-size-gb 0.25")
         self.port, self._http_port = free_port(), free_port()
-        # Two servers of a machine must not share this name.
+        # Change this name, because two servers of a machine must not share it.
         text = text.replace("--shm-name lmcache", f"--shm-name lmcache-{self.port}")
         program, *arguments = shlex.split(text.replace("/data/kv", f"{folder}/kv") + "}'")
         if adapter is not None:

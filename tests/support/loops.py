@@ -1,4 +1,4 @@
-"""The event loops on which connections are tested; they report and tear down in different ways."""
+"""The event loops on which connections are tested; they differ in how they report and tear down."""
 
 from __future__ import annotations
 

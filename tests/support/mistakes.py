@@ -1,4 +1,4 @@
-"""An operator's likeliest mistakes and a healthy start, each with the output of the start."""
+"""Captures the output of starts with an operator's likeliest mistakes, and of a healthy one."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def print_mistake(mistake: str | dict[str, Any], places: Mapping[str, str]) -> s
 def print_start(places: Mapping[str, str], **facts: str) -> str:
     """Start an engine, have it store chunks, and end it; return its log.
 
-    ``facts`` override facts of the namespace that all other starts have.
+    ``facts`` replace facts in the namespace of all other starts.
     """
     with (
         _Lines(logging.INFO) as said,

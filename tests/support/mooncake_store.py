@@ -14,7 +14,7 @@ from typing import Any
 
 from support.server import ServerError, ServerProcess, free_port
 
-#: A node's program: for each line that it reads it calls its client, and prints the result.
+#: A node's program, which calls its client for each line that it reads, and prints the result.
 _NODE = """
 import ast, os, sys
 results = os.fdopen(os.dup(1), "w")
@@ -53,7 +53,7 @@ class MooncakeStore(ServerProcess):
         return self
 
     def start_master(self) -> None:
-        """Start the master, which knows no object, and wait until the nodes have found it."""
+        """Start the master, which then knows no object, and wait until the nodes have found it."""
         program = shutil.which(
             "mooncake_master", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
         )

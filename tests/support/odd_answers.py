@@ -1,4 +1,4 @@
-"""Invalid answers of a tier, each of a kind that an author's mistake causes."""
+"""Invalid answers of a tier, of the kinds that an author's mistakes cause."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ async def _wait() -> None:
 def _coroutines(count: int) -> list[Any]:
     made = [_wait() for _ in range(count)]
     for coroutine in made:
-        coroutine.close()  # Python warns of a coroutine that was never awaited
+        coroutine.close()  # otherwise Python warns that it was never awaited
     return made
 
 
-#: Answers to a batch of ``count`` keys that are neither lookup results nor verdicts.
+#: Answers to a batch of ``count`` keys, invalid as lookup results and as verdicts.
 NONSENSE: dict[str, Callable[[int], Any]] = {
     "nothing": lambda count: None,
     "a number": lambda count: 1,

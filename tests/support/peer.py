@@ -73,7 +73,7 @@ def converse(
 ) -> T:
     """Return the result of a client whose server sends a text and hangs up.
 
-    The server sends the text in ``pieces`` of these lengths, and then the rest.
+    The server first sends pieces of the lengths in ``pieces``, and then the rest of the text.
     """
 
     async def run() -> T:

@@ -1,4 +1,4 @@
-"""Workloads played through the command line, as a user would."""
+"""Plays workloads through the command line, as a user would."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def report_of(*arguments: str, status: int = 0, **environment: str) -> dict[str,
 
 
 def check_two_replays(trace: Path, unlimited: float, url: str) -> None:
-    """Play a trace, and again in a new client, which gets every chunk from the host or the tier.
+    """Play a trace twice; the second time, every chunk comes from the host or the tier.
 
     The first replay hits as often as an unlimited cache, whose hit rate is ``unlimited``.
     """

@@ -1,7 +1,7 @@
 """Processes that map a host pool and obey a test, line by line.
 
-Run as a program, the module is such a process: it evaluates each line that it reads, where ``pool``
-is the last result of ``join``, ``attach`` or ``create``, and answers with a line of JSON.
+The module is also the program of such a process. It evaluates each line that it reads, and answers
+with a line of JSON; ``pool`` is the last result of ``join``, ``attach`` or ``create``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def fill(pool: HostPool, worker: int) -> None:
 
 
 def wrong_rows(pool: HostPool, worker: int, part_of: int | None = None) -> int:
-    """Count the slots that lack ``worker``'s pattern, read through the part of ``part_of``."""
+    """Count the slots of ``part_of``'s part (default: its own) that lack ``worker``'s pattern."""
     part = pool.part(worker if part_of is None else part_of)
     return sum(
         not np.array_equal(part[slot], pattern(worker, slot, pool.layout.part_bytes))
@@ -93,7 +93,7 @@ class PoolProcess:
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
-            # The pipe may still hold a line, which has no reader now.
+            # The pipe can still hold a line, which nobody reads any more.
             with contextlib.suppress(BrokenPipeError):
                 pipe.close()
 

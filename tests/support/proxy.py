@@ -24,10 +24,10 @@ class Proxy:
         self._open = asyncio.Event()
         self._open.set()
         self.connections = 0
-        #: Bytes that may still pass to the client and to the server; ``None`` is unlimited.
+        #: Bytes that can still pass to the client and to the server; ``None`` is unlimited.
         self.left_bytes: dict[str, int | None] = {"client": None, "server": None}
-        #: The action at the limit: "hold" until :meth:`release`, or "cut" or "reset" both
-        #: connections.
+        #: The action at the limit: "hold" the bytes until :meth:`release`, "cut" both connections,
+        #: or "reset" both.
         self.then = "hold"
         self.spent = asyncio.Event()
         #: Bytes that each connection passes to its client before a cut; ``None`` is unlimited.

@@ -37,7 +37,7 @@ class Server(ServerProcess):
         return self
 
     def wait_until(self, condition: Callable[[], object], what: str) -> None:
-        """Poll a condition until it is true; while the server refuses, it counts as false."""
+        """Poll a condition until it is true; an error of the server counts as false."""
 
         def holds() -> object:
             try:

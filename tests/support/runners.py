@@ -1,4 +1,4 @@
-"""A tier whose options make it misbehave, in a thread or a process, and a rig around it."""
+"""A tier whose options make it misbehave, and a rig that runs it in a thread or a process."""
 
 from __future__ import annotations
 
@@ -89,8 +89,6 @@ AT_ATTEMPTS: dict[str, tuple[str, Callable[[int], object]]] = {
 
 
 class MisbehavingConfig(MemoryTierConfig):
-    """An action for each call, and the file of the tier's diary."""
-
     diary: str = "/dev/null"
     on_init: str = ""
     on_open: str = ""
@@ -103,9 +101,10 @@ class MisbehavingConfig(MemoryTierConfig):
 
 
 class MisbehavingTier(MemoryTier):
-    """A memory tier whose options make it hang, fail, crash or misbehave otherwise.
+    """A memory tier whose options make it hang, fail, crash or otherwise misbehave.
 
-    An option names an action of this module or a method. The diary survives the process.
+    Each ``on_`` option names an action, which ``_do`` or ``_act`` performs. The file ``diary`` is a
+    log of the tier's calls, and outlives the tier's process.
     """
 
     config_model = MisbehavingConfig
@@ -188,7 +187,7 @@ class MisbehavingTier(MemoryTier):
         getattr(self, f"_{action}")()
 
     def _lose_patience(self) -> None:
-        """Let the tier's process count every call as hung for good at once."""
+        """Let the tier's process declare every call hung at once."""
         health._HANG_S = 1e-9
 
     def _miss_a_file(self) -> None:
@@ -255,7 +254,7 @@ class MisbehavingTier(MemoryTier):
             self._note(os.readlink(f"/proc/self/fd/{stream_fd}"))
 
     def _demand_secret(self) -> None:
-        """Refuse a secret that is not the one in a file beside the diary."""
+        """Refuse a secret that differs from the one in a file beside ``diary``."""
         self._note("asked")
         if (
             self.config.secret_key.get_secret_value()
@@ -272,7 +271,7 @@ class MisbehavingTier(MemoryTier):
             raise TierAuthError(f"ERR AUTH {secret} called without a password") from error
 
     def _wrap_secret(self) -> None:
-        """Raise an error whose text comes from an object inside it, which holds the secret."""
+        """Raise an error whose text comes from an inner object that holds the secret."""
 
         class WrapError(Exception):
             def __init__(self, inner: object) -> None:
@@ -308,7 +307,7 @@ class MisbehavingTier(MemoryTier):
         return self._past().split("\n").count("open")
 
     def _fail_differently(self) -> None:
-        """Refuse first, then raise the errors that would end an engine's start, and then open."""
+        """Refuse first, then raise the errors that would end an engine's start, then open."""
         actions = ["refuse", "expire", "misconfigure", "misbehave"]
         if self._attempts() <= len(actions):
             self._act(actions[self._attempts() - 1])

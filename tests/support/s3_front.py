@@ -5,8 +5,8 @@ writes into the file while a request arrives, and answers a second writer with a
 reads each request to its end first, and passes requests on one by one. It also adds two features
 that rclone lacks: conditional puts, and credentials that may not delete.
 
-It runs as a program in its own process, ``python s3_front.py PORT [BUCKETS]``; the port is the
-server's.
+It runs as a program in its own process, ``python s3_front.py PORT [BUCKETS]``; ``PORT`` is
+the port of the server.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A tier's loop on virtual time, around a tier that follows a script.
+"""Runs a tier's loop on virtual time, over a tier that follows a script.
 
 The account records each report and each broken rule; closing a rig asserts that none was broken.
 """
@@ -59,7 +59,7 @@ MOVES = (LOAD, STORE)
 
 
 class Account:
-    """The reports of the loop, and the rules that were broken on the way."""
+    """Records the loop's reports, and the rules that they break."""
 
     def __init__(self) -> None:
         self.jobs: dict[int, Job] = {}
@@ -113,12 +113,12 @@ class Account:
 
 
 class Slots:
-    """One slot for each key, so that a touch of memory identifies the job."""
+    """Gives each key a slot of its own, so that an access to memory identifies the job."""
 
     chunk_bytes = CHUNK_BYTES
 
     def __init__(self) -> None:
-        # Only touched pages take memory.
+        # Pages that are never accessed take no memory.
         self._memory = memoryview(mmap.mmap(-1, _SLOTS * CHUNK_BYTES))
         self.region = Region.of(self._memory)
         self.holders: set[str] = set()
@@ -131,11 +131,11 @@ class Slots:
 
 @dataclass
 class Act:
-    """The course of a tier's next call."""
+    """How a call of a scripted tier goes."""
 
-    #: Its outcome.
+    #: The call's outcome.
     kind: str = "fine"
-    #: Its duration.
+    #: The call's duration.
     after_s: float = 0.0
     #: True if the call goes on after its cancellation.
     stubborn: bool = False
@@ -175,7 +175,7 @@ class ScriptedTier(SecondaryTierManager):
     capabilities = Capability.DELETE | Capability.TOUCH
     account: Account
     script: Iterator[Act]
-    # The course of each call after the script's end, by operation; "" stands for all operations.
+    # How each call goes after the script's end, by operation; "" stands for all operations.
     always: dict[str, Act]
     let_go: asyncio.Event
 
@@ -352,7 +352,7 @@ class Rig:
         *,
         names: Sequence[OffloadKey] = (),
     ) -> Job:
-        """Make a job with slots of its own, and with the keys ``names``, or else new keys."""
+        """Make a job in slots of its own, with the keys ``names`` or with new keys."""
         job_id = len(self.account.jobs)
         names = names or [make_offload_key(b"%d.%d" % (job_id, n)) for n in range(keys)]
         slots = [1000 * job_id + n for n in range(len(names))] if operation in MOVES else []
@@ -397,7 +397,7 @@ Make = Callable[..., Rig]
 
 
 def failing(rig: Rig, operation: str, kind: str = "unavailable", calls: int = 5) -> None:
-    """Let an operation fail from now on, often enough to open its breaker."""
+    """Let all calls of an operation fail from now on, and make ``calls`` of them."""
     rig.tier.always[operation] = Act(kind)
     for _ in range(calls):
         rig.ask(Operation(operation), run_s=0.01)

@@ -15,11 +15,11 @@ _PATIENCE_S = 30.0
 
 
 class ServerError(Exception):
-    """A server is missing or did not start; the message says why, with its log."""
+    """Raised if a server is missing or did not start; the message says why, with its log."""
 
 
 def free_port() -> int:
-    # Below the ports that the system gives to clients: while the server is down, a client could get
+    # Avoid the ports that the system gives to clients: while the server is down, a client could get
     # its port, or connect to itself. A node of a Redis Cluster has a second port, 10,000 higher.
     for port in random.sample(range(12_000, 22_700), 100):
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -29,7 +29,7 @@ def free_port() -> int:
 
 
 class ServerProcess:
-    """The process of a server, which has the same port after a restart."""
+    """A server's process; after a restart the server has the same port."""
 
     def __init__(self, log: Path) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
 """Makes SGLang importable without CUDA; import this module before SGLang.
 
 torchvision's compiled part, which declares its operators, is built for another torch. Its Python
-registers variants of them when it is imported, and needs the declarations; nothing here calls them.
-Warnings during SGLang's import, mostly of missing GPUs, are not errors of a test.
+code needs the declarations when it is imported, though nothing here calls the operators. Warnings
+during SGLang's import, mostly about missing GPUs, do not fail a test.
 """
 
 from __future__ import annotations

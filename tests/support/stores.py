@@ -83,7 +83,7 @@ class Folder(Store):
         _plant(self._folder / fingerprint, manifest)
 
     def kill(self) -> None:
-        # Try repeatedly, since a tier may be writing below it.
+        # Try repeatedly, since a tier can be writing below it.
         while self._folder.is_dir():
             shutil.rmtree(self._folder, ignore_errors=True)
             # Put a file in its place, since the tier would recreate a missing root.
@@ -237,7 +237,7 @@ def _damage(files: Sequence[Path], chunk_bytes: int) -> None:
             (byte,) = file.read(1)
             file.seek(-1, os.SEEK_CUR)
             file.write(bytes([byte ^ 1]))
-        # Keep the times, as a disk's damage would.
+        # Keep the times, because damage on a disk would not change them.
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 

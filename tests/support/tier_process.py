@@ -17,7 +17,7 @@ from kvtier_sdk.runner import ProcessRunner, TierRunner
 
 
 class HeldBackClock(SystemClock):
-    """A clock that records pauses of a second or more, which last until :meth:`go_on`."""
+    """A clock that records each pause of a second or more, and ends it only at :meth:`go_on`."""
 
     def __init__(self) -> None:
         self.pauses_s: list[float] = []
@@ -64,7 +64,7 @@ class LookClock(HeldBackClock):
         return self._looks.qsize()
 
     def look(self) -> None:
-        """Check once, after the previous check has ended."""
+        """Let the engine check the process once, after the previous check has ended."""
         event_loop, callback = self._looks.get(timeout=30)
         event_loop.call_soon_threadsafe(callback)
 

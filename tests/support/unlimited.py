@@ -1,4 +1,4 @@
-"""The hits of an unlimited cache, as the reference for hit rates."""
+"""Counts the hits of an unlimited cache, the reference for hit rates."""
 
 from __future__ import annotations
 

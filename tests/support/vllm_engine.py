@@ -75,7 +75,7 @@ class Way:
         if self.spec is None:
             return None
         entry = {"url": url, **({"lookup_deadline": "30s"} if patient else {}), **entry}
-        # Generated weights are in no file by which kvtier could identify the model.
+        # Name a revision, because no file holds the generated weights and identifies the model.
         options = {"verify": verify, "model_revision": "made up"}
         config: dict[str, Any] = {
             "spec_name": self.spec,
@@ -95,9 +95,9 @@ OUR_TIERS = Way("a", "KVTierCPUTieringSpec", "kvtier")
 OUR_MANAGER = Way("b", "KVTierOffloadingSpec")
 
 
-#: A processor may add up a row of a matrix in another order if more rows are multiplied at once:
-#: log-probabilities differed by 1e-6. One foreign token in a prompt changes all five by 7e-3 or
-#: more.
+#: A processor can add up a matrix's row in another order if it multiplies more rows at once; this
+#: changed log-probabilities by 1e-6. A foreign token in a prompt changes all of the top five by at
+#: least 7e-3.
 LOGPROB_ERROR = 2e-5
 
 
@@ -111,7 +111,7 @@ def same(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> bool:
 
 
 def _logprobs(output: dict[str, Any]) -> list[float]:
-    # Sort by value, since of two equally likely tokens either may be the fifth.
+    # Sort by value, because either of two equally likely tokens can be the fifth.
     return [logprob for top in output["logprobs"] for logprob in sorted(value for _, value in top)]
 
 

@@ -31,7 +31,7 @@ os.environ.update(
 
 #: Weights are generated within this distance of 0.
 WEIGHT = 0.08
-# A prompt shorter than a block, which is never stored.
+# This prompt is never stored, because it is shorter than a block.
 TICK = [1, 2, 3]
 
 

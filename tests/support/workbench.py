@@ -1,4 +1,4 @@
-"""A workbench for tiers: it opens them by their options, and makes transfers for them."""
+"""A workbench that opens tiers by their options, and makes transfers for them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kvtier_sdk.chunk_header import header_bytes, round_up
 
 
 class Workbench:
-    """A place to open tiers, make chunks for them, and compare the chunks that come back."""
+    """Opens tiers, makes chunks for them, and compares the chunks that come back."""
 
     request = RequestContext("r1")
 
@@ -88,7 +88,7 @@ class Workbench:
         return Transfer(key, self.request, memoryview(header), memoryview(payload))
 
     def content(self, key: bytes, seed: int = 0) -> bytes:
-        """Return the object that belongs under a key; each seed makes other bytes."""
+        """Return the object for a key; different seeds give different bytes."""
         pattern = key + bytes([seed]) + bytes(range(251)) + b"\r\n"
         return (pattern * (self.object_bytes // len(pattern) + 1))[: self.object_bytes]
 

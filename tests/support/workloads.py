@@ -1,4 +1,4 @@
-"""Generated workloads, each the hard case of some eviction policy."""
+"""Generated workloads, each of which is hard for some eviction policy."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Faults of real servers and file systems under load, as scenarios that are played and measured."""
+"""Plays faults of real servers and file systems under load, and measures their effects."""

@@ -1,4 +1,4 @@
-"""The stand-in for an engine: a chat workload in real time, each call of the manager timed."""
+"""Stands in for an engine: plays chats in real time, and times each call of the manager."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Engine:
         outcome: Outcome,
     ) -> None:
         self.wall_us = array("d")
-        # Chunks announced as stored and not as removed, with the time of the announcement.
+        # Chunks announced as stored and not yet as removed, with the time of the announcement.
         self.announced: dict[OffloadKey, float] = {}
         self.began_s = -math.inf
         self.is_destroyed = False
@@ -49,7 +49,7 @@ class Engine:
         self._outcome = outcome
         self._content = ChunkContent(pool.chunk_bytes)
         self._active: list[Iterator[None]] = []
-        # The time at which each chunk was last written, and first stored.
+        # When each chunk was last written, and when it was first stored.
         self._written_s: dict[OffloadKey, float] = {}
         self._stored_s: dict[OffloadKey, float] = {}
         self._step_began_s = self._handed_over_s = 0.0
@@ -67,7 +67,7 @@ class Engine:
                 if len(self._active) < _MOST_ACTIVE:
                     self._active.append(self._serve(next(arrivals)))
             self._step()
-        # A hung call may outlive its job, and holds the slots until the call ends.
+        # Wait, because a hung call can outlive its job, and holds the slots until the call ends.
         end_s = time.monotonic() + _PATIENCE_S
         while self._active or any(self._manager.left_over().values()):
             self._step()
@@ -145,7 +145,7 @@ class Engine:
     ) -> int | None:
         """Look chunks up like vLLM's connector; return the hits, or ``None`` if some are pending.
 
-        ``pending`` lists the ends of the steps in which each chunk was pending.
+        ``pending`` lists, for each pending chunk, the ends of the steps in which it was pending.
         """
         hits, is_pending = 0, False
         for key in keys:

@@ -2,7 +2,7 @@
 
 ``python -m support.chaos.mirror BEHIND AT REFUSAL`` serves ``BEHIND`` at ``AT``. While the file
 ``REFUSAL`` holds the name of an error, calls fail with this error: all calls, or with ``EROFS``
-only the writing calls. A stopped process (SIGSTOP) is a file system that does not answer.
+only the writing calls. While the process is stopped (SIGSTOP), the file system does not answer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _mirrored(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Mirror(mfusepy.Operations):  # type: ignore[misc]
-    """A mirror of a directory: refuses the calls that should fail, and passes on all others."""
+    """Mirrors a directory: refuses the calls that should fail, and passes on all others."""
 
     use_ns = True
 

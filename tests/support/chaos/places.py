@@ -36,7 +36,7 @@ _TMPFS_BYTES = 64 * 2**20
 # Enough for the directories of a namespace, and some hundred chunks.
 _TMPFS_INODES = 700
 _NOBODY = 65534
-# Once the second model has this many chunks, its first request has been stored.
+# When the second model has this many chunks, its first request has been stored.
 _REQUEST_CHUNKS = 40
 _DISK_BYTES = 256 * 2**20
 _LINK_BYTES_PER_S = 1e6
@@ -57,7 +57,7 @@ _KVTIER = (sys.executable, "-m", "kvtier_sdk.cli")
 
 
 class CannotHappenError(Exception):
-    """A fault cannot be made on this machine; the text says what is missing."""
+    """Raised if a fault cannot be made on this machine; the message says why."""
 
 
 class FlaggedClock(SystemClock):
@@ -250,7 +250,7 @@ class S3Place(ServedPlace):
 
 
 class FilePlace(Place):
-    """A directory; for a fault of the file system, it is on a file system of its own."""
+    """A directory, on a file system of its own if the fault is one of the file system."""
 
     def _prepare(self, directory: Path, fault: str) -> None:
         self._at = directory / "at"
@@ -274,14 +274,14 @@ class FilePlace(Place):
 
     @contextmanager
     def directory_removed(self) -> Iterator[None]:
-        # The tier may create files in the directory meanwhile.
+        # Ignore errors, because the tier can create files in the directory meanwhile.
         shutil.rmtree(self._root, ignore_errors=True)
         yield
 
     @contextmanager
     def root_planted(self) -> Iterator[None]:
         planted = self._at / "planted"
-        with suppress(shutil.Error):  # a store may rename its file meanwhile
+        with suppress(shutil.Error):  # a store can rename its file meanwhile
             shutil.copytree(self._root, planted)
         for path in (planted, *planted.rglob("*")):
             if path.suffix == ".kv":
@@ -289,7 +289,7 @@ class FilePlace(Place):
             os.chown(path, _NOBODY, _NOBODY)
         former = self._root.rename(self._at / "former")
         planted.rename(self._root)
-        while former.exists():  # the tier may create files in the directory meanwhile
+        while former.exists():  # the tier can create files in it meanwhile
             shutil.rmtree(former, ignore_errors=True)
         yield
         shutil.rmtree(self._root)
@@ -395,5 +395,5 @@ def _forged(chunk: bytes) -> bytes:
     return fields + xxh3_64_digest(fields)[::-1] + chunk[64:header_bytes] + payload
 
 
-#: By the backend's name.
+#: The kinds of places, by the backend's name.
 PLACES: dict[str, type[Place]] = {"file": FilePlace, "redis": RedisPlace, "s3": S3Place}

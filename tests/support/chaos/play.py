@@ -1,4 +1,4 @@
-"""Plays one scenario: a workload runs, a fault begins and ends, and stored chunks are compared."""
+"""Plays a scenario: runs a workload, begins and ends a fault, and compares stored chunks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LOOKUP_DEADLINE_S = 0.1
 _NAMESPACE = Namespace({"engine": "chaos", "model": MODEL})
 #: After this time, a tier counts as lost.
 _PATIENCE_S = 60.0
-#: If a store is reported this soon after the chunks were destroyed, it may have ended before.
+#: A store reported this soon after the chunks were destroyed could have ended before that.
 _REPORT_DELAY_S = 0.5
 #: More requests than any scenario plays.
 _REQUESTS = 10_000
@@ -38,10 +38,10 @@ _REQUESTS = 10_000
 
 @dataclass(frozen=True)
 class Pace:
-    before_s: float = 2.0  # at least; the tier must have served a chunk
+    before_s: float = 2.0  # at least; the fault also waits until the tier has served a chunk
     fault_s: float = 4.0
     after_s: float = 1.0
-    probe_interval_s: float = 1.0  # the shortest and the longest
+    probe_interval_s: float = 1.0  # both the shortest and the longest interval
 
 
 BRIEF = Pace(before_s=0.3, fault_s=3.0, after_s=0.2, probe_interval_s=0.25)
@@ -70,7 +70,7 @@ def _play(scenario: Scenario, place: Place, pace: Pace, seed: int) -> Outcome:
     options["admin_socket"] = str(place.config.with_suffix(".sock"))
     place.config.write_text(json.dumps(options))
     config = TieringConfig.from_file(place.config)
-    # No chunk is computed here, so no load may be skipped as slower than computing.
+    # Nothing is computed here, so never skip a load because computing would be faster.
     config = config.model_copy(update={"recompute_s": math.inf})
     with (
         open_pool(config) as pool,
@@ -93,7 +93,7 @@ def _play(scenario: Scenario, place: Place, pace: Pace, seed: int) -> Outcome:
 
 
 class _Watch:
-    """Begins and ends the fault in a thread, and notes its effects on the engine's thread."""
+    """Begins and ends the fault in a thread; the engine's thread notes the effects."""
 
     def __init__(
         self, manager: TieringManager, engine: Engine, outcome: Outcome, place: Place, pace: Pace

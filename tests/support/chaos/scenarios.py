@@ -1,4 +1,4 @@
-"""Every fault with every backend and runner that can have it, and the outcome of a scenario."""
+"""The scenarios, each with a fault, a backend and a runner, and the outcome of a scenario."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RUNNERS = ("thread", "process")
 class Fault:
     name: str
     title: str
-    made_by: str  # a sentence
+    made_by: str  # a sentence that says how the fault is made
     shows: frozenset[str] = frozenset()  # the states that ``kvtier top`` must show
     counted: str = ""  # a regular expression for a counter that must grow
     backends: tuple[str, ...] = EVERY

@@ -1,1 +1,1 @@
-"""Readers of bytes that others wrote, as functions that a fuzzer calls."""
+"""Functions for a fuzzer, each of which reads bytes that others wrote."""

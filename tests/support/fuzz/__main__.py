@@ -16,7 +16,7 @@ from pathlib import Path
 from support.fuzz.corpus import read_corpus, write_corpus
 
 _MAX_BYTES = 4096
-# Only short inputs are kept, and at most this many.
+# Keep only short inputs, and at most this many.
 _KEPT_BYTES = 600
 _KEPT = 60
 _INPUT_S = 10
@@ -74,7 +74,7 @@ def _run(name: str, seconds: float) -> bool:
 def _fuzz(name: str, *arguments: str) -> int:
     import atheris  # type: ignore[import-untyped]
 
-    # A timeout or too much memory ends the process, with the input written out.
+    # After a timeout, or with too much memory in use, atheris saves the input and ends the process.
     with atheris.instrument_imports(include=["kvtier_sdk", "kvtier_file", "kvtier_redis"]):
         import kvtier_sdk  # noqa: F401
     with atheris.instrument_imports(include=["kvtier_s3", "support.fuzz"]):

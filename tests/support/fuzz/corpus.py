@@ -1,4 +1,4 @@
-"""The saved inputs of each target: a file of text, an input a line, in base64."""
+"""The saved inputs of each target, in a text file with one input in base64 per line."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Breach(AssertionError):  # noqa: N818  # the word of the field: a rule is 
 
 
 class Journal:
-    """The last actions of a simulation, put into words only on demand."""
+    """Keeps the last actions of a simulation, and puts them into words only on demand."""
 
     def __init__(
         self, now_s: Callable[[], float], echo: Callable[[str], None] | None = None

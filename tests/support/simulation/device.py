@@ -1,4 +1,4 @@
-"""The accelerator: copies between its memory and slots, which take time."""
+"""The accelerator, whose copies between its memory and slots take time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Copy:
 
 
 class Device:
-    """A device that moves real bytes, at moments that the seed chooses, and compares them."""
+    """Moves real bytes at moments that the seed chooses, and compares them."""
 
     def __init__(
         self,

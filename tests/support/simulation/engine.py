@@ -1,4 +1,4 @@
-"""An engine's scheduler: requests that arrive, wait, load, store, are preempted, and end."""
+"""An engine's scheduler, whose requests arrive, wait, load, store, are preempted, and end."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class _Request:
 
 
 class Engine:
-    """An engine that drives the manager, and checks each of the manager's answers."""
+    """Drives the manager as an engine does, and checks each of the manager's answers."""
 
     def __init__(self, world: World) -> None:
         self.counts: Counter[str] = Counter()
@@ -189,7 +189,7 @@ class Engine:
 
     def _act(self, request: _Request) -> None:
         if request.phase is _Phase.WAITING:
-            # Skip some steps, because an engine may not look every waiting request up in each step.
+            # Skip some steps, because an engine need not look up all waiting requests in each step.
             if self._rng.random() < 0.9:
                 self._look(request)
         elif request.phase is _Phase.LOADING:
@@ -318,7 +318,7 @@ class Engine:
 
 def _patience_s(plan: Plan) -> float:
     step_s = plan.step_s * len(plan.tiers)
-    # Count a lookup for each request: if few chunks may be looked up at once, requests take turns.
+    # Count a lookup for each request: if few chunks can be looked up at once, requests take turns.
     lookups_s = plan.requests * _lookup_deadline_s(plan)
     loads_s = sum(float(tier.options["load_deadline"]) for tier in plan.tiers)
     chunks = 2 * plan.depth * plan.groups

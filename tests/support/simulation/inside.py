@@ -16,7 +16,7 @@ from support.simulation.ledger import Transfer
 
 
 class Inside:
-    """The only user of the manager's private names."""
+    """Reads the manager's private names; no other part of the simulation does."""
 
     def __init__(self, manager: TieringManager) -> None:
         self._manager = manager

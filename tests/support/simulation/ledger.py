@@ -1,4 +1,4 @@
-"""The simulation's own ledger of each tier's jobs, beside the manager's."""
+"""A ledger of each tier's jobs, which is independent of the manager."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class Transfer(NamedTuple):
 class Ledger:
     """Every job of one tier, from its hand-over to the end of its I/O.
 
-    A job runs until its result, and lingers until its I/O has ended. The manager learns both
-    later: until then the manager counts the job as *pending* and *held*.
+    A job runs until its result, and lingers until its I/O has ended. Until the manager learns of
+    the result, it counts the job as *pending*; until it learns of the I/O's end, as *held*.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Ledger:
         self.held: dict[int, Job] = {}
         # How often lookups since the last reset have found each chunk.
         self.found: Counter[OffloadKey] = Counter()
-        # Chunks stored or loaded since the last reset, without a failed load.
+        # Chunks stored or loaded since the last reset, unless a load of them has failed.
         self.known: set[OffloadKey] = set()
         # Chunks whose store has been concluded, with success or not.
         self.settled: set[OffloadKey] = set()
@@ -92,8 +92,8 @@ class Ledger:
         self._left: set[OffloadKey] = set()
         self._left_meanwhile: set[tuple[int, OffloadKey]] = set()
         self._put_by_job: set[tuple[int, OffloadKey]] = set()
-        # A count of the resets that cleared the tiers too, and its value when each job began, and
-        # when each chunk was stored.
+        # The number of resets that also cleared the tiers: now, when each job began, and when each
+        # chunk was stored.
         self._era = 0
         self._job_eras: dict[int, int] = {}
         self._put_eras: dict[OffloadKey, int] = {}
@@ -203,7 +203,7 @@ class Ledger:
         )
 
     def _is_done(self, job: Job, index: int) -> bool:
-        """Return true if a chunk has arrived; the job may go on for other chunks."""
+        """Return true if a chunk has arrived, even if the job goes on for other chunks."""
         result = self._results.get(job.job_id)
         return result is not None and result.verdicts[index] is Verdict.OK
 
@@ -346,7 +346,7 @@ class WatchedRunner(InlineRunner):
         return [*reports, *self._late(reports)]
 
     def _late(self, reports: Sequence[Report]) -> list[Report]:
-        """Note the reports of a poll; sometimes return a result of a job that is over already."""
+        """Note the reports of a poll; sometimes return a second result of an ended job."""
         late: list[Report] = []
         if self._over and self._rng.random() < _LATE_RATE:
             over = self._rng.choice(self._over)
@@ -374,7 +374,7 @@ class WatchedRunner(InlineRunner):
         self.discard()
 
     def discard(self) -> None:
-        """End hung calls, which may use their buffers until they end, and then the loop."""
+        """End hung calls, which can use their buffers until then, and then close the loop."""
         if self._event_loop.is_closed():
             return
         self._let_go()

@@ -1,4 +1,4 @@
-"""The decisions of a seed before anything runs: sizes, tiers, options, and rates of faults."""
+"""Draws sizes, tiers, options and rates of faults from a seed, before anything runs."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ CHUNK_BYTES = 64
 @dataclass(frozen=True, slots=True)
 class TierPlan:
     name: str
-    options: dict[str, str | int | float]  # options of the runner, as a configuration has them
+    options: dict[str, str | int | float]  # the runner's options, as in a configuration
     # The tier evicts the least recently used chunk above this number; ``None`` is unlimited.
     capacity_chunks: int | None
     padded: bool  # the tier's buffers are longer than a chunk
-    latency_s: float  # of a call without a fault, at most
-    fault_rate: float  # share of the calls with a fault
-    removals: float  # share of the steps in which the tier removes a chunk
-    outages: float  # share of the steps in which an outage begins
-    stalls: float  # share of the steps in which the tier's loop stops for a few steps
-    breaks_contract: bool  # one call may return a wrong number of results
+    latency_s: float  # the longest duration of a call without a fault
+    fault_rate: float  # fraction of the calls with a fault
+    removals: float  # fraction of the steps in which the tier removes a chunk
+    outages: float  # fraction of the steps in which an outage begins
+    stalls: float  # fraction of the steps in which the tier's loop stops for a few steps
+    breaks_contract: bool  # one call can return a wrong number of results
     refused_openings: int  # failed attempts before the tier opens
 
     @property
@@ -40,17 +40,17 @@ class Plan:
     depth: int  # chunks of the longest prefix
     requests: int
     steps: int
-    step_s: float  # a tier's time in a step, at most
-    reset_rate: float  # share of the steps with a reset
-    lull_rate: float  # share of the steps before a pause of the engine
-    choosy_rate: float  # share of the requests with a restricted choice of tiers
+    step_s: float  # the longest time of a tier in a step
+    reset_rate: float  # fraction of the steps with a reset
+    lull_rate: float  # fraction of the steps before a pause of the engine
+    choosy_rate: float  # fraction of the requests with a restricted choice of tiers
     ends: str
     tiers: tuple[TierPlan, ...]
 
 
 def draw_plan(rng: random.Random, policies: Sequence[str]) -> Plan:
     slots = rng.choice([4, 6, 8, 12, 16, 20, 24, 32, 40])
-    # Some seeds have no faults at all: a breach in them would occur in everyday use.
+    # Some seeds have no faults at all, to find breaches that would occur in everyday use.
     fault_rate = rng.choice([0.0, 0.02, 0.06, 0.2])
     tiers = rng.choices([1, 2, 3], [2, 7, 1])[0]
     return Plan(

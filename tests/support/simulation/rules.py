@@ -35,7 +35,7 @@ class _SlotUse:
 
 
 class Rules:
-    """A checker of all rules.
+    """Checks all rules.
 
     The manager is compared with the device's copies and bytes, with each tier's ledger and chunks,
     and with the policy's chunks.
@@ -52,11 +52,11 @@ class Rules:
         slots = world.plan.slots
         self._promotion_limit = slots - round(slots * world.plan.store_reserve)
         self._breach = world.breach
-        # The content of the primary tier by its events.
+        # The content of the primary tier according to its events.
         self._announced: set[OffloadKey] = set()
-        # The content of each secondary tier by its events.
+        # The content of each secondary tier according to its events.
         self._announced_below: dict[str, set[OffloadKey]] = defaultdict(set)
-        # Stores that resets withdrew, by tier.
+        # How many stores of each tier were withdrawn by resets.
         self._withdrawn: Counter[int] = Counter()
         self._offered_again = self._inside.count_offers_again()
 

@@ -1,4 +1,4 @@
-"""Many simulations, on all cores."""
+"""Plays many simulations, on all cores."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ class SpillRule:
         self.resetting = False  # a reset forgets chunks without an eviction
         self._breach = on_breach
         self._owed: list[tuple[ManagedTier, Ledger]] = []
-        # By tier: chunks that the tier refused or did not admit, so that they may be evicted.
+        # For each tier: chunks that may be evicted, because the tier refused or did not admit them.
         self._let_go: dict[str, set[OffloadKey]] = {}
 
     def watch(self, inside: Inside, ledgers: Sequence[Ledger]) -> None:

@@ -21,7 +21,7 @@ class SimulatedTierConfig(MemoryTierConfig):
     rng: Any
 
 
-#: Share of loads during which the tier loses the chunk, although the load itself succeeds.
+#: Fraction of loads during which the tier loses the chunk, although the load itself succeeds.
 _LEAVES_WHILE_LOADED = 0.1
 
 

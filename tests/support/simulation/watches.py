@@ -10,11 +10,11 @@ from kvtier_sdk.types import OffloadKey, Region, RequestContext
 
 
 class WatchedMemory:
-    """The pool as a runner sees it, which records the slot of each view."""
+    """Wraps the pool for a runner, and records the slot of each view."""
 
     def __init__(self, pool: HostPool) -> None:
         self._pool = pool
-        # One view is kept for each slot and alignment: a view's identity names its slot.
+        # Keep one view per slot and alignment, because its slot is found by the view's identity.
         self._views: dict[tuple[int, int], memoryview] = {}
         self._slots: dict[int, int] = {}
 
@@ -42,7 +42,7 @@ class WatchedMemory:
 
 
 class WatchedPolicy(EvictionPolicy):
-    """An eviction policy with checks of its choices and of the manager's calls."""
+    """Checks the choices of an eviction policy, and the manager's calls of the policy."""
 
     def __init__(
         self,

@@ -61,7 +61,7 @@ def simulate(seed: int, *, echo: Callable[[str], None] | None = None) -> Simulat
 
 
 class World:
-    """A manager, its tiers, an engine, and their watches."""
+    """A manager, its tiers and an engine, with the checks of each."""
 
     def __init__(self, seed: int, echo: Callable[[str], None] | None = None) -> None:
         self.seed = seed
@@ -89,7 +89,7 @@ class World:
             recompute_s=self.plan.recompute_s,
         )
         self.inside = Inside(self.manager)
-        # In some simulations only a few chunks may be looked up at once.
+        # In some simulations only a few chunks can be looked up at once.
         limited = random.Random(f"limit {seed}")
         if limited.random() < 0.3:
             self.inside.limit_lookups(limited.randint(1, 6))
@@ -100,7 +100,7 @@ class World:
         # In some simulations an operator drains and resumes tiers.
         self._operator = random.Random(f"operator {seed}")
         self._moves_rate = self._operator.choice([0.0, 0.0, 0.05])
-        # By tier: the step until which its loop is stalled.
+        # The step until which each tier's loop is stalled.
         self._stalled_until: list[int] = []
         self.tiers: list[SimulatedTier] = []
         self.loops: list[TierLoop] = []
@@ -117,7 +117,7 @@ class World:
         raise breach
 
     def note_error(self, message: str) -> None:
-        """Note an error logged by the SDK; for a tier's fault it may log only warnings."""
+        """Note an error logged by the SDK, which must log only warnings for a tier's fault."""
         self._first_breach = self._first_breach or Breach("nothing fails inside the SDK", message)
 
     def explain(self, error: Exception) -> Breach:
@@ -280,7 +280,7 @@ class World:
         self.rules.check()
         if calm:
             self._run_tiers(_CALM_STEP_S)
-            # A request's patience is measured in steps of the plan's length.
+            # Excuse the excess, because a request's patience assumes steps of the plan's length.
             longer_s = max(0.0, _CALM_STEP_S - self.plan.step_s)
             self.engine.excuse(longer_s * len(self.runners))
         else:

@@ -28,7 +28,7 @@ from kvtier_sdk.runner.calls import TierCaller
 from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.runner.sealing import ChunkSealer
 
-#: More than the kit ever has under way.
+#: More chunks than the kit ever moves at once.
 _MAX_CHUNKS = 1024
 
 

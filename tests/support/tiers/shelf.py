@@ -1,6 +1,6 @@
 """A tier whose store tests can inspect, disconnect and reconnect, to test the conformance kit.
 
-It behaves like a network tier in a few lines: every call takes a moment, the store outlives the
+It behaves like a network tier: every call takes a moment, the store outlives the
 instance, several instances share it, and it can be unreachable.
 """
 
