@@ -22,7 +22,7 @@ from support.pool_process import (
 from kvtier_sdk import ConfigError, HostPool, KVTierError, PoolLayout
 from kvtier_sdk.pool.limits import file_system_of
 
-# Not a multiple of a cache line, and rows of several parts are not whole pages.
+# A part is not a multiple of a cache line, and rows of several parts are not whole pages.
 PART_BYTES = 5000
 SLOTS = 16
 

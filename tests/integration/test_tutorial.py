@@ -24,7 +24,7 @@ _MARK = "--- block {} ---"
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block of a page; ``kind`` is the word after its fence, ``file`` a file's path."""
+    """A fenced block of a page. ``kind`` is the word after the fence, ``file`` a path to write."""
 
     kind: str
     text: str
