@@ -75,7 +75,7 @@ def _free_bytes(root: Path) -> int:
 def test_a_capacity_is_kept_while_sixteen_times_as_much_is_written(
     mount: Callable[[int], Path],
 ) -> None:
-    """Fails if ``ChunkStore._reserve`` reserves nothing: bytes in flight would pass the capacity."""
+    """Fails if ``ChunkStore._reserve`` does not reserve: writes would exceed the capacity."""
     root = mount(256 * MIB)
     chunk_bytes, chunks = MIB // 4, 64
     workload = [

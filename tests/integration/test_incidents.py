@@ -327,7 +327,7 @@ def test_case_22_a_verdict_does_not_outlive_its_request(make: EngineFactory) -> 
 def test_case_23_a_stored_value_is_smaller_or_larger_than_the_slot(
     make: EngineFactory, change: int
 ) -> None:
-    """Fails if no length is checked before a copy: a slot would be overrun, or half stay old."""
+    """Fails if no length is checked before a copy: a slot would overflow, or stay half old."""
     engine = make()
     stored_below(engine, *KEYS[:2])
     stored = engine.tiers[0]._objects[KEYS[0]]

@@ -1,4 +1,4 @@
-"""The memcached example: its size, its wheel, and its behaviour when servers die or hang."""
+"""The memcached example stays small, runs from its wheel, and survives dead or hung servers."""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ def test_a_process_that_is_killed_again_and_again_loses_work_and_nothing_else(
         assert failures["store.unavailable"] > 0
         assert failures["load.unavailable"] > 0
         killer.await_process()
-        # Use new keys, because killed processes have lost chunks; these must all be found.
+        # Killed processes can lose chunks, so use new keys, which must all be found.
         killer.keys, killer.stored, killer.hits = NEW_KEYS, set(), 0
         for _ in range(6):
             killer.store(12)

@@ -1,4 +1,4 @@
-"""``kvtier replay`` from the command line, also when it is killed."""
+"""``kvtier replay`` runs from the command line, and can be killed at any moment."""
 
 from __future__ import annotations
 

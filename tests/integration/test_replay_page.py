@@ -1,4 +1,4 @@
-"""The HTML report of a replay, in a real browser."""
+"""The HTML report of a replay is readable in a real browser."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ SLOTS = 150
 
 def play(engine: Live, request: ReplayRequest) -> tuple[set[bytes], set[bytes]]:
     context = engine.begin(request.request_id)
-    # A step can use no more slots than this, because the headroom is restored at its end.
+    # A step can use no more slots than this, because only its end restores the headroom.
     window = engine.manager.headroom_slots
     for start in range(0, len(request.keys), window):
         keys = request.keys[start : start + window]

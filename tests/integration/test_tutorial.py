@@ -1,4 +1,4 @@
-"""The tutorial for authors: its blocks run, and print the output that the page shows."""
+"""The blocks of the tutorial for authors run, and print the output that the page shows."""
 
 from __future__ import annotations
 

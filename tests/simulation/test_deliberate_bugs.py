@@ -41,7 +41,7 @@ BUGS: dict[str, tuple[tuple[str, ...], int, Bug]] = {}
 
 
 def bug(*rules: str, seed: int = 0) -> Callable[[Bug], Bug]:
-    """Register a bug, the rules that may find the bug, and the first seed to try.
+    """Register a bug, the rules that can find the bug, and the first seed to try.
 
     Starting with a seed that once found a rare bug saves a minute; other seeds come after it.
     """
@@ -122,7 +122,7 @@ def a_late_answer_goes_to_a_later_lookup(
 ) -> None:
     if not pending.waiting:
         pending = next((self.open[key] for key in pending.keys if key in self.open), pending)
-        # Repeat the verdicts, because the later lookup may have more keys.
+        # Repeat the verdicts, because the later lookup can have more keys.
         verdicts = (verdicts * len(pending.keys))[: len(pending.keys)]
     original(self, pending, bit, verdicts)
 

@@ -98,7 +98,7 @@ def test_calls_that_hang_in_every_place_keep_their_direction_refused(
     make: Make, operation: Operation, breaker_failures: int
 ) -> None:
     """A probe skips the queue, so its success must not close the breaker while requests wait."""
-    # Stores may use three of the four concurrent calls.
+    # Stores are allowed three of the four concurrent calls.
     hung = 3 if operation is STORE else 4
     hangs = Act(after_s=200.0, stubborn=True)
     rig = make(*[hangs] * hung, concurrency=4, breaker_failures=breaker_failures)

@@ -1,4 +1,4 @@
-"""A fault of a single chunk: the next store replaces the chunk, and no breaker opens."""
+"""After a fault of a single chunk, the next store replaces it, and no breaker opens."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def answers_after(engine: Engine, seconds: float) -> list[str]:
 def test_a_busy_machine_still_serves_full_hits(make: Make) -> None:
     engine = computing(make)
     assert engine.manager.stats[0].recompute_s == pytest.approx(CHUNK_S, rel=0.05)
-    # 100 ms is twice what every lookup may take; recomputing takes 160 ms, so the wait pays.
+    # 100 ms is twice a lookup's usual limit; recomputing takes 160 ms, so waiting pays.
     assert answers_after(engine, 0.1) == ["HIT"] * 4
 
 

@@ -210,7 +210,7 @@ def test_a_result_that_does_not_fit_fails(make_rig: Make, caplog: pytest.LogCapt
 def test_the_end_of_a_dead_process_is_not_charged_to_the_next_one(
     make_rig: Make, clock: HeldBackClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An idle engine may see the old socket close only after the next process has started."""
+    """An idle engine can see the old socket close only after the next process has started."""
     suspected: list[int | None] = []
     monkeypatch.setattr(ChildProcess, "lost", lambda child, error: suspected.append(child.pid))
     rig = make_rig().open()
