@@ -1,4 +1,4 @@
-"""A host pool that several processes map, and the files left after they are killed."""
+"""Several processes map a host pool, and remove the files that killed processes left."""
 
 from __future__ import annotations
 

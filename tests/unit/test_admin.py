@@ -1,4 +1,4 @@
-"""The admin socket: who can connect, which files it replaces, and how it answers bad requests."""
+"""The admin socket serves its owner only, replaces a dead socket, and answers bad requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trace recorder: its lines, the limits on its files, and its behaviour on errors."""
+"""The trace recorder writes a line for each request, limits its files, and survives errors."""
 
 from __future__ import annotations
 

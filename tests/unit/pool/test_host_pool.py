@@ -1,4 +1,4 @@
-"""Views of the host pool: their content, their lifetime, and the error that names holders."""
+"""Views of the host pool share its memory, and closing the pool names the views' holders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory of a host pool: shared or private, prefaulted, and limited by free space."""
+"""A host pool's memory, shared or private, is prefaulted and keeps to the tightest limit."""
 
 from __future__ import annotations
 
