@@ -1,4 +1,4 @@
-"""Both runners, and third-party packages that are built and installed the way users do it."""
+"""Fixtures for both runners, and for third-party packages built and installed as users do it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``kvtier backends`` lists the installed backends, broken ones with the reason."""
+"""``kvtier backends`` lists the installed backends, and says why the broken ones fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small runs of the benchmarks; their timings are not checked."""
+"""The benchmarks run with small sizes; their timings are not checked."""
 
 from __future__ import annotations
 

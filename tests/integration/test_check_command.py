@@ -47,7 +47,7 @@ BY_CLASS = {"type": "KVTierSecondaryTier", "backend": "memory"}
 
 
 def check(*arguments: str) -> subprocess.CompletedProcess[str]:
-    # A busy machine may be slow; a test can pass its own timeout, which then applies.
+    # The machine can be busy, so allow 120 s; a test overrides this with its own --timeout.
     return kvtier("check", "--timeout", "120s", *arguments)
 
 

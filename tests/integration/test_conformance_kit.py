@@ -105,7 +105,7 @@ def test_a_kept_buffer_names_its_holder() -> None:
 
 
 def test_every_check_but_one_has_a_tier_that_fails_it() -> None:
-    # A check that fails in a thread fails in a process too.
+    # No broken tier fails in a thread alone, because it would fail in a process too.
     assert CHECKS.keys() - {tier.fails for tier in BROKEN_TIERS} == {"check_it_runs_in_a_thread"}
 
 
@@ -115,7 +115,7 @@ def test_the_state_machine_finds_wrong_bytes(tier: type[BrokenTier]) -> None:
     with pytest.raises(ConformanceError, match="a load succeeded, but"):
         run_state_machine_as_test(
             machine,
-            # Hypothesis need not shorten the failing example; one failure is enough.
+            # One failing example is enough, so skip Hypothesis's search for a shorter one.
             settings=settings(
                 max_examples=500, deadline=None, database=None, phases=[Phase.generate]
             ),
@@ -142,7 +142,7 @@ def test_the_search_for_a_shorter_sequence_is_bounded() -> None:
 
 
 class Unsteady(ShelfTier):
-    """Loads wrong bytes once."""
+    """A tier whose first load returns wrong bytes."""
 
     async def load_chunk(self, transfer: Transfer) -> None:
         await super().load_chunk(transfer)

@@ -1,6 +1,6 @@
 """A file tier at its capacity, and on a disk that becomes full during a replay.
 
-A full disk is a small file system if the process may mount one, or else a ``pwritev`` that raises
+The tests fill a small file system if the process can mount one; otherwise ``pwritev`` raises
 ``ENOSPC``.
 """
 
@@ -75,7 +75,7 @@ def _free_bytes(root: Path) -> int:
 def test_a_capacity_is_kept_while_sixteen_times_as_much_is_written(
     mount: Callable[[int], Path],
 ) -> None:
-    """Fails if ``ChunkStore._reserve`` reserves nothing: bytes in flight exceed the capacity."""
+    """Fails if ``ChunkStore._reserve`` does not reserve: writes would exceed the capacity."""
     root = mount(256 * MIB)
     chunk_bytes, chunks = MIB // 4, 64
     workload = [
@@ -93,8 +93,8 @@ def test_a_capacity_is_kept_while_sixteen_times_as_much_is_written(
     assert (report.wrong_bytes, report.failures, report.dropped) == (0, {}, 0)
     assert report.tiers[1].stored_bytes == 2**30
     assert report.tiers[1].evicted_chunks > 4096 - 257
-    # Writes in flight reserve their bytes, so they count towards the capacity. The ledger does not
-    # count: it grows to 1 MiB before it is restarted. Directories add a few pages.
+    # Writes in flight reserve their bytes, so they stay within the capacity. The ledger adds up to
+    # 1 MiB before it is restarted, and directories add a few pages.
     assert 63 * MIB < most[0] < 64 * MIB + MIB + 2**16
 
 
@@ -122,7 +122,7 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FullDisk:
 
 
 def test_a_replay_goes_on_when_the_disk_runs_full(disk: FullDisk) -> None:
-    """Fails if ``TierCapacityError`` does not open the breaker: then every store is tried."""
+    """Fails if ``TierCapacityError`` does not open the breaker: every store would be tried."""
     workload = chat_workload(300, 0)
 
     def progressed(done: int) -> None:
@@ -170,7 +170,7 @@ def test_a_disk_that_others_fill_keeps_what_was_stored_last(
 
 
 def test_a_full_disk_stops_stores_and_not_loads_until_there_is_room(disk: FullDisk) -> None:
-    """Fails if a full disk opens the breaker of loads too: the lookups below then miss."""
+    """Fails if a full disk opens the breaker of loads too: the lookups below would miss."""
     keys = [b"%036d" % n for n in range(128)]
     with live([disk.url], slots=16) as engine:
         stats = engine.manager.stats[1]

@@ -12,7 +12,7 @@ from support.runners import KEYS, misbehaving
 from kvtier_sdk import RequestContext, TierSpec
 from kvtier_sdk.metrics import metric_samples
 
-#: ``open_deadline`` values: the tests' tiers open within the first, and not within the second.
+#: Values of ``open_deadline``: the tests' tiers open within LONG, but not within SHORT.
 LONG, SHORT = "60s", "200ms"
 
 

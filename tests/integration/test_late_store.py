@@ -1,4 +1,4 @@
-"""An engine that starts while its Redis server is down, and uses the server once it is up."""
+"""An engine starts while its Redis server is down, and uses the server once it is up."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_an_engine_starts_without_its_store_and_uses_it_when_it_is_back(
         failures = tier.open_failures
         while not tier.is_open:
             engine.step()
-        # One failed attempt may be running, and one may be uncounted; the next attempt succeeds.
+        # One attempt can still fail, and one failure can be uncounted; the next attempt succeeds.
         assert tier.open_failures - failures <= 2
         engine.manager.on_request_finished(request)
         late = engine.begin("late")

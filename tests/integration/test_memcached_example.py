@@ -1,4 +1,4 @@
-"""The memcached example: its size, its wheel, and its behaviour when servers die or hang."""
+"""The memcached example stays small, runs from its wheel, and survives dead or hung servers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def command(environment: Path, *words: str) -> list[str]:
 
 
 def replay(environment: Path, *words: str) -> list[str]:
-    # Each chunk is stored in several pieces; the pool is too small, so hits come from the tier.
+    # Chunks are stored in several pieces, and the pool is so small that hits come from the tier.
     sizes = ["--slots", "40", "--chunk-bytes", "256KiB"]
     return command(environment, "kvtier_sdk.cli", "replay", "--json", *sizes, *words)
 

@@ -17,7 +17,7 @@ from support.redis_server import Server
 from support.s3_server import S3Server
 
 FILE = Path(__file__).with_name("messages.txt")
-#: By title: facts of the engine that this start changes. The starts run in this order.
+#: Each start's title, and the engine's facts that it changes; the starts run in this order.
 STARTS: dict[str, dict[str, str]] = {
     "A healthy start in an empty place": {},
     "The next start in the same place": {},
@@ -64,7 +64,7 @@ def test_messages(places: dict[str, str]) -> None:
     printed |= {title: print_start(places, **facts) for title, facts in STARTS.items()}
     text = "\n\n".join(f"# {title}\n{lines}" for title, lines in printed.items()) + "\n"
     assert "hunter2" not in text
-    # Cut the list of options: adding an option does not change this message.
+    # Cut the list of options, because every new option would change this message.
     text = re.sub("allowed: admission, .*", "allowed: ...", text)
     if os.environ.get("KVTIER_WRITE_MESSAGES"):
         FILE.write_text(text, encoding="utf-8")

@@ -24,7 +24,7 @@ def test_promtool_accepts_the_rules(tmp_path: Path) -> None:
     assert f"SUCCESS: {len(ALERTS)} rules found" in check_rules(path)
 
 
-#: By alert: the minute at which it fires, and series with one value a minute that make it fire.
+#: For each alert, the minute at which it fires, and the series (one value a minute) that cause it.
 TROUBLE: dict[str, tuple[int, dict[str, str]]] = {
     "KVTierReadsSuspended": (10, {"read_breaker_open{tier='far'}": "1x60"}),
     "KVTierStoresSuspended": (10, {"store_breaker_open{tier='far'}": "1x60"}),
@@ -103,7 +103,7 @@ def firing_at(directory: Path, minute: int, series: dict[str, str]) -> set[str]:
     script.write_text(
         json.dumps({"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": [test]})
     )
-    # The test expects no alert, so promtool fails and lists those that fire.
+    # The script expects no alert, so promtool fails and lists the alerts that fire.
     said = play_rules(script)
     firing = set(re.findall(r'alertname=\\?"(\w+)', said.partition("got:")[2]))
     assert firing or "SUCCESS" in said, said

@@ -1,4 +1,4 @@
-"""``kvtier new-backend``: its project passes its own tests unedited, and refusals give a reason."""
+"""``kvtier new-backend`` makes a project that passes its own tests, or says why it cannot."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ FACTS: dict[str, Any] = {
     "hash_seed": "11" * 32,
 }
 TOKENS = list(range(1000, 1100))
-#: By command: options needed without a terminal, and text that the output contains.
+#: For each command, the options needed without a terminal, and text that it prints.
 EXPECTED = {
     "check CONFIG": ((), ": ok"),
     "tier du CONFIG": ((), "meta-llama/Llama-3.1-8B"),

@@ -1,4 +1,4 @@
-"""Tiers in threads and processes under a manager, and tier processes that are killed."""
+"""A manager works with tiers in threads and in processes, even if the processes are killed."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class Killer:
         return thread
 
     def kill_with(self, monkeypatch: pytest.MonkeyPatch, loads: bool) -> int:
-        """Kill the process when its socket holds the next loads or stores, still unread."""
+        """Kill the process once loads or stores are in its socket, still unread; return its PID."""
         pid, flush = self.await_process(), self._client.flush
         wanted = Operation.LOAD if loads else Operation.STORE
         done = False
@@ -164,7 +164,7 @@ def test_a_process_that_is_killed_again_and_again_loses_work_and_nothing_else(
             else:
                 with pytest.MonkeyPatch.context() as monkeypatch:
                     pid = killer.kill_with(monkeypatch, loads)
-                    # Repeat until a chunk really has to be loaded from the tier or stored in it.
+                    # Repeat, because the tier gets nothing if all chunks are in the pool.
                     while killer.pid == pid:
                         (killer.load if loads else killer.store)(12)
             assert set(engine.manager.left_over().values()) == {0}
@@ -172,7 +172,7 @@ def test_a_process_that_is_killed_again_and_again_loses_work_and_nothing_else(
         assert failures["store.unavailable"] > 0
         assert failures["load.unavailable"] > 0
         killer.await_process()
-        # New keys: chunks stored by a killed process may be lost, but these may not.
+        # Killed processes can lose chunks, so use new keys, which must all be found.
         killer.keys, killer.stored, killer.hits = NEW_KEYS, set(), 0
         for _ in range(6):
             killer.store(12)

@@ -1,4 +1,4 @@
-"""``kvtier replay`` from the command line, also when it is killed."""
+"""``kvtier replay`` runs from the command line, and can be killed at any moment."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_the_closed_loop_is_exact_whatever_the_pool(slots: str) -> None:
 
 @pytest.mark.parametrize("tiers", [[], ["memory:?capacity=3MiB"]], ids=["pool", "tier"])
 def test_a_recorded_trace_hits_what_its_engine_has_hit(tmp_path: Path, tiers: list[str]) -> None:
-    # A recorded trace has other keys, and the default policy 'prefix' samples chunks by key.
+    # Use LRU: a recorded trace has other keys, and the default policy samples chunks by key.
     options = {"slots": 100, "chunk_bytes": "8KiB", "tiers": tiers, "policy": "lru"}
     recording = {**options, "trace_dir": str(tmp_path / "trace"), "trace_file_size": "40KB"}
     workload = chat_workload(300, 5)
@@ -70,7 +70,7 @@ def test_a_recorded_trace_hits_what_its_engine_has_hit(tmp_path: Path, tiers: li
     assert {request.chunk_bytes for request in recorded} == {8192}
     again = driver.replay(recorded, TieringConfig.from_dict(options))
     assert [tier.hit_chunks for tier in again.tiers] == [t.hit_chunks for t in engine.tiers]
-    # The pool evicts chunks, so the hits depend on the order of the requests.
+    # The pool has to evict chunks; otherwise the order of the requests would not matter.
     assert 0 < engine.hit_rate < unlimited_hit_rate(workload)
 
 
@@ -242,7 +242,7 @@ def test_a_file_says_what_flags_would(tmp_path: Path) -> None:
     assert by_file["hit_rate"] == by_flags["hit_rate"]
     assert by_file["tiers"][0]["hit_blocks"] == by_flags["tiers"][0]["hit_blocks"]
     assert files(tmp_path / "kv")
-    # Options of the command line override the file: a pool that evicts nothing, and other tiers.
+    # The options override the file's slots and tiers; a pool of this size evicts nothing.
     done = kvtier(*common, "--config", str(config), "--slots", "2000", "--tier", "memory:?name=m")
     host, memory = json.loads(done.stdout)["tiers"]
     assert (host["evicted_blocks"], by_file["tiers"][0]["evicted_blocks"] > 0) == (0, True)

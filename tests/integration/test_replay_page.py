@@ -1,4 +1,4 @@
-"""The HTML report of a replay, in a real browser."""
+"""The HTML report of a replay is readable in a real browser."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.reader
 #: HTML in a trace's name must be shown as text.
 NAME = "<b>it's & co.jsonl"
 WINDOWS = [(width, scheme) for width in (400, 1600) for scheme in ("light", "dark")]
-#: Texts that their chart's edge cuts off, or that overlap.
+#: Texts that overlap, or are cut off at the edge of their chart.
 UNREADABLE = """
 [...document.querySelectorAll("svg")].flatMap(svg => {
   const edge = svg.getBoundingClientRect();
@@ -32,7 +32,7 @@ UNREADABLE = """
   return texts.filter((_, at) => bad[at]).map(text => text.textContent);
 })
 """
-#: Parts of the page whose content is wider than the part.
+#: Elements of the page that are too narrow for their content.
 OVERFLOWING = """
 [...document.querySelectorAll("header, .tile, figure, .legend, section > *")]
   .filter(of => of.scrollWidth > of.clientWidth).map(of => of.textContent)

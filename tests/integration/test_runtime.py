@@ -85,7 +85,7 @@ def test_a_drained_tier_does_nothing_and_then_serves_again(config: TieringConfig
     assert out["tiers"][0]["is_drained"]
     assert out["tiers"][0]["is_idle"]
     assert work(out["tiers"][0]) == work(back["tiers"][0])
-    # ``found`` may be 0: chunks that this process stored are loaded without a lookup.
+    # ``found`` can be 0, because chunks that this process stored are loaded without a lookup.
     assert min(work(out["tiers"][0])[1:]) > 0
     assert work(out["tiers"][1]) < work(back["tiers"][1]), "the other one serves meanwhile"
     gained = zip(work(back["tiers"][0]), work(end["tiers"][0]), strict=True)

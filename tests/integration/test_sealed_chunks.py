@@ -1,4 +1,4 @@
-"""Engines that share a store, with the same encryption keys, different keys, or none."""
+"""Engines share a store and use the same encryption keys, different keys, or none."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ def test_two_engines_with_different_keys_come_to_rest(empty_store: Store, tmp_pa
                 push_out(engine, turn)
         assert served == [{"MISS"}] * 4 + [{"HIT"}, {"MISS"}]
         count = len(CHUNKS)
-        # A known chunk is loaded without a lookup. If that fails, a lookup finds the chunk in the
-        # tier, and the chunk is loaded once more.
+        # Each chunk fails twice: first it is known and loaded without a lookup, then a lookup
+        # finds it in the tier and it is loaded again.
         assert failures(ours) == {"load.auth": 2 * count}
         assert failures(theirs) == {"load.auth": 4 * count, "store.auth": 2 * count}
 

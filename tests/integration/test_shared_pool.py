@@ -1,4 +1,4 @@
-"""A host pool that several processes map, and the files left after they are killed."""
+"""Several processes map a host pool, and remove the files that killed processes left."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from support.pool_process import (
 from kvtier_sdk import ConfigError, HostPool, KVTierError, PoolLayout
 from kvtier_sdk.pool.limits import file_system_of
 
-# Not a multiple of a cache line, and rows of several parts are not whole pages.
+# A part is not a multiple of a cache line, and rows of several parts are not whole pages.
 PART_BYTES = 5000
 SLOTS = 16
 

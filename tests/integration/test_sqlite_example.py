@@ -1,4 +1,4 @@
-"""The example of a third-party backend: its size, and a run from its wheel."""
+"""The example of a third-party backend stays small, and runs from its wheel."""
 
 from __future__ import annotations
 

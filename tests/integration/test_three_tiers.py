@@ -1,6 +1,6 @@
-"""A production trace through all tiers at once, on real servers that die and come back.
+"""Replay a production trace through all tiers, on real servers that die and come back.
 
-The trace is the file that ``KVTIER_TRACE`` names, or one beside the project, or generated chats.
+The trace is the file named by ``KVTIER_TRACE``, else one beside the project, else generated.
 ``KVTIER_TRACE_REQUESTS`` limits the requests; ``make test-trace`` plays 130 times the default.
 """
 
@@ -25,7 +25,7 @@ from kvtier_sdk import TieringConfig
 from kvtier_sdk.cli.replay import ReplayRequest, chat_workload, read_trace, replay
 
 CHUNK_BYTES = 4096
-#: Fewer than the chunks that the trace uses again, so that hits must come from the tiers.
+#: Too few for the chunks that the trace reuses, so that hits must come from the tiers.
 SLOTS = 250
 REQUESTS = int(os.environ.get("KVTIER_TRACE_REQUESTS", "30"))
 BESIDE = Path(__file__).parents[3] / "shared" / "traces" / "conversation-4k.jsonl"
@@ -67,12 +67,12 @@ def distinct_chunks(workload: Sequence[ReplayRequest]) -> int:
 
 
 def play(trace: Path, *stores: Store) -> dict[str, Any]:
-    """Run the command in a process; return its report, with the tiers by name."""
+    """Replay the trace in a new process; return the report, with the tiers by name."""
     command = [sys.executable, "-c", "from kvtier_sdk.cli import main; main()", "replay", "--json"]
     command += ["--trace", str(trace), "--chunk-bytes", str(CHUNK_BYTES), "--slots", str(SLOTS)]
     for store in stores:
         command += ["--tier", store.url]
-    # Progress on stderr reaches the terminal, because the whole trace takes long.
+    # Leave stderr to the terminal, because it shows the progress of a long run.
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     report: dict[str, Any] = json.loads(done.stdout)
     report["tiers"] = {tier["name"]: tier for tier in report["tiers"]}

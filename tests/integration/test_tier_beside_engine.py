@@ -20,7 +20,7 @@ _WORKLOAD = chat_workload(500, 3)
 
 
 def play(root: Path) -> ReplayReport:
-    """Play a workload larger than the tier, so that hits depend on what the tier evicts."""
+    """Play a workload larger than the tier, so that hits depend on the tier's evictions."""
     options = {
         "slots": 50,
         "chunk_bytes": CHUNK_BYTES,
@@ -32,7 +32,7 @@ def play(root: Path) -> ReplayReport:
 @contextmanager
 def tools_at_work(root: Path, runs: list[str]) -> Iterator[None]:
     """Run the commands on a store while the block runs; append each success to ``runs``."""
-    # Limits far below the stored bytes, so that a command that applied them would remove chunks.
+    # The limits are so low that a command which applied them would remove chunks.
     url = f"file://{root}?direct_io=off&capacity=400KiB&min_free=90%"
     ended = threading.Event()
 
@@ -42,7 +42,7 @@ def tools_at_work(root: Path, runs: list[str]) -> Iterator[None]:
         while not ended.is_set():
             for words in (["ls"], ["verify"], ["du"], ["explain", "--key", "00"]):
                 done = kvtier("tier", words[0], "--json", url, *words[1:])
-                # While the engine opens its tier, its directory is incomplete.
+                # A command can fail while the engine opens its tier: the directory is incomplete.
                 if done.returncode == 0 and json.loads(done.stdout):
                     runs.append(words[0])
 

@@ -1,4 +1,4 @@
-"""The tutorial for authors: its blocks run, and print the output that the page shows."""
+"""The blocks of the tutorial for authors run, and print the output that the page shows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MARK = "--- block {} ---"
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block of a page; ``kind`` is the word after its fence, ``file`` a file's path."""
+    """A fenced block of a page. ``kind`` is the word after the fence, ``file`` a path to write."""
 
     kind: str
     text: str

@@ -1,4 +1,4 @@
-"""Tensor parallelism of two: a worker in each of two processes, over one pool."""
+"""Two worker processes (tensor parallelism) share one pool."""
 
 from __future__ import annotations
 

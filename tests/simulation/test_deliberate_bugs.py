@@ -1,6 +1,6 @@
-"""Deliberate bugs: each breaks one rule of the code, and the simulation has to find the bug.
+"""The simulation finds each deliberate bug, which breaks one rule of the code.
 
-Each is a small change to one method. ``-s`` shows how many seeds were needed.
+Each bug is a small change to one method. ``-s`` shows how many seeds were needed.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ BUGS: dict[str, tuple[tuple[str, ...], int, Bug]] = {}
 
 
 def bug(*rules: str, seed: int = 0) -> Callable[[Bug], Bug]:
-    """Register a bug, the rules that may find the bug, and the first seed to try.
+    """Register a bug, the rules that can find the bug, and the first seed to try.
 
-    A seed that once found a rare bug saves a minute; the other seeds follow if it finds none.
+    Starting with a seed that once found a rare bug saves a minute; other seeds come after it.
     """
 
     def enter(make: Bug) -> Bug:
@@ -54,7 +54,7 @@ def bug(*rules: str, seed: int = 0) -> Callable[[Bug], Bug]:
 
 
 def around(owner: type, name: str) -> Callable[[Callable[..., Any]], Bug]:
-    """Replace a method by ``function(original, self, ...)``."""
+    """Make a bug that replaces a method by ``change(original, self, ...)``."""
 
     def make(change: Callable[..., Any]) -> Bug:
         @functools.wraps(change)
@@ -122,7 +122,7 @@ def a_late_answer_goes_to_a_later_lookup(
 ) -> None:
     if not pending.waiting:
         pending = next((self.open[key] for key in pending.keys if key in self.open), pending)
-        # Repeat the verdicts, because the later lookup may have more keys.
+        # Repeat the verdicts, because the later lookup can have more keys.
         verdicts = (verdicts * len(pending.keys))[: len(pending.keys)]
     original(self, pending, bit, verdicts)
 

@@ -14,11 +14,11 @@ from support.simulation.__main__ import main
 
 from kvtier_sdk.tiering.manager import TieringManager
 
-#: Not the 60 seeds from 0 on, because none of them loads a chunk while a tier is unreachable.
+#: Start at 100: none of the seeds 0 to 59 loads a chunk while a tier is unreachable.
 FIRST_SEED, SEEDS = 100, 60
 TESTS = Path(__file__).parents[1]
 
-#: Events that a short run must contain to test them, grouped by their first words.
+#: Events that a short run must contain, grouped by their first words.
 MET = {
     "": "preemptions, choosy requests, touches, results of jobs that were over, lookups put off",
     "requests ": "finished while running",
@@ -43,7 +43,7 @@ MET = {
 
 def test_no_rule_is_broken_and_everything_is_met() -> None:
     met = [kind + what for kind, several in MET.items() for what in several.split(", ")]
-    # One process, because other tests use the other cores.
+    # Use one process, because other tests use the other cores.
     report = soak(FIRST_SEED, SEEDS, processes=1)
     assert report.seeds == SEEDS
     assert report.steps > 50 * SEEDS

@@ -40,7 +40,7 @@ def check(
 
 
 def hand_built(**changes: object) -> bytes:
-    """Build a header from the module's docstring alone, without the module's code."""
+    """Build a header as the module's docstring describes, without the module's code."""
     fields: dict[str, object] = {
         "magic": b"KVTC",
         "version": 1,

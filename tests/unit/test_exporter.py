@@ -1,4 +1,4 @@
-"""The metrics endpoint: its pages, its start, and its errors."""
+"""The metrics endpoint serves every metric, and explains a taken port or a missing extra."""
 
 from __future__ import annotations
 

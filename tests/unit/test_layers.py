@@ -1,4 +1,4 @@
-"""Rules for imports between layers and for uses of time, checked in the source.
+"""The source keeps the rules for imports between layers and for uses of time.
 
 Each checker takes source text, so that a test can also show that it catches a violation.
 """

@@ -28,7 +28,7 @@ def test_speed_is_that_of_the_time_under_way_and_never_below_that_of_the_whole_r
 ) -> None:
     tier = TierStats("disk", "file", stored_bytes=10**9)
     tier.job_s["store"].observe(0.5)
-    # The busy time is eight times the duration: eight jobs ran all the time.
+    # Eight jobs ran all the time, so the busy time is eight times the duration.
     tier.loaded_bytes = 3 * 10**9
     tier.job_s["load"].observe(16.0)
     print_report(report_of(tier), overlapped=True)

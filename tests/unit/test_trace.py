@@ -1,4 +1,4 @@
-"""The trace recorder: its lines, the limits on its files, and its behaviour on errors."""
+"""The trace recorder writes a line for each request, limits its files, and survives errors."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_a_kill_loses_at_most_a_second(make: MakeRecorder, tmp_path: Path) -> No
     for _ in range(300):
         if recorder.written or done.wait(0.1):
             break
-    # The recorder is neither closed nor flushed before this.
+    # The line is there although the test has neither closed nor flushed the recorder.
     assert len(lines(tmp_path)) == 1
 
 

@@ -1,4 +1,4 @@
-"""Fixtures of each network tier: a real server, and tiers that reach it through a proxy."""
+"""Fixtures for each network tier: a real server, and a proxy in front of it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def bounded() -> AsyncIterator[None]:
 
 @dataclass
 class Network:
-    """A connection to a server through a proxy that can hold, cut or reset it."""
+    """A proxy in front of a server, and a workbench that opens tiers through the proxy."""
 
     proxy: Proxy
     url: Callable[[str], str]

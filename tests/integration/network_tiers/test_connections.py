@@ -9,7 +9,7 @@ import pytest
 from kvtier_sdk import TierTimeoutError, TierUnavailableError
 
 CHUNK_BYTES = 4 * 2**20
-# More than the sockets' buffers hold, so that a transfer can stop in the middle.
+# Larger than the sockets' buffers, so that a transfer can stop in the middle.
 LONG_BYTES = 32 * 2**20
 
 _numbers = itertools.count()

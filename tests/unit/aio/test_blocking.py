@@ -139,7 +139,7 @@ async def test_a_call_cancelled_at_once_is_not_run(released: threading.Event) ->
     with pytest.raises(asyncio.CancelledError):
         await task
     released.set()
-    # Calls run in order: this one has run, so the cancelled one was skipped.
+    # Calls run in order, so once this one has run, the cancelled one was skipped.
     await run_blocking(lambda: None)
     assert not ran.is_set()
 
@@ -155,7 +155,7 @@ async def test_a_call_cancelled_at_once_holds_no_arguments() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     del task
-    await asyncio.sleep(0)  # let the task that woke this one end: the loop still refers to it
+    await asyncio.sleep(0)  # let the waking task end, because the loop still refers to it
     gc.collect()
     assert seen() is None
 
@@ -171,7 +171,7 @@ async def test_no_more_calls_than_the_limit_run_at_once(released: threading.Even
 
 async def test_an_idle_thread_is_used_again() -> None:
     threads = {await run_blocking(threading.current_thread) for _ in range(50)}
-    # A call can start a new thread if no thread has reported itself idle yet.
+    # Some calls start a new thread, because no thread has reported itself idle yet.
     assert len(threads) < 25
 
 

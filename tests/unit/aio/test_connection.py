@@ -14,7 +14,7 @@ from support.peer import Peer, open_peer, settle
 
 from kvtier_sdk import Connection, SystemClock, TierTimeoutError, TierUnavailableError
 
-# More than the sockets' buffers hold, so that a send can stop in the middle.
+# Larger than the sockets' buffers, so that a send can stop in the middle.
 LONG = bytes(32 * 2**20)
 
 

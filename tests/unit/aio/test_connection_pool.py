@@ -1,4 +1,4 @@
-"""The connection pool: its size, the order of lending, and which connections it closes."""
+"""The connection pool keeps its limit, lends in order, and closes unusable connections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Targets on a command line: a URL, a configuration file, vLLM's JSON, or one of their tiers."""
+"""A target on a command line is a URL, a configuration file, vLLM's JSON, or one tier of a file."""
 
 from __future__ import annotations
 

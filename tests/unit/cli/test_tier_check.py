@@ -1,4 +1,4 @@
-"""Checks of tiers: they succeed or fail, and leave nothing behind."""
+"""Checks of tiers succeed or fail, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -244,9 +244,9 @@ def test_an_interrupted_trial_does_not_wait_for_the_tier() -> None:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
             return await super().load(batch)
 
-    # Both the load and the close would hang for longer than a test may take.
+    # Waiting for the load or for the close would take an hour.
     with pytest.raises(KeyboardInterrupt):
-        # The unusual name keeps its late log lines apart from those of other tests' tiers.
+        # A name of its own keeps the tier's late log lines out of other tests.
         trial_of(Interrupted, 3600.0, name="interrupted", on_load="hang", close_s=3600.0)
 
 

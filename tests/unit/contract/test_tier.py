@@ -31,7 +31,7 @@ def transfers(*keys: OffloadKey) -> list[Transfer]:
 
 
 class Recorder(ChunkTierManager):
-    """A tier in which each chunk waits for its gate, then ends with its entry in ``outcomes``."""
+    """A tier that waits for each chunk's gate, then raises the chunk's entry in ``outcomes``."""
 
     contract_version = 1
     fan_out = 3

@@ -1,4 +1,4 @@
-"""An engine's own memory used as slots: shared mappings, object offsets, a tier process's view."""
+"""An engine's own memory serves as slots, and a tier's process maps the same objects."""
 
 from __future__ import annotations
 

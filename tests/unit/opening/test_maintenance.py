@@ -1,4 +1,4 @@
-"""A tool's tier waits for each answer, and raises errors for what a tier does wrong."""
+"""A tier opened for a tool waits for each answer, and raises an error if the answer is wrong."""
 
 from __future__ import annotations
 

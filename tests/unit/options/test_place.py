@@ -1,4 +1,4 @@
-"""The path of an option in an error message, and the suggestion of a similar name."""
+"""An error message shows the path of an option, and suggests a similar name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options whose secret comes from a file or an environment variable."""
+"""An option's secret can come from a file or an environment variable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every eviction policy against a model of the resident chunks, and the strengths of each."""
+"""Every eviction policy agrees with a model of the resident chunks, and shows its strengths."""
 
 from __future__ import annotations
 

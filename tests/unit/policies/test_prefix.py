@@ -1,4 +1,4 @@
-"""The 'prefix' policy: its simulations, and its hits compared with other policies."""
+"""The 'prefix' policy evicts a prefix's end first, and hits at least as often as LRU and ARC."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_simulation_hits_like_a_sorted_pool(uses: list[tuple[int, int]], weigh
         of = min(last[chunk][1] + more, len(_CLASSES) - 1) if chunk in last else 0
         hits += pool.pop(chunk, None) is not None
         worth = now + bonuses[of]
-        # A pool never keeps a chunk worth less than one that it dropped.
+        # A pool never keeps a chunk that is worth less than a chunk it has dropped.
         if worth >= floor:
             pool[chunk] = worth
         if len(pool) > slots:

@@ -1,4 +1,4 @@
-"""Views of the host pool: content and lifetime, and an error that names a view's holders."""
+"""Views of the host pool share its memory, and closing the pool names the views' holders."""
 
 from __future__ import annotations
 

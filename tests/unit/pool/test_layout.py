@@ -1,4 +1,4 @@
-"""Offsets of the parts of a slot, and the layout in the header of a pool's file."""
+"""The parts of a slot lie in a row, and the header of a pool's file holds the layout."""
 
 from __future__ import annotations
 

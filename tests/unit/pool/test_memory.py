@@ -1,4 +1,4 @@
-"""Memory of a host pool: shared or private, prefaulted, and limited by free space."""
+"""A host pool's memory, shared or private, is prefaulted and keeps to the tightest limit."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ V1 = {
     [
         ("0::/pod/box\n", V2, "pod"),
         ("9:cpu:/x\n4:memory:/box\n", V1, "memory/box"),
-        # In a container, the mount's root is its own group, but the path is that of the host.
+        # In a container, the mount's root is the container's group, but the path is the host's.
         ("4:memory:/docker/1234\n", {k.replace("box/", ""): v for k, v in V1.items()}, "memory"),
         ("0::/../elsewhere\n", {k.replace("pod/", ""): v for k, v in V2.items()}, ""),
     ],

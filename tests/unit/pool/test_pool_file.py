@@ -1,4 +1,4 @@
-"""Races at a pool's start: another process acts between two steps."""
+"""Another process acts between two steps of a pool's start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The circuit breaker against a simple model of its rules."""
+"""The circuit breaker agrees with a simple model of its rules."""
 
 from __future__ import annotations
 

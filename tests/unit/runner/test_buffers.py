@@ -1,4 +1,4 @@
-"""Buffers lent to a tier for chunks in flight."""
+"""Buffers lent to a tier do not overlap, and too large a region is refused."""
 
 from __future__ import annotations
 

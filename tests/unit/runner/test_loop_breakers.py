@@ -18,7 +18,7 @@ def test_an_open_breaker_refuses_at_once_and_without_a_call(make: Make) -> None:
     calls = len(rig.tier.calls)
     for operation in (LOOKUP, LOAD, TOUCH):
         job = rig.job(operation)
-        rig.submit(job)  # refused at once: the loop does not run after this
+        rig.submit(job)  # must be refused at once, because the loop does not run again
         assert rig.account.verdicts(job.job_id) == ["unavailable"]
     assert len(rig.tier.calls) == calls
     assert rig.do(STORE) == ["ok"]
@@ -97,8 +97,8 @@ def test_a_deadline_that_the_queue_used_up_says_nothing_of_the_tier(make: Make) 
 def test_calls_that_hang_in_every_place_keep_their_direction_refused(
     make: Make, operation: Operation, breaker_failures: int
 ) -> None:
-    """A probe skips the queue, so it would close the breaker while requests still had to wait."""
-    # Stores may use three of the four concurrent calls.
+    """A probe skips the queue, so its success must not close the breaker while requests wait."""
+    # Stores are allowed three of the four concurrent calls.
     hung = 3 if operation is STORE else 4
     hangs = Act(after_s=200.0, stubborn=True)
     rig = make(*[hangs] * hung, concurrency=4, breaker_failures=breaker_failures)
@@ -118,7 +118,7 @@ def test_calls_that_hang_in_every_place_keep_their_direction_refused(
         assert rig.account.verdicts(refused.job_id) == ["unavailable"]
         rig.run_for(10.0)
     assert not any(rig.loop._queues.values())
-    # The hanging calls end, so queued calls can start.
+    # Once the hanging calls end, queued calls can start.
     rig.tier.let_go.set()
     rig.run_for(35.0)
     assert rig.account.breakers[direction] is BreakerState.CLOSED

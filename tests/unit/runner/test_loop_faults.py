@@ -1,4 +1,4 @@
-"""A fault of a single chunk: the next store replaces the chunk, and no breaker opens."""
+"""After a fault of a single chunk, the next store replaces it, and no breaker opens."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_load_that_never_ends_is_a_failed_one(make: Make) -> None:
     assert rig.do(LOAD, BAD, run_s=6.0) == ["timeout"]
     rig.do(STORE, BAD)
     assert rig.tier.replaced == [BAD]
-    rig.account.job_of[BAD] = 0  # the load still writes to this slot
+    rig.account.job_of[BAD] = 0  # the load, job 0, still writes to this slot
 
 
 def test_the_memory_of_failed_loads_is_bounded(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

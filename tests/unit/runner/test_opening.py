@@ -1,4 +1,4 @@
-"""Opening a tier in each runner: its deadline, its failures, and a success after the deadline."""
+"""In each runner a tier opens in time, fails to open, or opens after its deadline."""
 
 from __future__ import annotations
 

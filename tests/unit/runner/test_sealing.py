@@ -1,4 +1,4 @@
-"""A tier's loop with a codec: stored chunks are encrypted, and damaged or moved ones refused."""
+"""With a codec, a tier's loop encrypts stored chunks, and refuses damaged or moved ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The thread runner with real threads: wake-ups, and loops that fail."""
+"""The thread runner wakes its loop and its engine once, and reports a loop that fails."""
 
 from __future__ import annotations
 

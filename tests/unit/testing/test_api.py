@@ -1,4 +1,4 @@
-"""``kvtier_sdk.testing`` exports described names, and needs pytest only where it must."""
+"""``kvtier_sdk.testing`` describes each public name, and needs pytest only where it must."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that the conformance kit lends to transfers."""
+"""The conformance kit can lend memory while the garbage collector gives some back."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def store_each(engine: Engine, keys: Iterable[OffloadKey], steps: int = 1) -> No
 
 
 def thrashed(make: Make, **options: object) -> Engine:
-    """Return an engine whose tier of 8 chunks gets the same 4 and then 8 new chunks, repeatedly."""
+    """Return an engine whose tier of 8 chunks repeatedly gets the same 4 chunks and 8 new ones."""
     engine = make(slots=4, **options)
     limit(engine, 8)
     for first in range(4, 324, 8):
@@ -243,7 +243,7 @@ def full() -> Rig:
         [Usage(40, 40, 50), TAKEN],
         [Usage(50, 50, None), TAKEN],
         [None, TAKEN],
-        # The disk filled up below the tier's capacity: room returns once more of the disk is free.
+        # The disk filled up below the capacity, so room returns once more of the disk is free.
         *[
             [Usage(50, 50, capacity, 10), EVICTS, REFUSED, Usage(49, 49, capacity, free), end]
             for capacity in (200, None)
@@ -254,7 +254,7 @@ def full() -> Rig:
             [Usage(0, 0, cap, 1000), EVICTS, REFUSED, Usage(50, 50, cap, 10), REFUSED, room, TAKEN]
             for cap, room in ((50, Usage(30, 30, 50, 1000)), (None, Usage(30, 30, None, 1000)))
         ],
-        # The tier filled its capacity: other programs' use of the disk does not matter.
+        # The tier filled its capacity, so the disk's free space does not matter.
         [Usage(50, 50, 50, 1000), EVICTS, Usage(30, 30, 50, 900), TAKEN],
     ],
     ids=str,

@@ -1,4 +1,4 @@
-"""The time that an engine needs to compute a chunk, measured from its steps."""
+"""An engine's steps show how long it needs to compute a chunk."""
 
 from __future__ import annotations
 

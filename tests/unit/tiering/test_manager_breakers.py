@@ -1,4 +1,4 @@
-"""Tiers that fail in the background, seen by the manager's callers on a virtual clock."""
+"""The manager keeps answering its callers while tiers fail in the background."""
 
 from __future__ import annotations
 
@@ -268,7 +268,7 @@ def test_what_waits_for_a_tier_is_bounded_by_what_it_moves_in_two_seconds(make: 
         {"store.queue_full": 19 + 6},
     )
     engine.steps(3.0)
-    # Once the tier is faster, more of its stores may be queued.
+    # A faster tier is allowed a longer queue of stores.
     pace_s = 0.01
     for start in (100, 110, 120):
         engine.store(A, *KEYS[start : start + 10])

@@ -1,4 +1,4 @@
-"""Tiers that are drained and resumed, seen by the manager's callers on a virtual clock."""
+"""The manager keeps answering its callers while tiers are drained and resumed."""
 
 from __future__ import annotations
 

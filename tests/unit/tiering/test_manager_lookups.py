@@ -1,4 +1,4 @@
-"""Answers of lookups, and the reasons of misses."""
+"""Lookups get the right answers, and misses the right reasons."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_requests_that_may_ask_different_tiers_share_no_answer(make: Make) -> No
 
 
 def a_load_that_will_fail(make: Make, first: RequestContext, second: RequestContext) -> Engine:
-    """Start a load that will fail; ``CHOOSY`` may use only its tier."""
+    """Start a load that will fail. ``CHOOSY`` is restricted to the failing tier."""
     engine = make(tiers=2)
     stored_below(engine, KEYS[0])
     engine.tiers[0].on_load = lambda transfer: CorruptChunkError("flipped")
@@ -162,7 +162,7 @@ def test_no_room_in_the_queue_of_loads(make: Make) -> None:
 
 
 def slow_below(make: Make, **manager: Any) -> Engine:
-    """Return an engine with KEYS[1:4] in a tier that takes a measured 10 ms for each chunk."""
+    """Return an engine that has measured 10 ms a chunk for its tier, which holds KEYS[1:4]."""
     engine = make(manager=manager, load_deadline="10s", lookup_deadline="1s")
     stored_below(engine, *KEYS[:4])
     config = engine.tiers[0].config
@@ -250,7 +250,7 @@ def test_what_another_request_asked_for_is_not_brought_for_this_one(make: Make) 
 
 
 def gated(make: Make, *keys: OffloadKey) -> Engine:
-    """Return an engine whose tier has ``keys``, and answers lookups once its gate opens."""
+    """Return an engine whose tier has ``keys`` and holds back lookups until its gate opens."""
     engine = make()
     stored_below(engine, *keys)
     engine.tiers[0].gated.add("lookup")
@@ -307,7 +307,7 @@ def limited(make: Make, limit: int) -> Engine:
 def test_requests_beyond_the_limit_wait_for_earlier_answers(make: Make) -> None:
     engine = limited(make, 2)
     manager, tier = engine.manager, engine.tiers[0]
-    # One request may exceed the limit, because its whole prefix is asked for in one step.
+    # One request can exceed the limit, because its whole prefix is looked up in one step.
     assert engine.look(A, *KEYS[:3]) == ["RETRY"] * 3
     assert not manager.is_put_off(A)
     assert engine.look(B, KEYS[3]) == ["RETRY"]
@@ -356,7 +356,7 @@ def test_chunks_that_another_request_asked_for_count_too(make: Make) -> None:
     for request in requests:
         engine.manager.on_new_request(request)
         engine.look(request, *shared)
-    # Two lookups, and two more requests waiting for each, count as six: above the limit of five.
+    # Two lookups and four waits (two requests for each) make six, more than the limit of five.
     assert [engine.manager.is_put_off(each) for each in requests] == [False] * 3 + [True]
     engine.step()
     engine.look(requests[3], *shared)

@@ -1,16 +1,16 @@
-"""How long a lookup may take, and when a load is not worth it, given the engine's compute rate."""
+"""The engine's compute rate limits a lookup's time, and decides whether a load is worth it."""
 
 from __future__ import annotations
 
 import pytest
 from support.engine import KEYS, A, B, Engine, Make, stored_below
 
-#: Time that the engine of these tests needs to compute a chunk.
+#: Seconds that the engine of these tests needs to compute a chunk.
 CHUNK_S = 0.04
 
 
 def computing(make: Make, **options: object) -> Engine:
-    """Return an engine with KEYS[:4] in its tier, and three computed prompts of four chunks."""
+    """Return an engine with KEYS[:4] in its tier that has computed three prompts of four chunks."""
     engine = make(slots=16, **options)
     stored_below(engine, *KEYS[:4])
     for start in range(100, 112, 4):
@@ -36,7 +36,7 @@ def answers_after(engine: Engine, seconds: float) -> list[str]:
 def test_a_busy_machine_still_serves_full_hits(make: Make) -> None:
     engine = computing(make)
     assert engine.manager.stats[0].recompute_s == pytest.approx(CHUNK_S, rel=0.05)
-    # 100 ms is twice what every lookup may take; recomputing takes 160 ms, so the wait pays.
+    # 100 ms is twice a lookup's usual limit; recomputing takes 160 ms, so waiting pays.
     assert answers_after(engine, 0.1) == ["HIT"] * 4
 
 

@@ -1,4 +1,4 @@
-"""Store policies: which chunks each tier gets, and when."""
+"""Store policies decide which chunks each tier gets, and when."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The worker of an accelerator, against a fake runtime that enforces the rules of CUDA and HIP."""
+"""An accelerator's worker runs on a fake runtime that enforces the rules of CUDA and HIP."""
 
 from __future__ import annotations
 

@@ -219,8 +219,8 @@ def test_kernels_and_copies_wait_for_each_other(
     host[:] = np.arange(32, dtype=np.uint8)[:, None]
     first = len(runtime.streams)
     worker = opened(group, host)
-    # The device makes a stream for copies of each lane, one to prepare the kernel, and one for
-    # kernels of each lane.
+    # The device makes its streams in this order: one per lane for copies, one to prepare the
+    # kernel, and one per lane for kernels.
     lane = ["store", "load", "expedited"].index(operation)
     computing = Stream()
     streams = {

@@ -13,7 +13,7 @@ from kvtier_sdk.worker import planning
 pytest.importorskip("triton", reason="triton is not installed here: make test-kernel")
 
 KERNEL = Path(planning.__file__).with_name("kernel.py")
-#: Patterns of a 16-byte load, a 16-byte store, and any store.
+#: Patterns for a 16-byte load, a 16-byte store, and any store.
 ACCESSES = {
     "cuda": (r"ld\.global\S*\.v2\.b64", r"st\.global\S*\.v2\.b64", r"st\.global"),
     "hip": (r"_load_dwordx4", r"_store_dwordx4", r"(global|buffer)_store_"),
@@ -35,13 +35,13 @@ def test_pages_are_read_and_written_in_words_of_16_bytes(
 ) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    # triton 3.9 warns if this is unset; the kernel does not depend on it.
+    # Set this because triton 3.9 warns otherwise; the kernel does not depend on it.
     monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    # Another test may have imported the module with TRITON_INTERPRET set, so load it anew.
+    # Another test can have imported the module with TRITON_INTERPRET set, so load it anew.
     module = runpy.run_path(str(KERNEL))
     kernel = module["_copy_pages"]
     types = dict.fromkeys(kernel.arg_names, "i32")

@@ -1,4 +1,4 @@
-"""Registration of host memory, against a fake runtime that enforces CUDA's and HIP's rules."""
+"""Host memory is registered with a fake runtime that enforces CUDA's and HIP's rules."""
 
 from __future__ import annotations
 

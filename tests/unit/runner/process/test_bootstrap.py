@@ -1,4 +1,4 @@
-"""Options survive the transfer to a tier's process, and errors the way back."""
+"""Options reach a tier's process unchanged, and errors come back unchanged."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Colour(Enum):
 
 
 class OddConfig(MemoryTierConfig):
-    """An option of every type that can be sent to a process."""
+    """Options of every type that can be sent to a process."""
 
     root: Path = Path("/")
     password: SecretStr | None = None

@@ -129,7 +129,7 @@ Ends = tuple[Channel, socket.socket]
 
 @pytest.fixture
 def ends() -> Iterator[Ends]:
-    """The engine's end of a connection, and the process's end."""
+    """The engine's channel to a process, and the process's socket."""
     ours, theirs = socket.socketpair()
     channel = Channel(ours)
     yield channel, theirs

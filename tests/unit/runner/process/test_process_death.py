@@ -150,7 +150,7 @@ def test_a_process_that_does_not_come_back_is_tried_again_later_and_later(
     assert clock.pauses_s == [1.0, 2.0, 4.0, 8.0]
     rig.wait_for(0, others=1)
     assert not rig.client.takes_reads
-    # Closing does not wait until the pause before the next start is over.
+    # Closing does not wait for the pause before the next start.
     rig.client.close(5.0)
 
 
@@ -178,7 +178,7 @@ def test_the_engine_does_not_wait_for_a_stopped_process(make_rig: Make) -> None:
     rig = make_rig().open()
     child = pid_of(rig.runner)
     os.kill(child, signal.SIGSTOP)
-    # More than the socket and the engine's buffer hold.
+    # Forty such jobs are more than the socket and the engine's buffer hold.
     keys = [bytes(36)] * 20_000
     deadline_s = rig.clock.now_s() + 60
     for number in range(10**6, 10**6 + 40):
@@ -210,7 +210,7 @@ def test_a_result_that_does_not_fit_fails(make_rig: Make, caplog: pytest.LogCapt
 def test_the_end_of_a_dead_process_is_not_charged_to_the_next_one(
     make_rig: Make, clock: HeldBackClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An idle engine can read the old socket's end after the next process has started."""
+    """An idle engine can see the old socket close only after the next process has started."""
     suspected: list[int | None] = []
     monkeypatch.setattr(ChildProcess, "lost", lambda child, error: suspected.append(child.pid))
     rig = make_rig().open()

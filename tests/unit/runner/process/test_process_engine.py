@@ -1,4 +1,4 @@
-"""The engine's side of a tier process: its wake-ups, its own death, and closed standard streams."""
+"""An engine with a tier process: its wake-ups, its death, and its closed standard streams."""
 
 from __future__ import annotations
 

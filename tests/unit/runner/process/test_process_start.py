@@ -1,4 +1,4 @@
-"""The start of a tier's process: its secrets, options and classes, and the pool that it maps."""
+"""A tier's process starts with its secrets, options and classes, and maps the pool."""
 
 from __future__ import annotations
 
