@@ -23,7 +23,8 @@ NOT_DONE, DONE, ABSENT = range(3)
 
 def _extension_file() -> str:
     # The function's module is xxhash's C extension, which contains a copy of libxxhash.
-    return str(sys.modules[xxhash.xxh3_128_digest.__module__].__file__)
+    module = sys.modules.get(xxhash.xxh3_128_digest.__module__)
+    return str(getattr(module, "__file__", None))
 
 
 def find_digests(part: ModuleType) -> bool:
