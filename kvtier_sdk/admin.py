@@ -123,7 +123,7 @@ class AdminSocket:
 
 
 def ask(path: Path, request: Mapping[str, Any], *, timeout_s: float = 5.0) -> dict[str, Any]:
-    """Send a request to an engine and return the answer; raise :class:`OSError` if none comes."""
+    """Raise :class:`OSError` if no answer comes."""
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(timeout_s)
         client.connect(str(path))
@@ -146,7 +146,6 @@ def _is_served(path: Path) -> bool:
 
 
 def _receive_line(connection: socket.socket, most_bytes: int, timeout_s: float) -> bytes:
-    """Receive until a line ends, the connection ends, or ``most_bytes`` have come."""
     clock = SystemClock()
     deadline_s = clock.now_s() + timeout_s
     line = bytearray()

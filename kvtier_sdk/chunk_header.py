@@ -36,7 +36,6 @@ _HEADER_BYTES = _FIELDS.size + _CHECK.size
 
 
 def header_bytes(alignment: int, envelope_bytes: int = 0) -> int:
-    """Return the length in bytes of a header in a tier of this alignment."""
     return round_up(_HEADER_BYTES + envelope_bytes, alignment)
 
 
@@ -57,7 +56,7 @@ class ChunkHeader:
 
     @property
     def digest_bytes(self) -> int:
-        """Length of the part of a payload that the digest covers; 0 if there is no digest."""
+        """How many bytes of a payload are digested; 0 if there is no digest."""
         return self._chunk_bytes if self._verify and not self._sealed else 0
 
     def seal(
@@ -67,7 +66,7 @@ class ChunkHeader:
         payload: memoryview,
         digest: bytes | None = None,
     ) -> None:
-        """Write a chunk's header, with ``digest`` if the caller has computed it."""
+        """Write a chunk's header; compute its digest if ``digest`` is ``None``."""
         if not self.digest_bytes:
             digest = bytes(_DIGEST_BYTES)
         elif digest is None:
@@ -96,7 +95,6 @@ class ChunkHeader:
         """Raise :class:`CorruptChunkError` unless key, header and payload belong together.
 
         The error is a :class:`ChunkAuthError` if the payload should be sealed but is not.
-        ``digest`` is the payload's digest, if the caller has computed it.
         """
         if not self._verify:
             return
@@ -132,7 +130,6 @@ class ChunkHeader:
         return bytes(header[:_HEADER_BYTES]) + self._fingerprint + key
 
     def envelope(self, header: memoryview, envelope_bytes: int) -> memoryview:
-        """Return the part of a header that holds the envelope of a sealed payload."""
         return header[_HEADER_BYTES : _HEADER_BYTES + envelope_bytes]
 
     def _binding(self, key: OffloadKey) -> bytes:

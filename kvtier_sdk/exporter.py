@@ -123,8 +123,7 @@ class _Server(ThreadingMixIn, WSGIServer):
 
 
 class _Handler(WSGIRequestHandler):
-    def log_message(self, *args: Any, **options: Any) -> None:
-        """Log nothing."""
+    def log_message(self, *args: Any, **options: Any) -> None: ...
 
 
 class _Collector:

@@ -162,7 +162,7 @@ def _counter(name: str, text: str, of: _Tiers = "behind") -> Any:
 def _counters(
     name: str, text: str, *labels: str, keys: Iterable[str], of: _Tiers = "behind"
 ) -> Any:
-    """Declare counters with labels; the field's keys are the label values, joined by dots."""
+    """Declare labelled counters; a field's key is the label values, joined by dots."""
     kind, name = MetricKind.COUNTER, f"{name}_total"
     return _declare(kind, name, text, "tier", *labels, make=Counter, of=of, keys=keys)
 
@@ -355,7 +355,7 @@ class TierStats:
         self.backend_gauges.update(gauges)
 
     def note_error(self, text: str, now_s: float) -> None:
-        """Record an error's ``text`` at the time ``now_s``; keep the last four different texts."""
+        """Record an error's ``text`` at the time ``now_s``; keep the last five distinct texts."""
         self.errors = [*[other for other in self.errors if other != text][-4:], text]
         self.error_s = now_s
 

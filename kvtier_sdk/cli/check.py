@@ -24,7 +24,7 @@ _DRY_RUN_FAILED, _MISTAKEN = 1, 2
 
 @dataclass(slots=True)
 class _Findings:
-    """The findings about a configuration, in the form that ``--json`` prints."""
+    """``--json`` prints these fields."""
 
     file: str
     mistakes: list[str] = field(default_factory=list)

@@ -31,7 +31,7 @@ _Tier = Annotated[str, typer.Argument(metavar="TIER", help="The tier's name.")]
 
 
 def ask_engine(socket: Path, **request: Any) -> dict[str, Any]:
-    """Return an engine's answer; without an answer, end the command with a message and status 1."""
+    """End the command with status 1 if the engine does not answer."""
     try:
         answer = ask(socket, request)
     except OSError as error:
@@ -46,7 +46,7 @@ def ask_engine(socket: Path, **request: Any) -> dict[str, Any]:
 def purge_pools(
     config: TieringConfig, namespaces: Collection[str], before: Sequence[dict[str, Any]] = ()
 ) -> list[dict[str, Any]]:
-    """Make the engines of a configuration empty their host pools, and wait until they have."""
+    """Make the engines empty their host pools, and wait until they have."""
     if config.admin_socket is None:
         return []
     path = Path(config.admin_socket)
@@ -78,7 +78,6 @@ def _purge_pool(socket: Path, namespaces: Collection[str]) -> dict[str, Any]:
 
 
 def tell_purge(config: TieringConfig, purged: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield a line for each engine: how many chunks it forgot, and how many are still in use."""
     if not purged:
         where = config.admin_socket
         why = "there is no 'admin_socket'" if where is None else f"there is none at {where}"

@@ -39,7 +39,7 @@ _URL = re.compile(r"[A-Za-z][\w+.-]*:")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The tiers named by an argument; a URL describes no host pool."""
+    """The tiers that an argument names; a URL gives no host pool."""
 
     name: str
     config: TieringConfig
@@ -97,12 +97,11 @@ def _named(config: TieringConfig, name: str, path: str) -> TierSpec:
 
 @cache
 def installed_engines() -> Mapping[str, EngineTools]:
-    """Return the tools of each engine, by the engine's name."""
     return load_all(ENGINES_GROUP, "engine", EngineTools)  # type: ignore[type-abstract]
 
 
 def tools_for(options: Mapping[str, Any], *, where: str) -> EngineTools | None:
-    """Return the tools that read a configuration; ``None`` if it is kvtier's own."""
+    """Return ``None`` if the configuration is kvtier's own."""
     for tools in installed_engines().values():
         if tools.reads(options):
             return tools
@@ -113,7 +112,6 @@ def tools_for(options: Mapping[str, Any], *, where: str) -> EngineTools | None:
 
 
 def prompt_keys(tokens: Sequence[int], facts: Mapping[str, Any]) -> list[list[OffloadKey]]:
-    """Compute the keys that a namespace's engine gives a prompt's chunks."""
     engine = str(facts.get("engine", "")).partition(" ")[0]
     tools = installed_engines().get(engine)
     if tools is None:

@@ -29,7 +29,7 @@ _UNITS = (("d", 86_400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0))
 
 
 def read_flag(flag: str, parse: Callable[[str], T], text: str, *, may_be_0: bool = False) -> T:
-    """Read the value of a flag; raise :class:`ConfigError` if the value is wrong or 0."""
+    """Raise :class:`ConfigError` if the value is wrong, or is 0 and must not be."""
     try:
         value = parse(text)
     except ValueError as error:

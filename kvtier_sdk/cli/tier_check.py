@@ -52,13 +52,10 @@ _FRAMES = re.compile(r":?\n+( *)Traceback \(most recent call last\):\n(?:\1  .*\
 
 
 def advice_on(verdict: Verdict) -> str | None:
-    """Return advice to the operator on a verdict, or ``None``."""
     return _ADVICE.get(verdict)
 
 
 class _StepError(Exception):
-    """A step of a check failed; the error has advice to the operator."""
-
     def __init__(self, message: str, advice: str | None) -> None:
         super().__init__(message)
         self.advice = advice
@@ -66,7 +63,7 @@ class _StepError(Exception):
 
 @dataclass(slots=True)
 class TierCheck:
-    """The result of checking one tier, in the form that ``--json`` prints."""
+    """``--json`` prints these fields."""
 
     name: str
     backend: str
@@ -135,7 +132,7 @@ class _Check:
             self._note_fault(raised, advice_on(Verdict.CONTRACT))
 
     def _make_tier(self) -> BlockingTier:
-        """Make a tier with deadlines no shorter than the check's time limit."""
+        """Give the tier deadlines no shorter than the check's time limit."""
         names = ("lookup_deadline_s", "load_deadline_s", "store_deadline_s")
         # The tier's deadline is longer, because the check's own limit should end the opening.
         patience = dict.fromkeys(names, self._timeout_s) | {"open_deadline_s": 2 * self._timeout_s}
@@ -212,7 +209,7 @@ class _Check:
             raise failure
 
     def _expect(self, job: Job | None, expected: Verdict = Verdict.OK) -> None:
-        """Wait for a job's verdict, and raise an error if it is not the expected verdict."""
+        """Wait for a job, and raise an error unless it ends with the expected verdict."""
         result = self._tier.result_of(job)
         operation = cast(Job, job).operation
         (verdict,) = result.verdicts

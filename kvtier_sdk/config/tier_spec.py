@@ -65,7 +65,7 @@ class TierSpec:
 
     @classmethod
     def from_options(cls, entry: Mapping[str, Any], *, where: str = "tier", path: str = "") -> Self:
-        """Read a tier entry: ``type``, optional ``name``, ``url`` or flat options.
+        """Read a tier entry: ``type``, optional ``name``, and ``url``, flat options or both.
 
         Args:
             entry: the options. ``type`` is the backend's name, or ``"kvtier"`` if
@@ -134,7 +134,7 @@ class TierSpec:
         return namespace if codec is None else namespace.sealed_by(codec.partition(":")[0])
 
     def needed(self, required: bool = True) -> Self:
-        """Return the entry with its option ``required`` set to the given value."""
+        """Return a copy of the entry with this value of ``required``."""
         return replace(self, runner=self.runner.model_copy(update={"required": required}))
 
     def in_background(self) -> Self:
@@ -162,7 +162,7 @@ def _faults_of_url(place: Place) -> Iterator[None]:
 
 
 def _backend_given(entry: Mapping[str, Any], url: TierURL | None, place: Place) -> tuple[str, str]:
-    """Return the option that names the backend, and the backend's name or URL scheme."""
+    """Return the option that names the backend, and the name or URL scheme in it."""
     if entry.get("type", "kvtier") != "kvtier":
         option, name = "type", entry["type"]
     elif entry.get("backend", "kvtier") != "kvtier":

@@ -71,14 +71,12 @@ class TierMetrics:
         self._is_complete = False
 
     def counter(self, name: str) -> TierCounter:
-        """Return the counter of a ``name``; see :meth:`TierContext.counter`."""
         if name not in self._counters:
             self._check_new(name)
             self._counters[name] = TierCounter(name)
         return self._counters[name]
 
     def gauge(self, name: str) -> TierGauge:
-        """Return the gauge of a ``name``; see :meth:`TierContext.gauge`."""
         if name not in self._gauges:
             self._check_new(name)
             self._gauges[name] = TierGauge(name)
@@ -115,7 +113,7 @@ class TierMetrics:
 
 
 def _finite(name: str, number: float, least: float = -math.inf) -> float:
-    """Return a number as a finite float of at least ``least``, or raise."""
+    """Raise unless the number is finite and at least ``least``."""
     try:
         plain = float(number)
     except (TypeError, ValueError, OverflowError):

@@ -219,7 +219,7 @@ class ModelTier(TierListener):
             self._finish(work, [], 0)
 
     def _finish(self, work: Work, verdicts: Sequence[Verdict], moved_bytes: int) -> None:
-        """Finish ``work``; keys without a verdict count as unavailable."""
+        """Keys without a verdict count as unavailable."""
         self._under_way.discard(work)
         dropped = [Verdict.UNAVAILABLE] * (len(work.keys) - len(verdicts))
         work.done([*verdicts, *dropped], moved_bytes)
@@ -248,7 +248,7 @@ class ModelTier(TierListener):
 
 
 def _fitted(spec: TierSpec, memory: PoolMemory) -> TierSpec:
-    """Return ``spec`` with the defaults of an engine for options that are not set."""
+    """Give options that are not set an engine's defaults."""
     better = {
         "lookup_deadline_s": _LOOKUP_DEADLINE_S,
         # Queued chunks stay in the engine's memory, so its size limits the queue already.

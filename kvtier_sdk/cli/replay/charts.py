@@ -32,8 +32,6 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """One chart; the page also shows it as a table."""
-
     kind: str
     title: str
     note: str
@@ -55,7 +53,7 @@ class Source(NamedTuple):
 
 
 def sources(report: ReplayReport) -> list[Source]:
-    """Count the chunks from the host pool, from each tier in order, and computed."""
+    """Return the host pool, the tiers in order, and then the engine."""
     names = ["host pool", *(tier.name for tier in report.tiers[1:])]
     colors = ["host"]
     colors += [_TIER_COLORS[at % len(_TIER_COLORS)] for at in range(len(report.tiers) - 1)]
@@ -89,7 +87,7 @@ def duration(seconds: float) -> str:
 
 
 def waits(report: ReplayReport) -> list[Series]:
-    """Group requests by the last tier that gave a chunk; return each group's sorted waits."""
+    """Group the sorted waits by the last tier that gave the request a chunk."""
     *found, computed = sources(report)
     kinds = [("nothing found", computed.color), ("host pool only", "host")]
     kinds += [(f"from {of.name} too", of.color) for of in found[1:]]
@@ -103,7 +101,7 @@ def waits(report: ReplayReport) -> list[Series]:
 
 
 def ticks(top: float) -> tuple[float, list[float]]:
-    """Return where the axis ends, at ``top`` or above, and up to six round values on the axis."""
+    """Return the axis's end, at ``top`` or above, and at most six round values."""
     if not top:
         return 1.0, [0.0, 1.0]
     decade = 10.0 ** math.floor(math.log10(top))

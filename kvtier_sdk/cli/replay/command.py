@@ -236,7 +236,7 @@ def _workload(
 
 
 def _chunk_bytes(played: Sequence[ReplayRequest]) -> int | None:
-    """Return the length of a chunk, or ``None`` if requests have different lengths."""
+    """Return ``None`` if the lengths differ."""
     sizes = {request.chunk_bytes for request in played}
     return sizes.pop() if len(sizes) == 1 else None
 
@@ -244,7 +244,7 @@ def _chunk_bytes(played: Sequence[ReplayRequest]) -> int | None:
 def _configuration(
     file: Path | None, flags: Mapping[str, Any], defaults: dict[str, Any]
 ) -> TieringConfig:
-    """Read the flags and the file's options; the flags win."""
+    """The flags win over the file's options."""
     given = TieringConfig.from_dict({**defaults, **flags}, where="command line")
     if file is None:
         return given

@@ -45,7 +45,6 @@ def replay(
     on_progress: Callable[[int], None] | None = None,
     clock: Clock | None = None,
 ) -> ReplayReport:
-    """Play a workload through the manager with real bytes."""
     clock = clock or SystemClock()
     closed = concurrency == 1
     needed = tuple(spec.needed() for spec in config.tiers)
@@ -176,7 +175,7 @@ class _Driver:
                 return
 
     def _serve(self, number: int, request: ReplayRequest) -> Iterator[bool]:
-        """Serve one request; yield at the end of each step, true if the step made progress."""
+        """Yield at the end of each step: true if the step made progress."""
         context = RequestContext(request.request_id)
         meter = _Meter()
         with meter:
@@ -211,7 +210,7 @@ class _Driver:
     def _find(
         self, keys: Sequence[OffloadKey], context: RequestContext, meter: _Meter
     ) -> Generator[bool, None, int]:
-        """Look up keys in each step until none is pending, like vLLM; return the number of hits."""
+        """Look up keys in each step until none is pending; return the number of hits."""
         lookup = self._manager.lookup
         while True:
             hits = 0
@@ -232,7 +231,7 @@ class _Driver:
     def _load(
         self, keys: Sequence[OffloadKey], context: RequestContext, meter: _Meter
     ) -> Sequence[int]:
-        """Load chunks and compare them with their expected content; return each chunk's source."""
+        """Load chunks, compare their content, and return each chunk's source."""
         if not keys:
             return ()
         with meter:
@@ -288,11 +287,9 @@ class ChunkContent:
         self._bytes = self._scratch.view(np.uint8)[:chunk_bytes]
 
     def write(self, key: OffloadKey, view: memoryview) -> None:
-        """Write a chunk's content into its slot, in place of a copy from the device."""
         np.frombuffer(view, np.uint8)[:] = self._expected(key)
 
     def wrong_bytes(self, key: OffloadKey, view: memoryview) -> int:
-        """Count the bytes of a slot that differ from its chunk's content."""
         return int(np.count_nonzero(np.frombuffer(view, np.uint8) != self._expected(key)))
 
     def _expected(self, key: OffloadKey) -> npt.NDArray[np.uint8]:

@@ -22,13 +22,13 @@ _LRU = "lru"
 _HASHES = 2**32
 # Simulate a policy with at most this many chunks; from a longer workload use only some keys.
 _MOST_PLAYED = 2**17
-# Doubling a pool is not worth the memory if it turns a smaller fraction of the chunks into hits.
+# Doubling a pool is worth the memory if at least this fraction of the chunks become hits.
 _WORTHWHILE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class SweepPoint:
-    """The hits of a host pool of one size, without tiers: with its own policy, and with ``lru``."""
+    """The hits of a host pool without tiers, under its own policy and under ``lru``."""
 
     slots: int
     hit_chunks: int
@@ -69,11 +69,11 @@ class PoolSweep:
         return chunks / self.chunks if self.chunks else 0.0
 
     def tier_chunks(self, tier: SweepPoint) -> int:
-        """Count the chunks that a tier adds to the hits of the configured pool."""
+        """Return how many hits a tier adds to those of the configured pool."""
         return max(0, tier.lru_hit_chunks - self.pool.hit_chunks)
 
     def as_json(self, chunk_bytes: int) -> dict[str, Any]:
-        """Return the sweep as plain values, under the same names as a replay's report."""
+        """Return plain values under the names that a replay's report uses."""
 
         def point(of: SweepPoint) -> dict[str, Any]:
             return {

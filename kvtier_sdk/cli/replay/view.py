@@ -107,7 +107,6 @@ def print_sweep(sweep: PoolSweep, chunk_bytes: int) -> None:
 
 
 def suggestion(sweep: PoolSweep, chunk_bytes: int) -> str:
-    """Return a sentence that suggests a size and gives the reason."""
     point = sweep.suggested
     size = format_bytes(point.slots * chunk_bytes)
     rate = f"{sweep.rate(point.hit_chunks):.1%}"

@@ -91,7 +91,7 @@ def copy_command(
 
 @dataclass(slots=True)
 class _Copied:
-    """The result of copying one namespace, in the form that ``--json`` prints."""
+    """``--json`` prints these fields."""
 
     fingerprint: str
     name: str
@@ -162,7 +162,7 @@ def _present(tier: MaintainedTier, keys: list[OffloadKey]) -> list[OffloadKey]:
 
 
 def _at_destination(src: TierSpec, namespace: Namespace) -> Namespace:
-    """Return the engines' namespace for DST, without the facts that its tier adds."""
+    """Return the engines' namespace, without the facts that DST's tier adds."""
     engines = Namespace({name: of for name, of in namespace.facts.items() if name not in _ADDED})
     if (in_tier(src, engines) if "codec" in namespace.facts else engines) != namespace:
         raise ConfigError(
@@ -180,7 +180,7 @@ def _transfer(
     copied: _Copied,
     pace: Pace,
 ) -> tuple[list[OffloadKey], list[OffloadKey]]:
-    """Copy the chunks that DST lacks; return the accepted chunks, and the chunks that DST had."""
+    """Return the chunks that DST accepted, and those that it had already."""
     half = pool.slots // 2
     stored: list[OffloadKey] = []
     there: list[OffloadKey] = []
@@ -206,7 +206,7 @@ def _transfer(
 def _load(
     src: MaintainedTier, keys: list[OffloadKey], first: int, copied: _Copied
 ) -> dict[OffloadKey, int]:
-    """Load chunks into slots from ``first`` on; return the slots of the intact chunks."""
+    """Return the slots of the intact chunks, from ``first`` on."""
     if not keys:
         return {}
     slots = range(first, first + len(keys))

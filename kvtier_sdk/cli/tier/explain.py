@@ -183,7 +183,7 @@ def _distance(namespace: Namespace, other: Contents) -> tuple[bool, int]:
 def _leaves(
     differences: Mapping[str, tuple[object, object]],
 ) -> Iterator[tuple[str, tuple[object, object]]]:
-    """Yield the single values that differ inside tables and lists, each with its path."""
+    """Yield each single value that differs, with its path inside tables and lists."""
     for name, (ours, theirs) in differences.items():
         if isinstance(ours, dict) and isinstance(theirs, dict):
             names = sorted(ours.keys() | theirs.keys())
@@ -293,7 +293,7 @@ def _as_json(
 
 
 def _tokens_per_chunk(meant: Namespace, *, of_prompt: bool) -> list[int]:
-    """Return the tokens per chunk of each group; an empty list if there is no prompt."""
+    """Return one number for each group, or an empty list if there is no prompt."""
     if not of_prompt:
         return []
     facts: Mapping[str, Any] = meant.facts

@@ -122,13 +122,13 @@ def _read_facts(path: Path) -> Namespace:
 
 
 def model_of(namespace: Namespace) -> str:
-    """Return the name of a namespace's model, or the reason why it is unknown."""
+    """Return the name of a namespace's model, or why it is unknown."""
     fault = namespace.fault if isinstance(namespace, StoredNamespace) else ""
     return one_line(str(namespace.facts.get("model", fault or "-")))
 
 
 def named(namespace: Namespace) -> str:
-    """Name a namespace for a sentence, by its fingerprint and its model."""
+    """Name a namespace by its fingerprint and its model."""
     model = model_of(namespace)
     digits = namespace.fingerprint[:SHOWN_DIGITS]
     return digits if model == "-" else f"{digits} ({model})"
@@ -136,10 +136,7 @@ def named(namespace: Namespace) -> str:
 
 @dataclass(slots=True)
 class Contents:
-    """Sums up one namespace's chunks: their number, size, and least and most recent use.
-
-    Uses are in seconds since the epoch; ``None`` if the store does not record them.
-    """
+    """Times of use are in seconds since the epoch; ``None`` if the store records none."""
 
     namespace: Namespace
     chunks: int = 0

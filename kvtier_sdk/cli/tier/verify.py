@@ -95,8 +95,6 @@ def verify_command(
 
 @dataclass(slots=True)
 class _Verified:
-    """The result of verifying one namespace, with the keys of damaged chunks."""
-
     spec: TierSpec
     namespace: Namespace
     verdicts: Counter[Verdict] = field(default_factory=Counter)
@@ -175,7 +173,7 @@ class Pace:
         self._never = threading.Event()
 
     def part_bytes(self, most_bytes: int) -> int:
-        """Return the bytes to move before the next wait: at most the bytes of one second."""
+        """Return the bytes to move before the next wait, at most those of one second."""
         return most_bytes if self._rate_bytes is None else min(most_bytes, self._rate_bytes)
 
     def wait(self, size_bytes: int) -> None:
@@ -188,7 +186,7 @@ class Pace:
 
 
 def check_readable(spec: TierSpec, namespace: Namespace) -> int:
-    """Check that a namespace's chunks can be read through a tier; return their length."""
+    """Return the length of a namespace's chunks; raise if a tier cannot read them."""
     chunk_bytes = chunk_bytes_of(namespace)
     if chunk_bytes is None:
         raise ConfigError(
