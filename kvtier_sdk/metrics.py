@@ -176,7 +176,7 @@ def _pool_gauge(name: str, text: str) -> Any:
 
 
 def _known_gauge(name: str, text: str, of: _Tiers = "all") -> Any:
-    """Declare a gauge that is absent until its value is known."""
+    """The gauge is absent until its value is known."""
     return _declare(MetricKind.GAUGE, name, text, "tier", make=lambda: None, of=of)
 
 

@@ -87,7 +87,7 @@ def available_backends() -> list[BackendInfo]:
 
 
 def unreadable_packages() -> list[str]:
-    """List the installed packages whose entry points cannot be read, each with the reason."""
+    """List each package whose entry points cannot be read, with the reason."""
     _, faults = _installed()
     return sorted(faults)
 
@@ -121,7 +121,7 @@ def check_backend(backend: object, info: BackendInfo) -> None:
 
 
 def unknown_backend(name: str) -> UnknownBackendError:
-    """Return the error for a name that no backend has; it says which package to install."""
+    """Return an error that says which package to install."""
     names = {info.name for info in available_backends()}
     advice = ""
     if name in _PUBLISHED:
@@ -134,7 +134,7 @@ def unknown_backend(name: str) -> UnknownBackendError:
 
 @cache
 def build_facts(backend: str, contract_version: int = CONTRACT_VERSION) -> tuple[str, ...]:
-    """Return the label values of ``kvtier_build_info`` that follow the tier's name."""
+    """Return the labels of ``kvtier_build_info`` after the tier's name."""
     found = _find_backend(backend)
     sdk = ""
     with suppress(PackageNotFoundError):
@@ -144,7 +144,7 @@ def build_facts(backend: str, contract_version: int = CONTRACT_VERSION) -> tuple
 
 
 def backend_name(name: str) -> str:
-    """Return the backend's name for a name or URL scheme; return an unknown name unchanged."""
+    """Return an unknown name unchanged."""
     found = _find_backend(name)
     if not found:
         return name
@@ -155,7 +155,7 @@ def backend_name(name: str) -> str:
 
 
 def url_schemes(info: BackendInfo) -> list[str]:
-    """Return a backend's URL schemes: its name, with ``-`` for ``_``, then the others."""
+    """Return the backend's name, with ``-`` for ``_``, and then its other schemes."""
     schemes = [one.info for one in _entry_points(URL_SCHEMES_GROUP)]
     further = [scheme.name for scheme in schemes if scheme.target == info.target]
     return [info.name.replace("_", "-"), *sorted(further)]
@@ -198,7 +198,7 @@ def load_codec(text: str) -> ChunkCodec:
 
 
 def load_all(group: str, kind: str, base: type[T]) -> dict[str, T]:
-    """Import each class of a group; return an instance of each, by name."""
+    """Return an instance of each class, by name."""
     names = sorted({found.info.name for found in _entry_points(group)})
     return {name: _load_class(group, kind, name, base)() for name in names}
 
@@ -214,7 +214,7 @@ def _entry_points(group: str) -> list[_Found]:
 
 
 def _installed() -> tuple[Mapping[str, list[_Found]], Sequence[str]]:
-    """Return the entry points of this project's groups, and the faults of unreadable packages."""
+    """Return this project's entry points, and the faults of unreadable packages."""
     places = list(filter(os.path.exists, (*sys.path, ".") if "" in sys.path else sys.path))
     return _scan(tuple(places), tuple(map(os.path.getmtime, places)))
 
@@ -256,7 +256,7 @@ def _scan(
 
 
 def _find_backend(name: str) -> list[_Found]:
-    """Find the packages that offer a name, as a backend's name or as a URL scheme."""
+    """The name may be a URL scheme too."""
     form = name.replace("_", "-")
     owners: dict[tuple[str, str], _Found] = {}
     for found in _entry_points(BACKENDS_GROUP) + _entry_points(URL_SCHEMES_GROUP):
@@ -267,7 +267,7 @@ def _find_backend(name: str) -> list[_Found]:
 
 
 def _fault_of(backend: object, info: BackendInfo) -> str | None:
-    """Return the reason why a backend cannot be used, or ``None``."""
+    """Return ``None`` if the backend can be used."""
     if not (isinstance(backend, type) and issubclass(backend, SecondaryTierManager)):
         return f"{info.target} is not a subclass of kvtier_sdk.SecondaryTierManager"
     declared = getattr(backend, "contract_version", None)
@@ -306,7 +306,7 @@ def _fault_of(backend: object, info: BackendInfo) -> str | None:
 
 
 def _make(group: str, kind: str, text: str, base: type[T]) -> T:
-    """Make an object from ``name`` or ``name:argument``; its class gets the argument or None."""
+    """Read ``name`` or ``name:argument``; give the class the argument or ``None``."""
     name, colon, argument = text.partition(":")
     make: Callable[[str | None], T] = _load_class(group, kind, name, base)
     try:
@@ -332,7 +332,7 @@ def _load_class(group: str, kind: str, name: str, base: type[T]) -> type[T]:
 
 
 def _check_one(found: Sequence[_Found], kind: str) -> None:
-    """Raise an error that names all packages, if several offer the name."""
+    """Raise an error that names all packages if several offer the name."""
     if len(found) > 1:
         owners = " and ".join(sorted(f"{of.distribution} {of.version}" for of, _ in found))
         raise DuplicateBackendError(

@@ -177,7 +177,7 @@ class TraceRecorder:
         return int.from_bytes(digest, "big") >> 1
 
     def _open_next(self) -> None:
-        """Open the next file, and remove the oldest finished ones."""
+        """Remove the oldest finished files too."""
         number = self._number
         while True:
             number += 1
@@ -204,7 +204,7 @@ def _chunks(request: _Request) -> int:
 
 
 def _end_of(path: Path) -> int | None:
-    """Return the time of the last write in ns; ``None`` while a process writes the file."""
+    """Return the time of the last write in ns, or ``None`` if a process writes the file."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:

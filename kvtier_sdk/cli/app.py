@@ -95,7 +95,7 @@ _TRACEBACK = "KVTIER_TRACEBACK"
 
 
 def run() -> int:
-    """Run the command line; return the exit status."""
+    """Return the exit status."""
     try:
         for tools in installed_engines().values():
             for name, command in tools.commands.items():

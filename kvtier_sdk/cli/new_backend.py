@@ -78,7 +78,7 @@ def new_backend_command(
 
 
 def _source() -> Path | None:
-    """Return the directory or wheel from which kvtier-sdk was installed, if any."""
+    """Return ``None`` if kvtier-sdk was not installed from a directory or a wheel."""
     origin = distribution("kvtier-sdk").read_text("direct_url.json")
     parts = urlsplit(json.loads(origin)["url"] if origin else "")
     return Path(unquote(parts.path)) if parts.scheme == "file" else None
@@ -112,7 +112,7 @@ def _scheme(name: str) -> str:
 
 
 def _words(name: str) -> Mapping[str, str]:
-    """Return the replacement for each ``@WORD@`` in a template."""
+    """Map each ``@WORD@`` of a template to its replacement."""
     scheme = _scheme(name)
     return {
         "NAME": name,

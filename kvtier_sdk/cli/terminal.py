@@ -40,7 +40,7 @@ def read_flag(flag: str, parse: Callable[[str], T], text: str, *, may_be_0: bool
 
 
 def say(*lines: str, to_stderr: bool = False) -> None:
-    """Print lines, escaped so that foreign text cannot move the cursor or start a line."""
+    """Escape lines, so that foreign text cannot move the cursor or start a line."""
     for line in lines:
         # Flush into a pipe too, because the next line may come much later.
         print(one_line(line), file=sys.stderr if to_stderr else sys.stdout, flush=True)
@@ -54,7 +54,7 @@ class TerminalFormatter(MaskingFormatter):
 
 
 def print_columns(rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) -> None:
-    """Print rows as columns, the titles first; align the columns in ``right`` to the right."""
+    """Print rows, the titles first; align the columns in ``right`` to the right."""
     rows = [[one_line(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:

@@ -184,7 +184,6 @@ def _backend_given(entry: Mapping[str, Any], url: TierURL | None, place: Place) 
 
 
 def _url_options(url: TierURL, model: type[TierConfig], place: Place) -> dict[str, Any]:
-    """Return all options of a URL: the backend's, the runner's, and ``name``."""
     own = dict(url.options)
     common = RunnerOptions.take_from(own)
     if "name" in own:

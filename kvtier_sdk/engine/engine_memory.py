@@ -192,7 +192,7 @@ class EngineSlots(_Mapping):
 
 
 def _open_shared(memory: Region) -> int | None:
-    """Open the memory's file by its name; return ``None`` if this fails."""
+    """Return ``None`` if the memory's file cannot be opened by its name."""
     mapped = MappedRegion.at(memory.address)
     if (
         mapped is None
@@ -213,7 +213,7 @@ def _open_shared(memory: Region) -> int | None:
 def descriptor_of(view: memoryview) -> int | None:
     """Return a new descriptor of the file that ``view`` maps from its start, or ``None``.
 
-    The engine may hide the file of its memory, but the kernel lists this process's open files.
+    The engine may hide the file, but the kernel lists this process's open files.
     """
     address = int(np.asarray(view).ctypes.data)
     region = MappedRegion.at(address)

@@ -46,7 +46,7 @@ _OF_A_CHUNK = (
 
 
 class BlockingTier:
-    """Hands jobs to a tier's client, and waits until they are concluded."""
+    """Waits for each of a tier's jobs."""
 
     def __init__(self, client: TierClient, reported: threading.Event, clock: Clock) -> None:
         self.client = client
@@ -65,7 +65,7 @@ class BlockingTier:
         return cls(client, reported, clock)
 
     def result_of(self, job: Job | None) -> JobResult:
-        """Wait for a job's result, until shortly after the job's deadline at the latest."""
+        """Wait until shortly after the job's deadline at most."""
         # The queue is empty, so only an open breaker can have refused the job.
         if job is None:
             raise TierUnavailableError(f"{self.client.spec.name}: its breaker is open")
@@ -74,7 +74,7 @@ class BlockingTier:
         return cast(JobResult, job.result)
 
     def wait(self, is_over: Callable[[], bool], within_s: float = math.inf) -> None:
-        """Poll for reports until a condition holds, or the time is up."""
+        """Poll for reports until the condition holds or the time is up."""
         end_s = self._clock.now_s() + within_s
         self.client.poll()
         while not is_over() and (left_s := end_s - self._clock.now_s()) > 0:
@@ -125,13 +125,13 @@ def open_for_maintenance(
 
 
 def chunk_bytes_of(namespace: Namespace) -> int | None:
-    """Return the length of a namespace's chunks, or ``None`` if the facts give no usable one."""
+    """Return ``None`` if the facts give no usable length."""
     known = namespace.facts.get("chunk_bytes")
     return known if isinstance(known, int) and 0 < known <= _MOST_CHUNK_BYTES else None
 
 
 class MaintainedTier(BlockingTier):
-    """A tier for a tool, made by :func:`open_for_maintenance`; all calls come from one thread.
+    """A tier that a tool uses from one thread.
 
     Methods raise a :class:`TierError` if the tier fails; the failure of one chunk is a verdict.
     """
@@ -157,19 +157,19 @@ class MaintainedTier(BlockingTier):
         return capability in self.spec.tier_class.capabilities
 
     def entries(self) -> Iterator[Entry]:
-        """Iterate over the chunks of the namespace. Needs ``Capability.SCAN``."""
+        """Needs ``Capability.SCAN``."""
         return self._iterate(TierCaller.entries)
 
     def namespaces(self) -> Iterator[StoredNamespace]:
-        """Iterate over all namespaces in the tier. Needs ``Capability.NAMESPACES``."""
+        """Needs ``Capability.NAMESPACES``."""
         return self._iterate(TierCaller.namespaces)
 
     def usage(self) -> Usage:
-        """Return how full the tier is. Needs ``Capability.USAGE``."""
+        """Needs ``Capability.USAGE``."""
         return self._runner.ask(TierCaller.usage, self._timeout_s)
 
     def lookup(self, keys: Sequence[OffloadKey]) -> list[Verdict]:
-        """Look up chunks; return ``OK`` or ``NOT_FOUND`` for each."""
+        """Return ``OK`` or ``NOT_FOUND`` for each chunk."""
         found: list[Verdict] = []
         for page in _pages(keys):
             job = self.client.lookup(page, NO_REQUEST)
@@ -186,12 +186,11 @@ class MaintainedTier(BlockingTier):
         return self.load(keys, range(len(keys)))
 
     def load(self, keys: Sequence[OffloadKey], slots: Sequence[int]) -> list[Verdict]:
-        """Read chunks into slots."""
         job = self.client.load(list(keys), list(slots), NO_REQUEST, whole=True, tag=self)
         return self._answer(job, *_OF_A_CHUNK)
 
     def begin_store(self, keys: Sequence[OffloadKey], slots: Sequence[int]) -> Callable[[], None]:
-        """Begin to store chunks; return a function that waits for the store."""
+        """Return a function that waits for the store."""
         job = self.client.store(list(keys), list(slots), NO_REQUEST, whole=True)
         self.client.flush()
 
@@ -201,12 +200,12 @@ class MaintainedTier(BlockingTier):
         return wait
 
     def delete(self, keys: Sequence[OffloadKey]) -> None:
-        """Delete chunks; missing ones are ignored. Needs ``Capability.DELETE``."""
+        """Ignore missing chunks. Needs ``Capability.DELETE``."""
         for page in _pages(keys):
             self._answer(self.client.delete(page), Verdict.OK)
 
     def _answer(self, job: Job | None, *expected: Verdict) -> list[Verdict]:
-        """Wait for a job's verdicts, and raise unless all are expected."""
+        """Wait for a job's verdicts; raise unless all are expected."""
         result = self.result_of(job)
         for verdict in result.verdicts:
             if verdict not in expected:

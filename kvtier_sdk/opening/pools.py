@@ -52,7 +52,7 @@ def check_pool(
 
 
 def check_chunk(config: TieringConfig, chunk_bytes: int) -> None:
-    """Raise a :class:`ConfigError` if the configured chunk length is not the engine's."""
+    """Raise a :class:`ConfigError` if the configuration gives another length."""
     if config.chunk_bytes not in (None, chunk_bytes):
         raise ConfigError(
             f"option 'chunk_bytes' is {config.chunk_bytes}, but the engine's chunks have "
@@ -67,7 +67,7 @@ def pool_size_bytes(config: TieringConfig) -> int:
 
 
 def pool_slots(config: TieringConfig, chunk_bytes: int) -> int:
-    """Return the number of slots of the configured host pool; raise if no chunk fits."""
+    """Raise a :class:`ConfigError` if no chunk fits."""
     if config.slots is not None:
         return config.slots
     size_bytes = pool_size_bytes(config)

@@ -168,7 +168,7 @@ def make_client(
     events: bool = False,
     engine: str | None = None,
 ) -> TierClient:
-    """Make the client of a tier, with the runner that its options ask for; the caller opens it."""
+    """The caller opens the client."""
     runner = make_runner(spec, pool, namespace=namespace, clock=clock, notify=notify)
     if engine is not None:
         log_start(pool, engine, [(spec, runner)], namespace)

@@ -159,7 +159,7 @@ class _ManagerControl:
 
 
 def _counters(stats: TierStats) -> dict[str, Any]:
-    """Return the counters that are numbers, texts, lists or tables of numbers."""
+    """Keep only numbers, texts, lists, and tables of numbers."""
     found: dict[str, Any] = {}
     for field in fields(stats):
         value = getattr(stats, field.name)

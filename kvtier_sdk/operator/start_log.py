@@ -21,7 +21,6 @@ _log = logging.getLogger("kvtier")
 def log_start(
     pool: PoolMemory, policy: str, tiers: Iterable[tuple[TierSpec, TierRunner]], engine: Namespace
 ) -> None:
-    """Log the host pool, its tiers, and the namespace of their chunks, in one record."""
     chunk_bytes = pool.chunk_bytes
     common = engine.for_chunks(chunk_bytes).fingerprint
     lines = [

@@ -36,7 +36,7 @@ _ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n {5,}.*)*)", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class OptionInfo:
-    """An option, with its default as plain data and its meaning in a sentence."""
+    """One option; its default is plain data."""
 
     name: str
     kind: str
@@ -49,7 +49,7 @@ class OptionInfo:
 
 
 def describe_options(model: type[StrictModel]) -> list[OptionInfo]:
-    """Describe a model's options, each secret followed by the option that names its file."""
+    """Describe a model's options; each secret is followed by the option for its file."""
     meanings, secrets, files = _meanings(model), model.secret_names(), model.secret_files()
     described = []
     for attribute, field in model.model_fields.items():
@@ -88,7 +88,7 @@ def _kind_of(annotation: Any, metadata: Sequence[Any]) -> tuple[str, str | None,
 
 
 def _meanings(model: type[StrictModel]) -> dict[str, str]:
-    """Map each attribute to its docstring's entry; a derived class's entry wins."""
+    """Take each meaning from a class's docstring; a derived class's entry wins."""
     found: dict[str, str] = {}
     for owner in reversed(model.__mro__):
         section = _ATTRIBUTES.search(inspect.cleandoc(vars(owner).get("__doc__") or ""))

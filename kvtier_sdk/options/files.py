@@ -48,7 +48,7 @@ def _json(text: str) -> Any:
 
 
 def _table(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Make a table; as in TOML, a repeated name is an error."""
+    """Refuse a repeated name, as TOML does."""
     options: dict[str, Any] = {}
     for name, value in pairs:
         if name in options:

@@ -167,7 +167,7 @@ class StrictModel(BaseModel):
 
 
 def secrets_of(options: StrictModel) -> Secrets:
-    """Return the secrets in a model's options, including secrets in tables and URLs."""
+    """Return the secrets in a model's options, in its tables and in its URLs."""
     return _secrets_in(options, options.model_dump(by_alias=True))
 
 
@@ -216,7 +216,6 @@ def validate_options(
 def _with_secrets(
     model: type[StrictModel], options: Mapping[str, Any], place: Place
 ) -> dict[str, Any]:
-    """Read the secrets that the options name by file or variable."""
     read = dict(options)
     for name, file_option in model.secret_files().items():
         path, value = read.pop(file_option, None), read.get(name)

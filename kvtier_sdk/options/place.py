@@ -60,13 +60,12 @@ class Place:
 
 
 def kind_of(value: object) -> str:
-    """Return the kind of a value in a file, in plain words: ``a list``."""
+    """Name the kind of a value in plain words: ``a list``."""
     kinds = (name for kind, name in _KINDS if isinstance(value, kind))
     return next(kinds, f"a {type(value).__name__}")
 
 
 def brief(text: str) -> str:
-    """Shorten a long value for an error message."""
     return text if len(text) <= _BRIEF else f"{text[:_BRIEF]}..."
 
 
@@ -93,5 +92,5 @@ def nearest(word: str, known: Iterable[str], label: str) -> str:
 
 
 def closest(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word most like an unknown one, or ``None`` if none is similar."""
+    """Return ``None`` if no known word is similar."""
     return next(iter(difflib.get_close_matches(word, sorted(known), n=1)), None)

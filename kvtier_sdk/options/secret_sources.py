@@ -28,7 +28,7 @@ class VariableSecret(SecretStr):
         _named.add(variable)
 
     def written(self, name: str) -> tuple[str, str]:
-        """Return the option and the value that stand for the secret ``name``."""
+        """Return the option and the value that stand for the secret."""
         return name, f"${{{self.variable}}}"
 
 
@@ -44,11 +44,11 @@ class FileSecret(SecretStr):
         self.values = [self.get_secret_value()]
 
     def written(self, name: str) -> tuple[str, str]:
-        """Return the option and the value that stand for the secret ``name``."""
+        """Return the option and the value that stand for the secret."""
         return f"{name}{FILE_SUFFIX}", self.path
 
     def read_again(self) -> bool:
-        """Read the file again; return true if the secret is new. Raises like the constructor."""
+        """Return true if the file holds a new secret. Raises like the constructor."""
         value = _read(self.path)
         if value == self._secret_value:
             return False
@@ -59,7 +59,7 @@ class FileSecret(SecretStr):
 
 
 def secret_in_variable(written: str, place: Place) -> VariableSecret | None:
-    """Read the secret if an option names a variable; return ``None`` if it names none."""
+    """Return ``None`` if the option names no variable."""
     found = _VARIABLE.search(written)
     if found is None:
         return None
@@ -76,7 +76,6 @@ def secret_in_variable(written: str, place: Place) -> VariableSecret | None:
 
 
 def secret_in_file(path: object, place: Place) -> FileSecret:
-    """Read the secret in a file that the option at ``place`` names."""
     # A value that is not a path may be the secret itself, so the message does not quote it.
     if not isinstance(path, str) or not path.startswith("/"):
         raise ConfigError(f"{place} should be the absolute path of a file")
@@ -90,12 +89,12 @@ def secret_in_file(path: object, place: Place) -> FileSecret:
 
 
 def environment_without_secrets() -> dict[str, str]:
-    """Copy the environment for a tier's process, without the variables that hold secrets."""
+    """Return this process's environment without the variables that hold secrets."""
     return {name: value for name, value in os.environ.items() if name not in _named}
 
 
 def read_small_file(path: str, max_bytes: int) -> tuple[bytes, os.stat_result]:
-    """Return a file's content and status; raise if it is longer than ``max_bytes``."""
+    """Raise if the file is longer than ``max_bytes``."""
     with open(path, "rb") as file:
         content = file.read(max_bytes + 1)
         status = os.fstat(file.fileno())
@@ -105,7 +104,7 @@ def read_small_file(path: str, max_bytes: int) -> tuple[bytes, os.stat_result]:
 
 
 def _read(path: str) -> str:
-    """Read a secret, without the line break at its end."""
+    """Drop the line break at the end."""
     content, _ = read_small_file(path, _MAX_FILE_BYTES)
     # Replace invalid bytes, because a strict decoder's error would quote the content.
     text = content.decode(errors="replace").removesuffix("\n").removesuffix("\r")

@@ -45,7 +45,7 @@ def is_secret(name: str) -> bool:
 
 
 def without_password(text: str) -> str:
-    """Mask the passwords and secret options of all URLs in a text."""
+    """Mask the passwords and the secret options of all URLs in a text."""
     for pattern in _IN_PROSE:
         text = pattern.sub(rf"\1{MASK}", text)
     return text
@@ -116,7 +116,7 @@ def make_loggable(record: logging.LogRecord) -> None:
 
 
 def masked(name: str, value: Any) -> Any:
-    """Replace each secret in an option's value, given as plain data, by ``***``."""
+    """Replace each secret by ``***``."""
     if is_secret(name):
         return MASK
     if isinstance(value, str):
@@ -129,7 +129,7 @@ def masked(name: str, value: Any) -> Any:
 
 
 def secrets_in(name: str, value: Any) -> Iterator[str]:
-    """Yield every text that :func:`masked` hides, inside URLs too, and every declared secret."""
+    """Yield every text that :func:`masked` hides, and every declared secret."""
     if isinstance(value, SecretStr):
         yield value.get_secret_value()
     elif isinstance(value, SecretBytes):
@@ -150,10 +150,10 @@ def secrets_in(name: str, value: Any) -> Iterator[str]:
 
 
 def masked_error(error: BaseException, secrets: Secrets) -> BaseException:
-    """Return the error if it and its causes show no secret; otherwise a masked replacement.
+    """Return the error itself if neither it nor its causes show a secret.
 
-    The replacement's class is the error's nearest class in :mod:`kvtier_sdk.errors`, or a new
-    class of the error's name if there is none.
+    Otherwise return a masked error of the nearest class in :mod:`kvtier_sdk.errors`. If there is
+    none, the class is new and has the error's name.
     """
     shown = "".join(
         line for one in chain_of(error) for line in traceback.format_exception_only(one)
@@ -175,7 +175,7 @@ def masked_error(error: BaseException, secrets: Secrets) -> BaseException:
 
 
 def text_of_all(error: BaseException) -> str:
-    """Return the text of an exception, and for a group the texts of its members."""
+    """Include the texts of a group's members."""
     if not isinstance(error, BaseExceptionGroup):
         return str(error)
     members = (f"{type(one).__name__}: {text_of_all(one)}" for one in error.exceptions)

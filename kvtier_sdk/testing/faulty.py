@@ -192,7 +192,7 @@ class FaultyTier(SecondaryTierManager):
         await self.inner.close()
 
     async def _take_fault(self, operation: str) -> Fault | None:
-        """Apply a fault of the whole call, or return a fault that damages its chunks."""
+        """Apply a fault of the whole call; return a fault that damages chunks."""
         clock = self.context.clock
         fault = self.plan.next_fault(operation)
         if fault is not None and fault.kind is FaultKind.DISCONNECT:
@@ -221,7 +221,7 @@ class FaultyTier(SecondaryTierManager):
         return verdicts + [fault.error("failed by a fault") for _ in batch[done:]]
 
     def _damaged(self, transfer: Transfer, kind: FaultKind) -> Transfer:
-        """Return a damaged transfer to store; the lent buffers are not modified."""
+        """Return another transfer, because the lent buffers must not change."""
         if kind is FaultKind.SHORT:
             kept = len(transfer.payload) // 2 // self.alignment * self.alignment
             return _other(transfer, transfer.payload[:kept])

@@ -36,7 +36,7 @@ class VirtualClock(Clock):
 
 
 class _VirtualSelector(selectors.SelectSelector):
-    """A selector that never waits; instead of waiting for a timer, it advances the clock."""
+    """Moves the clock forward instead of waiting for a timer."""
 
     def __init__(self, clock: VirtualClock) -> None:
         super().__init__()

@@ -100,7 +100,7 @@ class MemoryTier(SecondaryTierManager):
         return Usage(len(self._objects), self._used_bytes, self.config.capacity_bytes)
 
     async def _travel(self, chunks: int) -> None:
-        """Wait for the simulated store, whose wire carries one batch at a time."""
+        """The simulated wire carries one batch at a time."""
         now_s = sent_s = self.context.clock.now_s()
         if self.config.bandwidth_bytes is not None:
             size_bytes = chunks * self.context.object_bytes
@@ -161,5 +161,5 @@ class MemoryTier(SecondaryTierManager):
 def _until(
     last_s: float, keys: Iterable[OffloadKey], times_s: Mapping[OffloadKey, float]
 ) -> list[OffloadKey]:
-    """Return the keys whose time is ``last_s`` or earlier; ``keys`` are ordered by time."""
+    """Return the keys up to a time; ``keys`` are ordered by time."""
     return list(itertools.takewhile(lambda key: times_s[key] <= last_s, keys))

@@ -140,7 +140,6 @@ def _moved(tiers: Sequence[TierStats]) -> tuple[str, str]:
 
 
 def _origins(report: ReplayReport) -> str:
-    """Return a bar chart of the chunks by origin."""
     origins = sources(report)
     parts = "".join(
         f'<div style="flex:{of.chunks} 0 0;background:var(--{of.color})"></div>'

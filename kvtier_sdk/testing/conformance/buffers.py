@@ -34,7 +34,7 @@ class LentMemory:
         self._used: dict[int, int] = {}
 
     def _cut(self, size_bytes: int) -> npt.NDArray[np.uint8]:
-        """Return whole pages, which stay reserved until their last view is freed."""
+        """The pages stay reserved until their last view is freed."""
         size_bytes = round_up(size_bytes, mmap.PAGESIZE)
         start = self._gap(size_bytes)
         if start + size_bytes > self.region.size_bytes:
@@ -73,7 +73,7 @@ class _BroughtDigests:
 
 
 class LentBuffers:
-    """The header and the payload of one transfer, in new memory with guard bytes around each."""
+    """The header and the payload of one transfer, with guard bytes around each."""
 
     def __init__(
         self,
@@ -111,7 +111,6 @@ class LentBuffers:
 
     @property
     def transfer(self) -> Transfer:
-        """The transfer to hand to the tier."""
         assert self._transfer is not None, "taken back"
         return self._transfer
 
@@ -121,7 +120,7 @@ class LentBuffers:
 
     @property
     def content(self) -> bytes:
-        """The bytes of header and payload now."""
+        """Header and payload as they are now."""
         return b"".join(self.transfer.buffers)
 
     @property
@@ -145,7 +144,7 @@ class LentBuffers:
         return self._part() is None
 
     def holder(self) -> str:
-        """Describe the holder of the memory as a short chain of references."""
+        """Name what holds the memory, as a short chain of references."""
         thing: Any = self._part()
         chain: list[str] = []
         seen = {id(thing)}
@@ -174,7 +173,7 @@ def _is_of_the_kit(holder: object) -> bool:
 
 
 def _name_in(holder: object, held: object) -> str:
-    """Name a reference, such as ``Tier._last``; empty if the name would not help the author."""
+    """Name a reference, such as ``Tier._last``; empty if no name would help."""
     if isinstance(holder, FrameType):
         where = f"{Path(holder.f_code.co_filename).name}:{holder.f_lineno}"
         return f"{holder.f_code.co_name} ({where})"

@@ -253,7 +253,7 @@ async def check_namespaces_are_apart(subject: TierSubject) -> None:
 
 
 async def _check_apart(probe: Probe, keys: list[OffloadKey]) -> None:
-    """Store chunks one by one; each must be absent before that, and all must load at the end."""
+    """Each chunk must be absent before its store, and all must load at the end."""
     kept: list[OffloadKey] = []
     for key in keys:
         found = await probe.get(key)

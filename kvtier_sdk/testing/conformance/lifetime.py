@@ -198,7 +198,7 @@ def _threads() -> dict[Any, str]:
 
 
 def _descriptors() -> dict[Any, str]:
-    """Return the open descriptors, each with the file or socket behind it."""
+    """Map each open descriptor to its file or socket."""
     found: dict[Any, str] = {}
     for number in os.listdir(_DESCRIPTORS):
         # Ignore the listing's own descriptor, which is closed by now.
@@ -223,7 +223,7 @@ async def check_the_loop_is_never_blocked(subject: TierSubject) -> None:
 
 
 async def _use(probe: Probe) -> None:
-    """Store, look up, load, miss and cancel; other checks judge the outcomes."""
+    """Make each kind of call; other checks judge the outcomes."""
     keys = probe.subject.new_keys(3)
     with contextlib.suppress(Breach, TierError):
         await probe.store([probe.full(key) for key in keys[:2]])
@@ -243,7 +243,7 @@ async def _run_tier(subject: TierSubject) -> None:
 
 
 async def _run_on_new_loop(subject: TierSubject) -> None:
-    """Run the tier on a new event loop in another thread, and close the loop."""
+    """Run the tier in another thread, and close its loop."""
     raised: list[BaseException] = []
 
     def run() -> None:

@@ -75,7 +75,6 @@ class TierMachine(RuleBasedStateMachine):
 
     @rule()
     def reopen(self) -> None:
-        """Close the tier, and open another instance of it."""
         self._run(self._probe.close())
         self._run(self._open())
 

@@ -110,7 +110,7 @@ async def _store(probe: Probe, key: OffloadKey) -> TierError | None:
 
 
 async def _answer(call: Awaitable[Any]) -> Any:
-    """Return a call's answer, or the error that it raised."""
+    """Return the error if the call raised one."""
     try:
         return await call
     except TierError as error:
@@ -118,7 +118,7 @@ async def _answer(call: Awaitable[Any]) -> Any:
 
 
 def _check_answer(state: str, operation: str, answer: Any) -> None:
-    """Require an outage error, unless a cache of the tier can have given the answer."""
+    """Require an outage error, but let a tier answer from a cache."""
     if answer is not None and answer is not True:
         _check_error(operation, answer, state)
 
@@ -131,7 +131,7 @@ def _check_error(operation: str, answer: Any, state: str = _UNREACHABLE) -> None
 
 
 async def _check_recovery(probe: Probe, disturbance: str) -> None:
-    """Require that a lookup succeeds within the timeout, and then a store and a load."""
+    """Require that a lookup, a store and a load succeed in time."""
     subject = probe.subject
     end_s = subject.clock.now_s() + subject.timeout_s
     while isinstance(error := await _answer(probe.lookup(subject.new_keys(1))), TierError):
@@ -146,7 +146,7 @@ async def _check_recovery(probe: Probe, disturbance: str) -> None:
 
 
 async def _answers_of_a_hung_store(probe: Probe, keys: Sequence[OffloadKey]) -> Mapping[str, Any]:
-    """Make each call while the store hangs; return the answers, and cancel the waiting calls."""
+    """Make each call while the store hangs; cancel the calls that wait."""
     subject = probe.subject
     (absent,) = subject.new_keys(1)
     tasks: dict[str, asyncio.Task[Any]] = {}
@@ -175,13 +175,13 @@ async def _answers_of_a_hung_store(probe: Probe, keys: Sequence[OffloadKey]) -> 
 
 
 def _opened_for_large_chunks(subject: TierSubject) -> AbstractAsyncContextManager[Probe]:
-    """Open the tier with chunks so large that an outage interrupts their transfers."""
+    """Open the tier with chunks so large that an outage interrupts their transfer."""
     namespace = subject.namespace.for_chunks(_CHUNK_BYTES)
     return subject.opened(chunk_bytes=_CHUNK_BYTES, namespace=namespace)
 
 
 async def _moved_through_an_outage(probe: Probe) -> list[_Mover]:
-    """Store and load without pause before, during and after an outage; return the movers."""
+    """Store and load before, during and after an outage."""
     subject = probe.subject
     movers = [_Mover(probe, key) for key in subject.new_keys(_MOVERS)]
     tasks: list[asyncio.Task[None]] = []
@@ -247,14 +247,14 @@ class _Mover:
 
 
 async def _moved_on(clock: Clock, movers: Sequence[_Mover]) -> None:
-    """Wait until each mover has finished its running call, and then a store and a load."""
+    """Wait until each mover has ended its current call, and then a store and a load."""
     start = [mover.calls for mover in movers]
     while any(mover.calls < before + 3 for mover, before in zip(movers, start, strict=True)):
         await clock.sleep(_PAUSE_S)
 
 
 async def _in_mid_transfer(clock: Clock, movers: Sequence[_Mover]) -> None:
-    """Wait until both a store and a load are running, unless the tier is too fast for that."""
+    """Wait until a store and a load are running; give up if the tier is too fast."""
     for _ in range(_LOOKS):
         if {"store", "load"} <= {mover.doing for mover in movers}:
             return

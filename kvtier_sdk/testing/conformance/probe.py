@@ -37,7 +37,7 @@ PIECE_BYTES = 16
 
 
 def content_of(key: OffloadKey, version: int, size_bytes: int) -> bytes:
-    """Return a chunk's content; each piece identifies the key, the version and the offset."""
+    """Make a content whose every piece identifies the key, the version and the offset."""
     seed = len(key).to_bytes(4, "big") + key + version.to_bytes(4, "big")
     return hashlib.shake_128(seed).digest(size_bytes)
 
@@ -266,7 +266,7 @@ class Probe:
         return [verdicts[index] for index in range(len(batch))]
 
     def _pauses_s(self) -> Iterator[float | None]:
-        """Yield the SDK's pause after each attempt, and ``None`` after the last attempt."""
+        """Yield the SDK's pause after each attempt, and ``None`` after the last one."""
         options = self.subject.spec.runner
         yield from (options.retry_delay_s * 2**attempt for attempt in range(options.retries))
         yield None
@@ -292,7 +292,7 @@ class Probe:
         return self._read(verdicts_in, verdicts, len(batch), operation)
 
     def _calls(self, keys: Sequence[OffloadKey]) -> list[Sequence[int]]:
-        """Split the keys' positions into calls as the SDK does; an empty batch makes one call."""
+        """Split positions as the SDK does; an empty batch makes one call."""
         return batches_of(keys, self.tier.max_batch_keys or sys.maxsize) or [()]
 
     def _read(
@@ -304,7 +304,6 @@ class Probe:
             raise Breach(f"{operation} returned {nonsense}") from None
 
     def _mismatch(self, found: bytes, key: OffloadKey, versions: Iterable[int]) -> str:
-        """Describe how loaded bytes differ from the allowed versions of a chunk."""
         wholes = [self.content(key, version) for version in versions]
         matches = [sum(map(bytes.__eq__, pieces_of(found), pieces_of(whole))) for whole in wholes]
         if sum(map(bool, matches)) > 1:
@@ -320,21 +319,19 @@ def is_miss(error: TierError) -> bool:
 
 
 def describe(outcome: KVTierError | bytes | None) -> str:
-    """Describe a verdict or loaded bytes for a message."""
     if isinstance(outcome, KVTierError):
         return f"{type(outcome).__name__}: {outcome}"
     return "success"
 
 
 def pieces_of(content: bytes) -> list[bytes]:
-    """Cut a chunk's content into pieces; each identifies the chunk and the offset."""
     return [content[at : at + PIECE_BYTES] for at in range(0, len(content), PIECE_BYTES)]
 
 
 async def start_and_cancel(
     probe: Probe, operation: str, lent: LentBuffers, turns: int = 1, delay_s: float = 0.0
 ) -> bool:
-    """Start a call and cancel it after ``turns`` runs of the loop; return true if it ended."""
+    """Cancel the call after ``turns`` runs of the loop; return true if it ended."""
     call = getattr(probe.tier, operation)([lent.transfer])
     task = probe.start(call, f"{operation} to be cancelled")
     for _ in range(turns):

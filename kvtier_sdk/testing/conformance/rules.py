@@ -119,7 +119,7 @@ def check(*needs: Need, says: str) -> Callable[[CheckFunction], CheckFunction]:
 
 @contextmanager
 def judged(name: str, rule: str, says: str) -> Iterator[None]:
-    """Turn a breach or any other error into a :class:`ConformanceError` of a check."""
+    """Turn any error of a check into a :class:`ConformanceError`."""
     try:
         yield
     except Breach as breach:
@@ -135,7 +135,7 @@ def judged(name: str, rule: str, says: str) -> Iterator[None]:
 
 
 def _unexpected(error: Exception) -> str:
-    """Describe an unexpected exception by the innermost line outside the kit."""
+    """Describe an exception by the innermost line outside the kit."""
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [frame for frame in frames if not Path(frame.filename).is_relative_to(_KIT)]
     where = f" ({theirs[-1].filename}:{theirs[-1].lineno})" if theirs else ""
