@@ -327,12 +327,12 @@ class TierStats:
 
     @property
     def load_s(self) -> float:
-        """Sum of the durations of load jobs; overlapping jobs each count in full."""
+        """Total duration of the load jobs; overlapping jobs each count in full."""
         return self.job_s["load"].total
 
     @property
     def store_s(self) -> float:
-        """Sum of the durations of store jobs; overlapping jobs each count in full."""
+        """Total duration of the store jobs; overlapping jobs each count in full."""
         return self.job_s["store"].total
 
     def note_open(self, is_open: bool) -> None:

@@ -1,4 +1,4 @@
-"""Helpers with which commands read flags and write lines, columns and progress bars."""
+"""Helpers that read flags and print lines, columns and progress bars."""
 
 from __future__ import annotations
 

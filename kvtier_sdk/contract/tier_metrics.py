@@ -62,8 +62,6 @@ class TierGauge:
 
 
 class TierMetrics:
-    """All counters and gauges of one tier."""
-
     def __init__(self) -> None:
         self._counters: dict[str, TierCounter] = {}
         self._gauges: dict[str, TierGauge] = {}

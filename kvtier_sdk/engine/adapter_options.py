@@ -53,7 +53,7 @@ class AdapterOptions(StrictModel):
 
 
 def check_store(spec: TierSpec) -> None:
-    """Contact the store of the tier ``spec`` to find errors that would stop an engine's start.
+    """Contact the store of ``spec`` to find errors that would keep an engine from starting.
 
     The check changes nothing in the store. It skips stores on this machine, and backends that
     could write to a store when they open it.

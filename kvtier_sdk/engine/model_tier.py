@@ -128,7 +128,7 @@ class ModelTier(TierListener):
         self._wake.set()
 
     def stats_now(self) -> TierStats:
-        """Return a copy of the tier's counters with the tier's current state."""
+        """Return a copy of the tier's counters and its current state."""
         return self._client.stats_now()
 
     @property

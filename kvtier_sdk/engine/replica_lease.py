@@ -1,4 +1,4 @@
-"""Leases of the processes that share an engine's memory file, and removal of the file's name."""
+"""Leases of the processes that share an engine's memory file."""
 
 from __future__ import annotations
 

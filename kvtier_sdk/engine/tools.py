@@ -52,5 +52,5 @@ class EngineTools(ABC):
         """
 
     def in_its_words(self, message: str) -> str:
-        """Translate a ``message`` about a :class:`TieringConfig` to the engine's option names."""
+        """Rewrite a ``message`` about a :class:`TieringConfig` with the engine's option names."""
         return message

@@ -59,7 +59,7 @@ def url_without_password(url: str) -> str:
 
 
 class Secrets:
-    """Masks the secrets of some options, and every value read from ``files``, now or later."""
+    """Masks the secrets of some options; values that ``files`` read later are masked too."""
 
     def __init__(self, values: Iterable[str] = (), files: Sequence[FileSecret] = ()) -> None:
         self.files = files
@@ -68,7 +68,7 @@ class Secrets:
         self._pattern: re.Pattern[str] | None = None
 
     def mask(self, text: str) -> str:
-        """Hide the secrets in a text, and the passwords of all URLs in it."""
+        """Mask the passwords of URLs too."""
         from_files = sum([len(file.values) for file in self.files])
         if self._masked_from_files != from_files:
             self._pattern = _pattern_of(self._values.union(*(file.values for file in self.files)))
@@ -95,7 +95,7 @@ def _pattern_of(values: Iterable[str]) -> re.Pattern[str] | None:
 
 
 class MaskingFormatter(logging.Formatter):
-    """Masks secrets, and passwords of URLs, in the lines of a log, tracebacks included."""
+    """Masks secrets and the passwords of URLs, in tracebacks too."""
 
     def __init__(self, fmt: str | None = None, *, secrets: Secrets | None = None) -> None:
         super().__init__(fmt)

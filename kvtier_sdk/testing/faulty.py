@@ -90,7 +90,7 @@ class FaultPlan:
         self._drawn = [Fault(kind) for kind in FaultKind] if drawn is None else list(drawn)
 
     def next_fault(self, operation: str) -> Fault | None:
-        """Return and record the fault of the next call of ``operation``, or return ``None``."""
+        """Return and record the fault for the next call of ``operation``, or return ``None``."""
         fault = self._from_script(operation) if self._script else self._from_seed(operation)
         if fault is not None:
             self.happened.append((operation, fault.kind))

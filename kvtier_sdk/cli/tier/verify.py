@@ -177,7 +177,7 @@ class Pace:
         return most_bytes if self._rate_bytes is None else min(most_bytes, self._rate_bytes)
 
     def wait(self, size_bytes: int) -> None:
-        """Count ``size_bytes`` as moved, and wait until the rate is kept."""
+        """Count ``size_bytes`` as moved, and wait as long as the rate requires."""
         if self._rate_bytes is None:
             return
         now_s = self._clock.now_s()

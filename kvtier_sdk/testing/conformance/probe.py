@@ -37,7 +37,7 @@ PIECE_BYTES = 16
 
 
 def content_of(key: OffloadKey, version: int, size_bytes: int) -> bytes:
-    """Make a content whose every piece identifies the key, the version and the offset."""
+    """Return content in which each piece identifies the key, the version and the offset."""
     seed = len(key).to_bytes(4, "big") + key + version.to_bytes(4, "big")
     return hashlib.shake_128(seed).digest(size_bytes)
 

@@ -1,4 +1,4 @@
-"""Defines checks, with their rules and requirements, their errors, and an author's hooks."""
+"""Defines checks, their errors, and the hooks of a tier's author."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Breach(Exception):  # noqa: N818  # it becomes a ConformanceError, which h
 
 
 class Hook(Enum):
-    """The functions that an author can provide, to have more rules checked."""
+    """The functions that an author can provide so that more rules are checked."""
 
     READ_RAW = "read_raw"
     WRITE_RAW = "write_raw"
