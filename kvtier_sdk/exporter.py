@@ -127,7 +127,7 @@ class _Handler(WSGIRequestHandler):
 
 
 class _Collector:
-    """Converts the values to the classes of prometheus_client."""
+    """Converts samples to the classes of prometheus_client."""
 
     def __init__(self, collect: Callable[[], Iterable[Sample]]) -> None:
         self._collect = collect

@@ -57,7 +57,7 @@ class BlockingTier:
     def make(
         cls, spec: TierSpec, pool: PoolMemory, namespace: Namespace, *, clock: Clock
     ) -> BlockingTier:
-        """Make a tier with the runner that its options ask for; nothing runs yet."""
+        """Make a tier that does not run yet."""
         reported = threading.Event()
         client = make_client(
             spec, pool, namespace, TierListener(), clock=clock, notify=reported.set

@@ -161,7 +161,7 @@ class _Driver:
                 self._run_model(reported)
 
     def _run_model(self, reported: threading.Event) -> None:
-        """Wait for a tier's report, but at most for a step; the closed loop waits for all jobs.
+        """Wait for a tier's report, at most for a step; in a closed loop, wait for all jobs.
 
         If the closed loop made a step after every report, the repeated lookups would count as
         scheduler time; an engine does not repeat them.

@@ -102,11 +102,11 @@ class PoolSweep:
 def sweep_pool(
     workload: Sequence[ReplayRequest], *, policy: str = _LRU, pool_slots: int
 ) -> PoolSweep:
-    """Count the hits of host pools of all sizes, as in a replay of one request at a time.
+    """Count the hits for every size of the host pool, if requests come one at a time.
 
     For ``lru``, one pass over the workload counts the exact hits at all sizes. Any other policy is
-    simulated once for each size; for a long workload the simulation has only some of the keys, so
-    its counts are estimates.
+    simulated once for each size. A long workload is simulated with only some of its keys, so the
+    counts are estimates.
     """
     distinct = {key for request in workload for key in request.keys}
     longest = max((len(request.keys) for request in workload), default=0)
@@ -204,7 +204,7 @@ class _Recency:
 def _play_share(
     workload: Sequence[ReplayRequest], policy: str, exact: Mapping[int, int], parts: int, part: int
 ) -> dict[int, int]:
-    """Estimate a policy's hits by size from one part of the keys, in proportionally smaller pools.
+    """Estimate a policy's hits by size: play part of the keys in proportionally smaller pools.
 
     Most of the error comes from the few keys that nearly every request names. ``lru`` has the same
     error, but its exact hits are known, so only the policy's gain over ``lru`` is scaled up.
@@ -225,7 +225,7 @@ def _play_share(
 
 
 def count_hits(workload: Sequence[ReplayRequest], policy: EvictionPolicy, slots: int) -> int:
-    """Simulate a host pool with a manager's slot table but no tiers, and count its hits."""
+    """Count the hits of a simulated host pool that has no tiers behind it."""
     policy.open(slots)
     primary = PrimaryTier(slots, 1, policy)
     by_key = primary.by_key

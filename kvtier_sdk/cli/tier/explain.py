@@ -122,7 +122,7 @@ class _Answer:
 
 
 def _meant(selection: Selection, held: Sequence[Contents]) -> Namespace:
-    """Return the only namespace that the options select."""
+    """Raise :class:`ConfigError` unless the options select exactly one namespace."""
     if selection.given is not None:
         return selection.given
     # Without digits, skip namespaces without chunks, which would only make the choice ambiguous.

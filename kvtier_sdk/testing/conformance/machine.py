@@ -70,7 +70,6 @@ class TierMachine(RuleBasedStateMachine):
 
     @rule(operation=st.sampled_from(["store", "load"]), chunk=_CHUNKS, turns=_TURNS)
     def cancel(self, operation: str, chunk: int, turns: int) -> None:
-        """Cancel a call after some iterations of the loop."""
         self._run(self._cancel(operation, chunk, turns))
 
     @rule()
