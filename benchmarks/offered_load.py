@@ -33,7 +33,7 @@ _REQUEST = RequestContext("bench")
 
 
 class OfferedLoad(TierListener):
-    """Offers the chunks due at each step of the engine, alternately to store and to load.
+    """Submits the chunks that are due at each engine step, alternating stores and loads.
 
     A chunk that finds no free slot is skipped, so a slow tier moves less than it is offered.
     """

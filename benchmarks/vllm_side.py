@@ -86,7 +86,7 @@ class VLLMSide:
 
 
 class SteppedTier(SecondaryTierManager):
-    """A tier in a dictionary, which answers lookups at once and copies between the steps."""
+    """Keeps chunks in a dictionary, answers lookups at once, and copies between the steps."""
 
     medium = Medium.CPU
 

@@ -355,7 +355,7 @@ class TierStats:
         self.backend_gauges.update(gauges)
 
     def note_error(self, text: str, now_s: float) -> None:
-        """Record an error's ``text`` at the time ``now_s``; keep the last four different texts."""
+        """Record an error's ``text`` at the time ``now_s``; keep the last five distinct texts."""
         self.errors = [*[other for other in self.errors if other != text][-4:], text]
         self.error_s = now_s
 

@@ -129,11 +129,11 @@ class Offers:
 
     Attributes:
         hits: number of copies to the device since the chunk came into the primary tier.
-        sent: tiers that have the chunk or are storing the chunk.
+        sent: tiers that have the chunk or are storing it.
         owed: tiers that must get the chunk before its eviction.
         failed: write-through tiers that do not have the chunk.
-        followers: the indices of the tiers that get the chunk once the chunk is readable, each with
-            the request of the store.
+        followers: maps the index of each tier that gets the chunk once it is readable to the
+            request of that store.
     """
 
     __slots__ = ("failed", "followers", "hits", "owed", "sent")

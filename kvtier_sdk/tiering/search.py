@@ -65,7 +65,7 @@ class LookupTable:
             self.open[key] = pending
 
     def join(self, key: OffloadKey) -> PendingLookup | None:
-        """Return the pending lookup of a chunk that another request began, or ``None``."""
+        """Return the pending lookup that another request began for a chunk, or ``None``."""
         pending = self.open.get(key)
         if pending is not None:
             self._joined += 1

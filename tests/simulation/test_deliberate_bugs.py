@@ -1,4 +1,4 @@
-"""The simulation finds each deliberate bug, which breaks one rule of the code.
+"""The simulation finds every bug that this module plants.
 
 Each bug is a small change to one method. ``-s`` shows how many seeds were needed.
 """

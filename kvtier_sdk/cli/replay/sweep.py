@@ -22,7 +22,7 @@ _LRU = "lru"
 _HASHES = 2**32
 # Simulate a policy with at most this many chunks; from a longer workload use only some keys.
 _MOST_PLAYED = 2**17
-# Doubling a pool is not worth the memory if it turns a smaller fraction of the chunks into hits.
+# Doubling a pool is worth the memory if at least this fraction of all chunks become hits.
 _WORTHWHILE = 0.01
 
 
