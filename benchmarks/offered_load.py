@@ -139,7 +139,7 @@ def offered_apart(url: str, mb_per_s: float) -> Iterator[_Apart]:
 
 
 class _Apart:
-    """A handle of the other program, which starts or stops its load at each message."""
+    """Starts and stops the load in the other program, with one message each."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe

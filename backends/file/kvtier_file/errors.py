@@ -1,4 +1,4 @@
-"""Translation of the operating system's errors into the SDK's."""
+"""Translates the operating system's errors into the SDK's."""
 
 from __future__ import annotations
 

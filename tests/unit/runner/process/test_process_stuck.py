@@ -1,4 +1,4 @@
-"""A stuck process is killed and restarted; a busy one is left alone."""
+"""A stuck process is killed and restarted; a busy process is left alone."""
 
 from __future__ import annotations
 
