@@ -1,4 +1,4 @@
-"""Metrics: each is declared once, as the typed field that the code increments.
+"""Declares each metric once, as the typed field that the code increments.
 
 :data:`METRICS` is the table of all metrics, and :func:`metric_samples` yields their values.
 """
@@ -194,7 +194,7 @@ class TierStats:
     Attributes:
         name: the tier's name.
         backend: the backend's name; ``"primary"`` for the host pool.
-        errors: the last few error texts, the newest last.
+        errors: the last five distinct error texts, the newest last.
         error_s: time of the newest error on the tier's clock.
     """
 
@@ -355,7 +355,7 @@ class TierStats:
         self.backend_gauges.update(gauges)
 
     def note_error(self, text: str, now_s: float) -> None:
-        """Record an error's ``text`` at the time ``now_s``; keep the last four different texts."""
+        """Record an error's ``text`` at the time ``now_s``; keep the last five distinct texts."""
         self.errors = [*[other for other in self.errors if other != text][-4:], text]
         self.error_s = now_s
 

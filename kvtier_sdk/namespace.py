@@ -78,10 +78,10 @@ class Namespace:
         return json.dumps(document, indent=2, sort_keys=True) + "\n"
 
     def differences(self, facts: Mapping[str, object]) -> dict[str, tuple[object, object]]:
-        """Compare with the ``facts`` of a manifest that was read back.
+        """Return the facts that differ from the ``facts`` of a manifest that was read back.
 
         Returns:
-            Name to (our value, their value), for the facts that differ; a missing value is
+            A dictionary from each such fact's name to (our value, their value). A missing value is
             ``None``. Secrets are never compared.
         """
         ours = json.loads(json.dumps(self.manifest))

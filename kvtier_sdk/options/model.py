@@ -260,7 +260,7 @@ def _complaint(
         return f"{option} is {brief(value)} but should be {_PLAIN.get(fault['type'], message)}"
     if loc:
         return f"{option}: {message.replace(value, brief(value))}"
-    # Add the path, which the message of a rule about several options lacks.
+    # A rule about several options names them without their path, so add it.
     if place.path:
         message = message.replace("option '", f"option '{place.path}.")
     return f"{place.where}: {message}"
