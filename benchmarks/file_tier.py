@@ -110,7 +110,7 @@ def _arguments() -> argparse.Namespace:
 def _measure(
     way: str, processes: int, place: Path, arguments: argparse.Namespace
 ) -> tuple[float, float]:
-    """Return the MiB/s that all processes together store and load."""
+    """Return the store rate and the load rate of all processes together, in MiB/s."""
     chunks = arguments.total // arguments.chunk // processes
     object_bytes = arguments.chunk + FileSubject.header_bytes
     capacity_bytes = processes * chunks * object_bytes // 2 if way == "evict" else None

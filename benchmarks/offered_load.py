@@ -33,7 +33,7 @@ _REQUEST = RequestContext("bench")
 
 
 class OfferedLoad(TierListener):
-    """Offers the chunks due at each step of the engine, alternately to store and to load.
+    """Submits the chunks that are due at each engine step, alternating stores and loads.
 
     A chunk that finds no free slot is skipped, so a slow tier moves less than it is offered.
     """
@@ -139,7 +139,7 @@ def offered_apart(url: str, mb_per_s: float) -> Iterator[_Apart]:
 
 
 class _Apart:
-    """A handle of the other program, which starts or stops its load at each message."""
+    """Starts and stops the load in the other program, with one message each."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe

@@ -86,7 +86,7 @@ class VLLMSide:
 
 
 class SteppedTier(SecondaryTierManager):
-    """A tier in a dictionary, which answers lookups at once and copies between the steps."""
+    """Keeps chunks in a dictionary, answers lookups at once, and copies between the steps."""
 
     medium = Medium.CPU
 
@@ -192,7 +192,7 @@ class _Lookups(AsyncLookupManager):
         return [key in self._objects for key in keys]
 
     def are_answered(self) -> bool:
-        """Return true if the last flush is answered, whose answers all arrive as one item."""
+        """Return true if the last flush is answered; its answers all arrive as one item."""
         return self._pending_results.qsize() > 0 or not any(
             state.phase is LookupPhase.IN_FLIGHT for state in self._lookup_state.values()
         )

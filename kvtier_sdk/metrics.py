@@ -1,4 +1,4 @@
-"""Metrics: each is declared once, as the typed field that the code increments.
+"""Declares each metric once, as the typed field that the code increments.
 
 :data:`METRICS` is the table of all metrics, and :func:`metric_samples` yields their values.
 """
@@ -194,7 +194,7 @@ class TierStats:
     Attributes:
         name: the tier's name.
         backend: the backend's name; ``"primary"`` for the host pool.
-        errors: the last few error texts, the newest last.
+        errors: the last five distinct error texts, the newest last.
         error_s: time of the newest error on the tier's clock.
     """
 

@@ -78,11 +78,11 @@ class Namespace:
         return json.dumps(document, indent=2, sort_keys=True) + "\n"
 
     def differences(self, facts: Mapping[str, object]) -> dict[str, tuple[object, object]]:
-        """Return the facts that differ from a manifest's facts.
+        """Return the facts that differ from the ``facts`` of a manifest that was read back.
 
         Returns:
-            A dictionary from the name to our value and theirs; a missing value is ``None``.
-            Secrets are never compared.
+            A dictionary from each such fact's name to (our value, their value). A missing value is
+            ``None``. Secrets are never compared.
         """
         ours = json.loads(json.dumps(self.manifest))
         return {

@@ -2,8 +2,8 @@
 
     python3 scripts/lmcache_environment.py .venv-lmcache
 
-LMCache's wheel requires CUDA's libraries, but imports them only on a machine with a GPU. So only
-the requirements that its server and its own adapters for files and Redis import are installed.
+LMCache's wheel requires CUDA's libraries, but imports them only on a machine with a GPU. So this
+script installs only what LMCache's server and its file and Redis adapters import.
 """
 
 from __future__ import annotations

@@ -380,7 +380,7 @@ class Connection:
         return count_bytes
 
     def _write(self) -> bool:
-        """Send as much as the socket accepts; return true if the call must end now."""
+        """Send what the socket accepts; return true after the last byte, an error or a reply."""
         while self._unsent:
             try:
                 count_bytes = self._stream.write(self._unsent)

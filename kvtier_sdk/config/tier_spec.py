@@ -65,7 +65,7 @@ class TierSpec:
 
     @classmethod
     def from_options(cls, entry: Mapping[str, Any], *, where: str = "tier", path: str = "") -> Self:
-        """Read a tier entry: ``type``, optional ``name``, and ``url``, flat options or both.
+        """Read a tier entry: flat options, a ``url`` or both, with an optional ``name``.
 
         Args:
             entry: the options. ``type`` is the backend's name, or ``"kvtier"`` if

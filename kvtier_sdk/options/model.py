@@ -259,7 +259,7 @@ def _complaint(
         return f"{option} is {brief(value)} but should be {_PLAIN.get(fault['type'], message)}"
     if loc:
         return f"{option}: {message.replace(value, brief(value))}"
-    # Add the path, because the message of a rule about several options lacks it.
+    # A rule about several options names them without their path, so add it.
     if place.path:
         message = message.replace("option '", f"option '{place.path}.")
     return f"{place.where}: {message}"

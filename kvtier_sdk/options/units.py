@@ -93,7 +93,7 @@ def parse_bytes_or_share(value: object) -> int | float:
 
 
 def format_bytes(size_bytes: float) -> str:
-    """Format ``size_bytes`` with four digits and a binary unit: ``1536`` is ``"1.5 KiB"``."""
+    """Format a size with four significant digits: ``1536`` is ``"1.5 KiB"``."""
     for unit in _BINARY[:-1]:
         # A size that rounds to 1024 is written in the next unit.
         if abs(size_bytes) < 1023.5:
@@ -103,7 +103,7 @@ def format_bytes(size_bytes: float) -> str:
 
 
 def format_seconds(duration_s: float) -> str:
-    """Format a duration with three digits and a unit: ``0.05`` is ``"50 ms"``, 90 is ``"90 s"``."""
+    """Format a duration with three significant digits: ``0.05`` is ``"50 ms"``."""
     if duration_s < 1:
         return f"{1e3 * duration_s:.3g} ms"
     if duration_s < 120:

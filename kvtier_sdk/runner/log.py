@@ -46,9 +46,9 @@ class TierLog(logging.LoggerAdapter[logging.Logger]):
     def often(self, level: int, topic: str, message: str, *, ends_outage: bool = False) -> None:
         """Log a message that may repeat, at most once a minute per ``topic``.
 
-        On an event loop, a timer logs the last message and the number of messages at the end of the
-        minute. Elsewhere the next message after the minute is logged, with the number.
-        ``ends_outage`` logs the messages held back before this one.
+        Further messages within the minute are held back. At its end, a timer logs the last one and
+        their number. Without an event loop, the next message after the minute does this instead.
+        ``ends_outage`` first logs the messages that are held back for any topic.
         """
         now_s = self._clock.now_s()
         known = self._topics.get(topic)

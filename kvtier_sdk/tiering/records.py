@@ -41,7 +41,7 @@ class PendingLookup:
 
     Attributes:
         waiting: tiers that have not answered.
-        hits: for each chunk, the tiers that have the chunk and have not failed to load the chunk.
+        hits: for each chunk, the tiers that have the chunk and have not failed to load it.
             The mask is 0 if all these tiers have failed; a chunk that no tier has is left out.
         deadline_s: clock time after which a missing answer counts as a miss; infinite until the
             tiers are asked.
@@ -90,7 +90,7 @@ class PendingLookup:
         return (mask & -mask).bit_length() - 1
 
     def run_from(self, key: OffloadKey, tier: int, limit: int) -> list[OffloadKey]:
-        """Return the next chunks, from ``key``, whose first tier is ``tier``; at most ``limit``."""
+        """Return up to ``limit`` chunks, beginning with ``key``, whose first tier is ``tier``."""
         hits, bit = self.hits, 1 << tier
         before = bit - 1
         start = self.keys.index(key)
@@ -129,11 +129,11 @@ class Offers:
 
     Attributes:
         hits: number of copies to the device since the chunk came into the primary tier.
-        sent: tiers that have the chunk or are storing the chunk.
+        sent: tiers that have the chunk or are storing it.
         owed: tiers that must get the chunk before its eviction.
         failed: write-through tiers that do not have the chunk.
-        followers: the indices of the tiers that get the chunk once the chunk is readable, each with
-            the request of the store.
+        followers: maps the index of each tier that gets the chunk once it is readable to the
+            request of that store.
     """
 
     __slots__ = ("failed", "followers", "hits", "owed", "sent")

@@ -65,7 +65,7 @@ class LookupTable:
             self.open[key] = pending
 
     def join(self, key: OffloadKey) -> PendingLookup | None:
-        """Return the pending lookup of a chunk that another request began, or ``None``."""
+        """Return the pending lookup that another request began for a chunk, or ``None``."""
         pending = self.open.get(key)
         if pending is not None:
             self._joined += 1
@@ -325,7 +325,7 @@ class TierSearch:
         return MissReason.PRIMARY_FULL
 
     def _is_worth_loading(self, pending: PendingLookup, tier: TierClient) -> bool:
-        """Return true if loading all chunks of a lookup is faster than recomputing the chunks."""
+        """Return true if loading all chunks of a lookup is faster than recomputing them."""
         recompute_s = self._primary.stats.recompute_s
         if recompute_s is None:
             return True

@@ -254,7 +254,7 @@ class TierClient:
             yield from job.slots
 
     def expected_load_s(self, chunks: int) -> float:
-        """Estimate the seconds to load ``chunks`` after the queued loads; 0.0 if not measured."""
+        """Estimate the seconds for the queued loads and ``chunks`` more; 0.0 if not measured."""
         size_bytes = self.load_bytes + chunks * self._chunk_bytes
         return self.pace.expected_s(size_bytes, self._clock.now_s())
 
@@ -283,7 +283,7 @@ class TierClient:
         tag: Any = None,
         worth_s: float = 0.0,
     ) -> Job:
-        """Collect a lookup.
+        """Queue a lookup for the next :meth:`flush`.
 
         Args:
             keys: the chunks; the client owns the sequence from now on.
@@ -305,7 +305,7 @@ class TierClient:
         whole: bool = False,
         tag: Any = None,
     ) -> Job | None:
-        """Collect a load of as many leading chunks as fit the queue.
+        """Queue a load of as many leading chunks as the queue has room for.
 
         Loads of one request in one step become one job, unless they have a tag.
 
@@ -342,7 +342,7 @@ class TierClient:
         whole: bool = False,
         tag: Any = None,
     ) -> Job | None:
-        """Collect a store of as many leading chunks as fit the queue.
+        """Queue a store of as many leading chunks as the queue has room for.
 
         The arguments ``keys``, ``slots``, ``request``, ``whole`` and ``tag`` and the result are as
         for :meth:`load`. The tier reads the slots until the job is released.
@@ -360,9 +360,9 @@ class TierClient:
     def delete(
         self, keys: Sequence[OffloadKey], request: RequestContext = NO_REQUEST, *, tag: Any = None
     ) -> Job:
-        """Collect a deletion of ``keys`` from a tier with ``Capability.DELETE``.
+        """Queue a deletion of ``keys`` for the next :meth:`flush`.
 
-        The job has the given ``request`` and ``tag``.
+        The tier must have ``Capability.DELETE``. ``request`` and ``tag`` are as for :meth:`lookup`.
         """
         return self._collect(_DELETE, keys, (), request, self.spec.runner.store_deadline_s, tag)
 

@@ -1,4 +1,4 @@
-"""The simulation finds each deliberate bug, which breaks one rule of the code.
+"""The simulation finds every bug that this module plants.
 
 Each bug is a small change to one method. ``-s`` shows how many seeds were needed.
 """
@@ -41,7 +41,7 @@ BUGS: dict[str, tuple[tuple[str, ...], int, Bug]] = {}
 
 
 def bug(*rules: str, seed: int = 0) -> Callable[[Bug], Bug]:
-    """Register a bug, the rules that can find the bug, and the first seed to try.
+    """Register a bug, the rules that can find it, and the first seed to try.
 
     Starting with a seed that once found a rare bug saves a minute; other seeds come after it.
     """

@@ -1,4 +1,4 @@
-"""The rule for tests that change the core's code while it runs."""
+"""A mark that skips tests that patch the core, if the core is compiled."""
 
 from __future__ import annotations
 

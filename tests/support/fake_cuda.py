@@ -306,7 +306,7 @@ def pages_of(address: int, size_bytes: int) -> range:
 
 @contextmanager
 def fake_cuda(vendor: str) -> Iterator[FakeCUDA]:
-    """Replace the libraries of driver and runtime, and torch's two calls to the runtime."""
+    """Replace the GPU driver, the GPU runtime and torch's calls to them by fakes."""
     runtime = FakeCUDA()
     driver = {
         "cuMemcpyAsync": runtime.copy,

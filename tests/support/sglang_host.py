@@ -1,4 +1,4 @@
-"""SGLang's own cache controller with one of our tiers as its storage, in this process."""
+"""Runs SGLang's own cache controller in this process, on one of our tiers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _RANK_DIM, _ROPE_DIM = 448, 64
 _HOST_PAGES = 32
 _DEVICE_TOKENS = 64
 _PATIENCE_S = 60.0
-#: Length of the keys, and of the values, of a page of four layers in bfloat16.
+#: Length of the keys of a page of four layers in bfloat16; the values are as long.
 PART_BYTES = PAGE_TOKENS * 4 * _HEADS * _HEAD_DIM * 2
 
 
@@ -55,7 +55,7 @@ KIND = Kind()
 
 
 class Host:
-    """SGLang's cache controller with a host pool, and the storage that it has attached."""
+    """SGLang's cache controller with a host pool and an attached storage."""
 
     def __init__(self, kind: Kind, **storage: Any) -> None:
         self.kind = kind

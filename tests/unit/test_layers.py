@@ -1,4 +1,4 @@
-"""The source keeps the rules for imports between layers and for uses of time.
+"""Imports follow the layers, and time and tasks go through the clock.
 
 Each checker takes source text, so that a test can also show that it catches a violation.
 """

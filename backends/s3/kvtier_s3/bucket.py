@@ -90,7 +90,7 @@ class Bucket:
 
     #: Known once the bucket is open.
     place: Place
-    #: File with the certificates to trust, if options or environment name one.
+    #: File with the certificates to trust, if the options or the environment name a file.
     ca_file: str | None
 
     def __init__(self, config: S3TierConfig, clock: Clock, logger: logging.Logger) -> None:
@@ -183,7 +183,7 @@ class Bucket:
         )
 
     def directories(self, start: str) -> AsyncIterator[str]:
-        """List the names below a prefix up to their next slash, each once."""
+        """List the directories directly below a prefix, which S3 calls common prefixes."""
         return self._listed(
             lambda page: [found["Prefix"] for found in page.get("CommonPrefixes", ())],
             Prefix=start,
@@ -223,7 +223,7 @@ class Bucket:
 
 @functools.cache
 def _models(data_path: str | None) -> Any:
-    """Return a loader of botocore's models, whose cache saves a tenth of a second per tier."""
+    """Return a loader of botocore's models. Caching it saves a tenth of a second per tier."""
     return create_loader(data_path)
 
 
@@ -233,9 +233,9 @@ def _client_config(config: S3TierConfig) -> AioConfig:
         s3={"addressing_style": config.addressing},
         connect_timeout=config.connect_timeout_s,
         read_timeout=max(config.read_timeout_s, _LISTING_TIMEOUT_S),
-        # No proxy, as for chunks; None would stand for the environment's proxies.
+        # Use no proxy, as for chunks; None would stand for the environment's proxies.
         proxies={},
-        # The runner retries requests and checks digests.
+        # Do neither here, because the runner retries requests and checks digests.
         retries={"total_max_attempts": 1},
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",

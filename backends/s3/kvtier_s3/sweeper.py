@@ -14,7 +14,7 @@ from kvtier_s3.names import Names
 from kvtier_s3.objects import Objects
 from kvtier_sdk import TierContext, TierError
 
-# A process that has not signed for this many intervals counts as dead.
+# A process that has not renewed its signature for this many intervals counts as dead.
 _SILENT_INTERVALS = 3
 # A server may round times to whole seconds.
 _RESOLUTION_S = 1.0
@@ -112,7 +112,7 @@ class Sweeper:
     def _victims(
         self, oldest: Iterable[StoredObject], total_bytes: int, now_s: float
     ) -> dict[bool, list[str]]:
-        """Return the names to delete: expired objects under false, evicted objects under true."""
+        """Return the names to delete: false maps to expired objects, true to evicted objects."""
         capacity_bytes, max_age_s = self._config.capacity_bytes, self._config.max_age_s
         victims: dict[bool, list[str]] = {False: [], True: []}
         for found in oldest:

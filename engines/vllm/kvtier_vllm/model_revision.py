@@ -1,4 +1,4 @@
-"""The model that an engine serves, identified by its name, its files and the operator.
+"""Identifies the model that an engine serves, by its name, its files or an option.
 
 vLLM tells a connector the model's name, but not the requested revision.
 """
@@ -67,7 +67,7 @@ def _missing(model: str, files: str) -> ConfigError:
 
 
 def _is_whole(model: Path) -> bool:
-    """Return true if config and weights are here; parts loaded from elsewhere are not checked."""
+    """Return true if ``model`` has a config and weights; files elsewhere are not checked."""
     if not model.is_dir():
         return _is_weights(model)
     files = [file for file in model.iterdir() if file.is_file()]
@@ -110,7 +110,7 @@ def _pieces(file: Path) -> Iterator[bytes]:
 def _snapshots(model: str, hub_cache: Path) -> list[Path]:
     """Return the model's revisions in the cache that the engine may be serving."""
     files = (hub_cache / f"models--{model.replace('/', '--')}" / "snapshots").glob("*/*")
-    # A revision with weights counts without a config, which may come from another model.
+    # A revision without a config counts too, because its config may come from another model.
     return sorted({file.parent for file in files if file.name in _CONFIGS or _is_weights(file)})
 
 

@@ -22,13 +22,13 @@ _LRU = "lru"
 _HASHES = 2**32
 # Simulate a policy with at most this many chunks; from a longer workload use only some keys.
 _MOST_PLAYED = 2**17
-# Doubling a pool is worth the memory if at least this fraction of the chunks become hits.
+# Doubling a pool is worth the memory if at least this fraction of all chunks become hits.
 _WORTHWHILE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class SweepPoint:
-    """The hits of a host pool without tiers, under its own policy and under ``lru``."""
+    """The hits of a host pool of one size without tiers, under its policy and under ``lru``."""
 
     slots: int
     hit_chunks: int
@@ -204,7 +204,7 @@ class _Recency:
 def _play_share(
     workload: Sequence[ReplayRequest], policy: str, exact: Mapping[int, int], parts: int, part: int
 ) -> dict[int, int]:
-    """Estimate a policy's hits by size: play part of the keys in proportionally smaller pools.
+    """Estimate a policy's hits at each size from one part of the keys, in smaller pools.
 
     Most of the error comes from the few keys that nearly every request names. ``lru`` has the same
     error, but its exact hits are known, so only the policy's gain over ``lru`` is scaled up.

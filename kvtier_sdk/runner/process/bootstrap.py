@@ -56,7 +56,7 @@ def fault_of(spec: TierSpec) -> str | None:
 def write_bootstrap(
     spec: TierSpec, *, namespace: Namespace, layout: PoolLayout, pool_fd: int
 ) -> dict[str, Any]:
-    """Return the bootstrap data, with secrets, of a tier that :func:`fault_of` has accepted."""
+    """Return a tier's bootstrap data, with its secrets. :func:`fault_of` must have accepted it."""
     return {
         "version": PROTOCOL_VERSION,
         "name": spec.name,

@@ -29,7 +29,7 @@ _MANY = 64
 #: The longest wait of :func:`_wait_until_gone`, in settling times.
 _SETTLINGS = 20
 _POLL_S = 0.002
-#: The loop counts as blocked if it has not run for this many wake-ups of the watch in a row.
+#: The loop is blocked if it has not run for this many wake-ups of the watch in a row.
 _WAKES = 20
 _Found = Callable[[], Mapping[Any, str]]
 

@@ -229,7 +229,7 @@ async def check_maintenance_records_no_use(subject: TierSubject) -> None:
     async with subject.opened() as engine, subject.opened(maintenance=True) as probe:
         stored = await engine.put(subject.new_keys(2))
         before = {entry.key: entry.used_s for entry in await probe.scan()}
-        # Sleep, because some stores keep times in whole seconds.
+        # Sleep, because some stores record times in whole seconds.
         await subject.clock.sleep(_RESOLUTION_S)
         await probe.lookup(stored)
         for key in stored:

@@ -1,4 +1,4 @@
-"""A stuck process is killed and restarted; a busy one is left alone."""
+"""A stuck process is killed and restarted; a busy process is left alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvtier_sdk.runner.jobs import Job, Operation, ProcessStarted
 
 
 def late_job(rig: Rig, operation: Operation, *chunks: int) -> Job:
-    """Make a job that is late by the engine's advanced clock, but not by the process's clock."""
+    """Make a job that only the engine finds late, once its clock is set ahead."""
     job = rig.job(operation, *chunks)
     job.deadline_s = time.monotonic() + 600
     return job
