@@ -93,7 +93,7 @@ def parse_bytes_or_share(value: object) -> int | float:
 
 
 def format_bytes(size_bytes: float) -> str:
-    """Format a size with four significant digits: ``1536`` is ``"1.5 KiB"``."""
+    """Format ``size_bytes`` with four significant digits: ``1536`` is ``"1.5 KiB"``."""
     for unit in _BINARY[:-1]:
         # A size that rounds to 1024 is written in the next unit.
         if abs(size_bytes) < 1023.5:
