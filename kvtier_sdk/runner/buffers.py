@@ -33,7 +33,7 @@ class BufferArena:
         return Region.of(self._memory)
 
     def take(self, count: int) -> list[memoryview]:
-        """Lend ``count`` buffers, at least one. The buffers may hold old content."""
+        """Lend at least one buffer. The buffers may hold old content."""
         while len(self._free) < count:
             end = self._uncut + self._buffer_bytes
             if end > len(self._memory):
@@ -45,5 +45,4 @@ class BufferArena:
         return taken
 
     def give_back(self, buffers: list[memoryview]) -> None:
-        """Reclaim lent buffers. The borrower must not touch them any more."""
         self._free += buffers

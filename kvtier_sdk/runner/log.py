@@ -46,8 +46,8 @@ class TierLog(logging.LoggerAdapter[logging.Logger]):
     def often(self, level: int, topic: str, message: str, *, ends_outage: bool = False) -> None:
         """Log a message that may repeat, at most once a minute per ``topic``.
 
-        On an event loop, a timer logs the last message and the number of messages at the end of the
-        minute. Elsewhere the next message after the minute is logged, with the number.
+        Further messages in that minute are held back. At its end, a timer logs the last one with
+        their number; without an event loop, the next message does.
         ``ends_outage`` logs the messages held back before this one.
         """
         now_s = self._clock.now_s()
@@ -67,12 +67,11 @@ class TierLog(logging.LoggerAdapter[logging.Logger]):
                 known.timer = self._clock.call_at(known.logged_s + QUIET_S, self._say, known)
 
     def catch_up(self) -> None:
-        """Log the messages held back, and forget all topics. Called at close."""
+        """Log the messages held back, and forget all topics."""
         self.say_held_back()
         self._topics.clear()
 
     def say_held_back(self) -> None:
-        """Log the last message held back for each topic, the oldest first."""
         held = [topic for topic in self._topics.values() if topic.unsaid]
         for topic in sorted(held, key=lambda topic: topic.message_s):
             if topic.timer is not None:
@@ -93,7 +92,7 @@ class TierLog(logging.LoggerAdapter[logging.Logger]):
 
 
 class _TierFilter(logging.Filter):
-    """A filter that masks secrets in log records and escapes control characters."""
+    """Masks secrets in log records, and escapes control characters."""
 
     def __init__(self) -> None:
         super().__init__()
