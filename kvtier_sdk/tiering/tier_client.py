@@ -254,7 +254,10 @@ class TierClient:
             yield from job.slots
 
     def expected_load_s(self, chunks: int) -> float:
-        """Estimate the seconds to load ``chunks`` after the queued loads; 0.0 if not measured."""
+        """Estimate the seconds until the queued loads and ``chunks`` more are loaded.
+
+        The result is 0.0 if the speed is not measured.
+        """
         size_bytes = self.load_bytes + chunks * self._chunk_bytes
         return self.pace.expected_s(size_bytes, self._clock.now_s())
 
@@ -570,7 +573,7 @@ class TierClient:
                 self._log_end("no longer slow", f"{name}: no longer slow")
 
     def _log_end(self, topic: str, message: str) -> None:
-        """Log the end of an outage, after the earlier messages that the log has held back."""
+        """First log the earlier messages that the log has held back."""
         self.log.say_held_back()
         if not self._runner.log_end(topic, message):
             self.log.often(logging.WARNING, topic, message)
