@@ -310,7 +310,7 @@ class OffloadWorker:
 
 
 def _end_dropped(device: Device, jobs: dict[int, _Job], memory: object) -> None:
-    """Shut down a dropped worker in a new thread, because a copying thread may have dropped it."""
+    """Shut down in a new thread, because a copying thread may have dropped the worker."""
     # Log here, because the new thread may still run when the interpreter exits, and must not hold
     # a lock of the log at that time.
     _log.warning("an offload worker was dropped without a call of shutdown()")
@@ -322,7 +322,7 @@ def _end_dropped(device: Device, jobs: dict[int, _Job], memory: object) -> None:
 
 
 def _end(device: Device, jobs: dict[int, _Job], memory: object) -> None:
-    """Wait for the jobs, then close the device; ``memory`` keeps tensors and slots alive."""
+    """``memory`` keeps tensors and slots alive until the jobs have ended."""
     for job in list(jobs.values()):
         if job.copy is not None:
             job.copy.wait()
