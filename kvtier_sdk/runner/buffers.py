@@ -25,7 +25,6 @@ class BufferArena:
                 f"({error}): lower option 'concurrency' or 'max_batch'"
             ) from error
         self._free: list[memoryview] = []
-        # Offset at which the next buffer is cut.
         self._uncut = 0
 
     @property

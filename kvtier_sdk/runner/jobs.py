@@ -95,8 +95,8 @@ class Job:
         tag: the caller's own object, handed back with the verdicts; it never leaves the engine's
             thread.
         result: the conclusion, or ``None`` before the conclusion; on the engine's side only.
-        queue_bytes: for a store, the payload of all stores under way at its start, including its
-            own; on the engine's side only.
+        queue_bytes: for a store, the payload of all stores under way when it starts, its own
+            included; on the engine's side only.
     """
 
     job_id: int

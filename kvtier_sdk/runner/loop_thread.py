@@ -42,7 +42,6 @@ class LoopRunner(ABC):
         self._log = TierLog(spec.name, clock)
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        # Id of the process that started the thread.
         self._pid = -1
         self._opened: concurrent.futures.Future[bool] = concurrent.futures.Future()
         # An event loop holds its tasks only weakly, so keep references to them here.

@@ -23,7 +23,6 @@ class ManagedTier:
     def __init__(self, client: TierClient, index: int, store_policy: StorePolicy) -> None:
         self.client = client
         self.index = index
-        # The tier's bit in masks of tiers.
         self.bit = 1 << index
         self.store_policy = store_policy
         options = client.spec.runner

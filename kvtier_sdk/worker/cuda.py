@@ -133,7 +133,6 @@ class _Lane:
     """
 
     def __init__(self, device: CUDADevice, priority: int) -> None:
-        #: The stream for copies between device and host.
         self.copies = torch.cuda.Stream(device.device, priority=priority)
         self._device = device
         self._lock = threading.Lock()

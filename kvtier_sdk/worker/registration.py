@@ -40,7 +40,6 @@ class _Piece:
     is_ours: bool
     #: The device's address of a byte, minus the host's address of the same byte.
     shift_bytes: int
-    #: Number of registrations that use the piece.
     holders: int = 0
 
 
