@@ -46,8 +46,8 @@ class TierLog(logging.LoggerAdapter[logging.Logger]):
     def often(self, level: int, topic: str, message: str, *, ends_outage: bool = False) -> None:
         """Log a message that may repeat, at most once a minute per ``topic``.
 
-        Further messages in that minute are held back. At its end, a timer logs the last one with
-        their number; without an event loop, the next message does.
+        Further messages in that minute are held back and counted. At its end, a timer logs the last
+        one and the count. Without an event loop, the next message is logged with the count.
         ``ends_outage`` logs the messages held back before this one.
         """
         now_s = self._clock.now_s()

@@ -247,7 +247,6 @@ def are_apart(layouts: Sequence[GroupLayout]) -> bool:
 
 
 def overlaps(addresses: Int64s, lengths_bytes: Int64s) -> bool:
-    """Return true if any two ranges share a byte."""
     order = addresses.argsort(kind="stable")
     begins = addresses[order]
     return bool((begins[1:] < begins[:-1] + lengths_bytes[order][:-1]).any())

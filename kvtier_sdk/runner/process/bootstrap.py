@@ -1,4 +1,4 @@
-"""Writes and reads errors and the bootstrap message, from which a process builds its tier.
+"""Encodes errors, and the bootstrap message from which a process builds its tier.
 
 The message goes through the socket between the two processes, because it holds secrets: everybody
 on the machine can read a command line, and every child of the tier can read the environment. For
