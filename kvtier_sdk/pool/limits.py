@@ -86,7 +86,7 @@ def _meminfo_bytes(name: str, proc: Path) -> int:
 
 
 def _memory_limits(proc: Path, cgroup_root: Path) -> Iterator[tuple[Path, int, int]]:
-    """Yield directory, limit and use of each control group, of versions 1 and 2."""
+    """Yield each control group's directory, limit and use; versions 1 and 2 both count."""
     try:
         lines = (proc / "self" / "cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -156,7 +156,6 @@ class Breaker:
         return self._row >= self._failures or half or outcome is Outcome.BLOCKED
 
     def begin_probe(self) -> None:
-        """Go from ``OPEN`` to ``HALF_OPEN``."""
         self.state = BreakerState.HALF_OPEN
 
     def end_probe(self, succeeded: bool) -> None:

@@ -76,7 +76,7 @@ class DirectionHealth:
 
     @property
     def admits(self) -> bool:
-        """In quarantine calls are admitted too, but fail with the reason."""
+        """In quarantine, calls are admitted but fail with the reason."""
         return self._breaker.is_closed or self._call.quarantine is not None
 
     @property

@@ -18,8 +18,6 @@ _READY: Final = SlotState.READY
 
 
 class ManagedTier:
-    """A secondary tier with its index, its store policy and its admission."""
-
     def __init__(self, client: TierClient, index: int, store_policy: StorePolicy) -> None:
         self.client = client
         self.index = index

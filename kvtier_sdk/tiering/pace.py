@@ -24,8 +24,6 @@ _TIMEOUT: Final = Verdict.TIMEOUT
 
 
 class Pace:
-    """Measures the speed and the progress of a tier's loads and stores."""
-
     def __init__(self, options: RunnerOptions, chunk_bytes: int) -> None:
         call_bytes = max(chunk_bytes, options.max_batch_bytes)
         # The bytes that the tier stores in SLOW_S, by its measured speed.

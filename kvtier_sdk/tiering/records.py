@@ -209,7 +209,7 @@ class PrefixOrder:
         return self._known.keys()
 
     def note(self, key: OffloadKey) -> tuple[OffloadKey | None, int]:
-        """Record the next chunk; return its parent and its position."""
+        """Return the chunk's parent and its position."""
         group = key[-GROUP_BYTES:]
         place = self._known.get(key)
         if place is None:

@@ -117,8 +117,6 @@ class LookupTable:
 
 
 class TierSearch:
-    """Looks chunks up in the tiers, and begins to load the chunks found."""
-
     def __init__(
         self,
         tiers: Sequence[ManagedTier],

@@ -53,7 +53,7 @@ def fault_of(spec: TierSpec) -> str | None:
 def write_bootstrap(
     spec: TierSpec, *, namespace: Namespace, layout: PoolLayout, pool_fd: int
 ) -> dict[str, Any]:
-    """Return the bootstrap data, secrets included; :func:`fault_of` must have accepted the tier."""
+    """Return the data, secrets included; :func:`fault_of` must have accepted the tier."""
     return {
         "version": PROTOCOL_VERSION,
         "name": spec.name,

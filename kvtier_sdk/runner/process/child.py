@@ -57,8 +57,6 @@ _ARG_START, _ARG_END = 45, 46
 
 
 class Child:
-    """Runs the tier in its own process."""
-
     def __init__(
         self, name: str, control: socket.socket, data: socket.socket, clock: SystemClock
     ) -> None:

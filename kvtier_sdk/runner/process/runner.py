@@ -96,7 +96,6 @@ class ProcessRunner(LoopRunner):
 
     @property
     def pid(self) -> int | None:
-        """``None`` without a process."""
         return None if self._child is None else self._child.pid
 
     def submit(self, jobs: Sequence[Job]) -> Sequence[JobResult]:
