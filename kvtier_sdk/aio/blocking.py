@@ -26,8 +26,8 @@ THREAD_LIMIT = 16
 class _Threads:
     """A limited pool of daemon threads. Unlike an executor's threads, they never delay the exit.
 
-    Each event loop, and so each tier, has its own pool. If system calls on one tier's disk hang,
-    they occupy only this tier's threads.
+    Each event loop, and so each tier, has its own pool. If a disk hangs, only its tier's threads
+    hang.
     """
 
     def __init__(self, limit: int) -> None:
@@ -49,7 +49,7 @@ class _Threads:
             self._changed.notify()
 
     def withdraw(self, call: _Call) -> bool:
-        """Remove a call from the queue before it begins; return false if it has begun."""
+        """Return false if the call has begun."""
         with self._changed:
             try:
                 self._calls.remove(call)
@@ -94,7 +94,7 @@ def _threads_of(loop: asyncio.AbstractEventLoop) -> _Threads:
 
 
 def close_blocking_threads(loop: asyncio.AbstractEventLoop) -> None:
-    """End a loop's threads as soon as they are idle. Call this when the loop closes."""
+    """End the threads as soon as they are idle. Call this when the loop closes."""
     with _threads_lock:
         threads = _threads_by_loop.pop(loop, None)
     if threads is not None:

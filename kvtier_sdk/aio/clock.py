@@ -106,7 +106,7 @@ TimerHandle = asyncio.TimerHandle
 
 
 async def wait_out(tasks: Sequence[asyncio.Future[Any]]) -> None:
-    """Wait until all tasks have ended, and only then raise a cancellation of the caller."""
+    """Raise a cancellation of the caller only after all tasks have ended."""
     cancelled: asyncio.CancelledError | None = None
     while any(not task.done() for task in tasks):
         try:

@@ -263,7 +263,7 @@ class Connection:
         return rooms
 
     async def _fill(self, rooms: Sequence[Any], *, some: bool = False) -> Sequence[Any]:
-        """Fill buffers from the socket; return the unfilled parts."""
+        """Return the unfilled parts."""
         if self._error is not None:
             raise self._lost()
         self._rooms = rooms
@@ -344,7 +344,7 @@ class Connection:
             self._finish(self._unsent)
 
     def _finish(self, rest: Sequence[Any]) -> None:
-        """End the call under way, so that later callbacks leave its buffers alone."""
+        """End the call, so that later callbacks leave its buffers alone."""
         self._rooms = self._unsent = ()
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(rest)
@@ -364,7 +364,7 @@ class Connection:
         return True
 
     def _read_into(self, rooms: Sequence[Any]) -> int:
-        """Read once; return 0 if no bytes were available, or if the connection has ended."""
+        """Return 0 if no bytes were available, or if the connection has ended."""
         try:
             count_bytes = self._stream.read(rooms)
         except _NOT_NOW:
@@ -404,7 +404,7 @@ class _Stream:
         self.descriptor = sock.fileno()
 
     def has_pending(self) -> bool:
-        """Return true if the stream itself buffers received bytes that no call has read."""
+        """Return true if the stream itself buffers bytes that no call has read."""
         return False
 
     def is_drained(self) -> bool:

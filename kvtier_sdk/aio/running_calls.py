@@ -38,7 +38,7 @@ class RunningCalls:
         self._idle.set()
 
     async def __aenter__(self) -> None:
-        """Begin a call; raise :class:`TierUnavailableError` once the tier was closed."""
+        """Raise :class:`TierUnavailableError` once the tier is closed."""
         if self._is_closed:
             raise TierUnavailableError("the tier was closed", retryable=False)
         self._count += 1

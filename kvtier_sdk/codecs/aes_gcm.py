@@ -92,5 +92,5 @@ def _key_id(key: bytes) -> bytes:
 
 
 def _expand(key: bytes, info: bytes) -> bytes:
-    """Compute HKDF-Expand for one block of 32 bytes."""
+    """Return the first block, 32 bytes, of HKDF-Expand."""
     return hmac.digest(key, info + b"\x01", "sha256")

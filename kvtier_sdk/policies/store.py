@@ -7,7 +7,7 @@ from kvtier_sdk.types import OffloadKey, RequestContext
 
 
 class Through(StorePolicy):
-    """A policy that stores every chunk as soon as the device has written the chunk."""
+    """A policy that stores every chunk as soon as the device has written it."""
 
     moment = StoreMoment.STORED
     filters = False
@@ -17,7 +17,7 @@ class Through(StorePolicy):
 
 
 class OnEvict(Through):
-    """A policy that stores every chunk just before the primary tier evicts the chunk (spill)."""
+    """A policy that stores every chunk just before the primary tier evicts it (spill)."""
 
     moment = StoreMoment.EVICTED
 

@@ -179,7 +179,7 @@ class HostPool:
         huge_pages: bool,
         reserve: bool = False,
     ) -> None:
-        """Map the file, or new memory if there is no file; close the file on failure."""
+        """Map the file, or new memory without a file; close the file on failure."""
         self.layout = layout
         self.slots: int = layout.slots
         self.chunk_bytes: int = layout.chunk_bytes
@@ -307,8 +307,8 @@ class HostPool:
     def _of_holder(self, holder: str) -> memoryview:
         """Return a view of the whole mapping, through a separate array for each holder.
 
-        A holder's views are slices of the returned view, and everything made from them keeps the
-        array alive. So :meth:`close` finds the views in use by the arrays that are still alive.
+        Everything made from the view keeps its array alive, so :meth:`close` can tell which holders
+        still use the memory.
         """
         whole = self._views.get(holder)
         if whole is None:

@@ -1,4 +1,4 @@
-"""The layout of a host pool, and the header from which another process reads the layout."""
+"""The layout of a host pool, and the file header that holds it."""
 
 from __future__ import annotations
 

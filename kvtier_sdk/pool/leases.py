@@ -46,7 +46,7 @@ def is_claimed(fd: int, worker: int | None) -> bool:
 
 @contextmanager
 def joining(fd: int) -> Iterator[None]:
-    """Wait until no other process joins or sweeps this file, and keep others from doing so."""
+    """In the ``with`` block no other process joins or sweeps this file."""
     _lock(fd, fcntl.F_OFD_SETLKW, fcntl.F_WRLCK, _JOINING, 1)
     try:
         yield

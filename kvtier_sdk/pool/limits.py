@@ -16,7 +16,7 @@ _CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
 class Room(NamedTuple):
-    """A limit on memory: its name, the bytes still free, and a remedy if they are too few."""
+    """A limit on memory, with the bytes still free and a remedy if they are too few."""
 
     where: str
     free_bytes: int
@@ -24,7 +24,7 @@ class Room(NamedTuple):
 
 
 def check_room(size_bytes: int, directory: Path | None = None) -> None:
-    """Raise ``ConfigError`` unless memory, control groups and a directory have room for a pool."""
+    """Raise ``ConfigError`` unless memory, control groups and directory have room."""
     available_bytes = _meminfo_bytes("MemAvailable", _PROC)
     rooms = [
         Room("this machine's memory", available_bytes, "end what else uses memory"),
@@ -50,13 +50,13 @@ def check_room(size_bytes: int, directory: Path | None = None) -> None:
 
 
 def total_memory_bytes(proc: Path = _PROC, cgroup_root: Path = _CGROUP_ROOT) -> int:
-    """Return the memory of the machine, or the limit of a control group if the limit is lower."""
+    """Return the machine's memory, or the limit of a control group if it is lower."""
     limits = (limit_bytes for _, limit_bytes, _ in _memory_limits(proc, cgroup_root))
     return min([_meminfo_bytes("MemTotal", proc), *limits])
 
 
 def rooms_of_cgroups(proc: Path = _PROC, cgroup_root: Path = _CGROUP_ROOT) -> Iterator[Room]:
-    """Yield the room below each readable memory limit of this process's control groups."""
+    """Yield the room below each memory limit that can be read."""
     for directory, limit_bytes, used_bytes in _memory_limits(proc, cgroup_root):
         with contextlib.suppress(OSError):
             free_bytes = limit_bytes - used_bytes + _cached_bytes(directory)
@@ -65,7 +65,7 @@ def rooms_of_cgroups(proc: Path = _PROC, cgroup_root: Path = _CGROUP_ROOT) -> It
 
 
 def file_system_of(directory: Path) -> str | None:
-    """Return the type of the file system that a directory is on, such as ``tmpfs``."""
+    """Return the type of the directory's file system, such as ``tmpfs``."""
     device = os.stat(directory).st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
     with contextlib.suppress(OSError), open("/proc/self/mountinfo", encoding="utf-8") as file:
@@ -86,7 +86,7 @@ def _meminfo_bytes(name: str, proc: Path) -> int:
 
 
 def _memory_limits(proc: Path, cgroup_root: Path) -> Iterator[tuple[Path, int, int]]:
-    """Yield directory, limit and use of this process's control groups, versions 1 and 2."""
+    """Yield each control group's directory, limit and use; versions 1 and 2 both count."""
     try:
         lines = (proc / "self" / "cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -57,7 +57,7 @@ def reserve(fd: int, size_bytes: int) -> None:
 
 
 def ask_for_huge_pages(mapping: mmap.mmap) -> None:
-    """Request transparent huge pages; call this before any page is touched."""
+    """Call this before any page is touched."""
     with contextlib.suppress(OSError):
         mapping.madvise(mmap.MADV_HUGEPAGE)
 

@@ -24,7 +24,7 @@ _log = logging.getLogger("kvtier.pool")
 
 
 class PoolFile:
-    """An open pool file, with or without a name. ``close`` closes ``fd``, and so does an exec."""
+    """An open pool file. ``close`` closes ``fd``, and so does an exec."""
 
     def __init__(self, fd: int, layout: PoolLayout, path: Path | None = None) -> None:
         self.fd = fd
@@ -70,7 +70,7 @@ def open_handle(handle: int | str, layout: PoolLayout | None, worker: int | None
 
 
 def join_named(directory: Path, replica: str, layout: PoolLayout, worker: int | None) -> PoolFile:
-    """Open the file of a replica as a member, or make the file if no member has made it."""
+    """Open the file of a replica as a member; make the file if no member has made it."""
     digest = hashlib.blake2b(replica.encode(), digest_size=12).hexdigest()
     path = directory / f"{_PREFIX}{os.geteuid()}-{digest}"
     # A round fails only if another process has made or removed this name meanwhile.
@@ -86,7 +86,7 @@ def join_named(directory: Path, replica: str, layout: PoolLayout, worker: int | 
 
 
 def sweep(directory: Path) -> None:
-    """Remove this user's pool files that no process holds; killed replicas leave such files."""
+    """Remove files of this user that no process holds; killed replicas leave such files."""
     for path in directory.glob(f"{_PREFIX}*"):
         try:
             fd = _open_own(path)
@@ -128,7 +128,7 @@ def enter_named(fd: int, path: Path, layout: PoolLayout, worker: int | None) -> 
 
 
 def _open_own(path: Path) -> int | None:
-    """Open a regular file of this user; return ``None`` if the file does not exist."""
+    """Return ``None`` if the file does not exist."""
     fault = f"{path} is not a host pool of this user: remove it"
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -144,7 +144,7 @@ def _open_own(path: Path) -> int | None:
 
 
 def _make_named(path: Path, layout: PoolLayout, worker: int | None) -> PoolFile | None:
-    """Make a complete file, then name it; return ``None`` if another process has that name."""
+    """Return ``None`` if another process has made a file of that name."""
     directory = path.parent
     try:
         check_room(layout.size_bytes, directory)
@@ -188,7 +188,7 @@ def _shape(fd: int, layout: PoolLayout) -> None:
 
 
 def _layout_of(fd: int, expected: PoolLayout | None) -> PoolLayout:
-    """Return the layout in a file's header, or ``expected`` if the file has no kvtier header."""
+    """Raise ConfigError if the file's layout is unknown or is not ``expected``."""
     size_bytes = os.fstat(fd).st_size
     found = PoolLayout.from_header(os.pread(fd, HEADER_BYTES, max(0, size_bytes - HEADER_BYTES)))
     if found is None:
@@ -227,7 +227,7 @@ def _closed_on_failure(fd: int) -> Iterator[None]:
 
 
 def _release(fd: int, path: Path | None, pid: int) -> None:
-    """Close the file; remove its name, if it has one, unless another process holds the file."""
+    """Close the file, and remove its name unless another process holds the file."""
     try:
         # A forked child shares its parent's locks, so the child cannot tell that the parent holds
         # the file.

@@ -11,7 +11,7 @@ from kvtier_sdk.types import Region
 
 
 class SlotMemory(Protocol):
-    """The part of the host pool's interface that a runner uses."""
+    """The memory of the host pool, as a runner needs it."""
 
     @property
     def chunk_bytes(self) -> int:
@@ -59,7 +59,7 @@ class TierRunner(Protocol):
         """Open the tier, waiting at most ``open_deadline``; return true if it is open.
 
         Raises:
-            Exception: the tier is required and did not open, or the error of ``open`` is permanent.
+            Exception: the tier is required and did not open, or the error is permanent.
         """
 
     def submit(self, jobs: Sequence[Job]) -> Sequence[JobResult]:
@@ -72,13 +72,13 @@ class TierRunner(Protocol):
         """Return the new reports but keep them for :meth:`poll`. Any thread may call this."""
 
     def suspect(self) -> None:
-        """Check whether the tier blocks its loop; called if a job is overdue."""
+        """Check whether the tier blocks its loop, because a job is overdue."""
 
     def log_end(self, topic: str, message: str) -> bool:
-        """Log the end of an outage in the tier's log; return false if the tier's loop has ended."""
+        """Log the end of an outage; return false if the tier's loop has ended."""
 
     def drain(self, timeout_s: float) -> bool:
-        """Cancel queued batches, wait for running ones, and return true if all have ended."""
+        """Cancel queued batches and wait for running ones; return true if all have ended."""
 
     def close(self, timeout_s: float) -> None:
         """Drain and close the tier, and end its thread. A second call does nothing."""

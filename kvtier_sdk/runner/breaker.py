@@ -34,7 +34,7 @@ _JITTER = 0.1
 
 
 class Backoff:
-    """A series of pauses, each twice as long as the one before, up to a limit.
+    """Pauses that double up to a limit.
 
     Attributes:
         pause_s: the current or next pause, before jitter.
@@ -59,7 +59,7 @@ class Backoff:
 class Direction(Enum):
     """The direction of calls that a breaker guards.
 
-    The directions are separate because a full disk must stop stores but not loads.
+    A full disk must stop stores but not loads, so each direction has a breaker.
     """
 
     #: Lookups and loads.
@@ -78,8 +78,6 @@ class BreakerState(Enum):
 
 
 class Outcome(Enum):
-    """The outcome of one call, as the breaker counts it."""
-
     #: The tier answered. A missing chunk counts as an answer too.
     ANSWERED = "answered"
     #: The call was too slow. A healthy tier is slow under load, so a late call counts as a failure
@@ -137,7 +135,7 @@ class Breaker:
         return self.state is BreakerState.CLOSED
 
     def note(self, outcome: Outcome, objects: Sequence[OffloadKey] = ()) -> bool:
-        """Record a call's outcome if the breaker is closed; return true if the breaker opens."""
+        """Record an outcome if the breaker is closed; return true if the breaker opens."""
         if not self.is_closed or not self._is_enough(outcome, objects):
             return False
         self._open()
@@ -158,7 +156,6 @@ class Breaker:
         return self._row >= self._failures or half or outcome is Outcome.BLOCKED
 
     def begin_probe(self) -> None:
-        """Go from ``OPEN`` to ``HALF_OPEN`` at the end of the pause."""
         self.state = BreakerState.HALF_OPEN
 
     def end_probe(self, succeeded: bool) -> None:

@@ -25,7 +25,6 @@ class BufferArena:
                 f"({error}): lower option 'concurrency' or 'max_batch'"
             ) from error
         self._free: list[memoryview] = []
-        # Offset at which the next buffer is cut.
         self._uncut = 0
 
     @property
@@ -33,7 +32,7 @@ class BufferArena:
         return Region.of(self._memory)
 
     def take(self, count: int) -> list[memoryview]:
-        """Lend ``count`` buffers, at least one. The buffers may hold old content."""
+        """Lend at least one buffer. The buffers may hold old content."""
         while len(self._free) < count:
             end = self._uncut + self._buffer_bytes
             if end > len(self._memory):
@@ -45,5 +44,4 @@ class BufferArena:
         return taken
 
     def give_back(self, buffers: list[memoryview]) -> None:
-        """Reclaim lent buffers. The borrower must not touch them any more."""
         self._free += buffers

@@ -35,7 +35,7 @@ _DELETE_CHUNKS = 256
 
 
 class NonsenseError(Exception):
-    """A tier returned an invalid answer, which the error's text describes."""
+    """A tier returned an invalid answer."""
 
 
 class TierCaller:
@@ -67,7 +67,7 @@ class TierCaller:
         return Capability.DELETE in tier.capabilities and not tier.context.maintenance
 
     async def open(self) -> None:
-        """Open the tier. A further attempt closes the tier and opens a new instance."""
+        """A further attempt closes the tier and opens a new instance."""
         await self._renewing(self._open_once)
 
     async def _open_once(self) -> None:
@@ -167,7 +167,7 @@ class TierCaller:
             yield self._read(operation, item_in, item)
 
     async def _renewing(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Await a call; repeat the call once if the store refused an outdated secret."""
+        """Repeat the call once if the store refused an outdated secret."""
         version = self._version
         try:
             return await call()
@@ -180,7 +180,7 @@ class TierCaller:
         return await self._renewing(lambda: self._once(operation, call))
 
     async def _once(self, operation: str, call: Callable[[], Awaitable[T]]) -> T:
-        """Await a call; turn every error into a :class:`TierError`."""
+        """Turn every error into a :class:`TierError`."""
         if self.quarantine is not None:
             # Clear the traceback, because each raise would add frames to this long-lived error.
             raise self.quarantine.with_traceback(None)
@@ -206,7 +206,7 @@ class TierCaller:
             del fault  # the frame and the error would keep each other alive
 
     def _read(self, operation: str, read: Callable[..., T], *answer: Any) -> T:
-        """Read an answer. An invalid answer puts the tier into quarantine."""
+        """An invalid answer puts the tier into quarantine."""
         try:
             return read(*answer)
         except NonsenseError as nonsense:
@@ -232,7 +232,7 @@ class TierCaller:
         return error
 
     async def _has_new_secret(self, version: int) -> bool:
-        """Return true if a secret is newer than ``version``, after reading the files if needed."""
+        """Read the files if needed; return true if a secret is newer than ``version``."""
         if self._secrets.files and version == self._version:
             await run_blocking(self._read_secrets)
         return version != self._version
@@ -252,8 +252,8 @@ class TierCaller:
 def is_not_tiers(error: BaseException) -> bool:
     """Return true for an interrupt, and for a cancellation of the running task.
 
-    A SystemExit counts as the tier's error, because it would end only the tier's thread and not the
-    process. A panic in a Rust client raises a BaseException, which counts as the tier's error too.
+    A SystemExit counts as the tier's error, because it would end only the tier's thread. So does
+    the BaseException that a panic in a Rust client raises.
     """
     if isinstance(error, asyncio.CancelledError):
         task = asyncio.current_task()

@@ -52,7 +52,7 @@ class ChunkMover:
 
     @contextmanager
     def transfers(self, job: Job, batch: Sequence[int]) -> Iterator[dict[int, Transfer]]:
-        """Yield a batch's transfers by index. A store's headers are sealed at their first use."""
+        """Yield transfers by index. A store's headers are sealed at their first use."""
         headers = self._headers.take(len(batch))
         # If the pool is closed while slots are in use, it logs this name.
         holder = f"{self._context.name} {job.operation.value}"
@@ -76,7 +76,7 @@ class ChunkMover:
     async def call(
         self, operation: Operation, transfers: dict[int, Transfer]
     ) -> dict[int, TierError | None]:
-        """Call the tier once. After a load, the caller must also call :meth:`verify`."""
+        """After a load, the caller must also call :meth:`verify`."""
         if operation is Operation.LOAD:
             # Remember the chunks before the call, because a load may never end.
             self._doubt(transfers.values())
@@ -92,7 +92,7 @@ class ChunkMover:
     async def verify(
         self, transfers: dict[int, Transfer], errors: dict[int, TierError | None]
     ) -> None:
-        """Add errors for damaged chunks of a load, and delete chunks that no engine can use."""
+        """Add errors for damaged chunks, and delete chunks that no engine can use."""
         if self._sealer is None:  # a sealer has already checked the chunks
             for index, error in errors.items():
                 if error is None:
@@ -126,7 +126,7 @@ class ChunkMover:
 
 
 def _is_useless(error: TierError | None) -> bool:
-    """Return true if no engine can use the chunk, even with another sealing key."""
+    """Return true if no engine can use the chunk, whatever its sealing key."""
     if isinstance(error, ChunkAuthError) and error.unknown_key:
         return False
     return isinstance(error, CorruptChunkError)

@@ -37,7 +37,7 @@ def make_runner(
     clock: Clock,
     notify: Callable[[], None] | None = None,
 ) -> ThreadRunner | ProcessRunner:
-    """Create the runner for a tier; raise ConfigError if a required process is not possible."""
+    """Raise ConfigError if the tier requires a process and cannot run in one."""
     runner: type[ThreadRunner | ProcessRunner] = ThreadRunner
     if wants_process(spec):
         fault = _fault_of_process(spec, pool)

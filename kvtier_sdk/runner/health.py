@@ -76,7 +76,7 @@ class DirectionHealth:
 
     @property
     def admits(self) -> bool:
-        """True if calls may start. In quarantine, calls start too, but fail with the reason."""
+        """In quarantine, calls are admitted but fail with the reason."""
         return self._breaker.is_closed or self._call.quarantine is not None
 
     @property
@@ -120,7 +120,6 @@ class DirectionHealth:
         )
 
     async def _succeeds(self) -> bool:
-        """Probe the tier, unless hanging calls prevent a probe; return true on success."""
         hindrance = self._hindrance()
         if hindrance is not None:
             self._note_hindered(hindrance)
@@ -141,7 +140,7 @@ class DirectionHealth:
         return not attempt.cancelled() and attempt.result()
 
     def _hindrance(self) -> str | None:
-        """Return the reason why no probe can start, or ``None``."""
+        """Return why no probe can start, or ``None`` if one can."""
         if self._attempt is not None and not self._attempt.done():
             return "a probe hangs"
         return NO_ROOM if self._is_blocked(self._direction, self._clock.now_s()) else None

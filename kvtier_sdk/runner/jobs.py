@@ -95,8 +95,8 @@ class Job:
         tag: the caller's own object, handed back with the verdicts; it never leaves the engine's
             thread.
         result: the conclusion, or ``None`` before the conclusion; on the engine's side only.
-        queue_bytes: for a store, the payload of all stores under way at its start, including its
-            own; on the engine's side only.
+        queue_bytes: for a store, the payload of all stores under way when it starts, its own
+            included; on the engine's side only.
     """
 
     job_id: int
@@ -172,7 +172,7 @@ class UsageChanged(msgspec.Struct, tag=True):
 
 @dataclass(eq=False, slots=True)
 class RunnerStopped:
-    """The tier's loop has ended. The loop accepts no more jobs and sends no more results."""
+    """The tier's loop accepts no more jobs and sends no more results."""
 
     #: The verdict of jobs without a result; their I/O never began or has ended.
     verdict: Verdict
@@ -243,5 +243,5 @@ def batches_of(keys: Sequence[OffloadKey], most: int) -> list[Sequence[int]]:
 
 
 def failure_counts(verdicts: Iterable[Verdict]) -> dict[str, int]:
-    """Count verdicts other than ``OK`` by reason."""
+    """Count the verdicts other than ``OK``, by value."""
     return Counter(verdict.value for verdict in verdicts if verdict is not Verdict.OK)

@@ -67,12 +67,11 @@ class TierLog(logging.LoggerAdapter[logging.Logger]):
                 known.timer = self._clock.call_at(known.logged_s + QUIET_S, self._say, known)
 
     def catch_up(self) -> None:
-        """Log the messages held back, and forget all topics. Called at close."""
+        """Log the messages held back, and forget all topics."""
         self.say_held_back()
         self._topics.clear()
 
     def say_held_back(self) -> None:
-        """Log the last message held back for each topic, the oldest first."""
         held = [topic for topic in self._topics.values() if topic.unsaid]
         for topic in sorted(held, key=lambda topic: topic.message_s):
             if topic.timer is not None:
@@ -93,7 +92,7 @@ class TierLog(logging.LoggerAdapter[logging.Logger]):
 
 
 class _TierFilter(logging.Filter):
-    """A filter that masks secrets in log records and escapes control characters."""
+    """Masks secrets in log records, and escapes control characters."""
 
     def __init__(self) -> None:
         super().__init__()

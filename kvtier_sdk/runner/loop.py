@@ -103,7 +103,7 @@ class _Run:
 
     @property
     def is_queued(self) -> bool:
-        """True if some of the job's batches have not started."""
+        """True if some batches have not started."""
         return self.open_batches > len(self.tasks)
 
 
@@ -217,7 +217,7 @@ class TierLoop:
         self._progress_told_s = dict.fromkeys(_MOVES, -math.inf)
 
     async def open(self) -> bool:
-        """Open the tier; return false if further attempts run in the background."""
+        """Return false if further attempts run in the background."""
         return await self._opening.begin()
 
     async def _open_tier(self) -> None:
@@ -231,7 +231,7 @@ class TierLoop:
             self._store_watch = self._clock.spawn(watch, name=f"watch {self.spec.name}")
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Start or queue jobs, on the loop's thread. After :meth:`close`, jobs are cancelled."""
+        """Call this on the loop's thread. After :meth:`close`, jobs are cancelled."""
         now_s = self._clock.now_s()
         for job in jobs:
             run = _Run(job, now_s, [None] * len(job.keys))
@@ -240,7 +240,6 @@ class TierLoop:
         self._fill()
 
     def log_end(self, topic: str, message: str) -> None:
-        """Log the end of an outage that the engine has reported."""
         self._log.often(logging.WARNING, topic, message, ends_outage=True)
 
     async def drain(self, timeout_s: float) -> bool:
@@ -359,7 +358,6 @@ class TierLoop:
         task.add_done_callback(lambda task: self._ended(run, batch, task))
 
     def _ended(self, run: _Run, batch: _Batch, task: asyncio.Task[None]) -> None:
-        """Handle the end of a batch's task, and log an unexpected failure."""
         run.tasks.discard(task)
         if run.job.operation in _MOVES:
             self._running[run.job.operation] -= 1
@@ -384,7 +382,7 @@ class TierLoop:
             self._report(Progressed(operation))
 
     def _end_batch(self, run: _Run, batch: _Batch, verdict: Verdict) -> None:
-        """End a batch; chunks without a verdict get ``verdict``."""
+        """Chunks without a verdict get ``verdict``."""
         run.open_batches -= 1
         if run.concluded:
             return
@@ -449,7 +447,7 @@ class TierLoop:
             self._health[run.direction].note(outcome, reason, objects)
 
     async def _timed(self, run: _Run, call: Awaitable[T]) -> T:
-        """Await a call of the tier, and keep its start time in ``calls_s`` until it returns."""
+        """Keep the call's start time in ``calls_s`` until the call returns."""
         started_s = self._clock.now_s()
         run.calls_s.append(started_s)
         try:
@@ -526,7 +524,7 @@ class TierLoop:
             return
 
     async def _call_in_order(self, run: _Run, batch: _Batch) -> None:
-        """Make the calls of a job one after the other, because the order of touches matters."""
+        """Make the calls one after the other, because the order of touches matters."""
         method = self.call.touch if run.job.operation is Operation.TOUCH else self.call.delete
         for part in batches_of(run.job.keys, self._call_keys):
             await self._settle_all(run, part, method([run.job.keys[index] for index in part]))
@@ -600,7 +598,7 @@ class TierLoop:
             self._report(MetricsChanged(counters, gauges))
 
     def _report_removed(self, keys: Iterable[OffloadKey], *, evicted: bool = False) -> None:
-        """Report removed chunks, except the probes' chunk. Any thread may call this."""
+        """Any thread may call this. The probes' chunk is not reported."""
         removed = []
         for key in keys:
             # Raise here, in the backend's own call. Later, the invalid key would spoil the reports

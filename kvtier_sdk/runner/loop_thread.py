@@ -42,7 +42,6 @@ class LoopRunner(ABC):
         self._log = TierLog(spec.name, clock)
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        # Id of the process that started the thread.
         self._pid = -1
         self._opened: concurrent.futures.Future[bool] = concurrent.futures.Future()
         # An event loop holds its tasks only weakly, so keep references to them here.
@@ -60,7 +59,7 @@ class LoopRunner(ABC):
 
     @property
     def _is_here(self) -> bool:
-        """True in the process that started the thread, false in forked copies."""
+        """False in a forked copy of the process that started the thread."""
         return self._pid == os.getpid()
 
     def begin(self) -> None:
@@ -80,7 +79,7 @@ class LoopRunner(ABC):
         self._thread.start()
 
     def start(self) -> bool:
-        """Begin if needed, and wait for the tier to open. After an error, the runner is closed."""
+        """After an error, the runner is closed."""
         self.begin()
         try:
             return self._await_opening()
@@ -129,11 +128,10 @@ class LoopRunner(ABC):
     async def _close(self, timeout_s: float) -> None: ...
 
     @abstractmethod
-    def _ended(self) -> None:
-        """Conclude all jobs after the loop has stopped."""
+    def _ended(self) -> None: ...
 
     def _wait_opened(self, timeout_s: float | None = None) -> bool | None:
-        """Return or raise the opening's outcome, or return ``None`` after ``timeout_s``."""
+        """Return or raise the opening's outcome; return ``None`` after ``timeout_s``."""
         next_s = _PROGRESS_S
         while True:
             waited_s = self._clock.now_s() - self._started_s
@@ -152,7 +150,7 @@ class LoopRunner(ABC):
             next_s *= 2
 
     def _call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float, default: T) -> T:
-        """Run a coroutine in the thread; return its result, or ``default`` if it does not end."""
+        """Run a coroutine in the thread; return ``default`` if it does not end in time."""
         if self._event_loop is None or not self._is_here:
             coroutine.close()
             return default
@@ -205,7 +203,7 @@ class LoopRunner(ABC):
     def _log_unhandled(
         self, event_loop: asyncio.AbstractEventLoop, context: dict[str, Any]
     ) -> None:
-        """Log an unhandled error in the tier's log, which masks secrets."""
+        """The tier's log masks secrets."""
         self._log.error("%s", context["message"], exc_info=context.get("exception"))
 
     def _start_opening(self) -> None:
@@ -239,7 +237,7 @@ class LoopRunner(ABC):
 def run_until(
     event_loop: asyncio.AbstractEventLoop, ends: Callable[[], bool], log: TierLog
 ) -> None:
-    """Run a loop until ``ends`` returns true, even if a tier stops the loop early."""
+    """Run the loop until ``ends`` returns true, even if a tier stops the loop early."""
     while not ends():
         try:
             event_loop.run_forever()
@@ -249,7 +247,7 @@ def run_until(
 
 
 async def close_tier(close: Callable[[], Coroutine[Any, Any, None]], log: TierLog) -> None:
-    """Close a tier; log an error instead of raising it."""
+    """Log an error instead of raising it."""
     try:
         await close()
     except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):  # not the tier's errors
@@ -261,8 +259,8 @@ async def close_tier(close: Callable[[], Coroutine[Any, Any, None]], log: TierLo
 def end_event_loop(event_loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
     """Close a stopped loop and its blocking threads.
 
-    Tasks that a tier left behind are cancelled first, and run until their next wait. Otherwise
-    asyncio would report them as destroyed while pending.
+    Tasks that a tier left behind are cancelled and run until their next wait. Otherwise asyncio
+    would report them as destroyed while pending.
     """
     for task in asyncio.all_tasks(event_loop):
         task.cancel()

@@ -131,7 +131,7 @@ class TierOpening:
 
 
 def may_pass(error: Exception) -> bool:
-    """Return true if the store could not be reached, so that a later attempt may succeed."""
+    """Return true if a later attempt may succeed, because the store could not be reached."""
     return isinstance(error, TierUnavailableError | TierTimeoutError)
 
 

@@ -48,10 +48,7 @@ class ChunkSealer:
     async def transfer(
         self, operation: Operation, batch: Sequence[Transfer]
     ) -> list[TierError | None]:
-        """Call ``load`` or ``store`` with sealed chunks, and check loaded chunks.
-
-        If a loaded chunk cannot be opened, the content of its slot is undefined.
-        """
+        """If a loaded chunk cannot be opened, the content of its slot is undefined."""
         scratch = self._scratch.take(len(batch))
         try:
             sealed = [

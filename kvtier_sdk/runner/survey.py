@@ -32,7 +32,7 @@ async def watch_store(
     report: Callable[[UsageChanged], None],
     may_ask: Callable[[], bool],
 ) -> None:
-    """Log the contents of a tier's store, then report each change of the store's usage."""
+    """Log the store's contents, then report each change of its usage."""
     clock = call.tier.context.clock
 
     async def ask() -> Usage | None:

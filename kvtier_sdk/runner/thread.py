@@ -66,7 +66,7 @@ class ThreadRunner(LoopRunner):
         )
 
     def submit(self, jobs: Sequence[Job]) -> Sequence[JobResult]:
-        """Hand over jobs. Before ``start`` and after ``close``, jobs are cancelled."""
+        """Before ``start`` and after ``close``, jobs are cancelled."""
         if not self.is_running:
             return [uniform_result(job, Verdict.CANCELLED) for job in jobs]
         # If the loop ends right now, RunnerStopped concludes the jobs left in the inbox.
@@ -95,7 +95,7 @@ class ThreadRunner(LoopRunner):
         return cast(T, answer)
 
     def suspect(self) -> None:
-        """Do nothing, because a thread cannot be killed. The job's slots stay in quarantine."""
+        """Do nothing, because a thread cannot be killed."""
 
     def log_end(self, topic: str, message: str) -> bool:
         self._call_soon(self._tier_loop.log_end, topic, message)
@@ -145,7 +145,7 @@ class ThreadRunner(LoopRunner):
             self._tier_loop.submit(self._inbox.popleft())
 
     def _take_report(self, report: Report) -> None:
-        """Queue a report. Reports of removed chunks may come from any thread."""
+        """Any thread may report removed chunks."""
         self._reports.append(report)
         if self._notify is not None and not self._notifying:
             self._notifying = True

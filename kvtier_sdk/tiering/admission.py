@@ -156,7 +156,7 @@ class Admission:
         return True
 
     def _note(self, key: OffloadKey, *, is_hit: bool = True) -> bool:
-        """Record that a key is seen; return true if the key was seen before."""
+        """Return true if the key was seen before."""
         hashed = crc32(key)
         if hashed < self._limit:
             self._compete(key, is_hit)

@@ -18,12 +18,9 @@ _READY: Final = SlotState.READY
 
 
 class ManagedTier:
-    """A secondary tier with its index, its store policy and its admission."""
-
     def __init__(self, client: TierClient, index: int, store_policy: StorePolicy) -> None:
         self.client = client
         self.index = index
-        # The tier's bit in masks of tiers.
         self.bit = 1 << index
         self.store_policy = store_policy
         options = client.spec.runner
@@ -101,7 +98,7 @@ class Cascade:
             self._serve_followers(slots)
 
     def landed(self, slots: Sequence[Slot]) -> None:
-        """Record promoted chunks, and send each chunk to the tiers that wait for the chunk."""
+        """Send each promoted chunk to the tiers that wait for it."""
         for slot in slots:
             assert slot.promotion is not None
             self._tiers[slot.promotion.tier].admission.read(slot.key)
@@ -114,7 +111,7 @@ class Cascade:
             self._serve_followers(slots)
 
     def used(self, slots: Sequence[Slot], sources: Sequence[int], request: RequestContext) -> None:
-        """Record a copy of chunks to the device, and offer the chunks to tiers that lack them."""
+        """Record a copy of chunks to the device, and offer them to tiers that lack them."""
         for tier in self._tiers:
             tier.admission.used(slots, (source == tier.index for source in sources))
         if self._has_failed:
@@ -133,7 +130,7 @@ class Cascade:
         self.include(slots, request)
 
     def include(self, slots: Sequence[Slot], request: RequestContext) -> None:
-        """Send chunks to the tiers that store whole requests, once the chunks are readable."""
+        """Send the chunks to tiers that store whole requests, once the chunks are readable."""
         for tier in self._whole:
             unsent = self._unsent(tier, slots)
             self._send(tier, [slot for slot in unsent if slot.state is _READY], request)
@@ -188,7 +185,7 @@ class Cascade:
                 slot.offers.owed &= ~bit
 
     def removed(self, bit: int, keys: Sequence[OffloadKey], *, evicted: bool) -> None:
-        """Record that chunks have left a tier, so that they can be sent to the tier again."""
+        """Forget that the tier has the chunks, so that it can get them again."""
         self._tier_of(bit).admission.removed(keys, evicted=evicted)
         if self.tracks:
             for key in keys:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 
-#: Number of bursts to remember.
 _BURSTS = 31
 #: An estimate needs this many bursts, because an engine's first bursts are slow.
 _FEWEST = 3

@@ -12,7 +12,7 @@ _MOVES = (Operation.STORE, Operation.LOAD)
 
 
 class JobTable:
-    """A table of running and quarantined jobs, and of chunks removed during stores and loads.
+    """Keeps running and quarantined jobs, and the chunks removed during stores and loads.
 
     If a tier reports a removal while a job stores or loads the chunk, either may have come first,
     so the chunk counts as removed. Job ids grow, so a removal affects all jobs up to the newest job

@@ -61,7 +61,7 @@ class KnownChunks:
             self.add(keys)
 
     def loaded(self, job: Job, verdicts: Sequence[Verdict], present: Iterable[OffloadKey]) -> None:
-        """Apply a load's verdicts; the chunks in ``present`` were not removed meanwhile."""
+        """Apply a load's verdicts; chunks outside ``present`` were removed meanwhile."""
         if _NOT_FOUND in verdicts or _TIMEOUT in verdicts:
             # Forget all chunks, because others may be lost too, or the tier may hang, which lookups
             # show sooner than loads.

@@ -24,8 +24,6 @@ _TIMEOUT: Final = Verdict.TIMEOUT
 
 
 class Pace:
-    """The progress and the measured speed of a tier's loads and stores."""
-
     def __init__(self, options: RunnerOptions, chunk_bytes: int) -> None:
         call_bytes = max(chunk_bytes, options.max_batch_bytes)
         # The bytes that the tier stores in SLOW_S, by its measured speed.
@@ -79,11 +77,11 @@ class Pace:
         )
 
     def answers(self, now_s: float, within_s: float) -> bool:
-        """Return true if no load is running, or the tier has answered in the last ``within_s``."""
+        """Return true if no load is running, or the tier answered in the last ``within_s``."""
         return not self._under_way[True] or now_s - self._heard_s <= within_s
 
     def expected_s(self, size_bytes: int, now_s: float) -> float:
-        """Estimate the seconds to load ``size_bytes``; 0.0 without a recent sample."""
+        """Return 0.0 without a recent sample."""
         if not self._bytes_per_s or now_s - self._sampled_s > _LIFE_S:
             return 0.0
         return size_bytes / self._bytes_per_s

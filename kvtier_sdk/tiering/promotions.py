@@ -72,7 +72,7 @@ class Promotions:
             state.asked[slot.key] = promotion.pending
 
     def concluded(self, job: Job, verdicts: Sequence[Verdict]) -> list[Slot]:
-        """Apply the verdicts of a load; return the slots whose chunks have arrived."""
+        """Return the slots whose chunks have arrived."""
         slots = self._primary.slots
         landed = []
         for index, verdict in zip(job.slots, verdicts, strict=True):
@@ -88,7 +88,7 @@ class Promotions:
         return landed
 
     def removed(self, tier: int, keys: Sequence[OffloadKey]) -> None:
-        """Record that chunks left a tier, so that no request loads them from the tier again."""
+        """The requests that wait for these chunks do not load them from this tier again."""
         for key in keys:
             slot = self._primary.by_key.get(key)
             if slot is not None and slot.state is _LOADING and slot.promotion is not None:
@@ -104,7 +104,7 @@ class Promotions:
             self._primary.unpin(slot)
 
     def let_go(self, key: OffloadKey, state: RequestState) -> int:
-        """Release a request's claim on a promoted chunk; return the index of the chunk's tier."""
+        """Release a request's claim on a chunk; return the index of the chunk's tier."""
         slot = state.claims.pop(key)
         promotion = slot.promotion
         assert promotion is not None
@@ -121,7 +121,7 @@ class Promotions:
             self.let_go(key, state)
 
     def forget(self, slot: Slot) -> None:
-        """Empty a slot, even a claimed slot. The slot of a running load goes into quarantine."""
+        """Empty a slot, even a claimed one. The slot of a running load goes into quarantine."""
         promotion = slot.promotion
         if promotion is not None:
             claims, promotion.claims = promotion.claims, 0

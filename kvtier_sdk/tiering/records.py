@@ -108,7 +108,7 @@ class PendingLookup:
 
 
 class Promotion:
-    """The promotion of one chunk.
+    """The load of one chunk into the primary tier.
 
     Attributes:
         waiters: the requests that wait for the load; empty once the chunk is loaded.
@@ -209,7 +209,7 @@ class PrefixOrder:
         return self._known.keys()
 
     def note(self, key: OffloadKey) -> tuple[OffloadKey | None, int]:
-        """Record the next chunk; return the chunk's parent and position."""
+        """Return the chunk's parent and its position."""
         group = key[-GROUP_BYTES:]
         place = self._known.get(key)
         if place is None:
@@ -223,7 +223,7 @@ class PrefixOrder:
 class NameOrder:
     """The chunks of one request, in the order in which the engine first named them.
 
-    Used for traces if the policy needs no parents and positions, because this class takes less than
+    A trace uses this class if the policy needs no parents and positions, because it takes less than
     half the time of :class:`PrefixOrder`.
     """
 
@@ -381,7 +381,7 @@ class RequestState:
                 copies[key] = [slot]
 
     def start_over(self) -> list[Slot]:
-        """Forget the request's chunks; return the slots that copies may still read or write."""
+        """Forget the chunks; return the slots that copies may still read or write."""
         touched = [slot for copied in self.copies.values() for slot in copied]
         touched += self.writes.values()
         self.copies.clear()

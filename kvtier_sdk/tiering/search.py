@@ -81,7 +81,7 @@ class LookupTable:
         return taken
 
     def answered(self, pending: PendingLookup, bit: int, verdicts: Sequence[Verdict]) -> None:
-        """Apply a tier's answers to a lookup, unless the lookup has ended."""
+        """Apply a tier's answers, unless the lookup has ended."""
         if not pending.waiting & bit:
             return
         hits = pending.hits
@@ -117,8 +117,6 @@ class LookupTable:
 
 
 class TierSearch:
-    """Looks chunks up in the tiers, and begins to load the chunks found."""
-
     def __init__(
         self,
         tiers: Sequence[ManagedTier],
@@ -203,7 +201,7 @@ class TierSearch:
                 self._drop_lookups(pending.skipped, len(pending.keys))
 
     def _ask(self, key: OffloadKey, state: RequestState) -> PendingLookup | None:
-        """Ask the tiers for a chunk, or join a pending lookup; return ``None`` for a miss."""
+        """Ask the tiers, or join a pending lookup; return ``None`` for a miss."""
         if type(key) is not bytes:
             check_keys((key,))
         if not self._tiers:
@@ -295,7 +293,7 @@ class TierSearch:
     def _begin_load(
         self, key: OffloadKey, pending: PendingLookup, state: RequestState
     ) -> MissReason | None:
-        """Begin to load a chunk and its successors; return the reason if the load cannot begin."""
+        """Load a chunk and its successors; return the reason if the load cannot begin."""
         tier = self._tiers[pending.first_hit(key, state.tiers)]
         failed = self._promotions.failed
         while not tier.client.takes_reads or (
@@ -335,7 +333,7 @@ class TierSearch:
         return pending.worth_loading
 
     def _count_miss(self, key: OffloadKey, state: RequestState, reason: str) -> bool:
-        """Count a miss, once per chunk; return false if the miss was counted before."""
+        """Count each chunk's miss once; return false if it was counted before."""
         if key in state.missed:
             return False
         state.missed.add(key)

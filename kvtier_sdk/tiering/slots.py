@@ -39,7 +39,7 @@ class Purge:
 class PrimaryTier:
     """The slots of the host pool and the chunks in them, for use by one thread.
 
-    A free slot holds no chunk and has no pin. The manager sets ``step`` and ``now_s``, the number
+    A free slot holds no chunk and has no pin. The manager sets ``step`` and ``now_s`` to the number
     and the time of the engine's current step.
     """
 
@@ -74,7 +74,7 @@ class PrimaryTier:
         return sum(slot.pins for slot in self.slots)
 
     def take(self, count: int) -> tuple[list[Slot], Sequence[OffloadKey]]:
-        """Take free slots, after evicting chunks if needed; return the slots and evicted keys."""
+        """Take free slots, after evictions if needed; return the slots and the evicted keys."""
         free = self._free
         evicted: Sequence[OffloadKey] = ()
         if count > len(free):
@@ -87,7 +87,7 @@ class PrimaryTier:
         return taken, evicted
 
     def assign(self, keys: Sequence[OffloadKey], slots: Sequence[Slot], state: SlotState) -> None:
-        """Assign slots to chunks that are about to be written, with one pin for the writer."""
+        """Each slot gets one pin, for the writer of its chunk."""
         self.by_key.update(zip(keys, slots, strict=True))
         self._count(state, len(slots))
         for key, slot in zip(keys, slots, strict=True):
@@ -111,13 +111,13 @@ class PrimaryTier:
             self.events.add([slot.key for slot in slots], removed=False)
 
     def unpin(self, slot: Slot, count: int = 1) -> None:
-        """Release pins; a quarantined slot without pins becomes free."""
+        """A quarantined slot without pins becomes free."""
         slot.pins -= count
         if not slot.pins and slot.state is _QUARANTINED:
             self._set_free(slot)
 
     def forget(self, slot: Slot) -> None:
-        """Remove the chunk from its slot; the slot becomes free once all pins are released."""
+        """Remove the chunk; the slot becomes free once all pins are released."""
         self._count(slot.state, -1)
         del self.by_key[slot.key]
         if slot.state is _READY:
@@ -157,7 +157,7 @@ class PrimaryTier:
         self.events.add(keys, removed=True)
 
     def purge(self) -> Purge:
-        """Request the removal of all chunks at the next step; any thread may call this method."""
+        """Remove all chunks at the next step. Any thread may call this."""
         purge = Purge()
         self._purges.append(purge)
         return purge
@@ -177,7 +177,7 @@ class PrimaryTier:
                 self._purges.remove(purge)
 
     def usage(self, held: Iterable[int]) -> PoolUsage:
-        """Count the slots by state; ``held`` are the slots that requests and tiers hold."""
+        """Count the slots by state; requests and tiers hold the slots ``held``."""
         count, free, known = len(self.slots), self.free_slots, len(self.by_key)
         writing, loading = self.writing, self.loading
         return PoolUsage(

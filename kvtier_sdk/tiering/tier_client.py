@@ -144,7 +144,6 @@ class TierClient:
         self._collected: list[Job] = []
         self._open_loads: dict[str, Job] = {}
         self._touched: Sequence[OffloadKey] = ()
-        # Results of jobs that the runner refused.
         self._refused: list[JobResult] = []
         # Chunks that the tier has stored or loaded and has not reported as removed.
         self._known = KnownChunks()
@@ -152,7 +151,7 @@ class TierClient:
         capabilities = tier_class.capabilities
         self._touches = Capability.TOUCH in capabilities
         self._erasable = Capability.SCAN | Capability.DELETE in capabilities
-        # Whether a purge is due, whether a purge is running, and the time of the next attempt.
+        # True while a purge is due.
         self._stale = False
         self._purging = False
         self._purge_at_s = -math.inf
@@ -570,7 +569,7 @@ class TierClient:
                 self._log_end("no longer slow", f"{name}: no longer slow")
 
     def _log_end(self, topic: str, message: str) -> None:
-        """Log the end of an outage, after the earlier messages that the log has held back."""
+        """First log the earlier messages that the log has held back."""
         self.log.say_held_back()
         if not self._runner.log_end(topic, message):
             self.log.often(logging.WARNING, topic, message)

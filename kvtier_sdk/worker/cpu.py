@@ -70,7 +70,7 @@ class CPUDevice(Device):
         expedited: bool,
         after: StreamOrEvent | None = None,
     ) -> Copy:
-        """See :meth:`Device.start`; ``after`` is ignored, because torch queues no work on a CPU."""
+        """Ignore ``after``, because torch queues no work on a CPU."""
         # Cut one part for each thread, or more if a load would have to wait long for such a part.
         runs = plan.runs()
         threads = max(1, min(len(self._threads), runs.size_bytes // MIN_PART_BYTES))
@@ -148,7 +148,7 @@ class CPUDevice(Device):
 
 
 class _ThreadedCopy(Copy):
-    """A copy in parts. The device reads and changes the attributes while it holds its lock."""
+    """The device reads and changes the attributes while it holds its lock."""
 
     def __init__(self, parts: list[_Part], help_with: Callable[[_ThreadedCopy], None]) -> None:
         self.parts = parts

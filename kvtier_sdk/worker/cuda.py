@@ -36,9 +36,9 @@ _Piece: TypeAlias = CopyPlan | StagedPiece
 class CUDADevice(Device):
     """One accelerator.
 
-    Stores, loads and expedited loads have a lane each, so that no kind queues behind another. Loads
-    have a higher priority. A :class:`Gatherer` copies jobs of many short runs; all other jobs are
-    copied run by run.
+    Stores, loads and expedited loads each have a lane, so that no kind queues behind another.
+    Loads have a higher priority. A :class:`Gatherer` copies jobs of many short runs; all other jobs
+    are copied run by run.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -105,7 +105,6 @@ class CUDADevice(Device):
             self._registration = None
 
     def enqueue(self, plan: CopyPlan, operation: Operation, stream: torch.cuda.Stream) -> None:
-        """Queue the runs of a plan on a stream."""
         enqueue = self.driver.copy_each
         if self._registration is not None:
             plan = self._registration.fit(plan)
@@ -118,7 +117,7 @@ class CUDADevice(Device):
         enqueue(*ends, plan.lengths_bytes, order, stream.cuda_stream)
 
     def is_lost(self) -> bool:
-        """Return true if the device's context has failed; all queued copies have then failed."""
+        """Return true if the device's context has failed; then all queued copies have failed."""
         try:
             torch.cuda.mem_get_info(self.device)
         except RuntimeError:
@@ -127,14 +126,13 @@ class CUDADevice(Device):
 
 
 class _Lane:
-    """The stream for one kind of job, and the copies that still have pieces to queue on it.
+    """The stream for one kind of job, and the copies that still have pieces to queue.
 
-    An expedited load waits for queued pieces of all lanes, so each lane queues only a few hundred
+    An expedited load waits for the queued pieces of all lanes, so a lane queues only a few hundred
     MiB at a time. A thread queues more pieces as others end, and exits once all are queued.
     """
 
     def __init__(self, device: CUDADevice, priority: int) -> None:
-        #: The stream for copies between device and host.
         self.copies = torch.cuda.Stream(device.device, priority=priority)
         self._device = device
         self._lock = threading.Lock()
@@ -145,7 +143,7 @@ class _Lane:
         self._feeding = False
 
     def add(self, copy: _StreamCopy) -> None:
-        """Queue as many of a copy's pieces as fit in the window; a thread queues the others."""
+        """Queue the pieces that fit in the window; a thread queues the others."""
         with self._lock:
             self._waiting.append(copy)
             self._queue()
@@ -154,7 +152,7 @@ class _Lane:
                 threading.Thread(target=self._feed, name="kvtier-copies", daemon=True).start()
 
     def _queue(self) -> None:
-        """Queue pieces until the window is full. The caller holds the lock."""
+        """The caller holds the lock."""
         while self._in_flight and self._in_flight[0][0].is_reached():
             self._in_flight.popleft()
         in_flight_bytes = sum(size_bytes for _, size_bytes in self._in_flight)
@@ -179,7 +177,7 @@ class _Lane:
 
 
 class _Mark:
-    """An event that is recorded in a stream after a piece.
+    """An event that a stream records after a piece.
 
     Unless the context is lost, a copy may still run after a failed query, so the query is repeated.
     If the context was lost before the stream reached the mark, ``error`` gives the reason.
@@ -235,7 +233,7 @@ class _StreamCopy(Copy):
         self._error: str | None = None
 
     def queue_piece(self) -> tuple[_Mark, int]:
-        """Queue the next piece; return its mark and size. A failure drops the remaining pieces."""
+        """Return the piece's mark and size. A failure drops the remaining pieces."""
         piece = self._pieces.pop()
         mark = _Mark(self._device)
         try:

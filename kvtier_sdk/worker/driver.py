@@ -50,7 +50,7 @@ class Driver:
         self.copy_each(into, out_of, lengths_bytes, order, stream)
 
     def device_address(self, host_address: int) -> int | None:
-        """Return the device's address of host memory; ``None`` if the memory is not registered."""
+        """Return ``None`` if the memory is not registered."""
         found = ctypes.c_void_p(0)
         if self._host_get_device_pointer(ctypes.byref(found), host_address, 0):
             forget_error()
@@ -59,7 +59,7 @@ class Driver:
 
     @contextlib.contextmanager
     def during_captures(self) -> Iterator[None]:
-        """Let this thread make calls, such as a query, that are forbidden during a graph's capture.
+        """Let this thread make calls that a graph's capture forbids, such as a query.
 
         Outside this block such a call fails, and invalidates the capture even in another thread.
         The block must not use a stream that is being captured.
@@ -86,7 +86,7 @@ class _Attributes(ctypes.Structure):
 
 
 class CUDADriver(Driver):
-    """Calls ``cuMemcpyBatchAsync`` from CUDA 12.8 on, or else ``cuMemcpyAsync`` for each run."""
+    """Calls ``cuMemcpyBatchAsync``; before CUDA 12.8, ``cuMemcpyAsync`` for each run."""
 
     def __init__(self) -> None:
         try:
@@ -147,8 +147,8 @@ class HIPDriver(Driver):
 def forget_error() -> None:
     """Clear the error that a refused call left behind in this thread.
 
-    The runtime would report the error to the next caller that checks for errors: the engine, after
-    one of its kernels. torch has no function to clear the error.
+    Otherwise the runtime would report it to the engine after one of the engine's kernels. torch
+    cannot clear it.
     """
     name = "hipGetLastError" if torch.version.hip else "cudaGetLastError"
     last_error = getattr(_torch_runtime(), name, None)
@@ -158,5 +158,5 @@ def forget_error() -> None:
 
 
 def _torch_runtime() -> ctypes.CDLL:
-    """Return a library that resolves the functions of torch's own runtime."""
+    """Return torch's own library, through which the functions of its runtime are found."""
     return ctypes.CDLL(torch._C.__file__)

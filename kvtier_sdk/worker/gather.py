@@ -48,7 +48,7 @@ Enqueue: TypeAlias = Callable[[CopyPlan, Operation, torch.cuda.Stream], None]
 class PageKernel:
     """The kernel on one device, and its memory there. Raises ``ImportError`` without triton.
 
-    Once a launch has failed, ``has_failed`` is true, and the kernel must not be used any more.
+    After a failed launch ``has_failed`` is true, and the kernel must not be used any more.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -68,7 +68,7 @@ class PageKernel:
     def queue(
         self, stream: torch.cuda.Stream, *arguments: int | torch.Tensor, gather: bool
     ) -> None:
-        """Queue the kernel; log any failure, and raise it as ``KVTierError``."""
+        """Log a failure, and raise it as ``KVTierError``."""
         try:
             self.start(stream, *arguments, gather=gather)
         except Exception as raised:  # triton's errors have no common class
@@ -86,14 +86,14 @@ class PageKernel:
 
 @dataclass
 class _Part:
-    """A staging part; ``free`` is the event after its latest use, or ``None`` if it is unused."""
+    """A staging part; ``free`` is the event after its latest use, or ``None`` before any use."""
 
     memory: torch.Tensor
     free: torch.cuda.Event | None = None
 
 
 class _Staging:
-    """The staging parts of a lane, used in turn, and the stream for the lane's kernels."""
+    """A lane's staging parts, which take turns, and the stream for its kernels."""
 
     def __init__(self, kernel: PageKernel, priority: int) -> None:
         self.kernels = torch.cuda.Stream(priority=priority)
@@ -106,7 +106,7 @@ class _Staging:
 
 
 class _Band(NamedTuple):
-    """Consecutive segments of a chunk that fit into a staging part, and their bytes in the chunk.
+    """Consecutive segments of a chunk that fit into a staging part.
 
     A band has all segments of the group, unless a chunk is larger than a part.
     """
@@ -141,7 +141,7 @@ class Gatherer:
         )
 
     def suits(self, plan: JobPlan) -> bool:
-        """Return true if a job has many short runs per slot, all in groups that can be gathered."""
+        """Return true if a job has many short runs per slot, and all its groups can be gathered."""
         runs = sum(share.most_runs() for share in plan.shares)
         slots = sum(len(share.hosts) for share in plan.shares)
         return (
@@ -152,7 +152,6 @@ class Gatherer:
         )
 
     def pieces(self, plan: JobPlan, lane: int) -> list[StagedPiece]:
-        """Cut a job into pieces that fit into a staging part each."""
         staging = self._staging[lane]
 
         @functools.cache
@@ -179,7 +178,7 @@ class Gatherer:
 
 
 class StagedPiece:
-    """The same band of several chunks of a group; together they fit into a staging part."""
+    """One band of several chunks of a group; together they fit into a staging part."""
 
     def __init__(
         self,
@@ -209,7 +208,7 @@ class StagedPiece:
         return (kernels, copies) if operation is Operation.STORE else (copies, kernels)
 
     def queue(self, operation: Operation, copies: torch.cuda.Stream, enqueue: Enqueue) -> None:
-        """Queue the kernel and the copies, to run after the part's previous use has ended.
+        """Queue the kernel and the copies, after the part's previous use.
 
         A store runs the kernel first, a load the copies. Even after a failure, the piece's last
         stream waits for all queued work.
@@ -251,7 +250,7 @@ class StagedPiece:
         )
 
     def _runs(self, part: _Part) -> CopyPlan:
-        """Return the runs between part and host: one per chunk, or more if blocks are left out."""
+        """Return one run per chunk, or more for a chunk with blocks left out."""
         band, layout = self._band, self._share.layout
         begins = part.memory.data_ptr() + np.arange(len(self._share.blocks)) * band.size_bytes
         there = self._share.blocks >= 0
@@ -288,7 +287,7 @@ def _bands(layout: GroupLayout) -> Iterator[_Band]:
 
 
 def _is_possible(layout: GroupLayout) -> bool:
-    """Return true if pages are whole words, and a staging part holds a chunk's longest segment."""
+    """Return true if pages are whole words and the longest segment fits a staging part."""
     numbers = np.concatenate([layout.addresses, layout.strides_bytes, layout.lengths_bytes])
     longest_bytes = int(layout.lengths_bytes.max()) * layout.blocks_per_chunk
     return not (numbers % _WORD_BYTES).any() and longest_bytes <= PART_BYTES

@@ -97,7 +97,7 @@ class KVTensor:
         return self.tensor.shape[self.block_dim] // self.kernel_blocks, stride * self.kernel_blocks
 
     def _inner_dims(self) -> list[tuple[int, int]]:
-        """Return count and stride in bytes of every dimension inside a block."""
+        """Return count and stride in bytes of each dimension inside a block."""
         element_bytes = self.tensor.element_size()
         dims = [
             (count, stride * element_bytes)
@@ -179,7 +179,6 @@ class DeviceBlocks:
 
 
 def host_layout(memory: torch.Tensor | NDArray[np.uint8]) -> HostLayout:
-    """Return the layout of the slots in a region of host memory."""
     if isinstance(memory, np.ndarray):
         array = memory
     elif memory.device.type == "cpu":

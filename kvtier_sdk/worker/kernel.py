@@ -67,5 +67,4 @@ def _copy_pages(  # type: ignore[no-untyped-def]
 
 
 def launch(*arguments: Any, gather: bool) -> None:
-    """Start the kernel on the current stream."""
     _copy_pages[(_PROGRAMS,)](*arguments, GATHER=gather, TILE=_TILE_WORDS)

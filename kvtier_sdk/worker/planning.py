@@ -110,7 +110,7 @@ class CopyPlan:
         return self._cut((begins[run] + skipped)[crosses])
 
     def _cut(self, cuts: Int64s) -> CopyPlan:
-        """Cut the runs at these offsets, counted in bytes from the start of the plan."""
+        """Cut the runs at offsets, in bytes from the start of the plan."""
         begins = self.lengths_bytes.cumsum() - self.lengths_bytes
         run = begins.searchsorted(cuts, side="right") - 1
         inside = cuts > begins[run]
@@ -143,7 +143,7 @@ class GroupShare:
         return int((self.blocks >= 0).sum()) * int(self.layout.lengths_bytes.sum())
 
     def most_runs(self) -> int:
-        """Return the number of runs if no two chunks are adjacent, which is an upper bound."""
+        """Return an upper bound on the number of runs."""
         before, after = self.blocks[:, :-1], self.blocks[:, 1:]
         neighbours = int(((after - before == 1) & (before >= 0)).sum())
         gapless = int((self.layout.strides_bytes == self.layout.lengths_bytes).sum())
@@ -220,9 +220,9 @@ def join(plans: Sequence[CopyPlan]) -> CopyPlan:
 
 
 def are_apart(layouts: Sequence[GroupLayout]) -> bool:
-    """Return true if blocks with different ids never share a byte, within and across groups.
+    """Return true if blocks with different ids never share a byte, even in different groups.
 
-    If this returns false, compare the blocks of each load, because the layouts alone cannot tell.
+    Otherwise compare the blocks of each load, because the layouts alone cannot tell.
     """
     tables = [np.stack([of.addresses, of.strides_bytes, of.lengths_bytes], 1) for of in layouts]
     if any(len(np.unique(table, axis=0)) < len(table) for table in tables):
@@ -247,7 +247,6 @@ def are_apart(layouts: Sequence[GroupLayout]) -> bool:
 
 
 def overlaps(addresses: Int64s, lengths_bytes: Int64s) -> bool:
-    """Return true if any two of these ranges share a byte."""
     order = addresses.argsort(kind="stable")
     begins = addresses[order]
     return bool((begins[1:] < begins[:-1] + lengths_bytes[order][:-1]).any())

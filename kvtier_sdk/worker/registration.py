@@ -40,7 +40,6 @@ class _Piece:
     is_ours: bool
     #: The device's address of a byte, minus the host's address of the same byte.
     shift_bytes: int
-    #: Number of registrations that use the piece.
     holders: int = 0
 
 
@@ -49,7 +48,7 @@ _pieces: list[_Piece] = []
 
 
 class Registration:
-    """Registers all slots of a worker until :meth:`release`; after a failure none is registered."""
+    """Registers all slots until :meth:`release`; after a failure none is registered."""
 
     def __init__(self, host: HostLayout, driver: Driver) -> None:
         self._held: list[_Piece] = []
@@ -114,7 +113,7 @@ def _register(begin: int, end: int, driver: Driver) -> _Piece:
 
 
 def _cuts(host: HostLayout) -> list[int]:
-    """Return ascending page boundaries: each piece to register lies between two neighbours."""
+    """Return page boundaries, ascending; a piece lies between two neighbours."""
     page_bytes = mmap.PAGESIZE
     end = host.address + (host.slots - 1) * host.row_bytes + host.part_bytes
     piece_bytes = max(1, MAX_REGISTER_BYTES // host.row_bytes) * host.row_bytes

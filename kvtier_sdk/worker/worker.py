@@ -75,10 +75,10 @@ class _Job:
 class OffloadWorker:
     """Copies blocks to slots and back, in the background.
 
-    A job has ended once ``get_finished`` has reported the job or ``wait`` for the job has returned.
-    After that, nothing reads or writes the job's blocks and slots, even if the job failed. Until
-    then, the caller must not write the blocks and slots, nor read the destinations, which hold a
-    mixture of old and new bytes. Jobs of one direction begin in the order of submission, except
+    A job has ended once ``get_finished`` has reported it or ``wait`` for it has returned. After
+    that, nothing reads or writes the job's blocks and slots, even if the job failed. Until then,
+    the caller must not write the blocks and slots, nor read the destinations, which hold a mixture
+    of old and new bytes. Jobs of one direction begin in the order of submission, except
     that expedited loads overtake other loads; jobs can end in another order. Loads overtake stores,
     so there is no order between loads and stores. Any thread may call any method.
 
@@ -310,7 +310,7 @@ class OffloadWorker:
 
 
 def _end_dropped(device: Device, jobs: dict[int, _Job], memory: object) -> None:
-    """Shut down a dropped worker in a new thread, because a copying thread may have dropped it."""
+    """Shut down in a new thread, because a copying thread may have dropped the worker."""
     # Log here, because the new thread may still run when the interpreter exits, and must not hold
     # a lock of the log at that time.
     _log.warning("an offload worker was dropped without a call of shutdown()")
@@ -322,7 +322,7 @@ def _end_dropped(device: Device, jobs: dict[int, _Job], memory: object) -> None:
 
 
 def _end(device: Device, jobs: dict[int, _Job], memory: object) -> None:
-    """Wait for the jobs, then close the device; ``memory`` keeps tensors and slots alive."""
+    """``memory`` keeps tensors and slots alive until the jobs have ended."""
     for job in list(jobs.values()):
         if job.copy is not None:
             job.copy.wait()

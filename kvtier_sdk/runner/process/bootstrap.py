@@ -1,4 +1,4 @@
-"""Writes and reads errors and the bootstrap message, from which a process builds its tier.
+"""Encodes errors, and the bootstrap message from which a process builds its tier.
 
 The message goes through the socket between the two processes, because it holds secrets: everybody
 on the machine can read a command line, and every child of the tier can read the environment. For
@@ -36,10 +36,7 @@ _OTHER_OPTIONS = (
 
 
 def fault_of(spec: TierSpec) -> str | None:
-    """Return the reason why a separate process cannot build a tier, or ``None``.
-
-    The process itself checks that it has read the same options; see :func:`read_bootstrap`.
-    """
+    """Return why a separate process cannot build the tier, or ``None`` if it can."""
     tier_class = spec.tier_class
     if tier_class.__module__ == "__main__" or "<locals>" in tier_class.__qualname__:
         return (
@@ -78,7 +75,7 @@ def write_bootstrap(
 
 
 def read_bootstrap(bootstrap: Mapping[str, Any]) -> tuple[TierSpec, Namespace, PoolLayout]:
-    """Read the bootstrap data; raise ConfigError if the tier would differ from the engine's."""
+    """Raise ConfigError if the tier would differ from the engine's."""
     name = bootstrap["name"]
     place = Place(f"tier {name!r}")
     if bootstrap["version"] != PROTOCOL_VERSION:
@@ -126,8 +123,9 @@ def write_error(error: BaseException) -> dict[str, Any]:
 def read_error(told: Mapping[str, Any]) -> BaseException:
     """Rebuild an exception from the data of :func:`write_error`.
 
-    The exception has the first class that the engine has imported and that reproduces the text.
-    If no class does, the exception is a :class:`TierError` that names the original class.
+    The exception has its original class or a base of that class, if the engine has imported the
+    class and it reproduces the text. Otherwise the exception is a :class:`TierError` that names the
+    original class.
     """
     for path in told["classes"]:
         found = _known_class(path)

@@ -57,8 +57,6 @@ _ARG_START, _ARG_END = 45, 46
 
 
 class Child:
-    """Runs the tier for the engine, in the tier's process."""
-
     def __init__(
         self, name: str, control: socket.socket, data: socket.socket, clock: SystemClock
     ) -> None:
@@ -80,7 +78,7 @@ class Child:
         self._ending = False
 
     def serve(self) -> NoReturn:
-        """Serve the engine until the engine closes the tier or dies; then end the process."""
+        """Serve until the engine closes the tier or dies; then end the process."""
         asyncio.set_event_loop(self._event_loop)
         self._event_loop.add_reader(self._control, self._read_control)
         run_until(self._event_loop, lambda: False, self._log)
@@ -110,7 +108,7 @@ class Child:
             self._send(message(Kind.PING))
 
     def _send(self, data: bytes) -> None:
-        """Write to the control socket, in any thread. If the engine is gone, do nothing."""
+        """Write to the control socket. Any thread may call this, even if the engine is gone."""
         with self._writing, contextlib.suppress(OSError):
             self._control.sendall(data)
 
@@ -212,7 +210,7 @@ class Child:
             self._end(_ORPHAN_CLOSE_S)
 
     def _take_report(self, report: Report) -> None:
-        """Queue a report. Reports of removed chunks may come from any thread."""
+        """Any thread may report removed chunks."""
         self._reports.append(report)
         if self._sending:
             return
@@ -252,8 +250,7 @@ class _LogSender(logging.Handler):
 def _watch_parent(control: socket.socket) -> None:
     """End this process when the engine ends, even if the loop is stuck.
 
-    A forked copy of the engine may keep the engine's socket open, so a pidfd of the engine's
-    process is watched too.
+    The pidfd is watched too, because a forked copy of the engine may keep its socket open.
     """
     watched = select.poll()
     watched.register(control, 0)
@@ -268,7 +265,7 @@ def _watch_parent(control: socket.socket) -> None:
 
 
 def _set_title(title: str, *, short: str) -> None:
-    """Name this process, on Linux only."""
+    """Do nothing except on Linux."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         Path("/proc/self/comm").write_bytes(short.encode()[:15])
         # The name, in parentheses, may contain blanks, so split only the text after the last ")".
@@ -282,10 +279,9 @@ def _set_title(title: str, *, short: str) -> None:
 
 
 def _open_standard_streams() -> None:
-    """Open the null device on the standard streams that are closed.
+    """Open the null device on each standard stream that is closed.
 
-    Otherwise a socket or file could get the number of a standard stream, and receive the output of
-    a library.
+    Otherwise a socket or file could get the stream's number, and receive a library's output.
     """
     while (taken := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
         pass
@@ -293,7 +289,7 @@ def _open_standard_streams() -> None:
 
 
 def _exit() -> NoReturn:
-    """End the process at once, without waiting for hanging threads or exit handlers."""
+    """End the process without waiting for hanging threads or exit handlers."""
     for stream in filter(None, (sys.stdout, sys.stderr)):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()

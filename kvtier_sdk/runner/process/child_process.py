@@ -112,14 +112,14 @@ class ChildProcess:
         await self._opened
 
     async def drain(self, timeout_s: float) -> bool:
-        """Drain the tier; return true if all jobs have ended or the process is gone."""
+        """Return true if all jobs have ended or the process is gone."""
         self._drained = self._event_loop.create_future()
         self._send(plain_message(Kind.DRAIN, timeout_s))
         await self._within(2 * timeout_s + 0.5, self._drained, self.ended)
         return self.ended.done() or (self._drained.done() and self._drained.result())
 
     async def end(self, timeout_s: float) -> None:
-        """Close the tier and end the process; kill the process at the time limit.
+        """Close the tier, and kill the process if it outlives the time limit.
 
         A cancellation kills the process at once. When this call ends, the process is gone.
         """
@@ -140,13 +140,13 @@ class ChildProcess:
             self._process.kill()
 
     def kill_and_wait(self) -> None:
-        """Kill the process and block until its end. Call this only after the loop has stopped."""
+        """Block until the process is gone. Call this only after the loop has stopped."""
         self.kill()
         if self._reaper is not None:
             self._reaper.join()
 
     def lost(self, error: Exception | None) -> None:
-        """Kill a process that has closed its end of a socket or sent an invalid message."""
+        """Kill a process that has closed its socket or sent an invalid message."""
         if error is None:
             # Give the process time to end by itself.
             self._clock.call_at(self._clock.now_s() + _PARTING_S, self.kill)
@@ -201,7 +201,7 @@ class ChildProcess:
         self._control.send(data, self._event_loop)
 
     def let_go(self) -> None:
-        """Close the control socket of a process that is gone. A second call does nothing."""
+        """Close the control socket once the process is gone. A second call does nothing."""
         if self._control.fileno() >= 0:
             self._event_loop.remove_reader(self._control)
             self._event_loop.remove_writer(self._control)
@@ -332,8 +332,8 @@ def _socket_pair() -> tuple[Channel, socket.socket]:
 def copy_fd(fd: int) -> int:
     """Copy a descriptor to a number above 2.
 
-    In an engine without standard streams, a descriptor may have a number from 0 to 2, which the new
-    process needs for its own streams.
+    The new process needs the numbers 0 to 2 for its own streams. In an engine without standard
+    streams, any descriptor may have such a number.
     """
     return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
 

@@ -43,7 +43,7 @@ _JobFields = tuple[int, Operation, list[OffloadKey], tuple[_Slot, ...], bytes, b
 
 
 def _plain(value: Any) -> Any:
-    """Convert ranges and numpy types, which msgspec cannot encode, to lists and numbers."""
+    """Convert ranges and numpy types, which msgspec cannot encode."""
     return value.tolist() if hasattr(value, "tolist") else list(value)
 
 
@@ -55,8 +55,6 @@ _MALFORMED = (msgspec.DecodeError, ValueError, RecursionError, struct.error)
 
 
 class Kind(IntEnum):
-    """The kind of a message between the engine and the tier's process, the child."""
-
     #: To the child: plain data from which the child builds the tier.
     BOOTSTRAP = 1
     #: To the child: a job.
@@ -106,7 +104,7 @@ class MessageSplitter:
         self._unsplit = bytearray()
 
     def split(self, data: bytes | memoryview) -> list[tuple[Kind, bytes]]:
-        """Add the next bytes of the stream; return the messages that are now complete."""
+        """Add bytes from the stream; return the messages that are now complete."""
         self._unsplit += data
         messages = []
         at, size = 0, len(self._unsplit)
@@ -126,7 +124,7 @@ class MessageSplitter:
 def write_job(job: Job) -> bytes:
     """Encode a job.
 
-    Values in the request's ``params`` that JSON cannot express are encoded as text. Params that are
+    A value of the request's ``params`` that JSON cannot express is encoded as text. Params that are
     too large, nested too deeply or circular are left out.
     """
     request = job.request
@@ -138,7 +136,7 @@ def write_job(job: Job) -> bytes:
 
 
 def _params_json(request: RequestContext) -> bytes:
-    """Return a request's params as JSON. The request keeps the JSON for later calls."""
+    """Return a request's params as JSON, and keep the JSON for later calls."""
     if request._params_json is None:
         text = ""
         try:
@@ -212,11 +210,11 @@ class Channel:
 
     @property
     def is_full(self) -> bool:
-        """True if the peer seems to be stuck, because too many bytes are unsent."""
+        """True if so many bytes are unsent that the peer seems to be stuck."""
         return len(self._unsent) > _MAX_UNSENT_BYTES
 
     def write(self, data: bytes) -> None:
-        """Write messages without waiting. If the connection is broken, they are lost."""
+        """Write without waiting; if the connection is broken, the bytes are lost."""
         if self._unsent:
             self._unsent += data
             self.flush()
@@ -224,7 +222,7 @@ class Channel:
             self._unsent += data[count:]
 
     def send(self, data: bytes, event_loop: asyncio.AbstractEventLoop) -> None:
-        """Write messages without waiting; the event loop sends the rest later."""
+        """Write without waiting; the event loop sends the rest later."""
         self.write(data)
         if self._unsent:
             event_loop.add_writer(self, self._send_rest, event_loop)
@@ -234,7 +232,7 @@ class Channel:
             del self._unsent[: self._send(self._unsent)]
 
     def read(self) -> list[tuple[Kind, bytes]]:
-        """Read all messages that have arrived; raise MessageError for invalid bytes."""
+        """Return all messages that have arrived; raise MessageError for invalid bytes."""
         messages: list[tuple[Kind, bytes]] = []
         # Poll first, because a read without data raises an exception, and takes far longer.
         while not self.at_end and self._readable.poll(0):
@@ -252,7 +250,6 @@ class Channel:
         return messages
 
     def finish(self, timeout_s: float) -> None:
-        """Send the rest; wait at most ``timeout_s``."""
         self._socket.settimeout(timeout_s)
         with contextlib.suppress(OSError):
             self._socket.sendall(self._unsent)
@@ -268,7 +265,7 @@ class Channel:
             event_loop.remove_writer(self)
 
     def _send(self, data: bytes | bytearray) -> int:
-        """Send bytes and return their number; a broken connection counts all bytes as sent."""
+        """Send bytes and return their number; if the connection is broken, all count as sent."""
         try:
             return self._socket.send(data)
         except (BlockingIOError, InterruptedError):

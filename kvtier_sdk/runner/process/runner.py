@@ -96,7 +96,6 @@ class ProcessRunner(LoopRunner):
 
     @property
     def pid(self) -> int | None:
-        """Id of the tier's process, or ``None`` without a process."""
         return None if self._child is None else self._child.pid
 
     def submit(self, jobs: Sequence[Job]) -> Sequence[JobResult]:
@@ -196,7 +195,7 @@ class ProcessRunner(LoopRunner):
         return uniform_result(job, verdict, error=error)
 
     def _watch(self) -> None:
-        """Let the supervisor thread watch the socket, and notify the engine of new reports."""
+        """Let the supervisor thread notify the engine of new reports."""
         if self._notify is not None and self._data is not None and not self._data.at_end:
             self._watched = True
             self._call_soon(self._add_reader, self._data)
@@ -376,7 +375,7 @@ class ProcessRunner(LoopRunner):
         self._watched = False
 
     def _readable(self) -> None:
-        """Notify the engine once. The engine's next poll resumes watching the socket."""
+        """Notify the engine once; the engine's next poll watches the socket again."""
         child = self._child
         if child is not None:
             self._remove_reader(child.data)
