@@ -38,13 +38,13 @@ SAME_USE_NS = 1_000_000_000
 
 
 def earlier_uses(used_ns: int) -> int:
-    """Return the count of earlier uses in a time of use; 0 if its digits are not a count."""
+    """Return the count in a time's last digits; 0 if they are not a count."""
     earlier = used_ns % USE_NS
     return earlier if earlier <= MOST_EARLIER_USES else 0
 
 
 def next_use_ns(known_ns: int, used_ns: int) -> int:
-    """Return the time to record for a use, given the time recorded before."""
+    """Return the time to record for a use; it is later than the known time."""
     earlier = earlier_uses(known_ns)
     if used_ns // SAME_USE_NS > known_ns // SAME_USE_NS:
         earlier = min(earlier + 1, MOST_EARLIER_USES)
@@ -52,7 +52,7 @@ def next_use_ns(known_ns: int, used_ns: int) -> int:
 
 
 def stored_time_ns(stored_ns: int) -> int:
-    """Return the access time that records a store, to the millisecond."""
+    """Round the time of a store to the millisecond, and add the digits of a store."""
     return stored_ns // _STORED_NS * _STORED_NS + _STORED_DIGITS
 
 

@@ -91,7 +91,7 @@ class Root:
                 yield directory
 
     def lifetime(self) -> Lifetime:
-        """Return the current limits for the times of chunks."""
+        """Return the limits as of now."""
         now_ns = int(self._context.clock.wall_s() * 1e9)
 
         def before(time_s: float | None) -> int:

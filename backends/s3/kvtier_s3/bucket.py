@@ -183,7 +183,7 @@ class Bucket:
         )
 
     def directories(self, start: str) -> AsyncIterator[str]:
-        """List the names below a prefix up to their next slash, each once."""
+        """List the distinct directories directly below a prefix."""
         return self._listed(
             lambda page: [found["Prefix"] for found in page.get("CommonPrefixes", ())],
             Prefix=start,

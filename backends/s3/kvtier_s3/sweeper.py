@@ -52,7 +52,6 @@ class Sweeper:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Start to sweep at intervals, until :meth:`close`."""
         self._task = self._context.clock.spawn(self._run(), name="sweeper")
 
     async def close(self) -> None:
@@ -112,7 +111,7 @@ class Sweeper:
     def _victims(
         self, oldest: Iterable[StoredObject], total_bytes: int, now_s: float
     ) -> dict[bool, list[str]]:
-        """Return the names to delete: expired objects under false, evicted objects under true."""
+        """Return the names of expired objects under false, of evicted objects under true."""
         capacity_bytes, max_age_s = self._config.capacity_bytes, self._config.max_age_s
         victims: dict[bool, list[str]] = {False: [], True: []}
         for found in oldest:

@@ -191,7 +191,7 @@ class KVTierHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
     # --- state and shutdown ---------------------------------------------------------------------
 
     def clear(self) -> None:
-        """Delete this model's pages of all ranks in the background; lookups miss them at once."""
+        """Delete all ranks' pages of this model in the background; lookups miss them at once."""
         for tier in self._open_tiers():
             tier.chunks.purge()
 

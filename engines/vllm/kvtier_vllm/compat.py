@@ -113,7 +113,7 @@ def computation() -> Any:
 
 
 def device_facts(dtype: str, block_sizes: Iterable[int]) -> dict[str, object]:
-    """Return the facts about this host that decide the layout of keys and values within a block."""
+    """Return this host's facts that decide how keys and values lie within a block."""
     # vLLM's KV layout omits the packing, which on a CPU depends on the instruction set.
     packing: object = None
     if current_platform.is_cpu():

@@ -67,7 +67,7 @@ def _missing(model: str, files: str) -> ConfigError:
 
 
 def _is_whole(model: Path) -> bool:
-    """Return true if config and weights are here; parts loaded from elsewhere are not checked."""
+    """Return true if config and weights are here; files elsewhere are not checked."""
     if not model.is_dir():
         return _is_weights(model)
     files = [file for file in model.iterdir() if file.is_file()]
