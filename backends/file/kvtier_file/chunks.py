@@ -29,7 +29,6 @@ _STORED_NS = 1_000_000
 
 #: A time of use is a multiple of this plus the count of earlier uses.
 USE_NS = 100
-#: The maximum count of earlier uses.
 MOST_EARLIER_USES = 15
 #: Uses in the same second count as one, because a load is also reported as a use. The clock's
 #: seconds are compared, because a chunk in constant use would gain no count if the time between
@@ -57,7 +56,7 @@ def stored_time_ns(stored_ns: int) -> int:
 
 
 class Lifetime(NamedTuple):
-    """Limits for the times of a chunk, in nanoseconds since the epoch.
+    """The limits of a chunk's recorded times, in nanoseconds since the epoch.
 
     Attributes:
         latest_ns: later times lie in the future.

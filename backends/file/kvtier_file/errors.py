@@ -17,7 +17,7 @@ from kvtier_sdk import (
     TierUnavailableError,
 )
 
-#: Error numbers for a foreign file that has the name of a directory or chunk of the tier.
+#: Error numbers for a foreign file in place of one of the tier's directories or chunks.
 FOREIGN = frozenset({errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV})
 #: Error numbers for a name under which the tier has no chunk.
 ABSENT = FOREIGN | {errno.ENOENT, errno.ENAMETOOLONG}

@@ -32,7 +32,6 @@ from kvtier_file.file_io import open_direct, read_buffers
 from kvtier_file.temporaries import Temporaries, TemporaryNames
 from kvtier_sdk import ChunkNotFoundError, CorruptChunkError, OffloadKey, Transfer
 
-#: The names of all shards.
 SHARDS = tuple(f"{shard:02x}" for shard in range(256))
 
 _MANIFEST = "manifest.json"

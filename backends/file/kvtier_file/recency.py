@@ -13,7 +13,7 @@ from kvtier_sdk import OffloadKey
 #: last digits count the uses. The table and the heap share each tuple, to save memory.
 Use: TypeAlias = tuple[int, OffloadKey, int]
 
-# A chunk's stay grows by this fraction of the stay after one use each time its uses double.
+# Each doubling of a chunk's uses lengthens its stay by this fraction of the stay after one use.
 _WEIGHT = 0.5
 # The class (log2 of the uses) by the last digits of a time. Within a class, only the time matters.
 _CLASS_OF = tuple((earlier_uses(digits) + 1).bit_length() - 1 for digits in range(USE_NS))

@@ -19,7 +19,7 @@ from kvtier_sdk import OffloadKey, TierCapacityError, TierContext
 
 
 class SharedUsage:
-    """Counts the chunks and reservations of a root together with the other processes that use it.
+    """Counts a root's chunks and reservations, together with all processes that use it.
 
     Chunks are counted, renamed and unlinked only under the shared lock (:meth:`locked`). If a
     process is killed while it holds the lock, the header stays dirty, and the next process recounts

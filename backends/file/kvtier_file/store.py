@@ -354,7 +354,7 @@ class ChunkStore:
         with usage.locked():
             self._remove_expired()
             free_bytes = self._root.headroom_bytes()
-            # Computed once, because some file systems free the room of removed files late.
+            # Computed once, because some file systems free removed files late.
             most_bytes = None if free_bytes is None else free_bytes + usage.budget.used_bytes
 
             def reserve(keys: Collection[OffloadKey]) -> None:
@@ -508,7 +508,7 @@ class ChunkStore:
     def _verdict(
         self, key: OffloadKey, verdicts: Verdicts, ability: str, *, at_file: bool = False
     ) -> _Verdict:
-        """Record the block's error as a key's verdict; with ``at_file`` it may be of one file."""
+        """Record an error as a verdict; ``at_file`` allows a fault of the chunk's file."""
         return _Verdict(self._config.root, key, verdicts, ability, FAULTS if at_file else ())
 
     @contextmanager

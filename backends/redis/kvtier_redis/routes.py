@@ -266,7 +266,7 @@ def _no_master(service: str, failures: Sequence[tuple[str, TierError]]) -> TierE
 
 
 class Cluster(_Moving):
-    """The routes in a Cluster's map of slots. The map is read again after each change."""
+    """Routes by a Cluster's map of slots, and reads the map again after each change."""
 
     is_cluster = True
 

@@ -466,7 +466,7 @@ async def test_a_dead_node_costs_its_own_keys_only(bench, broken_cluster, is_new
     for server in cluster.alive:
         server.ask("FLUSHDB")
     assert await bench.put(tier, *cluster.kept) == [None] * len(cluster.kept)
-    # Deleting raises, because of the chunks on the dead node, but deletes all others.
+    # The chunks on the dead node make delete() raise, but all other chunks are deleted.
     with pytest.raises(TierUnavailableError):
         await tier.delete(KEYS)
     # The store wrote the manifest again, unless its node is dead.

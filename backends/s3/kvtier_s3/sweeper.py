@@ -14,7 +14,7 @@ from kvtier_s3.names import Names
 from kvtier_s3.objects import Objects
 from kvtier_sdk import TierContext, TierError
 
-# A process that has not signed for this many intervals counts as dead.
+# A process that has not written its object for this many intervals counts as dead.
 _SILENT_INTERVALS = 3
 # A server may round times to whole seconds.
 _RESOLUTION_S = 1.0

@@ -95,7 +95,6 @@ def check_engine_configs(check: Callable[[Any], None]) -> None:
 
 
 def runs_here(vllm_config: Any) -> bool:
-    """Return true if the engine of this configuration will run on this machine."""
     # A front end can run on this machine while all its engines run on others.
     parallel = vllm_config.parallel_config
     return bool(parallel.data_parallel_backend != "ray" and parallel.data_parallel_size_local > 0)
