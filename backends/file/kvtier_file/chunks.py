@@ -51,7 +51,7 @@ def next_use_ns(known_ns: int, used_ns: int) -> int:
 
 
 def stored_time_ns(stored_ns: int) -> int:
-    """Round the time of a store to the millisecond, and add the digits of a store."""
+    """Round a store's time to the millisecond, and add the digits that mark it."""
     return stored_ns // _STORED_NS * _STORED_NS + _STORED_DIGITS
 
 

@@ -195,7 +195,7 @@ class NamespaceDirectory:
         times_ns: Sequence[int] | None,
         object_bytes: int,
     ) -> bytes:
-        """Look for whole files, record uses unless ``times_ns`` is ``None``; return outcomes."""
+        """Look for whole files, and record uses if ``times_ns`` is given; return outcomes."""
         if compiled.batch_io is None:
             return bytes(len(keys))
         files = tuple(

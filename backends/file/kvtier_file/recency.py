@@ -53,7 +53,7 @@ class RecencyIndex:
         return 0 if use is None else use[2]
 
     def put(self, use: Use) -> int:
-        """Return the chunk's earlier size; 0 if it is new."""
+        """Set a chunk's use and size; return its earlier size, or 0 if it is new."""
         size_bytes = self.discard(use[1])
         self._uses[use[1]] = use
         if self._heaps is not None:
@@ -63,7 +63,7 @@ class RecencyIndex:
         return size_bytes
 
     def discard(self, key: OffloadKey) -> int:
-        """Return the chunk's size; 0 if it is unknown."""
+        """Forget a chunk; return its size, or 0 if it is unknown."""
         use = self._uses.pop(key, None)
         if use is None:
             return 0

@@ -47,9 +47,9 @@ _REFUSALS_S = 600.0
 class ChunkStore:
     """Chunks as files, within a budget. Methods block and are thread-safe.
 
-    Each rename or unlink and its change of the count happen under the shared lock. Nothing slower
-    runs under the lock. A batch of stores acquires it twice, and writes its data in between, under
-    a reservation. Loads acquire it only to correct the count.
+    Each rename or unlink happens under the shared lock, together with its change of the count.
+    Nothing slower runs under the lock. A batch of stores acquires it twice, and writes its data in
+    between, under a reservation. Loads acquire it only to correct the count.
     """
 
     def __init__(self, config: FileTierConfig, context: TierContext) -> None:

@@ -114,7 +114,7 @@ class Temporaries:
         ]
 
     def rename_batch(self, names: Sequence[tuple[str, str, str]], namespace_fd: int) -> bytes:
-        """Return an outcome for each file."""
+        """Give files their final names; return an outcome for each."""
         if compiled.batch_io is None:
             return bytes(len(names))
         strict = self._directories.is_strict

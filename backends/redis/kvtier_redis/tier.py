@@ -319,7 +319,7 @@ class RedisTier(SecondaryTierManager):
             raise error
 
     async def _explained(self, error: TierError, connector: Connector) -> TierError:
-        """Return an error of opening, with the option that would help if it is known."""
+        """Return the error of a failed open; name the option that would help, if it is known."""
         if not error.retryable:
             return error
         mismatch = await connector.tls_mismatch()

@@ -112,7 +112,7 @@ def computation() -> Any:
 
 
 def device_facts(dtype: str, block_sizes: Iterable[int]) -> dict[str, object]:
-    """Return this host's facts that decide how keys and values lie within a block."""
+    """Return what decides on this host how keys and values lie within a block."""
     # vLLM's KV layout omits the packing, which on a CPU depends on the instruction set.
     packing: object = None
     if current_platform.is_cpu():
