@@ -121,7 +121,6 @@ class Afternoon:
         self._engines = (self._llama, self._qwen)
 
     def play(self) -> None:
-        """Play all scenes."""
         for engine in self._engines:
             text = CONFIG.format(folder=self._folder, name=engine.name, port=self._redis.port)
             (self._folder / f"{engine.name}.toml").write_text(text)
@@ -300,12 +299,10 @@ def fill(file: Path) -> None:
 
 
 def content(key: OffloadKey) -> bytes:
-    """Derive the content of a chunk from its key."""
     return (key * CHUNK_BYTES)[:CHUNK_BYTES]
 
 
 def rest() -> None:
-    """Sleep for the time of a step."""
     time.sleep(_STEP_S)
 
 
@@ -321,12 +318,10 @@ def until(
 
 
 def title(text: str) -> None:
-    """Print a scene's title."""
     print(f"\n## {text}", flush=True)
 
 
 def main() -> int:
-    """Play the afternoon in a directory of its own."""
     logging.basicConfig(
         format="%(levelname)s %(message)s", level=logging.WARNING, stream=sys.stdout
     )

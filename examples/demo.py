@@ -46,7 +46,7 @@ def summary(second: dict[str, Any], chunk_tokens: int) -> str:
     """Describe the outcome of the two processes in a sentence.
 
     Args:
-        second: the report of the second process, without a wrong byte.
+        second: the report of the second process, which found no wrong byte.
         chunk_tokens: the number of tokens in a chunk.
     """
     found, wanted = second["hit_blocks"], second["blocks"]

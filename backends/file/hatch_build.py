@@ -10,7 +10,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class CompiledPart(BuildHookInterface[Any]):
-    """Adds to the wheel an extension module that serves Python 3.11 and all later versions."""
+    """Adds an extension module for Python 3.11 and later to the wheel."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile the extension; an editable install has none, to keep the checkout unchanged."""

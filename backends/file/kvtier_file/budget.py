@@ -27,7 +27,7 @@ class Budget:
         self._most_ns = MAX_USED_NS
 
     def know_time(self, most_ns: int) -> None:
-        """Set the latest plausible time of use. Any later time counts as 0."""
+        """Set the latest plausible time of use; a later time counts as 0."""
         self._most_ns = most_ns
         if self.latest_ns > most_ns:  # the clock was set back after a use was recorded
             self.latest_ns = 0
@@ -92,7 +92,6 @@ class Budget:
         open_namespaces: Collection[str],
         last_used_ns: Callable[[ChunkId], int | None],
     ) -> list[ChunkId]:
-        """Choose the chunks to evict."""
         excess_bytes = self.excess_bytes(need_bytes, reserved_bytes, headroom_bytes)
         evictable_bytes = self.used_bytes - sum(self._size_bytes(one) for one in pinned)
         if excess_bytes > evictable_bytes:
@@ -143,7 +142,7 @@ class Budget:
         pinned: Collection[ChunkId],
         last_used_ns: Callable[[ChunkId], int | None],
     ) -> list[ChunkId]:
-        """Choose the unpinned chunks of all namespaces that were last used before a given time."""
+        """Return the unpinned chunks of all namespaces that were last used before a time."""
         chosen: list[ChunkId] = []
         for fingerprint, index in self._indices.items():
             passed: list[Use] = []
@@ -167,7 +166,7 @@ class Budget:
         return 0 if index is None else index.size_bytes(chunk_id.key)
 
     def _stalest(self, now_ns: int, open_namespaces: Collection[str]) -> tuple[str, Use]:
-        """Return namespace and use of the chunk to evict next. The budget must not be empty."""
+        """Return the chunk to evict next. The budget must not be empty."""
         stalest = (
             (fingerprint in open_namespaces, -found[0], fingerprint, found[1])
             for fingerprint, index in self._indices.items()

@@ -29,7 +29,6 @@ _STORED_NS = 1_000_000
 
 #: A time of use is a multiple of this plus the count of earlier uses.
 USE_NS = 100
-#: The maximum count of earlier uses.
 MOST_EARLIER_USES = 15
 #: Uses in the same second count as one, because a load is also reported as a use. The clock's
 #: seconds are compared, because a chunk in constant use would gain no count if the time between
@@ -38,13 +37,13 @@ SAME_USE_NS = 1_000_000_000
 
 
 def earlier_uses(used_ns: int) -> int:
-    """Return the count of earlier uses in a time of use; 0 if its digits are not a count."""
+    """Return the count in a time's last digits; 0 if they are not a count."""
     earlier = used_ns % USE_NS
     return earlier if earlier <= MOST_EARLIER_USES else 0
 
 
 def next_use_ns(known_ns: int, used_ns: int) -> int:
-    """Return the time to record for a use, given the time recorded before."""
+    """Return the time to record for a use; it is later than the known time."""
     earlier = earlier_uses(known_ns)
     if used_ns // SAME_USE_NS > known_ns // SAME_USE_NS:
         earlier = min(earlier + 1, MOST_EARLIER_USES)
@@ -52,12 +51,12 @@ def next_use_ns(known_ns: int, used_ns: int) -> int:
 
 
 def stored_time_ns(stored_ns: int) -> int:
-    """Return the access time that records a store, to the millisecond."""
+    """Round a store's time to the millisecond, and add the digits that mark it."""
     return stored_ns // _STORED_NS * _STORED_NS + _STORED_DIGITS
 
 
 class Lifetime(NamedTuple):
-    """Limits for the times of a chunk, in nanoseconds since the epoch.
+    """The limits of a chunk's recorded times, in nanoseconds since the epoch.
 
     Attributes:
         latest_ns: later times lie in the future.

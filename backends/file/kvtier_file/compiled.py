@@ -28,7 +28,7 @@ def _extension_file() -> str:
 
 
 def find_digests(part: ModuleType) -> bool:
-    """Give a compiled part the digest function of a library; return true if it works."""
+    """Let a compiled part call a library's digest function; return true if it works."""
     sample = bytes(range(256)) * 17
     # The extension need not export the copy's functions, so try the system's library too.
     for library in (_extension_file(), "libxxhash.so.0"):
@@ -45,7 +45,7 @@ if batch_io is not None:
 
 
 def split(digests: bytes, count: int) -> list[bytes | None]:
-    """Split the digests of ``count`` chunks; return ``None`` for each chunk without a digest."""
+    """Split joined digests; return ``None`` for each chunk without a digest."""
     return [digests[at : at + 16] or None for at in range(0, count * 16, 16)]
 
 

@@ -78,7 +78,7 @@ def open_file(name: str, flags: int, directory_fd: int) -> int:
 
 
 def _permission_fault(fd: int) -> str | None:
-    """Return the reason why other users could change a directory, or ``None``."""
+    """Return why other users could change a directory, or ``None`` if they cannot."""
     status = os.fstat(fd)
     if status.st_uid not in (os.geteuid(), 0):
         return f"belongs to another user, with id {status.st_uid}"
@@ -88,8 +88,6 @@ def _permission_fault(fd: int) -> str | None:
 
 
 class ClosingFd:
-    """A context manager that closes a descriptor."""
-
     def __init__(self, fd: int) -> None:
         self._fd = fd
 

@@ -41,7 +41,6 @@ _REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
 
 def tier_error(error: OSError, root: Path, ability: str) -> TierError:
-    """Translate an error of an open tier."""
     if isinstance(error, UntrustedDirectoryError):
         return TierAuthError(str(error.strerror))
     reason = os.strerror(error.errno) if error.errno else str(error)
@@ -59,7 +58,7 @@ def tier_error(error: OSError, root: Path, ability: str) -> TierError:
 
 
 def chunk_error(error: OSError, root: Path, ability: str) -> ChunkError:
-    """Translate an error in :data:`FAULTS` at the file of one chunk."""
+    """Translate an error in :data:`FAULTS`."""
     is_untrusted = isinstance(error, UntrustedDirectoryError)
     if is_untrusted or error.errno in FOREIGN or error.errno == errno.ENAMETOOLONG:
         return ChunkError(str(tier_error(error, root, ability)))
@@ -68,7 +67,6 @@ def chunk_error(error: OSError, root: Path, ability: str) -> ChunkError:
 
 
 def open_error(error: OSError, root: Path) -> KVTierError:
-    """Translate an error raised while a tier opens."""
     if isinstance(error, UntrustedDirectoryError):
         return ConfigError(str(error.strerror))
     if error.errno in _REFUSED | ABSENT | {errno.EEXIST}:

@@ -25,7 +25,6 @@ def open_direct(name: str, flags: int, directory_fd: int) -> int:
 
 
 def has_direct_io(fd: int) -> bool:
-    """Return true if a file's data bypasses the page cache."""
     return bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT)
 
 

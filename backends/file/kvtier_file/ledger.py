@@ -38,7 +38,6 @@ class Ledger:
         self._fd = fd
 
     def read(self, start: int, end: int) -> Iterator[Change]:
-        """Iterate over the changes between two offsets."""
         # Read in parts, because a header that another program wrote may claim any length.
         content = b""
         while start < end:
@@ -61,7 +60,7 @@ class Ledger:
             raise LedgerDamagedError
 
     def append(self, changes: Iterable[Change], at: int) -> int:
-        """Write changes at an offset; return the offset of their end."""
+        """Write changes at an offset; return the offset after them."""
         records = map(_record, changes)
         while rest := memoryview(b"".join(itertools.islice(records, _PART_RECORDS))):
             while rest:
@@ -71,7 +70,7 @@ class Ledger:
         return at
 
     def compact(self, chunks: Iterable[Change]) -> int:
-        """Replace the content with the chunks that are stored now; return its length."""
+        """Replace the content with the stored chunks; return its length."""
         # Overwrite first and truncate later, so that a full disk has room for the new content.
         end = self.append(chunks, 0)
         os.ftruncate(self._fd, end)

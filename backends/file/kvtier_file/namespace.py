@@ -32,7 +32,6 @@ from kvtier_file.file_io import open_direct, read_buffers
 from kvtier_file.temporaries import Temporaries, TemporaryNames
 from kvtier_sdk import ChunkNotFoundError, CorruptChunkError, OffloadKey, Transfer
 
-#: The names of all shards.
 SHARDS = tuple(f"{shard:02x}" for shard in range(256))
 
 _MANIFEST = "manifest.json"
@@ -83,7 +82,7 @@ class NamespaceDirectory:
         buffers: Sequence[memoryview],
         used_ns: int | None,
     ) -> None:
-        """Fill buffers from a chunk's file, and record a use of the chunk."""
+        """Read a chunk; record its use unless ``used_ns`` is ``None``."""
         expected_bytes = sum(map(len, buffers))
         try:
             with (
@@ -119,7 +118,7 @@ class NamespaceDirectory:
         object_bytes: int,
         digest_bytes: int,
     ) -> tuple[bytes, bytes]:
-        """Read a batch and record the uses; return the outcomes and the digests that were made."""
+        """Read a batch and record the uses; return the outcomes and the digests."""
         if compiled.batch_io is None:
             return bytes(len(batch)), b""
         files = tuple(
@@ -155,12 +154,11 @@ class NamespaceDirectory:
             return [None] * len(batch)
 
     def place(self, temporary: str, key: OffloadKey) -> None:
-        """Give a temporary file the chunk's name."""
         with self._shard(key, create=True) as shard_fd:
             self.temporaries.rename(temporary, _file_name(key), shard_fd)
 
     def place_batch(self, written: Sequence[tuple[str, OffloadKey]]) -> bytes:
-        """Give temporary files the names of their chunks; return an outcome for each file."""
+        """Name the chunks' files; return an outcome for each file."""
         names = [(name, shard_of(key), _file_name(key)) for name, key in written]
         try:
             return self.temporaries.rename_batch(names, self._fd)
@@ -197,7 +195,7 @@ class NamespaceDirectory:
         times_ns: Sequence[int] | None,
         object_bytes: int,
     ) -> bytes:
-        """Look for whole files, and record uses at ``times_ns``; return an outcome for each key."""
+        """Look for whole files, and record uses if ``times_ns`` is given; return outcomes."""
         if compiled.batch_io is None:
             return bytes(len(keys))
         files = tuple(
@@ -298,7 +296,7 @@ class NamespaceDirectory:
 # Cached, because a store computes the shard up to four times.
 @lru_cache(maxsize=4096)
 def shard_of(key: OffloadKey) -> str:
-    """Hash a key to the name of its shard, so that sequential keys are spread evenly too."""
+    """Return a key's shard. A hash spreads sequential keys evenly too."""
     return hashlib.blake2b(key, digest_size=1).hexdigest()
 
 

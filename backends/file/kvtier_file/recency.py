@@ -13,7 +13,7 @@ from kvtier_sdk import OffloadKey
 #: last digits count the uses. The table and the heap share each tuple, to save memory.
 Use: TypeAlias = tuple[int, OffloadKey, int]
 
-# A chunk's stay grows by this fraction of the stay after one use each time its uses double.
+# Each doubling of a chunk's uses lengthens its stay by this fraction of the stay after one use.
 _WEIGHT = 0.5
 # The class (log2 of the uses) by the last digits of a time. Within a class, only the time matters.
 _CLASS_OF = tuple((earlier_uses(digits) + 1).bit_length() - 1 for digits in range(USE_NS))
@@ -30,7 +30,7 @@ def staleness_ns(used_ns: int, now_ns: int) -> float:
 
 
 class RecencyIndex:
-    """Indexes the sizes and last uses of chunks; finds the chunk to evict next without a scan."""
+    """Finds the chunk to evict next without a scan."""
 
     def __init__(self) -> None:
         self._uses: dict[OffloadKey, Use] = {}
@@ -53,7 +53,7 @@ class RecencyIndex:
         return 0 if use is None else use[2]
 
     def put(self, use: Use) -> int:
-        """Set the last use and the size of a chunk; return its earlier size, 0 if it is new."""
+        """Set a chunk's use and size; return its earlier size, or 0 if it is new."""
         size_bytes = self.discard(use[1])
         self._uses[use[1]] = use
         if self._heaps is not None:
@@ -63,7 +63,7 @@ class RecencyIndex:
         return size_bytes
 
     def discard(self, key: OffloadKey) -> int:
-        """Forget a chunk, and return its size; 0 if it is unknown."""
+        """Forget a chunk; return its size, or 0 if it is unknown."""
         use = self._uses.pop(key, None)
         if use is None:
             return 0
@@ -71,11 +71,10 @@ class RecencyIndex:
         return use[2]
 
     def oldest(self) -> Use | None:
-        """Return the least recently used chunk, or ``None`` if there is no chunk."""
         return min(self._fronts(), default=None)
 
     def stalest(self, now_ns: int) -> tuple[float, Use] | None:
-        """Return staleness and use of the chunk to evict next, or ``None`` for an empty index."""
+        """Return the staleness and use of the chunk to evict next."""
         stalest = None
         for use in self._fronts():
             stale_ns = staleness_ns(use[0], now_ns)

@@ -116,7 +116,7 @@ class Root:
         return True
 
     def headroom_bytes(self) -> int | None:
-        """Return the bytes that ``min_free`` allows to be written; ``None`` for no limit."""
+        """Return how many bytes ``min_free`` still allows; ``None`` for no limit."""
         # Until a write is placed, its bytes count twice: as used space and as a reservation. This
         # errs on the safe side: evictions free at most the reserved bytes too much.
         if not self._config.min_free:

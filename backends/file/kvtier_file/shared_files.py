@@ -83,7 +83,7 @@ class Leases:
             ]
 
     def remove(self, name: str) -> None:
-        """Remove the lease of a process that has ended."""
+        """Remove a dead process's lease."""
         with suppress(FileNotFoundError, IsADirectoryError):
             os.unlink(name, dir_fd=self._directory_fd)
 

@@ -26,7 +26,7 @@ _MAX_BYTES = 2**20
 
 
 class Reservation(NamedTuple):
-    """A process's reservation: its namespace, and the bytes reserved for its writes."""
+    """Bytes that a process has reserved for its writes in a namespace."""
 
     fingerprint: str
     reserved_bytes: int
@@ -59,8 +59,6 @@ class SharedHeader:
 
 
 class HeaderFile:
-    """The header's file, and the lock on it."""
-
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._content = b""

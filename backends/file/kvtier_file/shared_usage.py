@@ -19,7 +19,7 @@ from kvtier_sdk import OffloadKey, TierCapacityError, TierContext
 
 
 class SharedUsage:
-    """Counts the chunks and reservations of a root together with the other processes that use it.
+    """Counts a root's chunks and reservations, together with all processes that use it.
 
     Chunks are counted, renamed and unlinked only under the shared lock (:meth:`locked`). If a
     process is killed while it holds the lock, the header stays dirty, and the next process recounts
@@ -53,7 +53,6 @@ class SharedUsage:
         self._last_asked = ""
 
     def open(self) -> None:
-        """Join the processes that use the root."""
         with self._thread_lock:
             self._join()
 
@@ -137,7 +136,6 @@ class SharedUsage:
         pinned: Callable[[], frozenset[ChunkId]],
         last_used_ns: Callable[[ChunkId], int | None],
     ) -> list[ChunkId]:
-        """Choose the chunks to evict before ``need_bytes`` can be reserved."""
         reserved_bytes = self._header.reserved_bytes
         if self.budget.excess_bytes(need_bytes, reserved_bytes, headroom_bytes) <= 0:
             return []
@@ -183,7 +181,7 @@ class SharedUsage:
         return asked
 
     def _reap(self, leases: Collection[str]) -> bool:
-        """Clean up after processes that have died; return true if there are any."""
+        """Clean up after dead processes; return true if there are any."""
         dead = [one for one in set(leases) - self._asked if not self._files.leases.is_held(one)]
         self._asked.update(leases)
         if dead:

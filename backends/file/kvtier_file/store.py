@@ -47,9 +47,9 @@ _REFUSALS_S = 600.0
 class ChunkStore:
     """Chunks as files, within a budget. Methods block and are thread-safe.
 
-    Each rename or unlink and its change of the count happen under the shared lock. Nothing slower
-    runs under the lock. A batch of stores acquires it twice, and writes its data in between, under
-    a reservation. Loads acquire it only to correct the count.
+    Each rename or unlink happens under the shared lock, together with its change of the count.
+    Nothing slower runs under the lock. A batch of stores acquires it twice, and writes its data in
+    between, under a reservation. Loads acquire it only to correct the count.
     """
 
     def __init__(self, config: FileTierConfig, context: TierContext) -> None:
@@ -141,7 +141,6 @@ class ChunkStore:
         return hits
 
     def store(self, batch: Sequence[Transfer]) -> list[TierError | None]:
-        """Write a batch; return an error or ``None`` for each transfer."""
         verdicts: Verdicts = {}
         ids = [self._id(transfer.key) for transfer in batch]
         with self._pins.held(ids), self._directory("writable") as directory:
@@ -152,7 +151,6 @@ class ChunkStore:
         return [verdicts.get(transfer.key) for transfer in batch]
 
     def load(self, batch: Sequence[Transfer]) -> list[TierError | None]:
-        """Read a batch; return an error or ``None`` for each transfer."""
         verdicts: Verdicts = {}
         surprising = []
         times_ns = self._clock.take(len(batch))
@@ -179,7 +177,7 @@ class ChunkStore:
         return [verdicts.get(transfer.key) for transfer in batch]
 
     def delete(self, keys: Sequence[OffloadKey]) -> None:
-        """Remove chunks. A failed removal does not stop the others."""
+        """Remove chunks; a failed removal does not stop the others."""
         failure: OSError | None = None
         with self._directory("writable") as directory:
             with self._usage.locked():
@@ -196,7 +194,7 @@ class ChunkStore:
                 raise failure
 
     def touch(self, keys: Sequence[OffloadKey]) -> None:
-        """Record a use of each chunk now; the last key is the most recent."""
+        """Record a use of each chunk; the last key is the most recent."""
         times_ns = self._clock.take(len(keys))
         with self._directory("writable") as directory:
             outcomes = directory.touch_batch(keys, times_ns, self._object_bytes)
@@ -215,7 +213,6 @@ class ChunkStore:
             ]
 
     def namespaces(self) -> list[StoredNamespace]:
-        """Return all namespaces under the root."""
         with self._translating("readable"), self._call():
             return [
                 StoredNamespace.read(directory.fingerprint, directory.read_manifest())
@@ -357,7 +354,7 @@ class ChunkStore:
         with usage.locked():
             self._remove_expired()
             free_bytes = self._root.headroom_bytes()
-            # Computed once, because some file systems free the room of removed files late.
+            # Computed once, because some file systems free removed files late.
             most_bytes = None if free_bytes is None else free_bytes + usage.budget.used_bytes
 
             def reserve(keys: Collection[OffloadKey]) -> None:
@@ -511,7 +508,7 @@ class ChunkStore:
     def _verdict(
         self, key: OffloadKey, verdicts: Verdicts, ability: str, *, at_file: bool = False
     ) -> _Verdict:
-        """Turn the block's error into a key's verdict; ``at_file`` is true if it uses the file."""
+        """Record an error as a verdict; ``at_file`` allows a fault of the chunk's file."""
         return _Verdict(self._config.root, key, verdicts, ability, FAULTS if at_file else ())
 
     @contextmanager
@@ -536,7 +533,7 @@ class ChunkStore:
 
 
 class _Verdict:
-    """A context manager that turns an error into a verdict. A generator takes twice as long."""
+    """Records a block's error as a verdict. A generator would take twice as long."""
 
     __slots__ = ("_ability", "_faults", "_key", "_root", "_verdicts")
 
@@ -583,7 +580,6 @@ class _Pins:
 
     @contextmanager
     def held(self, chunk_ids: Collection[ChunkId]) -> Iterator[None]:
-        """Pin chunks while the block runs."""
         with self._lock:
             self._batches[id(chunk_ids)] = chunk_ids
         try:
@@ -598,5 +594,4 @@ class _Pins:
 
 
 def entry_of(stored: StoredChunk) -> Entry:
-    """Return a chunk on disk as ``scan`` lists it."""
     return Entry(stored.chunk_id.key, stored.size_bytes, stored.used_ns / 1e9)

@@ -114,7 +114,7 @@ class Temporaries:
         ]
 
     def rename_batch(self, names: Sequence[tuple[str, str, str]], namespace_fd: int) -> bytes:
-        """Give files their final names; return an outcome for each file."""
+        """Give files their final names; return an outcome for each."""
         if compiled.batch_io is None:
             return bytes(len(names))
         strict = self._directories.is_strict
@@ -185,7 +185,7 @@ class Temporaries:
             raise
 
     def _open_spare(self, size_bytes: int, direct: bool) -> tuple[str, int] | None:
-        """Open a spare that can be overwritten, and remove the unusable spares before it."""
+        """Open a spare that can be overwritten; remove unusable spares."""
         opener = open_direct if direct else open_file
         while self._spares:
             name = self._spares.pop()

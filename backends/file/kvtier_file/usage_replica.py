@@ -76,7 +76,6 @@ class UsageReplica:
         header.clean = True
 
     def detach(self) -> None:
-        """Stop following the current ledger."""
         self._generation = None
 
     def take_removed(self) -> dict[OffloadKey, bool]:

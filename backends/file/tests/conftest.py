@@ -100,7 +100,7 @@ def make_gate() -> type[Gate]:
 
 @pytest.fixture(scope="session")
 def part(tmp_path_factory) -> ModuleType:
-    """Return the compiled part: the installed one, or else a build made here."""
+    """Return the installed compiled part, or build one."""
     if compiled.batch_io is not None:
         return compiled.batch_io
     compiler = shutil.which(os.environ.get("CC", "cc"))
@@ -124,7 +124,7 @@ def part(tmp_path_factory) -> ModuleType:
 
 @pytest.fixture(autouse=True)
 def without_compiled_part(request: pytest.FixtureRequest) -> None:
-    """Turn the compiled part off, because a test can replace only Python's own system calls."""
+    """Turn the compiled part off, because tests can replace only Python's system calls."""
     if "monkeypatch" in request.fixturenames:
         request.getfixturevalue("monkeypatch").setattr(compiled, "batch_io", None)
 

@@ -40,7 +40,7 @@ LIFETIMES = [
 
 
 class Twins:
-    """Two namespaces in the same state, for the compiled part and for the Python code."""
+    """Two namespaces in the same state, one for the compiled part and one for Python."""
 
     def __init__(self, root: Path, part: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
         self._part = part
@@ -71,7 +71,7 @@ class Twins:
             directory.lifetime = lifetime
 
     def arrange(self, state: Callable[[Path, Path, bytes], None]) -> None:
-        """Store a whole chunk in both namespaces, and beside it a chunk's file in a given state."""
+        """Store a whole chunk in both namespaces, and beside it a file in this state."""
         for root in self.roots:
             for key in (KEY, NEIGHBOUR):
                 path = root / shard_of(key) / f"{key.hex()}.kv"
@@ -183,7 +183,7 @@ AGES = {
 def expectation(
     state: str, lifetime: Lifetime
 ) -> tuple[Callable[[Path, Path, bytes], object], int]:
-    """Return the setup of a state, and the outcome expected from the compiled part."""
+    """Return what makes the state, and the compiled part's expected outcome."""
     arrange, outcome = STATES[state]
     return arrange, DONE if state in AGES and not AGES[state](lifetime) else outcome
 

@@ -37,7 +37,7 @@ def worker(root, **options):
 
 
 class Watch:
-    """Samples the used bytes of the test's own file system, each time with one ``statvfs``."""
+    """Samples the used bytes of the test's file system."""
 
     def __init__(self, bench):
         self._bench = bench

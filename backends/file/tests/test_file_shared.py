@@ -26,7 +26,7 @@ KEYS = [index.to_bytes(20, "big") for index in range(60)]
 
 @pytest.fixture
 async def pair(make_bench):
-    """Return two benches on one root. Like two processes, each has its own reports of removals."""
+    """Return two benches on one root, each with its own reports of removals."""
     return make_bench(), make_bench()
 
 

@@ -32,6 +32,5 @@ _ERRORS: dict[int, tuple[type[TierError], str]] = {
 
 
 def error_of(status: int) -> TierError:
-    """Return the error for a negative status."""
     kind, text = _ERRORS.get(status, (TierError, "the client failed"))
     return kind(f"{text} (status {status})")

@@ -114,7 +114,6 @@ class MooncakeTier(SecondaryTierManager):
         )
 
     async def _ask(self, method: str, keys: Sequence[OffloadKey], *more: Any) -> Sequence[int]:
-        """Call the client for all keys at once, and return a status for each."""
         if not keys:
             return []
         statuses: list[int] = await self._call(method, [self._name(key) for key in keys], *more)

@@ -128,7 +128,7 @@ class ObstoreTierConfig(TierConfig):
         return settings
 
     def make_store(self, settings: dict[str, str]) -> ObjectStore:
-        """Return a store with these settings that does not retry its calls."""
+        """Return a store that does not retry its calls."""
         client: dict[str, Any] = {
             "allow_http": True,
             "allow_invalid_certificates": not self.tls_verify,

@@ -34,7 +34,6 @@ def first_line(error: BaseException) -> str:
 
 
 def error_of(error: BaseException) -> TierError:
-    """Return the SDK's error for an exception of obstore."""
     text, first = str(error), first_line(error)
     status = int(found[1]) if (found := _STATUS.search(text)) else 0
     code = found[1] if (found := _CODE.search(text)) else ""

@@ -22,7 +22,6 @@ Address = HostPort | str
 
 
 def tls_context(config: RedisTierConfig) -> ssl.SSLContext | None:
-    """Make the TLS context that the options describe."""
     if not config.tls:
         return None
     option = "tls_ca"
@@ -61,7 +60,6 @@ class Connector:
         self._tls = tls_context(config)
 
     async def connect(self, address: Address, *, is_for_chunks: bool = True) -> Connection:
-        """Connect to a server and sign in."""
         timeout_s = self._config.connect_timeout_s
         with translated():
             connection = await Connection.connect(

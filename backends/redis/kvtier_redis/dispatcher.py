@@ -81,7 +81,6 @@ class Dispatcher:
             pool.close()
 
     def _first_hops(self, exchanges: Sequence[Exchange]) -> list[_Hop]:
-        """Address each request to the server that the route names."""
         hops = []
         for exchange in exchanges:
             try:

@@ -100,7 +100,6 @@ _OF_REPLIES = (AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 def reply_error(text: str) -> TierError:
-    """Translate an error reply."""
     word = text.partition(" ")[0]
     if word in _NO_CLUSTER:
         return SettingError("the server belongs to a cluster; set option 'cluster' to true")
@@ -152,7 +151,7 @@ def _plain(text: str) -> str:
 
 
 def was_reset(error: BaseException | None) -> bool:
-    """Return true if a connection reset by the server caused an exception."""
+    """Return true if the server reset the connection."""
     while error is not None and not isinstance(error, ConnectionResetError):
         error = error.__cause__ or error.__context__
     return error is not None
@@ -179,7 +178,6 @@ def _tls_refusal(error: BaseException | None) -> str | None:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Translate the exceptions of redis-py and of the system."""
     try:
         yield
     except (TierError, ConfigError):

@@ -38,12 +38,12 @@ class Names:
 
     @property
     def pattern(self) -> bytes:
-        """The glob pattern that matches the chunks of the namespace and nothing else."""
+        """A glob pattern for the namespace's chunks and nothing else."""
         return _all_below(self._start)
 
     @property
     def root_pattern(self) -> bytes:
-        """The glob pattern that matches the chunks and manifests of all namespaces."""
+        """A glob pattern for the chunks and manifests of all namespaces."""
         return _all_below(self._root)
 
     def fingerprint_in(self, name: bytes) -> str | None:

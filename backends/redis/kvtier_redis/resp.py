@@ -23,8 +23,6 @@ MOST_AT_ONCE = 128
 
 
 class Kind(Enum):
-    """The kinds of reply."""
-
     #: The command is done.
     OK = auto()
     #: The server refused; the text says why.
@@ -77,14 +75,13 @@ class Exchange:
 
 
 def command(*words: bytes) -> bytes:
-    """Encode a short command."""
     return b"".join([b"*%d\r\n" % len(words), *map(_bulk, words)])
 
 
 def set_command(
     name: bytes, buffers: Sequence[memoryview], ttl_ms: int | None
 ) -> list[bytes | memoryview]:
-    """Encode a ``SET`` of the buffers, joined without a copy."""
+    """Encode a ``SET`` of the buffers without copying them."""
     rest = [] if ttl_ms is None else [b"PX", b"%d" % ttl_ms]
     length_bytes = sum(map(len, buffers))
     head = b"*%d\r\n$3\r\nSET\r\n%b$%d\r\n" % (3 + len(rest), _bulk(name), length_bytes)

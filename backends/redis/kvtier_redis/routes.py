@@ -59,7 +59,6 @@ class Route(ABC):
         """Return redis-py's clients of the servers that hold chunks, as far as is known."""
 
     async def open(self) -> None:
-        """Connect and sign in."""
         with translated():
             await self._client.ping()
 
@@ -160,8 +159,6 @@ class _Moving(Route):
 
 
 class OneServer(Route):
-    """The route to a single server."""
-
     def __init__(self, config: RedisTierConfig) -> None:
         self._address: Address = config.socket or (config.host, config.port)
         place = (
@@ -269,7 +266,7 @@ def _no_master(service: str, failures: Sequence[tuple[str, TierError]]) -> TierE
 
 
 class Cluster(_Moving):
-    """The routes in a Cluster's map of slots. The map is read again after each change."""
+    """Routes by a Cluster's map of slots, and reads the map again after each change."""
 
     is_cluster = True
 

@@ -319,7 +319,7 @@ class RedisTier(SecondaryTierManager):
             raise error
 
     async def _explained(self, error: TierError, connector: Connector) -> TierError:
-        """Add the name of the option that would help, if it is known, to an error of opening."""
+        """Return the error of a failed open; name the option that would help, if it is known."""
         if not error.retryable:
             return error
         mismatch = await connector.tls_mismatch()

@@ -12,7 +12,6 @@ _OTHER_NAME = (62, 64)
 
 
 def tls_context(config: S3TierConfig, ca_file: str | None) -> ssl.SSLContext:
-    """Make the TLS context that the options describe."""
     try:
         context = ssl.create_default_context(cafile=ca_file)
     except OSError as error:  # includes SSLError

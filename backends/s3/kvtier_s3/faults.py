@@ -212,7 +212,6 @@ _OF_RESPONSES = (
 
 
 def refusal_of(response: Response) -> Refusal:
-    """Read the refusal in a response."""
     text = response.body.decode(errors="replace")
     return Refusal(
         response.status,
@@ -303,7 +302,6 @@ class Faults:
 
     @contextmanager
     def translated(self) -> Iterator[None]:
-        """Translate the exceptions of aiobotocore and of the system."""
         try:
             yield
         except (TierError, ConfigError):

@@ -69,7 +69,6 @@ class Objects:
         return True
 
     async def read(self, name: str, target: Sequence[memoryview]) -> None:
-        """Fill buffers from an object."""
         response = await self._ask("GET", self._at(name), self._read_headers, target=target)
         if response.is_filled:
             return

@@ -52,7 +52,6 @@ class Sweeper:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Start to sweep at intervals, until :meth:`close`."""
         self._task = self._context.clock.spawn(self._run(), name="sweeper")
 
     async def close(self) -> None:

@@ -3,7 +3,6 @@ import time
 import pytest
 
 KEYS = [index.to_bytes(20, "big") for index in range(20)]
-#: Keys of any bytes.
 ODD_KEYS = [b"", b"/../", b"a b+c%20", b"\r\n", bytes(range(64)), b"manifest"]
 
 

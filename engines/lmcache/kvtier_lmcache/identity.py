@@ -48,7 +48,6 @@ def _layout(
 
 
 def namespace_of(model: str, layout: ObjectLayout, declared: Mapping[str, Any]) -> Namespace:
-    """Return the namespace of a model's objects."""
     release = ".".join(version("lmcache").split(".")[:2])
     tensors = [[dtype, list(shape)] for dtype, shape in layout.tensors]
     facts = {"engine": f"lmcache {release}", "model": model, "tensors": tensors}
@@ -65,7 +64,7 @@ def offload_key(key: ObjectKey) -> OffloadKey:
 
 @functools.lru_cache(maxsize=1024)
 def salt_digest(salt: str) -> bytes:
-    """Return the digest that stands for a tenant in an object's key."""
+    """Return the digest that replaces a tenant's salt in keys."""
     return hashlib.blake2b(salt.encode(), digest_size=_SALT_BYTES).digest()
 
 

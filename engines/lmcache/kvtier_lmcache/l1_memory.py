@@ -10,7 +10,6 @@ if TYPE_CHECKING:
 
 
 def l1_memory(description: L1MemoryDesc | None) -> EngineMemory:
-    """Return the memory that holds LMCache's objects."""
     if description is None:
         raise ConfigError(
             "kvtier needs an L1 in this machine's memory, and LMCache has none here: leave out "

@@ -66,5 +66,4 @@ class PageIdentity:
         self._suffix = f":{place}".encode()
 
     def key(self, page_hash: str, part: int) -> OffloadKey:
-        """Return the key of a part of a page."""
         return make_offload_key(page_hash.encode() + self._suffix, part)

@@ -37,7 +37,6 @@ class PoolTier:
     def move(
         self, operation: Operation, hashes: Sequence[str], indices: torch.Tensor
     ) -> list[bool]:
-        """Load or store pages of the host pool."""
         if len(indices) != len(hashes) * self._pages.tokens:
             return [False] * len(hashes)
         return self._pages.move(operation, indices, partial(self._move, operation, hashes))

@@ -130,7 +130,6 @@ class KVTierHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
         return sum(takewhile(bool, self._tier_of(_KV).exist(keys)))
 
     def exists(self, key: str) -> bool:
-        """Return true if a page is in the tier."""
         return self.batch_exists([key]) == 1
 
     def batch_get_v1(

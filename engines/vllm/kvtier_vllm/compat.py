@@ -95,7 +95,6 @@ def check_engine_configs(check: Callable[[Any], None]) -> None:
 
 
 def runs_here(vllm_config: Any) -> bool:
-    """Return true if the engine of this configuration will run on this machine."""
     # A front end can run on this machine while all its engines run on others.
     parallel = vllm_config.parallel_config
     return bool(parallel.data_parallel_backend != "ray" and parallel.data_parallel_size_local > 0)
@@ -113,7 +112,7 @@ def computation() -> Any:
 
 
 def device_facts(dtype: str, block_sizes: Iterable[int]) -> dict[str, object]:
-    """Return the facts about this host that decide the layout of keys and values within a block."""
+    """Return what decides on this host how keys and values lie within a block."""
     # vLLM's KV layout omits the packing, which on a CPU depends on the instruction set.
     packing: object = None
     if current_platform.is_cpu():

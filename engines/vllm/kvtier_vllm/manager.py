@@ -269,11 +269,10 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
 
     @property
     def stats(self) -> list[TierStats]:
-        """The live counters of the host pool, followed by the live counters of each tier."""
+        """The live counters: the host pool's first, then each tier's."""
         return self._manager.stats
 
     def usage(self) -> PoolUsage:
-        """Return the current usage of the host pool."""
         return self._manager.usage()
 
     def left_over(self) -> dict[str, int]:

@@ -17,29 +17,25 @@ if TYPE_CHECKING:
 
 
 def engine_medium(medium: Medium) -> EngineMedium:
-    """Return vLLM's enum member for a medium."""
     return EngineMedium(medium.value)
 
 
 def cache_hit_source(medium: Medium) -> CacheHitSource:
-    """Return the source under which vLLM counts hits of a tier on this medium."""
+    """Return the source under which vLLM counts hits on this medium."""
     return CacheHitSource.HOST if medium is Medium.CPU else CacheHitSource.DISK
 
 
 def engine_locality(locality: Locality) -> EngineLocality:
-    """Return vLLM's enum member for a locality."""
     return EngineLocality(locality.value)
 
 
 def request_context(engine_request: ReqContext, request_id: str | None = None) -> RequestContext:
-    """Return a request as tiers see it."""
     return RequestContext(
         request_id or engine_request.req_id, params=engine_request.kv_transfer_params or {}
     )
 
 
 def engine_event(event: OffloadingEvent) -> EngineEvent:
-    """Return an event as vLLM publishes it."""
     return EngineEvent(
         keys=list(event.keys),
         medium=engine_medium(event.medium),
