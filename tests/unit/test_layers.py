@@ -1,4 +1,4 @@
-"""The source keeps the rules for imports between layers and for uses of time.
+"""The source follows the rules on imports between layers and on direct use of clocks.
 
 Each checker takes source text, so that a test can also show that it catches a violation.
 """

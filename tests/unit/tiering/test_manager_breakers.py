@@ -89,7 +89,6 @@ def test_one_tier_stalled_for_half_a_minute_and_the_other_serves(make_weak: Make
     stalled.gate.set()
     engine.steps(31.0)
     assert {state for _, _, state in engine.moves[0][-1:]} == {BreakerState.CLOSED}
-    # The recovered tier gets stores again.
     assert engine.store(A, KEYS[150])
     engine.steps(0.1)
     assert KEYS[150] in stalled._objects

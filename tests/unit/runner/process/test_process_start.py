@@ -122,7 +122,7 @@ class DiskTier(MisbehavingTier):
 
 
 class BytesConfig(MisbehavingConfig):
-    """Options that the encoding for the process cannot hold."""
+    """Options that cannot be encoded for the tier's process."""
 
     key: SecretBytes = SecretBytes(b"")
 

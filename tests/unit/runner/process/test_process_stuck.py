@@ -12,7 +12,7 @@ from kvtier_sdk.runner.jobs import Job, Operation, ProcessStarted
 
 
 def late_job(rig: Rig, operation: Operation, *chunks: int) -> Job:
-    """Make a job that is late by the engine's advanced clock, but not by the process's clock."""
+    """Make a job that is late once the engine's clock is set ahead; the process's clock stays."""
     job = rig.job(operation, *chunks)
     job.deadline_s = time.monotonic() + 600
     return job
