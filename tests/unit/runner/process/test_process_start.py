@@ -122,7 +122,7 @@ class DiskTier(MisbehavingTier):
 
 
 class BytesConfig(MisbehavingConfig):
-    """Options that cannot be encoded for the tier's process."""
+    """A key that is not UTF-8 cannot be sent to the tier's process."""
 
     key: SecretBytes = SecretBytes(b"")
 
