@@ -149,7 +149,7 @@ def install_package(tmp_path_factory: pytest.TempPathFactory) -> Install:
 
 @pytest.fixture(scope="session")
 def third_party_site(install_package: Install) -> Path:
-    """A directory for PYTHONPATH that holds ``kvtier-mine`` 1.2.3 with the backend ``mine``."""
+    """A directory for PYTHONPATH with ``kvtier-mine`` 1.2.3, whose backend is ``mine``."""
     return install_package("kvtier-mine", "1.2.3", {"tier": MINE}, {"mine": "tier:MineTier"})
 
 

@@ -142,7 +142,7 @@ def test_the_search_for_a_shorter_sequence_is_bounded() -> None:
 
 
 class Unsteady(ShelfTier):
-    """A tier whose first load returns wrong bytes."""
+    """Its first load returns wrong bytes."""
 
     async def load_chunk(self, transfer: Transfer) -> None:
         await super().load_chunk(transfer)

@@ -49,7 +49,7 @@ def mount(tmp_path: Path) -> Iterator[Callable[..., Path]]:
 
 @contextmanager
 def watched(root: Path) -> Iterator[list[int]]:
-    """Sample a file system's used bytes; the yielded list's only item is the highest value."""
+    """Yield a list; its only item is the most bytes that the file system has held."""
     free_bytes = _free_bytes(root)
     most = [0]
     stop = threading.Event()
@@ -218,7 +218,7 @@ class Scanned:
         assert self.refused(8) == 8
 
     def refused(self, count: int) -> int:
-        """Store new chunks; return how many of them the tier did not admit."""
+        """Store new chunks; return how many the tier did not admit."""
         refused, stored = self.stats.not_admitted_chunks, self.stats.stored_chunks
         self.store_new(count)
         refused = self.stats.not_admitted_chunks - refused

@@ -94,7 +94,6 @@ def test_no_alert_fires_in_good_times(tmp_path: Path) -> None:
 
 
 def firing_at(directory: Path, minute: int, series: dict[str, str]) -> set[str]:
-    """Return the alerts that fire at the given minute of these series."""
     rules, script = directory / "rules.yml", directory / "test.yml"
     rules.write_text(ALERT_RULES)
     played = [{"series": f"kvtier_{name}", "values": values} for name, values in series.items()]

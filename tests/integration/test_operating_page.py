@@ -54,7 +54,7 @@ def commands() -> list[str]:
 
 @pytest.fixture(scope="module")
 def words(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """Values for the page's placeholders, taken from a running engine."""
+    """Yield the values of the page's placeholders while an engine runs."""
     folder = tmp_path_factory.mktemp("operator")
     root, socket = folder / "kv", folder / "engine.sock"
     (prompt,) = chunk_keys(TOKENS, FACTS)

@@ -32,7 +32,6 @@ def test_a_pool_that_is_larger_than_shared_memory_is_refused() -> None:
 
 
 def test_memory_that_goes_while_a_pool_is_made_is_an_error() -> None:
-    """Each of three ways to allocate pages raises an error when the memory runs out."""
     run_with_shm(
         32 * MIB,
         """
@@ -61,7 +60,7 @@ def test_memory_that_goes_while_a_pool_is_made_is_an_error() -> None:
 
 
 def test_no_page_is_missing_once_a_pool_is_made() -> None:
-    """All pages are allocated at creation, because a later failure would raise SIGBUS."""
+    """A page that is missing later would raise SIGBUS."""
     run_with_shm(
         48 * MIB,
         """

@@ -72,7 +72,7 @@ def test_a_process_finds_what_only_the_engine_can_import(
 
 
 class Killer:
-    """Stores and loads chunks through a file tier, and kills the tier's process meanwhile."""
+    """Kills a file tier's process while chunks are stored and loaded."""
 
     def __init__(self, engine: Live, seed: int) -> None:
         self.engine = engine
@@ -128,7 +128,7 @@ class Killer:
         return thread
 
     def kill_with(self, monkeypatch: pytest.MonkeyPatch, loads: bool) -> int:
-        """Kill the process once loads or stores are in its socket, still unread; return its PID."""
+        """Kill the process while its socket holds unread loads or stores; return its PID."""
         pid, flush = self.await_process(), self._client.flush
         wanted = Operation.LOAD if loads else Operation.STORE
         done = False

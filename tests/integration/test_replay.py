@@ -104,7 +104,6 @@ def test_a_request_that_hits_all_of_the_pool_still_gets_room_for_its_end() -> No
 
 
 def test_waiting_for_a_tier_is_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails if the replay makes a step for each report that it waits for."""
     steps = 0
     end_step = TieringManager.on_schedule_end
 

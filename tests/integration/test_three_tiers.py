@@ -67,7 +67,7 @@ def distinct_chunks(workload: Sequence[ReplayRequest]) -> int:
 
 
 def play(trace: Path, *stores: Store) -> dict[str, Any]:
-    """Replay the trace in a new process; return the report, with the tiers by name."""
+    """Replay the trace in a new process; the report's tiers become a dict by name."""
     command = [sys.executable, "-c", "from kvtier_sdk.cli import main; main()", "replay", "--json"]
     command += ["--trace", str(trace), "--chunk-bytes", str(CHUNK_BYTES), "--slots", str(SLOTS)]
     for store in stores:
@@ -136,5 +136,4 @@ def test_a_server_that_dies_and_comes_back_costs_its_share_and_nothing_else(
         tier = tiers[store.name]
         assert tier.stored_chunks == store.chunks() == distinct
         assert tier.failures == tier.dropped == {}
-    # The restarted server got new chunks.
     assert victim.chunks() > survived[0]

@@ -20,7 +20,7 @@ _WORKLOAD = chat_workload(500, 3)
 
 
 def play(root: Path) -> ReplayReport:
-    """Play a workload larger than the tier, so that hits depend on the tier's evictions."""
+    """The workload is larger than the tier, so hits depend on the tier's evictions."""
     options = {
         "slots": 50,
         "chunk_bytes": CHUNK_BYTES,

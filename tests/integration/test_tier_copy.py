@@ -94,13 +94,12 @@ def test_every_store_is_verified(stores: list[Store]) -> None:
 
 
 def copy_killed_twice(src: Store, dst: Store, chunks: int) -> dict[str, Any]:
-    """Kill the copy at one third and at two thirds; return the result of a last, complete run."""
+    """Kill the copy at one third and at two thirds, then return the result of a whole run."""
     words = ["tier", "copy", "--json", "--rate", "64MiB", src.url, dst.url]
     command = [sys.executable, "-c", "from kvtier_sdk.cli import main; main()", *words]
     for part in (1, 2):
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         end_s = time.monotonic() + _PATIENCE_S
-        # Stop waiting if the command ends first.
         while dst.chunks() < part * chunks // 3 and process.poll() is None:
             assert time.monotonic() < end_s
         process.send_signal(signal.SIGKILL)
@@ -140,7 +139,7 @@ def test_a_destination_that_is_too_small_is_told(
 ) -> None:
     fill(folder.url, NAMESPACE, keys_from(0, 20))
     small = f"file://{tmp_path}/to?direct_io=off&capacity={10 * 2 * CHUNK_BYTES}"
-    # With little memory, the command copies a few chunks at a time, as it would a large store's.
+    # With little memory, the command copies a few chunks at a time, as it does for a large store.
     monkeypatch.setattr("kvtier_sdk.cli.tier.copy._POOL_BYTES", 8 * CHUNK_BYTES)
     with pytest.raises(typer.Exit):
         copy_command(folder.url, small)

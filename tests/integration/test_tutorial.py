@@ -24,7 +24,7 @@ _MARK = "--- block {} ---"
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block of a page. ``kind`` is the word after the fence, ``file`` a path to write."""
+    """A fenced block; ``kind`` is the word after the fence, ``file`` the path to write it to."""
 
     kind: str
     text: str
@@ -32,7 +32,6 @@ class Block:
 
 
 def blocks_of(page: str) -> list[Block]:
-    """Return the fenced blocks of a page, in order."""
     return [Block(kind, text, file or None) for file, kind, text in _BLOCK.findall(page)]
 
 

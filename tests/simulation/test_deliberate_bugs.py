@@ -33,7 +33,7 @@ from kvtier_sdk.tiering.tier_client import TierClient
 
 pytestmark = pure_core_only
 
-#: Number of seeds within which each bug has to be found.
+#: Each bug must be found within this many seeds.
 SEEDS = 200
 
 Bug = Callable[[pytest.MonkeyPatch], None]
@@ -43,7 +43,7 @@ BUGS: dict[str, tuple[tuple[str, ...], int, Bug]] = {}
 def bug(*rules: str, seed: int = 0) -> Callable[[Bug], Bug]:
     """Register a bug, the rules that can find it, and the first seed to try.
 
-    Starting with a seed that once found a rare bug saves a minute; other seeds come after it.
+    For a rare bug, the first seed is one that found it; this saves a minute.
     """
 
     def enter(make: Bug) -> Bug:

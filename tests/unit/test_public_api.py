@@ -73,7 +73,7 @@ def unnamed_attributes(owner: type) -> list[str]:
 
 
 def is_explained(name: str, source: str) -> bool:
-    """Return true if a ``#:`` comment precedes the group of lines that sets a constant."""
+    """Return true if a ``#:`` comment stands above the constant or its group of lines."""
     found = re.search(rf"^{name}\b[^=\n]*=", source, re.MULTILINE)
     if found is None:
         return False

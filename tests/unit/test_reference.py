@@ -57,7 +57,6 @@ def public_names() -> set[str]:
 
 
 def faults(pages: Iterable[str], public: set[str]) -> dict[str, set[str]]:
-    """Return names that are missing from the pages, listed twice, or not public."""
     said = Counter(
         name for page in pages for name in re.findall(r"^::: (\S+)$", page, re.MULTILINE)
     )

@@ -38,7 +38,7 @@ def test_a_transfer_is_its_header_then_its_payload() -> None:
 
 
 class Seals:
-    """A stand-in for the SDK that records a transfer's calls."""
+    """Records a transfer's calls in place of the SDK."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, bytes | None]] = []

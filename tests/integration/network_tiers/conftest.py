@@ -29,8 +29,6 @@ async def bounded() -> AsyncIterator[None]:
 
 @dataclass
 class Network:
-    """A proxy in front of a server, and a workbench that opens tiers through the proxy."""
-
     proxy: Proxy
     url: Callable[[str], str]
     bench: Workbench = field(default_factory=Workbench)

@@ -20,7 +20,7 @@ PATIENCE_S = 30.0
 
 @pytest.fixture
 def released() -> Iterator[threading.Event]:
-    """An event that a test's blocking calls wait for; it is set when the test ends."""
+    """Blocking calls wait for this event, which is set when the test ends."""
     event = threading.Event()
     yield event
     event.set()

@@ -29,7 +29,6 @@ def rooms(*lengths: int) -> list[memoryview]:
 
 
 async def cancel_in_the_middle(call: Coroutine[Any, Any, object]) -> None:
-    """Start a call, cancel it while it waits, and drop all references to it."""
     task = asyncio.ensure_future(call)
     await settle()
     assert not task.done()

@@ -31,7 +31,7 @@ def transfers(*keys: OffloadKey) -> list[Transfer]:
 
 
 class Recorder(ChunkTierManager):
-    """A tier that waits for each chunk's gate, then raises the chunk's entry in ``outcomes``."""
+    """Waits for each chunk's gate, then raises the chunk's entry in ``outcomes``."""
 
     contract_version = 1
     fan_out = 3

@@ -11,7 +11,7 @@ from support.scripted_loop import Act
 
 @pytest.fixture
 def make() -> Iterator[scripted_loop.Make]:
-    """Make loops over scripted tiers; at teardown, fail if a loop broke a rule of the contract."""
+    """Make loops; fail at teardown if one broke a rule of the contract."""
     rigs: list[scripted_loop.Rig] = []
 
     def build(*script: Act, **options: Any) -> scripted_loop.Rig:
@@ -25,6 +25,5 @@ def make() -> Iterator[scripted_loop.Make]:
 
 @pytest.fixture(params=runners.RUNNERS)
 def make_rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[runners.Make]:
-    """Make a runner around a misbehaving tier."""
     with runners.rig_maker(request.param, tmp_path) as make:
         yield make

@@ -42,7 +42,7 @@ A, B = b"a" * 36, b"b" * 36
 
 
 class SharedStore(MemoryTier):
-    """A memory tier whose chunks all loops of a test share."""
+    """All loops of a test share its chunks."""
 
     alignment = 16
     objects: dict[str, dict[OffloadKey, bytearray]]
@@ -287,8 +287,6 @@ async def test_foreign_chunks_are_bounded(make: Make, monkeypatch: pytest.Monkey
 
 
 class TestSealedTier(TierConformance):
-    """The conformance checks, on a tier whose chunks are encrypted."""
-
     @pytest.fixture(params=[0, 0.002], ids=["at once", "slow"])
     def tier(self, request: pytest.FixtureRequest, tmp_path: Path) -> TierLike:
         cipher = write_keys(tmp_path / "chunk.keys", OURS)

@@ -16,7 +16,7 @@ from kvtier_sdk.runner.jobs import ChunksRemoved, OpeningEnded, Operation
 
 
 class CountedLoop(asyncio.SelectorEventLoop):
-    """A loop that counts wake-ups from other threads, and fails on request."""
+    """Counts wake-ups from other threads, and fails on request."""
 
     wakes = 0
     breaks_down = False

@@ -27,7 +27,7 @@ OK = ["ok"] * 4
 
 
 def play(plan: FaultPlan, body: Callable[[Probe], Awaitable[None]]) -> None:
-    """Run ``body`` on virtual time, with an open memory tier that has the faults of ``plan``."""
+    """Run ``body`` on virtual time, with an open memory tier."""
     subject = TierSubject(faulty(MemoryTier, plan), chunk_bytes=256, clock=VirtualClock())
 
     async def run() -> None:

@@ -62,7 +62,7 @@ class Rig:
 
 
 def popular_and_passing(count: int, popular: int, seed: int = 0) -> Iterator[int]:
-    """Yield a popular chunk in a third of the draws, else a new chunk that never returns."""
+    """Yield a popular chunk with probability 1/3, else a new chunk that never returns."""
     rng = random.Random(seed)
     for number in range(count):
         yield rng.randrange(popular) if rng.random() < 1 / 3 else popular + number
@@ -129,7 +129,7 @@ def store_each(engine: Engine, keys: Iterable[OffloadKey], steps: int = 1) -> No
 
 
 def thrashed(make: Make, **options: object) -> Engine:
-    """Return an engine whose tier of 8 chunks repeatedly gets the same 4 chunks and 8 new ones."""
+    """The tier has room for 8 chunks, and repeatedly got the same 4 and 8 new ones."""
     engine = make(slots=4, **options)
     limit(engine, 8)
     for first in range(4, 324, 8):

@@ -89,7 +89,6 @@ def test_one_tier_stalled_for_half_a_minute_and_the_other_serves(make_weak: Make
     stalled.gate.set()
     engine.steps(31.0)
     assert {state for _, _, state in engine.moves[0][-1:]} == {BreakerState.CLOSED}
-    # The recovered tier gets stores again.
     assert engine.store(A, KEYS[150])
     engine.steps(0.1)
     assert KEYS[150] in stalled._objects
@@ -170,7 +169,6 @@ def test_a_full_disk_stops_stores(make_weak: Make, caplog: pytest.LogCaptureFixt
     assert engine.store(A, KEYS[60])
     engine.steps(0.05)
     assert KEYS[60] in tier._objects
-    # The log reports the end of the outage and the number of stores lost to it.
     told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert [line.partition(",")[0] for line in told[-2:]] == [
         "tier0: writes are taken again",
@@ -241,7 +239,6 @@ def test_a_store_of_many_calls_that_goes_on_is_not_slow(make_weak: Make) -> None
     for _ in range(6):
         engine.steps(1.5)
         assert slowness(engine) == 0
-        # Let one call end.
         tier.gate.set()
         engine.runners[0].run_for(0.0)
         tier.gate.clear()

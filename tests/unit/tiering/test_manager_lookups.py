@@ -67,7 +67,7 @@ def test_requests_that_may_ask_different_tiers_share_no_answer(make: Make) -> No
 
 
 def a_load_that_will_fail(make: Make, first: RequestContext, second: RequestContext) -> Engine:
-    """Start a load that will fail. ``CHOOSY`` is restricted to the failing tier."""
+    """``CHOOSY`` uses the failing tier only."""
     engine = make(tiers=2)
     stored_below(engine, KEYS[0])
     engine.tiers[0].on_load = lambda transfer: CorruptChunkError("flipped")
@@ -162,7 +162,7 @@ def test_no_room_in_the_queue_of_loads(make: Make) -> None:
 
 
 def slow_below(make: Make, **manager: Any) -> Engine:
-    """Return an engine that has measured 10 ms a chunk for its tier, which holds KEYS[1:4]."""
+    """Return an engine that has measured 10 ms a chunk; its tier holds KEYS[1:4]."""
     engine = make(manager=manager, load_deadline="10s", lookup_deadline="1s")
     stored_below(engine, *KEYS[:4])
     config = engine.tiers[0].config
@@ -250,7 +250,7 @@ def test_what_another_request_asked_for_is_not_brought_for_this_one(make: Make) 
 
 
 def gated(make: Make, *keys: OffloadKey) -> Engine:
-    """Return an engine whose tier has ``keys`` and holds back lookups until its gate opens."""
+    """The tier has ``keys``, and holds back lookups until its gate opens."""
     engine = make()
     stored_below(engine, *keys)
     engine.tiers[0].gated.add("lookup")

@@ -10,7 +10,7 @@ CHUNK_S = 0.04
 
 
 def computing(make: Make, **options: object) -> Engine:
-    """Return an engine with KEYS[:4] in its tier that has computed three prompts of four chunks."""
+    """Return an engine that has computed three prompts of four chunks; its tier has KEYS[:4]."""
     engine = make(slots=16, **options)
     stored_below(engine, *KEYS[:4])
     for start in range(100, 112, 4):

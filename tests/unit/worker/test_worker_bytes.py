@@ -57,7 +57,6 @@ def pages(group: KVGroup, block: int) -> list[bytes]:
 @settings(max_examples=60)
 @given(caches(), st.data())
 def test_blocks_come_back_into_other_blocks(groups: list[KVGroup], data: st.DataObject) -> None:
-    """Store every group into scattered slots, then load any part of it into other blocks."""
     stored, sizes, slots_of = [], [], []
     free = data.draw(st.permutations(range(64)))
     for group in groups:

@@ -65,7 +65,7 @@ class MegaTier(MemoryTier):
 
 
 def cross(config: MemoryTierConfig, tier_class: type[MemoryTier]) -> tuple[TierSpec, TierSpec]:
-    """Return a tier's spec, and the spec that its process rebuilds from it."""
+    """Return the tier's spec, and the spec that its process rebuilds."""
     options = RunnerOptions(load_deadline="2s")
     spec = TierSpec("mine", "mine", tier_class, config, options, verify=False)
     assert fault_of(spec) is None
@@ -98,7 +98,7 @@ def test_an_option_that_is_another_in_the_process_is_refused_there() -> None:
 
 
 class OddError(Exception):
-    """An error whose constructor arguments do not determine its text."""
+    """Its text does not depend on ``args``."""
 
     def __init__(self, code: int, *, hint: str) -> None:
         super().__init__(code, object())

@@ -129,7 +129,6 @@ Ends = tuple[Channel, socket.socket]
 
 @pytest.fixture
 def ends() -> Iterator[Ends]:
-    """The engine's channel to a process, and the process's socket."""
     ours, theirs = socket.socketpair()
     channel = Channel(ours)
     yield channel, theirs
