@@ -42,8 +42,6 @@ WAYS = ("tier", "evict", "plain")
 
 @dataclass(frozen=True)
 class Job:
-    """The work of one process in a measurement."""
-
     way: str
     root: str
     number: int
@@ -110,7 +108,7 @@ def _arguments() -> argparse.Namespace:
 def _measure(
     way: str, processes: int, place: Path, arguments: argparse.Namespace
 ) -> tuple[float, float]:
-    """Return the MiB/s that all processes together store and load."""
+    """Return the combined rates of all processes in MiB/s: stored, loaded."""
     chunks = arguments.total // arguments.chunk // processes
     object_bytes = arguments.chunk + FileSubject.header_bytes
     capacity_bytes = processes * chunks * object_bytes // 2 if way == "evict" else None
@@ -140,7 +138,7 @@ def _measure(
 
 
 def _phase(workers: Sequence[subprocess.Popen[str]]) -> float:
-    """Return the seconds from the first start to the last end of one phase."""
+    """Return the seconds from the first start to the last end."""
     for worker in workers:
         if worker.stdout is None or worker.stdout.readline() != "ready\n":
             raise SystemExit("a worker did not start")

@@ -33,7 +33,7 @@ _REQUEST = RequestContext("bench")
 
 
 class OfferedLoad(TierListener):
-    """Offers the chunks due at each step of the engine, alternately to store and to load.
+    """Submits the chunks that are due at each step: one store, one load, and so on.
 
     A chunk that finds no free slot is skipped, so a slow tier moves less than it is offered.
     """
@@ -52,7 +52,6 @@ class OfferedLoad(TierListener):
         self.opening = open_tier(spec, pool, Namespace({"bench": "interference"}), self)
 
     def fill(self, tier: TierClient) -> None:
-        """Store the chunks that the first loads need."""
         self._tier = tier
         for _ in range(_FIRST_CHUNKS):
             self._offer(Operation.STORE)
@@ -64,7 +63,7 @@ class OfferedLoad(TierListener):
         self._begun_s = self._due_since_s = time.perf_counter()
 
     def turn(self) -> None:
-        """Do the work of the engine's thread for one step, without waiting."""
+        """Run one step of the engine's thread, without waiting."""
         self._tier.poll()
         now_s = time.perf_counter()
         due = int((now_s - self._due_since_s) * self._bytes_per_s / CHUNK_BYTES)
@@ -111,7 +110,7 @@ class OfferedLoad(TierListener):
 
 @contextmanager
 def offered_here(url: str, mb_per_s: float, runner: str) -> Iterator[OfferedLoad]:
-    """Open a tier with its own pool, and close both at the end; the caller starts the load."""
+    """Open a tier in this program; the caller starts the load."""
     pool = HostPool.create(PoolLayout(_SLOTS, CHUNK_BYTES))
     for slot in range(_SLOTS):
         pool.view(slot)[:] = os.urandom(CHUNK_BYTES)
@@ -124,7 +123,7 @@ def offered_here(url: str, mb_per_s: float, runner: str) -> Iterator[OfferedLoad
 
 @contextmanager
 def offered_apart(url: str, mb_per_s: float) -> Iterator[_Apart]:
-    """Let another program open the tier and offer the load; the caller starts the load."""
+    """Open a tier in another program; the caller starts the load."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     other = context.Process(target=_offer, args=(url, mb_per_s, there), daemon=True)
@@ -139,7 +138,7 @@ def offered_apart(url: str, mb_per_s: float) -> Iterator[_Apart]:
 
 
 class _Apart:
-    """A handle of the other program, which starts or stops its load at each message."""
+    """Controls the other program, which starts or stops its load at each message."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe

@@ -16,7 +16,7 @@ _PATIENT = "600s"
 
 
 class EngineWay(Way, TierListener):
-    """A tier with ``at_a_time`` jobs in flight, submitted by an engine's thread."""
+    """Keeps ``at_a_time`` jobs of a tier in flight, submitted by an engine's thread."""
 
     _tier: TierClient
 

@@ -53,12 +53,12 @@ class Work:
 
     @property
     def object_bytes(self) -> int:
-        """Length of a header and its payload."""
+        """The length of a header and its payload."""
         return self.header_bytes + self.chunk_bytes
 
     @property
     def batch_chunks(self) -> int:
-        """Number of chunks in one call of a tier."""
+        """The number of chunks in one call of a tier."""
         return max(1, min(_BATCH_BYTES // self.chunk_bytes, self.chunks // self.at_a_time))
 
     def __post_init__(self) -> None:
@@ -73,7 +73,6 @@ class Work:
         self.fill()
 
     def fill(self) -> None:
-        """Write the bytes of each chunk into its slot."""
         for number, (header, payload) in enumerate(self.slots):
             value = memoryview(self.values[number % self.keys])
             header[:], payload[:] = value[: self.header_bytes], value[self.header_bytes :]
@@ -122,8 +121,6 @@ def cpu_s() -> float:
 
 
 class Way(ABC):
-    """One way to move chunks."""
-
     def __init__(self, work: Work) -> None:
         self.work = work
 
@@ -185,7 +182,7 @@ class Way(ABC):
 
 
 class ClientWay(Way):
-    """A client that moves values of its own instead of slots, ``at_a_time`` values at once."""
+    """Moves values of the client instead of slots, ``at_a_time`` values at once."""
 
     async def store(self) -> None:
         values, keys = self.work.values, self.work.keys
@@ -198,7 +195,7 @@ class ClientWay(Way):
         await self.work.each(lambda number: self.get(number % keys), range(self.work.chunks))
 
     async def check(self) -> None:
-        """Load everything once more to compare it, since the measured load keeps no values."""
+        """Load everything again to compare it, since the measured load keeps no values."""
 
         async def compare(number: int) -> None:
             value = memoryview(await self.get(number))
@@ -207,12 +204,10 @@ class ClientWay(Way):
         await self.work.each(compare, range(self.work.keys))
 
     @abstractmethod
-    async def put(self, number: int, value: bytes) -> object:
-        """Store the value of a key."""
+    async def put(self, number: int, value: bytes) -> object: ...
 
     @abstractmethod
-    async def get(self, number: int) -> bytes | memoryview:
-        """Return the value of a key."""
+    async def get(self, number: int) -> bytes | memoryview: ...
 
 
 class Subject(ABC):
@@ -234,5 +229,4 @@ class Subject(ABC):
     def clear(self) -> None: ...
 
     @abstractmethod
-    def close(self) -> None:
-        """Stop the backend's servers and remove its files."""
+    def close(self) -> None: ...
