@@ -49,7 +49,7 @@ def pytest_terminal_summary(
 
 
 def _names(root: Path) -> set[str]:
-    """Return the path of each file and directory in the checkout, except caches."""
+    """Return the paths of all files and directories of the checkout, except caches."""
     found = set()
     for place, directories, files in os.walk(root):
         directories[:] = [name for name in directories if not _CACHES.match(name)]

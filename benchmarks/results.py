@@ -105,6 +105,7 @@ def is_rate(quantity: str) -> bool:
 
 
 def gain(own: Series | None, peer: Series | None) -> str | None:
+    """Format the ratio of two ways; it is above 1 if the first is better."""
     if own is None or peer is None or min(*own.values, *peer.values) <= 0:
         return None
     more, less = (own, peer) if is_rate(own.quantity) else (peer, own)

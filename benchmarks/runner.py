@@ -62,7 +62,7 @@ class Benchmark:
 
         Args:
             group: subject of the measurement.
-            sides: the sides by name, kvtier's first. Each function gets the number of the round, and
+            sides: the sides by name, kvtier's first. Each function gets the number of the round and
                 leaves no work to the next side.
             warm_up: play one more round first, numbered -1, and drop its figures.
         """
@@ -75,7 +75,7 @@ class Benchmark:
         self.add([Series(group, *names, each) for names, each in values.items()], next(iter(sides)))
 
     def add(self, series: Sequence[Series], own: str | None = None) -> None:
-        """Record and print the figures of one group, with the ratios of the way ``own`` to the others."""
+        """Record the figures of one group, and print them, compared with the way ``own``."""
         self._measured += series
         title = f"{series[0].group}: {len(series[0].values)} round(s), medians (quartiles)"
         compared = f"; {own} beside it in the same round, above 1 is better for {own}"

@@ -2,8 +2,8 @@
 
     python3 scripts/lmcache_environment.py .venv-lmcache
 
-LMCache's wheel requires CUDA's libraries, but imports them only on a machine with a GPU. So only
-the requirements that its server and its own adapters for files and Redis import are installed.
+LMCache's wheel requires CUDA's libraries, but imports them only on a machine with a GPU. So this
+script installs only what LMCache's server and its adapters for files and Redis import.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ NEEDED = frozenset(
 
 
 def install_lmcache(pip: Pip) -> None:
-    """Install LMCache, and the requirements that its server needs on a CPU."""
+    """Install LMCache without the requirements that only a GPU needs."""
     with tempfile.TemporaryDirectory() as folder:
         pip("download", "--no-deps", "--dest", folder, LMCACHE)
         (wheel,) = Path(folder).glob("*.whl")

@@ -24,7 +24,7 @@ _PATIENCE_S = 20.0
 
 
 class Engine:
-    """Plays requests as they arrive, and records in an outcome how the manager served them.
+    """Plays requests as they arrive, and records how the manager serves them.
 
     Call all methods from one thread.
     """

@@ -34,7 +34,7 @@ def _mirrored(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Mirror(mfusepy.Operations):  # type: ignore[misc]
-    """Mirrors a directory: refuses the calls that should fail, and passes on all others."""
+    """Mirrors a directory, and fails the calls that ``REFUSAL`` names."""
 
     use_ns = True
 
