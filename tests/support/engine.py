@@ -199,7 +199,7 @@ Make = Callable[..., Engine]
 def stored_below(engine: Engine, *keys: OffloadKey) -> None:
     """Store chunks for A, push them out of the primary tier, and forget which tier has them.
 
-    After an engine's restart it is the same: the manager asks a tier before it loads a chunk.
+    A restart of an engine also leaves this state, and the manager then asks a tier before a load.
     """
     for start in range(0, len(keys), 4):
         engine.store(A, *keys[start : start + 4])

@@ -55,7 +55,7 @@ KIND = Kind()
 
 
 class Host:
-    """SGLang's cache controller with a host pool, and the storage that it has attached."""
+    """SGLang's cache controller with a host pool, and the storage attached to it."""
 
     def __init__(self, kind: Kind, **storage: Any) -> None:
         self.kind = kind

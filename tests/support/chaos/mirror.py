@@ -34,7 +34,7 @@ def _mirrored(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Mirror(mfusepy.Operations):  # type: ignore[misc]
-    """Mirrors a directory, and fails the calls that ``REFUSAL`` names."""
+    """Mirrors a directory; a call fails if the file ``refusal`` names an error."""
 
     use_ns = True
 

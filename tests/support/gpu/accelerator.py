@@ -80,8 +80,6 @@ class Driver:
 
 
 class Runtime:
-    """The CUDA runtime that torch is linked with."""
-
     def __init__(self) -> None:
         library = ctypes.CDLL(torch._C.__file__)
         self._peek = library.cudaPeekAtLastError

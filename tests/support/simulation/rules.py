@@ -35,10 +35,9 @@ class _SlotUse:
 
 
 class Rules:
-    """Checks all rules.
+    """Compares the manager with three independent records.
 
-    The manager is compared with the device's copies and bytes, with each tier's ledger and chunks,
-    and with the policy's chunks.
+    These are the device's copies and bytes, each tier's ledger and chunks, and the policy's chunks.
     """
 
     def __init__(self, world: World) -> None:

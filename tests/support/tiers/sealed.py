@@ -37,7 +37,7 @@ class SealedTierConfig(MemoryTierConfig):
 
 
 class SealedTier(SecondaryTierManager):
-    """Seals the header and the payload of a transfer together, as one payload."""
+    """Seals a transfer's header and payload together, as one payload."""
 
     config_model: ClassVar[type[TierConfig]] = SealedTierConfig
     medium = Medium.CPU

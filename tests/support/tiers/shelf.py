@@ -95,7 +95,7 @@ class ShelfTierConfig(TierConfig):
 
 
 class ShelfTier(ChunkTierManager):
-    """Chunks on a :class:`Shelf`. The tier keeps the whole contract."""
+    """Keeps chunks on a :class:`Shelf`, and the whole contract."""
 
     config_model = ShelfTierConfig
     capabilities = ~Capability.NONE
