@@ -32,7 +32,7 @@ _FINISHED = object()
 
 
 class Side(Protocol):
-    """One manager behind an interface that is the same for all."""
+    """A manager behind an interface that all sides share."""
 
     hit: Any
     miss: Any

@@ -35,7 +35,7 @@ _MISSING = "{}'s environment is missing; 'make bench-peers' makes it"
 
 
 class CannotRunError(Exception):
-    """The message gives the reason."""
+    """The message says why a benchmark cannot run."""
 
 
 def main() -> int:
@@ -50,7 +50,6 @@ def main() -> int:
 
 
 def write_pages(docs: Path) -> None:
-    """Write from the figures of all sections."""
     from performance.plots import draw
 
     measured = read_figures(docs)

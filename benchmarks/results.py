@@ -113,7 +113,7 @@ def gain(own: Series | None, peer: Series | None) -> str | None:
 
 
 def in_turns(ways: Iterable[_Way], number: int) -> list[_Way]:
-    """Return the ways in an order that begins with another way in each round."""
+    """Rotate the ways, so that each round begins with another."""
     ways = list(ways)
     start = number % len(ways)
     return ways[start:] + ways[:start]

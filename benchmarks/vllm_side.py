@@ -141,7 +141,7 @@ class SteppedTier(SecondaryTierManager):
 
 
 class ThreadedTier(SteppedTier):
-    """Is built like vLLM's tiers for files and objects: ``AsyncLookupManager`` and a thread."""
+    """Works like vLLM's tiers for files and objects, with ``AsyncLookupManager`` and a thread."""
 
     def __init__(self, view: memoryview, flat: memoryview) -> None:
         super().__init__(view, flat)

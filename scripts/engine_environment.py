@@ -23,9 +23,9 @@ Pip: TypeAlias = Callable[..., None]
 
 
 def requirements(wheel: Path) -> Iterator[tuple[str, str]]:
-    """Yield each project's normalized name with its requirement, markers included.
+    """Yield each project's normalized name and its requirement, markers included.
 
-    Extras are left out.
+    The requirements of extras are left out.
     """
     with zipfile.ZipFile(wheel) as archive:
         name = next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))

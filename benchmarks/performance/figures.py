@@ -38,7 +38,7 @@ def median(series: Series | None) -> str | None:
 
 
 def read(file: Path) -> Figures:
-    """Return no figures if the file is missing."""
+    """Return figures without runs if the file is missing."""
     return msgspec.json.decode(file.read_bytes(), type=Figures) if file.exists() else Figures({})
 
 

@@ -82,7 +82,6 @@ class Panel:
 
     @property
     def better(self) -> str:
-        """``more`` or ``less``."""
         return "more" if is_rate(self.quantity) else "less"
 
     def find(self, figures: Figures, case: str, way: str) -> Series | None:
@@ -118,7 +117,7 @@ class Section:
         return bool(self.panels) and any(run.series for run in figures.runs.values())
 
     def said(self, figures: Figures) -> str:
-        """Return the answer with its figures."""
+        """Fill the figures into the answer; leave out a sentence that lacks one."""
         said = []
         for sentence in self.answer:
             parts: list[str | None] = [*re.split(r"\{(.+?)\}", sentence)]
@@ -154,7 +153,7 @@ def _value(figures: Figures, panels: Sequence[Panel], wanted: str) -> str | None
 
 
 def label(case: str) -> str:
-    """Return "" if a benchmark has only one case."""
+    """Return "" for the only case of a benchmark."""
     return "" if case == "all" else case
 
 

@@ -111,7 +111,7 @@ class BareSockets(Way):
 
 
 def _answer(sock: socket.socket) -> bytes:
-    """Read the head of a response, and return the bytes that came after it."""
+    """Read the head of a response, and return the bytes received after it."""
     text = b""
     while _HEAD_END not in text:
         piece = sock.recv(_HEAD_BYTES)

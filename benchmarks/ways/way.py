@@ -27,7 +27,7 @@ _Item = TypeVar("_Item")
 
 @dataclass(frozen=True)
 class Work:
-    """The chunks of one measurement; each way stores and loads all of them once.
+    """The chunks of one measurement, which each way stores and loads once.
 
     Attributes:
         chunk_bytes: length of a payload.
@@ -53,12 +53,10 @@ class Work:
 
     @property
     def object_bytes(self) -> int:
-        """The length of a header and its payload."""
         return self.header_bytes + self.chunk_bytes
 
     @property
     def batch_chunks(self) -> int:
-        """The number of chunks in one call of a tier."""
         return max(1, min(_BATCH_BYTES // self.chunk_bytes, self.chunks // self.at_a_time))
 
     def __post_init__(self) -> None:
@@ -146,7 +144,6 @@ class Way(ABC):
             self.work.compare(number, payload)
 
     def samples(self) -> Iterator[Sample]:
-        """Store and load all chunks, and yield the figures."""
         self.work.fill()
         with asyncio.Runner(loop_factory=SystemClock().new_event_loop) as runner:
             try:
@@ -174,7 +171,7 @@ class Way(ABC):
         return {"store": stored, "load": loaded}
 
     async def _cost(self, move: Callable[[], Awaitable[float | None]]) -> tuple[float, float]:
-        """Return the wall seconds and the CPU seconds of a move."""
+        """Return the wall and CPU seconds of a move."""
         start_cpu_s, start_s = cpu_s(), time.perf_counter()
         seconds = await move()
         wall_s = time.perf_counter() - start_s
@@ -182,7 +179,7 @@ class Way(ABC):
 
 
 class ClientWay(Way):
-    """Moves values of the client instead of slots, ``at_a_time`` values at once."""
+    """Moves ``bytes`` objects instead of slots, ``at_a_time`` at once."""
 
     async def store(self) -> None:
         values, keys = self.work.values, self.work.keys

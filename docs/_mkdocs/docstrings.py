@@ -22,8 +22,6 @@ _SESSION = re.compile(r"^>>> .*(?:\n.+)*", re.MULTILINE)
 
 
 class MarkdownDocstrings(griffe.Extension):
-    """Runs after a package of kvtier has been loaded."""
-
     def on_attribute_instance(self, *, attr: griffe.Attribute, **_: Any) -> None:
         if attr.docstring is None and (text := _comment_above(attr) or _help_in_declaration(attr)):
             attr.docstring = griffe.Docstring(text, parent=attr)
@@ -94,7 +92,7 @@ def _reference(name: str, last: bool, owner: griffe.Object) -> str:
 def _path_of(name: str, owner: griffe.Object) -> str:
     """Return the path of the object that a name in a docstring means.
 
-    For an attribute without a docstring this is its class, which explains it.
+    An attribute without a docstring is explained by its class, so return the path of the class.
     """
     first, *rest = name.split(".")
     scope: griffe.Object | griffe.Alias | None = owner

@@ -22,7 +22,7 @@ _VERSION = "2021-08-06"
 
 
 class Azurite(ServerProcess):
-    """Has a container ``chunks``, which outlives :meth:`kill`."""
+    """Its container ``chunks`` outlives :meth:`kill`."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory / "azurite.log")

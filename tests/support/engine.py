@@ -146,7 +146,6 @@ class Engine(Live):
         self.moves.append(moves)
 
     def step(self, duration_s: float = 0.001, *, times: int = 1) -> None:
-        """Let the tiers run in each step."""
         for _ in range(times):
             self.manager.on_schedule_end()
             until_s = self.clock.now_s() + duration_s
@@ -174,7 +173,7 @@ class Engine(Live):
         return [self.manager.lookup(key, request).name for key in keys]
 
     def push_out(self, request: RequestContext) -> None:
-        """Fill the primary tier with other chunks, which the tiers get too."""
+        """Store other chunks, which take the room of all others in the primary tier."""
         for start in range(32, 32 + self.pool.slots):
             self.store(request, KEYS[start])
             self.step(times=2)
@@ -199,7 +198,7 @@ Make = Callable[..., Engine]
 def stored_below(engine: Engine, *keys: OffloadKey) -> None:
     """Store chunks for A, push them out of the primary tier, and forget which tier has them.
 
-    A restart of an engine also leaves this state, and the manager then asks a tier before a load.
+    As after an engine's restart, the manager then asks a tier before it loads a chunk.
     """
     for start in range(0, len(keys), 4):
         engine.store(A, *keys[start : start + 4])

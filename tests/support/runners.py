@@ -357,7 +357,7 @@ class SeenRunner:
 
 
 class Rig(TierListener):
-    """A tier's client over a runner, and an engine that waits for notifications."""
+    """A tier's client over a runner, and an engine that waits for the client's notifications."""
 
     def __init__(
         self,
@@ -425,7 +425,7 @@ class Rig(TierListener):
         Path(f"{self._diary}.released").touch()
 
     def job(self, operation: Operation, *chunks: int) -> Job:
-        """Put each chunk into the slot with its number."""
+        """Use the slot with each chunk's number."""
         slots = chunks if operation in (Operation.LOAD, Operation.STORE) else ()
         deadline_s = self.clock.now_s() + 60
         keys = [KEYS[chunk] for chunk in chunks]

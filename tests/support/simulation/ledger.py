@@ -35,7 +35,7 @@ _LATE_RATE = 0.02
 
 
 class Transfer(NamedTuple):
-    """One chunk of a job that holds a pin."""
+    """A chunk of a job, which holds a pin."""
 
     operation: Operation
     key: OffloadKey
@@ -44,7 +44,7 @@ class Transfer(NamedTuple):
 
 
 class Ledger:
-    """Every job of one tier, from its hand-over to the end of its I/O.
+    """The jobs of one tier, each until the end of its I/O.
 
     A job runs until its result, and lingers until its I/O has ended. The manager counts it as
     *pending* until it learns of the result, and as *held* until it learns of the I/O's end.

@@ -35,7 +35,7 @@ class _SlotUse:
 
 
 class Rules:
-    """Compares the manager with three independent records.
+    """Compares the manager with records that it cannot see.
 
     These are the device's copies and bytes, each tier's ledger and chunks, and the policy's chunks.
     """
@@ -89,7 +89,7 @@ class Rules:
             self._breach("pending work is told", f"none, says the manager: {waiting} {jobs}")
 
     def check_rest(self) -> None:
-        """Check the further rules that hold when nothing is left to do."""
+        """Check the other rules, which hold when nothing is left to do."""
         inside = self._inside
         left = {
             "pins": inside.primary.pins,

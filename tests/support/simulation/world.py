@@ -117,7 +117,7 @@ class World:
         raise breach
 
     def note_error(self, message: str) -> None:
-        """Note an error logged by the SDK, which must log only warnings for a tier's fault."""
+        """Count an error that the SDK logs as a breach: a tier's fault may only cause a warning."""
         self._first_breach = self._first_breach or Breach("nothing fails inside the SDK", message)
 
     def explain(self, error: Exception) -> Breach:
