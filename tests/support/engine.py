@@ -173,7 +173,7 @@ class Engine(Live):
         return [self.manager.lookup(key, request).name for key in keys]
 
     def push_out(self, request: RequestContext) -> None:
-        """Store other chunks, which take the room of all others in the primary tier."""
+        """Store as many other chunks as the primary tier holds."""
         for start in range(32, 32 + self.pool.slots):
             self.store(request, KEYS[start])
             self.step(times=2)

@@ -95,7 +95,7 @@ class ShelfTierConfig(TierConfig):
 
 
 class ShelfTier(ChunkTierManager):
-    """Keeps the whole contract, and its chunks on a :class:`Shelf`."""
+    """Keeps the whole contract. Its chunks are on a :class:`Shelf`."""
 
     config_model = ShelfTierConfig
     capabilities = ~Capability.NONE
