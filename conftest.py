@@ -1,4 +1,4 @@
-"""Rules for the tests of every package: Hypothesis's settings, and a checkout that stays clean.
+"""Configures Hypothesis for all tests, and checks that they leave the checkout clean.
 
 Hypothesis has no deadline, because the machine may be busy. It tries the same examples in each run,
 so that only a change can cause a new failure; ``make search`` tries other examples.

@@ -1,4 +1,4 @@
-"""Measure the throughput of several processes that use the file tier below one root.
+"""Measure the throughput of several processes that share one root of the file tier.
 
 Usage: python benchmarks/file_tier.py [--root DIR] [--rounds N] [--total SIZE] ...
 

@@ -1,4 +1,4 @@
-"""Offers stores and loads to a tier at a steady rate, even if the tier falls behind."""
+"""Submits stores and loads to a tier at a steady rate, even if the tier falls behind."""
 
 from __future__ import annotations
 

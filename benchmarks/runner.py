@@ -1,4 +1,4 @@
-"""The common parts of benchmarks: options, rounds that measure each side, and a table."""
+"""The parts that benchmarks share: options, rounds and a table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The common code of the scripts that make virtual environments for engines on a CPU.
+"""Makes virtual environments for engines on a CPU; the scripts of the engines share it.
 
 An environment that is up to date is not changed; stamps in it record its sources.
 """

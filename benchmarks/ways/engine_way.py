@@ -1,4 +1,4 @@
-"""All of kvtier, as an engine uses it: a tier behind its client and runner, with digests."""
+"""A tier as an engine uses it: behind its client and runner, with digests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LMCache's own adapters and kvtier's, over one L1 configured by LMCache's command line."""
+"""LMCache's own adapters and kvtier's, behind an L1 that LMCache's command line configures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The chunks that a benchmark moves, and the ways to move and to measure them."""
+"""The chunks that a benchmark moves, and the ways to move them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A griffe extension that turns docstrings into Markdown for mkdocstrings.
 
 In a docstring, two backquotes mark code, a role such as ``:class:`` marks a name, and ``::`` marks
-a block of code. The comment ``#:`` above a constant is the constant's docstring. The docstring of a
-metric's field is the help text in the field's declaration.
+a block of code. A constant's docstring is the comment ``#:`` above it. The docstring of a metric's
+field is the help text in its declaration.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A backend author's machine: a released kvtier-sdk, and an environment without the source."""
+"""Environments of a backend author, who has a released kvtier-sdk and no source tree."""
 
 from __future__ import annotations
 

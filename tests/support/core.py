@@ -1,4 +1,4 @@
-"""The rule for tests that change the core's code while it runs."""
+"""A mark for tests that patch the core, which a compiled core does not allow."""
 
 from __future__ import annotations
 

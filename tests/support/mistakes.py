@@ -1,4 +1,4 @@
-"""Captures the output of starts with an operator's likeliest mistakes, and of a healthy one."""
+"""Captures what an engine logs when it starts: with an operator's likely mistakes, and without."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks with which a test's tier verifies the contract's promises about each call."""
+"""Checks of the contract's promises to a tier, which a test's tier makes in each call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clocks that hold a tier's process back, and the system's facts about processes."""
+"""Clocks that hold a tier's process back, and what the system says about processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real engines, each in a process, and their configurations for offloading."""
+"""Real engines, each in its own process, and their configurations for offloading."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stands in for an engine: plays chats in real time, and times each call of the manager."""
+"""Plays chats in real time as an engine would, and times each call of the manager."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file system whose calls a test can make fail: a mirror of a directory, served through FUSE.
+"""A mirror of a directory, served through FUSE, whose calls a test can make fail.
 
 ``python -m support.chaos.mirror BEHIND AT REFUSAL`` serves ``BEHIND`` at ``AT``. While the file
 ``REFUSAL`` holds the name of an error, calls fail with this error: all calls, or with ``EROFS``

@@ -1,4 +1,4 @@
-"""The stores of the scenarios, with a context manager for each of their faults.
+"""The stores of the scenarios; each of their faults is a context manager.
 
 The fault lasts until the context is left; a killed server then answers again.
 """

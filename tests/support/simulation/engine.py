@@ -1,4 +1,4 @@
-"""An engine's scheduler, whose requests arrive, wait, load, store, are preempted, and end."""
+"""An engine's scheduler; its requests arrive, wait, load, store, are preempted, and end."""
 
 from __future__ import annotations
 

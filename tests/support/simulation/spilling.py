@@ -1,4 +1,4 @@
-"""The rule that no chunk is evicted before its stores into the ``on_evict`` tiers have ended."""
+"""Checks that no chunk is evicted before its stores into the ``on_evict`` tiers have ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A memory tier behind a :class:`ChunkSealer`, as one tier that the conformance kit can check."""
+"""A memory tier with its :class:`ChunkSealer`, as one tier that the kit can check."""
 
 from __future__ import annotations
 
