@@ -1,4 +1,4 @@
-"""A mark for tests that patch the core, which a compiled core does not allow."""
+"""A mark for tests that need the core in pure Python."""
 
 from __future__ import annotations
 
