@@ -1,4 +1,4 @@
-"""Rules for the tests of every package: Hypothesis's settings, and a checkout that stays clean.
+"""Configures Hypothesis for all tests, and checks that they leave the checkout clean.
 
 Hypothesis has no deadline, because the machine may be busy. It tries the same examples in each run,
 so that only a change can cause a new failure; ``make search`` tries other examples.
@@ -49,7 +49,7 @@ def pytest_terminal_summary(
 
 
 def _names(root: Path) -> set[str]:
-    """Return the path of each file and directory in the checkout, except caches."""
+    """Return the paths of all files and directories of the checkout, except caches."""
     found = set()
     for place, directories, files in os.walk(root):
         directories[:] = [name for name in directories if not _CACHES.match(name)]

@@ -32,7 +32,7 @@ _FINISHED = object()
 
 
 class Side(Protocol):
-    """A common interface to different managers, which hides their types and how they wait."""
+    """A manager behind an interface that all sides share."""
 
     hit: Any
     miss: Any
@@ -48,8 +48,6 @@ class Side(Protocol):
 
 
 class Meter:
-    """Records the time of each call, by kind of call."""
-
     def __init__(self, clock_ns: Callable[[], int]) -> None:
         self._clock_ns = clock_ns
         self._samples_ns: dict[str, list[int]] = defaultdict(list)
@@ -74,8 +72,6 @@ class Meter:
 
 
 class ConnectorLoop:
-    """Plays requests against a side's manager, step by step."""
-
     def __init__(
         self, side: Side, chunk_bytes: int, clock_ns: Callable[[], int] = time.thread_time_ns
     ) -> None:
@@ -89,7 +85,6 @@ class ConnectorLoop:
         self._chunks = 0
 
     def play(self, workload: Sequence[ReplayRequest], concurrency: int) -> None:
-        """Play all requests, ``concurrency`` at a time."""
         self._chunks = sum(len(request.keys) for request in workload)
         arrivals = iter(workload)
         active: list[Iterator[None]] = []
@@ -109,20 +104,19 @@ class ConnectorLoop:
             active = [serving for serving in active if next(serving, _FINISHED) is not _FINISHED]
 
     def costs(self) -> Iterator[Sample]:
-        """Yield the work per chunk, the same for all sides, and the time per chunk in each call."""
+        """Yield the work per chunk, which all sides share, and the time per chunk of each call."""
         for name, count in self._work.items():
             yield name, "a chunk", "", count / self._chunks
         for kind, us in self._meter.samples_us().items():
             yield kind, "CPU a chunk", "us", float(us.sum()) / self._chunks
 
     def percentiles(self, quantity: str) -> Iterator[Sample]:
-        """Yield percentiles of the time of a single call."""
         us = np.percentile(self._meter.samples_us()["all"], _PERCENTILES)
         for share, of_call in zip(_PERCENTILES, us, strict=True):
             yield f"p{share:g}", quantity, "us", float(of_call)
 
     def _serve(self, request: ReplayRequest) -> Iterator[None]:
-        """Serve one request; yield after each of the three parts of a step."""
+        """Yield after each of the three parts of a step."""
         keys = request.keys
         context = self._side.context(request)
         self._call("on_new_request", self._manager.on_new_request, context)

@@ -1,4 +1,4 @@
-"""Measure the throughput of several processes that use the file tier below one root.
+"""Measure the throughput of several processes that share one root of the file tier.
 
 Usage: python benchmarks/file_tier.py [--root DIR] [--rounds N] [--total SIZE] ...
 
@@ -42,8 +42,6 @@ WAYS = ("tier", "evict", "plain")
 
 @dataclass(frozen=True)
 class Job:
-    """The work of one process in a measurement."""
-
     way: str
     root: str
     number: int
@@ -140,7 +138,7 @@ def _measure(
 
 
 def _phase(workers: Sequence[subprocess.Popen[str]]) -> float:
-    """Return the seconds from the first start to the last end of one phase."""
+    """Return the seconds from the first start to the last end."""
     for worker in workers:
         if worker.stdout is None or worker.stdout.readline() != "ready\n":
             raise SystemExit("a worker did not start")

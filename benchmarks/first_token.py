@@ -46,15 +46,12 @@ _POOL_BYTES = 2**30
 
 
 class Side:
-    """One way to offload."""
-
     def __init__(self, engine: Engine, root: Path, chunks: int) -> None:
         self._engine = engine
         self._root = root
         self._chunks = chunks
 
     def serve(self, number: int) -> Iterator[Sample]:
-        """Serve a new prompt, and then serve it from files."""
         prompt = make_prompt(number, self._chunks)
         computed = self._serve(prompt)
         self._forget()
@@ -64,7 +61,6 @@ class Side:
             yield case, "time to first token", "ms", 1e3 * served["first_token_s"]
 
     def serve_damaged(self, number: int, chunk_bytes: int) -> Iterator[Sample]:
-        """Serve a new prompt, flip a byte in each of its files, and serve it from those files."""
         prompt = make_prompt(number, self._chunks)
         before = self._serve(prompt)
         self._forget()
@@ -86,7 +82,7 @@ class Side:
 
 
 def flip_byte(path: Path) -> None:
-    """Flip all bits of the byte in the middle of a file."""
+    """Invert the middle byte of a file."""
     with path.open("r+b") as file:
         middle = path.stat().st_size // 2
         file.seek(middle)
@@ -96,7 +92,7 @@ def flip_byte(path: Path) -> None:
 
 
 def offloading(name: str, root: Path) -> dict[str, Any]:
-    """Return vLLM's ``kv_connector_extra_config`` for a way to offload."""
+    """Return vLLM's ``kv_connector_extra_config``."""
     way = OUR_MANAGER if name == OURS_B else OUR_TIERS
     ours = way.offloading(f"file://{root}", host_bytes=_POOL_BYTES) or {}
     if name == VLLM:

@@ -87,10 +87,10 @@ def _turn(
 
 
 class BusyEngine:
-    """A stand-in for an engine, which does the same work in each step.
+    """Does the same work in each step.
 
-    Half of the work is Python, as in a scheduler. The other half consists of small calls of torch.
-    Each call releases the interpreter lock and acquires it again, as a kernel launch does.
+    Half of the work is Python, as in a scheduler. The other half is small calls of torch, which
+    release the interpreter lock and acquire it again, as a kernel launch does.
     """
 
     def __init__(self, step_s: float) -> None:
@@ -104,7 +104,7 @@ class BusyEngine:
         self._pieces = max(1, round(step_s / float(np.quantile(spent_s, 0.1))))
 
     def run(self, seconds: float, turn: Callable[[], object]) -> npt.NDArray[np.float64]:
-        """Play steps that begin with ``turn``; return the wall and CPU seconds of each step."""
+        """Call ``turn`` first in each step; return the wall and CPU seconds of each step."""
         # Freeze objects, as an engine does after its start; the collector then need not scan them.
         gc.collect()
         gc.freeze()

@@ -1,4 +1,4 @@
-"""Offers stores and loads to a tier at a steady rate, even if the tier falls behind."""
+"""Submits stores and loads to a tier at a steady rate, even if the tier falls behind."""
 
 from __future__ import annotations
 
@@ -52,7 +52,6 @@ class OfferedLoad(TierListener):
         self.opening = open_tier(spec, pool, Namespace({"bench": "interference"}), self)
 
     def fill(self, tier: TierClient) -> None:
-        """Store the chunks that the first loads need."""
         self._tier = tier
         for _ in range(_FIRST_CHUNKS):
             self._offer(Operation.STORE)
@@ -64,7 +63,7 @@ class OfferedLoad(TierListener):
         self._begun_s = self._due_since_s = time.perf_counter()
 
     def turn(self) -> None:
-        """Do the work of the engine's thread for one step, without waiting."""
+        """Run one step of the engine's thread, without waiting."""
         self._tier.poll()
         now_s = time.perf_counter()
         due = int((now_s - self._due_since_s) * self._bytes_per_s / CHUNK_BYTES)
@@ -74,7 +73,7 @@ class OfferedLoad(TierListener):
         self._tier.flush()
 
     def rest(self) -> tuple[int, float]:
-        """Wait for the jobs; return the bytes moved, and the seconds before this call."""
+        """Wait for the jobs; return the bytes moved and the seconds passed before this call."""
         moved_bytes, spent_s = self._moved_bytes, time.perf_counter() - self._begun_s
         while self._tier.jobs.unreleased:
             time.sleep(0.001)
@@ -111,7 +110,7 @@ class OfferedLoad(TierListener):
 
 @contextmanager
 def offered_here(url: str, mb_per_s: float, runner: str) -> Iterator[OfferedLoad]:
-    """Open a tier with its own pool, and close both at the end; the caller starts the load."""
+    """Open a tier in this program; the caller starts the load."""
     pool = HostPool.create(PoolLayout(_SLOTS, CHUNK_BYTES))
     for slot in range(_SLOTS):
         pool.view(slot)[:] = os.urandom(CHUNK_BYTES)
@@ -124,7 +123,7 @@ def offered_here(url: str, mb_per_s: float, runner: str) -> Iterator[OfferedLoad
 
 @contextmanager
 def offered_apart(url: str, mb_per_s: float) -> Iterator[_Apart]:
-    """Let another program open the tier and offer the load; the caller starts the load."""
+    """Open a tier in another program; the caller starts the load."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     other = context.Process(target=_offer, args=(url, mb_per_s, there), daemon=True)

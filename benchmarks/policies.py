@@ -68,7 +68,7 @@ def _rates(
 
 
 class _Optimum(EvictionPolicy):
-    """A policy that evicts the chunk whose next use is farthest in the future.
+    """Evicts the chunk whose next use is farthest in the future.
 
     After L. Belady, "A study of replacement algorithms for a virtual-storage computer", 1966.
     """

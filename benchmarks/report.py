@@ -35,11 +35,11 @@ _MISSING = "{}'s environment is missing; 'make bench-peers' makes it"
 
 
 class CannotRunError(Exception):
-    """Raised if a benchmark cannot run; the message gives the reason."""
+    """The message says why a benchmark cannot run."""
 
 
 def main() -> int:
-    """Measure, and write the page; return 1 if something was not measured."""
+    """Return 1 if something was not measured."""
     arguments = _arguments()
     chosen = [SECTIONS[name] for name in arguments.only or SECTIONS] if not arguments.write else []
     failed = [reason for section in chosen for reason in _measure(section, arguments)]
@@ -50,7 +50,6 @@ def main() -> int:
 
 
 def write_pages(docs: Path) -> None:
-    """Write the plots, the page and the README's table from the figures of all sections."""
     from performance.plots import draw
 
     measured = read_figures(docs)
@@ -93,7 +92,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _measure(section: Section, arguments: argparse.Namespace) -> list[str]:
-    """Run a section and write its figures; return the reason for each failed run."""
+    """Return the reason for each failed run."""
     file = arguments.into / "performance" / f"{section.name}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     before = store.read(file).runs
@@ -140,7 +139,7 @@ def _run(run: Run, arguments: argparse.Namespace) -> Result:
 
 
 def _interpreter(run: Run, vllm: Path) -> tuple[Path, Mapping[str, str]]:
-    """Return the interpreter for a run, and a reason for each way that it cannot measure."""
+    """Return the interpreter, and a reason for each way that it cannot measure."""
     if run.engine:
         python = vllm if run.engine == "vLLM" else ROOT / f".venv-{run.engine.lower()}/bin/python"
         if not python.exists():

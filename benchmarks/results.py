@@ -53,12 +53,10 @@ class Series:
 
     @property
     def median(self) -> float:
-        """Median over the rounds."""
         return statistics.median(self.values)
 
     @property
     def quartiles(self) -> tuple[float, float]:
-        """First and third quartile over the rounds."""
         if len(self.values) == 1:
             return self.values[0], self.values[0]
         low, _, high = statistics.quantiles(self.values, n=4, method="inclusive")
@@ -66,7 +64,7 @@ class Series:
 
     @property
     def spread(self) -> str:
-        """The median with the quartiles, ``0.95 (0.93-0.98)``; a single value has no quartiles."""
+        """The median with the quartiles: ``0.95 (0.93-0.98)``."""
         if len(self.values) == 1:
             return figure(self.median)
         low, high = self.quartiles
@@ -107,7 +105,7 @@ def is_rate(quantity: str) -> bool:
 
 
 def gain(own: Series | None, peer: Series | None) -> str | None:
-    """Format the ratio of two ways, above 1 if the first is better; ``None`` if unknown."""
+    """Format the ratio of two ways; it is above 1 if the first is better."""
     if own is None or peer is None or min(*own.values, *peer.values) <= 0:
         return None
     more, less = (own, peer) if is_rate(own.quantity) else (peer, own)
@@ -115,7 +113,7 @@ def gain(own: Series | None, peer: Series | None) -> str | None:
 
 
 def in_turns(ways: Iterable[_Way], number: int) -> list[_Way]:
-    """Return the ways in the order of round ``number``; each round begins with another way."""
+    """Rotate the ways, so that each round begins with another."""
     ways = list(ways)
     start = number % len(ways)
     return ways[start:] + ways[:start]
@@ -130,7 +128,6 @@ def figure(value: float) -> str:
 
 
 def write(file: Path, series: Sequence[Series], *, root: Path, absent: Mapping[str, str]) -> None:
-    """Write a benchmark's figures, and a description of the machine and ``root``'s disk."""
     result = Result(
         command=_command(),
         date=datetime.date.today().isoformat(),
@@ -147,12 +144,11 @@ def write(file: Path, series: Sequence[Series], *, root: Path, absent: Mapping[s
 
 
 def read(file: Path) -> Result:
-    """Read the figures that :func:`write` wrote."""
     return msgspec.json.decode(file.read_bytes(), type=Result)
 
 
 def _command() -> str:
-    """Return the command line, without ``--json FILE`` and without a trace's folders."""
+    """Return the command line, without ``--json FILE`` and without the folders of a trace."""
     arguments = list(sys.argv[1:])
     if "--json" in arguments:
         at = arguments.index("--json")
@@ -199,7 +195,6 @@ def _version(package: str) -> str | None:
 
 
 def _file_system(path: Path) -> str:
-    """Return the type and device of the file system that holds a path."""
     mounts = [line.split()[:3] for line in Path("/proc/self/mounts").read_text().splitlines()]
     around = [mount for mount in mounts if path.resolve().is_relative_to(mount[1])]
     device, _, kind = max(around, key=lambda mount: len(mount[1]))
@@ -207,7 +202,7 @@ def _file_system(path: Path) -> str:
 
 
 def _busy() -> float:
-    """Measure the fraction of CPU time that other programs use while this benchmark sleeps."""
+    """Measure the fraction of CPU time that other programs use while this one sleeps."""
 
     def ticks() -> tuple[int, int]:
         numbers = [int(text) for text in Path("/proc/stat").read_text().split()[1:9]]

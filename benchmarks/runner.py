@@ -1,4 +1,4 @@
-"""The common parts of benchmarks: options, rounds that measure each side, and a table."""
+"""The parts that benchmarks share: options, rounds and a table."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ class Benchmark:
 
         Args:
             group: subject of the measurement.
-            sides: the sides by name, kvtier's first. Each function is called with the number of the
-                round, does all of its work, and leaves no work to the next side.
-            warm_up: play one more round first, with the number -1. Its figures are dropped.
+            sides: the sides by name, kvtier's first. Each function gets the number of the round and
+                leaves no work to the next side.
+            warm_up: play one more round first, numbered -1, and drop its figures.
         """
         values: dict[tuple[str, str, str, str], list[float]] = {}
         for number in range(-int(warm_up), self.options.rounds):
@@ -75,12 +75,7 @@ class Benchmark:
         self.add([Series(group, *names, each) for names, each in values.items()], next(iter(sides)))
 
     def add(self, series: Sequence[Series], own: str | None = None) -> None:
-        """Record the figures of one group, and print them.
-
-        Args:
-            series: the figures.
-            own: the way to compare with each of the others, if any.
-        """
+        """Record the figures of one group, and print them, compared with the way ``own``."""
         self._measured += series
         title = f"{series[0].group}: {len(series[0].values)} round(s), medians (quartiles)"
         compared = f"; {own} beside it in the same round, above 1 is better for {own}"
@@ -95,14 +90,13 @@ class Benchmark:
                     print(f"  {case:24} {quantity:18} {cells}".rstrip(), flush=True)
 
     def finish(self) -> None:
-        """Write the figures, if ``--json`` is given."""
+        """Write the figures if ``--json`` is given."""
         if self.options.json is not None:
             root = Path(self.options.root)
             results.write(self.options.json, self._measured, root=root, absent=self.absent)
 
 
 def positive(text: str) -> int:
-    """Read an option that must be a whole number of at least 1."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number} should be at least 1")
@@ -110,6 +104,5 @@ def positive(text: str) -> int:
 
 
 def must_be_equal(equal: bool) -> None:
-    """End the benchmark if the loaded bytes differ from the stored bytes."""
     if not equal:
         sys.exit("wrong bytes came back: the figures mean nothing")

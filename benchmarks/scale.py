@@ -106,7 +106,7 @@ def main() -> None:
 
 @dataclass
 class _Slots:
-    """A pool of slot numbers without memory, since no tier accesses the slots."""
+    """Slot numbers without memory, since no tier accesses the slots."""
 
     slots: int
     chunk_bytes: int = _CHUNK_BYTES
@@ -155,7 +155,7 @@ def _reuse(manager: TieringManager, meter: _Meter, keys: Sequence[bytes]) -> Non
 
 @contextmanager
 def _engine(tiers: int, **options: object) -> Iterator[TieringManager]:
-    """Open a manager with memory tiers, each in a thread of its own."""
+    """Open a manager over memory tiers, each in its own thread."""
     entries = [{"type": "memory", "name": f"tier{index}", **options} for index in range(tiers)]
     size = {"slots": 4 * _REQUEST_CHUNKS, "chunk_bytes": _CHUNK_BYTES}
     config = TieringConfig.from_dict(
@@ -224,7 +224,7 @@ def _measure_waiting(requests: int) -> Row:
 
 
 def _measure_answers(requests: int) -> Row:
-    """Measure the steps until every request has its answer; every answer is a miss."""
+    """Measure the steps until every request has its answer, which is always a miss."""
     meter = _Meter()
     with _engine(1) as manager:
         waiting = _make_waiting(manager, requests)
@@ -247,7 +247,7 @@ def _measure_answers(requests: int) -> Row:
 
 
 def _make_files(root: Path, files: int, object_bytes: int) -> None:
-    """Make sparse files, each with the length of a stored chunk."""
+    """Make sparse files, each as long as a stored chunk."""
     directory = root / _NAMESPACE.fingerprint
     for shard in range(256):
         (directory / f"{shard:02x}").mkdir(parents=True, mode=0o700)
@@ -309,7 +309,7 @@ async def _start(root: str, files: int) -> Row:
 
 
 class _Keys(Iterator[list[bytes]]):
-    """Iterates over requests, and makes keys for each; the keys are as long as an engine's."""
+    """Makes the keys of one request after another; they are as long as an engine's."""
 
     def __init__(self) -> None:
         self._requests = 0
@@ -319,7 +319,7 @@ class _Keys(Iterator[list[bytes]]):
         return self.earlier(1)
 
     def earlier(self, requests: int) -> list[bytes]:
-        """Return the keys of the request made ``requests`` requests ago; 1 is the latest."""
+        """Return the keys of an earlier request; 1 is the latest."""
         start = (self._requests - requests + 1) * _REQUEST_CHUNKS
         numbers = range(start, start + _REQUEST_CHUNKS)
         return [make_offload_key(number.to_bytes(32, "little")) for number in numbers]
@@ -332,7 +332,7 @@ class _Meter:
         self.samples: dict[str, list[float]] = defaultdict(list)
 
     def call(self, name: str, scale: float, function: Callable[..., Any], *args: Any) -> None:
-        """Call a function, and sample its time in seconds times ``scale``."""
+        """Sample the seconds of one call, times ``scale``."""
         started_s = time.thread_time()
         function(*args)
         self.samples[name].append((time.thread_time() - started_s) * scale)
@@ -344,7 +344,7 @@ class _Meter:
         self.call(name, 1e6 / len(keys), function, keys, *a)
 
     def each(self, name: str, function: _Call, keys: Sequence[bytes], *a: Any) -> None:
-        """Sample the microseconds per key of a call for each key."""
+        """Sample the microseconds of a call for each key."""
 
         def run() -> None:
             for key in keys:

@@ -149,7 +149,7 @@ def _play(
 
 
 class KVTierSide:
-    """``TieringManager`` with digests on, and with no tier or one tier in a thread.
+    """``TieringManager`` with digests on.
 
     The model runs for ``step_s`` or, if that is ``None``, until the tier has reported all jobs.
     """
@@ -214,7 +214,7 @@ class KVTierSide:
 
 
 class _CountingRunner(ThreadRunner):
-    """Counts the jobs not reported yet; the benchmark waits until there are none."""
+    """Counts the jobs not reported yet."""
 
     _submitted = 0
     _reported = 0

@@ -1,4 +1,4 @@
-"""Runs a benchmark with two versions of kvtier in turns, to measure a change or the compiled core.
+"""Runs a benchmark with two versions of kvtier in turns, to compare them.
 
 Usage: python benchmarks/versions.py [--rounds N] OLD NEW BENCHMARK.py [OPTION ...]
 

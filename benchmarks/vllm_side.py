@@ -54,7 +54,7 @@ class VLLMSide:
         self.manager = TieringOffloadingManager(primary, [self._tier])
 
     def context(self, request: ReplayRequest) -> ReqContext:
-        """Return a request's context as the connector makes it: its id, and each key's position."""
+        """Return the context that the connector makes: the request's id and each key's position."""
         context = ReqContext(request.request_id)
         for position, key in enumerate(request.keys, 1):
             context.set_offload_key_position(OffloadKey(key), position)
@@ -121,7 +121,7 @@ class SteppedTier(SecondaryTierManager):
             time.sleep(0.001)
 
     def is_settled(self) -> bool:
-        """Return true if all lookups are answered and all submitted jobs are reported."""
+        """Return true if all lookups are answered and all jobs are reported."""
         for job in self._waiting:
             self._work(job)
         self._waiting.clear()
@@ -141,7 +141,7 @@ class SteppedTier(SecondaryTierManager):
 
 
 class ThreadedTier(SteppedTier):
-    """A tier built like vLLM's tiers for files and objects: ``AsyncLookupManager`` and a thread."""
+    """Works like vLLM's tiers for files and objects, with ``AsyncLookupManager`` and a thread."""
 
     def __init__(self, view: memoryview, flat: memoryview) -> None:
         super().__init__(view, flat)

@@ -32,7 +32,7 @@ MIB = 1024 * 1024
 
 
 class Setting:
-    """Buffers and block ids for one page size, number of pages per layer, and number of layers."""
+    """The buffers and block ids of one measurement."""
 
     def __init__(
         self, device: str, pages: int, page_bytes: int, spread: int, threads: int, layers: int = 1
@@ -77,7 +77,7 @@ class Setting:
         return found
 
     def check(self, operation: str, name: str, copy: Callable[[], None]) -> None:
-        """Copy once, and compare destination and source; wrong bytes end the benchmark."""
+        """Copy once; wrong bytes end the benchmark."""
         layers, host = self.ours
         blocks, slots = (torch.from_numpy(ids) for ids in self.ids.get(name, self.ids["scattered"]))
         if name == "unmoved":
@@ -110,7 +110,7 @@ class Setting:
             into.copy_(out_of, non_blocking=True)
 
     def _run_by_run(self, operation: str, stream: torch.cuda.Stream | None) -> None:
-        """Copy each run with a call of its own, even short runs."""
+        """Copy each run with a call of its own, even a short one."""
         device = self.worker._device
         gatherer, device._gatherer = device._gatherer, None
         try:
@@ -136,7 +136,7 @@ class Setting:
 
 @contextlib.contextmanager
 def used(stream: torch.cuda.Stream | None) -> Iterator[None]:
-    """Let torch work on a stream, and wait for the stream to finish; on a CPU, do nothing."""
+    """Let torch work on a stream, and wait for it at the end; on a CPU, do nothing."""
     with contextlib.nullcontext() if stream is None else torch.cuda.stream(stream):
         yield
     if stream is not None:

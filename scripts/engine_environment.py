@@ -1,4 +1,4 @@
-"""The common code of the scripts that make virtual environments for engines on a CPU.
+"""Makes virtual environments for engines on a CPU; the scripts of the engines share it.
 
 An environment that is up to date is not changed; stamps in it record its sources.
 """
@@ -23,13 +23,9 @@ Pip: TypeAlias = Callable[..., None]
 
 
 def requirements(wheel: Path) -> Iterator[tuple[str, str]]:
-    """Read the requirements of a wheel, without extras.
+    """Yield each project's normalized name and its requirement, markers included.
 
-    Args:
-        wheel: path of the wheel.
-
-    Yields:
-        A project's normalized name, and the requirement as in the metadata, markers included.
+    The requirements of extras are left out.
     """
     with zipfile.ZipFile(wheel) as archive:
         name = next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
@@ -62,10 +58,7 @@ def install_ours(pip: Pip) -> None:
 def make(engine: str, install_engine: Callable[[Pip], None], script: str) -> None:
     """Create or update the environment that the command line names.
 
-    Args:
-        engine: the engine's name.
-        install_engine: installs the engine.
-        script: the file that defines ``install_engine``.
+    ``script`` is the file that defines ``install_engine``.
     """
     if sys.version_info[:2] < PYTHON:
         raise SystemExit(f"Python {PYTHON[0]}.{PYTHON[1]} or newer is needed")

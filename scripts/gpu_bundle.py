@@ -30,7 +30,7 @@ MAX_BYTES = 60 * 1024 * 1024
 
 
 def make(folder: Path, *, wheels: bool) -> None:
-    """Make the folder, replacing an older bundle; ``wheels`` also downloads the requirements."""
+    """Replace an older folder; ``wheels`` also downloads the requirements."""
     if folder.exists() and any(folder.iterdir()) and not (folder / "run.py").exists():
         raise SystemExit(f"{folder} holds something else: name another folder, or remove it")
     shutil.rmtree(folder, ignore_errors=True)
@@ -46,7 +46,7 @@ def make(folder: Path, *, wheels: bool) -> None:
 
 
 def requirements() -> list[str]:
-    """Return the declared requirements of the packages and the tests, except torch's."""
+    """Return the requirements of the packages and the tests, except torch's."""
     declared = (ROOT / "requirements-dev.txt").read_text().splitlines()
     found = [line for line in declared if re.match(r"pytest(-asyncio)?\b(?!-)", line)]
     for package in PACKAGES:

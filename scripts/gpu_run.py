@@ -47,7 +47,7 @@ LIMITS_S = {
 
 
 def environment() -> dict[str, str]:
-    """Return a check's environment variables; its path includes the packages beside this file."""
+    """Put the packages beside this file on the path."""
     paths = [str(HERE / "kvtier"), str(HERE / "tests")]
     if sys.version_info[:2] == (3, 12):
         paths.append(str(HERE / "python3.12"))

@@ -44,7 +44,7 @@ NEEDED = frozenset(
 
 
 def install_lmcache(pip: Pip) -> None:
-    """Install LMCache, and the requirements that its server needs on a CPU."""
+    """Install LMCache without the requirements that only a GPU needs."""
     with tempfile.TemporaryDirectory() as folder:
         pip("download", "--no-deps", "--dest", folder, LMCACHE)
         (wheel,) = Path(folder).glob("*.whl")

@@ -2,9 +2,9 @@
 
     python3 scripts/sglang_environment.py .venv-sglang
 
-SGLang's wheel requires CUDA's libraries, but imports them only on a machine with a GPU. So only the
-requirements that its host pools, its cache controller and its storage backends import are
-installed. torchvision's wheel is built for another torch, so only its Python code runs here, and
+SGLang's wheel requires CUDA's libraries, but imports them only on a machine with a GPU. So this
+script installs only what SGLang's host pools, cache controller and storage backends import.
+torchvision's wheel is built for another torch, so only its Python code runs here, and
 ``tests/support/sglang_platform.py`` declares its operators.
 """
 
@@ -55,7 +55,7 @@ WITHOUT_DEPENDENCIES = ("torchvision==0.28.0",)
 
 
 def install_sglang(pip: Pip) -> None:
-    """Install SGLang, and the requirements that its cache needs on a CPU."""
+    """Install SGLang without the requirements that only a GPU needs."""
     with tempfile.TemporaryDirectory() as folder:
         pip("download", "--no-deps", "--dest", folder, SGLANG)
         (wheel,) = Path(folder).glob("*.whl")

@@ -33,7 +33,7 @@ _SHORT = ("-m", "not hypothesis", "-k", "not runTest")
 
 
 def main() -> int:
-    """Check the wheels and run the tests; return their exit status, or 1 if a wheel has a fault."""
+    """Return the tests' exit status, or 1 if a wheel has a fault."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -124,7 +124,7 @@ for name in {modules}:
 
 
 def copy_tests(packages: Sequence[Path], into: Path) -> list[str]:
-    """Copy the tests, the files that they read and pytest's settings; return the tests' paths."""
+    """Copy the tests with the files that they need; return the tests' paths."""
     ignored = shutil.ignore_patterns("__pycache__")
     places = ["tests/unit", "tests/simulation/test_simulation.py"]
     for part in ("unit", "simulation", "support"):
@@ -155,7 +155,7 @@ def _settings() -> str:
 
 
 def _run(command: Sequence[str], *, quiet: bool = False, **options: Any) -> None:
-    """Run a command; raise an error if it fails. If ``quiet``, print its output only then."""
+    """Raise an error if the command fails. If ``quiet``, print its output only then."""
     done = subprocess.run(command, capture_output=quiet, text=True, check=False, **options)
     if done.returncode:
         if quiet:

@@ -13,13 +13,10 @@ from results import Result, Series, figure
 
 @dataclass(frozen=True)
 class Figures:
-    """The results of all runs of a section."""
-
     runs: Mapping[str, Result]
     quick: bool = False
 
     def find(self, run: str, group: str, case: str, way: str, quantity: str) -> Series | None:
-        """Return one series, or ``None`` if it was not measured."""
         wanted = (group, case, way, quantity)
         for each in self.series(run):
             if (each.group, each.case, each.way, each.quantity) == wanted:
@@ -27,28 +24,25 @@ class Figures:
         return None
 
     def cases(self, run: str, group: str, quantity: str) -> Sequence[str]:
-        """Return the cases in which a quantity was measured, in the order of the benchmark."""
+        """Return the cases in which a quantity was measured, in the benchmark's order."""
         wanted = (group, quantity)
         of = (each.case for each in self.series(run) if (each.group, each.quantity) == wanted)
         return list(dict.fromkeys(of))
 
     def series(self, run: str) -> Sequence[Series]:
-        """Return the series of a run; none if the run was not measured."""
         return self.runs[run].series if run in self.runs else ()
 
 
 def median(series: Series | None) -> str | None:
-    """Format a median with its unit; ``None`` if it was not measured."""
     return f"{figure(series.median)} {series.unit}".strip() if series else None
 
 
 def read(file: Path) -> Figures:
-    """Read a section's figures; none if the file is missing."""
+    """Return figures without runs if the file is missing."""
     return msgspec.json.decode(file.read_bytes(), type=Figures) if file.exists() else Figures({})
 
 
 def write(file: Path, figures: Figures) -> None:
-    """Write a section's figures, one series per line."""
     text = msgspec.json.format(msgspec.json.encode(figures), indent=1).decode()
     lines = re.sub(r"\{[^{}]*\}|\[[^][{}]*\]", lambda part: " ".join(part[0].split()), text)
     lines = re.sub(r"\{[^{}]*\}", lambda part: " ".join(part[0].split()), lines)

@@ -39,7 +39,6 @@ def page(figures: Mapping[str, Figures]) -> str:
 
 
 def readme(text: str, figures: Mapping[str, Figures]) -> str:
-    """Return the README's text with an updated table."""
     table = _glance_table(figures, list(_glance(figures, "docs/performance.md")))
     quick = " A quick run." if _is_quick(figures) else ""
     caption = (
@@ -54,7 +53,7 @@ def readme(text: str, figures: Mapping[str, Figures]) -> str:
 
 
 def _glance(figures: Mapping[str, Figures], page: str) -> Iterator[list[str]]:
-    """Yield a row for each subject: its name, vLLM's figure, kvtier's figure, and their ratio."""
+    """Yield a row for each subject: its name, vLLM's figure, kvtier's figure and their ratio."""
 
     def link(section: str, subject: str) -> str:
         return f"[{subject}]({page}#{_anchor(SECTIONS[section].title)})"
@@ -121,7 +120,7 @@ def _section(section: Section, figures: Figures) -> str:
 
 
 def _tables(section: Section, figures: Figures) -> Iterator[str]:
-    """Yield a table for each row of panels with equal columns."""
+    """Yield a table for each row of panels that have the same columns."""
     for (axis, ways, better), panels in itertools.groupby(
         section.panels,
         lambda panel: (panel.axis, tuple(panel.ways), panel.better),
@@ -164,7 +163,7 @@ def _table(lines: Sequence[Sequence[str]]) -> str:
 
 
 def compared(ways: Sequence[Way]) -> list[Way]:
-    """Return the nearest peer and the limit, with which kvtier is compared."""
+    """Return the nearest peer and the limit."""
     peer = "vllm" if any(way.role == "vllm" for way in ways) else "client"
     return [way for way in ways if way.role in (peer, "limit")]
 

@@ -97,7 +97,6 @@ def _cases(panel: Panel, figures: Figures) -> list[str]:
 
 
 def _measured(panel: Panel, figures: Figures, case: str) -> list[tuple[str, Series]]:
-    """Return the role and the figures of each measured way."""
     found = ((way.role, panel.find(figures, case, way.name)) for way in panel.ways)
     return [(role, series) for role, series in found if series]
 

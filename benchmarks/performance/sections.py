@@ -51,7 +51,6 @@ class Way(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """The way's name in the table."""
         return self.label or self.name
 
 
@@ -83,11 +82,9 @@ class Panel:
 
     @property
     def better(self) -> str:
-        """``more`` or ``less``, whichever is better."""
         return "more" if is_rate(self.quantity) else "less"
 
     def find(self, figures: Figures, case: str, way: str) -> Series | None:
-        """Return the series of a case, or ``None`` if it was not measured."""
         return figures.find(self.run, self.group, case, way, self.quantity)
 
 
@@ -117,11 +114,10 @@ class Section:
     columns: int = 2
 
     def is_drawn(self, figures: Figures) -> bool:
-        """Return true if the section has a plot."""
         return bool(self.panels) and any(run.series for run in figures.runs.values())
 
     def said(self, figures: Figures) -> str:
-        """Return the sentences of the answer, with figures."""
+        """Fill the figures into the answer; leave out a sentence that lacks one."""
         said = []
         for sentence in self.answer:
             parts: list[str | None] = [*re.split(r"\{(.+?)\}", sentence)]
@@ -130,7 +126,7 @@ class Section:
         return " ".join(filter(None, said))
 
     def legend(self) -> dict[str, str]:
-        """Map each role to its text in the legend, which names the role's ways."""
+        """Map each role to the names of its ways."""
         names: dict[str, dict[str, None]] = {}
         for way in (way for panel in self.panels for way in panel.ways):
             names.setdefault(way.role, {})[way.shown.replace("`", "")] = None
@@ -141,7 +137,6 @@ class Section:
 
 
 def _value(figures: Figures, panels: Sequence[Panel], wanted: str) -> str | None:
-    """Return the text for a placeholder in an answer; ``None`` without a measured figure."""
     where, case, *ways = wanted.split(":")
     if not where.isdecimal():
         groups = dict.fromkeys(one.group for one in figures.series(where))
@@ -158,7 +153,7 @@ def _value(figures: Figures, panels: Sequence[Panel], wanted: str) -> str | None
 
 
 def label(case: str) -> str:
-    """Return the name of a case in plots and tables; empty if a benchmark has only one case."""
+    """Return "" for the only case of a benchmark."""
     return "" if case == "all" else case
 
 
@@ -493,7 +488,6 @@ SCALE = Section(
 def _engine_section(
     engine: str, title: str, question: str, groups: Mapping[str, tuple[str, Sequence[Way]]]
 ) -> Section:
-    """Return the section that compares an engine's own storages with kvtier's."""
     name = engine.lower()
     command = f"engine_storage.py {name}"
     return Section(

@@ -1,4 +1,4 @@
-"""All of kvtier, as an engine uses it: a tier behind its client and runner, with digests."""
+"""A tier as an engine uses it: behind its client and runner, with digests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PATIENT = "600s"
 
 
 class EngineWay(Way, TierListener):
-    """A tier with ``at_a_time`` jobs in flight, submitted by an engine's thread."""
+    """Keeps ``at_a_time`` jobs of a tier in flight, submitted by an engine's thread."""
 
     _tier: TierClient
 

@@ -1,4 +1,4 @@
-"""LMCache's own adapters and kvtier's, over one L1 configured by LMCache's command line."""
+"""LMCache's own adapters and kvtier's, behind an L1 that LMCache's command line configures."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _ours(url: str, **options: str) -> dict[str, Any]:
 
 
 def _adapters(folder: Path, port: int) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return the configuration of each adapter, by group and way."""
+    """Return each adapter's configuration, by group and way."""
     files, redis = folder / "file", f"redis://127.0.0.1:{port}"
     cached = "?direct_io=off"
     return {
@@ -89,7 +89,7 @@ def storages(folder: Path, batch_bytes: int, stack: ExitStack) -> dict[str, dict
 
 
 class _Adapter(Storage):
-    """An adapter, called with one task for all objects, as LMCache's controllers call it."""
+    """Calls an adapter as LMCache's controllers do, with one task for all objects."""
 
     object_bytes = _OBJECT_BYTES
 
@@ -136,7 +136,6 @@ class _Adapter(Storage):
 
 
 def _result(task: int, fd: int, take: Callable[[int], Any]) -> Any:
-    """Wait for a task and return its result."""
     poller = select.poll()
     poller.register(fd, select.POLLIN)
     result = None

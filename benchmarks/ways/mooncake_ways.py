@@ -41,13 +41,13 @@ class PlainClient(Way):
         self._each(self.get)
 
     def put(self, names: list[str], slots: Slots) -> bool:
-        """Store a batch; return true if all of it was stored."""
+        """Return true if the whole batch was stored."""
         payloads = [Region.of(payload) for _, payload in slots]
         statuses = self._client.batch_put_from(names, *map(list, zip(*payloads, strict=True)))
         return set(statuses) == {0}
 
     def get(self, names: list[str], slots: Slots) -> bool:
-        """Load a batch; return true if all of it was loaded."""
+        """Return true if the whole batch was loaded."""
         payloads = [Region.of(payload) for _, payload in slots]
         lengths = self._client.batch_get_into(names, *map(list, zip(*payloads, strict=True)))
         return set(lengths) == {self.work.chunk_bytes}
@@ -63,7 +63,7 @@ class PlainClient(Way):
 
 
 class TwoBuffers(PlainClient):
-    """Makes the tier's calls without the tier: each object has two buffers, header and payload."""
+    """Makes the tier's calls without the tier. An object has two buffers: header and payload."""
 
     def put(self, names: list[str], slots: Slots) -> bool:
         return set(self._client.batch_put_from_multi_buffers(names, *_places(slots))) == {0}
@@ -83,7 +83,7 @@ def _places(slots: Slots) -> tuple[list[list[int]], list[list[int]]]:
 
 
 class MooncakeSubject(Subject):
-    """A dedicated master and node on the loopback."""
+    """A master and a node on the loopback."""
 
     def __init__(self, root: Path) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="kvtier-bench-")

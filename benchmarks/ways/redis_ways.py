@@ -69,7 +69,7 @@ class RedisBenchmark(Way):
 
 
 class RedisSubject(Subject):
-    """A dedicated redis-server on the loopback."""
+    """A redis-server on the loopback."""
 
     keys_bytes = 32 * 2**20
 

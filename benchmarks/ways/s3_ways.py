@@ -27,8 +27,6 @@ _HEAD_BYTES = 4096
 
 
 class Obstore(ClientWay):
-    """obstore's ``put_async`` and ``get_async``."""
-
     def __init__(self, work: Work, endpoint: str, place: str, client: Mapping[str, Any]) -> None:
         super().__init__(work)
         self._place = place
@@ -113,7 +111,7 @@ class BareSockets(Way):
 
 
 def _answer(sock: socket.socket) -> bytes:
-    """Receive the head of a response, and return the bytes that came after it."""
+    """Read the head of a response, and return the bytes received after it."""
     text = b""
     while _HEAD_END not in text:
         piece = sock.recv(_HEAD_BYTES)
@@ -146,7 +144,7 @@ def _fill(sock: socket.socket, views: Sequence[memoryview]) -> None:
 
 
 class S3Subject(Subject):
-    """A dedicated S3 server, rclone's, on the loopback; with ``tls`` over https."""
+    """rclone's S3 server on the loopback; with ``tls`` over https."""
 
     def __init__(self, root: Path, *, tls: bool = False) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="kvtier-bench-", dir=root)

@@ -44,7 +44,7 @@ def storages(folder: Path, batch_bytes: int, stack: ExitStack) -> dict[str, dict
 
 
 class _Attached(Storage):
-    """A storage, used through the functions that SGLang's storage threads call."""
+    """Calls a storage through the functions that SGLang's storage threads call."""
 
     object_bytes = _PAGE_BYTES // 2  # keys and values are two files
 

@@ -9,7 +9,7 @@ import torch
 
 
 class Storage(ABC):
-    """A storage, and the memory from which it stores a batch and into which it loads one."""
+    """An engine's storage, and the memory of the batch that it stores and loads."""
 
     #: Length of a stored object; shorter files hold no object.
     object_bytes: int
@@ -19,31 +19,26 @@ class Storage(ABC):
         """Return the memory of the batch, in order."""
 
     @abstractmethod
-    def store(self, number: int) -> None:
-        """Store the batch under the keys of a round."""
+    def store(self, number: int) -> None: ...
 
     @abstractmethod
-    def find(self, number: int) -> None:
-        """Look up the batch of a round."""
+    def find(self, number: int) -> None: ...
 
     @abstractmethod
-    def load(self, number: int) -> None:
-        """Load the batch of a round."""
+    def load(self, number: int) -> None: ...
 
     def clear(self) -> None:
-        """Remove stored objects that are not files."""
+        """Remove the stored objects that are not files."""
         return
 
     def fill(self) -> list[torch.Tensor]:
-        """Make new random bytes, and return a copy of them."""
+        """Write new random bytes, and return a copy of them."""
         return [part.view(torch.uint8).random_().clone() for part in self.parts()]
 
     def wipe(self) -> None:
-        """Overwrite the memory of the batch."""
         for part in self.parts():
             part.zero_()
 
     def holds(self, content: Sequence[torch.Tensor]) -> bool:
-        """Return true if the memory has these bytes."""
         parts = (part.view(torch.uint8) for part in self.parts())
         return all(part.equal(kept) for part, kept in zip(parts, content, strict=True))

@@ -20,8 +20,6 @@ _REQUEST = RequestContext("bench")
 
 
 class TierWay(Way):
-    """A tier of any backend, with a few batches in flight."""
-
     namespace = Namespace({"bench": 1})
     _tier: SecondaryTierManager
 

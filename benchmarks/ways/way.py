@@ -1,4 +1,4 @@
-"""The chunks that a benchmark moves, and the ways to move and to measure them."""
+"""The chunks that a benchmark moves, and the ways to move them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _Item = TypeVar("_Item")
 
 @dataclass(frozen=True)
 class Work:
-    """The chunks of one measurement; each way stores and loads all of them once.
+    """The chunks of one measurement, which each way stores and loads once.
 
     Attributes:
         chunk_bytes: length of a payload.
@@ -53,12 +53,10 @@ class Work:
 
     @property
     def object_bytes(self) -> int:
-        """Length of a header and its payload."""
         return self.header_bytes + self.chunk_bytes
 
     @property
     def batch_chunks(self) -> int:
-        """Number of chunks in one call of a tier."""
         return max(1, min(_BATCH_BYTES // self.chunk_bytes, self.chunks // self.at_a_time))
 
     def __post_init__(self) -> None:
@@ -73,7 +71,6 @@ class Work:
         self.fill()
 
     def fill(self) -> None:
-        """Write the bytes of each chunk into its slot."""
         for number, (header, payload) in enumerate(self.slots):
             value = memoryview(self.values[number % self.keys])
             header[:], payload[:] = value[: self.header_bytes], value[self.header_bytes :]
@@ -122,8 +119,6 @@ def cpu_s() -> float:
 
 
 class Way(ABC):
-    """One way to move chunks."""
-
     def __init__(self, work: Work) -> None:
         self.work = work
 
@@ -149,7 +144,6 @@ class Way(ABC):
             self.work.compare(number, payload)
 
     def samples(self) -> Iterator[Sample]:
-        """Store and load all chunks, and yield the figures."""
         self.work.fill()
         with asyncio.Runner(loop_factory=SystemClock().new_event_loop) as runner:
             try:
@@ -177,7 +171,7 @@ class Way(ABC):
         return {"store": stored, "load": loaded}
 
     async def _cost(self, move: Callable[[], Awaitable[float | None]]) -> tuple[float, float]:
-        """Return the wall seconds and the CPU seconds of a move."""
+        """Return the wall and CPU seconds of a move."""
         start_cpu_s, start_s = cpu_s(), time.perf_counter()
         seconds = await move()
         wall_s = time.perf_counter() - start_s
@@ -185,7 +179,7 @@ class Way(ABC):
 
 
 class ClientWay(Way):
-    """A client that moves values of its own instead of slots, ``at_a_time`` values at once."""
+    """Moves ``bytes`` objects instead of slots, ``at_a_time`` at once."""
 
     async def store(self) -> None:
         values, keys = self.work.values, self.work.keys
@@ -198,7 +192,7 @@ class ClientWay(Way):
         await self.work.each(lambda number: self.get(number % keys), range(self.work.chunks))
 
     async def check(self) -> None:
-        """Load everything once more to compare it, since the measured load keeps no values."""
+        """Load everything again to compare it, since the measured load keeps no values."""
 
         async def compare(number: int) -> None:
             value = memoryview(await self.get(number))
@@ -207,12 +201,10 @@ class ClientWay(Way):
         await self.work.each(compare, range(self.work.keys))
 
     @abstractmethod
-    async def put(self, number: int, value: bytes) -> object:
-        """Store the value of a key."""
+    async def put(self, number: int, value: bytes) -> object: ...
 
     @abstractmethod
-    async def get(self, number: int) -> bytes | memoryview:
-        """Return the value of a key."""
+    async def get(self, number: int) -> bytes | memoryview: ...
 
 
 class Subject(ABC):
@@ -234,5 +226,4 @@ class Subject(ABC):
     def clear(self) -> None: ...
 
     @abstractmethod
-    def close(self) -> None:
-        """Stop the backend's servers and remove its files."""
+    def close(self) -> None: ...

@@ -1,8 +1,8 @@
 """A griffe extension that turns docstrings into Markdown for mkdocstrings.
 
 In a docstring, two backquotes mark code, a role such as ``:class:`` marks a name, and ``::`` marks
-a block of code. The comment ``#:`` above a constant is the constant's docstring. The docstring of a
-metric's field is the help text in the field's declaration.
+a block of code. A constant's docstring is the comment ``#:`` above it. The docstring of a metric's
+field is the help text in its declaration.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ _SESSION = re.compile(r"^>>> .*(?:\n.+)*", re.MULTILINE)
 
 
 class MarkdownDocstrings(griffe.Extension):
-    """Turns each docstring of kvtier into Markdown, once its package has been loaded."""
-
     def on_attribute_instance(self, *, attr: griffe.Attribute, **_: Any) -> None:
         if attr.docstring is None and (text := _comment_above(attr) or _help_in_declaration(attr)):
             attr.docstring = griffe.Docstring(text, parent=attr)
@@ -34,7 +32,6 @@ class MarkdownDocstrings(griffe.Extension):
 
 
 def to_markdown(text: str, owner: griffe.Object) -> str:
-    """Return the docstring of an object as Markdown."""
     text = _ROLE.sub(lambda role: _reference(role[2], bool(role[1]), owner), text)
     text = _LITERAL.sub(r"`\1`", text)
     text = _BLOCK.sub(_fenced, text + "\n")
@@ -42,7 +39,7 @@ def to_markdown(text: str, owner: griffe.Object) -> str:
 
 
 def _comment_above(attribute: griffe.Attribute) -> str:
-    """Return the comment ``#:`` above an attribute or above the attribute's group of lines."""
+    """Return the comment ``#:`` above the attribute or above its group of lines."""
     above = attribute.module.source.splitlines()[: (attribute.lineno or 1) - 1]
     comment: list[str] = []
     for line in reversed(above):
@@ -54,7 +51,7 @@ def _comment_above(attribute: griffe.Attribute) -> str:
 
 
 def _help_in_declaration(attribute: griffe.Attribute) -> str:
-    """Return the help text in the call that declares a class's field."""
+    """Return the help text in the call that declares the field."""
     if attribute.parent is not None and attribute.parent.is_class:
         for argument in getattr(attribute.value, "arguments", ()):
             if isinstance(argument, str) and argument.endswith((".'", '."')):
@@ -63,7 +60,7 @@ def _help_in_declaration(attribute: griffe.Attribute) -> str:
 
 
 def _unexplained_members(owner: griffe.Object) -> str:
-    """Return a list of the members of an enumeration that have no docstring."""
+    """List the members of an enumeration that have no docstring."""
     if not isinstance(owner, griffe.Class) or not {"Enum", "Flag"} & set(map(str, owner.bases)):
         return ""
     names = [
@@ -80,7 +77,7 @@ def _fenced(block: re.Match[str]) -> str:
 
 
 def _reference(name: str, last: bool, owner: griffe.Object) -> str:
-    """Return a cross-reference to a name, or only code if the name belongs to Python.
+    """Return a cross-reference, or only code if the name belongs to Python.
 
     An unknown name stays a cross-reference, so that a strict build fails.
     """
@@ -95,7 +92,7 @@ def _reference(name: str, last: bool, owner: griffe.Object) -> str:
 def _path_of(name: str, owner: griffe.Object) -> str:
     """Return the path of the object that a name in a docstring means.
 
-    For an attribute without a docstring, this is its class, whose docstring explains the attribute.
+    An attribute without a docstring is explained by its class, so return the path of the class.
     """
     first, *rest = name.split(".")
     scope: griffe.Object | griffe.Alias | None = owner

@@ -54,7 +54,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def page_at(path: str, files: Files) -> str | None:
-    """Return the page that the site makes from a file or directory of the repository."""
+    """Return the site's page for a file or directory of the repository."""
     for candidate in (path, f"{path}/README.md"):
         uri = OUTSIDE.get(candidate)
         if uri is None and candidate.startswith("docs/"):

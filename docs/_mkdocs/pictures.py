@@ -1,4 +1,4 @@
-"""A hook that lets pictures with a light and a dark version follow the site's switch of colours.
+"""A hook that switches light and dark pictures together with the site's colours.
 
 The pages use ``<picture>`` elements, because GitHub then follows the reader's system.
 """

@@ -1,4 +1,4 @@
-"""Run the targets of ``make fuzz`` briefly, on the saved inputs and on changed copies of some."""
+"""Runs the targets of ``make fuzz`` briefly, on the saved inputs and on changed copies of some."""
 
 from __future__ import annotations
 

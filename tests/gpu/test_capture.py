@@ -1,7 +1,7 @@
 """An engine polls during a graph capture, in the capturing thread or another.
 
-Some drivers forbid the query for a copy's end during a capture. Then the capture is lost, or the
-job is reported as failed while its copy is still running.
+Some drivers do not allow a query for the end of a copy during a capture. Then the capture is
+lost, or the job is reported as failed while its copy is still running.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A backend author's machine: a released kvtier-sdk, and an environment without the source."""
+"""Environments of a backend author, who has a released kvtier-sdk and no source tree."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def build_wheel(package: Path, into: Path) -> Path:
 
 
 def stranger(wheels: Path) -> dict[str, str]:
-    """Return the environment of a user who has our wheels in a directory, but no source tree."""
+    """Return a user's environment, which has our wheels but no source tree."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -37,7 +37,7 @@ def stranger(wheels: Path) -> dict[str, str]:
 def environment_of(example: Path, wheels: Path, directory: Path) -> str:
     """Make an environment with an example's wheel and the SDK's, and return its Python.
 
-    The directory also gets the example's tests and its pyproject.toml, but neither source tree.
+    The directory also gets the example's tests and its pyproject.toml.
     """
     wheel = build_wheel(example, wheels)
     venv.create(directory / "env")

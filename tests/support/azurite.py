@@ -22,7 +22,7 @@ _VERSION = "2021-08-06"
 
 
 class Azurite(ServerProcess):
-    """Azurite with a container ``chunks``. Its chunks outlive :meth:`kill`."""
+    """Its container ``chunks`` outlives :meth:`kill`."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory / "azurite.log")
@@ -40,7 +40,6 @@ class Azurite(ServerProcess):
         return f"http://127.0.0.1:{self.port}/{ACCOUNT}"
 
     def store(self) -> AzureStore:
-        """Return a client of the container."""
         return AzureStore(
             CONTAINER,
             account_name=ACCOUNT,

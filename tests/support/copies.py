@@ -81,7 +81,7 @@ async def check_no_copies(
 ) -> None:
     """Assert that each byte of eight chunks moves once, into or out of the chunk's own buffer.
 
-    Fewer than ``heads_bytes`` bytes are allowed to arrive together with the head of a response.
+    Fewer than ``heads_bytes`` bytes may arrive together with the head of a response.
     """
     stored, fresh = ([bytes([base, n]) * 10 for n in range(8)] for base in range(2))
     assert await bench.put(tier, *stored) == [None] * 8

@@ -36,7 +36,7 @@ A, B = RequestContext("a"), RequestContext("b")
 
 
 class FaultyTier(MemoryTier):
-    """A memory tier whose next calls can be made to fail, hang, or return nonsense."""
+    """A memory tier whose next calls can be made to fail or hang, or to return nonsense."""
 
     def __init__(self, config: MemoryTierConfig, context: Any) -> None:
         super().__init__(config, context)
@@ -146,7 +146,6 @@ class Engine(Live):
         self.moves.append(moves)
 
     def step(self, duration_s: float = 0.001, *, times: int = 1) -> None:
-        """End steps, and let the tiers run in each."""
         for _ in range(times):
             self.manager.on_schedule_end()
             until_s = self.clock.now_s() + duration_s
@@ -174,7 +173,7 @@ class Engine(Live):
         return [self.manager.lookup(key, request).name for key in keys]
 
     def push_out(self, request: RequestContext) -> None:
-        """Fill the primary tier with other chunks, and store those in the tiers too."""
+        """Store as many other chunks as the primary tier holds."""
         for start in range(32, 32 + self.pool.slots):
             self.store(request, KEYS[start])
             self.step(times=2)
@@ -185,7 +184,7 @@ class Engine(Live):
         assert usage.free + usage.ready == usage.slots
 
     def at_rest_with(self, *, writing: int) -> None:
-        """Assert that nothing is left over but ``writing`` slots that the device still writes."""
+        """Assert that nothing is left but ``writing`` slots that the device still writes."""
         for _ in range(3):
             self.step(1.0)
         usage = self.manager.usage()
@@ -199,7 +198,7 @@ Make = Callable[..., Engine]
 def stored_below(engine: Engine, *keys: OffloadKey) -> None:
     """Store chunks for A, push them out of the primary tier, and forget which tier has them.
 
-    An engine's restart leaves the same state, in which a tier is asked before it loads a chunk.
+    As after an engine's restart, the manager then asks a tier before it loads a chunk.
     """
     for start in range(0, len(keys), 4):
         engine.store(A, *keys[start : start + 4])
@@ -210,7 +209,7 @@ def stored_below(engine: Engine, *keys: OffloadKey) -> None:
 
 
 def start_promotion(engine: Engine, key: OffloadKey) -> None:
-    """Store a chunk in the tiers only, and start its load for B; the next step submits the load."""
+    """Start the load of a stored chunk for B; the next step submits it."""
     stored_below(engine, key)
     assert engine.look(B, key) == ["RETRY"]
     engine.step()

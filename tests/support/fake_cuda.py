@@ -31,7 +31,7 @@ PATIENCE_S = 30.0
 
 
 class Stream:
-    """A queue of functions, run in order; a function returns false if it cannot run yet."""
+    """A queue of functions that run in order; a function returns false if it cannot run yet."""
 
     runtime: FakeCUDA
 
@@ -195,7 +195,7 @@ class FakeCUDA:
         return self._queue([(into, out_of, length_bytes)], stream)
 
     def hip_copy(self, into: int, out_of: int, size_bytes: int, kind: int, stream: int) -> int:
-        """``hipMemcpyAsync``, which derives the direction from the addresses if ``kind`` is 4."""
+        """``hipMemcpyAsync``; if ``kind`` is 4, the addresses tell the direction."""
         assert kind == 4
         return self._queue([(into, out_of, size_bytes)], stream)
 
@@ -247,7 +247,7 @@ def without_triton(device: torch.device) -> PageKernel:
 
 
 class FakePageKernel(PageKernel):
-    """A kernel that copies when its stream runs."""
+    """Copies when its stream runs."""
 
     def __init__(self, launch: Callable[..., None]) -> None:
         self.has_failed = False

@@ -47,7 +47,7 @@ def expect_success(worker: OffloadWorker, *job_ids: int) -> None:
 
 
 def error_of(worker: OffloadWorker, job_id: int) -> str:
-    """Wait for a job, which must fail, and return its error."""
+    """Wait for a job, which must fail."""
     worker.wait([job_id])
     (result,) = worker.get_finished()
     return str(result.error)

@@ -25,7 +25,7 @@ _STEPS = 3000
 
 
 class Live:
-    """An engine that plays steps until no work is pending; each step briefly waits for a report."""
+    """Plays steps until no work is pending; each step briefly waits for a report."""
 
     def __init__(self, manager: TieringManager, pool: HostPool, reported: threading.Event) -> None:
         self.manager = manager
@@ -64,7 +64,6 @@ class Live:
         self.manager.complete_load(keys, request)
 
     def there_and_back(self, request: RequestContext, *keys: OffloadKey, window: int = 8) -> None:
-        """Store chunks, then load them all, ``window`` chunks at a time."""
         windows = [keys[start : start + window] for start in range(0, len(keys), window)]
         for some in windows:
             self.store(request, *some)

@@ -1,4 +1,4 @@
-"""The event loops on which connections are tested; they differ in how they report and tear down."""
+"""The event loops on which connections are tested."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Captures the output of starts with an operator's likeliest mistakes, and of a healthy one."""
+"""Captures what an engine logs when it starts: with an operator's likely mistakes, and without."""
 
 from __future__ import annotations
 
@@ -115,9 +115,9 @@ def print_mistake(mistake: str | dict[str, Any], places: Mapping[str, str]) -> s
 
 
 def print_start(places: Mapping[str, str], **facts: str) -> str:
-    """Start an engine, have it store chunks, and end it; return its log.
+    """Start an engine, let it store chunks, and end it; return its log.
 
-    ``facts`` replace facts in the namespace of all other starts.
+    ``facts`` replace facts of the namespace.
     """
     with (
         _Lines(logging.INFO) as said,
@@ -198,7 +198,7 @@ def _filled(text: str, places: Mapping[str, str]) -> str:
 
 
 def _without_places(lines: Sequence[str], places: Mapping[str, str]) -> str:
-    """Replace the parts that differ between machines and runs with names."""
+    """Replace what differs between machines and runs by names."""
     # Only a busy machine logs this line.
     text = "\n".join(line for line in lines if "still opening after" not in line)
     for name in ("dir", "endpoint", "redis"):

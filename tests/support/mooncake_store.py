@@ -53,7 +53,7 @@ class MooncakeStore(ServerProcess):
         return self
 
     def start_master(self) -> None:
-        """Start the master, which then knows no object, and wait until the nodes have found it."""
+        """Start a master that knows no object, and wait until the nodes have found it."""
         program = shutil.which(
             "mooncake_master", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
         )

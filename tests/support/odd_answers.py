@@ -1,4 +1,4 @@
-"""Invalid answers of a tier, of the kinds that an author's mistakes cause."""
+"""Invalid answers of a tier, as an author's mistakes cause them."""
 
 from __future__ import annotations
 

@@ -71,9 +71,9 @@ async def settle() -> None:
 def converse(
     talk: Callable[[Connection], Awaitable[T]], text: bytes, pieces: Iterable[int] = ()
 ) -> T:
-    """Return the result of a client whose server sends a text and hangs up.
+    """Return the client's result. The server sends ``text`` and hangs up.
 
-    The server first sends pieces of the lengths in ``pieces``, and then the rest of the text.
+    It sends pieces of the lengths in ``pieces`` first, and then the rest.
     """
 
     async def run() -> T:

@@ -35,7 +35,7 @@ def fill(pool: HostPool, worker: int) -> None:
 
 
 def wrong_rows(pool: HostPool, worker: int, part_of: int | None = None) -> int:
-    """Count the slots of ``part_of``'s part (default: its own) that lack ``worker``'s pattern."""
+    """Count the slots that lack ``worker``'s pattern, in ``part_of``'s part or its own."""
     part = pool.part(worker if part_of is None else part_of)
     return sum(
         not np.array_equal(part[slot], pattern(worker, slot, pool.layout.part_bytes))
@@ -48,7 +48,7 @@ def names_in(directory: str | Path) -> list[str]:
 
 
 class ChildError(Exception):
-    """A process's error: its type and message."""
+    pass
 
 
 class PoolProcess:
@@ -99,7 +99,7 @@ class PoolProcess:
 
 
 class PoolProcesses:
-    """Processes for successive tests; each test reuses the processes that are still alive."""
+    """Keeps its processes for later tests, as long as they are alive."""
 
     def __init__(self) -> None:
         self._idle: list[PoolProcess] = []

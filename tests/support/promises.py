@@ -1,4 +1,4 @@
-"""Checks with which a test's tier verifies the contract's promises about each call."""
+"""Checks of the contract's promises to a tier, which a test's tier makes in each call."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from kvtier_sdk import OffloadKey, SecondaryTierManager, TierContext, Transfer
 
 
 def fault_of_keys(tier: SecondaryTierManager, keys: Sequence[OffloadKey]) -> str | None:
-    """Return a message if a call names a key twice or too many keys, otherwise ``None``."""
     if len(set(keys)) < len(keys):
         return f"a key was named twice: {keys}"
     if tier.max_batch_keys is not None and len(keys) > tier.max_batch_keys:
@@ -17,13 +16,12 @@ def fault_of_keys(tier: SecondaryTierManager, keys: Sequence[OffloadKey]) -> str
 
 
 def fault_of_batch(tier: SecondaryTierManager, batch: Sequence[Transfer]) -> str | None:
-    """Return a message if a batch's keys or buffers break a promise, otherwise ``None``."""
     keys = [transfer.key for transfer in batch]
     return fault_of_keys(tier, keys) or fault_of_regions(tier.context, batch)
 
 
 def fault_of_regions(context: TierContext, batch: Iterable[Transfer]) -> str | None:
-    """Return a message if a buffer lies outside of the context's regions, otherwise ``None``."""
+    """Return a message if a buffer lies outside of the context's regions."""
     for transfer in batch:
         for place, buffer in zip(transfer.regions, transfer.buffers, strict=True):
             assert place.size_bytes == len(buffer)

@@ -61,7 +61,7 @@ _PATIENCE_S = 30.0
 
 
 class ExpiredError(TierAuthError):
-    """A backend's own error class, with its own arguments."""
+    """A backend's own error, which has arguments of its own."""
 
     def __init__(self, account: str, days: int) -> None:
         super().__init__(f"the key of {account} expired {days} days ago", retryable=False)
@@ -101,10 +101,10 @@ class MisbehavingConfig(MemoryTierConfig):
 
 
 class MisbehavingTier(MemoryTier):
-    """A memory tier whose options make it hang, fail, crash or otherwise misbehave.
+    """A memory tier whose options make it hang, fail or crash.
 
-    Each ``on_`` option names an action, which ``_do`` or ``_act`` performs. The file ``diary`` is a
-    log of the tier's calls, and outlives the tier's process.
+    Each ``on_`` option names an action, which ``_do`` or ``_act`` performs. The file ``diary`` logs
+    the tier's calls, and outlives the tier's process.
     """
 
     config_model = MisbehavingConfig
@@ -187,7 +187,7 @@ class MisbehavingTier(MemoryTier):
         getattr(self, f"_{action}")()
 
     def _lose_patience(self) -> None:
-        """Let the tier's process declare every call hung at once."""
+        """Make the tier's process count every call as hung at once."""
         health._HANG_S = 1e-9
 
     def _miss_a_file(self) -> None:
@@ -271,7 +271,7 @@ class MisbehavingTier(MemoryTier):
             raise TierAuthError(f"ERR AUTH {secret} called without a password") from error
 
     def _wrap_secret(self) -> None:
-        """Raise an error whose text comes from an inner object that holds the secret."""
+        """Raise an error whose text comes from an inner object with the secret."""
 
         class WrapError(Exception):
             def __init__(self, inner: object) -> None:
@@ -295,11 +295,11 @@ class MisbehavingTier(MemoryTier):
         asyncio.ensure_future(leave())  # noqa: RUF006
 
     def _hold_interpreter(self) -> None:
-        """Hold the interpreter lock, like a C library while it connects."""
+        """Hold the interpreter lock, as a library in C does while it connects."""
         ctypes.PyDLL(None).usleep(1_500_000)
 
     def _hold_interpreter_while_locked(self) -> None:
-        """Hold the interpreter lock while a test holds the lock of a file."""
+        """Hold the interpreter lock as long as a test locks a file."""
         with open(f"{self.config.diary}.lock") as file:
             ctypes.PyDLL(None).flock(file.fileno(), fcntl.LOCK_EX)
 
@@ -326,7 +326,7 @@ def misbehaving(
     runner: dict[str, Any] | None = None,
     **script: Any,
 ) -> TierSpec:
-    """Specify a misbehaving, required tier; ``runner`` overrides options of its runner."""
+    """Specify a required tier; ``runner`` overrides options of its runner."""
     patience = dict.fromkeys(["lookup_deadline", "load_deadline", "store_deadline"], 60)
     return TierSpec(
         name,
@@ -340,7 +340,7 @@ def misbehaving(
 
 
 class SeenRunner:
-    """A runner that keeps all its reports other than results."""
+    """Keeps all reports that are not results."""
 
     def __init__(self, runner: TierRunner) -> None:
         self.runner = runner
@@ -357,7 +357,7 @@ class SeenRunner:
 
 
 class Rig(TierListener):
-    """A tier's client around a runner, and an engine that waits for its notifications."""
+    """A tier's client over a runner, and an engine that waits for the client's notifications."""
 
     def __init__(
         self,
@@ -425,7 +425,7 @@ class Rig(TierListener):
         Path(f"{self._diary}.released").touch()
 
     def job(self, operation: Operation, *chunks: int) -> Job:
-        """Make a job over chunks, each in the slot of its number."""
+        """Use the slot with each chunk's number."""
         slots = chunks if operation in (Operation.LOAD, Operation.STORE) else ()
         deadline_s = self.clock.now_s() + 60
         keys = [KEYS[chunk] for chunk in chunks]
@@ -461,7 +461,6 @@ class Rig(TierListener):
         raise AssertionError(f"in vain; {self.past()}, {self.client.stats}")
 
     def do(self, operation: Operation, *chunks: int) -> list[str]:
-        """Run one job to its end, and return its verdicts."""
         self.submit([self.job(operation, *chunks)])
         self.wait_for(len(self.results) + 1)
         return [verdict.value for verdict in self.results[-1].verdicts]

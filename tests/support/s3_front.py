@@ -102,8 +102,7 @@ class _Handler(BaseHTTPRequestHandler):
         finally:
             connection.close()
 
-    def log_message(self, *_: Any) -> None:
-        """Do not log."""
+    def log_message(self, *_: Any) -> None: ...
 
 
 def main() -> None:

@@ -17,9 +17,9 @@ REGION = "us-east-1"
 
 
 class S3Server(ServerProcess):
-    """An rclone process that serves a directory, in which each bucket is a directory.
+    """An rclone process that serves a directory; each bucket is a directory in it.
 
-    Without ``auth`` it answers requests that bear no signature.
+    Without ``auth`` it answers requests that have no signature.
     """
 
     def __init__(

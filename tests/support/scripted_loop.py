@@ -131,8 +131,6 @@ class Slots:
 
 @dataclass
 class Act:
-    """How a call of a scripted tier goes."""
-
     #: The call's outcome.
     kind: str = "fine"
     #: The call's duration.
@@ -169,7 +167,7 @@ RAISED: dict[str, Callable[[], BaseException]] = {
 
 
 class ScriptedTier(SecondaryTierManager):
-    """A tier that follows a script, call by call, and is healthy after the script's end."""
+    """Follows a script, call by call, and is healthy after its end."""
 
     contract_version = 1
     capabilities = Capability.DELETE | Capability.TOUCH

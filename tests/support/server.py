@@ -15,7 +15,7 @@ _PATIENCE_S = 30.0
 
 
 class ServerError(Exception):
-    """Raised if a server is missing or did not start; the message says why, with its log."""
+    """A server is missing or did not start; the message says why, with its log."""
 
 
 def free_port() -> int:
@@ -29,7 +29,7 @@ def free_port() -> int:
 
 
 class ServerProcess:
-    """A server's process; after a restart the server has the same port."""
+    """Keeps its port after a restart."""
 
     def __init__(self, log: Path) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -54,7 +54,7 @@ class ServerProcess:
             time.sleep(0.02)
 
     def pause(self) -> None:
-        """Let the server hang until :meth:`resume`: connections are accepted, but not answered."""
+        """Freeze the server until :meth:`resume`: it accepts connections, but does not answer."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 

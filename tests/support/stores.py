@@ -34,15 +34,14 @@ class Store(ABC):
         self.chunk_bytes = chunk_bytes
 
     @abstractmethod
-    def chunks(self) -> int:
-        """Return the number of chunks in the store."""
+    def chunks(self) -> int: ...
 
     @abstractmethod
     def damage(self) -> None:
         """Flip one bit of each chunk's payload."""
 
     def plant(self, fingerprint: str, manifest: bytes) -> None:
-        """Write a namespace's manifest, as anyone with write access to the store could."""
+        """Write a namespace's manifest, as anyone who can write to the store could."""
         raise NotImplementedError
 
     @abstractmethod
@@ -94,7 +93,7 @@ class Folder(Store):
 
 
 class RedisStore(ServedStore):
-    """A dedicated redis-server, which forgets everything when it is killed."""
+    """A redis-server, which forgets everything when it is killed."""
 
     name = "redis"
 
@@ -125,7 +124,7 @@ class RedisStore(ServedStore):
 
 
 class S3Store(ServedStore):
-    """A dedicated S3 server, which keeps everything when it is killed."""
+    """An S3 server, which keeps everything when it is killed."""
 
     name = "s3"
 
@@ -151,7 +150,7 @@ class S3Store(ServedStore):
 
 
 class Mooncake(ServedStore):
-    """A dedicated Mooncake Store of one node, which forgets everything when it is killed."""
+    """A Mooncake Store of one node, which forgets everything when it is killed."""
 
     name = "mooncake"
     runners = ("process",)
@@ -173,7 +172,7 @@ class Mooncake(ServedStore):
 
 
 class MemcachedStore(ServedStore):
-    """A dedicated memcached, which forgets everything when it is killed."""
+    """A memcached, which forgets everything when it is killed."""
 
     name = "memcached"
     # The default runner of an author's own backend.

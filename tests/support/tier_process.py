@@ -1,4 +1,4 @@
-"""Clocks that hold a tier's process back, and the system's facts about processes."""
+"""Clocks that hold a tier's process back, and what the system says about processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvtier_sdk.runner import ProcessRunner, TierRunner
 
 
 class HeldBackClock(SystemClock):
-    """A clock that records each pause of a second or more, and ends it only at :meth:`go_on`."""
+    """Records each pause of a second or more, and ends it only at :meth:`go_on`."""
 
     def __init__(self) -> None:
         self.pauses_s: list[float] = []
@@ -38,14 +38,13 @@ class HeldBackClock(SystemClock):
             await asyncio.sleep(0.002)
 
     def go_on(self) -> None:
-        """Wait for a pause, and end it."""
         assert self.paused.wait(30)
         self.paused.clear()
         self._turns.release()
 
 
 class LookClock(HeldBackClock):
-    """A clock with which the engine checks the process only when the test calls :meth:`look`."""
+    """Lets the engine check the process only when the test calls :meth:`look`."""
 
     def __init__(self) -> None:
         super().__init__()

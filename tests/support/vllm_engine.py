@@ -1,4 +1,4 @@
-"""Real engines, each in a process, and their configurations for offloading."""
+"""Real engines, each in its own process, and their configurations for offloading."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ LOGPROB_ERROR = 2e-5
 
 
 def same(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> bool:
-    """Return true if all outputs have equal tokens and, but for rounding, equal logprobs."""
+    """Return true if all outputs have equal tokens and nearly equal logprobs."""
     return [out["tokens"] for out in ours] == [out["tokens"] for out in theirs] and all(
         math.isclose(one, other, rel_tol=0, abs_tol=LOGPROB_ERROR)
         for our_out, their_out in zip(ours, theirs, strict=True)
@@ -145,7 +145,7 @@ class Interpreter:
 
 
 class Engine:
-    """An engine process. Commands are the public methods of ``vllm_host.Host``."""
+    """A process whose commands are the public methods of ``vllm_host.Host``."""
 
     def __init__(
         self,
@@ -194,7 +194,7 @@ class Engine:
         return call
 
     def close(self) -> None:
-        """End the engine as an operator would, and wait for it; a second call does nothing."""
+        """End the engine as an operator would, and wait; a second call does nothing."""
         if self._connection.fileno() < 0:
             return
         with suppress(OSError):

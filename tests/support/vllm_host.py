@@ -36,7 +36,7 @@ TICK = [1, 2, 3]
 
 
 def give_weight() -> None:
-    """Generate weights that differ by layer and are large enough for keys and values to matter."""
+    """Generate weights that differ by layer, and are so large that keys and values matter."""
     from vllm.model_executor.model_loader import dummy_loader
 
     make_up = dummy_loader.initialize_single_dummy_weight
@@ -66,7 +66,7 @@ def hide_llvmlite() -> None:
 
 
 class Host:
-    """The engine; each public method is a command."""
+    """Each public method is a command."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class Host:
     def generate(
         self, prompts: list[list[int]], max_tokens: int = 4, **params: Any
     ) -> list[dict[str, Any]]:
-        """Serve prompts at once; return tokens, top-5 logprobs, cached tokens and delay of each."""
+        """Serve prompts at once; return the tokens, top-5 logprobs, cached tokens and delays."""
         requests = [{"prompt_token_ids": prompt} for prompt in prompts]
         sampling = self._sampling(max_tokens=max_tokens, **params)
         outputs = self._llm.generate(requests, sampling, use_tqdm=False)

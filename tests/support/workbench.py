@@ -21,8 +21,6 @@ from kvtier_sdk.chunk_header import header_bytes, round_up
 
 
 class Workbench:
-    """Opens tiers, makes chunks for them, and compares the chunks that come back."""
-
     request = RequestContext("r1")
 
     def __init__(self, chunk_bytes: int = 100_000, *, alignment: int = 1) -> None:
@@ -80,7 +78,7 @@ class Workbench:
             await self.opened.pop().close()
 
     def empty(self, key: bytes) -> Transfer:
-        """Make a transfer to load into; for an aligned tier, in memory that begins with a page."""
+        """Make a transfer to load into; an aligned tier gets memory that begins at a page."""
         header, payload = (
             mmap.mmap(-1, length) if self.alignment > 1 else bytearray(length)
             for length in (self.header_bytes, self.payload_bytes)

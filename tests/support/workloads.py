@@ -46,7 +46,7 @@ def _scans(source: _Source) -> _Prompts:
 
 
 def _popular(source: _Source, shift_after: int) -> _Prompts:
-    """Play 1,000 documents, a few of them popular; at times, others become the popular ones."""
+    """Play 1,000 documents, a few of them popular; from time to time others become popular."""
     documents = [source.fresh(5, 20) for _ in range(1000)]
     weights = list(accumulate(1 / rank**0.9 for rank in range(1, 1001)))
     while True:
@@ -56,7 +56,7 @@ def _popular(source: _Source, shift_after: int) -> _Prompts:
 
 
 def _news(source: _Source) -> _Prompts:
-    """Play requests for the latest 300 documents; a document is popular for a short time only."""
+    """Play requests for the latest 300 documents, each popular for a short time only."""
     latest = [source.fresh(5, 20) for _ in range(300)]
     while True:
         latest.pop(0)

@@ -1,4 +1,4 @@
-"""Stands in for an engine: plays chats in real time, and times each call of the manager."""
+"""Plays chats in real time as an engine would, and times each call of the manager."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PATIENCE_S = 20.0
 
 
 class Engine:
-    """Plays requests as they arrive, and records in an outcome how the manager served them.
+    """Plays requests as they arrive, and records how the manager serves them.
 
     Call all methods from one thread.
     """

@@ -1,4 +1,4 @@
-"""A file system whose calls a test can make fail: a mirror of a directory, served through FUSE.
+"""A mirror of a directory, served through FUSE, whose calls a test can make fail.
 
 ``python -m support.chaos.mirror BEHIND AT REFUSAL`` serves ``BEHIND`` at ``AT``. While the file
 ``REFUSAL`` holds the name of an error, calls fail with this error: all calls, or with ``EROFS``
@@ -34,7 +34,7 @@ def _mirrored(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Mirror(mfusepy.Operations):  # type: ignore[misc]
-    """Mirrors a directory: refuses the calls that should fail, and passes on all others."""
+    """Mirrors a directory; a call fails if the file ``refusal`` names an error."""
 
     use_ns = True
 

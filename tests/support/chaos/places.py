@@ -1,4 +1,4 @@
-"""The stores of the scenarios, with a context manager for each of their faults.
+"""The stores of the scenarios; each of their faults is a context manager.
 
 The fault lasts until the context is left; a killed server then answers again.
 """
@@ -57,7 +57,7 @@ _KVTIER = (sys.executable, "-m", "kvtier_sdk.cli")
 
 
 class CannotHappenError(Exception):
-    """Raised if a fault cannot be made on this machine; the message says why."""
+    """A fault cannot be made on this machine; the message says why."""
 
 
 class FlaggedClock(SystemClock):
@@ -69,7 +69,7 @@ class FlaggedClock(SystemClock):
 
 
 class Place(ABC):
-    """A store in an empty directory, made for one fault."""
+    """An empty store, made for one fault."""
 
     def __init__(self, directory: Path, fault: str) -> None:
         self.config = directory / "kv.json"
@@ -93,7 +93,7 @@ class Place(ABC):
     @property
     @abstractmethod
     def url(self) -> str:
-        """Return the URL of a tier, which leads through the part that the fault affects."""
+        """Return the URL of a tier that goes through the part with the fault."""
 
     @property
     def clean_url(self) -> str:
@@ -173,7 +173,7 @@ class ServedPlace(Place):
 
     @abstractmethod
     def _empty(self) -> None:
-        """Remove the stored chunks while the server does not run."""
+        """Remove the chunks while the server is down."""
 
     @contextmanager
     def server_killed(self) -> Iterator[None]:
@@ -230,7 +230,7 @@ class RedisPlace(ServedPlace):
 
 
 class S3Place(ServedPlace):
-    """An S3 server over a directory. The directory keeps the chunks when the server is killed."""
+    """An S3 server over a directory, which keeps the chunks when the server is killed."""
 
     _server: S3Server
 
@@ -250,7 +250,7 @@ class S3Place(ServedPlace):
 
 
 class FilePlace(Place):
-    """A directory, on a file system of its own if the fault is one of the file system."""
+    """A directory, on a file system of its own if the file system has the fault."""
 
     def _prepare(self, directory: Path, fault: str) -> None:
         self._at = directory / "at"

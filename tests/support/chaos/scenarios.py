@@ -1,4 +1,4 @@
-"""The scenarios, each with a fault, a backend and a runner, and the outcome of a scenario."""
+"""The scenarios, each with a fault, a backend and a runner, and their outcomes."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Functions for a fuzzer, each of which reads bytes that others wrote."""
+"""Fuzzes the functions that read bytes from others."""

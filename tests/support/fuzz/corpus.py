@@ -1,4 +1,4 @@
-"""The saved inputs of each target, in a text file with one input in base64 per line."""
+"""The saved inputs: a text file for each target, with one input in base64 per line."""
 
 from __future__ import annotations
 

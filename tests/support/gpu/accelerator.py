@@ -1,4 +1,4 @@
-"""The device, and CUDA's functions that torch does not offer, called by ctypes.
+"""The device, and functions of CUDA that torch does not offer.
 
 Names and numbers come from ``cuda.h``, ``driver_types.h`` and ``cuda_runtime_api.h``; they are the
 same in CUDA 12.9 and 13.0.
@@ -80,8 +80,6 @@ class Driver:
 
 
 class Runtime:
-    """The CUDA runtime that torch is linked with."""
-
     def __init__(self) -> None:
         library = ctypes.CDLL(torch._C.__file__)
         self._peek = library.cudaPeekAtLastError

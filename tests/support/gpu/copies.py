@@ -31,14 +31,13 @@ def finish(worker: OffloadWorker, *job_ids: int) -> dict[int, CopyResult]:
 
 
 def same(blocks: torch.Tensor, block_ids: Indices, host: Bytes, slots: Indices) -> bool:
-    """Return true if blocks and slots hold the same bytes."""
     chosen = torch.as_tensor(np.asarray(block_ids), device=blocks.device)
     return bool(np.array_equal(blocks[chosen].cpu().numpy(), host[np.asarray(slots)]))
 
 
 @contextlib.contextmanager
 def run_by_run(worker: OffloadWorker) -> Iterator[None]:
-    """Let a device's worker copy run by run, without the driver's batch call."""
+    """Let a worker copy run by run, without the driver's batch call."""
     driver = getattr(worker._device, "driver", None)
     if driver is None:
         yield

@@ -1,4 +1,4 @@
-"""Host memory of the three kinds that a pool can have."""
+"""Pools in the three kinds of host memory."""
 
 from __future__ import annotations
 

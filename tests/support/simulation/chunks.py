@@ -15,7 +15,7 @@ _CONVERSATIONS = 6
 class ChunkTree:
     """A tree of prefixes: most requests begin alike, and many continue an earlier request.
 
-    A prefix is a path with a letter for each node; a node is a chunk of every KV-cache group.
+    A prefix is a path with one letter a node. A node is a chunk of every KV-cache group.
     """
 
     def __init__(self, groups: int, depth: int, chunk_bytes: int, rng: random.Random) -> None:

@@ -66,7 +66,6 @@ class Device:
                 self._compare(copy)
 
     def run(self) -> None:
-        """Run one step, which completes some of the writes."""
         for copy in self.all:
             if copy.writes and not copy.written and self._rng.random() < 0.4:
                 self._write(copy)
@@ -75,7 +74,7 @@ class Device:
         return [copy for copy in self.live if copy.due_step <= step]
 
     def end(self, copies: Sequence[Copy], *, success: bool) -> None:
-        """End copies; after a success, all their bytes have arrived."""
+        """After a success, all bytes must have arrived."""
         for copy in copies:
             if not copy.writes:
                 self._compare(copy)

@@ -1,4 +1,4 @@
-"""An engine's scheduler, whose requests arrive, wait, load, store, are preempted, and end."""
+"""An engine's scheduler; its requests arrive, wait, load, store, are preempted, and end."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class _Request:
 
 
 class Engine:
-    """Drives the manager as an engine does, and checks each of the manager's answers."""
+    """Drives the manager as an engine does, and checks the manager's answers."""
 
     def __init__(self, world: World) -> None:
         self.counts: Counter[str] = Counter()
@@ -112,7 +112,7 @@ class Engine:
             self._finish(request, "aborted")
 
     def excuse(self, duration_s: float) -> None:
-        """Subtract a pause from the requests' waits, since the engine caused the pause."""
+        """Subtract a pause from the requests' waits, since the engine caused it."""
         for request in self.requests:
             request.waits_since_s += duration_s
 

@@ -32,7 +32,7 @@ _KINDS = {"error": 4, "bug": 1, "late": 2, "hang": 2, "some": 4, "damage": 4, "l
 
 
 class Weather:
-    """The faults of one tier, drawn independently for each call."""
+    """Draws the faults of one tier, independently for each call."""
 
     def __init__(self, plan: TierPlan, rng: random.Random, clock: Clock) -> None:
         self.calm = False  # no more faults and delays
@@ -90,7 +90,7 @@ class Weather:
         return kind
 
     async def _hang(self, until_s: float) -> None:
-        """Wait, and ignore cancellations until the time is over, like a hung system call."""
+        """Ignore cancellations until the time is over, like a hung system call."""
         while not self.calm and (left_s := until_s - self._clock.now_s()) > 0:
             try:
                 await self._clock.sleep(left_s)

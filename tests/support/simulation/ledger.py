@@ -35,7 +35,7 @@ _LATE_RATE = 0.02
 
 
 class Transfer(NamedTuple):
-    """One chunk of a job that holds a pin."""
+    """A chunk of a job, which holds a pin."""
 
     operation: Operation
     key: OffloadKey
@@ -44,10 +44,10 @@ class Transfer(NamedTuple):
 
 
 class Ledger:
-    """Every job of one tier, from its hand-over to the end of its I/O.
+    """The jobs of one tier, each until the end of its I/O.
 
-    A job runs until its result, and lingers until its I/O has ended. Until the manager learns of
-    the result, it counts the job as *pending*; until it learns of the I/O's end, as *held*.
+    A job runs until its result, and lingers until its I/O has ended. The manager counts it as
+    *pending* until it learns of the result, and as *held* until it learns of the I/O's end.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class Ledger:
     # --- queries ------------------------------------------------------------------------------
 
     def check_deadlines(self) -> None:
-        """Check that all due jobs are concluded; call it when the runner has just run."""
+        """Check that all due jobs have a result; call it when the runner has just run."""
         now_s = self._clock.now_s() - ROUNDING_S
         for job in self._running.values():
             if job.deadline_s < now_s:
@@ -302,7 +302,7 @@ class Ledger:
 
 
 class WatchedRunner(InlineRunner):
-    """An inline runner that enters its jobs and its reports into a ledger."""
+    """An inline runner that enters its jobs and reports into a ledger."""
 
     def __init__(
         self,

@@ -35,10 +35,9 @@ class _SlotUse:
 
 
 class Rules:
-    """Checks all rules.
+    """Compares the manager with records that it cannot see.
 
-    The manager is compared with the device's copies and bytes, with each tier's ledger and chunks,
-    and with the policy's chunks.
+    These are the device's copies and bytes, each tier's ledger and chunks, and the policy's chunks.
     """
 
     def __init__(self, world: World) -> None:
@@ -90,7 +89,7 @@ class Rules:
             self._breach("pending work is told", f"none, says the manager: {waiting} {jobs}")
 
     def check_rest(self) -> None:
-        """Check the further rules that hold when nothing is left to do."""
+        """Check the other rules, which hold when nothing is left to do."""
         inside = self._inside
         left = {
             "pins": inside.primary.pins,

@@ -1,4 +1,4 @@
-"""The rule that no chunk is evicted before its stores into the ``on_evict`` tiers have ended."""
+"""Checks that no chunk is evicted before its stores into the ``on_evict`` tiers have ended."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from support.simulation.ledger import Ledger
 
 
 class SpillRule:
-    """Checks at each eviction that the chunk's stores into ``on_evict`` tiers have ended."""
-
     def __init__(self, on_breach: Callable[[str, str], None]) -> None:
         self.resetting = False  # a reset forgets chunks without an eviction
         self._breach = on_breach
@@ -34,7 +32,7 @@ class SpillRule:
                 inside.watch_admission(tier, self._let_go[ledger.name].update)
 
     def arrived(self, key: OffloadKey) -> None:
-        """Note that a chunk is readable, so that tiers must get it before its eviction."""
+        """Note that a chunk is readable, so the tiers must get it before its eviction."""
         for _, ledger in self._owed:
             ledger.settled.discard(key)
             self._let_go[ledger.name].discard(key)

@@ -26,7 +26,7 @@ _LEAVES_WHILE_LOADED = 0.1
 
 
 class SimulatedTier(MemoryTier):
-    """A tier with real bytes and evictions; a seed decides its delays, errors and damage."""
+    """Stores real bytes and evicts; a seed decides its delays, errors and damage."""
 
     config_model: ClassVar[type[MemoryTierConfig]] = SimulatedTierConfig
     config: Any
@@ -102,7 +102,7 @@ class SimulatedTier(MemoryTier):
             self._remove([self.config.rng.choice(list(self._objects))])
 
     def damage(self, key: OffloadKey) -> None:
-        """Flip a bit of a stored object, truncate it, or replace it by another chunk's."""
+        """Flip a bit of a stored object, truncate it, or swap in another chunk's."""
         stored = self._objects.get(key)
         if stored is None:
             return
@@ -130,7 +130,7 @@ class SimulatedTier(MemoryTier):
 
 
 class PaddedSimulatedTier(SimulatedTier):
-    """A simulated tier whose buffers are longer than a chunk, and whose calls are short."""
+    """Needs buffers longer than a chunk, and takes at most three keys in a call."""
 
     alignment = 128
     max_batch_keys = 3

@@ -42,7 +42,7 @@ class WatchedMemory:
 
 
 class WatchedPolicy(EvictionPolicy):
-    """Checks the choices of an eviction policy, and the manager's calls of the policy."""
+    """Checks an eviction policy's choices, and the manager's calls of the policy."""
 
     def __init__(
         self,

@@ -61,7 +61,7 @@ def simulate(seed: int, *, echo: Callable[[str], None] | None = None) -> Simulat
 
 
 class World:
-    """A manager, its tiers and an engine, with the checks of each."""
+    """A manager, its tiers and an engine, with all checks."""
 
     def __init__(self, seed: int, echo: Callable[[str], None] | None = None) -> None:
         self.seed = seed
@@ -117,7 +117,7 @@ class World:
         raise breach
 
     def note_error(self, message: str) -> None:
-        """Note an error logged by the SDK, which must log only warnings for a tier's fault."""
+        """Count an error that the SDK logs as a breach: a tier's fault may only cause a warning."""
         self._first_breach = self._first_breach or Breach("nothing fails inside the SDK", message)
 
     def explain(self, error: Exception) -> Breach:
@@ -151,7 +151,7 @@ class World:
         self._raise_first_breach()
 
     def _check_sums(self) -> None:
-        """Check that the outcome of every looked-up chunk is counted once."""
+        """Check that the outcome of each lookup is counted once."""
         host, *tiers = self.manager.stats
         hits = sum(stats.hit_chunks for stats in self.manager.stats)
         misses = sum(host.misses.values())
@@ -371,7 +371,7 @@ class World:
 
 @contextmanager
 def _errors_of_the_sdk(on_error: Callable[[str], None]) -> Iterator[None]:
-    """Report the SDK's logged errors; its warnings concern the tiers' faults."""
+    """Report the errors that the SDK logs; the tiers' faults only cause warnings."""
     log = logging.getLogger("kvtier")
     handler = _Listener(on_error)
     before = log.propagate, log.level

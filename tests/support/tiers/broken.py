@@ -716,7 +716,7 @@ class RenewsTheAge(BrokenTier, fails="check_no_use_extends_the_maximum_age"):
 
 
 class FullIsAnyError(BrokenTier, fails="check_a_full_tier_refuses_or_makes_room"):
-    """Is full, but raises an error that does not mean "full"."""
+    """Is full, but raises an error that does not say so."""
 
     async def store_chunk(self, transfer: Transfer) -> None:
         try:

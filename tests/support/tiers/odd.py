@@ -193,7 +193,7 @@ class AllOrNothing(OddTier):
 
 
 class KeepsItsLastError(OddTier):
-    """Keeps the last exception of its client until the next, as clients in Rust do."""
+    """Keeps its client's last exception until the next one, as clients in Rust do."""
 
     async def load_chunk(self, transfer: Transfer) -> None:
         try:

@@ -1,4 +1,4 @@
-"""A memory tier behind a :class:`ChunkSealer`, as one tier that the conformance kit can check."""
+"""A memory tier with its :class:`ChunkSealer`, as one tier that the kit can check."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class SealedTierConfig(MemoryTierConfig):
 
 
 class SealedTier(SecondaryTierManager):
-    """Seals the header and the payload of a transfer together, as one payload."""
+    """Seals a transfer's header and payload together, as one payload."""
 
     config_model: ClassVar[type[TierConfig]] = SealedTierConfig
     medium = Medium.CPU

@@ -1,7 +1,7 @@
 """A tier whose store tests can inspect, disconnect and reconnect, to test the conformance kit.
 
-It behaves like a network tier: every call takes a moment, the store outlives the
-instance, several instances share it, and it can be unreachable.
+It behaves like a network tier. Every call takes a moment. The store outlives the instance, is
+shared by several instances, and can be unreachable.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class ShelfTierConfig(TierConfig):
 
 
 class ShelfTier(ChunkTierManager):
-    """Chunks on a :class:`Shelf`. The tier keeps the whole contract."""
+    """Keeps the whole contract. Its chunks are on a :class:`Shelf`."""
 
     config_model = ShelfTierConfig
     capabilities = ~Capability.NONE
