@@ -110,7 +110,7 @@ class OfferedLoad(TierListener):
 
 @contextmanager
 def offered_here(url: str, mb_per_s: float, runner: str) -> Iterator[OfferedLoad]:
-    """Open a tier in this program; the caller starts the load."""
+    """Open a tier in this process; the caller starts the load."""
     pool = HostPool.create(PoolLayout(_SLOTS, CHUNK_BYTES))
     for slot in range(_SLOTS):
         pool.view(slot)[:] = os.urandom(CHUNK_BYTES)
@@ -123,7 +123,7 @@ def offered_here(url: str, mb_per_s: float, runner: str) -> Iterator[OfferedLoad
 
 @contextmanager
 def offered_apart(url: str, mb_per_s: float) -> Iterator[_Apart]:
-    """Open a tier in another program; the caller starts the load."""
+    """Open a tier in another process; the caller starts the load."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     other = context.Process(target=_offer, args=(url, mb_per_s, there), daemon=True)
@@ -138,7 +138,7 @@ def offered_apart(url: str, mb_per_s: float) -> Iterator[_Apart]:
 
 
 class _Apart:
-    """Starts and stops the load in the other program, with one message each."""
+    """Starts and stops the load in the other process, with one message each."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe

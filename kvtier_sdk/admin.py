@@ -123,7 +123,7 @@ class AdminSocket:
 
 
 def ask(path: Path, request: Mapping[str, Any], *, timeout_s: float = 5.0) -> dict[str, Any]:
-    """Raise :class:`OSError` if no answer comes."""
+    """Send a request and return the answer. Raise :class:`OSError` if none comes."""
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(timeout_s)
         client.connect(str(path))

@@ -1,4 +1,4 @@
-"""LMCache's own adapters and kvtier's, behind an L1 that LMCache's command line configures."""
+"""LMCache's adapters and kvtier's, behind an L1 configured by LMCache's command-line options."""
 
 from __future__ import annotations
 

@@ -11,15 +11,15 @@ from kvtier_sdk.types import OffloadKey
 
 
 class EngineTools(ABC):
-    """Tells the command ``kvtier`` the configuration, the keys and the commands of one engine.
+    """Describes one engine to the command ``kvtier``: its configuration, keys and commands.
 
     An engine's package declares a subclass as an entry point of the group ``kvtier.engines``. The
-    entry point's name is the engine's name in a namespace's fact ``engine``. The constructor takes
-    no arguments. The module must not import the engine, because the command also runs on machines
+    entry point's name is the value of the fact ``engine`` in a namespace. The constructor takes no
+    arguments. The module must not import the engine, because the command also runs on machines
     without the engine.
 
     Attributes:
-        commands: additional commands of ``kvtier``, each name with its function for typer.
+        commands: additional commands of ``kvtier``. Each name maps to a typer function.
         pool_directory: the directory in which the engine's processes share the host pool; ``None``
             if they share none.
     """

@@ -159,7 +159,7 @@ class _ManagerControl:
 
 
 def _counters(stats: TierStats) -> dict[str, Any]:
-    """Keep only numbers, texts, lists, and tables of numbers."""
+    """Keep only numbers, strings, ``None``, lists, and dicts of numbers."""
     found: dict[str, Any] = {}
     for field in fields(stats):
         value = getattr(stats, field.name)

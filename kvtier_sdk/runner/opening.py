@@ -131,7 +131,7 @@ class TierOpening:
 
 
 def may_pass(error: Exception) -> bool:
-    """Return true if a later attempt may succeed, because the store could not be reached."""
+    """Return true for an outage or a timeout, because a later attempt can succeed."""
     return isinstance(error, TierUnavailableError | TierTimeoutError)
 
 

@@ -209,7 +209,7 @@ class PrefixOrder:
         return self._known.keys()
 
     def note(self, key: OffloadKey) -> tuple[OffloadKey | None, int]:
-        """Return the chunk's parent and its position."""
+        """Record that the engine named a chunk; return the chunk's parent and position."""
         group = key[-GROUP_BYTES:]
         place = self._known.get(key)
         if place is None:

@@ -96,7 +96,7 @@ class PrimaryTier:
             slot.pins = 1
 
     def publish(self, slots: Sequence[Slot], request: RequestContext) -> None:
-        """Make written chunks readable; the writer's pins remain until their release."""
+        """Make written chunks readable; the slots stay pinned until the writer releases them."""
         if not slots:
             return
         self._count(slots[0].state, -len(slots))

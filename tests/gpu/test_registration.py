@@ -1,4 +1,4 @@
-"""The driver registers a pool's memory; the duration is reported."""
+"""Measures how long the driver takes to register a pool's memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fixtures for both runners, and for third-party packages built and installed as users do it."""
+"""Fixtures for both runners, and for packages built and installed the way users would."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def mount(tmp_path: Path) -> Iterator[Callable[..., Path]]:
 
 @contextmanager
 def watched(root: Path) -> Iterator[list[int]]:
-    """Yield a list; its only item is the most bytes that the file system has held."""
+    """Yield a one-item list with the peak growth of the file system's usage in bytes."""
     free_bytes = _free_bytes(root)
     most = [0]
     stop = threading.Event()

@@ -38,7 +38,7 @@ def kvtier(
         request = {
             "argv": ["kvtier", *arguments],
             "cwd": str(cwd or Path.cwd()),
-            # Clear the path, because this process's path would add its source tree.
+            # Commands must not import from a source tree that this process's PYTHONPATH names.
             "env": {**os.environ, "PYTHONPATH": "", **environment},
             "streams": list(map(str, streams)),
         }

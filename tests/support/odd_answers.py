@@ -1,4 +1,4 @@
-"""Invalid answers of a tier, as an author's mistakes cause them."""
+"""Invalid answers that a faulty tier can return."""
 
 from __future__ import annotations
 

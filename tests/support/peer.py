@@ -71,9 +71,9 @@ async def settle() -> None:
 def converse(
     talk: Callable[[Connection], Awaitable[T]], text: bytes, pieces: Iterable[int] = ()
 ) -> T:
-    """Return the client's result. The server sends ``text`` and hangs up.
+    """Return the result of ``talk`` with a server that sends ``text`` and hangs up.
 
-    It sends pieces of the lengths in ``pieces`` first, and then the rest.
+    The server first sends pieces of the lengths in ``pieces``, and then the rest.
     """
 
     async def run() -> T:

@@ -46,7 +46,7 @@ def _scans(source: _Source) -> _Prompts:
 
 
 def _popular(source: _Source, shift_after: int) -> _Prompts:
-    """Play 1,000 documents, a few of them popular; from time to time others become popular."""
+    """Play requests for 1,000 documents; the popular few change every ``shift_after`` requests."""
     documents = [source.fresh(5, 20) for _ in range(1000)]
     weights = list(accumulate(1 / rank**0.9 for rank in range(1, 1001)))
     while True:

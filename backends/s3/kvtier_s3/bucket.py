@@ -156,7 +156,7 @@ class Bucket:
         return Credentials(found.access_key, found.secret_key, found.token)
 
     def refused(self, refusal: Refusal, *, of_object: bool = False) -> TierError:
-        """Translate a refusal; search for new credentials if the server refused these."""
+        """Translate a refusal; if the server refused the credentials, look for new ones."""
         error = self.faults.error(refusal, of_object=of_object)
         if isinstance(error, TierAuthError):
             self._credentials.suspect()
@@ -164,7 +164,7 @@ class Bucket:
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
-        """Translate a request's exceptions; search for new credentials if these are refused."""
+        """Translate a request's errors; if the credentials are refused, look for new ones."""
         try:
             with self.faults.translated():
                 yield

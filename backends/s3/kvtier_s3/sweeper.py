@@ -76,7 +76,7 @@ class Sweeper:
                 await self._context.clock.sleep(self._config.sweep_interval_s)
 
     async def _take_turn(self) -> bool:
-        """Sign and, if this process is the owner, sweep; return true if more must be deleted."""
+        """Renew this process's signature; the owner also sweeps. Return true if more must go."""
         await self._objects.write(self._signature, [b"{}"])
         signed = {
             found.name: found.modified_s

@@ -21,7 +21,7 @@ async def test_no_payload_is_copied(bench, monkeypatch, operation):
 async def test_connections_are_kept_and_bounded(bench, proxy):
     url = bench.url_of(endpoint=await proxy.start())
     tier = await bench.open(url, connections=3, lookup_connections=2)
-    others = proxy.connections - 1  # opening made one of the five already
+    others = proxy.connections - 1  # opening has made one of the tier's 3 + 2 connections
     for _ in range(3):
         assert await bench.put(tier, *KEYS) == [None] * 20
         assert await bench.loads(tier, *KEYS)

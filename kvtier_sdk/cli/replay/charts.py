@@ -1,4 +1,4 @@
-"""Computes the charts of a replay's page as numbers and texts."""
+"""Computes the data of the charts on a replay's page."""
 
 from __future__ import annotations
 

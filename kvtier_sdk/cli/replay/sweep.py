@@ -28,7 +28,7 @@ _WORTHWHILE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class SweepPoint:
-    """The hits of a host pool of one size without tiers, under its policy and under ``lru``."""
+    """The hits of one pool size, under its policy and under ``lru``. Tiers are ignored."""
 
     slots: int
     hit_chunks: int

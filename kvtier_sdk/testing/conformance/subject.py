@@ -30,7 +30,7 @@ TierLike: TypeAlias = str | Mapping[str, Any] | TierSpec | type[SecondaryTierMan
 
 #: The number of chunks that can be lent at once: a big batch, and half as many more.
 _LENT_CHUNKS = 1536
-#: The most bytes beside a payload: header, guards and rounding.
+#: At most this many bytes are added to a payload: header, guards and rounding.
 _BESIDE_BYTES = 1 << 15
 _MIN_LENT_BYTES = 64 << 20
 

@@ -47,7 +47,7 @@ def computing() -> torch.cuda.Stream | None:
 
 
 def sleep_on_stream(seconds: float) -> None:
-    """Queue a kernel that only waits on the current stream; do nothing without a device."""
+    """Keep the current stream busy for ``seconds``; do nothing without a device."""
     if has_device():
         torch.cuda._sleep(int(seconds * _CYCLES_PER_S))
 

@@ -117,7 +117,7 @@ class World:
         raise breach
 
     def note_error(self, message: str) -> None:
-        """Count an error that the SDK logs as a breach: a tier's fault may only cause a warning."""
+        """Treat a logged error as a breach, because a tier's faults must only cause warnings."""
         self._first_breach = self._first_breach or Breach("nothing fails inside the SDK", message)
 
     def explain(self, error: Exception) -> Breach:

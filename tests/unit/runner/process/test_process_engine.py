@@ -134,7 +134,7 @@ def run_bare_engine(
 def test_an_engine_without_standard_streams(
     tmp_path: Path, kind: str, on_open: str, said: str, closed: str, lowest: int
 ) -> None:
-    """The pool and the socket get descriptors 0 to 2, which the process needs for its streams."""
+    """A runner works even if the engine's pool or socket got a descriptor from 0 to 2."""
     done = run_bare_engine(tmp_path, closed, kind, on_open)
     assert (done.returncode, done.stderr) == (0, "")
     note = (tmp_path / "note").read_text()
