@@ -167,11 +167,11 @@ class Transfer:
         replace: bool = False,
         unsealed: _Finish | None = None,
     ) -> None:
-        self.key = key
-        self.request = request
-        self.payload = payload
-        self.replace = replace
-        self.unsealed = unsealed
+        self.key: OffloadKey = key
+        self.request: RequestContext = request
+        self.payload: memoryview = payload
+        self.replace: bool = replace
+        self.unsealed: _Finish | None = unsealed
         self.unverified: _Finish | None = None
         self._header = header
 
