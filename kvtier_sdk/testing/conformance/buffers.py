@@ -63,7 +63,7 @@ class _BroughtDigests:
 
     def __init__(self, digest_bytes: int) -> None:
         self._digest_bytes = digest_bytes
-        self.is_wrong = False
+        self.is_wrong: bool = False
 
     def compare(
         self, key: OffloadKey, header: memoryview, payload: memoryview, digest: bytes | None
@@ -98,7 +98,7 @@ class LentBuffers:
         self._memory: memoryview | None = part.data[:size]
         view = self._memory
         view[:] = (_GUARD * (size // _GUARD_BYTES + 1))[:size]
-        self.digests = _BroughtDigests(digest_bytes)
+        self.digests: _BroughtDigests = _BroughtDigests(digest_bytes)
         self._transfer: Transfer | None = Transfer(
             key,
             request,
