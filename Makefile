@@ -195,10 +195,9 @@ compiled: wheels
 
 # The preloaded library must be the first, because the interpreter itself is not instrumented.
 sanitize: setup
-	@for kind in address undefined thread; do \
-		short=$${kind%"$${kind#?}"}; [ $$kind = undefined ] && short=ub; \
-		echo "$$kind sanitizer"; \
-		LD_PRELOAD=$$($(CC) -print-file-name=lib$${short}san.so) CFLAGS="-g -fsanitize=$$kind" \
+	@for pair in libasan:address libubsan:undefined libtsan:thread; do \
+		library=$${pair%:*} kind=$${pair#*:}; echo "$$kind sanitizer"; \
+		LD_PRELOAD=$$($(CC) -print-file-name=$$library.so) CFLAGS="-g -fsanitize=$$kind" \
 		ASAN_OPTIONS=detect_leaks=0 TSAN_OPTIONS=report_signal_unsafe=0 \
 		$(BIN)/python -m pytest -q -s -p no:cacheprovider backends/file/tests/test_file_compiled.py \
 			backends/file/tests/test_file_spares.py backends/file/tests/test_file_capacity.py || exit 1; \

@@ -209,6 +209,13 @@ class Transfer:
             self.unverified(self.key, self._header, self.payload, digest)
             self.unverified = None
 
+    def with_payload(self, payload: memoryview) -> Transfer:
+        """Return the transfer for a tier behind a wrapper, with another ``payload``.
+
+        The header is sealed, and only the wrapper's own transfer can be verified.
+        """
+        return Transfer(self.key, self.request, self.header, payload, replace=self.replace)
+
     @property
     def buffers(self) -> tuple[memoryview, memoryview]:
         """Header and payload, in the order in which a backend stores them."""

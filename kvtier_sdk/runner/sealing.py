@@ -52,13 +52,7 @@ class ChunkSealer:
         scratch = self._scratch.take(len(batch))
         try:
             sealed = [
-                Transfer(
-                    transfer.key,
-                    transfer.request,
-                    transfer.header,
-                    buffer,
-                    replace=transfer.replace,
-                )
+                transfer.with_payload(buffer)
                 for transfer, buffer in zip(batch, scratch, strict=True)
             ]
             if operation is Operation.STORE:

@@ -156,7 +156,7 @@ class FaultyTier(SecondaryTierManager):
         if fault.kind is FaultKind.PARTIAL:
             return await self._half(self.inner.load, batch, fault)
         # Use other transfers, because the wrapped tier would check the bytes before their damage.
-        inside = [_other(transfer, transfer.payload) for transfer in batch]
+        inside = [transfer.with_payload(transfer.payload) for transfer in batch]
         verdicts = await self.inner.load(inside)
         for transfer, verdict in zip(batch, verdicts, strict=True):
             if verdict is None and fault.kind is FaultKind.SHORT:
@@ -224,18 +224,12 @@ class FaultyTier(SecondaryTierManager):
         """Return another transfer, because the lent buffers must not change."""
         if kind is FaultKind.SHORT:
             kept = len(transfer.payload) // 2 // self.alignment * self.alignment
-            return _other(transfer, transfer.payload[:kept])
+            return transfer.with_payload(transfer.payload[:kept])
         # A mapping begins at a page, so its address has any alignment that a tier may require.
         copy = memoryview(mmap.mmap(-1, len(transfer.payload)))
         copy[:] = transfer.payload
         _flip(copy)
-        return _other(transfer, copy)
-
-
-def _other(transfer: Transfer, payload: memoryview) -> Transfer:
-    return Transfer(
-        transfer.key, transfer.request, transfer.header, payload, replace=transfer.replace
-    )
+        return transfer.with_payload(copy)
 
 
 def faulty(tier_class: type[SecondaryTierManager], plan: FaultPlan) -> type[FaultyTier]:

@@ -246,9 +246,7 @@ class TieringManager:
             return _HIT
         if slot.state is _LOADING and key not in state.claims:
             self._promotions.join(slot, state)
-        wait = state.wait
-        if wait is None or wait.step != self._primary.step:
-            wait = state.begin_wait(self._primary.step)
+        wait = state.wait_in(self._primary.step)
         if wait.slot is None:
             wait.note_slot(slot)
         return _HIT_PENDING

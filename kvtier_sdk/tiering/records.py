@@ -358,8 +358,9 @@ class RequestState:
         """True if the request has finished and all its copies and stores have ended."""
         return self.finished and not self.copies and not self.writes
 
-    def begin_wait(self, step: int) -> Wait:
-        self.wait = Wait(step)
+    def wait_in(self, step: int) -> Wait:
+        if self.wait is None or self.wait.step != step:
+            self.wait = Wait(step)
         return self.wait
 
     def held_slots(self) -> list[int]:

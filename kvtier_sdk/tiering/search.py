@@ -137,10 +137,7 @@ class TierSearch:
             step = self._primary.step
             if state.turn != step:
                 if self.lookups.is_full:
-                    wait = state.wait
-                    if wait is None or wait.step != step:
-                        wait = state.begin_wait(step)
-                    wait.put_off = key
+                    state.wait_in(step).put_off = key
                     return _RETRY
                 state.turn = step
             pending = self._ask(key, state)
@@ -158,9 +155,7 @@ class TierSearch:
             return _MISS
         if pending.waiting:
             if self._primary.now_s <= pending.deadline_s:
-                wait = state.wait
-                if wait is None or wait.step != self._primary.step:
-                    wait = state.begin_wait(self._primary.step)
+                wait = state.wait_in(self._primary.step)
                 if pending is not wait.latest:
                     wait.note_lookup(pending)
                 return _RETRY
