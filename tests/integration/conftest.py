@@ -1,4 +1,4 @@
-"""Fixtures for both runners, and for packages built and installed the way users would."""
+"""Fixtures for runners and empty stores, and for packages that are built and installed by pip."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class MineTier(ChunkTierManager):
         transfer.payload[:] = stored[split:]
 '''
 
-#: Warns on import, and raises an error that quotes a password.
+#: The ``open`` method of a tier that logs a password, and raises an error that quotes it.
 CLUMSY = """
     async def open(self):
         self.context.logger.warning("mind //ada:hunter2@host")
@@ -68,7 +68,7 @@ TALKATIVE = """
         self.context.logger.warning("%s of %s", "//ada:hunter2@host")
 """
 
-#: The smallest tier that can be loaded.
+#: The smallest tier that the SDK can load.
 TIER = """
 from kvtier_sdk import ChunkTierManager
 

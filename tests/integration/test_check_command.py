@@ -47,7 +47,7 @@ BY_CLASS = {"type": "KVTierSecondaryTier", "backend": "memory"}
 
 
 def check(*arguments: str) -> subprocess.CompletedProcess[str]:
-    # The machine can be busy, so allow 120 s; a test overrides this with its own --timeout.
+    # Allow 120 s, because the machine can be busy. A --timeout in the arguments overrides this.
     return kvtier("check", "--timeout", "120s", *arguments)
 
 

@@ -1,4 +1,4 @@
-"""The kit rejects each broken tier in the check for its fault, and accepts every odd tier."""
+"""Each broken tier fails the check for its fault; unusual but correct tiers pass every check."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from kvtier_sdk.testing import (
 )
 from kvtier_sdk.testing.conformance.suite import run_check
 
-#: Checks that use threads, processes or real delays. All others run on virtual time, which jumps to
-#: the time limit when a call never ends.
+#: Checks that use threads, processes or real delays. All other checks run on virtual time, where a
+#: call that never ends reaches its time limit at once.
 REAL_TIME = {
     "check_it_runs_in_a_process",
     "check_it_runs_in_a_thread",
@@ -105,7 +105,7 @@ def test_a_kept_buffer_names_its_holder() -> None:
 
 
 def test_every_check_but_one_has_a_tier_that_fails_it() -> None:
-    # No broken tier fails in a thread alone, because it would fail in a process too.
+    # A tier that fails in a thread fails in a process too, so no tier fails this check alone.
     assert CHECKS.keys() - {tier.fails for tier in BROKEN_TIERS} == {"check_it_runs_in_a_thread"}
 
 
@@ -142,7 +142,7 @@ def test_the_search_for_a_shorter_sequence_is_bounded() -> None:
 
 
 class Unsteady(ShelfTier):
-    """Its first load returns wrong bytes."""
+    """A tier whose first load returns wrong bytes."""
 
     async def load_chunk(self, transfer: Transfer) -> None:
         await super().load_chunk(transfer)
@@ -187,7 +187,7 @@ class NoCoroutine(ShelfTier):
 
 
 class NoVersion(ShelfTier):
-    """Declares a contract version that does not exist yet."""
+    """A tier for a contract version that does not exist yet."""
 
     contract_version = 2
 

@@ -1,7 +1,7 @@
 """A file tier at its capacity, and on a disk that becomes full during a replay.
 
-The tests fill a small file system if the process can mount one; otherwise ``pwritev`` raises
-``ENOSPC``.
+Some tests fill a small file system, and are skipped where the process cannot mount one. Others
+replace ``pwritev`` and ``pwrite`` by functions that raise ``ENOSPC``.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _free_bytes(root: Path) -> int:
 def test_a_capacity_is_kept_while_sixteen_times_as_much_is_written(
     mount: Callable[[int], Path],
 ) -> None:
-    """Fails if ``ChunkStore._reserve`` does not reserve: writes would exceed the capacity."""
+    """Fails if ``ChunkStore._reserve`` reserves no room: writes would exceed the capacity."""
     root = mount(256 * MIB)
     chunk_bytes, chunks = MIB // 4, 64
     workload = [
@@ -93,8 +93,8 @@ def test_a_capacity_is_kept_while_sixteen_times_as_much_is_written(
     assert (report.wrong_bytes, report.failures, report.dropped) == (0, {}, 0)
     assert report.tiers[1].stored_bytes == 2**30
     assert report.tiers[1].evicted_chunks > 4096 - 257
-    # Writes in flight reserve their bytes, so they stay within the capacity. The ledger adds up to
-    # 1 MiB before it is restarted, and directories add a few pages.
+    # Writes in flight reserve their bytes, so they stay within the capacity. The tier's ledger adds
+    # up to 1 MiB before it is compacted, and directories add a few pages.
     assert 63 * MIB < most[0] < 64 * MIB + MIB + 2**16
 
 

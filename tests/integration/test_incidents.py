@@ -1,4 +1,4 @@
-"""Incidents of similar systems, played here to show that kvtier avoids them.
+"""Incidents from similar systems, reproduced to show that kvtier avoids them.
 
 Each test's docstring names a change to the code that makes the test fail.
 """
@@ -65,7 +65,7 @@ def test_case_01_a_file_is_truncated_after_its_lookup_was_a_hit(
 
 
 def test_case_03_the_pool_runs_out_in_the_middle_of_a_batch(make: EngineFactory) -> None:
-    """Fails if ``Promotions.start`` counts keys without a slot: they would seem to be loading."""
+    """Fails if ``Promotions.start`` counts keys that got no slot: they would seem to be loading."""
     engine = make(slots=4, manager={"store_reserve": 0.5})
     stored_below(engine, *KEYS[:4])
     assert engine.settle(B, *KEYS[:4]) == ["HIT", "HIT", "MISS", "MISS"]
@@ -74,7 +74,7 @@ def test_case_03_the_pool_runs_out_in_the_middle_of_a_batch(make: EngineFactory)
 
 
 def test_case_04_the_second_key_of_a_store_fails(make: EngineFactory) -> None:
-    """Fails if ``TierLoop`` gives a job's keys one verdict: the stored keys would not count."""
+    """Fails if ``TierLoop`` gives all keys of a job one verdict: stored keys would not count."""
     engine = make()
     engine.tiers[0].on_store = lambda t: TierError("no") if t.key == KEYS[1] else None
     engine.store(A, *KEYS[:3])
@@ -88,7 +88,7 @@ def test_case_04_the_second_key_of_a_store_fails(make: EngineFactory) -> None:
 
 
 def test_case_05_a_store_raises_what_nobody_expects(make: EngineFactory) -> None:
-    """Fails without ``except Exception`` in ``TierCaller``: the job's task would die uncounted."""
+    """Fails if ``TierCaller`` translates only ``TierError``: the error would not be counted."""
     engine = make()
     engine.tiers[0].raises = ZeroDivisionError("bug")
     engine.store(A, KEYS[0])
@@ -131,7 +131,7 @@ def test_case_07_a_request_is_aborted_with_its_load_in_flight(
 
 
 def test_case_08_the_request_ends_before_its_copies_do(make: EngineFactory) -> None:
-    """Fails if ``on_request_finished`` always drops the state: the store would never happen."""
+    """Fails if ``on_request_finished`` drops the request's state at once: no tier would get a store."""
     engine = make()
     engine.manager.prepare_store(KEYS[:2], A)
     engine.manager.on_request_finished(A)
@@ -143,7 +143,7 @@ def test_case_08_the_request_ends_before_its_copies_do(make: EngineFactory) -> N
 
 
 def test_case_09_preempted_with_a_store_in_flight_and_admitted_again(make: EngineFactory) -> None:
-    """Fails if ``prepare_store`` takes slots for present keys: one chunk would have two slots."""
+    """Fails if ``prepare_store`` takes slots for keys in the pool: a chunk would have two slots."""
     engine = make()
     engine.tiers[0].gate = asyncio.Event()
     engine.write(engine.manager.prepare_store(KEYS[:2], A))
@@ -176,9 +176,9 @@ def test_case_10_a_reset_with_a_load_in_flight(make: EngineFactory) -> None:
 
 
 def test_case_11_a_deep_waiting_queue_and_a_small_pool(make: EngineFactory) -> None:
-    """Fails without the limit in ``Promotions.start``: running stores would find no slot.
+    """Fails without the limit in ``Promotions.start``: promotions would leave no slot for stores.
 
-    Fails without the claims: promoted chunks would evict each other unread.
+    Fails without the claims of requests: promoted chunks would evict each other before their use.
     """
     engine = make(slots=10, manager={"store_reserve": 0.2})
     stored_below(engine, *KEYS[:20])
@@ -260,7 +260,7 @@ def test_case_16_three_failures_and_then_the_server_recovers(make: EngineFactory
 def test_case_18_a_process_starts_with_an_empty_table_beside_a_full_store(
     tmp_path: Path, runner: str
 ) -> None:
-    """Fails without the scan in ``SharedUsage._begin``: the store would count as empty."""
+    """Fails without ``recount`` in ``SharedUsage._begin``: the store would count as empty."""
     url = f"file://{tmp_path}?runner={runner}&capacity=512KiB"
     with live([url]) as engine:
         request = engine.begin("a")
@@ -327,7 +327,7 @@ def test_case_22_a_verdict_does_not_outlive_its_request(make: EngineFactory) -> 
 def test_case_23_a_stored_value_is_smaller_or_larger_than_the_slot(
     make: EngineFactory, change: int
 ) -> None:
-    """Fails if no length is checked before a copy: a slot would overflow, or stay half old."""
+    """Fails if a load checks no length: a slot would overflow, or keep some old bytes."""
     engine = make()
     stored_below(engine, *KEYS[:2])
     stored = engine.tiers[0]._objects[KEYS[0]]
@@ -370,7 +370,7 @@ def test_a_frozen_redis_is_slow_long_before_its_deadline(server: Server, runner:
         output = engine.manager.prepare_store(KEYS[1:3], request)
         engine.manager.complete_store(output.keys_to_store, request)
         engine.manager.on_schedule_end()
-        # An idle engine runs no step, so the scrape itself must notice the slow tier.
+        # An idle engine runs no step, so reading the metrics must itself notice the slow tier.
         server.wait_until(lambda: client.stats_now().is_slow, "the tier is slow")
         engine.step()
         assert client.stats.is_slow
@@ -386,7 +386,7 @@ def test_a_frozen_redis_is_slow_long_before_its_deadline(server: Server, runner:
 def test_a_frozen_store_that_was_given_nothing_before_pins_what_it_is_given_at_once(
     tmp_path: Path, kind: str
 ) -> None:
-    """Fails if ``Pace`` starts by allowing a full queue: a frozen store would pin half the pool."""
+    """Fails if ``Pace`` begins without a limit: stores to a frozen tier would pin half the pool."""
     server: Server | S3Server = Server(tmp_path) if kind == "redis" else S3Server(tmp_path)
     server.start()
     try:
@@ -412,7 +412,7 @@ def test_a_frozen_store_that_was_given_nothing_before_pins_what_it_is_given_at_o
 def test_whole_stores_are_bounded_too_and_a_slow_tier_gets_none(
     server: Server, runner: str
 ) -> None:
-    """Fails if either rule exempts ``whole`` stores: a frozen tier's queue would fill the pool."""
+    """Fails if ``whole`` stores may exceed the queue's limit, or go to a tier that is slow."""
     spec = TierSpec.from_url(server.url, runner=runner, max_batch="1MiB")
     request = RequestContext("a")
     with (
@@ -437,7 +437,7 @@ def test_whole_stores_are_bounded_too_and_a_slow_tier_gets_none(
 def test_what_was_held_back_of_an_outage_comes_before_its_end(
     server: Server, runner: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Fails if the client logs the end itself: the loop's lines would follow a minute later."""
+    """Fails if the client itself logs the end: the held-back lines would follow a minute later."""
     spec = TierSpec.from_url(server.url, runner=runner, max_lookup_deadline="50ms")
     with live([spec], slots=64) as engine:
         request = engine.begin("a")

@@ -77,7 +77,7 @@ def test_two_processes_share_what_is_in_two_servers(
     assert all(server.names() for server in servers)
 
 
-#: Runs a replay whose server is down for a third of the requests; prints the report.
+#: A program that kills or freezes the server for a third of a replay, and prints the results.
 DISTURBED = """
 import json, logging, sys, threading
 from memcached_server import MemcachedServer

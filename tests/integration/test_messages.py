@@ -17,7 +17,7 @@ from support.redis_server import Server
 from support.s3_server import S3Server
 
 FILE = Path(__file__).with_name("messages.txt")
-#: Each start's title, and the engine's facts that it changes; the starts run in this order.
+#: For each start, its title and the facts that the engine changes. The starts run in this order.
 STARTS: dict[str, dict[str, str]] = {
     "A healthy start in an empty place": {},
     "The next start in the same place": {},

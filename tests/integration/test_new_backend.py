@@ -94,7 +94,7 @@ def test_what_is_written_passes_its_own_checks(tmp_path: Path, name: str) -> Non
     run([sys.executable, "-m", "mypy", "--cache-dir", str(tmp_path / "cache")], project)
 
 
-#: A client that never closes its socket, and the tests of a tier that uses this client.
+#: A tier that never closes its socket, and its conformance tests.
 _FORGETS_A_SOCKET = """
 import socket
 

@@ -60,7 +60,7 @@ def test_memory_that_goes_while_a_pool_is_made_is_an_error() -> None:
 
 
 def test_no_page_is_missing_once_a_pool_is_made() -> None:
-    """A page that is missing later would raise SIGBUS."""
+    """The first write to a page without memory would kill the process with SIGBUS."""
     run_with_shm(
         48 * MIB,
         """

@@ -72,7 +72,7 @@ def test_a_process_finds_what_only_the_engine_can_import(
 
 
 class Killer:
-    """Kills a file tier's process while chunks are stored and loaded."""
+    """A driver that stores and loads chunks, and kills the file tier's process meanwhile."""
 
     def __init__(self, engine: Live, seed: int) -> None:
         self.engine = engine
@@ -128,7 +128,7 @@ class Killer:
         return thread
 
     def kill_with(self, monkeypatch: pytest.MonkeyPatch, loads: bool) -> int:
-        """Kill the process while its socket holds unread loads or stores; return its PID."""
+        """Let the next flush of loads or stores kill the process before it reads; return its PID."""
         pid, flush = self.await_process(), self._client.flush
         wanted = Operation.LOAD if loads else Operation.STORE
         done = False

@@ -59,7 +59,7 @@ def test_the_closed_loop_is_exact_whatever_the_pool(slots: str) -> None:
 
 @pytest.mark.parametrize("tiers", [[], ["memory:?capacity=3MiB"]], ids=["pool", "tier"])
 def test_a_recorded_trace_hits_what_its_engine_has_hit(tmp_path: Path, tiers: list[str]) -> None:
-    # Use LRU: a recorded trace has other keys, and the default policy samples chunks by key.
+    # Use LRU, because the default policy samples chunks by key, and a trace has other keys.
     options = {"slots": 100, "chunk_bytes": "8KiB", "tiers": tiers, "policy": "lru"}
     recording = {**options, "trace_dir": str(tmp_path / "trace"), "trace_file_size": "40KB"}
     workload = chat_workload(300, 5)
@@ -118,7 +118,7 @@ def test_waiting_for_a_tier_is_one_step(tmp_path: Path, monkeypatch: pytest.Monk
     for _ in range(2):
         steps = 0
         driver.replay(chat_workload(40, 0), TieringConfig.from_dict(options))
-        # Each request waits at most for one lookup, one load and one store; one step ends the run.
+        # A request waits for at most a lookup, a load and a store. One more step ends the run.
         assert steps <= 3 * 40 + 1
 
 

@@ -85,8 +85,8 @@ def test_two_engines_with_different_keys_come_to_rest(empty_store: Store, tmp_pa
                 push_out(engine, turn)
         assert served == [{"MISS"}] * 4 + [{"HIT"}, {"MISS"}]
         count = len(CHUNKS)
-        # Each chunk fails twice: first it is known and loaded without a lookup, then a lookup
-        # finds it in the tier and it is loaded again.
+        # Two loads of each chunk fail: one without a lookup, because the engine has stored this
+        # chunk itself, and one after a lookup, which finds the other engine's chunk.
         assert failures(ours) == {"load.auth": 2 * count}
         assert failures(theirs) == {"load.auth": 4 * count, "store.auth": 2 * count}
 

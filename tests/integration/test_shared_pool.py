@@ -22,7 +22,7 @@ from support.pool_process import (
 from kvtier_sdk import ConfigError, HostPool, KVTierError, PoolLayout
 from kvtier_sdk.pool.limits import file_system_of
 
-# A part is not a multiple of a cache line, and rows of several parts are not whole pages.
+# Chosen so that parts do not end at a cache line, and rows of several parts not at a page.
 PART_BYTES = 5000
 SLOTS = 16
 

@@ -42,7 +42,7 @@ def test_the_tier_holds_what_was_evicted_and_nothing_else(tmp_path: Path, runner
     evicted: set[bytes] = set()
     stored: set[bytes] = set()
     url = f"file://{tmp_path}?store_policy=on_evict&runner={runner}"
-    # Spilling stores the next victims early; LRU then evicts them, but a learning policy might not.
+    # Use LRU, because the next victims are stored early, and a learning policy might evict others.
     with live([url], slots=SLOTS, events=True, policy="lru") as engine:
         for request in chat_workload(100, seed=3):
             gone, kept = play(engine, request)

@@ -1,7 +1,7 @@
 """Replay a production trace through all tiers, on real servers that die and come back.
 
 The trace is the file named by ``KVTIER_TRACE``, else one beside the project, else generated.
-``KVTIER_TRACE_REQUESTS`` limits the requests; ``make test-trace`` plays 130 times the default.
+``KVTIER_TRACE_REQUESTS`` is the number of requests; ``make test-trace`` sets it to 4,000.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kvtier_sdk import TieringConfig
 from kvtier_sdk.cli.replay import ReplayRequest, chat_workload, read_trace, replay
 
 CHUNK_BYTES = 4096
-#: Too few for the chunks that the trace reuses, so that hits must come from the tiers.
+#: Too few slots for the chunks that the trace reuses, so hits must come from the tiers.
 SLOTS = 250
 REQUESTS = int(os.environ.get("KVTIER_TRACE_REQUESTS", "30"))
 BESIDE = Path(__file__).parents[3] / "shared" / "traces" / "conversation-4k.jsonl"
@@ -67,7 +67,7 @@ def distinct_chunks(workload: Sequence[ReplayRequest]) -> int:
 
 
 def play(trace: Path, *stores: Store) -> dict[str, Any]:
-    """Replay the trace in a new process; the report's tiers become a dict by name."""
+    """Replay the trace in a new process; return the report with its tiers as a dict by name."""
     command = [sys.executable, "-c", "from kvtier_sdk.cli import main; main()", "replay", "--json"]
     command += ["--trace", str(trace), "--chunk-bytes", str(CHUNK_BYTES), "--slots", str(SLOTS)]
     for store in stores:

@@ -20,7 +20,7 @@ _WORKLOAD = chat_workload(500, 3)
 
 
 def play(root: Path) -> ReplayReport:
-    """The workload is larger than the tier, so hits depend on the tier's evictions."""
+    """Replay a workload that is larger than the tier, so that hits depend on the evictions."""
     options = {
         "slots": 50,
         "chunk_bytes": CHUNK_BYTES,
@@ -42,7 +42,7 @@ def tools_at_work(root: Path, runs: list[str]) -> Iterator[None]:
         while not ended.is_set():
             for words in (["ls"], ["verify"], ["du"], ["explain", "--key", "00"]):
                 done = kvtier("tier", words[0], "--json", url, *words[1:])
-                # A command can fail while the engine opens its tier: the directory is incomplete.
+                # A command can fail while the engine opens its tier and the directory is incomplete.
                 if done.returncode == 0 and json.loads(done.stdout):
                     runs.append(words[0])
 
@@ -70,7 +70,7 @@ def outcome(report: ReplayReport) -> tuple[int, ...]:
 def test_an_engine_hits_and_evicts_as_it_does_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Evict in the order of use only; the default also depends on the engine's speed.
+    # Evict in the order of use only, because the default order depends on the engine's speed too.
     monkeypatch.setattr(recency, "_STAY", (1.0,) * len(recency._STAY))
     alone = play(tmp_path / "alone")
     runs: list[str] = []

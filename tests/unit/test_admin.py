@@ -128,7 +128,7 @@ def test_the_mode_is_never_that_of_what_a_link_points_to(
     other.touch(mode=0o644)
 
     class Swapped(socket.socket):
-        """Another user of the directory replaces this socket by a link during ``bind``."""
+        """A socket that another user of the directory replaces by a link during ``bind``."""
 
         def bind(self, address: Any) -> None:
             super().bind(address)

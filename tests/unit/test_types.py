@@ -38,7 +38,7 @@ def test_a_transfer_is_its_header_then_its_payload() -> None:
 
 
 class Seals:
-    """Stands in for the SDK's functions that seal and check a chunk, and records the calls."""
+    """A stand-in for the SDK's functions that seal and check a chunk; records the calls."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, bytes | None]] = []

@@ -35,8 +35,8 @@ async def test_a_cancelled_load_leaves_its_buffers_alone(network, keys, passed_b
         await task
     target.payload[:] = b"n" * len(target.payload)
     network.proxy.release()
-    # When the second load ends, the rest of the first response has had time to arrive. The buffer
-    # of the cancelled load must still hold the bytes that the test wrote after the cancellation.
+    # While the second load runs, the rest of the first response has time to arrive. The buffer of
+    # the cancelled load must still hold the bytes that the test wrote after the cancellation.
     assert await bench.loads(tier, keys[0])
     assert bytes(target.payload) == b"n" * len(target.payload)
 

@@ -14,13 +14,13 @@ import pytest
 from kvtier_sdk import run_blocking
 from kvtier_sdk.aio.blocking import THREAD_LIMIT, close_blocking_threads
 
-# Longer than any test takes; reached only if a test fails.
+# A wait takes this long only if a test fails.
 PATIENCE_S = 30.0
 
 
 @pytest.fixture
 def released() -> Iterator[threading.Event]:
-    """Blocking calls wait for this event, which is set when the test ends."""
+    """Yield an event that blocking calls wait for; set it when the test ends."""
     event = threading.Event()
     yield event
     event.set()
@@ -56,8 +56,8 @@ async def test_an_exception_is_raised_here_and_ends_no_thread(error: BaseExcepti
 
 
 def test_even_a_stop_iteration_comes_back() -> None:
-    # A future cannot carry StopIteration. If the test fails, its coroutine waits for ever and
-    # cannot be cancelled, so run it in a new process.
+    # A future cannot carry StopIteration. Run the call in a new process, because a failure of this
+    # test would be a coroutine that waits for ever and cannot be cancelled.
     code = """
 import asyncio
 import contextlib
@@ -139,7 +139,7 @@ async def test_a_call_cancelled_at_once_is_not_run(released: threading.Event) ->
     with pytest.raises(asyncio.CancelledError):
         await task
     released.set()
-    # Calls run in order, so once this one has run, the cancelled one was skipped.
+    # Calls run in order, so after this call the cancelled call has been skipped.
     await run_blocking(lambda: None)
     assert not ran.is_set()
 
@@ -155,7 +155,7 @@ async def test_a_call_cancelled_at_once_holds_no_arguments() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     del task
-    await asyncio.sleep(0)  # let the waking task end, because the loop still refers to it
+    await asyncio.sleep(0)  # the loop's current callback still refers to the task
     gc.collect()
     assert seen() is None
 
@@ -171,7 +171,7 @@ async def test_no_more_calls_than_the_limit_run_at_once(released: threading.Even
 
 async def test_an_idle_thread_is_used_again() -> None:
     threads = {await run_blocking(threading.current_thread) for _ in range(50)}
-    # Some calls start a new thread, because no thread has reported itself idle yet.
+    # A call starts a new thread if the previous call's thread does not count as idle yet.
     assert len(threads) < 25
 
 

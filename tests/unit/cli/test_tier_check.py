@@ -1,4 +1,4 @@
-"""Checks of tiers succeed or fail, and leave nothing behind."""
+"""``check_tiers`` tries the steps of each tier, and reports the step that fails."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ def test_an_interrupted_trial_does_not_wait_for_the_tier() -> None:
 
     # Waiting for the load or for the close would take an hour.
     with pytest.raises(KeyboardInterrupt):
-        # A name of its own keeps the tier's late log lines out of other tests.
+        # The tier logs even after this test. Its own name keeps these lines out of others.
         trial_of(Interrupted, 3600.0, name="interrupted", on_load="hang", close_s=3600.0)
 
 

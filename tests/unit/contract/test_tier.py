@@ -31,7 +31,7 @@ def transfers(*keys: OffloadKey) -> list[Transfer]:
 
 
 class Recorder(ChunkTierManager):
-    """Waits for each chunk's gate, then raises the chunk's entry in ``outcomes``."""
+    """A tier whose calls wait for the chunk's gate, then raise the chunk's error, if any."""
 
     contract_version = 1
     fan_out = 3

@@ -1,4 +1,4 @@
-"""A tier opened for a tool waits for each answer, and raises an error if the answer is wrong."""
+"""A tier that a tool opens raises an error if an answer is wrong or does not come in time."""
 
 from __future__ import annotations
 

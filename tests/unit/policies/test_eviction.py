@@ -1,4 +1,4 @@
-"""Every eviction policy agrees with a model of the resident chunks, and shows its strengths."""
+"""Eviction policies agree with a model of the resident chunks, and evict in the right order."""
 
 from __future__ import annotations
 
@@ -162,8 +162,8 @@ def order_after(name: str, slots: int, calls: str) -> str:
         ("arc", "abcdBA", "cdba"),
         ("arc", "abcC-ad-ba", "cad"),
         ("arc", "abcC-ad-bae", "dcae"),
-        # Before the simulations have a result, a second use delays eviction by a quarter of a pass
-        # through the pool.
+        # Until the simulations have a result, the policy's weight is 0.25: a second use delays an
+        # eviction by ``slots / 4`` references.
         ("prefix", "abcA", "bca"),
         ("prefix", "abA" + "cde", "bcad"),
         # The policy remembers uses of evicted chunks.
@@ -228,7 +228,7 @@ def hot_prompts_between_scans() -> Iterator[int]:
 def test_a_scan_hurts_lru_but_neither_arc_nor_prefix() -> None:
     rates = {name: hit_rate(name, 100, hot_prompts_between_scans()) for name in NAMES}
     best = 199 * 40 / (200 * 80 + 50 * 150)
-    # ARC misses each hot chunk once, and a few more while it adapts; LRU misses it after each scan.
+    # ARC misses hot chunks once, and some again while it adapts. LRU misses all after each scan.
     assert rates["arc"] > 0.95 * best
     assert rates["lru"] < 0.80 * best
     assert rates["prefix"] > 0.95 * best

@@ -75,7 +75,7 @@ def test_memory_is_bounded_however_many_chunks_pass() -> None:
     simulations = policy._simulations
     assert len(simulations._older) == 8 * slots // policy._one_in > len(simulations._last)
     for pool in simulations._pools:
-        # The largest bonus is 32 passes through the pool, and each pass has 64 buckets.
+        # The largest bonus is ``32 * slots`` references; a bucket holds ``slots / 64`` references.
         assert len(pool._counts) <= 33 * 64
 
 

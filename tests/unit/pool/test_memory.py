@@ -188,7 +188,7 @@ def test_a_failure_gives_everything_back(monkeypatch: pytest.MonkeyPatch) -> Non
     open_before = len(os.listdir("/proc/self/fd"))
     monkeypatch.setattr(memory, "prefault", fail)
     for make in MAKE.values():
-        # The traceback keeps all objects alive, so only an explicit close can close a descriptor.
+        # The traceback keeps all local objects alive, so garbage collection closes no descriptor.
         with pytest.raises(ConfigError, match="no") as failure:
             make()
         assert len(os.listdir("/proc/self/fd")) == open_before

@@ -1,4 +1,4 @@
-"""Another process acts between two steps of a pool's start."""
+"""A pool starts correctly even if another process acts between two steps of the start."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def test_a_load_that_never_ends_is_a_failed_one(make: Make) -> None:
     assert rig.do(LOAD, BAD, run_s=6.0) == ["timeout"]
     rig.do(STORE, BAD)
     assert rig.tier.replaced == [BAD]
-    rig.account.job_of[BAD] = 0  # the load, job 0, still writes to this slot
+    rig.account.job_of[BAD] = 0  # the hanging load, which is job 0, still writes to this slot
 
 
 def test_the_memory_of_failed_loads_is_bounded(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,7 @@ A, B = b"a" * 36, b"b" * 36
 
 
 class SharedStore(MemoryTier):
-    """All loops of a test share its chunks."""
+    """A tier whose chunks are shared by all loops of a test."""
 
     alignment = 16
     objects: dict[str, dict[OffloadKey, bytearray]]

@@ -1,4 +1,4 @@
-"""The thread runner wakes its loop and its engine once, and reports a loop that fails."""
+"""The thread runner wakes its loop and its engine once a burst, and reports a loop that fails."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvtier_sdk.runner.jobs import ChunksRemoved, OpeningEnded, Operation
 
 
 class CountedLoop(asyncio.SelectorEventLoop):
-    """Counts wake-ups from other threads, and fails on request."""
+    """A loop that counts wake-ups from other threads, and fails on request."""
 
     wakes = 0
     breaks_down = False

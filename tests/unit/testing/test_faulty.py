@@ -1,4 +1,4 @@
-"""Planned faults of a tier happen when the plan says so."""
+"""A tier with a plan of faults fails when the plan says so, and in the planned way."""
 
 from __future__ import annotations
 
@@ -139,6 +139,6 @@ def test_the_same_seed_draws_the_same_faults() -> None:
 @pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
 def test_the_wrapper_breaks_no_rule_of_its_own(check) -> None:
     if check.name == "check_it_runs_in_a_process":
-        return  # another process would not have the plan
+        return  # the tier in the other process would not have the plan
     with contextlib.suppress(CheckSkipped):
         run_check(check, TierSubject(faulty(MemoryTier, FaultPlan())))

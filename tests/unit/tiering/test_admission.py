@@ -32,7 +32,7 @@ class Rig:
         self.stats = TierStats("t", "memory")
         self.admission = Admission(self.stats, TierLog("t", VirtualClock()), enabled=enabled)
         self.capacity = capacity
-        # Count in chunks; ``None`` would mean that the tier has not reported its usage.
+        # The rig counts chunks, not bytes. ``None`` would mean that no usage was reported yet.
         self.stats.used_bytes = 0
         self.cache: OrderedDict[OffloadKey, None] = OrderedDict()
         self.hits = self.writes = self.unread = 0
@@ -129,7 +129,7 @@ def store_each(engine: Engine, keys: Iterable[OffloadKey], steps: int = 1) -> No
 
 
 def thrashed(make: Make, **options: object) -> Engine:
-    """The tier has room for 8 chunks, and repeatedly got the same 4 and 8 new ones."""
+    """Return an engine whose tier has room for 8 chunks and often got the same 4 and 8 new ones."""
     engine = make(slots=4, **options)
     limit(engine, 8)
     for first in range(4, 324, 8):

@@ -67,7 +67,7 @@ def test_requests_that_may_ask_different_tiers_share_no_answer(make: Make) -> No
 
 
 def a_load_that_will_fail(make: Make, first: RequestContext, second: RequestContext) -> Engine:
-    """``CHOOSY`` uses the failing tier only."""
+    """Return an engine that has begun the load; ``CHOOSY`` may use the failing tier only."""
     engine = make(tiers=2)
     stored_below(engine, KEYS[0])
     engine.tiers[0].on_load = lambda transfer: CorruptChunkError("flipped")
@@ -250,7 +250,7 @@ def test_what_another_request_asked_for_is_not_brought_for_this_one(make: Make) 
 
 
 def gated(make: Make, *keys: OffloadKey) -> Engine:
-    """The tier has ``keys``, and holds back lookups until its gate opens."""
+    """Return an engine whose tier has ``keys``, and holds back lookups until its gate opens."""
     engine = make()
     stored_below(engine, *keys)
     engine.tiers[0].gated.add("lookup")
@@ -356,7 +356,7 @@ def test_chunks_that_another_request_asked_for_count_too(make: Make) -> None:
     for request in requests:
         engine.manager.on_new_request(request)
         engine.look(request, *shared)
-    # Two lookups and four waits (two requests for each) make six, more than the limit of five.
+    # The first request makes two lookups, and two more requests wait for both: six, one too many.
     assert [engine.manager.is_put_off(each) for each in requests] == [False] * 3 + [True]
     engine.step()
     engine.look(requests[3], *shared)

@@ -177,7 +177,7 @@ def test_no_use_extends_the_maximum_age(
             await tier.touch([b"a"])
             await tier.store([transfer(b"b")])
         await clock.sleep(1300)
-        # Storing a chunk again makes it the most recent one.
+        # Only storing a chunk again restarts its age.
         assert await tier.lookup([b"a", b"b"], REQUEST) == [False, True]
         assert removed == [b"a"]
 

@@ -22,7 +22,7 @@ def gate() -> Iterator[Gate]:
 
 @pytest.fixture
 def gated(gate: Gate) -> Iterator[Callable[..., OffloadWorker]]:
-    """Make a worker whose copies stop at the gate; shut it down at teardown."""
+    """Yield a function that makes workers whose copies stop at the gate; shut them down."""
     workers: list[OffloadWorker] = []
 
     def make(kv: KVTensor, *, threads: int = 1) -> OffloadWorker:
@@ -39,7 +39,7 @@ def gated(gate: Gate) -> Iterator[Callable[..., OffloadWorker]]:
 
 @pytest.fixture(params=["cuda", "hip"])
 def runtime(request: pytest.FixtureRequest) -> Iterator[FakeCUDA]:
-    """A fake of CUDA or HIP; the test must leave no error in it."""
+    """Yield a fake of CUDA or HIP; fail if the test leaves an error that the engine would see."""
     with fake_cuda(request.param) as runtime:
         yield runtime
         assert runtime.error == 0, "the engine is told of an error that is not its own"
@@ -47,7 +47,7 @@ def runtime(request: pytest.FixtureRequest) -> Iterator[FakeCUDA]:
 
 @pytest.fixture
 def opened(runtime: FakeCUDA) -> Iterator[Callable[..., OffloadWorker]]:
-    """Make a worker whose device memory is a CPU tensor; shut it down at teardown."""
+    """Yield a function that makes workers whose device memory is a CPU tensor; shut them down."""
     workers: list[OffloadWorker] = []
 
     def make(kv: KVGroup | KVTensor, host: np.ndarray) -> OffloadWorker:

@@ -138,7 +138,7 @@ def test_a_failed_copy_is_reported_only_when_its_other_parts_have_ended(
     worker.submit_load(2, range(2), range(2))
     gate.until_begun(1)
     assert worker.get_finished() == []
-    # After the failure no further store part starts; the load ran in place of the third part.
+    # After the failure no more parts of the store start, and the free thread runs the load.
     gate.open()
     worker.wait([1, 2])
     assert [result.success for result in worker.get_finished()] == [False, False]

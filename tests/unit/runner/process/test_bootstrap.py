@@ -98,7 +98,7 @@ def test_an_option_that_is_another_in_the_process_is_refused_there() -> None:
 
 
 class OddError(Exception):
-    """Its text does not depend on ``args``."""
+    """An error whose text does not depend on ``args``."""
 
     def __init__(self, code: int, *, hint: str) -> None:
         super().__init__(code, object())
