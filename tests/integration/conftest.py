@@ -1,4 +1,4 @@
-"""Fixtures for runners and empty stores, and for packages that are built and installed by pip."""
+"""Fixtures for runners and empty stores, for wheels, and for packages that pip has installed."""
 
 from __future__ import annotations
 

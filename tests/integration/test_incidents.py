@@ -131,7 +131,7 @@ def test_case_07_a_request_is_aborted_with_its_load_in_flight(
 
 
 def test_case_08_the_request_ends_before_its_copies_do(make: EngineFactory) -> None:
-    """Fails if ``on_request_finished`` drops the request's state at once: no tier would get a store."""
+    """Fails if ``on_request_finished`` drops the state at once: no tier would get the store."""
     engine = make()
     engine.manager.prepare_store(KEYS[:2], A)
     engine.manager.on_request_finished(A)

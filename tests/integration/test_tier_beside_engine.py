@@ -42,7 +42,7 @@ def tools_at_work(root: Path, runs: list[str]) -> Iterator[None]:
         while not ended.is_set():
             for words in (["ls"], ["verify"], ["du"], ["explain", "--key", "00"]):
                 done = kvtier("tier", words[0], "--json", url, *words[1:])
-                # A command can fail while the engine opens its tier and the directory is incomplete.
+                # A command can fail while the engine still creates the files of its tier.
                 if done.returncode == 0 and json.loads(done.stdout):
                     runs.append(words[0])
 

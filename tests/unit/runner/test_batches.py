@@ -31,7 +31,7 @@ def test_each_key_gets_its_answer_and_its_bytes_however_often_it_is_named(
     max_batch_keys: int | None,
     concurrency: int,
 ) -> None:
-    # The tier records each call that names a key twice or too many keys. Closing the rig then fails.
+    # The tier records calls that name a key twice or too many keys. Closing the rig then fails.
     rig = Rig(declares={"max_batch_keys": max_batch_keys}, concurrency=concurrency)
     store = rig.job(STORE, names=stored)
     for key, slot in zip(stored, store.slots, strict=True):
