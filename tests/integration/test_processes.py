@@ -128,7 +128,7 @@ class Killer:
         return thread
 
     def kill_with(self, monkeypatch: pytest.MonkeyPatch, loads: bool) -> int:
-        """Kill the process at the next flush of loads or stores, before it reads; return its PID."""
+        """Kill the process at its next loads or stores, before it reads them; return its PID."""
         pid, flush = self.await_process(), self._client.flush
         wanted = Operation.LOAD if loads else Operation.STORE
         done = False

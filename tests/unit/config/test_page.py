@@ -38,7 +38,6 @@ Row = tuple[str, str, str]
 
 
 def rows(text: str, name: str) -> list[Row]:
-    """Return the option, type and default of each row of the table."""
     _, _, rest = text.partition(f"<!-- options: {name} -->")
     lines = rest.strip().splitlines()
     table = lines[2 : next((n for n, line in enumerate(lines) if not line), len(lines))]

@@ -51,7 +51,6 @@ class SharedStore(MemoryTier):
 
     async def store(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
         assert fault_of_regions(self.context, batch) is None
-        # Keep an existing chunk unless the SDK asks to replace it.
         for transfer in batch:
             if transfer.replace or transfer.key not in self._own():
                 self._own()[transfer.key] = bytearray(b"".join(transfer.buffers))
