@@ -133,7 +133,7 @@ class Temporaries:
         try:
             directory_fd = self._open(create=False)
         except (FileNotFoundError, NotADirectoryError):
-            return  # a full disk had no room for it, or a foreign file has its name
+            return  # the disk had no room for the directory, or a foreign file has its name
         for name in os.listdir(directory_fd):
             match = _TEMPORARY.fullmatch(name)
             if match and not is_held(match[1]):

@@ -45,7 +45,7 @@ class UsageReplica:
         return (len(self.budget), self.budget.used_bytes) == (header.chunks, header.used_bytes)
 
     def replace(self, chunks: Iterable[Change]) -> None:
-        """Replace the content with the chunks found on disk."""
+        """Replace the budget's content with the chunks found on disk."""
         self._clear()
         self.apply(chunks)
         # The next publication must start a new generation, which other processes read in full.
