@@ -11,7 +11,7 @@ from kvtier_sdk import OffloadKey, TierCapacityError, format_bytes
 
 
 class Budget:
-    """The sizes and last uses of all chunks under a root, in the order of eviction.
+    """A count of all chunks under a root, which also finds the chunks to evict next.
 
     Not thread-safe, except for ``in``.
 

@@ -56,14 +56,14 @@ class SharedUsage:
             self._join()
 
     def sweep(self) -> None:
-        """Clean up after dead processes. The first process counts the chunks on disk."""
+        """Clean up after dead processes. The first process at a root counts the chunks on disk."""
         with self.locked():
             self._reap_dead_leases(
                 [one for one in self._other_leases() if not self._files.leases.is_held(one)]
             )
 
     def close(self) -> None:
-        """Leave the root and free this process's reservations; do nothing if it is not open."""
+        """Free this process's reservations and leave the root, if the shared files are open."""
         if self._opened is not None:
             with suppress(OSError), self._files.header.locked():
                 header = self._files.header.read()

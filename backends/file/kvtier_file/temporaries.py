@@ -34,8 +34,6 @@ _NEW_FILE = os.O_RDWR | os.O_CREAT | os.O_EXCL
 
 
 class TemporaryNames:
-    """Unique names for temporary files."""
-
     def __init__(self, lease: str) -> None:
         self._lease = lease
         self._counter = itertools.count()

@@ -52,7 +52,7 @@ class UsageReplica:
         self.detach()
 
     def apply(self, changes: Iterable[Change]) -> None:
-        """Apply changes to the budget, and collect removals."""
+        """Apply changes to the budget, and collect the removals of the tier's own namespace."""
         add, discard, removed = self.budget.add, self.budget.discard, self._removed
         for fingerprint, key, size_bytes, used_ns in changes:
             if size_bytes >= 0:

@@ -28,12 +28,12 @@ _NOT_THERE = "stored, but absent: evicted at once, or another store of it has no
 
 
 class MooncakeTier(SecondaryTierManager):
-    """A tier of objects in a Mooncake Store. A transfer copies no bytes within this machine."""
+    """A tier that keeps chunks in a Mooncake Store. Its client accesses the buffers directly."""
 
     config_model = MooncakeTierConfig
     locality = Locality.REMOTE
     capabilities = Capability.DELETE
-    # The client's set-up and close hold the interpreter lock for seconds, and the engine would wait.
+    # Set-up and close of a client hold the interpreter lock for seconds. The engine would wait.
     needs_process = True
     contract_version = 1
     config: MooncakeTierConfig
@@ -80,7 +80,7 @@ class MooncakeTier(SecondaryTierManager):
         verdicts: list[TierError | None] = []
         for transfer, length in zip(batch, lengths, strict=True):
             if length in (TOO_LONG, TRANSFER_FAILED):
-                # Either the object has another length or its node is dead. The object's size tells which.
+                # The object has another length, or its node is dead. The object's size tells which.
                 known = await self._call("get_size", self._name(transfer.key))
                 length = TRANSFER_FAILED if known == transfer.object_bytes else known
             verdicts.append(_verdict(length, transfer.object_bytes))
@@ -94,8 +94,8 @@ class MooncakeTier(SecondaryTierManager):
         return [error_of(status) if status < 0 else status == 1 for status in statuses]
 
     async def _remove(self, keys: Sequence[OffloadKey]) -> None:
-        # Remove by force, because a lookup leases its object for some seconds. A running load may
-        # then read another object's bytes. The chunk's header reveals this.
+        # Remove by force, because a lookup protects its object with a lease of some seconds. A
+        # running load may then read another object's bytes. The chunk's header reveals this.
         statuses = await self._ask("batch_remove", keys, True)
         removed = [key for key, status in zip(keys, statuses, strict=True) if status == 0]
         self.context.report_removed(removed)

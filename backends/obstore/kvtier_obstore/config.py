@@ -40,7 +40,7 @@ _Endpoint = Annotated[str, _text(r"https?://[^/?#@]+(/[^?#@]*)?", "a URL such as
 class ObstoreTierConfig(TierConfig):
     """Options of the obstore tier.
 
-    Credentials that are not given come from obstore's usual sources: the environment (``AWS_*``, ``GOOGLE_*``,
+    Missing credentials come from obstore's usual sources: the environment (``AWS_*``, ``GOOGLE_*``,
     ``AZURE_*``), the application default credentials, the machine's identity.
 
     Attributes:

@@ -37,7 +37,7 @@ _MOST_MANIFEST_BYTES = 1 << 20
 
 
 class ObstoreTier(ChunkTierManager):
-    """A tier of objects in a bucket, with the same names as those of :class:`kvtier_s3.S3Tier`.
+    """A tier that keeps chunks in a bucket, under the same names as :class:`kvtier_s3.S3Tier`.
 
     One request writes an object, so an existing object is always whole. A request of obstore goes
     on for a while after its cancellation. So a cancelled store or deletion waits for the request's
