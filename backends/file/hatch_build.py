@@ -10,16 +10,16 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class CompiledPart(BuildHookInterface[Any]):
-    """Adds an extension module for Python 3.11 and later to the wheel."""
+    """The build hook. Its one extension module works for Python 3.11 and all later versions."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile the extension; an editable install has none, to keep the checkout unchanged."""
+        """Compile the extension. An editable install has none, to keep it out of the checkout."""
         if version == "editable":
             return
         from packaging.tags import platform_tags
         from setuptools import Distribution, Extension
 
-        # The hook keeps this directory until the wheel has packed its files.
+        # Keep a reference, because the directory is deleted with its object and packed later.
         self._directory = tempfile.TemporaryDirectory(prefix="kvtier-file-")
         extension = Extension(
             "kvtier_file._batch_io", ["kvtier_file/_batch_io.c"], py_limited_api=True

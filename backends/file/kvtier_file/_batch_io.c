@@ -29,15 +29,15 @@
 
 #define NO_TIME (-1)
 #define NS_PER_S 1000000000LL
-/* As in chunks.py. */
+/* The same values as in chunks.py. */
 #define STORED_DIGITS 271800
 #define STORED_NS 1000000
 #define USE_NS 100
 #define MOST_EARLIER_USES 15
 #define SAME_USE_NS NS_PER_S
 
-/* A thread that waits for a disk needs no processor, so a call past the page cache gets many. In the
- * page cache each thread needs a processor, and other calls usually have the rest. */
+/* With O_DIRECT, threads mostly wait for the disk, so a call gets many. With the page cache, each
+ * thread keeps a processor busy, and other calls need processors too. */
 #define DIRECT_BYTES_PER_THREAD (1 << 20)
 #define CACHED_BYTES_PER_THREAD (8 << 20)
 #define MOST_THREADS 8
@@ -57,7 +57,7 @@ struct call {
     int namespace_fd;
     int temporaries_fd;
     int flags; /* O_DIRECT or 0 */
-    int strict; /* skip a shard that other users could change: Directories refuses it */
+    int strict; /* report files in a shard that other users could change as not done */
     Py_ssize_t object_bytes;
     Py_ssize_t digest_bytes; /* of each payload; 0 for no digests */
     long long latest_ns, expired_ns, aged_ns; /* chunks.Lifetime */
@@ -86,7 +86,7 @@ static long long ns_of(struct timespec time, long long latest_ns)
     return ns <= latest_ns ? ns : -1;
 }
 
-/* As chunks.Lifetime.used_ns. */
+/* The same rule as chunks.Lifetime.used_ns. */
 static long long used_ns_of(const struct call *call, const struct stat *status)
 {
     long long used_ns = ns_of(status->st_mtim, call->latest_ns);
@@ -105,7 +105,7 @@ static struct timespec time_of(long long used_ns)
     return (struct timespec){used_ns / NS_PER_S, used_ns % NS_PER_S};
 }
 
-/* As chunks.next_use_ns. */
+/* The same rule as chunks.next_use_ns. */
 static struct timespec time_after(const struct call *call, const struct stat *status,
                                   long long used_ns)
 {
@@ -132,7 +132,7 @@ static int open_shard(const struct call *call, const struct file *file)
                     O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0 || !call->strict)
         return fd;
-    /* As directories._permission_fault. */
+    /* The same rule as directories._permission_fault. */
     if (fstat(fd, &status) == 0 && (status.st_uid == geteuid() || status.st_uid == 0)
         && !(status.st_mode & (S_IWGRP | S_IWOTH)))
         return fd;
@@ -191,7 +191,7 @@ static enum outcome read_one(const struct call *call, const struct file *file)
     return is_read ? DONE : NOT_DONE;
 }
 
-/* As file_io.is_sole_owner. By default the kernel ends a process that holds up another's open. */
+/* The same rule as file_io.is_sole_owner, where comments explain the signal. */
 static bool is_sole_owner(int fd, off_t bytes)
 {
     struct stat status;
@@ -206,7 +206,7 @@ static bool write_open(const struct file *file, int fd)
     struct iovec vectors[2] = {{file->header.buf, (size_t)file->header.len},
                                {file->payload.buf, (size_t)file->payload.len}};
     Py_ssize_t bytes = file->header.len + file->payload.len;
-    /* As chunks.stored_time_ns. */
+    /* The same rule as chunks.stored_time_ns. */
     struct timespec stored = time_of(file->used_ns / STORED_NS * STORED_NS + STORED_DIGITS);
     struct timespec used = time_of(file->used_ns);
     if (file->is_spare && !is_sole_owner(fd, bytes))
@@ -262,7 +262,7 @@ static enum outcome touch_one(const struct call *call, const struct file *file)
 
 typedef enum outcome (*operation)(const struct call *, const struct file *);
 
-/* What the threads of one call share. */
+/* The state that the threads of one call share. */
 struct work {
     const struct call *call;
     const struct file *files;
@@ -286,7 +286,7 @@ static Py_ssize_t least(Py_ssize_t one, Py_ssize_t other)
     return one < other ? one : other;
 }
 
-/* Share out the work among this thread and new ones; fewer if the system refuses more. */
+/* Divide the work among this thread and new ones. If the system refuses a thread, use fewer. */
 static void work_in_threads(struct work *work)
 {
     pthread_t helpers[MOST_THREADS - 1];
@@ -302,7 +302,7 @@ static void work_in_threads(struct work *work)
         wanted = least(wanted, sysconf(_SC_NPROCESSORS_ONLN));
     if (wanted > 1 && pthread_attr_init(&attributes) == 0) {
         (void)pthread_attr_setstacksize(&attributes, STACK_BYTES);
-        /* Signals are for the interpreter's own threads. */
+        /* Block all signals, because the interpreter's own threads must handle them. */
         sigfillset(&all);
         pthread_sigmask(SIG_SETMASK, &all, &before);
         while (started < wanted - 1
@@ -321,7 +321,7 @@ static void work_in_threads(struct work *work)
 typedef int (*parser)(PyObject *, struct file *);
 
 /* Parse each file, and work on all of them without the lock. Return a pair: an outcome for each
- * file, and the digests, one after another; no digests without a library. */
+ * file, and the joined digests, which are empty without a library. */
 static PyObject *run(struct call *call, PyObject *items, parser parse, operation operate)
 {
     if (call->digest_bytes < 0) {

@@ -1,11 +1,11 @@
 """The tier's compiled part: file operations on a batch in one call, without the interpreter lock.
 
 The functions on files return one byte per file: 0 (not done), 1 (done), or 2 (``touch`` only: the
-file is missing, but its shard exists). After a 0 the file is unchanged, and the caller handles it
-alone to find out why. ``namespace_fd`` and ``temporaries_fd`` are descriptors of directories,
-``object_bytes`` is the length of a whole file, ``direct`` is ``os.O_DIRECT`` or 0, ``used_ns`` is
-in nanoseconds since the epoch, and ``lifetime`` is a :class:`~kvtier_file.chunks.Lifetime`. With
-``strict``, nothing is done in a shard that other users could change.
+file is missing, but its shard exists). After a 0 the file is unchanged, and the caller tries again
+in Python to find the reason. With ``strict``, a shard that other users could change gives 0.
+``namespace_fd`` and ``temporaries_fd`` are descriptors of directories, ``object_bytes`` is the
+length of a whole file, ``direct`` is ``os.O_DIRECT`` or 0, ``used_ns`` is in nanoseconds since the
+epoch, and ``lifetime`` is a :class:`~kvtier_file.chunks.Lifetime`.
 """
 
 def use_digests(library: str, /) -> bool:
@@ -40,7 +40,7 @@ def write(
     files: tuple[tuple[str, bool, memoryview, memoryview, int], ...],
     /,
 ) -> bytes:
-    """Write new files, or overwrite spare files. A spare that cannot be overwritten is removed.
+    """Write new files or overwrite spares. A spare that opens but cannot be overwritten is removed.
 
     Each file is given by its name, true if it is a spare, its header, payload and ``used_ns``.
     """

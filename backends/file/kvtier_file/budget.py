@@ -11,7 +11,7 @@ from kvtier_sdk import OffloadKey, TierCapacityError, format_bytes
 
 
 class Budget:
-    """Counts the bytes of all chunks under a root, and orders the chunks for eviction.
+    """A count of all chunks under a root, which also finds the chunks to evict next.
 
     Not thread-safe, except for ``in``.
 
@@ -27,7 +27,7 @@ class Budget:
         self._most_ns = MAX_USED_NS
 
     def know_time(self, most_ns: int) -> None:
-        """Set the latest plausible time of use; a later time counts as 0."""
+        """Set the latest plausible time of use. A later time is counted as 0, the oldest use."""
         self._most_ns = most_ns
         if self.latest_ns > most_ns:  # the clock was set back after a use was recorded
             self.latest_ns = 0
@@ -73,7 +73,7 @@ class Budget:
     def excess_bytes(
         self, need_bytes: int, reserved_bytes: int, headroom_bytes: int | None = None
     ) -> int:
-        """Return the bytes to evict to make room; 0 or less if there is room."""
+        """Return how many bytes to evict to make room; 0 or less if there is room."""
         wanted_bytes = need_bytes + reserved_bytes
         excess_bytes = 0
         if self._capacity_bytes is not None:

@@ -1,10 +1,10 @@
 """Names of chunks under a root, and the file times that record their stores and uses.
 
-The time of a chunk's last use is its file's modification time, in nanoseconds. Its last two digits
-count the earlier uses. So every process that shares the root sees the count, and it survives a
-restart. A file system with coarser times keeps no count.
+The time of a chunk's last use is its file's modification time, in nanoseconds. The last two digits
+of that time count the earlier uses. So every process that shares the root sees the count, and the
+count survives a restart. A file system with coarser times keeps no count.
 
-A file's access time records when its chunk was stored. A use does not change it.
+A file's access time records when its chunk was stored. A use does not change the access time.
 """
 
 from __future__ import annotations
@@ -22,17 +22,16 @@ MAX_USED_NS = 2**62
 #: share a root differ by less.
 MOST_AHEAD_NS = 10 * 10**9
 
-#: The last digits of every store time. If a foreign program reads the file, the kernel sets a time
-#: with other digits.
+#: The last six digits of every store time. If a foreign program reads the file, the kernel sets a
+#: time with other digits.
 _STORED_DIGITS = 271_800
 _STORED_NS = 1_000_000
 
 #: A time of use is a multiple of this plus the count of earlier uses.
 USE_NS = 100
 MOST_EARLIER_USES = 15
-#: Uses in the same second count as one, because a load is also reported as a use. The clock's
-#: seconds are compared, because a chunk in constant use would gain no count if the time between
-#: uses were compared.
+#: Uses in the same second of the clock count as one, because a load is also reported as a use. The
+#: time between two uses is not compared, because a chunk in constant use would then gain no count.
 SAME_USE_NS = 1_000_000_000
 
 
@@ -43,7 +42,7 @@ def earlier_uses(used_ns: int) -> int:
 
 
 def next_use_ns(known_ns: int, used_ns: int) -> int:
-    """Return the time to record for a use; it is later than the known time."""
+    """Return the time to record for a use, with its count; it is later than ``known_ns``."""
     earlier = earlier_uses(known_ns)
     if used_ns // SAME_USE_NS > known_ns // SAME_USE_NS:
         earlier = min(earlier + 1, MOST_EARLIER_USES)
@@ -59,9 +58,9 @@ class Lifetime(NamedTuple):
     """The limits of a chunk's recorded times, in nanoseconds since the epoch.
 
     Attributes:
-        latest_ns: later times lie in the future.
-        expired_ns: a chunk that was last used before this has expired; 0 if chunks do not expire.
-        aged_ns: a chunk that was stored before this is too old; 0 without a maximum age.
+        latest_ns: the latest plausible time.
+        expired_ns: a chunk that was last used before this time has expired; 0 if none expires.
+        aged_ns: a chunk that was stored before this time is too old; 0 without a maximum age.
     """
 
     latest_ns: int
@@ -69,7 +68,7 @@ class Lifetime(NamedTuple):
     aged_ns: int = 0
 
     def used_ns(self, status: os.stat_result) -> int:
-        """Return the last use of a file's chunk; 0 if its times are in the future or too old."""
+        """Return the last use of a file's chunk; 0 if the times are implausible or too old."""
         used_ns, stored_ns = status.st_mtime_ns, status.st_atime_ns
         if not 0 <= used_ns <= self.latest_ns:
             return 0
@@ -99,10 +98,10 @@ class StoredChunk(NamedTuple):
 
 
 class RecencyClock:
-    """Issues times of use: the wall clock's time, or a time just after the latest known use.
+    """A source of times of use: the wall clock's time, or a time just after the latest known use.
 
     Uses stay in order even if clocks differ or are set back a little. A known use far in the future
-    is ignored, because new chunks would never expire if times continued from there.
+    is ignored, because new chunks would never expire if their times had to follow it.
     """
 
     def __init__(self, clock: Clock, latest_ns: Callable[[], int]) -> None:

@@ -28,9 +28,9 @@ def _extension_file() -> str:
 
 
 def find_digests(part: ModuleType) -> bool:
-    """Let a compiled part call a library's digest function; return true if it works."""
+    """Let a compiled part compute digests with libxxhash; return false if no library works."""
     sample = bytes(range(256)) * 17
-    # The extension need not export the copy's functions, so try the system's library too.
+    # The extension may hide its copy's functions, so try the system's library too.
     for library in (_extension_file(), "libxxhash.so.0"):
         if part.use_digests(library):
             digest = part.digest(len(sample), (memoryview(sample),))
@@ -50,7 +50,7 @@ def split(digests: bytes, count: int) -> list[bytes | None]:
 
 
 def seal(batch: Sequence[Transfer], digest_bytes: int) -> None:
-    """Seal the headers of a batch; several threads compute the digests."""
+    """Seal the headers of a batch in the compiled part; without it, each is sealed at first use."""
     if digest_bytes and batch_io is not None:
         payloads = tuple(transfer.payload for transfer in batch)
         digests = batch_io.digest(digest_bytes, payloads)

@@ -43,9 +43,9 @@ class FileTierConfig(BoundedTierConfig):
         direct_io: ``"on"`` bypasses the page cache (``O_DIRECT``) or fails at open, ``"off"`` uses
             it, ``"auto"`` bypasses it where that works.
         permissions: ``"strict"`` refuses a root that another user owns or may write to, ``"warn"``
-            uses it and says so in the log.
-        fsync: let a stored chunk survive a power failure. Otherwise it only survives the end of
-            the process.
+            uses the root and logs a warning.
+        fsync: true if a stored chunk survives a power failure. Otherwise it survives only the end
+            of the process.
     """
 
     root: Annotated[Path, BeforeValidator(_absolute)]

@@ -20,7 +20,7 @@ class UntrustedDirectoryError(PermissionError):
 
 
 class Directories:
-    """Opens a root and the directories in it. Every open checks the write permissions.
+    """The root and the directories in it. Each open checks the owner and the write permissions.
 
     A check at the start is not enough, because a directory may be removed while the tier runs.
     Another user can then recreate the directory and plant chunks there.

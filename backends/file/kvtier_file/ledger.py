@@ -15,8 +15,8 @@ from typing import TypeAlias
 from kvtier_file.chunks import MAX_USED_NS
 from kvtier_sdk import OffloadKey
 
-#: A change: the chunk's fingerprint and key, its file's length (or DELETED, or EVICTED), and the
-#: time of its last use. It is a plain tuple, because reading all changes must be fast.
+#: A change: the namespace's fingerprint, the chunk's key, its file's length (or DELETED, or
+#: EVICTED), and the time of its last use. It is a plain tuple, because reading many must be fast.
 Change: TypeAlias = tuple[str, OffloadKey, int, int]
 #: Values in place of a length: the chunk was deleted, or it was evicted to make room.
 DELETED, EVICTED = -1, -2
@@ -32,7 +32,7 @@ class LedgerDamagedError(Exception):
 
 
 class Ledger:
-    """The ledger's file, guarded by the shared header's lock. Its length is in the header."""
+    """The ledger's file, guarded by the shared header's lock. The header has its valid length."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -70,7 +70,7 @@ class Ledger:
         return at
 
     def compact(self, chunks: Iterable[Change]) -> int:
-        """Replace the content with the stored chunks; return its length."""
+        """Replace all records with one for each stored chunk; return the new length."""
         # Overwrite first and truncate later, so that a full disk has room for the new content.
         end = self.append(chunks, 0)
         os.ftruncate(self._fd, end)

@@ -22,8 +22,8 @@ from kvtier_sdk import (
 class Maintenance(ChunkStore):
     """A view of the chunks on disk that changes nothing except in :meth:`delete`.
 
-    A deletion joins the processes that share the root, to enter the removals in their ledger. Reads
-    do not join.
+    A deletion opens the shared files, because it must enter the removals in the ledger. Reads do
+    not open them.
     """
 
     def open(self) -> None:

@@ -58,7 +58,7 @@ class NamespaceDirectory:
         self._directories = directories
         self._direct = direct
         self._sync = directories.sync
-        # Shards seen in this call. If a shard is removed meanwhile, :meth:`place` recreates it.
+        # The shards found or made in this call. If one is removed meanwhile, `place` recreates it.
         self._shards: set[str] = set()
         self.temporaries = Temporaries(fd, names, directories)
 
@@ -158,7 +158,7 @@ class NamespaceDirectory:
             self.temporaries.rename(temporary, _file_name(key), shard_fd)
 
     def place_batch(self, written: Sequence[tuple[str, OffloadKey]]) -> bytes:
-        """Name the chunks' files; return an outcome for each file."""
+        """Give the chunks' files their final names; return an outcome for each file."""
         names = [(name, shard_of(key), _file_name(key)) for name, key in written]
         try:
             return self.temporaries.rename_batch(names, self._fd)
@@ -195,7 +195,7 @@ class NamespaceDirectory:
         times_ns: Sequence[int] | None,
         object_bytes: int,
     ) -> bytes:
-        """Look for whole files, and record uses if ``times_ns`` is given; return outcomes."""
+        """Return an outcome for each key's file; record the uses if ``times_ns`` is given."""
         if compiled.batch_io is None:
             return bytes(len(keys))
         files = tuple(
@@ -274,7 +274,7 @@ class NamespaceDirectory:
         return ClosingFd(fd)
 
     def _open(self, name: str, shard_fd: int) -> int:
-        """Open a chunk's file; use ``O_NOATIME`` if this user owns the file."""
+        """Open a chunk's file. ``O_NOATIME`` preserves the access time, the time of the store."""
         opener = open_direct if self._direct else open_file
         # Without O_NONBLOCK, opening a pipe of this name would block.
         flags = os.O_RDONLY | os.O_NONBLOCK
@@ -296,7 +296,7 @@ class NamespaceDirectory:
 # Cached, because a store computes the shard up to four times.
 @lru_cache(maxsize=4096)
 def shard_of(key: OffloadKey) -> str:
-    """Return a key's shard. A hash spreads sequential keys evenly too."""
+    """Return a key's shard. It comes from a hash, which spreads sequential keys evenly too."""
     return hashlib.blake2b(key, digest_size=1).hexdigest()
 
 

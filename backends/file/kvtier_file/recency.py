@@ -1,4 +1,4 @@
-"""An index of a namespace's chunks by the time and number of their uses. No I/O, no lock."""
+"""An index of a namespace's chunks by the time and number of uses, without I/O or a lock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Use: TypeAlias = tuple[int, OffloadKey, int]
 
 # Each doubling of a chunk's uses lengthens its stay by this fraction of the stay after one use.
 _WEIGHT = 0.5
-# The class (log2 of the uses) by the last digits of a time. Within a class, only the time matters.
+# Maps a time's last digits to a class, log2 of the uses. Within a class, only the time matters.
 _CLASS_OF = tuple((earlier_uses(digits) + 1).bit_length() - 1 for digits in range(USE_NS))
 _STAY = tuple(1 + _WEIGHT * of for of in range(max(_CLASS_OF) + 1))
 
@@ -25,16 +25,16 @@ _MAX_OUTDATED = 64
 
 
 def staleness_ns(used_ns: int, now_ns: int) -> float:
-    """Return the time since a chunk's last use, shortened according to its number of uses."""
+    """Return the time since a chunk's last use, divided by a factor that grows with its uses."""
     return (now_ns - used_ns) / _STAY[_CLASS_OF[used_ns % USE_NS]]
 
 
 class RecencyIndex:
-    """Finds the chunk to evict next without a scan."""
+    """An index that finds the chunk to evict next without a scan."""
 
     def __init__(self) -> None:
         self._uses: dict[OffloadKey, Use] = {}
-        # One heap for each class, built at the first eviction: without evictions none is needed.
+        # One heap for each class; ``None`` until a search needs the heaps.
         self._heaps: list[list[Use]] | None = None
         self._outdated = 0
 

@@ -30,8 +30,8 @@ class Root:
         self._context = context
         self._fingerprint = context.namespace.fingerprint
         self._names = names
-        # Use O_DIRECT until the probe in `prepare` decides. Until then, a file that refuses it is
-        # read through the page cache.
+        # Use O_DIRECT until `prepare` has probed it. A file that refuses O_DIRECT is read through
+        # the page cache.
         self._direct = config.direct_io != "off"
         self._fd: int | None = None
         self._remake_lock = threading.Lock()
@@ -91,7 +91,7 @@ class Root:
                 yield directory
 
     def lifetime(self) -> Lifetime:
-        """Return the current cutoffs for expired, too old and future file times."""
+        """Return the limits of file times for a call that starts now."""
         now_ns = int(self._context.clock.wall_s() * 1e9)
 
         def before(time_s: float | None) -> int:
@@ -117,8 +117,8 @@ class Root:
 
     def headroom_bytes(self) -> int | None:
         """Return how many bytes ``min_free`` still allows; ``None`` for no limit."""
-        # Until a write is placed, its bytes count twice: as used space and as a reservation. This
-        # errs on the safe side: evictions free at most the reserved bytes too much.
+        # Until a written file has its final name, its bytes count twice: as used space and as a
+        # reservation. So evictions may free more than needed, by at most the reserved bytes.
         if not self._config.min_free:
             return None
         size_bytes, free_bytes = self._room()

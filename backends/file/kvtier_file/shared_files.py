@@ -83,7 +83,7 @@ class Leases:
             ]
 
     def remove(self, name: str) -> None:
-        """Remove a dead process's lease."""
+        """Remove a lease's file. A missing file is ignored."""
         with suppress(FileNotFoundError, IsADirectoryError):
             os.unlink(name, dir_fd=self._directory_fd)
 
@@ -128,7 +128,7 @@ class SharedFiles:
         )
 
     def close(self) -> None:
-        """Close the files; this ends the lease."""
+        """Close the files, and thereby release the lease's lock."""
         self.leases.close()
         self._close_fds()
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 _MAGIC = b"kvtfile1"
-# Magic, clean flag, checksum of the rest, generation, four lengths, number of leases.
+# Magic, clean flag, checksum of all later bytes, generation, four counters, number of leases.
 _HEADER = struct.Struct("<8s?xxxIQQQQQI")
 _CLEAN_AT = 8
 _CHECKED_FROM = 16

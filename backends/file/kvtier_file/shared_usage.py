@@ -19,13 +19,12 @@ from kvtier_sdk import OffloadKey, TierCapacityError, TierContext
 
 
 class SharedUsage:
-    """Counts a root's chunks and reservations, together with all processes that use it.
+    """A count of a root's chunks and reservations that all processes of the root keep together.
 
     Chunks are counted, renamed and unlinked only under the shared lock (:meth:`locked`). If a
     process is killed while it holds the lock, the header stays dirty, and the next process recounts
-    the disk. If a process is killed without the lock, its lease is no longer held. Another process
-    then sweeps its temporary files and drops its reservations, when it opens the root or is short
-    of room.
+    the disk. A killed process also loses the lock of its lease. The next process that opens the
+    root or is short of room removes the temporary files and reservations of the dead process.
 
     Attributes:
         budget: this process's copy of the count. Without the lock, only ``in`` and ``latest_ns``
@@ -57,14 +56,14 @@ class SharedUsage:
             self._join()
 
     def sweep(self) -> None:
-        """Clean up after dead processes. The first process counts the chunks on disk."""
+        """Clean up after dead processes. The first process at a root counts the chunks on disk."""
         with self.locked():
             self._reap_dead_leases(
                 [one for one in self._other_leases() if not self._files.leases.is_held(one)]
             )
 
     def close(self) -> None:
-        """Leave the root and free this process's reservations; do nothing if it is not open."""
+        """Free this process's reservations and leave the root, if the shared files are open."""
         if self._opened is not None:
             with suppress(OSError), self._files.header.locked():
                 header = self._files.header.read()
@@ -124,7 +123,7 @@ class SharedUsage:
         self._replica.replace((*one.chunk_id, one.size_bytes, one.used_ns) for one in found)
 
     def reserve(self, size_bytes: int) -> None:
-        """Reserve room for a write until :meth:`locked` releases it; evict victims first."""
+        """Reserve room, which the caller has made, until :meth:`locked` releases it."""
         self._reserved_bytes += size_bytes
         self._enter_reservation()
 
@@ -185,7 +184,7 @@ class SharedUsage:
         dead = [one for one in set(leases) - self._asked if not self._files.leases.is_held(one)]
         self._asked.update(leases)
         if dead:
-            with suppress(OSError):  # after a failed sweep, its files still need their reservations
+            with suppress(OSError):  # if the sweep fails, the files still need their reservations
                 self._reap_dead_leases(dead)
         return bool(dead)
 
@@ -196,7 +195,7 @@ class SharedUsage:
             self._header.reservations.pop(lease, None)
             self._files.leases.remove(lease)
 
-    # Joining and leaving.
+    # The methods below join and leave the root, and begin and end a block under the lock.
 
     @property
     def _files(self) -> SharedFiles:

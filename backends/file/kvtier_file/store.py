@@ -36,8 +36,8 @@ from kvtier_sdk import (
 
 Verdicts = dict[OffloadKey, TierError]
 
-# Reserved room can be neither used nor evicted. So one step of a batch reserves at most the
-# capacity divided by this; with a usual capacity, a batch is one step.
+# Evictions cannot free reserved room. So one step of a batch reserves at most the capacity divided
+# by this. With a usual capacity, a batch is one step.
 _MAX_STEPS = 64
 _NO_LIMIT_BYTES = 2**50
 # Refused writes at intervals shorter than this count as one event, with one line in the log.
@@ -47,9 +47,9 @@ _REFUSALS_S = 600.0
 class ChunkStore:
     """Chunks as files, within a budget. Methods block and are thread-safe.
 
-    Each rename or unlink happens under the shared lock, together with its change of the count.
-    Nothing slower runs under the lock. A batch of stores acquires it twice, and writes its data in
-    between, under a reservation. Loads acquire it only to correct the count.
+    Each rename or unlink happens under the shared lock, together with its change of the count. No
+    chunk's bytes are read or written under the lock. A batch of stores acquires the lock twice, and
+    writes its bytes in between, into reserved room. Loads acquire it only to correct the count.
     """
 
     def __init__(self, config: FileTierConfig, context: TierContext) -> None:
@@ -89,7 +89,7 @@ class ChunkStore:
             raise
 
     def count(self) -> None:
-        """Check the root, make directories, and count the chunks. Only stores wait for this."""
+        """Check the root, make directories, count the chunks. Lookups and loads do not wait."""
         try:
             with self._call():
                 self._usage.open()
@@ -98,7 +98,7 @@ class ChunkStore:
                 self._usage.sweep()
                 with (
                     self._usage.locked(),
-                    # If processes with a larger capacity fill the root, only stores are refused.
+                    # If processes with a larger capacity fill the root, only later stores fail.
                     suppress(TierCapacityError),
                 ):
                     self._remove_expired()
@@ -110,7 +110,7 @@ class ChunkStore:
 
     def close(self) -> None:
         """Refuse further calls, and close the root once no call is under way."""
-        # If a descriptor were closed during a call, its number could soon mean another directory.
+        # Close no descriptor during a call, because its number may be reused for another directory.
         with self._lock:
             self._is_open = False
             is_idle = not self._calls
@@ -271,13 +271,13 @@ class ChunkStore:
         missing: Mapping[OffloadKey, Transfer],
         verdicts: Verdicts,
     ) -> None:
-        """Reserve room, write temporary files, and then give the files their names."""
+        """Reserve room, write temporary files, and give the files their final names."""
         reserved: list[OffloadKey] = []
         written: dict[OffloadKey, tuple[str, StoredChunk]] = {}
         placed: Collection[OffloadKey] = ()
         try:
             self._reserve(missing, reserved, verdicts, directory.temporaries)
-            # Take the times after reserving, which has read the latest times of other processes.
+            # Take the times after the reservation, which reads the latest times of other processes.
             chunks = {
                 key: StoredChunk(self._id(key), self._object_bytes, used_ns)
                 for key, used_ns in zip(reserved, self._clock.take(len(reserved)), strict=True)
@@ -298,8 +298,7 @@ class ChunkStore:
                         temporary = self._write_one(directory, missing[key], chunk.used_ns)
                         written[key] = (temporary, chunk)
         finally:
-            # Place the files even after an error, so that no reservation and no temporary file is
-            # left.
+            # Place the files even after an error, so that no reservation or temporary file remains.
             if reserved:
                 placed = self._place(directory, written, len(reserved), verdicts)
         for key in placed:
@@ -382,7 +381,7 @@ class ChunkStore:
         reserved_chunks: int,
         verdicts: Verdicts,
     ) -> Collection[OffloadKey]:
-        """Name and count written chunks, and end the reservations; return the placed chunks."""
+        """Rename and count written chunks, and end the reservations; return the placed keys."""
         usage = self._usage
         unplaced = dict(written)
         try:
@@ -508,7 +507,7 @@ class ChunkStore:
     def _verdict(
         self, key: OffloadKey, verdicts: Verdicts, ability: str, *, at_file: bool = False
     ) -> _Verdict:
-        """Record an error as a verdict; ``at_file`` allows a fault of the chunk's file."""
+        """Record a block's error; with ``at_file``, an error in ``FAULTS`` is a ``ChunkError``."""
         return _Verdict(self._config.root, key, verdicts, ability, FAULTS if at_file else ())
 
     @contextmanager
@@ -533,7 +532,7 @@ class ChunkStore:
 
 
 class _Verdict:
-    """Records a block's error as a verdict. A generator would take twice as long."""
+    """A context manager that records an error as a verdict. A generator takes twice as long."""
 
     __slots__ = ("_ability", "_faults", "_key", "_root", "_verdicts")
 

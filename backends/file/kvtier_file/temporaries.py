@@ -34,8 +34,6 @@ _NEW_FILE = os.O_RDWR | os.O_CREAT | os.O_EXCL
 
 
 class TemporaryNames:
-    """Unique names for temporary files."""
-
     def __init__(self, lease: str) -> None:
         self._lease = lease
         self._counter = itertools.count()
@@ -133,7 +131,7 @@ class Temporaries:
         try:
             directory_fd = self._open(create=False)
         except (FileNotFoundError, NotADirectoryError):
-            return  # a full disk had no room for it, or a foreign file has its name
+            return  # the disk had no room for the directory, or a foreign file has its name
         for name in os.listdir(directory_fd):
             match = _TEMPORARY.fullmatch(name)
             if match and not is_held(match[1]):

@@ -45,14 +45,14 @@ class UsageReplica:
         return (len(self.budget), self.budget.used_bytes) == (header.chunks, header.used_bytes)
 
     def replace(self, chunks: Iterable[Change]) -> None:
-        """Replace the content with the chunks found on disk."""
+        """Replace the budget's content with the chunks found on disk."""
         self._clear()
         self.apply(chunks)
         # The next publication must start a new generation, which other processes read in full.
         self.detach()
 
     def apply(self, changes: Iterable[Change]) -> None:
-        """Apply changes to the budget, and collect removals."""
+        """Apply changes to the budget, and collect the removals of the tier's own namespace."""
         add, discard, removed = self.budget.add, self.budget.discard, self._removed
         for fingerprint, key, size_bytes, used_ns in changes:
             if size_bytes >= 0:

@@ -25,9 +25,9 @@ START_S = float(int(time.time()))
 
 
 class SetClock(SystemClock):
-    """A wall clock that advances by 10 us per read; all clocks of this class count together.
+    """A wall clock that advances by 10 us per read. All instances share one count of reads.
 
-    Uses therefore keep the test's order, and fall into one second however long the test takes.
+    So uses keep the test's order, and fall into one second however long the test takes.
 
     Attributes:
         ahead_s: seconds that the test adds to the time.
@@ -165,7 +165,7 @@ def mounted(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def on_disk(tmp_path: Path) -> Iterator[Path]:
-    """Mount a file system of 4 MiB from a file, because directories take no room in a tmpfs."""
+    """Mount an ext4 file system of 4 MiB. Unlike in a tmpfs, directories take room there."""
     image, at = tmp_path / "image", tmp_path / "on_disk"
     image.write_bytes(bytes(4 * 2**20))
     at.mkdir()

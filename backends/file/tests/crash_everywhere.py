@@ -2,9 +2,9 @@
 
 Usage: crash_everywhere.py ROOT
 
-The survivor keeps the root open, because opening a root repairs it. Each child opens the root,
-stores a batch that evicts, deletes a chunk and closes; each is killed one call later than the
-preceding child. Prints the number of calls.
+The checking process keeps the root open, because opening a root repairs it. Each child opens the
+root, stores a batch that evicts, deletes a chunk and closes. Each is killed one call later than the
+preceding child. Prints the number of children.
 """
 
 import fcntl

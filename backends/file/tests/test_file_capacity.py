@@ -112,7 +112,7 @@ async def test_a_chunk_being_loaded_is_not_evicted(bench, monkeypatch):
     assert await bench.put(tier, KEYS[2]) == [None]
     assert bench.removed == [KEYS[1]]
     both = asyncio.create_task(tier.load([bench.empty(KEYS[2])]))
-    # The second load pins the other chunk, so nothing can be evicted any more.
+    # The second load pins KEYS[2], so no chunk can be evicted any more.
     assert await asyncio.to_thread(entered.acquire, timeout=30)
     assert isinstance((await bench.put(tier, KEYS[3]))[0], TierCapacityError)
     leave.set()

@@ -71,7 +71,7 @@ class Twins:
             directory.lifetime = lifetime
 
     def arrange(self, state: Callable[[Path, Path, bytes], None]) -> None:
-        """Store a whole chunk in both namespaces, and beside it a file in this state."""
+        """Store two chunks in both namespaces, and bring the file of ``KEY`` into a state."""
         for root in self.roots:
             for key in (KEY, NEIGHBOUR):
                 path = root / shard_of(key) / f"{key.hex()}.kv"
@@ -81,7 +81,7 @@ class Twins:
                 if key == KEY:
                     state(root, path, self.bench.content(key))
             for made in root.rglob("*"):
-                # Give both trees one time, because they were made at different moments.
+                # Set the same times in both trees, because they were made at different moments.
                 if abs(made.lstat().st_mtime - time.time()) < 3600:
                     os.utime(made, ns=(USED_NS, USED_NS), follow_symlinks=False)
 
@@ -183,7 +183,7 @@ AGES = {
 def expectation(
     state: str, lifetime: Lifetime
 ) -> tuple[Callable[[Path, Path, bytes], object], int]:
-    """Return what makes the state, and the compiled part's expected outcome."""
+    """Return the function that makes the state, and the compiled part's expected outcome."""
     arrange, outcome = STATES[state]
     return arrange, DONE if state in AGES and not AGES[state](lifetime) else outcome
 
@@ -456,7 +456,7 @@ async def test_the_tier_uses_it(bench, part, monkeypatch):
     assert all(bench.holds(load) for load in loads)
     assert set(await bench.put(tier, *keys)) == {None}
     await tier.touch(keys)
-    # The first lookup finds no shard; the store makes the shards.
+    # The first store looks for the chunks and finds no shards, so it makes them.
     assert calls[0] == ("touch", {NOT_DONE})
     names = ["write", "place", "touch", "read", "touch", "touch"]
     assert calls[1:] == [(name, {DONE}) for name in names]

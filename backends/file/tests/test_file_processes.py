@@ -14,7 +14,7 @@ import pytest
 from kvtier_sdk import TierCapacityError, Usage
 
 HERE = Path(__file__).parent
-#: The directory from which the test's processes import helpers.
+#: Lets the test's processes import the helpers in ``tests``.
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(HERE.parents[2] / "tests")}
 KEYS = [index.to_bytes(20, "big") for index in range(40)]
 WORK = {"keys": 40, "batches": 300, "capacity_chunks": 16, "chunk_bytes": 7 * 4096}
@@ -37,7 +37,7 @@ def worker(root, **options):
 
 
 class Watch:
-    """Samples the used bytes of the test's file system."""
+    """A thread that samples the used bytes of the test's file system."""
 
     def __init__(self, bench):
         self._bench = bench
@@ -102,7 +102,7 @@ async def test_processes_share_one_root_and_one_is_killed(small, processes):
     assert usage == Usage(
         len(list(small.root.glob("*/??/*.kv"))), small.stored_bytes(), capacity, ANY
     )
-    # A process that needs room sweeps, and reaps the dead process's lease.
+    # A process that needs room removes the dead process's files and lease.
     assert await small.put(tier, *KEYS[:16]) == [None] * 16
     assert await small.put(tier, *KEYS[16:32]) == [None] * 16
     assert small.temporaries() == []

@@ -123,7 +123,7 @@ async def test_each_knows_which_chunks_another_evicted_and_which_it_deleted(pair
     await other.put(second, *KEYS[:4])
     await other.put(second, KEYS[4])
     await second.delete([KEYS[3]])
-    # The store reads the shared files.
+    # The store reads the removals in the ledger.
     await one.put(first, KEYS[5])
     for bench in pair:
         assert sorted(bench.removed) == [KEYS[0], KEYS[3]]
@@ -136,7 +136,7 @@ async def test_each_reports_all_removals_once(pair):
     await other.put(second, *KEYS[2:4])
     assert other.removed == KEYS[:2]
     assert one.removed == []
-    # A lookup misses the file; a call under the lock reads the ledger.
+    # The lookup misses the file of a counted chunk, so it reads the ledger under the lock.
     assert await one.has(first, KEYS[0]) == [False]
     assert one.removed == KEYS[:2]
     await second.delete([KEYS[2]])
@@ -241,7 +241,7 @@ async def test_a_choice_of_victims_asks_one_other_process_whether_it_lives(make_
     )
     for key in KEYS[4:9]:
         assert await benches[0].put(tiers[0], key) == [None]
-    # Each store checks the lease of one process, and the next store that of another process.
+    # Each store checks the lease of one process, and the next store checks another process.
     assert len(asked) == len(set(asked)) == 5
 
 
@@ -447,7 +447,7 @@ async def test_a_lock_that_fails_fails_stores_and_not_loads(pair, monkeypatch):
         with pytest.raises(Exception, match="No locks available"):
             await bench.put(tier, KEYS[1])
         assert await bench.loads(tier, KEYS[0])
-        # The second process has not counted the chunk yet.
+        # The second tier has not counted the chunk yet.
         assert await other.loads(second, KEYS[0])
     assert await bench.put(tier, KEYS[1]) == [None]
     assert bench.temporaries() == []

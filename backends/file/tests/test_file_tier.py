@@ -147,7 +147,7 @@ async def test_a_key_too_long_for_a_name(bench):
 @pytest.mark.parametrize("direct_io", ["off", "auto"])
 async def test_short_writes_and_reads_are_continued(bench, monkeypatch, direct_io):
     def short(move):
-        # What remains after 5,000 bytes is not aligned.
+        # The remainder after 5,000 bytes is not aligned.
         return lambda fd, buffers, offset: move(fd, [buffers[0][:5000]], offset)
 
     tier = await bench.open(direct_io=direct_io)

@@ -54,7 +54,7 @@ def reach_master(config: MooncakeTierConfig) -> str:
 def connect(client: Any, config: MooncakeTierConfig, regions: Iterable[Region]) -> None:
     """Connect a client to its master, and for RDMA register memory with it."""
     if config.protocol == "rdma":
-        # The client reports a missing device with the same status as an outage.
+        # Check here, because the client reports a missing device with the status of an outage.
         here = {device.name for device in _DEVICES.glob("*")}
         wanted = set((config.devices or "").split(",")) - {""}
         if not here or wanted - here:

@@ -20,7 +20,7 @@ class MooncakeTierConfig(TierConfig):
 
     Attributes:
         host: the master's host.
-        port: its RPC port.
+        port: the master's RPC port.
         metadata_server: the source of other machines' addresses: ``P2PHANDSHAKE`` (the machines
             themselves), or the URL of a metadata server.
         protocol: the transport of chunks.
@@ -28,9 +28,9 @@ class MooncakeTierConfig(TierConfig):
         address: this machine's name or address for the nodes; by default, the address from which it
             reaches the master.
         replicas: the number of nodes on which each chunk is kept.
-        lend_bytes: memory of this machine that the tier lends to the store, as a node does, for
-            as long as it is open.
-        timeout_s: the limit for an answer of the master.
+        lend_bytes: memory of this machine that the tier lends to the store, as a node does, while
+            the tier is open.
+        timeout_s: the time limit for an answer of the master.
     """
 
     host: str = "127.0.0.1"

@@ -28,12 +28,12 @@ _NOT_THERE = "stored, but absent: evicted at once, or another store of it has no
 
 
 class MooncakeTier(SecondaryTierManager):
-    """Stores chunks as objects of a Mooncake Store, without a copy on this machine."""
+    """A tier that keeps chunks in a Mooncake Store. Its client accesses the buffers directly."""
 
     config_model = MooncakeTierConfig
     locality = Locality.REMOTE
     capabilities = Capability.DELETE
-    # The client holds the interpreter lock for seconds at set-up and close; the engine would wait.
+    # Set-up and close of a client hold the interpreter lock for seconds. The engine would wait.
     needs_process = True
     contract_version = 1
     config: MooncakeTierConfig
@@ -66,8 +66,8 @@ class MooncakeTier(SecondaryTierManager):
         await self._remove([transfer.key for transfer in batch if transfer.replace])
         statuses = await self._move("batch_put_from_multi_buffers", batch, self._replication)
         verdicts = [error_of(status) if status else None for status in statuses]
-        # Success proves nothing, because the store also reports it while another writer of the
-        # key is unfinished or dead, and because a full store may evict an unread object at once.
+        # Look for the objects, because success proves nothing: another writer of the key may be
+        # unfinished or dead, and a full store may evict an unread object at once.
         stored = [at for at, verdict in enumerate(verdicts) if verdict is None]
         found = await self._contains([batch[at].key for at in stored])
         for at, one in zip(stored, found, strict=True):
@@ -80,7 +80,7 @@ class MooncakeTier(SecondaryTierManager):
         verdicts: list[TierError | None] = []
         for transfer, length in zip(batch, lengths, strict=True):
             if length in (TOO_LONG, TRANSFER_FAILED):
-                # Either the object has another length or its node is dead. Its size tells which.
+                # The object has another length, or its node is dead. The object's size tells which.
                 known = await self._call("get_size", self._name(transfer.key))
                 length = TRANSFER_FAILED if known == transfer.object_bytes else known
             verdicts.append(_verdict(length, transfer.object_bytes))
@@ -94,8 +94,8 @@ class MooncakeTier(SecondaryTierManager):
         return [error_of(status) if status < 0 else status == 1 for status in statuses]
 
     async def _remove(self, keys: Sequence[OffloadKey]) -> None:
-        # Remove by force, since each lookup leases an object for some seconds. A running load may
-        # then read another object's bytes; the chunk's header reveals this.
+        # Remove by force, because a lookup protects its object with a lease of some seconds. A
+        # running load may then read another object's bytes. The chunk's header reveals this.
         statuses = await self._ask("batch_remove", keys, True)
         removed = [key for key, status in zip(keys, statuses, strict=True) if status == 0]
         self.context.report_removed(removed)

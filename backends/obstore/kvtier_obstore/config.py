@@ -31,7 +31,7 @@ def _text(pattern: str, kind: str) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-# Only characters that every client encodes alike; no part may be "." or "..".
+# Names hold only characters that all clients encode alike. No part may be "." or "..".
 _Bucket = Annotated[str, _text(r"[A-Za-z0-9][\w.-]*", "the name of a bucket or container")]
 _Prefix = Annotated[str, _text(r"([\w~-][\w.~-]*(/(?!$)|$))*", "a prefix such as 'kv/llama'")]
 _Endpoint = Annotated[str, _text(r"https?://[^/?#@]+(/[^?#@]*)?", "a URL such as 'https://host'")]
@@ -40,7 +40,7 @@ _Endpoint = Annotated[str, _text(r"https?://[^/?#@]+(/[^?#@]*)?", "a URL such as
 class ObstoreTierConfig(TierConfig):
     """Options of the obstore tier.
 
-    Absent credentials come from obstore's usual sources: the environment (``AWS_*``, ``GOOGLE_*``,
+    Missing credentials come from obstore's usual sources: the environment (``AWS_*``, ``GOOGLE_*``,
     ``AZURE_*``), the application default credentials, the machine's identity.
 
     Attributes:
@@ -49,18 +49,18 @@ class ObstoreTierConfig(TierConfig):
         prefix: prefix of all object names.
         endpoint: URL of another server that speaks the service's protocol.
         region: the bucket's region, for S3.
-        access_key_id: access key id, for S3; a secret, since it changes with the key.
+        access_key_id: access key id, for S3; a secret, because it changes with the key.
         secret_access_key: secret access key, for S3.
         account_name: the storage account, for Azure.
         account_key: the account's key, for Azure.
         sas_token: a shared access signature, for Azure.
         service_account_key: a service account's key, as JSON, for Google.
         settings: further settings of the store, under obstore's names; no secrets.
-        conditional_put: true if a store leaves an existing object as it is, unless it failed to
-            load.
-        connections: requests of a batch that run at once.
-        connect_timeout_s: the limit for making a connection.
-        timeout_s: the limit for a request, the transfer of a chunk included.
+        conditional_put: true if a store leaves an existing object as it is, unless that object
+            failed to load.
+        connections: the maximum number of a batch's requests that run at once.
+        connect_timeout_s: the time limit for making a connection.
+        timeout_s: the time limit for a request, the transfer of a chunk included.
         tls_ca: file of certificates to trust besides the system's.
         tls_verify: true if the server's certificate and name are checked.
     """
@@ -128,7 +128,7 @@ class ObstoreTierConfig(TierConfig):
         return settings
 
     def make_store(self, settings: dict[str, str]) -> ObjectStore:
-        """Return a store that does not retry its calls."""
+        """Return a store that makes each request only once, because the SDK retries."""
         client: dict[str, Any] = {
             "allow_http": True,
             "allow_invalid_certificates": not self.tls_verify,

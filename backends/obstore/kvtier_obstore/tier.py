@@ -37,11 +37,11 @@ _MOST_MANIFEST_BYTES = 1 << 20
 
 
 class ObstoreTier(ChunkTierManager):
-    """Chunks as objects of a bucket, named as :class:`kvtier_s3.S3Tier` names them.
+    """A tier that keeps chunks in a bucket, under the same names as :class:`kvtier_s3.S3Tier`.
 
-    An object is written by one request, so an existing object is always whole. A cancelled request
-    of obstore goes on for a while, so a cancelled store or deletion waits for the request's end, at
-    most ``timeout``.
+    One request writes an object, so an existing object is always whole. A request of obstore goes
+    on for a while after its cancellation. So a cancelled store or deletion waits for the request's
+    end, at most ``timeout``.
     """
 
     config_model = ObstoreTierConfig
@@ -151,7 +151,7 @@ class ObstoreTier(ChunkTierManager):
 
     @staticmethod
     async def _get(store: ObjectStore, name: str, size_bytes: int | None) -> memoryview:
-        """Return an object's bytes; do not transfer an object of another length."""
+        """Return an object's bytes; refuse an object of another length before its transfer."""
         found = await obstore.get_async(store, name)
         stored_bytes = found.meta["size"]
         if stored_bytes != size_bytes and (size_bytes or stored_bytes > _MOST_MANIFEST_BYTES):

@@ -38,7 +38,7 @@ def url_of(endpoint: str, **options: object) -> str:
 
 
 class Answers:
-    """An HTTP server that sends every request the same answer, or none if it is ``None``."""
+    """An HTTP server that answers all requests alike, or none if ``status`` is ``None``."""
 
     def __init__(self, status: int | None, body: str = "") -> None:
         self.status, self.body = status, body

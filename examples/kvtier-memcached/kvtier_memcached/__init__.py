@@ -19,9 +19,9 @@ class MemcachedTierConfig(kv.TierConfig):
     """Options of the memcached tier.
 
     Attributes:
-        servers: ``host:port`` of each server, with commas. A URL may give a single server instead:
+        servers: ``host:port`` of each server, separated by commas. A URL may give a single server:
             ``memcached://kv-1:11211``.
-        piece_bytes: the maximum length of a value, below the servers' ``-I``.
+        piece_bytes: the maximum length of a value, below the servers' limit (``-I``).
         connections: the maximum number of connections to each server.
         timeout_s: the longest silence of a server before it counts as unreachable.
     """
@@ -38,7 +38,7 @@ class MemcachedTierConfig(kv.TierConfig):
 
 
 class MemcachedTier(kv.ChunkTierManager):
-    """Stores each chunk on one memcached server, in pieces below the server's limit."""
+    """A tier that keeps each chunk on one memcached server, in pieces below the server's limit."""
 
     config_model = MemcachedTierConfig
     locality = kv.Locality.REMOTE
@@ -92,7 +92,7 @@ class MemcachedTier(kv.ChunkTierManager):
             for pool in self._pools.values():
                 pool.close()
 
-    # The calls that Pieces needs, by memcached's meta commands.
+    # The methods of a ValueStore, which Pieces calls. They send memcached's meta commands.
 
     async def get(self, name: str, buffers: Sequence[memoryview]) -> None:
         async with self._asked(name, b"mg %b v\r\n" % name.encode()) as (connection, reply):

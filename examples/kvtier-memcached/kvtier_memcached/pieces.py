@@ -44,7 +44,7 @@ class ValueStore(Protocol):
 class _Index(NamedTuple):
     """The value under an object's own name. It leads to the object's pieces."""
 
-    #: Random bytes of each store, part of the pieces' names.
+    #: Random bytes, new for each store. They are part of the pieces' names.
     version: bytes
     #: Length of each piece except the last.
     piece_bytes: int
@@ -83,7 +83,7 @@ class Pieces:
 
     Names of pieces are the object's name and up to 60 further characters, the first of which is a
     dot. If a writer is killed, or another writer overwrites its index, its pieces stay without an
-    index: the value store should evict values, or let them expire.
+    index. So the value store should evict values, or let them expire.
 
     Args:
         values: the store.
@@ -109,7 +109,7 @@ class Pieces:
         """Return true if an object is there with all its pieces.
 
         Raises:
-            CorruptChunkError: the value under its name is not an index.
+            CorruptChunkError: the value under ``name`` is not an index.
             TierError: the store cannot tell.
         """
         try:
@@ -149,7 +149,7 @@ class Pieces:
         Raises:
             ChunkNotFoundError: the object or one of its pieces is missing.
             CorruptChunkError: the object is shorter or longer than the buffers, or the value under
-                its name is not an index.
+                ``name`` is not an index.
             TierError: the object could not be read.
         """
         index = await self._index(name)

@@ -25,7 +25,7 @@ class SQLiteTierConfig(kv.TierConfig):
 
 
 class SQLiteTier(kv.ChunkTierManager):
-    """Stores chunks as rows of one table."""
+    """A tier that keeps chunks as rows of one table."""
 
     config_model = SQLiteTierConfig
     capabilities = kv.Capability.DELETE
