@@ -1,7 +1,7 @@
 """Runs the ``kvtier`` command in a new process each time, without starting an interpreter.
 
 A server process imports the command once, and forks for each line of JSON that it reads. The child
-process has the arguments, directory, environment and streams that a shell would give it.
+has the arguments, directory, environment, streams and exit status of a command from a shell.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A mark for tests that need the pure Python core; a compiled core skips them."""
+"""A mark that skips a test if the core is compiled."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ _SAMPLES = 40
 _MOST_SLOTS = 4000
 #: A shorter run is still warming up, which looks like growth.
 _LONG_REQUESTS = 20_000
-#: Allowed relative growth from the run's second quarter to its last, as allocators grow in steps.
+#: Allowed relative growth from the second quarter to the last, because allocators grow in steps.
 _GROWTH = 0.05
 #: Additional growth allowed, because faults open and close connections and threads.
 _MORE = 4

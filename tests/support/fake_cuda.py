@@ -306,7 +306,7 @@ def pages_of(address: int, size_bytes: int) -> range:
 
 @contextmanager
 def fake_cuda(vendor: str) -> Iterator[FakeCUDA]:
-    """Replace the GPU driver, the GPU runtime and torch's calls of both with fakes."""
+    """Replace the GPU driver, the GPU runtime and torch's calls to them with fakes."""
     runtime = FakeCUDA()
     driver = {
         "cuMemcpyAsync": runtime.copy,

@@ -54,7 +54,7 @@ def error_of(worker: OffloadWorker, job_id: int) -> str:
 
 
 def until_finished(worker: OffloadWorker, jobs: int) -> None:
-    """Poll until a number of jobs have finished; ``wait`` would copy in the calling thread."""
+    """Poll until ``jobs`` jobs have finished, because ``wait`` would copy in this thread."""
     ended = 0
     end_s = time.monotonic() + PATIENCE_S
     while ended < jobs:

@@ -14,7 +14,7 @@ from typing import Any
 
 from support.server import ServerError, ServerProcess, free_port
 
-#: A node's program. It reads a call of the client on each line, makes it, and prints the result.
+#: A node's program. For each line, it calls a method of its client, and prints the result.
 _NODE = """
 import ast, os, sys
 results = os.fdopen(os.dup(1), "w")

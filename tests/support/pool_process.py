@@ -93,7 +93,7 @@ class PoolProcess:
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
-            # Closing a pipe flushes it, although nobody reads the lines any more.
+            # Closing tries again to send a line that the process did not receive.
             with contextlib.suppress(BrokenPipeError):
                 pipe.close()
 

@@ -229,7 +229,7 @@ class MisbehavingTier(MemoryTier):
         os._exit(7)
 
     def _abort(self) -> None:
-        """Abort, as a Rust library does that is compiled to abort on a panic."""
+        """Abort, like a Rust library that is compiled to abort on a panic."""
         panic = b"panicked at client.rs:7: redis://u:secret@h is no URL of hunter2hunter2\n"
         os.write(2, panic)
         os.abort()

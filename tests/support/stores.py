@@ -240,7 +240,7 @@ def _damage(files: Sequence[Path], chunk_bytes: int) -> None:
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-#: The stores with which our adapters for engines are tested.
+#: The stores for the tests of the LMCache and SGLang adapters.
 STORES: dict[str, type[Store]] = {
     kind.name: kind for kind in (Folder, RedisStore, S3Store, MemcachedStore)
 }

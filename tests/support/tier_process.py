@@ -1,4 +1,4 @@
-"""Clocks that delay the handling of a tier's process, and queries of /proc about processes."""
+"""Clocks that let a test pace the handling of a tier's process, and queries of /proc."""
 
 from __future__ import annotations
 

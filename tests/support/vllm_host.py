@@ -36,7 +36,7 @@ TICK = [1, 2, 3]
 
 
 def give_weight() -> None:
-    """Make vLLM's dummy weights differ, and large enough for keys and values to matter."""
+    """Make vLLM's dummy weights differ by parameter, and so large that keys and values matter."""
     from vllm.model_executor.model_loader import dummy_loader
 
     make_up = dummy_loader.initialize_single_dummy_weight

@@ -74,7 +74,7 @@ class Device:
         return [copy for copy in self.live if copy.due_step <= step]
 
     def end(self, copies: Sequence[Copy], *, success: bool) -> None:
-        """End copies. After a success, all their bytes have arrived in the slots."""
+        """End copies; after a success, all their bytes have arrived."""
         for copy in copies:
             if not copy.writes:
                 self._compare(copy)

@@ -68,7 +68,7 @@ class Engine:
         self._patience_s = _patience_s(world.plan)
         self._arrived = 0
         self._flush_step = 0
-        # Requests that load at the end of the step, when other requests have got slots.
+        # Requests that load at the end of the step, after other requests have got slots.
         self._later: list[tuple[_Request, list[OffloadKey]]] = []
 
     def run_step(self, *, arrivals: bool = True) -> None:

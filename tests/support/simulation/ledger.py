@@ -35,7 +35,7 @@ _LATE_RATE = 0.02
 
 
 class Transfer(NamedTuple):
-    """A chunk of a load or store, whose slot is pinned; it ``moves`` until it has arrived."""
+    """A chunk of a load or store, whose slot is pinned; ``moves`` is true until it arrives."""
 
     operation: Operation
     key: OffloadKey
@@ -81,7 +81,7 @@ class Ledger:
         self._on_breach = on_breach
         self._running: dict[int, Job] = {}
         self._lingering: dict[int, Job] = {}
-        # Jobs that were pending at a reset, whose lookup hits and load failures do not count.
+        # Jobs that were pending at a reset; their lookup hits and load failures do not count.
         self._outdated: set[int] = set()
         # The number of loads of each chunk that have failed since the last reset.
         self._failed: Counter[OffloadKey] = Counter()

@@ -65,7 +65,7 @@ class SimulatedTier(MemoryTier):
         self._check(fault_of_batch(self, batch))
         for transfer in batch:
             self.config.on_touch(Operation.LOAD, transfer)
-            # Write other bytes first, as an interrupted read leaves some behind.
+            # Write noise first, because an interrupted read leaves bytes behind.
             transfer.payload[:] = b"\xaa" * len(transfer.payload)
         trouble = await self.config.weather.suffer()
         if trouble == "damage":

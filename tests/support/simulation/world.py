@@ -38,7 +38,7 @@ POLICIES = ("prefix", "lru", "arc")
 #: The number of steps within which live requests have to end after the last fault.
 _LAST_STEPS = 400
 _CALM_STEP_S = 0.02
-#: The longest stall of a tier's loop. After a job's deadline, the manager allows the tier 1 s.
+#: The longest stall of a tier's loop: the manager concludes a job that is overdue by 1 s.
 _LONGEST_STALL_S = 0.8
 _LONGEST_STALL_STEPS = 15
 #: The duration of a lull, a pause of the engine after a step.
@@ -151,7 +151,7 @@ class World:
         self._raise_first_breach()
 
     def _check_sums(self) -> None:
-        """Check that the counters have each lookup's outcome once."""
+        """Check that the outcome of each lookup is counted once."""
         host, *tiers = self.manager.stats
         hits = sum(stats.hit_chunks for stats in self.manager.stats)
         misses = sum(host.misses.values())

@@ -55,7 +55,7 @@ class VerdictsInWrongOrder(BrokenTier, fails="check_results_have_the_order_of_th
 
 
 class RemembersDigests(BrokenTier, fails="check_a_brought_digest_is_right"):
-    """Reports a stored chunk's digest after a load, to save the time to compute the digest."""
+    """Reports the digest of the stored bytes after a load, without reading the loaded bytes."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -265,7 +265,7 @@ class LosesConcurrentStores(BrokenTier, fails="check_concurrent_stores_leave_one
         except BaseException:
             objects.pop(temporary, None)
             raise
-        # The later store finds no temporary object, and deletes the final one as a failed store.
+        # The later store finds no temporary object, and deletes the object as after a failure.
         if temporary in objects:
             stored = objects.pop(temporary)
             self.put(transfer.key, stored)

@@ -1,4 +1,4 @@
-"""A tier for tests of the conformance kit, which can inspect and disconnect the tier's store.
+"""A tier for testing the conformance kit. Tests can inspect, disconnect and reconnect its store.
 
 The tier behaves like a network tier: every call takes a moment. The store outlives an instance of
 the tier, can be shared by several instances, and can be unreachable.
@@ -198,7 +198,7 @@ class ShelfTier(ChunkTierManager):
         )
 
     def mend(self, stored: bytes) -> bytes:
-        """Restore an object whose second half is lost. This tier cannot, and raises."""
+        """Restore an object that has lost its second half. This tier cannot, and always raises."""
         raise ChunkNotFoundError("a part is lost")
 
     async def reach(self) -> None:
