@@ -1,6 +1,6 @@
 """The simulation finds every bug that this module plants.
 
-Each bug is a small change to one method. ``-s`` shows how many seeds were needed.
+Each bug is a small change to one or two methods. ``-s`` shows the seed that found each bug.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ BUGS: dict[str, tuple[tuple[str, ...], int, Bug]] = {}
 def bug(*rules: str, seed: int = 0) -> Callable[[Bug], Bug]:
     """Register a bug, the rules that can find it, and the first seed to try.
 
-    For a rare bug, the first seed is one that found it; this saves a minute.
+    For a rare bug, start with a seed that is known to find the bug, to save a minute.
     """
 
     def enter(make: Bug) -> Bug:
@@ -54,7 +54,7 @@ def bug(*rules: str, seed: int = 0) -> Callable[[Bug], Bug]:
 
 
 def around(owner: type, name: str) -> Callable[[Callable[..., Any]], Bug]:
-    """Make a bug that replaces a method by ``change(original, self, ...)``."""
+    """Make a bug that replaces a method with ``change(original, self, ...)``."""
 
     def make(change: Callable[..., Any]) -> Bug:
         @functools.wraps(change)

@@ -23,21 +23,21 @@ def build_wheel(package: Path, into: Path) -> Path:
 
 
 def stranger(wheels: Path) -> dict[str, str]:
-    """Return a user's environment, which has our wheels but no source tree."""
+    """Return the environment variables of a user who has our wheels but no source tree."""
     kept = {
         name: value
         for name, value in os.environ.items()
         if name not in ("PYTHONPATH", "VIRTUAL_ENV", "MAKEFLAGS", "MAKELEVEL")
     }
-    # Do not compile: only a few of the installed modules are ever imported.
+    # Skip pip's compilation, because only a few of the installed modules are ever imported.
     ours = {"PIP_OPTIONS": f"--find-links {wheels}", "PIP_NO_COMPILE": "1"}
     return kept | ours | {"PYTHON": sys.executable}
 
 
 def environment_of(example: Path, wheels: Path, directory: Path) -> str:
-    """Make an environment with an example's wheel and the SDK's, and return its Python.
+    """Make a virtual environment with the wheels of an example and the SDK; return its Python.
 
-    The directory also gets the example's tests and its pyproject.toml.
+    The example's tests and its pyproject.toml are copied into the directory too.
     """
     wheel = build_wheel(example, wheels)
     venv.create(directory / "env")

@@ -1,4 +1,4 @@
-"""Azurite, Microsoft's emulator of Azure Blob Storage, on a free port of the loopback."""
+"""Azurite, Microsoft's emulator of Azure Blob Storage, on a free loopback port."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from obstore.store import AzureStore
 
 from support.server import ServerProcess, free_port
 
-#: The account that every Azurite has, and its published key.
+#: The account that every Azurite server has, and the account's published key.
 ACCOUNT = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 CONTAINER = "chunks"
@@ -22,7 +22,7 @@ _VERSION = "2021-08-06"
 
 
 class Azurite(ServerProcess):
-    """Its container ``chunks`` outlives :meth:`kill`."""
+    """An Azurite server, whose container ``chunks`` outlives :meth:`kill`."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory / "azurite.log")
@@ -31,7 +31,7 @@ class Azurite(ServerProcess):
 
     @staticmethod
     def program() -> str | None:
-        """Return the path of ``azurite-blob``; ``make azurite`` installs it."""
+        """Return the path of ``azurite-blob``, which ``make azurite`` installs, or ``None``."""
         ours = Path(__file__).parents[2] / ".azurite" / "node_modules" / ".bin" / "azurite-blob"
         return str(ours) if ours.exists() else shutil.which("azurite-blob")
 

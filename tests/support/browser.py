@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 _TIMEOUT_S = 60.0
-#: These options let the browser run without a graphics card, and as root in a container.
+#: With these options the browser runs without a window or a GPU, and as root in a container.
 _FLAGS = (
     "--headless=new",
     "--remote-debugging-pipe",
@@ -42,7 +42,7 @@ def open_browser(profile: Path) -> Iterator[Browser]:
         try:
             yield Browser(ours_out, ours_in)
         finally:
-            # The browser ends with all its processes when its pipe of commands is closed.
+            # Closing the pipe for commands ends the browser and all its processes.
             os.close(ours_out)
             process.wait(_TIMEOUT_S)
             os.close(ours_in)

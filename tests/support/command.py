@@ -1,7 +1,7 @@
 """Runs the ``kvtier`` command in a new process each time, without starting an interpreter.
 
-A server has imported the command, and forks for each line of JSON that it reads. The copy has the
-arguments, directory, environment, streams and exit status of a command that a shell started.
+A server process imports the command once, and forks for each line of JSON that it reads. The child
+has the arguments, directory, environment, streams and exit status of a command from a shell.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ def _server() -> _Server:
 
 
 def serve() -> None:
-    """Fork for each line on standard input; return only in the copy, set up by the line."""
-    # Import before forking, because it is slow; it starts no thread, so forking is safe.
+    """Fork for each line on standard input; return only in the child, set up by the line."""
+    # Import before forking, because imports are slow. They start no thread, so forking is safe.
     for module in ("kvtier_sdk.cli.app", "kvtier_file", "kvtier_redis", "kvtier_s3"):
         importlib.import_module(module)
     replies = os.dup(1)

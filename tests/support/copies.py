@@ -19,7 +19,7 @@ def _address_of(view: bytes | memoryview) -> int:
 
 
 class ByteLedger:
-    """Counts the bytes that vector calls move, inside and outside of transfers' buffers."""
+    """Counts the bytes that calls like ``os.readv`` move in transfers' buffers and elsewhere."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *calls: str) -> None:
         self._spans: list[tuple[int, int]] = []
@@ -53,7 +53,7 @@ class ByteLedger:
 
 
 class Peak:
-    """The largest number of bytes allocated at once inside the block; set at its end."""
+    """The most bytes allocated at once in a :func:`traced_peak` block, set when the block ends."""
 
     allocated_bytes = 0
 
@@ -81,7 +81,7 @@ async def check_no_copies(
 ) -> None:
     """Assert that each byte of eight chunks moves once, into or out of the chunk's own buffer.
 
-    Fewer than ``heads_bytes`` bytes may arrive together with the head of a response.
+    Up to ``heads_bytes`` bytes may move elsewhere, because they arrive with a response's head.
     """
     stored, fresh = ([bytes([base, n]) * 10 for n in range(8)] for base in range(2))
     assert await bench.put(tier, *stored) == [None] * 8

@@ -1,4 +1,4 @@
-"""A mark that skips tests that patch the core, if the core is compiled."""
+"""A mark that skips a test if the core is compiled."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ import pytest
 
 from kvtier_sdk.core_form import IS_COMPILED
 
-#: A compiled module calls its own methods directly, even if a test has replaced them; and it has no
-#: docstrings.
+#: A compiled module calls its own methods directly, even if a test has replaced them. It also has
+#: no docstrings.
 pure_core_only = pytest.mark.skipif(IS_COMPILED, reason="needs the pure Python core")

@@ -3,10 +3,10 @@
 Usage: python -m support.endurance [--requests N] [--concurrency N] [--faults | --tier URL ...]
 
 Overlapping generated chats use a host pool with room for a tenth of their chunks, at most 4,000, so
-that evictions and promotions never stop. Memory, descriptors, threads and /dev/shm are sampled on
-the way, and the tiers have a capacity, so that the samples are flat once the tiers are full. With
-``--faults`` the tiers are files in a process and a redis-server in a thread, and one of them gets a
-fault each second. Exit status 1 if anything is wrong.
+that evictions and promotions never stop. The run samples memory, descriptors, threads and /dev/shm.
+The tiers have a capacity, so that the samples are flat once the tiers are full. With ``--faults``
+the tiers are files in a process and a redis-server in a thread, and one of them gets a fault each
+second. The exit status is 1 if anything is wrong.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _SAMPLES = 40
 _MOST_SLOTS = 4000
 #: A shorter run is still warming up, which looks like growth.
 _LONG_REQUESTS = 20_000
-#: Allowed growth from the run's second quarter to its last, since allocators grow in steps.
+#: Allowed relative growth from the second quarter to the last, because allocators grow in steps.
 _GROWTH = 0.05
-#: Further allowed growth, since faults open and close connections and threads.
+#: Additional growth allowed, because faults open and close connections and threads.
 _MORE = 4
 _FAULT_EVERY_S = 1.0
 _FAULT_S = 0.2
@@ -104,7 +104,7 @@ def main() -> int:
 def take_sample() -> dict[str, int]:
     children = tier_processes(os.getpid())
     status = Path("/proc/self/status").read_text(encoding="ascii")
-    # Include the host pool, and files in /dev/shm with our name.
+    # Count the host pool, and the files in /dev/shm that have our name.
     pool_kib = int(status.partition("RssShmem:")[2].split()[0])
     left = [file.stat().st_size for file in Path("/dev/shm").glob("*kvtier*") if file.is_file()]
     return {

@@ -36,18 +36,18 @@ A, B = RequestContext("a"), RequestContext("b")
 
 
 class FaultyTier(MemoryTier):
-    """A memory tier whose next calls can be made to fail or hang, or to return nonsense."""
+    """A memory tier whose calls a test can make fail or hang."""
 
     def __init__(self, config: MemoryTierConfig, context: Any) -> None:
         super().__init__(config, context)
         self.on_load: Callable[[Transfer], TierError | None] = lambda transfer: None
         self.on_store: Callable[[Transfer], TierError | None] = lambda transfer: None
-        # The operations of ``gated`` wait for this event.
+        # The operations in ``gated`` wait for this event.
         self.gate: asyncio.Event | None = None
         self.gated = {"store", "load"}
         self.stubborn = False
         self.raises: Exception | None = None  # raised by the next load or store
-        self.down: TierError | None = None  # raised by every call while it is set
+        self.down: TierError | None = None  # raised by each lookup, load and store while set
         self.scan_error: TierError | None = None
         self.calls: list[tuple[str, list[OffloadKey]]] = []
 
@@ -113,7 +113,7 @@ class Engine(Live):
         super().__init__(made, pool, threading.Event())
         self.runners: list[InlineRunner] = []
         self.tiers: list[FaultyTier] = []
-        # Time, direction and new state of each change of a tier's breaker.
+        # For each tier: the time, direction and new state of each change of a breaker.
         self.moves: list[list[tuple[float, Direction, BreakerState]]] = []
         for index in range(tiers):
             self.add(f"tier{index}", {**runner, **(each[index] if each else {})})
@@ -173,7 +173,7 @@ class Engine(Live):
         return [self.manager.lookup(key, request).name for key in keys]
 
     def push_out(self, request: RequestContext) -> None:
-        """Store as many other chunks as the primary tier holds."""
+        """Evict all chunks from the primary tier, by storing as many others."""
         for start in range(32, 32 + self.pool.slots):
             self.store(request, KEYS[start])
             self.step(times=2)
@@ -184,7 +184,7 @@ class Engine(Live):
         assert usage.free + usage.ready == usage.slots
 
     def at_rest_with(self, *, writing: int) -> None:
-        """Assert that nothing is left but ``writing`` slots that the device still writes."""
+        """Assert that nothing is pending, except ``writing`` slots that the device still writes."""
         for _ in range(3):
             self.step(1.0)
         usage = self.manager.usage()
@@ -198,7 +198,7 @@ Make = Callable[..., Engine]
 def stored_below(engine: Engine, *keys: OffloadKey) -> None:
     """Store chunks for A, push them out of the primary tier, and forget which tier has them.
 
-    As after an engine's restart, the manager then asks a tier before it loads a chunk.
+    The manager must then ask a tier before it loads a chunk, as after an engine's restart.
     """
     for start in range(0, len(keys), 4):
         engine.store(A, *keys[start : start + 4])

@@ -1,7 +1,7 @@
-"""CUDA and HIP without a device: registrations, streams, events and captures, with their rules.
+"""Fakes of CUDA and HIP: registrations, streams, events and captures, with their rules.
 
-Device memory is host memory here, so that the copies move bytes. Work on a stream runs in order
-when a caller polls, and stops where a test holds it.
+Device memory is host memory here, so that copies move real bytes. The work on a stream runs in
+order when a caller polls an event, and stops where a test holds the stream.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Stream:
             self.runtime.changed.notify_all()
 
     def hold(self) -> threading.Event:
-        """Hold all later work until the event is set; see :meth:`FakeCUDA.release`."""
+        """Hold all later work until the event is passed to :meth:`FakeCUDA.release`."""
         gate = threading.Event()
         self.add(gate.is_set)
         return gate
@@ -106,13 +106,13 @@ class FakeCUDA:
         self.limit_bytes = limit_bytes
         # Distance from the host address of registered memory to its device address.
         self.shift_bytes = 0
-        # True while a graph is captured in global mode; then a call that a capture forbids breaks
+        # True while a graph is captured in global mode. A call that a capture forbids then breaks
         # the capture, unless the calling thread is in relaxed mode.
         self.capturing = False
-        self.captures_lost = 0  # captures that such a call has broken
+        self.captures_lost = 0  # captures that forbidden calls have broken
         self.failures: deque[Exception] = deque()
         self.is_lost = False  # true once the context has failed
-        # Bytes and stream of each call that queued copies.
+        # The number of bytes and the stream of each call that queued copies.
         self.copies: list[tuple[int, int]] = []
         self.in_call: Callable[[], None] = lambda: None
         self.changed = threading.Condition(threading.RLock())
@@ -157,7 +157,7 @@ class FakeCUDA:
         return error
 
     def hold_calls(self) -> tuple[threading.Event, threading.Event]:
-        """Hold each call that queues copies; return events for its start and for its release."""
+        """Hold each call that queues copies; return events that report its start and release it."""
         entered, leave = threading.Event(), threading.Event()
 
         def stay() -> None:
@@ -195,7 +195,7 @@ class FakeCUDA:
         return self._queue([(into, out_of, length_bytes)], stream)
 
     def hip_copy(self, into: int, out_of: int, size_bytes: int, kind: int, stream: int) -> int:
-        """``hipMemcpyAsync``; if ``kind`` is 4, the addresses tell the direction."""
+        """Fake ``hipMemcpyAsync`` with kind 4, which infers the direction from the addresses."""
         assert kind == 4
         return self._queue([(into, out_of, size_bytes)], stream)
 
@@ -247,7 +247,7 @@ def without_triton(device: torch.device) -> PageKernel:
 
 
 class FakePageKernel(PageKernel):
-    """Copies when its stream runs."""
+    """A page kernel that copies when the work of its stream runs."""
 
     def __init__(self, launch: Callable[..., None]) -> None:
         self.has_failed = False
@@ -256,7 +256,7 @@ class FakePageKernel(PageKernel):
         self._launch = launch
 
     def allocate(self, size_bytes: int) -> torch.Tensor:
-        # Align like a device's memory.
+        # Align to 256 bytes, as CUDA aligns device memory.
         memory = torch.zeros(size_bytes + 256, dtype=torch.uint8)
         return memory[-memory.data_ptr() % 256 :][:size_bytes]
 
@@ -306,7 +306,7 @@ def pages_of(address: int, size_bytes: int) -> range:
 
 @contextmanager
 def fake_cuda(vendor: str) -> Iterator[FakeCUDA]:
-    """Replace the GPU driver, the GPU runtime and torch's calls to them by fakes."""
+    """Replace the GPU driver, the GPU runtime and torch's calls to them with fakes."""
     runtime = FakeCUDA()
     driver = {
         "cuMemcpyAsync": runtime.copy,
@@ -344,7 +344,7 @@ def fake_cuda(vendor: str) -> Iterator[FakeCUDA]:
 
 
 def _library(functions: dict[str, Callable[..., int]]) -> SimpleNamespace:
-    # Plain functions, since bound methods accept no attributes such as argtypes.
+    # Use plain functions, because bound methods do not accept attributes such as ``argtypes``.
     return SimpleNamespace(**{name: _function(call) for name, call in functions.items()})
 
 

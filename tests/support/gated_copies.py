@@ -17,8 +17,8 @@ GRACE_S = 0.02
 
 class Gate:
     def __init__(self) -> None:
-        self.began: list[int] = []  # the bytes of each call, in order
-        # Calls with this number of bytes raise once the gate is open.
+        self.began: list[int] = []  # the number of bytes of each call, in order
+        # A call whose number of bytes is in this set raises once the gate is open.
         self.failing: set[int] = set()
         self._started = threading.Semaphore(0)
         self._open = threading.Semaphore(0)
@@ -47,14 +47,14 @@ def expect_success(worker: OffloadWorker, *job_ids: int) -> None:
 
 
 def error_of(worker: OffloadWorker, job_id: int) -> str:
-    """Wait for a job, which must fail."""
+    """Wait for a job that must fail, and return its error."""
     worker.wait([job_id])
     (result,) = worker.get_finished()
     return str(result.error)
 
 
 def until_finished(worker: OffloadWorker, jobs: int) -> None:
-    """Poll until jobs have finished, because ``wait`` would copy in the calling thread."""
+    """Poll until ``jobs`` jobs have finished, because ``wait`` would copy in this thread."""
     ended = 0
     end_s = time.monotonic() + PATIENCE_S
     while ended < jobs:

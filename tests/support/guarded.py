@@ -1,4 +1,4 @@
-"""Buffers with guard bytes around them, which reveal a write outside of the buffers."""
+"""Buffers surrounded by guard bytes, which reveal a write outside the buffers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ _GUARD = b"g" * 1000
 
 
 class GuardedBuffers:
-    """Buffers of zeros side by side in one piece of memory, with a guard on each side."""
+    """Zeroed buffers, side by side in one piece of memory, with guard bytes at both ends."""
 
     def __init__(self, *lengths_bytes: int) -> None:
         self._memory = bytearray(_GUARD + bytes(sum(lengths_bytes)) + _GUARD)

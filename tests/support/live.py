@@ -25,7 +25,7 @@ _STEPS = 3000
 
 
 class Live:
-    """Plays steps until no work is pending; each step briefly waits for a report."""
+    """An engine over a manager; each of its steps waits briefly for a report from a tier."""
 
     def __init__(self, manager: TieringManager, pool: HostPool, reported: threading.Event) -> None:
         self.manager = manager
@@ -93,14 +93,14 @@ def live(
     clock: Clock | None = None,
     **options: Any,
 ) -> Iterator[Live]:
-    """Open tiers and a manager over them, with long deadlines, since the machine may be busy."""
+    """Open tiers and a manager over them, with long deadlines, because the machine may be busy."""
     patience = {"lookup_deadline": "20s", "load_deadline": "20s"}
     specs = [
         TierSpec.from_url(tier, **patience) if isinstance(tier, str) else tier for tier in tiers
     ]
     options = {"slots": 64, "chunk_bytes": CHUNK_BYTES, **options, "tiers": specs}
     config = TieringConfig.from_dict(options, where="test")
-    # Nothing is computed here, so never skip a load because computing would be faster.
+    # Never skip a load in favour of recomputing, because nothing is computed here.
     config = config.model_copy(update={"recompute_s": math.inf})
     reported = threading.Event()
     with (

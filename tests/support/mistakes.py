@@ -1,4 +1,4 @@
-"""Captures what an engine logs when it starts: with an operator's likely mistakes, and without."""
+"""Captures the log of an engine's start, with and without an operator's likely mistakes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kvtier_sdk.engine import open_manager, open_pool
 from kvtier_vllm.early_check import check_engine
 from support.live import Live
 
-#: Facts of the engine that starts.
+#: The facts of the engine's namespace.
 ENGINE = {"model": "llama", "dtype": "bfloat16", "hash_seed": "0"}
 CHUNK_BYTES = 64 << 10
 KEYS = [make_offload_key(bytes([index]) * 32) for index in range(3)]
@@ -117,13 +117,13 @@ def print_mistake(mistake: str | dict[str, Any], places: Mapping[str, str]) -> s
 def print_start(places: Mapping[str, str], **facts: str) -> str:
     """Start an engine, let it store chunks, and end it; return its log.
 
-    ``facts`` replace facts of the namespace.
+    ``facts`` override facts of :data:`ENGINE`.
     """
     with (
         _Lines(logging.INFO) as said,
         _engine(_filled(HEALTHY, places), places, facts=facts) as engine,
     ):
-        # Each tier logs its line once its store has reported its contents.
+        # A tier logs this line only after it has asked its store for the usage.
         said.wait_for(": open", 4)
         said.wait_for("nothing here can be hit", 3 if facts else 0)
         engine.store(engine.begin("r1"), *KEYS)
@@ -198,7 +198,7 @@ def _filled(text: str, places: Mapping[str, str]) -> str:
 
 
 def _without_places(lines: Sequence[str], places: Mapping[str, str]) -> str:
-    """Replace what differs between machines and runs by names."""
+    """Replace everything that differs between machines and runs with a name or with dots."""
     # Only a busy machine logs this line.
     text = "\n".join(line for line in lines if "still opening after" not in line)
     for name in ("dir", "endpoint", "redis"):

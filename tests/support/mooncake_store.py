@@ -1,4 +1,4 @@
-"""A real Mooncake Store on the loopback: a master, and nodes that lend it memory."""
+"""A real Mooncake Store on the loopback: a master, and nodes that provide the memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from support.server import ServerError, ServerProcess, free_port
 
-#: A node's program, which calls its client for each line that it reads, and prints the result.
+#: A node's program. For each line, it calls a method of its client, and prints the result.
 _NODE = """
 import ast, os, sys
 results = os.fdopen(os.dup(1), "w")
@@ -33,7 +33,7 @@ for line in sys.stdin:
 
 
 class MooncakeStore(ServerProcess):
-    """A store whose parts a test can kill and freeze; :meth:`pause` freezes the master."""
+    """A master and its nodes, which a test can kill; :meth:`pause` freezes the master."""
 
     def __init__(self, directory: Path, *options: str, segment_bytes: int = 256 * 2**20) -> None:
         super().__init__(directory / "log")
@@ -53,7 +53,7 @@ class MooncakeStore(ServerProcess):
         return self
 
     def start_master(self) -> None:
-        """Start a master that knows no object, and wait until the nodes have found it."""
+        """Start a master that knows no objects, and wait until the nodes have found the master."""
         program = shutil.which(
             "mooncake_master", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
         )
@@ -90,7 +90,7 @@ class MooncakeStore(ServerProcess):
 
 
 class Node:
-    """A process that lends memory to a store."""
+    """A process that provides memory for a store."""
 
     def __init__(self, master: str, segment_bytes: int, log: Path) -> None:
         with log.open("ab") as stderr:

@@ -1,4 +1,4 @@
-"""The other end of a connection, controlled by a test."""
+"""The server's end of a connection, controlled by a test."""
 
 from __future__ import annotations
 

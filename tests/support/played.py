@@ -41,9 +41,9 @@ def report_of(*arguments: str, status: int = 0, **environment: str) -> dict[str,
 
 
 def check_two_replays(trace: Path, unlimited: float, url: str) -> None:
-    """Play a trace twice; the second time, every chunk comes from the host or the tier.
+    """Play a trace twice; the first hit rate must be ``unlimited``, that of an unlimited cache.
 
-    The first replay hits as often as an unlimited cache, whose hit rate is ``unlimited``.
+    The second time, every chunk must come from the host pool or the tier.
     """
     first, second = (replay(trace, "--tier", url) for _ in range(2))
     assert first["hit_rate"] == pytest.approx(unlimited)

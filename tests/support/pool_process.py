@@ -1,7 +1,7 @@
-"""Processes that map a host pool and obey a test, line by line.
+"""Processes that map a host pool, and evaluate the lines that a test sends.
 
-The module is also the program of such a process. It evaluates each line that it reads, and answers
-with a line of JSON; ``pool`` is the last result of ``join``, ``attach`` or ``create``.
+The module is also the program of such a process. The process answers each line with a line of JSON.
+In a line, ``pool`` is the pool of the last ``join`` or ``attach``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def fill(pool: HostPool, worker: int) -> None:
 
 
 def wrong_rows(pool: HostPool, worker: int, part_of: int | None = None) -> int:
-    """Count the slots without ``worker``'s pattern in its own part, or in that of ``part_of``."""
+    """Count the slots without ``worker``'s pattern, in its own or in ``part_of``'s part."""
     part = pool.part(worker if part_of is None else part_of)
     return sum(
         not np.array_equal(part[slot], pattern(worker, slot, pool.layout.part_bytes))
@@ -93,13 +93,13 @@ class PoolProcess:
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
-            # The pipe can still hold a line, which nobody reads any more.
+            # Closing tries again to send a line that the process did not receive.
             with contextlib.suppress(BrokenPipeError):
                 pipe.close()
 
 
 class PoolProcesses:
-    """Keeps its processes for later tests, as long as they are alive."""
+    """Starts processes, and keeps those at rest for later tests."""
 
     def __init__(self) -> None:
         self._idle: list[PoolProcess] = []

@@ -1,4 +1,4 @@
-"""A real Prometheus on the loopback, with a file of rules and one target."""
+"""A real Prometheus on the loopback, with one file of rules and one target."""
 
 from __future__ import annotations
 

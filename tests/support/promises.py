@@ -1,4 +1,4 @@
-"""Checks of the contract's promises to a tier, which a test's tier makes in each call."""
+"""Checks of the contract's promises to a tier; a test's tier runs them in each call."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def fault_of_batch(tier: SecondaryTierManager, batch: Sequence[Transfer]) -> str
 
 
 def fault_of_regions(context: TierContext, batch: Iterable[Transfer]) -> str | None:
-    """Return a message if a buffer lies outside of the context's regions."""
+    """Return a message if a buffer lies outside the context's regions."""
     for transfer in batch:
         for place, buffer in zip(transfer.regions, transfer.buffers, strict=True):
             assert place.size_bytes == len(buffer)

@@ -37,7 +37,7 @@ class Server(ServerProcess):
         return self
 
     def wait_until(self, condition: Callable[[], object], what: str) -> None:
-        """Poll a condition until it is true; an error of the server counts as false."""
+        """Poll a condition until it is true; an error from Redis counts as false."""
 
         def holds() -> object:
             try:

@@ -61,7 +61,7 @@ _PATIENCE_S = 30.0
 
 
 class ExpiredError(TierAuthError):
-    """A backend's own error, which has arguments of its own."""
+    """A backend's own error class, whose constructor has its own arguments."""
 
     def __init__(self, account: str, days: int) -> None:
         super().__init__(f"the key of {account} expired {days} days ago", retryable=False)
@@ -229,7 +229,7 @@ class MisbehavingTier(MemoryTier):
         os._exit(7)
 
     def _abort(self) -> None:
-        """Abort, like a library compiled to abort on a panic."""
+        """Abort, like a Rust library that is compiled to abort on a panic."""
         panic = b"panicked at client.rs:7: redis://u:secret@h is no URL of hunter2hunter2\n"
         os.write(2, panic)
         os.abort()
@@ -248,7 +248,7 @@ class MisbehavingTier(MemoryTier):
         logging.getLogger("somebody").warning("%s of %s", "one")
 
     def _print_raw(self) -> None:
-        """Write to the standard streams as a library in C does."""
+        """Write to the standard streams without Python, as a C library does."""
         for stream_fd in (1, 2):
             os.write(stream_fd, b"last words")
             self._note(os.readlink(f"/proc/self/fd/{stream_fd}"))
@@ -263,7 +263,7 @@ class MisbehavingTier(MemoryTier):
             raise TierAuthError("wrong key")
 
     def _quote_secret(self) -> None:
-        """Raise an error that quotes the secret, as a Redis server without AUTH does."""
+        """Raise an error that quotes the secret, as a Redis server without a password does."""
         secret = self.config.secret_key.get_secret_value()
         try:
             raise OSError(5, secret)
@@ -295,11 +295,11 @@ class MisbehavingTier(MemoryTier):
         asyncio.ensure_future(leave())  # noqa: RUF006
 
     def _hold_interpreter(self) -> None:
-        """Hold the interpreter lock, as a library in C does while it connects."""
+        """Hold the interpreter lock, as some C libraries do while they connect."""
         ctypes.PyDLL(None).usleep(1_500_000)
 
     def _hold_interpreter_while_locked(self) -> None:
-        """Hold the interpreter lock as long as a test locks a file."""
+        """Hold the interpreter lock while a test locks a file."""
         with open(f"{self.config.diary}.lock") as file:
             ctypes.PyDLL(None).flock(file.fileno(), fcntl.LOCK_EX)
 
@@ -326,7 +326,7 @@ def misbehaving(
     runner: dict[str, Any] | None = None,
     **script: Any,
 ) -> TierSpec:
-    """Specify a required tier; ``runner`` overrides options of its runner."""
+    """Return the spec of a required tier; ``runner`` overrides options of the tier's runner."""
     patience = dict.fromkeys(["lookup_deadline", "load_deadline", "store_deadline"], 60)
     return TierSpec(
         name,
@@ -340,7 +340,7 @@ def misbehaving(
 
 
 class SeenRunner:
-    """Keeps all reports that are not results."""
+    """A runner that also records its reports, except results, metrics and usage."""
 
     def __init__(self, runner: TierRunner) -> None:
         self.runner = runner
@@ -357,7 +357,7 @@ class SeenRunner:
 
 
 class Rig(TierListener):
-    """A tier's client over a runner, and an engine that waits for the client's notifications."""
+    """A tier's client over a runner; the rig also plays the engine that the client notifies."""
 
     def __init__(
         self,
@@ -387,7 +387,7 @@ class Rig(TierListener):
             notify=self.notified.set if notifies else None,
         )
         seen = SeenRunner(self.runner)
-        self.others = seen.others  # the reports that are neither results nor metrics
+        self.others = seen.others
         self.client = TierClient(
             spec,
             seen,  # type: ignore[arg-type]
@@ -425,7 +425,7 @@ class Rig(TierListener):
         Path(f"{self._diary}.released").touch()
 
     def job(self, operation: Operation, *chunks: int) -> Job:
-        """Use the slot with each chunk's number."""
+        """Make a job in which each chunk has the slot of the same number."""
         slots = chunks if operation in (Operation.LOAD, Operation.STORE) else ()
         deadline_s = self.clock.now_s() + 60
         keys = [KEYS[chunk] for chunk in chunks]

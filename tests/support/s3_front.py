@@ -1,12 +1,12 @@
 """A front that makes requests to ``rclone serve s3`` atomic, as they are in S3.
 
-S3 shows an object when all of it has arrived, and the last of two writers wins. ``rclone serve s3``
-writes into the file while a request arrives, and answers a second writer with an error. The front
+S3 shows an object only when it has arrived whole, and the last of two writers wins. ``rclone serve
+s3`` writes the file while a request arrives, and answers a second writer with an error. The front
 reads each request to its end first, and passes requests on one by one. It also adds two features
 that rclone lacks: conditional puts, and credentials that may not delete.
 
-It runs as a program in its own process, ``python s3_front.py PORT [BUCKETS]``; ``PORT`` is
-the port of the server.
+It runs in its own process, as ``python s3_front.py PORT [BUCKETS]``. ``PORT`` is the server's port.
+``BUCKETS`` is the directory of the server's buckets, and turns on the two features.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _ask(self, body: bytes) -> tuple[http.client.HTTPResponse, bytes]:
         connection = http.client.HTTPConnection("127.0.0.1", self.server_port, timeout=30)
         try:
-            # The signature covers the host that the client named.
+            # Pass the client's Host header on, because the signature covers it.
             connection.putrequest(
                 self.command, self.path, skip_host=True, skip_accept_encoding=True
             )

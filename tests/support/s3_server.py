@@ -1,4 +1,4 @@
-"""A real S3 server, ``rclone serve s3``, on a free port of the loopback."""
+"""A real S3 server, ``rclone serve s3``, on a free loopback port."""
 
 from __future__ import annotations
 
@@ -17,10 +17,7 @@ REGION = "us-east-1"
 
 
 class S3Server(ServerProcess):
-    """An rclone process that serves a directory; each bucket is a directory in it.
-
-    Without ``auth`` it answers requests that have no signature.
-    """
+    """An rclone process; without ``auth`` it accepts requests that have no signature."""
 
     def __init__(
         self,
@@ -36,7 +33,7 @@ class S3Server(ServerProcess):
         self.buckets = directory / "buckets"
         self._options = options
         self._auth = auth
-        #: The only account's key, which :meth:`start` reads.
+        #: The secret key of the only account. A change takes effect at the next :meth:`start`.
         self.secret_access_key = SECRET_ACCESS_KEY
         for bucket in buckets:
             (self.buckets / bucket).mkdir(parents=True, exist_ok=True)
@@ -62,7 +59,10 @@ class S3Server(ServerProcess):
         return f"s3://{place}?{urlencode(given, quote_via=quote, safe=':/')}"
 
     def make_shards(self, place: str) -> None:
-        """Make the directories of a namespace's shards before the server needs them."""
+        """Make the directories of a namespace's shards before the server needs them.
+
+        If two requests make a directory at once, the server answers one of them with status 500.
+        """
         for shard in range(256):
             (self.buckets / place / f"{shard:02x}").mkdir(parents=True)
 

@@ -1,6 +1,6 @@
 """Runs a tier's loop on virtual time, over a tier that follows a script.
 
-The account records each report and each broken rule; closing a rig asserts that none was broken.
+An account records each report and each broken rule. Closing a rig asserts that no rule was broken.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Account:
 
 
 class Slots:
-    """Gives each key a slot of its own, so that an access to memory identifies the job."""
+    """Memory with so many slots that no two jobs of a test share a slot."""
 
     chunk_bytes = CHUNK_BYTES
 
@@ -131,7 +131,7 @@ class Slots:
 
 @dataclass
 class Act:
-    #: The call's outcome.
+    #: The call's outcome: "fine", a key of ``RAISED``, or a name that ``_finish`` handles.
     kind: str = "fine"
     #: The call's duration.
     after_s: float = 0.0
@@ -167,13 +167,13 @@ RAISED: dict[str, Callable[[], BaseException]] = {
 
 
 class ScriptedTier(SecondaryTierManager):
-    """Follows a script, call by call, and is healthy after its end."""
+    """A tier whose calls follow a script, one act a call, and then ``always``."""
 
     contract_version = 1
     capabilities = Capability.DELETE | Capability.TOUCH
     account: Account
     script: Iterator[Act]
-    # How each call goes after the script's end, by operation; "" stands for all operations.
+    # The act of each call after the script's end, by operation; "" stands for the other operations.
     always: dict[str, Act]
     let_go: asyncio.Event
 
@@ -226,7 +226,7 @@ class ScriptedTier(SecondaryTierManager):
 
     @contextmanager
     def _lent(self, batch: Sequence[Transfer]) -> Iterator[None]:
-        """Record a breach if two concurrent calls get the same header, or a promise is broken."""
+        """Record a breach if two concurrent transfers share a header, or a promise is broken."""
         if fault := fault_of_batch(self, batch):
             self.account.breaches.append(fault)
         addresses = {transfer.regions[0].address for transfer in batch}
@@ -295,7 +295,7 @@ class ScriptedTier(SecondaryTierManager):
 
 
 class Rig:
-    """A loop over a scripted tier on a virtual clock; ``declares`` are the tier's attributes."""
+    """A loop over a scripted tier on a virtual clock; ``declares`` sets attributes of the tier."""
 
     def __init__(
         self,
@@ -350,7 +350,7 @@ class Rig:
         *,
         names: Sequence[OffloadKey] = (),
     ) -> Job:
-        """Make a job in slots of its own, with the keys ``names`` or with new keys."""
+        """Make a job in new slots, with the keys ``names`` or with new keys."""
         job_id = len(self.account.jobs)
         names = names or [make_offload_key(b"%d.%d" % (job_id, n)) for n in range(keys)]
         slots = [1000 * job_id + n for n in range(len(names))] if operation in MOVES else []

@@ -1,4 +1,4 @@
-"""A server's process on the loopback, which a test can freeze and kill."""
+"""Server processes on the loopback, which a test can freeze and kill."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class ServerError(Exception):
 
 
 def free_port() -> int:
-    # Avoid the ports that the system gives to clients: while the server is down, a client could get
-    # its port, or connect to itself. A node of a Redis Cluster has a second port, 10,000 higher.
+    # Avoid the system's ephemeral ports: while the server is down, a client could get the server's
+    # port, or connect to itself. A Redis Cluster node also uses the port that is 10,000 higher.
     for port in random.sample(range(12_000, 22_700), 100):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
@@ -29,7 +29,7 @@ def free_port() -> int:
 
 
 class ServerProcess:
-    """Keeps its port after a restart."""
+    """A server's process, which a test can launch again after a kill."""
 
     def __init__(self, log: Path) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)

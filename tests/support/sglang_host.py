@@ -36,7 +36,7 @@ _RANK_DIM, _ROPE_DIM = 448, 64
 _HOST_PAGES = 32
 _DEVICE_TOKENS = 64
 _PATIENCE_S = 60.0
-#: Length of the keys of a page of four layers in bfloat16; the values are as long.
+#: Bytes of a page's keys, with four layers in bfloat16; the values have as many.
 PART_BYTES = PAGE_TOKENS * 4 * _HEADS * _HEAD_DIM * 2
 
 
@@ -47,7 +47,7 @@ class Kind(NamedTuple):
     dtype: str = "bfloat16"
     tp_rank: int = 0
     tp_size: int = 1
-    zero_copy: bool = True  # SGLang names pages by their indices
+    zero_copy: bool = True  # SGLang passes page indices, not copies of pages
     layers: int = 4
 
 
@@ -169,14 +169,14 @@ def _tokens_of(pages: Sequence[int]) -> list[int]:
 
 @functools.cache
 def _process_group() -> Any:
-    """Return a group of this rank alone, which SGLang's controller requires."""
+    """Return a process group of this rank alone, because SGLang's controller needs a group."""
     store = torch.distributed.HashStore()
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     return torch.distributed.group.WORLD
 
 
 def _make_device_pool(kind: Kind) -> Any:
-    """Make a pool on the CPU in place of the device's; nothing is copied to or from it."""
+    """Make a pool on the CPU in place of the GPU's; nothing is copied to or from the pool."""
     common = {
         "size": _DEVICE_TOKENS,
         "page_size": PAGE_TOKENS,

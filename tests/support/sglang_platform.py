@@ -1,8 +1,8 @@
 """Makes SGLang importable without CUDA; import this module before SGLang.
 
-torchvision's compiled part, which declares its operators, is built for another torch. Its Python
-code needs the declarations when it is imported, though nothing here calls the operators. Warnings
-during SGLang's import, mostly about missing GPUs, do not fail a test.
+The compiled part of torchvision declares operators, but is built for another torch. The Python part
+needs the declarations at import, so this module makes them; nothing here calls the operators.
+Warnings during SGLang's import, mostly about missing GPUs, are ignored and fail no test.
 """
 
 from __future__ import annotations

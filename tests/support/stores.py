@@ -46,11 +46,11 @@ class Store(ABC):
 
     @abstractmethod
     def kill(self) -> None:
-        """Take the store away while it is in use."""
+        """Remove the store or its server while the store is in use."""
 
 
 class ServedStore(Store):
-    """A store in a server that can be killed and started again."""
+    """A store whose server can be killed and started again."""
 
     def __init__(self, server: Server | S3Server | MooncakeStore, chunk_bytes: int) -> None:
         super().__init__(server.url, chunk_bytes)
@@ -61,7 +61,7 @@ class ServedStore(Store):
         self._process.kill()
 
     def start(self) -> None:
-        """Start the server again, with the chunks that survived."""
+        """Start the server, with the chunks that survived a kill."""
         self._process.start()
 
 
@@ -82,10 +82,10 @@ class Folder(Store):
         _plant(self._folder / fingerprint, manifest)
 
     def kill(self) -> None:
-        # Try repeatedly, since a tier can be writing below it.
+        # Try repeatedly, because a tier may be writing files in the folder.
         while self._folder.is_dir():
             shutil.rmtree(self._folder, ignore_errors=True)
-            # Put a file in its place, since the tier would recreate a missing root.
+            # Put a file in the folder's place, because the tier would recreate a missing root.
             self._folder.touch()
 
     def _files(self) -> list[Path]:
@@ -140,7 +140,7 @@ class S3Store(ServedStore):
 
     def plant(self, fingerprint: str, manifest: bytes) -> None:
         known = next(self._server.buckets.rglob("manifest.json"))
-        # Restart the server, since it caches its listings.
+        # Restart the server, because it caches listings.
         self.kill()
         _plant(known.parent.parent / fingerprint, manifest)
         self.start()
@@ -175,7 +175,7 @@ class MemcachedStore(ServedStore):
     """A memcached, which forgets everything when it is killed."""
 
     name = "memcached"
-    # The default runner of an author's own backend.
+    # Third-party backends run in a process by default.
     runners = ("process",)
 
     def __init__(self, folder: Path, chunk_bytes: int) -> None:
@@ -188,7 +188,7 @@ class MemcachedStore(ServedStore):
     def damage(self) -> None:
         for pieces in self._chunks().values():
             values = [self._server.ask(b"mg %b v" % name.encode())[1] for name in pieces]
-            # The header is in the first piece, with the payload's start behind it.
+            # The first piece holds the header and the start of the payload.
             damaged = bytearray(values[0])
             damaged[sum(map(len, values)) - self.chunk_bytes + DAMAGED_BYTE] ^= 1
             name = pieces[0].encode()
@@ -219,7 +219,7 @@ def _plant(directory: Path, manifest: bytes) -> None:
 
 
 def _files(folder: Path, pattern: str, chunk_bytes: int) -> list[Path]:
-    """Return the files that can hold a chunk; tolerate files that a store is still writing."""
+    """Return the files large enough for a chunk; skip files that vanish meanwhile."""
     found = []
     for path in folder.rglob(pattern):
         with suppress(FileNotFoundError):
@@ -240,7 +240,7 @@ def _damage(files: Sequence[Path], chunk_bytes: int) -> None:
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-#: The stores for the tests of an engine's own storage interface.
+#: The stores for the tests of the LMCache and SGLang adapters.
 STORES: dict[str, type[Store]] = {
     kind.name: kind for kind in (Folder, RedisStore, S3Store, MemcachedStore)
 }
@@ -259,6 +259,6 @@ def store_fixture(chunk_bytes: int) -> Any:
 
 @contextmanager
 def another_process() -> Iterator[ProcessPoolExecutor]:
-    """Start a process that shares nothing with this one but the stores."""
+    """Start a process that shares only the stores with this process."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
         yield process

@@ -1,4 +1,4 @@
-"""Clocks that hold a tier's process back, and what the system says about processes."""
+"""Clocks that let a test pace the handling of a tier's process, and queries of /proc."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvtier_sdk.runner import ProcessRunner, TierRunner
 
 
 class HeldBackClock(SystemClock):
-    """Records each pause of a second or more, and ends it only at :meth:`go_on`."""
+    """A clock that records each sleep of a second or more, and ends it only at :meth:`go_on`."""
 
     def __init__(self) -> None:
         self.pauses_s: list[float] = []
@@ -44,7 +44,7 @@ class HeldBackClock(SystemClock):
 
 
 class LookClock(HeldBackClock):
-    """Lets the engine check the process only when the test calls :meth:`look`."""
+    """A clock with which the engine pings the process only when a test calls :meth:`look`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class LookClock(HeldBackClock):
         return self._looks.qsize()
 
     def look(self) -> None:
-        """Let the engine check the process once, after the previous check has ended."""
+        """Let the engine make its next ping, once the ping is scheduled."""
         event_loop, callback = self._looks.get(timeout=30)
         event_loop.call_soon_threadsafe(callback)
 
@@ -75,7 +75,7 @@ def pid_of(runner: TierRunner) -> int:
 
 
 def is_there(pid: int) -> bool:
-    """Return true if a process runs; a zombie does not."""
+    """Return true if a process exists and is not a zombie."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -96,7 +96,7 @@ def tier_processes(parent: int) -> dict[int, str]:
         for child in map(int, children.split()):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 command = Path(f"/proc/{child}/cmdline").read_text()
-                # The process renames itself once it has read which tier it runs.
+                # The process renames itself once it knows its tier.
                 if command.startswith("kvtier tier") or "kvtier_sdk.runner.process" in command:
                     told[child] = command + Path(f"/proc/{child}/environ").read_text()
                 told |= tier_processes(child)

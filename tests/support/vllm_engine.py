@@ -1,4 +1,4 @@
-"""Real engines, each in its own process, and their configurations for offloading."""
+"""Real vLLM engines, each in its own process, and their configurations for offloading."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PATIENCE_S = 60.0
 
 HOST = Path(__file__).with_name("vllm_host.py")
 
-#: Tokens of a block, and so of a chunk, on a CPU.
+#: Tokens in a block, and so in a chunk, on a CPU.
 BLOCK_TOKENS = 128
 #: Payload of a chunk of the model below: keys and values of four layers in float32.
 CHUNK_BYTES = 2**20
@@ -75,7 +75,7 @@ class Way:
         if self.spec is None:
             return None
         entry = {"url": url, **({"lookup_deadline": "30s"} if patient else {}), **entry}
-        # Name a revision, because no file holds the generated weights and identifies the model.
+        # Name a revision, because the weights are generated, so that no file identifies the model.
         options = {"verify": verify, "model_revision": "made up"}
         config: dict[str, Any] = {
             "spec_name": self.spec,
@@ -95,9 +95,9 @@ OUR_TIERS = Way("a", "KVTierCPUTieringSpec", "kvtier")
 OUR_MANAGER = Way("b", "KVTierOffloadingSpec")
 
 
-#: A processor can add up a matrix's row in another order if it multiplies more rows at once; this
-#: changed log-probabilities by 1e-6. A foreign token in a prompt changes all of the top five by at
-#: least 7e-3.
+#: Allowed difference of log-probabilities. A processor can sum up a matrix's row in another order
+#: if it multiplies more rows at once, which changed log-probabilities by 1e-6. A foreign token in a
+#: prompt changes all of the top five by at least 7e-3.
 LOGPROB_ERROR = 2e-5
 
 

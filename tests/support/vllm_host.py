@@ -1,9 +1,9 @@
 """Real engines, each in its own process, driven by one JSON document per line.
 
-Run by ``vllm_engine.py`` with the path of a socket and the threads of an engine. This process
-imports vLLM, which takes longer than starting an engine, and nothing else; for each connection it
-forks an engine's process. The engine core is in that process, so that a test can look at the tiers'
-counters and at the caches.
+``vllm_engine.py`` runs this program with the path of a socket and the threads of an engine. The
+program imports vLLM once, because the import takes longer than an engine's start, and then forks an
+engine's process for each connection. The engine core runs in the forked process, so that a test can
+inspect the tiers' counters and the caches.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from dataclasses import fields
 from typing import Any
 
-# Do not compile: each engine serves so few prompts that compiling would only cost time.
+# Do not compile models, because each engine serves too few prompts to gain from compiling.
 os.environ.update(
     OMP_NUM_THREADS=sys.argv[2],
     TORCHDYNAMO_DISABLE="1",
@@ -36,7 +36,7 @@ TICK = [1, 2, 3]
 
 
 def give_weight() -> None:
-    """Generate weights that differ by layer, and are so large that keys and values matter."""
+    """Make vLLM's dummy weights differ by parameter, and so large that keys and values matter."""
     from vllm.model_executor.model_loader import dummy_loader
 
     make_up = dummy_loader.initialize_single_dummy_weight
@@ -66,7 +66,7 @@ def hide_llvmlite() -> None:
 
 
 class Host:
-    """Each public method is a command."""
+    """An engine; each public method is a command."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class Host:
         self._scheduler = self._engine.engine_core.engine_core.scheduler
         self._events: list[list[Any]] = []
         self._numbers = itertools.count()
-        # The outcomes of the added requests, by request.
+        # The output of each added request; ``None`` until the request has finished.
         self._served: dict[str, Any] = {}
         self._watch_events()
         self._step_as_served()
@@ -117,7 +117,7 @@ class Host:
         return [self._told(output) for output in outputs]
 
     def settle(self) -> None:
-        """Step until nothing is in flight; the engine does not step after ``generate``."""
+        """Step until nothing is in flight, because the engine does not step after ``generate``."""
         connector = self._scheduler.connector
         self.generate([TICK], max_tokens=1)
         while self._scheduler.has_requests() or connector.has_pending_push_work():
@@ -142,7 +142,7 @@ class Host:
         del self._served[name]
 
     def finish(self) -> list[dict[str, Any]]:
-        """Serve all added requests that were not aborted; return as :meth:`generate`, in order."""
+        """Finish the added requests that were not aborted; return a list like :meth:`generate`."""
         while self._engine.has_unfinished_requests():
             self._step()
         served, self._served = self._served, {}
@@ -210,7 +210,7 @@ class Host:
         }
 
     def events(self) -> list[list[Any]]:
-        """Return kind, medium and number of chunks of each event since the last call."""
+        """Return the type, medium and number of chunks of each event since the last call."""
         events, self._events = self._events, []
         return events
 
@@ -229,7 +229,7 @@ class Host:
         )
 
     def _step_as_served(self) -> None:
-        """Release the interpreter lock after a step that computes nothing."""
+        """Release the interpreter lock after a step without computation, as vLLM's server does."""
         core = self._engine.engine_core.engine_core
         step = core.step_fn
 
@@ -298,11 +298,11 @@ class Host:
 
 
 def drive(connection: socket.socket) -> None:
-    """Run an engine: the first line configures it, and each further line is a command."""
+    """Run an engine. The first line configures the engine, and each further line is a command."""
     commands, answers = connection.makefile("r"), connection.makefile("w")
 
     def answer(**document: Any) -> None:
-        # The only values that json cannot encode are the histograms among the counters.
+        # Encode the histograms among the counters, because ``json`` cannot.
         answers.write(json.dumps(document, default=lambda histogram: histogram.value) + "\n")
         answers.flush()
 
@@ -357,7 +357,7 @@ def main() -> None:
             traceback.print_exc()
         finally:
             sys.stderr.flush()
-            # Tearing the interpreter down takes long, and would run the parent's exit handlers.
+            # Skip the interpreter's shutdown, which takes long and would run the parent's handlers.
             os._exit(status)
 
 

@@ -1,4 +1,4 @@
-"""A workbench that opens tiers by their options, and makes transfers for them."""
+"""A workbench that opens tiers from URLs and options, and makes transfers for them."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Workbench:
             await self.opened.pop().close()
 
     def empty(self, key: bytes) -> Transfer:
-        """Make a transfer to load into; an aligned tier gets memory that begins at a page."""
+        """Make a transfer to load into; for an aligned tier its buffers begin at a page."""
         header, payload = (
             mmap.mmap(-1, length) if self.alignment > 1 else bytearray(length)
             for length in (self.header_bytes, self.payload_bytes)

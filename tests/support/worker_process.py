@@ -1,8 +1,8 @@
 """One rank of a tensor-parallel replica: a process with a KV cache, a worker and part of a pool.
 
-It runs as a program with the pool's descriptor, its rank and the number of ranks. It stores its
-blocks and prints a line. At a line from its parent it loads them into other blocks, and prints the
-number of blocks that differ.
+The arguments of the program are the pool's descriptor and the rank. The program stores some blocks
+and prints a line. After a line from its parent, it loads the blocks into other blocks, and prints
+the number of layers in which these differ.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ class _Source:
 
     def fresh(self, least: int, most: int) -> list[OffloadKey]:
         numbers = islice(self._numbers, self.random.randint(least, most))
-        # Policies sample by the key, so keys have to be spread evenly, like hashes.
+        # Keys must be spread evenly, like hashes, because policies sample by the key.
         return [make_offload_key(random.Random(number).randbytes(32)) for number in numbers]
 
 
@@ -26,7 +26,7 @@ _Prompts = Iterator[list[OffloadKey]]
 
 
 def _loop(source: _Source) -> _Prompts:
-    """Play 60 documents of 20 chunks in turn, and at times a document that does not come back."""
+    """Play 60 documents of 20 chunks in turn, and sometimes a document that does not return."""
     documents = [source.fresh(20, 20) for _ in range(60)]
     while True:
         for document in documents:
@@ -36,7 +36,7 @@ def _loop(source: _Source) -> _Prompts:
 
 
 def _scans(source: _Source) -> _Prompts:
-    """Play 40 hot prompts, and at times many long prompts that do not come back."""
+    """Play 40 popular prompts, and sometimes many long prompts that do not return."""
     hot = [source.fresh(10, 10) for _ in range(40)]
     while True:
         for _ in range(160):
@@ -56,7 +56,7 @@ def _popular(source: _Source, shift_after: int) -> _Prompts:
 
 
 def _news(source: _Source) -> _Prompts:
-    """Play requests for the latest 300 documents, each popular for a short time only."""
+    """Play requests for the latest 300 documents; new documents keep replacing the oldest."""
     latest = [source.fresh(5, 20) for _ in range(300)]
     while True:
         latest.pop(0)

@@ -1,4 +1,4 @@
-"""Simulation of the whole manager over faulty tiers on virtual time, decided by a seed."""
+"""Simulations of the whole manager over faulty tiers on virtual time, determined by a seed."""
 
 from support.simulation.breach import Breach
 from support.simulation.report import SimulationReport

@@ -1,4 +1,4 @@
-"""The error of a broken rule, and the journal that it quotes."""
+"""The error for a broken rule, and the journal that the error quotes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Breach(AssertionError):  # noqa: N818  # the word of the field: a rule is 
 
 
 class Journal:
-    """Keeps the last actions of a simulation, and puts them into words only on demand."""
+    """Keeps the last actions of a simulation, and formats them only on demand."""
 
     def __init__(
         self, now_s: Callable[[], float], echo: Callable[[str], None] | None = None

@@ -1,4 +1,4 @@
-"""Chunks that share prefixes, and the bytes that belong to each."""
+"""Chunks of prompts that share prefixes, and the content of each chunk."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CONVERSATIONS = 6
 class ChunkTree:
     """A tree of prefixes: most requests begin alike, and many continue an earlier request.
 
-    A prefix is a path with one letter a node. A node is a chunk of every KV-cache group.
+    A prefix is a path, with one letter for each node. A node is a chunk of each KV-cache group.
     """
 
     def __init__(self, groups: int, depth: int, chunk_bytes: int, rng: random.Random) -> None:
@@ -31,7 +31,7 @@ class ChunkTree:
         """Return a prompt: a new conversation, the next turn of one, or a repeated turn."""
         if self._conversations and self._rng.random() < 0.6:
             path = self._rng.choice(self._conversations)
-            # A conversation that has outgrown the pool stops growing.
+            # Do not continue a conversation that has reached twice the depth.
             if len(path) < 2 * self._depth and self._rng.random() < 0.5:
                 return self.longer(path)
             return path

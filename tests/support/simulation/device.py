@@ -1,4 +1,4 @@
-"""The accelerator, whose copies between its memory and slots take time."""
+"""A simulated accelerator, whose copies between its memory and slots take time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvtier_sdk.pool import HostPool
 from kvtier_sdk.types import OffloadKey
 from support.simulation.breach import short
 
-#: Content of a slot that is being written.
+#: The byte that fills a slot until the device has written it.
 _NOISE = b"\xbb"
 _LONGEST_COPY_STEPS = 8
 
@@ -26,7 +26,7 @@ class Copy:
 
 
 class Device:
-    """Moves real bytes at moments that the seed chooses, and compares them."""
+    """Copies real bytes at random moments, and checks the bytes that it reads."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Device:
         on_breach: Callable[[str, str], None],
     ) -> None:
         self.live: list[Copy] = []
-        # Copies that began before a reset; they go on, but the engine never completes them.
+        # Copies that began before a reset. They go on, but the engine never completes them.
         self.stale: list[Copy] = []
         self._views = [pool.view(slot, "device") for slot in range(pool.slots)]
         self._content = content
@@ -74,7 +74,7 @@ class Device:
         return [copy for copy in self.live if copy.due_step <= step]
 
     def end(self, copies: Sequence[Copy], *, success: bool) -> None:
-        """After a success, all bytes must have arrived."""
+        """End copies; after a success, all their bytes have arrived."""
         for copy in copies:
             if not copy.writes:
                 self._compare(copy)
@@ -90,7 +90,7 @@ class Device:
         self.live = []
 
     def flush(self) -> None:
-        """End the stale copies: they read until now, and write the rest of their bytes."""
+        """End the stale copies, which read and write their slots until now."""
         for copy in self.stale:
             if not copy.writes:
                 self._compare(copy)

@@ -1,4 +1,4 @@
-"""An engine's scheduler; its requests arrive, wait, load, store, are preempted, and end."""
+"""A simulated engine, whose requests arrive, wait, load, store, are preempted, and end."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _LONGEST_FLUSH_STEPS = 6
 
 
 class _Phase(Enum):
-    #: The request looks its prefix up until nothing is pending.
+    #: The request looks up its prefix until no answer is pending.
     WAITING = "waiting"
     #: The request's hits are being copied to the device.
     LOADING = "loading"
-    #: The request computes and stores the rest.
+    #: The request computes and stores its other chunks.
     RUNNING = "running"
 
 
@@ -53,7 +53,7 @@ class Engine:
         self.missed: set[tuple[str, OffloadKey]] = set()
         self.step = 0
         self.requests: list[_Request] = []
-        # The tiers that a restricted request may use.
+        # The tiers that each restricted request may use, by request.
         self.choosy: dict[str, set[str]] = {}
         self._manager = world.manager
         self._inside = world.inside
@@ -68,7 +68,7 @@ class Engine:
         self._patience_s = _patience_s(world.plan)
         self._arrived = 0
         self._flush_step = 0
-        # Requests that load at the end of the step, after others have taken slots.
+        # Requests that load at the end of the step, after other requests have got slots.
         self._later: list[tuple[_Request, list[OffloadKey]]] = []
 
     def run_step(self, *, arrivals: bool = True) -> None:
@@ -112,7 +112,7 @@ class Engine:
             self._finish(request, "aborted")
 
     def excuse(self, duration_s: float) -> None:
-        """Subtract a pause from the requests' waits, since the engine caused it."""
+        """Subtract a pause from the requests' waits, because the engine caused the pause."""
         for request in self.requests:
             request.waits_since_s += duration_s
 
@@ -206,7 +206,7 @@ class Engine:
             hits, pending = 0, True
         elif self._rng.random() < 0.3:
             hits, pending = self._manager.lookup_prefix(keys, request.context)
-            # Ask the tables, because the answer does not tell which chunk ended the prefix.
+            # Read the manager's table, because the answer does not tell which chunk was the miss.
             request_id = request.context.request_id
             self.missed |= {(request_id, key) for key in self._inside.missed(request_id)}
             self._note("lookup_prefix", request.context.request_id, keys, hits, pending)
@@ -318,7 +318,7 @@ class Engine:
 
 def _patience_s(plan: Plan) -> float:
     step_s = plan.step_s * len(plan.tiers)
-    # Count a lookup for each request: if few chunks can be looked up at once, requests take turns.
+    # Allow one lookup for each request, because requests take turns if lookups are limited.
     lookups_s = plan.requests * _lookup_deadline_s(plan)
     loads_s = sum(float(tier.options["load_deadline"]) for tier in plan.tiers)
     chunks = 2 * plan.depth * plan.groups

@@ -32,10 +32,10 @@ _KINDS = {"error": 4, "bug": 1, "late": 2, "hang": 2, "some": 4, "damage": 4, "l
 
 
 class Weather:
-    """Draws the faults of one tier, independently for each call."""
+    """The faults of one tier, drawn independently for each call."""
 
     def __init__(self, plan: TierPlan, rng: random.Random, clock: Clock) -> None:
-        self.calm = False  # no more faults and delays
+        self.calm = False  # true ends all faults and delays
         self.seen: Counter[str] = Counter()
         self._plan = plan
         self._clock = clock

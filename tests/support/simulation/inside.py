@@ -53,13 +53,13 @@ class Inside:
         return self._manager._requests[request_id].missed
 
     def sent(self, tier: ManagedTier) -> Iterator[OffloadKey]:
-        """Return the readable chunks that the manager has offered to a tier."""
+        """Return the chunks in the primary tier that the manager has sent to a tier."""
         for key, slot in self.primary.by_key.items():
             if slot.offers is not None and slot.offers.sent & tier.bit:
                 yield key
 
     def count_offers_again(self) -> Counter[ManagedTier]:
-        """Count chunks offered to a tier more than once; the counter needs an uncompiled core."""
+        """Count the chunks offered again after a failed store; none with a compiled core."""
         cascade = self._manager._cascade
         take_failed = cascade._take_failed
         counts: Counter[ManagedTier] = Counter()
@@ -95,7 +95,7 @@ class Inside:
 
     @staticmethod
     def collected(tier: ManagedTier) -> Iterator[Transfer]:
-        """Return the loads and stores that wait for the end of the step."""
+        """Return the chunks of loads and stores that wait for the end of the step."""
         for job in tier.client._collected:
             if job.operation in (Operation.LOAD, Operation.STORE):
                 for key, slot in zip(job.keys, job.slots, strict=True):

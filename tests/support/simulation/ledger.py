@@ -30,12 +30,12 @@ from support.simulation.breach import short
 
 #: Tolerance for two moments of the virtual clock that are meant to be equal.
 ROUNDING_S = 1e-6
-#: Fraction of the polls that also return the result of a job that is already over.
+#: Fraction of the polls that also return a second result of a job that has ended.
 _LATE_RATE = 0.02
 
 
 class Transfer(NamedTuple):
-    """A chunk of a job, which holds a pin."""
+    """A chunk of a load or store, whose slot is pinned; ``moves`` is true until it arrives."""
 
     operation: Operation
     key: OffloadKey
@@ -46,8 +46,8 @@ class Transfer(NamedTuple):
 class Ledger:
     """The jobs of one tier, each until the end of its I/O.
 
-    A job runs until its result, and lingers until its I/O has ended. The manager counts it as
-    *pending* until it learns of the result, and as *held* until it learns of the I/O's end.
+    A job is *running* until its result, and then *lingering* until its I/O has ended. It is
+    *pending* until the manager reads the result, and *held* until the manager reads the I/O's end.
     """
 
     def __init__(
@@ -58,14 +58,14 @@ class Ledger:
         on_breach: Callable[[str, str], None],
     ) -> None:
         self.name = name
-        self.pending: dict[int, Job] = {}  # jobs without a result for the manager
-        # Jobs that hold pins, because the manager has not learned of their end.
+        self.pending: dict[int, Job] = {}  # jobs whose result the manager has not read
+        # Jobs whose I/O goes on as far as the manager knows, so that their slots are pinned.
         self.held: dict[int, Job] = {}
         # How often lookups since the last reset have found each chunk.
         self.found: Counter[OffloadKey] = Counter()
-        # Chunks stored or loaded since the last reset, unless a load of them has failed.
+        # Chunks stored or loaded since the tiers were last reset, unless a later load has failed.
         self.known: set[OffloadKey] = set()
-        # Chunks whose store has been concluded, with success or not.
+        # Chunks whose store has ended, successfully or not.
         self.settled: set[OffloadKey] = set()
         self.arrived: set[OffloadKey] = set()  # chunks whose store has succeeded
         # Chunks to announce as stored, in order. A chunk that the tier removes before the manager
@@ -73,7 +73,7 @@ class Ledger:
         self.stored: list[OffloadKey] = []
         self.removed: list[OffloadKey] = []
         self.given = 0  # chunks handed to the tier to store
-        # Directions whose breaker is open or half open, as reported to the manager.
+        # Directions whose breaker is not closed, as far as the manager knows.
         self.refuses: set[Direction] = set()
         self.counts: Counter[str] = Counter()
         self._clock = clock
@@ -81,19 +81,19 @@ class Ledger:
         self._on_breach = on_breach
         self._running: dict[int, Job] = {}
         self._lingering: dict[int, Job] = {}
-        # Jobs from before the last reset, whose results mean nothing.
+        # Jobs that were pending at a reset; their lookup hits and load failures do not count.
         self._outdated: set[int] = set()
-        # Loads that failed since the last reset, by chunk.
+        # The number of loads of each chunk that have failed since the last reset.
         self._failed: Counter[OffloadKey] = Counter()
         # Loads of known chunks, started without a lookup in the tier.
         self._unasked: set[tuple[int, OffloadKey]] = set()
         self._results: dict[int, JobResult] = {}
-        # Chunks that left after they became known, and chunks that left while a job moved them.
+        # Removed chunks that have not become known again; chunks removed while a job was pending.
         self._left: set[OffloadKey] = set()
         self._left_meanwhile: set[tuple[int, OffloadKey]] = set()
         self._put_by_job: set[tuple[int, OffloadKey]] = set()
-        # The number of resets that also cleared the tiers: now, when each job began, and when each
-        # chunk was stored.
+        # Each reset that also clears the tiers begins a new era. These are the current era, the era
+        # in which each job began, and the era of each chunk's store.
         self._era = 0
         self._job_eras: dict[int, int] = {}
         self._put_eras: dict[OffloadKey, int] = {}
@@ -172,7 +172,7 @@ class Ledger:
     # --- queries ------------------------------------------------------------------------------
 
     def check_deadlines(self) -> None:
-        """Check that all due jobs have a result; call it when the runner has just run."""
+        """Check that all due jobs have a result; the runner must have just run."""
         now_s = self._clock.now_s() - ROUNDING_S
         for job in self._running.values():
             if job.deadline_s < now_s:
@@ -302,7 +302,7 @@ class Ledger:
 
 
 class WatchedRunner(InlineRunner):
-    """An inline runner that enters its jobs and reports into a ledger."""
+    """An inline runner that records its jobs and reports in a ledger."""
 
     def __init__(
         self,
@@ -374,11 +374,11 @@ class WatchedRunner(InlineRunner):
         self.discard()
 
     def discard(self) -> None:
-        """End hung calls, which can use their buffers until then, and then close the loop."""
+        """End hung calls, because they use their buffers until they end; then close the loop."""
         if self._event_loop.is_closed():
             return
         self._let_go()
-        # Jobs that were just handed over have not begun.
+        # Begin the jobs that were just submitted, so that their tasks exist.
         self.run_for(0)
         while tasks := asyncio.all_tasks(self._event_loop):
             for task in tasks:

@@ -20,7 +20,7 @@ class TierPlan:
     fault_rate: float  # fraction of the calls with a fault
     removals: float  # fraction of the steps in which the tier removes a chunk
     outages: float  # fraction of the steps in which an outage begins
-    stalls: float  # fraction of the steps in which the tier's loop stops for a few steps
+    stalls: float  # fraction of the steps in which the tier's loop stops, for some steps
     breaks_contract: bool  # one call can return a wrong number of results
     refused_openings: int  # failed attempts before the tier opens
 
@@ -37,13 +37,13 @@ class Plan:
     one_copy: bool
     recompute_s: float | None
     groups: int
-    depth: int  # chunks of the longest prefix
+    depth: int  # the most chunks of a new conversation, in each KV-cache group
     requests: int
     steps: int
-    step_s: float  # the longest time of a tier in a step
+    step_s: float  # the longest virtual time for which a tier runs in a step
     reset_rate: float  # fraction of the steps with a reset
-    lull_rate: float  # fraction of the steps before a pause of the engine
-    choosy_rate: float  # fraction of the requests with a restricted choice of tiers
+    lull_rate: float  # fraction of the steps after which the engine pauses
+    choosy_rate: float  # fraction of the requests that may use only some tiers
     ends: str
     tiers: tuple[TierPlan, ...]
 

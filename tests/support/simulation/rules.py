@@ -1,4 +1,4 @@
-"""The rules that hold after every step, checked against tables that the manager cannot see."""
+"""The manager's rules, checked against records that are independent of the manager."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _SlotUse:
 
 
 class Rules:
-    """Compares the manager with records that it cannot see.
+    """Compares the manager's tables with records that are independent of the manager.
 
     These are the device's copies and bytes, each tier's ledger and chunks, and the policy's chunks.
     """
@@ -55,12 +55,12 @@ class Rules:
         self._announced: set[OffloadKey] = set()
         # The content of each secondary tier according to its events.
         self._announced_below: dict[str, set[OffloadKey]] = defaultdict(set)
-        # How many stores of each tier were withdrawn by resets.
+        # The number of stores that resets withdrew from each tier.
         self._withdrawn: Counter[int] = Counter()
         self._offered_again = self._inside.count_offers_again()
 
     def before_reset(self) -> None:
-        """Count the collected stores of each tier, since a reset withdraws them."""
+        """Count each tier's stores that are not submitted yet, because a reset withdraws them."""
         for tier in self._inside.tiers:
             for item in self._inside.collected(tier):
                 self._withdrawn[tier.index] += item.operation is Operation.STORE
@@ -89,7 +89,7 @@ class Rules:
             self._breach("pending work is told", f"none, says the manager: {waiting} {jobs}")
 
     def check_rest(self) -> None:
-        """Check the other rules, which hold when nothing is left to do."""
+        """Check the rules that hold when nothing is left to do."""
         inside = self._inside
         left = {
             "pins": inside.primary.pins,
@@ -254,7 +254,7 @@ class Rules:
                     )
 
     def _check_stores(self) -> None:
-        """Check that each write-through tier counted every store that it did not receive."""
+        """Check that the counters explain each chunk that a write-through tier did not get."""
         if IS_COMPILED:
             return
         inside = self._inside
@@ -277,7 +277,7 @@ class Rules:
                 )
 
     def _check_offers(self) -> None:
-        """Check that each chunk offered to a tier is there or on its way."""
+        """Check that each chunk offered to a tier is in the tier or on its way."""
         inside = self._inside
         for tier, ledger in self._pairs():
             under_way = {t.key for t in ledger.transfers()} | {

@@ -22,7 +22,7 @@ class SpillRule:
         self._let_go: dict[str, set[OffloadKey]] = {}
 
     def watch(self, inside: Inside, ledgers: Sequence[Ledger]) -> None:
-        """Set the tiers; do nothing with a compiled core, which cannot be watched."""
+        """Set the tiers to check: none with a compiled core, whose methods cannot be replaced."""
         if IS_COMPILED:
             return
         for tier, ledger in zip(inside.tiers, ledgers, strict=True):

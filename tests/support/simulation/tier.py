@@ -1,4 +1,4 @@
-"""A memory tier with faults, which also watches its buffers."""
+"""A memory tier with faults, which reports each access to its buffers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LEAVES_WHILE_LOADED = 0.1
 
 
 class SimulatedTier(MemoryTier):
-    """Stores real bytes and evicts; a seed decides its delays, errors and damage."""
+    """A memory tier with real bytes, whose delays, errors and damage come from a seed."""
 
     config_model: ClassVar[type[MemoryTierConfig]] = SimulatedTierConfig
     config: Any
@@ -65,7 +65,7 @@ class SimulatedTier(MemoryTier):
         self._check(fault_of_batch(self, batch))
         for transfer in batch:
             self.config.on_touch(Operation.LOAD, transfer)
-            # An interrupted read leaves bytes behind.
+            # Write noise first, because an interrupted read leaves bytes behind.
             transfer.payload[:] = b"\xaa" * len(transfer.payload)
         trouble = await self.config.weather.suffer()
         if trouble == "damage":
@@ -102,7 +102,7 @@ class SimulatedTier(MemoryTier):
             self._remove([self.config.rng.choice(list(self._objects))])
 
     def damage(self, key: OffloadKey) -> None:
-        """Flip a bit of a stored object, truncate it, or swap in another chunk's."""
+        """Flip a bit of a stored object, truncate the object, or replace it with another one."""
         stored = self._objects.get(key)
         if stored is None:
             return
@@ -130,7 +130,7 @@ class SimulatedTier(MemoryTier):
 
 
 class PaddedSimulatedTier(SimulatedTier):
-    """Needs buffers longer than a chunk, and takes at most three keys in a call."""
+    """A tier with buffers longer than a chunk, and at most three keys in a call."""
 
     alignment = 128
     max_batch_keys = 3

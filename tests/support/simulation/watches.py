@@ -1,4 +1,4 @@
-"""Wrappers that see each use of the pool's memory and each call of the eviction policy."""
+"""Wrappers that observe each use of the pool's memory and each call of the eviction policy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class WatchedMemory:
 
     def __init__(self, pool: HostPool) -> None:
         self._pool = pool
-        # Keep one view per slot and alignment, because its slot is found by the view's identity.
+        # Keep each view alive, because ``slot_of`` finds a view's slot by the view's id.
         self._views: dict[tuple[int, int], memoryview] = {}
         self._slots: dict[int, int] = {}
 
@@ -52,7 +52,7 @@ class WatchedPolicy(EvictionPolicy):
         on_remove: Callable[[OffloadKey], None],
     ) -> None:
         self.known: set[OffloadKey] = set()
-        self.uses_prefix = policy.uses_prefix  # type: ignore[misc]  # as the real one has it
+        self.uses_prefix = policy.uses_prefix  # type: ignore[misc]  # as in the wrapped policy
         self._policy = policy
         self._on_breach = on_breach
         self._tell_insert = on_insert

@@ -38,12 +38,12 @@ POLICIES = ("prefix", "lru", "arc")
 #: The number of steps within which live requests have to end after the last fault.
 _LAST_STEPS = 400
 _CALM_STEP_S = 0.02
-#: The longest stall of a tier's loop; shorter than the manager's time limit for it.
+#: The longest stall of a tier's loop: the manager concludes a job that is overdue by 1 s.
 _LONGEST_STALL_S = 0.8
 _LONGEST_STALL_STEPS = 15
-#: Length of the engine's lulls.
+#: The duration of a lull, a pause of the engine after a step.
 _LULL_S = 1.0
-#: Time after which every breaker has closed: the longest pause and a probe.
+#: Time after which every breaker has closed: the longest pause between probes, and a probe.
 _RECOVERY_S = 2.0
 
 
@@ -61,7 +61,7 @@ def simulate(seed: int, *, echo: Callable[[str], None] | None = None) -> Simulat
 
 
 class World:
-    """A manager, its tiers and an engine, with all checks."""
+    """A manager, its tiers and an engine, with the checks of one simulation."""
 
     def __init__(self, seed: int, echo: Callable[[str], None] | None = None) -> None:
         self.seed = seed
@@ -111,7 +111,7 @@ class World:
         self.rules = Rules(self)
 
     def breach(self, rule: str, message: str) -> None:
-        """Raise a breach. If it is raised inside a tier, the step raises it again."""
+        """Raise a breach. The step raises it again, because a tier's runner may have caught it."""
         breach = Breach(rule, message)
         self._first_breach = self._first_breach or breach
         raise breach
@@ -280,7 +280,7 @@ class World:
         self.rules.check()
         if calm:
             self._run_tiers(_CALM_STEP_S)
-            # Excuse the excess, because a request's patience assumes steps of the plan's length.
+            # Excuse the excess, because a request's patience is meant for the plan's shorter steps.
             longer_s = max(0.0, _CALM_STEP_S - self.plan.step_s)
             self.engine.excuse(longer_s * len(self.runners))
         else:
@@ -289,7 +289,7 @@ class World:
             self._run_tiers(self.rng.uniform(0, self.plan.step_s), stalled)
             if self.rng.random() < self.plan.lull_rate:
                 self.journal.note("lull")
-                # Before it sleeps, an engine asks for pending work, and steps if there is any.
+                # Like an engine before it sleeps, make a step if work is pending.
                 if self.manager.has_pending_work():
                     self.manager.on_schedule_end()
                     self.manager.has_pending_work()
@@ -338,7 +338,7 @@ class World:
             self.engine.abort_all()
         self._play_until_idle()
         self._run_tiers(_RECOVERY_S)
-        # The manager may still have to tell the tiers about uses, and to read reports.
+        # The manager may still have to report uses to the tiers, and to read the tiers' reports.
         self._play_until_idle()
         self.rules.check_rest()
         for tier, loop in zip(self.inside.tiers, self.loops, strict=True):

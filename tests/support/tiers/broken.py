@@ -55,7 +55,7 @@ class VerdictsInWrongOrder(BrokenTier, fails="check_results_have_the_order_of_th
 
 
 class RemembersDigests(BrokenTier, fails="check_a_brought_digest_is_right"):
-    """Keeps the digest of each store, and saves the time to compute it after a load."""
+    """Reports the digest of the stored bytes after a load, without reading the loaded bytes."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -139,7 +139,7 @@ class MixesABatchUp(BrokenTier, fails="check_what_is_stored_comes_back"):
 
 
 class GuessesLookups(BrokenTier, fails="check_lookup_tells_stored_from_absent"):
-    """Looks for any chunk of a batch, and gives that answer for all of them."""
+    """Finds out whether any chunk of a batch is stored, and gives that answer for every chunk."""
 
     async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
         answers = await super().lookup(keys, request)
@@ -224,7 +224,7 @@ class AssumesLengths(BrokenTier, fails="check_chunks_of_any_length"):
 
 
 class IgnoresTheGroup(BrokenTier, fails="check_groups_are_apart"):
-    """Names objects after the chain hash alone: one group gets the bytes of another."""
+    """Names objects after the chain hash alone, so that one group gets the bytes of another."""
 
     def name_of(self, key: OffloadKey) -> ShelfName:
         return super().name_of(split_offload_key(key)[0])
@@ -238,14 +238,14 @@ class FoldsCase(BrokenTier, fails="check_similar_keys_are_apart"):
 
 
 class TakesKeysForText(BrokenTier, fails="check_keys_of_any_bytes"):
-    """Decodes a key as text, and replaces every undecodable byte by the same character."""
+    """Decodes a key as text, and replaces every undecodable byte with the same character."""
 
     def name_of(self, key: OffloadKey) -> ShelfName:
         return super().name_of(key.decode("ascii", "replace").encode())
 
 
 class IgnoresTheNamespace(BrokenTier, fails="check_namespaces_are_apart"):
-    """Names objects after the key alone: one model gets the bytes of another."""
+    """Names objects after the key alone, so that one model gets the bytes of another."""
 
     def name_of(self, key: OffloadKey) -> ShelfName:
         return self.context.namespace.manifest["run"], key  # type: ignore[return-value]
@@ -265,7 +265,7 @@ class LosesConcurrentStores(BrokenTier, fails="check_concurrent_stores_leave_one
         except BaseException:
             objects.pop(temporary, None)
             raise
-        # The second store finds the temporary gone, and removes the object as a failed one.
+        # The later store finds no temporary object, and deletes the object as after a failure.
         if temporary in objects:
             stored = objects.pop(temporary)
             self.put(transfer.key, stored)
@@ -314,7 +314,7 @@ class KeepsHeaderApart(ShowsPartlyWritten):
 
 
 class OutlivesCancellation(BrokenTier, fails="check_a_cancelled_call_ends"):
-    """Waits for a load to complete although it was cancelled."""
+    """Keeps waiting for a load to complete after the call was cancelled."""
 
     async def load_chunk(self, transfer: Transfer) -> None:
         await super().load_chunk(transfer)
@@ -435,7 +435,7 @@ class TakesNonsenseForAnOutage(BrokenTier, fails="check_bad_settings_fail_in_ope
 
 
 class ClosesForAll(BrokenTier, fails="check_instances_are_independent"):
-    """Keeps one connection for all instances of a place, and closes it with any of them."""
+    """Shares one connection among all instances, and closes it when any instance closes."""
 
     async def open(self) -> None:
         self.shelf.marks.discard("closed")
@@ -519,7 +519,7 @@ class FillsTheGap(BrokenTier, fails="check_a_lost_part_is_a_miss"):
 
 
 class LooksAtTheFirstPart(BrokenTier, fails="check_a_lost_part_is_a_miss"):
-    """Looks for the first part of a chunk only."""
+    """Looks only for the first part of a chunk."""
 
     async def contains_chunk(self, key: OffloadKey) -> bool:
         await self.reach()
@@ -543,7 +543,7 @@ class NeverHealsAPart(BrokenTier, fails="check_a_lost_part_is_a_miss"):
 
 
 class TakesAHangForAMiss(BrokenTier, fails="check_a_hang_is_no_miss"):
-    """Gives a lookup a time limit, and reports a miss when it has passed."""
+    """Gives a lookup a time limit, and reports a miss when the limit has passed."""
 
     async def contains_chunk(self, key: OffloadKey) -> bool:
         try:
@@ -554,7 +554,7 @@ class TakesAHangForAMiss(BrokenTier, fails="check_a_hang_is_no_miss"):
 
 
 class HangsWithItsStore(BrokenTier, fails="check_a_tier_comes_back_after_a_hang"):
-    """Reuses a connection whose reply to a cancelled call is still to come."""
+    """Reuses a connection on which the reply to a cancelled call is still outstanding."""
 
     _waits_for_a_reply = False
 
@@ -600,7 +600,7 @@ class TakesACutForTheEnd(BrokenTier, fails="check_an_outage_in_mid_transfer_dama
 
 
 class StaysAway(BrokenTier, fails="check_a_tier_comes_back_after_an_outage"):
-    """Gives up its store for good at the first outage."""
+    """Gives up on its store for good at the first outage."""
 
     _given_up = False
 
@@ -624,7 +624,7 @@ class DeletesOnlyWhatIsThere(BrokenTier, fails="check_delete_forgets"):
 
 
 class TouchStores(BrokenTier, fails="check_touch_changes_nothing"):
-    """Records the use of any chunk, even a missing one."""
+    """Records the use of a missing chunk, and so makes an empty object."""
 
     async def touch(self, keys: Sequence[OffloadKey]) -> None:
         await self.reach()
@@ -633,7 +633,7 @@ class TouchStores(BrokenTier, fails="check_touch_changes_nothing"):
 
 
 class ScansWithoutHeader(BrokenTier, fails="check_scan_lists_what_is_stored"):
-    """Lists the length of the payload."""
+    """Lists the length of the payload instead of the whole object."""
 
     async def scan(self) -> AsyncIterator[Entry]:
         async for entry in super().scan():
@@ -650,7 +650,7 @@ class ListsItsOwnNamespace(BrokenTier, fails="check_namespaces_are_listed"):
 
 
 class MakesWhatItLooksInto(BrokenTier, fails="check_maintenance_makes_no_namespace"):
-    """Writes its manifest even when a tool opens it."""
+    """Writes its manifest even when a maintenance tool opens the tier."""
 
     async def open(self) -> None:
         await super().open()
@@ -658,7 +658,7 @@ class MakesWhatItLooksInto(BrokenTier, fails="check_maintenance_makes_no_namespa
 
 
 class UsesWhatItExamines(BrokenTier, fails="check_maintenance_records_no_use"):
-    """Records a use when a tool loads a chunk."""
+    """Records a use when a maintenance tool loads a chunk."""
 
     async def load_chunk(self, transfer: Transfer) -> None:
         await super().load_chunk(transfer)
@@ -673,7 +673,7 @@ class CountsNothing(BrokenTier, fails="check_usage_counts_what_is_stored"):
 
 
 class CountsItsOwn(BrokenTier, fails="check_usage_counts_what_is_stored"):
-    """Counts the chunks that this instance has stored."""
+    """Counts only the chunks that this instance has stored."""
 
     _used_bytes = 0
 
@@ -742,5 +742,4 @@ def _leaves(of: type[BrokenTier]) -> list[type[BrokenTier]]:
     return [leaf for found in of.__subclasses__() for leaf in (found, *_leaves(found))]
 
 
-#: Every broken tier.
 BROKEN_TIERS: tuple[type[BrokenTier], ...] = tuple(_leaves(BrokenTier))

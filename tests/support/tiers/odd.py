@@ -38,7 +38,7 @@ class Slow(OddTier):
 
 
 class ByTheBook(OddTier):
-    """Refuses calls that break a promise about their keys or their memory; counts no chunks."""
+    """Refuses calls that break the contract's promises about keys or memory. Counts no chunks."""
 
     max_batch_keys = 3
     runner_defaults: ClassVar[dict[str, Any]] = {"concurrency": 2}
@@ -139,7 +139,7 @@ class OneConnection(OddTier):
 
 
 class Mending(OddTier):
-    """Restores a lost part from the others."""
+    """Restores the lost part of an object from the other parts."""
 
     def mend(self, stored: bytes) -> bytes:
         return stored
@@ -151,7 +151,7 @@ class Mending(OddTier):
 
 
 class Impatient(OddTier):
-    """Gives up a hung store itself, without waiting to be cancelled."""
+    """Gives up on a hung store after half a second, without waiting for a cancellation."""
 
     async def reach(self) -> None:
         try:
@@ -173,7 +173,7 @@ class Forgetful(OddTier):
 
 
 class FirstComeFirstKept(OddTier):
-    """Keeps the old object when a key is stored again, unless it is told to replace it."""
+    """Keeps the old object when a key is stored again, unless the transfer says ``replace``."""
 
     async def store_chunk(self, transfer: Transfer) -> None:
         await self.reach()
@@ -233,7 +233,7 @@ class Shaky(OddTier):
 
 
 class OfThisProcess(OddTier):
-    """Keeps chunks in memory, and knows only the namespace of its own chunks."""
+    """Names memory as its medium, and lists only the namespace of its own chunks."""
 
     medium = Medium.CPU
 
@@ -249,5 +249,4 @@ class Aligned(OddTier):
     alignment: ClassVar[int] = 4096
 
 
-#: Every odd tier.
 ODD_TIERS: tuple[type[OddTier], ...] = tuple(OddTier.__subclasses__())

@@ -1,4 +1,4 @@
-"""A memory tier with its :class:`ChunkSealer`, as one tier that the kit can check."""
+"""A memory tier behind a :class:`ChunkSealer`, as one tier that the conformance kit can check."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class SealedTierConfig(MemoryTierConfig):
 
 
 class SealedTier(SecondaryTierManager):
-    """Seals a transfer's header and payload together, as one payload."""
+    """A tier that seals each transfer's header and payload as one payload of an inner tier."""
 
     config_model: ClassVar[type[TierConfig]] = SealedTierConfig
     medium = Medium.CPU

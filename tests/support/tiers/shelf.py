@@ -1,7 +1,7 @@
-"""A tier whose store tests can inspect, disconnect and reconnect, to test the conformance kit.
+"""A tier for testing the conformance kit. Tests can inspect, disconnect and reconnect its store.
 
-It behaves like a network tier. Every call takes a moment. The store outlives the instance, is
-shared by several instances, and can be unreachable.
+The tier behaves like a network tier: every call takes a moment. The store outlives an instance of
+the tier, can be shared by several instances, and can be unreachable.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Shelf:
     objects: MutableMapping[ShelfName, bytes] = field(default_factory=dict)
     keys: dict[ShelfName, OffloadKey] = field(default_factory=dict)
     connected: bool = True
-    hangs: bool = False  # calls hang
+    hangs: bool = False  # true makes calls hang
     torn: set[ShelfName] = field(default_factory=set)
     marks: set[str] = field(default_factory=set)  # messages between the instances of a tier
     manifests: dict[str, bytes] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class ShelfTierConfig(TierConfig):
 
 
 class ShelfTier(ChunkTierManager):
-    """Keeps the whole contract. Its chunks are on a :class:`Shelf`."""
+    """A tier that keeps the whole contract, with its chunks on a :class:`Shelf`."""
 
     config_model = ShelfTierConfig
     capabilities = ~Capability.NONE
@@ -198,7 +198,7 @@ class ShelfTier(ChunkTierManager):
         )
 
     def mend(self, stored: bytes) -> bytes:
-        """Restore an object whose second half is lost; raise, because this tier cannot."""
+        """Restore an object that has lost its second half. This tier cannot, and always raises."""
         raise ChunkNotFoundError("a part is lost")
 
     async def reach(self) -> None:
