@@ -220,12 +220,11 @@ static enum outcome write_one(const struct call *call, const struct file *file)
     int how = file->is_spare ? O_NONBLOCK : O_CREAT | O_EXCL;
     int fd = openat(call->temporaries_fd, file->temporary,
                     O_WRONLY | O_NOFOLLOW | O_CLOEXEC | how | call->flags, 0600);
-    if (fd < 0)
-        return NOT_DONE;
-    bool is_written = write_open(file, fd);
-    if (close(fd) == 0 && is_written)
+    bool is_written = fd >= 0 && write_open(file, fd);
+    if (fd >= 0 && close(fd) == 0 && is_written)
         return DONE;
-    (void)unlinkat(call->temporaries_fd, file->temporary, 0);
+    if (fd >= 0 || file->is_spare)
+        (void)unlinkat(call->temporaries_fd, file->temporary, 0);
     return NOT_DONE;
 }
 

@@ -40,7 +40,7 @@ def write(
     files: tuple[tuple[str, bool, memoryview, memoryview, int], ...],
     /,
 ) -> bytes:
-    """Write new files or overwrite spares. A spare that opens but cannot be overwritten is removed.
+    """Write new files or overwrite spares. A spare that cannot be overwritten is removed.
 
     Each file is given by its name, true if it is a spare, its header, payload and ``used_ns``.
     """

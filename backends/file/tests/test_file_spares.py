@@ -1,6 +1,8 @@
 """A full tier overwrites files of evicted chunks, unless a reader or a hard link uses them."""
 
+import fcntl
 import os
+import signal
 import subprocess
 import sys
 
@@ -49,6 +51,15 @@ async def test_a_reader_of_the_evicted_chunk_goes_on(bench, full):
         assert reader.read() == content
     assert await bench.loads(full, KEYS[1], KEYS[2])
     assert bench.temporaries() == []
+
+
+async def test_a_spare_that_cannot_be_opened_is_removed(bench, full):
+    with bench.file(KEYS[0]).open("rb") as reader:
+        fcntl.fcntl(reader, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(reader, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        assert await bench.put(full, KEYS[2]) == [None]
+        assert bench.temporaries() == []
+    assert await bench.loads(full, KEYS[1], KEYS[2])
 
 
 async def test_a_copy_made_of_hard_links_stays_as_it_is(bench, full, tmp_path):
