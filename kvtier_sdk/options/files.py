@@ -1,4 +1,4 @@
-"""A reader of configuration files in TOML, JSON or YAML; a file's suffix decides."""
+"""A reader of configuration files; the suffix decides between TOML, JSON and YAML."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def environment_without_secrets() -> dict[str, str]:
 
 
 def read_small_file(path: str, max_bytes: int) -> tuple[bytes, os.stat_result]:
-    """Return a file's content and status; raise ConfigError beyond ``max_bytes``."""
+    """Return a file's content and status; raise if the file is longer than ``max_bytes``."""
     with open(path, "rb") as file:
         content = file.read(max_bytes + 1)
         status = os.fstat(file.fileno())

@@ -36,7 +36,7 @@ _IN_URL = (
 
 
 def secret_among(names: Iterable[str]) -> set[str]:
-    """Return the names of secrets, such as ``auth_token``, but not such as ``password_file``."""
+    """Return the names of secret options: ``auth_token`` is such a name, ``password_file`` is not."""
     return {name for name in names if not name.endswith(FILE_SUFFIX) and _SECRET_NAME.search(name)}
 
 
@@ -169,7 +169,7 @@ def masked_error(error: BaseException, secrets: Secrets) -> BaseException:
             setattr(masked, name, secrets.mask(value) if isinstance(value, str) else value)
     if (cause := error.__cause__ or error.__context__) is not None:
         masked.__cause__ = masked_error(cause, secrets)
-    # A client can keep the original error, so that error must not hold the call's buffers.
+    # Move the traceback, because a client can keep the original error, and so the call's buffers.
     masked.__traceback__, error.__traceback__ = error.__traceback__, None
     return masked  # type: ignore[no-any-return]
 

@@ -39,8 +39,8 @@ class TierConfig(StrictModel):
         """Return the location of the chunks as a URL with a path: ``file:///data/kv``.
 
         All tiers in one location return the same text. Two tiers of one manager may share a
-        location only if their options are equal. No location may lie inside another tier's location.
-        The default, ``None``, is for a tier that never shares its location.
+        location only if their options are equal. No location may lie inside another tier's. The
+        default, ``None``, is for a tier that never shares its location.
         """
         return None
 
@@ -103,16 +103,16 @@ class RunnerOptions(StrictModel):
             a process for any other tier if a process is possible.
         store_policy: which chunks the tier gets, and when: ``through``, ``on_evict``,
             ``after_hits:2``, or another package's policy.
-        admission: ``auto`` gives a full tier only chunks seen before, as long as that brings more hits;
-            ``off`` gives the tier every chunk that the store policy wants.
+        admission: ``auto`` gives a full tier only chunks seen before, as long as that brings more
+            hits; ``off`` gives the tier every chunk that the store policy wants.
         offload_policy: ``chunk`` gives the tier new chunks; ``request`` also gives it a request's
             chunks that are in the primary tier already.
         codec: seals chunks on their way to the tier: ``aes-gcm:/etc/kvtier/chunk.keys``, or
             another package's codec.
         required: true if an engine must not start without the tier. Otherwise the engine starts,
             and the tier is opened once its store can be reached.
-        open_deadline_s: an attempt to open the tier fails after this time, and an engine that
-            starts does not wait for the tier any longer.
+        open_deadline_s: an attempt to open the tier fails after this time, and a starting engine
+            waits no longer for the tier.
         lookup_deadline_s: a lookup that takes longer is a miss, unless recomputing its chunks
             takes longer still.
         max_lookup_deadline_s: limit of a lookup if recomputing takes longer, or if the time to

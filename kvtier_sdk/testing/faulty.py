@@ -39,7 +39,7 @@ class FaultKind(Enum):
     CORRUPT = "corrupt"
     #: The second half of the batch is not moved, and each of its chunks gets :attr:`Fault.error`.
     PARTIAL = "partial"
-    #: For :attr:`Fault.delay_s`, this call and all later ones raise TierUnavailableError.
+    #: For :attr:`Fault.delay_s`, this and all later calls raise :class:`TierUnavailableError`.
     DISCONNECT = "disconnect"
 
 
@@ -192,7 +192,7 @@ class FaultyTier(SecondaryTierManager):
         await self.inner.close()
 
     async def _take_fault(self, operation: str) -> Fault | None:
-        """Apply a fault of the whole call, or return a fault of single chunks to the caller."""
+        """Apply a fault of the whole call, or return a fault of chunks for the caller to apply."""
         clock = self.context.clock
         fault = self.plan.next_fault(operation)
         if fault is not None and fault.kind is FaultKind.DISCONNECT:
@@ -233,7 +233,7 @@ class FaultyTier(SecondaryTierManager):
 
 
 def faulty(tier_class: type[SecondaryTierManager], plan: FaultPlan) -> type[FaultyTier]:
-    """Make a tier class that adds the faults of a plan to another class's calls.
+    """Make a tier class that adds the faults of a plan to the calls of another tier class.
 
     Args:
         tier_class: the tier's class.

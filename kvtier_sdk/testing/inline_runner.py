@@ -11,7 +11,7 @@ from kvtier_sdk.runner.loop_thread import end_event_loop
 
 
 class InlineRunner:
-    """A runner of a tier's loop on the caller's thread, only during calls such as :meth:`run_for`.
+    """A runner on the caller's thread: a tier's loop runs only in calls such as :meth:`run_for`.
 
     Args:
         make_loop: builds the tier's loop; its argument is a function that receives the reports.

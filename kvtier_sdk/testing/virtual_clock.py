@@ -55,7 +55,7 @@ class _VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self, clock: VirtualClock) -> None:
         super().__init__(_VirtualSelector(clock))
         self._clock = clock
-        # asyncio runs a timer up to this time early. Its default depends on the machine.
+        # asyncio runs a timer up to this many seconds early. The default depends on the machine.
         self._clock_resolution: Any = 1e-9
 
     def time(self) -> float:

@@ -155,7 +155,7 @@ class LentBuffers:
                 break
             held, thing = thing, referrers[0]
             seen.add(id(thing))
-            # Ignore the list itself, which refers to the next object too.
+            # Ignore the list ``referrers``, which refers to the next object too.
             seen.add(id(referrers))
             if name := _name_in(thing, held):
                 chain.append(name)

@@ -149,7 +149,7 @@ async def check_a_cancelled_store_leaves_no_part(subject: TierSubject) -> None:
 async def _cancelled(
     probe: Probe, operation: str, *, stored: bool
 ) -> AsyncIterator[tuple[LentBuffers, bool]]:
-    """Cancel one call after another, each a little later; yield its buffers and if it ended."""
+    """Cancel call after call, each a little later; yield its buffers and whether it ended."""
     for turns, delay_s in [*((turns, 0.0) for turns in _TURNS), *((1, s) for s in _DELAYS_S)]:
         (key,) = probe.subject.new_keys(1)
         if stored:

@@ -242,7 +242,7 @@ class _Mover:
             self.breach = breach
         self.doing = ""
         self.calls += 1
-        # Pause, because with a tier that answers at once this mover would never let the others run.
+        # Pause, because otherwise a tier that answers at once would keep the other movers waiting.
         await self._probe.subject.clock.sleep(_PAUSE_S)
 
 

@@ -292,7 +292,7 @@ class Probe:
         return self._read(verdicts_in, verdicts, len(batch), operation)
 
     def _calls(self, keys: Sequence[OffloadKey]) -> list[Sequence[int]]:
-        """Split the positions of ``keys`` into calls as the SDK does; an empty batch is one call."""
+        """Split the positions of ``keys`` into calls like the SDK; an empty batch is one call."""
         return batches_of(keys, self.tier.max_batch_keys or sys.maxsize) or [()]
 
     def _read(

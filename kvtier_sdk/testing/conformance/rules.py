@@ -34,7 +34,7 @@ class ConformanceError(AssertionError):
 
 
 class CheckSkipped(unittest.SkipTest):
-    """A check does not apply, for example because the tier's author gives no hook.
+    """A check does not apply, for example because the tier's author provides no hook.
 
     Test frameworks report the check as skipped, with the reason.
     """
@@ -63,7 +63,6 @@ class Hook(Enum):
 #: A requirement of a check.
 Need: TypeAlias = Capability | Hook | Medium
 
-#: The type of a check function.
 CheckFunction: TypeAlias = Callable[["TierSubject"], Coroutine[Any, Any, None]]
 
 

@@ -28,7 +28,7 @@ from kvtier_sdk.types import OffloadKey, make_offload_key
 #: or a class whose options all have defaults.
 TierLike: TypeAlias = str | Mapping[str, Any] | TierSpec | type[SecondaryTierManager]
 
-#: The number of chunks that can be lent at once: half as many again as in the largest batch.
+#: The number of chunks that can be lent at once: 1.5 times the largest batch of the checks.
 _LENT_CHUNKS = 1536
 #: The most bytes that a loan adds to a payload, for header, guard bytes and rounding.
 _BESIDE_BYTES = 1 << 15

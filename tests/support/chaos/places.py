@@ -1,6 +1,6 @@
 """The stores of the scenarios; each of their faults is a context manager.
 
-The fault lasts until the context is left; a killed server then answers again.
+The fault lasts until the context manager exits. By then, a killed server answers again.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Place(ABC):
     @property
     @abstractmethod
     def url(self) -> str:
-        """Return the URL of a tier that goes through the part with the fault."""
+        """The URL of a tier whose calls pass through the part with the fault."""
 
     @property
     def clean_url(self) -> str:
@@ -250,7 +250,7 @@ class S3Place(ServedPlace):
 
 
 class FilePlace(Place):
-    """A directory, on a file system of its own if the file system has the fault."""
+    """A directory. It has a file system of its own if the fault is in the file system."""
 
     def _prepare(self, directory: Path, fault: str) -> None:
         self._at = directory / "at"
@@ -395,5 +395,4 @@ def _forged(chunk: bytes) -> bytes:
     return fields + xxh3_64_digest(fields)[::-1] + chunk[64:header_bytes] + payload
 
 
-#: The kinds of places, by the backend's name.
 PLACES: dict[str, type[Place]] = {"file": FilePlace, "redis": RedisPlace, "s3": S3Place}

@@ -48,7 +48,7 @@ def test_no_request_fails_when_the_server_is_killed(store: Store) -> None:
             found = host.load(FIRST_HALF)
             assert found.hits == found.equal
             host.forget()
-        # The store is still down: every request is answered, and no object stays locked.
+        # The store is still down. Every request must be answered, and no object may stay locked.
         host.store(SECOND_HALF)
         host.forget()
         assert host.load(PROMPT) == Found(hits=0, equal=0)
