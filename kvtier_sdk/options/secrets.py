@@ -36,7 +36,7 @@ _IN_URL = (
 
 
 def secret_among(names: Iterable[str]) -> set[str]:
-    """Return the names of secret options: ``auth_token`` is such a name, ``password_file`` is not."""
+    """Return the names of secrets: ``auth_token`` is such a name, ``password_file`` is not."""
     return {name for name in names if not name.endswith(FILE_SUFFIX) and _SECRET_NAME.search(name)}
 
 

@@ -25,10 +25,10 @@ _PATIENCE_S = 20.0
 
 
 def test_dropped(figure: Figure) -> None:
-    """Drop a worker during a store; then copy to its memory, and to new memory at its address.
+    """Drop a worker during a store; then copy to the same memory, and to new memory.
 
-    The driver keeps the pages of registered memory that is freed, and copies to a later mapping at
-    that address can go to the old pages. So a dropped worker keeps its memory until its copies have
+    The driver keeps the pages of registered memory that is freed. If new memory gets the same
+    address, copies to that address can go to the old pages. So a dropped worker keeps its memory until its copies have
     ended, and then unregisters it.
     """
     blocks = random_blocks(_BLOCKS, MIB)

@@ -40,7 +40,7 @@ class Pages(ABC):
 
     @abstractmethod
     def move(self, operation: Operation, indices: torch.Tensor, move: Move) -> list[bool]:
-        """Move pages between the host pool and a tier."""
+        """Move pages between the host pool and a tier; return true for each page that was moved."""
 
     @abstractmethod
     def close(self) -> None: ...

@@ -44,7 +44,7 @@ _LINK_BYTES_PER_S = 1e6
 _CUT_AFTER_BYTES = 20_000
 _MOUNT_WAIT_S = 10.0
 
-#: Sets the wall clock back an hour while a file exists; each new interpreter imports this code.
+#: Code that each new interpreter imports: the wall clock is an hour behind while a file exists.
 _CLOCK_BEHIND = """
 import os, time
 

@@ -30,7 +30,7 @@ LOOKUP_DEADLINE_S = 0.1
 _NAMESPACE = Namespace({"engine": "chaos", "model": MODEL})
 #: A tier that needs longer to start or to recover counts as lost.
 _PATIENCE_S = 60.0
-#: A store that is reported this soon after the chunks were destroyed can have ended earlier.
+#: A store that is reported this soon after the destruction of the chunks can have ended before.
 _REPORT_DELAY_S = 0.5
 #: More requests than any scenario plays.
 _REQUESTS = 10_000

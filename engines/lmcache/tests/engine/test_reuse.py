@@ -30,7 +30,7 @@ def test_a_damaged_chunk_is_a_miss(store: Store) -> None:
         host.forget()
         assert host.load(PROMPT) == Found(hits=0, equal=0)
         assert host.reasons("failures")["load.corrupt"] == len(PROMPT)
-        # Recomputed chunks are stored, and found again.
+        # The recomputed chunks replace the damaged chunks.
         host.store(PROMPT)
         host.forget()
         assert host.load(PROMPT) == Found(hits=12, equal=12)

@@ -51,7 +51,7 @@ def test_a_damaged_chunk_is_a_miss(store: Store) -> None:
         store.damage()
         assert host.load(PROMPT) == 0
         assert host.failures()["load.corrupt"] == PARTS
-        # Recomputed chunks are stored, and found again.
+        # The recomputed chunks replace the damaged chunks.
         assert host.store(PROMPT) == host.load(PROMPT) == len(PROMPT)
 
 
