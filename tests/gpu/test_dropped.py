@@ -28,8 +28,8 @@ def test_dropped(figure: Figure) -> None:
     """Drop a worker during a store; then copy to the same memory, and to new memory.
 
     The driver keeps the pages of registered memory that is freed. If new memory gets the same
-    address, copies to that address can go to the old pages. So a dropped worker keeps its memory until its copies have
-    ended, and then unregisters it.
+    address, copies can go to the old pages. So a dropped worker keeps its memory until its copies
+    have ended, and then unregisters the memory.
     """
     blocks = random_blocks(_BLOCKS, MIB)
     address = 0
