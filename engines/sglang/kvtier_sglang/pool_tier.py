@@ -31,7 +31,7 @@ class PoolTier:
         self._identity = identity
 
     def exist(self, hashes: Sequence[str]) -> list[bool]:
-        """Return true for each page in the tier. After the deadline, all pages count as absent."""
+        """Return true for each page in the tier; without an answer in time, a page is absent."""
         return self._run(Operation.LOOKUP, hashes, [])
 
     def move(
