@@ -1,4 +1,4 @@
-"""Describes options: the kind of value, the unit, the default and the meaning."""
+"""Descriptions of options: the kind of value, the unit, the default and the meaning."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n {5,}.*)*)", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class OptionInfo:
-    """One option; its default is plain data."""
+    """The description of one option; ``default`` is plain data."""
 
     name: str
     kind: str
@@ -88,7 +88,7 @@ def _kind_of(annotation: Any, metadata: Sequence[Any]) -> tuple[str, str | None,
 
 
 def _meanings(model: type[StrictModel]) -> dict[str, str]:
-    """Take each meaning from a class's docstring; a derived class's entry wins."""
+    """Read the options' meanings from the classes' docstrings; a derived class's entry wins."""
     found: dict[str, str] = {}
     for owner in reversed(model.__mro__):
         section = _ATTRIBUTES.search(inspect.cleandoc(vars(owner).get("__doc__") or ""))

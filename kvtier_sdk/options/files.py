@@ -1,4 +1,4 @@
-"""Reads configuration files in TOML, JSON or YAML, told apart by their suffix."""
+"""A reader of configuration files; the suffix decides between TOML, JSON and YAML."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _json(text: str) -> Any:
 
 
 def _table(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Refuse a repeated name, as TOML does."""
+    """Build a table, but refuse a repeated name, as TOML does."""
     options: dict[str, Any] = {}
     for name, value in pairs:
         if name in options:
@@ -73,7 +73,7 @@ def _yaml(text: str) -> Any:
     except ConfigError:
         raise
     except (yaml.YAMLError, ValueError, LookupError, AttributeError) as error:
-        # PyYAML quotes the offending value, which may be a password; cut it off.
+        # Do not quote PyYAML's message, because it contains the value, which may be a password.
         mark = getattr(error, "problem_mark", None)
         where = f" (at line {mark.line + 1}, column {mark.column + 1})" if mark else ""
         raise ConfigError(

@@ -36,8 +36,8 @@ _SECRETS = frozenset({SecretStr, SecretBytes})
 try:
     create_model("Probe")
 except Exception:
-    # pydantic reads the entry points of all packages, and fails if one package is broken. Without
-    # plugins the other packages work, and the registry names the broken one.
+    # pydantic reads the entry points of all packages to find plugins, and fails if one package is
+    # broken. With plugins disabled, pydantic works, and the registry reports the broken package.
     os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"
 
 
@@ -49,9 +49,9 @@ class StrictModel(BaseModel):
 
     Secrets appear neither in messages nor in a ``repr``. An option is a secret if its type is
     ``SecretStr`` or its name has a word such as ``password``, ``secret`` or ``token``. Operators
-    write it in the clear, as the environment variable ``${NAME}``, or in a file that an option such
-    as ``password_file`` names. The file of a ``SecretStr`` is read again after the store refuses
-    the secret: call ``get_secret_value()`` for each connection.
+    write a secret in the clear, as the environment variable ``${NAME}``, or in a file that an
+    option such as ``password_file`` names. The file of a ``SecretStr`` is read again after the
+    store refuses the secret, so call ``get_secret_value()`` for each connection.
 
     Attributes:
         needs: pairs of attributes; the first can only be given together with the second.
@@ -116,7 +116,7 @@ class StrictModel(BaseModel):
     @classmethod
     @cache
     def secret_files(cls) -> Mapping[str, str]:
-        """Map each secret to the option that names its file: ``password_file``."""
+        """Map each secret option to the option that names its file, such as ``password_file``."""
         types = cls.types_by_option()
         return {
             name: file
@@ -167,7 +167,7 @@ class StrictModel(BaseModel):
 
 
 def secrets_of(options: StrictModel) -> Secrets:
-    """Return the secrets in a model's options, in its tables and in its URLs."""
+    """Return the secrets in a model's options, including those in tables and in URLs."""
     return _secrets_in(options, options.model_dump(by_alias=True))
 
 
@@ -200,14 +200,14 @@ def validate_options(
 
     A fault is an unknown or missing option, a wrong value, or a secret that cannot be read. Each
     line begins with the ``place`` of the option, and shows no secret. ``also_known`` are further
-    names to suggest.
+    names to suggest for an unknown option.
     """
     given = _with_secrets(model, options, place)
     try:
         return model.model_validate(given)
     except ValidationError as error:
         faults = error.errors()
-    # Raise outside the handler, or pydantic's error would be the context and show secrets.
+    # Raise outside the handler. Otherwise pydantic's error would be the context, and show secrets.
     known = [*model.option_names(), *model.secret_files().values(), *also_known]
     mask = _secrets_in(model, given).mask
     raise ConfigError("\n".join(_complaint(fault, place, known, model, mask) for fault in faults))
@@ -259,7 +259,7 @@ def _complaint(
         return f"{option} is {brief(value)} but should be {_PLAIN.get(fault['type'], message)}"
     if loc:
         return f"{option}: {message.replace(value, brief(value))}"
-    # A rule about several options names them without their path, so add it.
+    # The message of a rule about several options names them without a path, so add the path.
     if place.path:
         message = message.replace("option '", f"option '{place.path}.")
     return f"{place.where}: {message}"

@@ -70,7 +70,7 @@ def brief(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Escape unprintable characters, so that a store's text cannot move the cursor.
+    """Escape unprintable characters, so that text from a store cannot control the terminal.
 
     >>> print(one_line("llama\\x1b[2K\\rDelete them?"))
     llama\\x1b[2K\\rDelete them?
@@ -92,5 +92,5 @@ def nearest(word: str, known: Iterable[str], label: str) -> str:
 
 
 def closest(word: str, known: Iterable[str]) -> str | None:
-    """Return ``None`` if no known word is similar."""
+    """Return the most similar known word, or ``None`` if none is similar."""
     return next(iter(difflib.get_close_matches(word, sorted(known), n=1)), None)

@@ -1,4 +1,4 @@
-"""Reads secrets from files and from environment variables."""
+"""Secrets in files and in environment variables."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class VariableSecret(SecretStr):
 class FileSecret(SecretStr):
     """A secret in a file; ``values`` are all values read so far, the current one last.
 
-    Raises OSError or ValueError if the file cannot be read, or holds no secret.
+    The constructor raises OSError or ValueError if the file cannot be read or holds no secret.
     """
 
     def __init__(self, path: str) -> None:
@@ -48,7 +48,7 @@ class FileSecret(SecretStr):
         return f"{name}{FILE_SUFFIX}", self.path
 
     def read_again(self) -> bool:
-        """Return true if the file holds a new secret. Raises like the constructor."""
+        """Read the file again; return true if the secret is new. Raise the constructor's errors."""
         value = _read(self.path)
         if value == self._secret_value:
             return False
@@ -59,7 +59,7 @@ class FileSecret(SecretStr):
 
 
 def secret_in_variable(written: str, place: Place) -> VariableSecret | None:
-    """Return ``None`` if the option names no variable."""
+    """Read the secret of an option that names a variable; return ``None`` for other options."""
     found = _VARIABLE.search(written)
     if found is None:
         return None
@@ -94,7 +94,7 @@ def environment_without_secrets() -> dict[str, str]:
 
 
 def read_small_file(path: str, max_bytes: int) -> tuple[bytes, os.stat_result]:
-    """Raise if the file is longer than ``max_bytes``."""
+    """Return a file's content and status; raise if the file is longer than ``max_bytes``."""
     with open(path, "rb") as file:
         content = file.read(max_bytes + 1)
         status = os.fstat(file.fileno())
@@ -104,7 +104,7 @@ def read_small_file(path: str, max_bytes: int) -> tuple[bytes, os.stat_result]:
 
 
 def _read(path: str) -> str:
-    """Drop the line break at the end."""
+    """Read the secret in a file, without the line break at the end."""
     content, _ = read_small_file(path, _MAX_FILE_BYTES)
     # Replace invalid bytes, because a strict decoder's error would quote the content.
     text = content.decode(errors="replace").removesuffix("\n").removesuffix("\r")

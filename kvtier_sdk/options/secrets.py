@@ -1,4 +1,4 @@
-"""Masks the secrets of a configuration, in messages and in logs."""
+"""Masking of a configuration's secrets, in messages and in logs."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _SHORT = 4
 _WORD = r"(?<![a-z0-9])(?:credentials|passphrase|passwd|password|secret|token)(?![a-z0-9])"
 _SECRET_NAME = re.compile(_WORD, re.IGNORECASE)
 
-# A password may contain any character, so everything up to the last '@' is masked, and everything
-# after a secret option's '='. In prose a URL ends at a blank or a quote. A URL that was normalized
-# as a path has lost one of its two slashes.
+# A password may contain any character, so mask everything up to the last '@', and everything after
+# the '=' of a secret option. In prose, a URL ends at a space or a quote. In a URL that was
+# normalized like a path, only one of the two slashes is left.
 _OPTION = rf"([?&][^=&?\s]*{_WORD}[^=&?\s]*(?<!{FILE_SUFFIX})=)"
 _IN_PROSE = (
     re.compile(r"((?:[a-z]:/|//)[^:\s'\"]*:)[^\s'\"]*(?=@)"),
@@ -36,7 +36,7 @@ _IN_URL = (
 
 
 def secret_among(names: Iterable[str]) -> set[str]:
-    """Return the names that mean a secret: ``auth_token`` does, ``password_file`` does not."""
+    """Return the names of secrets: ``auth_token`` is such a name, ``password_file`` is not."""
     return {name for name in names if not name.endswith(FILE_SUFFIX) and _SECRET_NAME.search(name)}
 
 
@@ -59,7 +59,7 @@ def url_without_password(url: str) -> str:
 
 
 class Secrets:
-    """Masks the secrets of some options; values that ``files`` read later are masked too."""
+    """The secrets of some options; :meth:`mask` also hides values that ``files`` read later."""
 
     def __init__(self, values: Iterable[str] = (), files: Sequence[FileSecret] = ()) -> None:
         self.files = files
@@ -68,7 +68,7 @@ class Secrets:
         self._pattern: re.Pattern[str] | None = None
 
     def mask(self, text: str) -> str:
-        """Mask the passwords of URLs too."""
+        """Mask these secrets, and the passwords of all URLs."""
         from_files = sum([len(file.values) for file in self.files])
         if self._masked_from_files != from_files:
             self._pattern = _pattern_of(self._values.union(*(file.values for file in self.files)))
@@ -95,7 +95,7 @@ def _pattern_of(values: Iterable[str]) -> re.Pattern[str] | None:
 
 
 class MaskingFormatter(logging.Formatter):
-    """Masks secrets and the passwords of URLs, in tracebacks too."""
+    """A formatter that masks secrets and the passwords of URLs, in tracebacks too."""
 
     def __init__(self, fmt: str | None = None, *, secrets: Secrets | None = None) -> None:
         super().__init__(fmt)
@@ -107,7 +107,7 @@ class MaskingFormatter(logging.Formatter):
 
 
 def make_loggable(record: logging.LogRecord) -> None:
-    """Replace a message that cannot be formatted; :mod:`logging` would print it unmasked."""
+    """Replace a message that cannot be formatted, or :mod:`logging` would print it unmasked."""
     try:
         record.getMessage()
     except Exception as error:
@@ -116,7 +116,7 @@ def make_loggable(record: logging.LogRecord) -> None:
 
 
 def masked(name: str, value: Any) -> Any:
-    """Replace each secret by ``***``."""
+    """Return the value of option ``name`` with each secret in it replaced by ``***``."""
     if is_secret(name):
         return MASK
     if isinstance(value, str):
@@ -129,7 +129,7 @@ def masked(name: str, value: Any) -> Any:
 
 
 def secrets_in(name: str, value: Any) -> Iterator[str]:
-    """Yield every text that :func:`masked` hides, and every declared secret."""
+    """Yield each text that :func:`masked` hides, and each ``SecretStr`` and ``SecretBytes``."""
     if isinstance(value, SecretStr):
         yield value.get_secret_value()
     elif isinstance(value, SecretBytes):
@@ -150,10 +150,10 @@ def secrets_in(name: str, value: Any) -> Iterator[str]:
 
 
 def masked_error(error: BaseException, secrets: Secrets) -> BaseException:
-    """Return the error itself if neither it nor its causes show a secret.
+    """Return ``error`` itself if neither its own text nor that of a cause shows a secret.
 
-    Otherwise return a masked error of the nearest class in :mod:`kvtier_sdk.errors`. If there is
-    none, the class is new and has the error's name.
+    Otherwise return a masked copy. Its class is the nearest base class in :mod:`kvtier_sdk.errors`,
+    or else a new class with the name of the error's class.
     """
     shown = "".join(
         line for one in chain_of(error) for line in traceback.format_exception_only(one)
@@ -169,13 +169,13 @@ def masked_error(error: BaseException, secrets: Secrets) -> BaseException:
             setattr(masked, name, secrets.mask(value) if isinstance(value, str) else value)
     if (cause := error.__cause__ or error.__context__) is not None:
         masked.__cause__ = masked_error(cause, secrets)
-    # A client can keep the original error, so its traceback must not hold the call's buffers.
+    # Move the traceback, because a client can keep the original error, and so the call's buffers.
     masked.__traceback__, error.__traceback__ = error.__traceback__, None
     return masked  # type: ignore[no-any-return]
 
 
 def text_of_all(error: BaseException) -> str:
-    """Include the texts of a group's members."""
+    """Return the error's text, with the texts of a group's members."""
     if not isinstance(error, BaseExceptionGroup):
         return str(error)
     members = (f"{type(one).__name__}: {text_of_all(one)}" for one in error.exceptions)

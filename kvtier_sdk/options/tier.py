@@ -39,8 +39,8 @@ class TierConfig(StrictModel):
         """Return the location of the chunks as a URL with a path: ``file:///data/kv``.
 
         All tiers in one location return the same text. Two tiers of one manager may share a
-        location only if their options are equal; no location may lie inside another tier's.
-        The default, ``None``, is for a tier that never shares its location.
+        location only if their options are equal. No location may lie inside another tier's. The
+        default, ``None``, is for a tier that never shares its location.
         """
         return None
 
@@ -75,9 +75,9 @@ class BoundedTierConfig(ExpiringTierConfig):
     """The base of the options of a tier that keeps itself within a capacity.
 
     Attributes:
-        capacity_bytes: limit of all stored objects, headers included. All namespaces and processes
-            in one location share the limit; the least recently used chunks are evicted first.
-            Default: no limit.
+        capacity_bytes: limit of the size of all stored objects, headers included. All namespaces
+            and processes in one location share the limit; the least recently used chunks are
+            evicted first. Default: no limit.
     """
 
     capacity_bytes: Bytes | None = Field(None, alias="capacity")
@@ -95,40 +95,40 @@ class BoundedTierConfig(ExpiringTierConfig):
 
 
 class RunnerOptions(StrictModel):
-    """Options of every tier, with any backend: how the core runs it.
+    """The options that every tier has, whatever its backend: how the SDK runs the tier.
 
     Attributes:
         runner: ``thread`` runs the tier in a thread of the engine's process, ``process`` in a
             process of its own. ``auto`` chooses a thread for a tier in this machine's memory, and
-            a process for the others where one is possible.
+            a process for any other tier if a process is possible.
         store_policy: which chunks the tier gets, and when: ``through``, ``on_evict``,
-            ``after_hits:2``, or another package's.
-        admission: ``auto`` gives a full tier only chunks seen before, while that brings more hits;
-            ``off`` gives the tier every chunk that the store policy wants.
+            ``after_hits:2``, or another package's policy.
+        admission: ``auto`` gives a full tier only chunks seen before, as long as that brings more
+            hits; ``off`` gives the tier every chunk that the store policy wants.
         offload_policy: ``chunk`` gives the tier new chunks; ``request`` also gives it a request's
             chunks that are in the primary tier already.
         codec: seals chunks on their way to the tier: ``aes-gcm:/etc/kvtier/chunk.keys``, or
-            another package's.
-        required: true if an engine does not start without the tier. Otherwise it starts, and the
-            tier is opened when its store can be reached.
-        open_deadline_s: an attempt to open the tier fails after this time; an engine waits for the
-            tier just as long.
+            another package's codec.
+        required: true if an engine must not start without the tier. Otherwise the engine starts,
+            and the tier is opened once its store can be reached.
+        open_deadline_s: an attempt to open the tier fails after this time, and a starting engine
+            waits no longer for the tier.
         lookup_deadline_s: a lookup that takes longer is a miss, unless recomputing its chunks
             takes longer still.
         max_lookup_deadline_s: limit of a lookup if recomputing takes longer, or if the time to
             recompute is not known yet.
         load_deadline_s: a load that takes longer, queueing included, has failed.
         store_deadline_s: a store that takes longer, queueing included, has failed.
-        retries: how often a retryable failure is tried again, inside the deadline.
+        retries: how often a call is retried after a retryable failure, inside the deadline.
         retry_delay_s: mean pause before the first retry; it doubles each time, and is jittered.
-        concurrency: calls of ``load`` and ``store`` that run at once.
-        max_batch_bytes: most payload of one call, at least one chunk.
+        concurrency: most calls of ``load`` and ``store`` that run at once.
+        max_batch_bytes: most payload of one call; one chunk is always allowed.
         max_queue_bytes: most payload under way in each direction; a store beyond it is dropped, a
             load beyond it is a miss.
         breaker_failures: after this many failed calls in a row the tier is no longer asked; reads
             (lookups and loads) and writes are counted separately.
-        breaker_window: number of last calls that are counted; once half of them have failed, the
-            tier is also no longer asked.
+        breaker_window: number of most recent calls that are counted; once half of them have failed,
+            the tier is also no longer asked.
         probe_interval_s: pause before a tier with an open breaker is probed; it doubles with each
             failed probe.
         max_probe_interval_s: the longest such pause.

@@ -1,4 +1,4 @@
-"""Splits a tier's URL into its parts."""
+"""A tier's URL and its parts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _UNREADABLE = (
 
 @dataclass(frozen=True, slots=True)
 class TierURL:
-    """A tier's URL, taken apart: ``scheme://username:password@host:port/path?options``.
+    """The parts of a tier's URL: ``scheme://username:password@host:port/path?options``.
 
     The scheme names the backend; all other parts are percent-decoded. With a host, a path begins
     with ``/``.
@@ -79,10 +79,10 @@ class TierURL:
         )
 
     def options_beside(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Join the query's options with those in other parts of the URL, without validating them.
+        """Join the query's options with options from other parts of the URL, without validation.
 
         Args:
-            given: options from those parts, name to value; ``None`` for an absent part.
+            given: options from the other parts, by name; ``None`` for an absent part.
 
         Raises:
             ConfigError: an option is given twice.

@@ -169,7 +169,7 @@ __all__ = [
     "tier_state_machine",
 ]
 
-# Names that need the extra, each with the module that defines it.
+# Names that need the extra ``testing``, each with the module that defines it.
 _NEEDS_EXTRA = {
     "TierConformance": "kvtier_sdk.testing.conformance.suite",
     "tier_state_machine": "kvtier_sdk.testing.conformance.machine",

@@ -1,4 +1,4 @@
-"""Makes a tier's calls fail, by a script or at random."""
+"""A wrapper that makes a tier's calls fail, by a script or at random."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class FaultKind(Enum):
     DELAY = "delay"
     #: The call never ends, unless it is cancelled.
     HANG = "hang"
-    #: Each chunk loses its end: a store writes a shorter object, a load ends with zeros.
+    #: Each chunk is cut short: a store writes a shorter object, a load fills the end with zeros.
     SHORT = "short"
     #: The call succeeds, with one bit of each chunk flipped.
     CORRUPT = "corrupt"
     #: The second half of the batch is not moved, and each of its chunks gets :attr:`Fault.error`.
     PARTIAL = "partial"
-    #: For :attr:`Fault.delay_s`, this and all other calls raise :class:`TierUnavailableError`.
+    #: For :attr:`Fault.delay_s`, this and all later calls raise :class:`TierUnavailableError`.
     DISCONNECT = "disconnect"
 
 
@@ -68,8 +68,8 @@ class FaultPlan:
         happened: the faults so far, as pairs of operation and kind.
 
     Args:
-        script: the faults in order. A call gets the first fault for its operation; ``None``
-            leaves one call without a fault.
+        script: the faults in order. A call gets the first fault that fits its operation;
+            ``None`` leaves one call without a fault.
         seed: the seed of the random faults.
         rate: the probability that a call after the script gets a fault, 0 to 1.
         drawn: the faults to draw from at random; by default one of each kind.
@@ -116,9 +116,9 @@ def _fits(fault: Fault | None, operation: str) -> bool:
 
 
 class FaultyTier(SecondaryTierManager):
-    """Passes every call on to a wrapped tier, and adds the faults of a plan.
+    """A tier that passes every call on to a wrapped tier, and adds the faults of a plan.
 
-    A fault that does not fit its call (``PARTIAL`` of a lookup) has no effect.
+    A fault that does not fit its call, such as ``PARTIAL`` for a lookup, has no effect.
 
     Attributes:
         inner_class: the class of the wrapped tier.
@@ -155,7 +155,7 @@ class FaultyTier(SecondaryTierManager):
             return await self.inner.load(batch)
         if fault.kind is FaultKind.PARTIAL:
             return await self._half(self.inner.load, batch, fault)
-        # Use other transfers, because the wrapped tier would check the bytes before their damage.
+        # Use other transfers, because the wrapped tier would verify these before the damage.
         inside = [transfer.with_payload(transfer.payload) for transfer in batch]
         verdicts = await self.inner.load(inside)
         for transfer, verdict in zip(batch, verdicts, strict=True):
@@ -192,7 +192,7 @@ class FaultyTier(SecondaryTierManager):
         await self.inner.close()
 
     async def _take_fault(self, operation: str) -> Fault | None:
-        """Apply a fault of the whole call; return a fault that damages chunks."""
+        """Apply a fault of the whole call, or return a fault of chunks for the caller to apply."""
         clock = self.context.clock
         fault = self.plan.next_fault(operation)
         if fault is not None and fault.kind is FaultKind.DISCONNECT:
@@ -221,7 +221,7 @@ class FaultyTier(SecondaryTierManager):
         return verdicts + [fault.error("failed by a fault") for _ in batch[done:]]
 
     def _damaged(self, transfer: Transfer, kind: FaultKind) -> Transfer:
-        """Return another transfer, because the lent buffers must not change."""
+        """Return a new transfer, because a store must not change its buffers."""
         if kind is FaultKind.SHORT:
             kept = len(transfer.payload) // 2 // self.alignment * self.alignment
             return transfer.with_payload(transfer.payload[:kept])
@@ -233,7 +233,7 @@ class FaultyTier(SecondaryTierManager):
 
 
 def faulty(tier_class: type[SecondaryTierManager], plan: FaultPlan) -> type[FaultyTier]:
-    """Wrap a tier class to give its calls the faults of a plan.
+    """Make a tier class that adds the faults of a plan to the calls of another tier class.
 
     Args:
         tier_class: the tier's class.

@@ -11,7 +11,7 @@ from kvtier_sdk.runner.loop_thread import end_event_loop
 
 
 class InlineRunner:
-    """Runs a tier's loop on the caller's thread, and only during calls such as :meth:`run_for`.
+    """A runner on the caller's thread: a tier's loop runs only in calls such as :meth:`run_for`.
 
     Args:
         make_loop: builds the tier's loop; its argument is a function that receives the reports.
@@ -27,7 +27,7 @@ class InlineRunner:
         self._tier_loop = make_loop(self._reports.append)
 
     def start(self) -> bool:
-        """Open the tier; return false if that failed, and let the loop retry."""
+        """Open the tier; return false if the first attempt failed. The loop then retries."""
         return self._event_loop.run_until_complete(self._tier_loop.open())
 
     def submit(self, jobs: Sequence[Job]) -> Sequence[JobResult]:
@@ -45,7 +45,7 @@ class InlineRunner:
         return list(self._reports)
 
     def suspect(self) -> None:
-        """Do nothing, because the loop runs on the caller's thread."""
+        """Do nothing, because a tier that blocks its loop blocks the caller too."""
 
     def log_end(self, topic: str, message: str) -> bool:
         """Log ``message`` under ``topic`` when the loop runs; return false after :meth:`close`."""
@@ -55,7 +55,7 @@ class InlineRunner:
         return True
 
     def run_for(self, duration_s: float) -> None:
-        """Run the tier's loop for ``duration_s`` seconds; with 0, only ready callbacks."""
+        """Run the tier's loop for ``duration_s`` seconds; with 0, run only the ready callbacks."""
         self._event_loop.run_until_complete(self._clock.sleep(duration_s))
 
     def drain(self, timeout_s: float) -> bool:

@@ -8,14 +8,14 @@ from typing import Any
 
 from kvtier_sdk.aio.clock import Clock
 
-# 2026-01-01, so that dates in a failing test look like dates.
+# 2026-01-01 UTC. With a start at 0, a failing test would show dates of 1970.
 _WALL_START_S = 1_767_225_600.0
 
 
 class VirtualClock(Clock):
-    """Virtual time: an idle loop jumps to its next timer instead of waiting for it.
+    """A clock on virtual time: an idle event loop jumps to its next timer instead of waiting.
 
-    All loops that one clock makes share its time. Run only one of them at a time.
+    All event loops of one clock share the clock's time. Run only one of them at a time.
     """
 
     def __init__(self) -> None:
@@ -31,12 +31,12 @@ class VirtualClock(Clock):
         return _VirtualLoop(self)
 
     def advance(self, delay_s: float) -> None:
-        """Move time forward by ``delay_s``, 0 or more, while no loop runs."""
+        """Move time forward by ``delay_s``, at least 0. Call this only while no loop runs."""
         self._now_s += delay_s
 
 
 class _VirtualSelector(selectors.SelectSelector):
-    """Moves the clock forward instead of waiting for a timer."""
+    """A selector that moves the clock forward instead of waiting for a timer."""
 
     def __init__(self, clock: VirtualClock) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class _VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self, clock: VirtualClock) -> None:
         super().__init__(_VirtualSelector(clock))
         self._clock = clock
-        # asyncio rounds timers to this resolution; virtual time needs no rounding.
+        # asyncio runs a timer up to this many seconds early. The default depends on the machine.
         self._clock_resolution: Any = 1e-9
 
     def time(self) -> float:

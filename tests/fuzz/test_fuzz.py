@@ -1,4 +1,4 @@
-"""Runs the targets of ``make fuzz`` briefly, on the saved inputs and on changed copies of some."""
+"""The targets of ``make fuzz``, run on the saved inputs and on changed copies of some."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(not has_device(), reason="only a device captures
 def test_capture(figure: Figure) -> None:
     blocks = random_blocks(4, MIB)
     host = np.zeros((4, MIB), np.uint8)
-    # Launch once before the capture: a first launch loads the kernel, which a capture forbids.
+    # Launch the kernel once before, because the first launch loads it, which a capture forbids.
     blocks[1].fill_(3)
     synchronize()
     with open_worker(blocks, host) as worker:

@@ -19,17 +19,17 @@ from kvtier_sdk.worker import registration
 
 _BLOCKS = 64
 _ALL = range(_BLOCKS)
-#: The delay before a copy begins; by then the test has dropped the worker.
+#: The delay before a copy begins. The test drops the worker during this delay.
 _ASLEEP_S = 0.3
 _PATIENCE_S = 20.0
 
 
 def test_dropped(figure: Figure) -> None:
-    """Drop a worker during a store; then copy to its memory, and to new memory at its address.
+    """Drop a worker during a store; then copy to the same memory, and to new memory.
 
-    The driver keeps the pages of registered memory that is freed, and copies to a later mapping at
-    that address can go to the old pages. So a dropped worker keeps its memory until its copies have
-    ended, and then unregisters it.
+    The driver keeps the pages of registered memory that is freed. If new memory gets the same
+    address, copies can go to the old pages. So a dropped worker keeps its memory until its copies
+    have ended, and then unregisters the memory.
     """
     blocks = random_blocks(_BLOCKS, MIB)
     address = 0

@@ -1,4 +1,4 @@
-"""Measures how long the driver takes to register a pool's memory."""
+"""The time that the driver takes to register a pool's memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvtier_sdk.worker.driver import forget_error
 
 #: ``cudaHostRegisterPortable``, as the worker passes it.
 _PORTABLE = 1
-#: The rows of a pool of eight ranks.
+#: The length of a row, and the number of ranks that share it, in a pool of eight ranks.
 _ROW_BYTES, _RANKS = 4 * MIB, 8
 
 

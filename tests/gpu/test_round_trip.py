@@ -1,4 +1,4 @@
-"""A round trip of blocks: pool, file tier, the pool of another manager, and back."""
+"""Blocks go through a pool to a file tier, and come back through another manager's pool."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine's thread submits 131,072 runs that cannot begin yet; the time is reported."""
+"""The time that the engine's thread takes to submit 131,072 runs that cannot begin yet."""
 
 from __future__ import annotations
 

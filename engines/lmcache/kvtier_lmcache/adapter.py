@@ -1,4 +1,4 @@
-"""Adapts a kvtier tier to LMCache's storage manager, as an L2 adapter."""
+"""An L2 adapter for LMCache's storage manager that stores objects in a kvtier tier."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _log = logging.getLogger("kvtier.lmcache")
 class _Task:
     """A task of LMCache; ``open_parts`` counts the parts that have not ended.
 
-    LMCache polls for the task's end. A deletion waits for ``ended``.
+    Only a deletion has the event ``ended``. LMCache polls for the end of other tasks.
     """
 
     task_id: int
@@ -174,7 +174,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         return self._pop(_LOAD, task_id)
 
     def delete(self, keys: list[ObjectKey]) -> None:
-        """Delete objects, and wait until this ends. If the tier cannot delete, the objects stay."""
+        """Delete objects, and wait for the end. If the tier cannot delete, the objects stay."""
         if Capability.DELETE in self._spec.tier_class.capabilities:
             ended = threading.Event()
             layouts = [self._layouts.get(_kind_of(key)) for key in keys]
@@ -188,7 +188,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         return [tier.stats_now() for tier in self._open_tiers()]
 
     def get_usage(self) -> AdapterUsage:
-        """Return the usage that the tier reports, or else the usage of the objects stored here."""
+        """Return the usage that the tier reports, or else the usage of this server's objects."""
         usage = super().get_usage()
         known = [stats for stats in self.stats_now() if stats.used_bytes is not None]
         if not known:
@@ -300,7 +300,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
             self._end(task)
 
     def _end(self, task: _Task) -> None:
-        """Report the end of a task to LMCache's controllers."""
+        """Report the end of a task to LMCache's controllers, or to the caller of :meth:`delete`."""
         keys = list(compress(task.keys, task.succeeded))
         if keys and task.operation is _LOAD:
             self._notify_keys_accessed(keys)
@@ -325,8 +325,8 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         objects, sizes = [], []
         for key in keys:
             chunk_hash, rank, salt, group = key_parts(key)
-            # A tenant with an unknown salt cannot be named, and this LMCache knows none of its
-            # objects.
+            # Skip a tenant with an unknown salt: without the salt there is no ObjectKey, and this
+            # LMCache knows none of the tenant's objects.
             if salt in self._salts:
                 objects.append(ObjectKey(chunk_hash, model, rank, group, self._salts[salt]))
                 sizes.append(size_bytes if (key in counted) is removed else 0)

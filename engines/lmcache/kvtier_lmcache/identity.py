@@ -1,4 +1,4 @@
-"""Translates LMCache's keys and layouts to kvtier's keys and namespaces."""
+"""Translation of LMCache's keys and layouts into kvtier's keys and namespaces."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ObjectLayout(NamedTuple):
     def of(
         cls, shapes: Sequence[Sequence[int]], dtypes: Sequence[Any], serde: str | None = None
     ) -> ObjectLayout:
-        """Return the layout of tensors. Serialization turns each element into one byte."""
+        """Return the layout of tensors. A ``serde`` turns each element into one byte."""
         return _layout(tuple(shapes), tuple(dtypes), serde)
 
 

@@ -1,4 +1,4 @@
-"""kvtier as a storage backend for SGLang's hierarchical cache, enabled by its configuration."""
+"""kvtier as a storage backend for SGLang's hierarchical cache, enabled in SGLang's options."""
 
 from kvtier_sglang.storage import KVTierHiCacheStorage
 

@@ -18,7 +18,7 @@ class StorageConfig(NamedTuple):
     """The configuration of a storage backend.
 
     Attributes:
-        zero_copy: true if SGLang names pages by their indices in its host pool.
+        zero_copy: true if SGLang passes pages as indices into its host pool.
     """
 
     tier: TierSpec
@@ -27,7 +27,7 @@ class StorageConfig(NamedTuple):
 
     @classmethod
     def read(cls, extra_config: Mapping[str, Any] | None) -> Self:
-        """Read option ``tier`` of SGLang's table: a URL, or a tier's entry."""
+        """Read option ``tier`` of SGLang's table: a tier's URL, or a table of its options."""
         extra_config = extra_config or {}
         given = extra_config.get(_TIER)
         if given is None:

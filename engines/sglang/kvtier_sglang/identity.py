@@ -27,7 +27,7 @@ _CONTENT = (
     "index_head_dim",
     "storage_format_tag",
 )
-#: A recurrent layer's state is split over ranks even if attention is replicated.
+#: Pools whose pages differ between ranks even with MLA: a recurrent layer's state is split.
 _ALWAYS_SPLIT = frozenset({"mamba"})
 
 

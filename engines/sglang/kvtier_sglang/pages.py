@@ -1,4 +1,4 @@
-"""Gives a tier the pages of SGLang's host pools, in place or copied through our own memory."""
+"""The pages of SGLang's host pools for a tier, in place or copied through kvtier's memory."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import torch
 from kvtier_sdk import ConfigError, HostPool, Operation, PoolLayout, Region
 from kvtier_sdk.engine import ROW_ALIGNMENT, EngineMemory, OverlappingSlots, PoolMemory
 
-#: The maximum number of bytes under way in each direction through our own memory.
+#: The maximum number of bytes under way in each direction through kvtier's memory.
 _STAGING_BYTES = 128 << 20
 #: The maximum number of pages that SGLang moves in one call.
 _MOST_PAGES = 128
 
-#: Moves pages. The arguments are the pages' numbers in the call, and the slots of their parts in
-#: page order. Returns true for each page whose parts were all moved.
+#: A function that moves pages. It gets the pages' positions in SGLang's call, and the slots of all
+#: parts in page order. For each page it returns true if all parts of the page were moved.
 Move: TypeAlias = Callable[[range, Sequence[int]], list[bool]]
 
 
@@ -40,7 +40,7 @@ class Pages(ABC):
 
     @abstractmethod
     def move(self, operation: Operation, indices: torch.Tensor, move: Move) -> list[bool]:
-        """Move pages between the host pool and a tier."""
+        """Move pages between the host pool and a tier; return true for each page that was moved."""
 
     @abstractmethod
     def close(self) -> None: ...
@@ -68,7 +68,7 @@ class PlacedPages(Pages):
 
 
 class StagedPages(Pages):
-    """Pages that are copied to and from our own shared memory, a few at a time."""
+    """Pages that are copied to and from kvtier's shared memory, a few at a time."""
 
     parts = 1
 

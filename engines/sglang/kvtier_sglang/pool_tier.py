@@ -20,7 +20,7 @@ _request_ids = itertools.count()
 
 
 class PoolTier:
-    """Moves pages between an SGLang host pool and a tier. Thread-safe; each call blocks.
+    """A tier for the pages of one SGLang host pool. Thread-safe; each call blocks.
 
     A call returns only when its I/O has ended, because SGLang reuses the pages afterwards.
     """
@@ -31,7 +31,7 @@ class PoolTier:
         self._identity = identity
 
     def exist(self, hashes: Sequence[str]) -> list[bool]:
-        """Return true for each page in the tier. After the deadline, a page counts as absent."""
+        """Return true for each page in the tier; without an answer in time, a page is absent."""
         return self._run(Operation.LOOKUP, hashes, [])
 
     def move(
@@ -44,7 +44,7 @@ class PoolTier:
     def move_tensors(
         self, operation: Operation, hashes: Sequence[str], tensors: Sequence[torch.Tensor]
     ) -> list[bool]:
-        """Load or store flat pages outside of the host pool; fail if pages are used in place."""
+        """Move flat pages outside of the host pool; move nothing if pages are used in place."""
         if not isinstance(self._pages, StagedPages):
             return [False] * len(hashes)
         return self._pages.move_tensors(operation, tensors, partial(self._move, operation, hashes))

@@ -1,4 +1,4 @@
-"""Adapts a kvtier tier to SGLang's hierarchical cache, as a storage backend."""
+"""A storage backend of SGLang's hierarchical cache that stores pages in a kvtier tier."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class KVTierHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
     deadline.
 
     Args:
-        storage_config: SGLang's configuration; ``extra_config`` has our option ``tier``.
+        storage_config: SGLang's configuration; ``extra_config`` has kvtier's option ``tier``.
         kwargs: not used.
 
     Raises:
@@ -100,7 +100,7 @@ class KVTierHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
         hits = {PoolName.KV: kv_pages} if kv_pages else {}
         restorable = list(range(1, kv_pages + 1))
         for transfer in pool_transfers or []:
-            # Groups of blocks are not stored, and a hit never needs them.
+            # Groups of blocks are never stored, and a hit does not need them.
             if not restorable or transfer.hit_policy is PoolHitPolicy.BLOCK_GROUPS:
                 continue
             found = self._tier_of(transfer.name).exist(keys[:kv_pages])

@@ -1,4 +1,4 @@
-"""Lends a tier buffers of any length at any address, between guard bytes."""
+"""Buffers to lend to a tier: of any length, at any address, between guard bytes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class LentMemory:
         self._used: dict[int, int] = {}
 
     def _cut(self, size_bytes: int) -> npt.NDArray[np.uint8]:
-        """The pages stay reserved until their last view is freed."""
+        """Reserve pages until their last view is freed."""
         size_bytes = round_up(size_bytes, mmap.PAGESIZE)
         start = self._gap(size_bytes)
         if start + size_bytes > self.region.size_bytes:
@@ -59,7 +59,7 @@ class LentMemory:
 
 
 class _BroughtDigests:
-    """Stands in for the SDK behind a transfer, and checks the digests that the tier brings."""
+    """A stand-in for the SDK behind a transfer; it checks the digests that the tier brings."""
 
     def __init__(self, digest_bytes: int) -> None:
         self._digest_bytes = digest_bytes
@@ -144,7 +144,7 @@ class LentBuffers:
         return self._part() is None
 
     def holder(self) -> str:
-        """Name what holds the memory, as a short chain of references."""
+        """Name the holder of the memory, as a short chain of references."""
         thing: Any = self._part()
         chain: list[str] = []
         seen = {id(thing)}
@@ -155,7 +155,7 @@ class LentBuffers:
                 break
             held, thing = thing, referrers[0]
             seen.add(id(thing))
-            # The list itself refers to the next object, but tells the author nothing.
+            # Ignore the list ``referrers``, which refers to the next object too.
             seen.add(id(referrers))
             if name := _name_in(thing, held):
                 chain.append(name)

@@ -129,7 +129,7 @@ async def check_another_length_is_corrupt(subject: TierSubject) -> None:
                 probe.check_content(key, lent.content, [0])
             elif not is_miss(verdict):
                 raise Breach(f"loading an object of another length gave {describe(verdict)}")
-            # The wrong length must not confuse later calls.
+            # The wrong length must not disturb later calls, for example on the same connection.
             await probe.expect(neighbour, 0)
         if not written:
             raise CheckSkipped(DECLINED)
@@ -253,7 +253,7 @@ async def check_namespaces_are_apart(subject: TierSubject) -> None:
 
 
 async def _check_apart(probe: Probe, keys: list[OffloadKey]) -> None:
-    """Each chunk must be absent before its store, and all must load at the end."""
+    """Require that each chunk is absent before its store, and that all load at the end."""
     kept: list[OffloadKey] = []
     for key in keys:
         found = await probe.get(key)

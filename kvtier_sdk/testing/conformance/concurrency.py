@@ -67,7 +67,7 @@ async def check_no_partly_written_object_is_visible(subject: TierSubject) -> Non
 
 
 async def _instances(subject: TierSubject, stack: AsyncExitStack) -> list[Probe]:
-    """Open a second instance if instances share a store."""
+    """Open two instances if instances share a store, and otherwise one."""
     count = 2 if subject.tier_class.medium is Medium.STORAGE else 1
     return [await stack.enter_async_context(subject.opened()) for _ in range(count)]
 
@@ -149,7 +149,7 @@ async def check_a_cancelled_store_leaves_no_part(subject: TierSubject) -> None:
 async def _cancelled(
     probe: Probe, operation: str, *, stored: bool
 ) -> AsyncIterator[tuple[LentBuffers, bool]]:
-    """Start and cancel a call many times, each time a little later."""
+    """Cancel call after call, each a little later; yield its buffers and whether it ended."""
     for turns, delay_s in [*((turns, 0.0) for turns in _TURNS), *((1, s) for s in _DELAYS_S)]:
         (key,) = probe.subject.new_keys(1)
         if stored:

@@ -26,10 +26,10 @@ _CLOSE = "Release everything in bounded time, even if open failed."
 _NOTHING = "A closed tier leaves nothing behind: no task, thread, file descriptor or buffer."
 _DESCRIPTORS = "/proc/self/fd"
 _MANY = 64
-#: The longest wait of :func:`_wait_until_gone`, in settling times.
+#: The longest wait of :func:`_wait_until_gone`, in multiples of the subject's ``settle_s``.
 _SETTLINGS = 20
 _POLL_S = 0.002
-#: The loop is blocked if it has not run for this many wake-ups of the watch in a row.
+#: The loop counts as blocked if it has not run for this many wake-ups of the watch in a row.
 _WAKES = 20
 _Found = Callable[[], Mapping[Any, str]]
 
@@ -173,7 +173,7 @@ async def _check_given_back(probe: Probe, operation: str, lent: LentBuffers) -> 
 
 
 async def _check_taken_back(probe: Probe, what: str, lent: LentBuffers) -> None:
-    # Wait, because a thread or callback can hold the buffers for a moment after its report.
+    # Wait, because a thread can still hold the buffers for a moment after it has reported the end.
     held = await _wait_until_gone(probe.subject, lambda: [] if lent.take_back() else ["buffers"])
     if held:
         raise Breach(f"{lent.holder()} still holds the buffers of {what} that has returned")
@@ -274,7 +274,7 @@ async def _wait_until_gone(subject: TierSubject, left: Callable[[], list[str]]) 
 
 
 class _LoopWatch:
-    """Wakes at intervals in a thread, and checks that the loop has run since.
+    """A thread that wakes at intervals, and checks that the loop has run since the last wake-up.
 
     On a busy machine this thread wakes late too, so it never mistakes a slow machine for a blocked
     loop.

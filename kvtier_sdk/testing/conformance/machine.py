@@ -1,4 +1,4 @@
-"""Compares a tier with a dictionary over random sequences of calls.
+"""A state machine that compares a tier with a dictionary over random sequences of calls.
 
 A load is always allowed to miss, but must never return a wrong byte. Hypothesis generates the
 sequences, and shortens a failing sequence.
@@ -31,7 +31,7 @@ _TURNS = st.integers(0, 12)
 
 
 class TierMachine(RuleBasedStateMachine):
-    """Calls a tier, and records the versions that each of a few keys may hold.
+    """A state machine that calls a tier, and records the versions that each key may hold.
 
     Attributes:
         make_subject: makes the tier under test, once for each sequence of calls.

@@ -110,7 +110,7 @@ async def _store(probe: Probe, key: OffloadKey) -> TierError | None:
 
 
 async def _answer(call: Awaitable[Any]) -> Any:
-    """Return the error if the call raised one."""
+    """Return the result of the call, or the TierError that it raised."""
     try:
         return await call
     except TierError as error:
@@ -146,7 +146,7 @@ async def _check_recovery(probe: Probe, disturbance: str) -> None:
 
 
 async def _answers_of_a_hung_store(probe: Probe, keys: Sequence[OffloadKey]) -> Mapping[str, Any]:
-    """Make each call while the store hangs; cancel the calls that wait."""
+    """Make each call while the store hangs; cancel the calls that do not end."""
     subject = probe.subject
     (absent,) = subject.new_keys(1)
     tasks: dict[str, asyncio.Task[Any]] = {}
@@ -206,7 +206,7 @@ async def _moved_through_an_outage(probe: Probe) -> list[_Mover]:
 
 
 class _Mover:
-    """Stores one chunk and loads it, over and over."""
+    """A loop of stores and loads of one chunk, until ``goes_on`` is false."""
 
     def __init__(self, probe: Probe, key: OffloadKey) -> None:
         self.calls = 0
@@ -242,7 +242,7 @@ class _Mover:
             self.breach = breach
         self.doing = ""
         self.calls += 1
-        # Pause, because a tier that answers at once would hold up the other movers.
+        # Pause, because otherwise a tier that answers at once would keep the other movers waiting.
         await self._probe.subject.clock.sleep(_PAUSE_S)
 
 

@@ -1,4 +1,4 @@
-"""Calls a tier for the checks, with a timeout for each call, and checks each answer."""
+"""The calls of a tier under test, each with a timeout and a check of the answer."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def content_of(key: OffloadKey, version: int, size_bytes: int) -> bytes:
 
 
 class Probe:
-    """Calls one tier instance; each call has a timeout, and a malformed answer is a breach.
+    """A caller of one tier instance. Each call has a timeout; a malformed answer is a breach.
 
     As in the SDK, an error raised for a whole batch becomes the verdict on each chunk, and a call
     is retried after a retryable error. Calls without verdicts raise the tier's errors.
@@ -292,7 +292,7 @@ class Probe:
         return self._read(verdicts_in, verdicts, len(batch), operation)
 
     def _calls(self, keys: Sequence[OffloadKey]) -> list[Sequence[int]]:
-        """Split positions as the SDK does; an empty batch makes one call."""
+        """Split the positions of ``keys`` into calls like the SDK; an empty batch is one call."""
         return batches_of(keys, self.tier.max_batch_keys or sys.maxsize) or [()]
 
     def _read(
@@ -331,7 +331,7 @@ def pieces_of(content: bytes) -> list[bytes]:
 async def start_and_cancel(
     probe: Probe, operation: str, lent: LentBuffers, turns: int = 1, delay_s: float = 0.0
 ) -> bool:
-    """Cancel the call after ``turns`` runs of the loop; return true if it ended."""
+    """Cancel a call after ``turns`` runs of the loop and ``delay_s``; return true if it ended."""
     call = getattr(probe.tier, operation)([lent.transfer])
     task = probe.start(call, f"{operation} to be cancelled")
     for _ in range(turns):
@@ -341,6 +341,6 @@ async def start_and_cancel(
     task.cancel()
     ended = await probe.ends(task)
     if ended and not task.cancelled():
-        # Retrieve the error, because asyncio would log it. Other checks judge it.
+        # Retrieve the error, or asyncio would log it. Other checks judge the error.
         task.exception()
     return ended

@@ -1,4 +1,4 @@
-"""Defines checks, their errors, and the hooks of a tier's author."""
+"""Checks, their errors, and the hooks of a tier's author."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ConformanceError(AssertionError):
 
 
 class CheckSkipped(unittest.SkipTest):
-    """A check does not apply: the tier lacks a capability, or its author gives no hook.
+    """A check does not apply, for example because the tier's author provides no hook.
 
     Test frameworks report the check as skipped, with the reason.
     """
@@ -63,7 +63,6 @@ class Hook(Enum):
 #: A requirement of a check.
 Need: TypeAlias = Capability | Hook | Medium
 
-#: The type of a check function.
 CheckFunction: TypeAlias = Callable[["TierSubject"], Coroutine[Any, Any, None]]
 
 
@@ -86,7 +85,7 @@ class Check:
     run: CheckFunction
 
 
-#: The reason why a check is skipped if ``write_raw`` replaces no object.
+#: The reason why a check is skipped if ``write_raw`` has replaced no object.
 DECLINED = "write_raw declined every object"
 
 _checks: dict[str, Check] = {}
@@ -119,7 +118,7 @@ def check(*needs: Need, says: str) -> Callable[[CheckFunction], CheckFunction]:
 
 @contextmanager
 def judged(name: str, rule: str, says: str) -> Iterator[None]:
-    """Turn any error of a check into a :class:`ConformanceError`."""
+    """Turn any error of a check except CheckSkipped into a :class:`ConformanceError`."""
     try:
         yield
     except Breach as breach:

@@ -79,7 +79,7 @@ async def _end_of(tier: BlockingTier, job: Job | None) -> list[Verdict]:
 async def _store_chunks(
     subject: TierSubject, pool: HostPool, tier: BlockingTier
 ) -> list[OffloadKey]:
-    """Return no keys if the tier has no room."""
+    """Store new chunks; return their keys, or no keys if the tier has no room."""
     keys = subject.new_keys(_CHUNKS)
     for slot, key in enumerate(keys):
         pool.view(slot)[:] = content_of(key, 0, subject.chunk_bytes)

@@ -1,4 +1,4 @@
-"""Makes the tier under test, and calls its author's hooks."""
+"""The tier under test, and the hooks of its author."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from kvtier_sdk.types import OffloadKey, make_offload_key
 #: or a class whose options all have defaults.
 TierLike: TypeAlias = str | Mapping[str, Any] | TierSpec | type[SecondaryTierManager]
 
-#: The number of chunks that can be lent at once: a big batch, and half as many more.
+#: The number of chunks that can be lent at once: 1.5 times the largest batch of the checks.
 _LENT_CHUNKS = 1536
-#: At most this many bytes are added to a payload: header, guards and rounding.
+#: The most bytes that a loan adds to a payload, for header, guard bytes and rounding.
 _BESIDE_BYTES = 1 << 15
 _MIN_LENT_BYTES = 64 << 20
 
@@ -138,7 +138,7 @@ class TierSubject:
         report_removed: ReportRemoved | None = None,
         maintenance: bool = False,
     ) -> TierContext:
-        """Make the context of a tier; the defaults are the subject's tier, namespace and length.
+        """Make the context of a tier. The defaults are the subject's tier, namespace and length.
 
         Args:
             spec: the tier.

@@ -24,7 +24,7 @@ _SETTINGS = ("chunk_bytes", "keeps_chunks", "timeout_s", "blocking_s", "settle_s
 
 
 class TierConformance:
-    """Tests a tier against the contract, with one test for each rule.
+    """A test class that checks a tier against the contract, with one test for each rule.
 
     Subclass it and override the fixture :meth:`tier`::
 
@@ -46,7 +46,7 @@ class TierConformance:
         timeout_s: seconds after which a running call counts as hung.
         blocking_s: seconds after which a stalled event loop counts as blocked.
         settle_s: seconds to wait for an effect that must not occur, such as a late write.
-        hang_s: seconds for which the store hangs; set it longer than the tier's own limits.
+        hang_s: seconds for which the store hangs; choose more than the tier's own timeouts.
         sequences: number of sequences of calls that are compared with a dictionary.
         shrink_s: seconds to search for a shorter sequence once a sequence has failed.
     """
@@ -193,8 +193,8 @@ def _test_any_sequence_of_calls(self: TierConformance, subject: TierSubject) -> 
 
 def _run_machine(subject: TierSubject, sequences: int, shrink_s: int) -> None:
     __tracebackhide__ = True
-    # Hypothesis has no setting for this limit. A hanging call would use up its default of minutes,
-    # because each sequence then lasts until the timeout.
+    # Hypothesis has no setting for this limit. Its default is some minutes. A tier that hangs would
+    # use all of them, because each sequence of calls then lasts until the timeout.
     before, engine.MAX_SHRINKING_SECONDS = engine.MAX_SHRINKING_SECONDS, shrink_s
     try:
         run_state_machine_as_test(
@@ -215,5 +215,5 @@ def _run_machine(subject: TierSubject, sequences: int, shrink_s: int) -> None:
 
 for _check in CHECKS.values():
     setattr(TierConformance, _check.name.replace("check_", "test_", 1), _test_of(_check))
-# Run it last, because it takes longest to fail and other checks describe a breach more exactly.
+# This test runs last, because it fails slowly and the other tests describe a breach more exactly.
 TierConformance.test_any_sequence_of_calls = _test_any_sequence_of_calls  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Plays chats in real time as an engine would, and times each call of the manager."""
+"""An engine that plays chats in real time, and times each call of the manager."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PATIENCE_S = 20.0
 
 
 class Engine:
-    """Plays requests as they arrive, and records how the manager serves them.
+    """An engine that plays requests as they arrive, and records how the manager serves them.
 
     Call all methods from one thread.
     """
@@ -63,11 +63,11 @@ class Engine:
             now_s = time.monotonic()
             while next_s <= now_s:
                 next_s += 1 / per_second
-                # An engine serves a limited number of requests at once, and queues the others.
+                # Serve a limited number of requests at once, as an engine does; the next one waits.
                 if len(self._active) < _MOST_ACTIVE:
                     self._active.append(self._serve(next(arrivals)))
             self._step()
-        # Wait, because a hung call can outlive its job, and holds the slots until the call ends.
+        # Wait, because a call that hangs can outlive its job, and holds the slots until it ends.
         end_s = time.monotonic() + _PATIENCE_S
         while self._active or any(self._manager.left_over().values()):
             self._step()

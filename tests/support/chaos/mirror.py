@@ -34,7 +34,7 @@ def _mirrored(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Mirror(mfusepy.Operations):  # type: ignore[misc]
-    """Mirrors a directory; a call fails if the file ``refusal`` names an error."""
+    """A mirror of a directory; its calls fail while the file ``refusal`` names an error."""
 
     use_ns = True
 

@@ -1,6 +1,6 @@
 """The stores of the scenarios; each of their faults is a context manager.
 
-The fault lasts until the context is left; a killed server then answers again.
+The fault lasts until the context manager exits. By then, a killed server answers again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _LINK_BYTES_PER_S = 1e6
 _CUT_AFTER_BYTES = 20_000
 _MOUNT_WAIT_S = 10.0
 
-#: Sets the wall clock back an hour while a file exists; each new interpreter imports this code.
+#: Code that each new interpreter imports: the wall clock is an hour behind while a file exists.
 _CLOCK_BEHIND = """
 import os, time
 
@@ -93,7 +93,7 @@ class Place(ABC):
     @property
     @abstractmethod
     def url(self) -> str:
-        """Return the URL of a tier that goes through the part with the fault."""
+        """The URL of a tier whose calls pass through the part with the fault."""
 
     @property
     def clean_url(self) -> str:
@@ -250,7 +250,7 @@ class S3Place(ServedPlace):
 
 
 class FilePlace(Place):
-    """A directory, on a file system of its own if the file system has the fault."""
+    """A directory. It has a file system of its own if the fault is in the file system."""
 
     def _prepare(self, directory: Path, fault: str) -> None:
         self._at = directory / "at"
@@ -395,5 +395,4 @@ def _forged(chunk: bytes) -> bytes:
     return fields + xxh3_64_digest(fields)[::-1] + chunk[64:header_bytes] + payload
 
 
-#: The kinds of places, by the backend's name.
 PLACES: dict[str, type[Place]] = {"file": FilePlace, "redis": RedisPlace, "s3": S3Place}

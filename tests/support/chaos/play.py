@@ -28,9 +28,9 @@ SLOTS = 96
 PER_SECOND = 15.0
 LOOKUP_DEADLINE_S = 0.1
 _NAMESPACE = Namespace({"engine": "chaos", "model": MODEL})
-#: After this time, a tier counts as lost.
+#: A tier that needs longer to start or to recover counts as lost.
 _PATIENCE_S = 60.0
-#: A store reported this soon after the chunks were destroyed could have ended before that.
+#: A store that is reported this soon after the destruction of the chunks can have ended before.
 _REPORT_DELAY_S = 0.5
 #: More requests than any scenario plays.
 _REQUESTS = 10_000
@@ -60,7 +60,7 @@ def _play(scenario: Scenario, place: Place, pace: Pace, seed: int) -> Outcome:
         "url": place.url,
         "runner": scenario.runner,
         "lookup_deadline": LOOKUP_DEADLINE_S,
-        # Set the upper limit too, because an engine that has just started waits longer.
+        # Set the maximum too: with an infinite ``recompute_s``, it is the limit of every lookup.
         "max_lookup_deadline": LOOKUP_DEADLINE_S,
         "probe_interval": pace.probe_interval_s,
         "max_probe_interval": pace.probe_interval_s,
@@ -93,7 +93,7 @@ def _play(scenario: Scenario, place: Place, pace: Pace, seed: int) -> Outcome:
 
 
 class _Watch:
-    """Begins and ends the fault in a thread; the engine's thread notes the effects."""
+    """A thread that begins and ends the fault; the engine's thread records the effects."""
 
     def __init__(
         self, manager: TieringManager, engine: Engine, outcome: Outcome, place: Place, pace: Pace

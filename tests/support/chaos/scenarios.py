@@ -16,7 +16,7 @@ RUNNERS = ("thread", "process")
 class Fault:
     name: str
     title: str
-    made_by: str  # a sentence that says how the fault is made
+    made_by: str  # how the fault is made, for the page with the results
     shows: frozenset[str] = frozenset()  # the states that ``kvtier top`` must show
     counted: str = ""  # a regular expression for a counter that must grow
     backends: tuple[str, ...] = EVERY
@@ -185,8 +185,8 @@ class Outcome:
     lost: int = 0
     late_retries: int = 0  # lookups still pending after their deadline
     revived: int = 0  # chunks served after they had been deleted everywhere
-    restored: int = 0  # chunks stored before the fault and once more after it
-    refused: int = 0  # chunks not given to the tier, to spare its contents
+    restored: int = 0  # chunks stored before the fault, and again after its start
+    refused: int = 0  # chunks that the admission rule kept from the tier
     broken: list[str] = field(default_factory=list)
     # The tier's states during the fault, each with the seconds until it was seen.
     shown: dict[str, float] = field(default_factory=dict)

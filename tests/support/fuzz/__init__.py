@@ -1,1 +1,1 @@
-"""Fuzzes the functions that read bytes from others."""
+"""A fuzzer of the functions that read untrusted bytes."""

@@ -1,7 +1,7 @@
 """``python -m support.fuzz``: fuzz all targets in turn, and keep inputs that reach new code.
 
-It needs atheris, and runs one process. An input that breaks a rule is saved in the corpus, where
-each run of the tests finds it again.
+The command needs atheris, and runs one target at a time. It saves an input that breaks a rule in
+the corpus, and each run of the tests tries the corpus again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from support.fuzz.corpus import read_corpus, write_corpus
 
 _MAX_BYTES = 4096
-# Keep only short inputs, and at most this many.
+# The corpus keeps inputs of at most this length, and at most this many of them.
 _KEPT_BYTES = 600
 _KEPT = 60
 _INPUT_S = 10

@@ -1,7 +1,7 @@
 """Targets of the fuzzers: each is a function of bytes, and raises if a rule is broken.
 
-The rule is the same for all: bytes from others are read, or refused with a declared error. They are
-never accepted in part, and no length in them decides how much memory is allocated.
+The rule is the same for all targets: untrusted bytes are read, or refused with a declared error.
+They are never accepted in part, and no length in them decides how much memory is allocated.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def s3_reader(data: bytes) -> None:
 
 
 def _pieces(data: bytes) -> list[int]:
-    """Return the lengths of pieces; all are equal to the first byte."""
+    """Return the lengths of the pieces that arrive; each is the value of the first byte."""
     return [data[0]] * (len(data) // data[0]) if data and data[0] else []
 
 
@@ -229,7 +229,6 @@ def _memory_file(content: bytes) -> Iterator[int]:
         os.close(fd)
 
 
-#: The targets by name.
 TARGETS: dict[str, Callable[[bytes], None]] = {
     target.__name__: target
     for target in (

@@ -13,7 +13,7 @@ import torch
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
-#: An H200's clock; a slower device sleeps longer.
+#: The clock rate of an H200. A device with a slower clock sleeps longer.
 _CYCLES_PER_S = 2_000_000_000
 
 #: ``CUdevice_attribute`` and ``cudaDeviceAttr`` number these alike.
@@ -108,7 +108,7 @@ class Runtime:
         status = int(self._end_capture(stream.cuda_stream, ctypes.byref(graph)))
         if graph.value is not None:
             self._destroy_graph(graph)
-        # torch asks for the last error after each kernel.
+        # Clear the last error, because torch checks it after each kernel.
         self._take()
         return status
 

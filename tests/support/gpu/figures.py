@@ -1,4 +1,4 @@
-"""The figures of a check."""
+"""The type of the fixture ``figure``."""
 
 from __future__ import annotations
 

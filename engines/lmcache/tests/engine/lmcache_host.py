@@ -1,4 +1,4 @@
-"""Runs LMCache's own storage manager in this process, with one of kvtier's tiers as its L2."""
+"""LMCache's own storage manager in this process, with a kvtier tier as its L2."""
 
 import argparse
 import hashlib
@@ -50,7 +50,7 @@ class Kind(NamedTuple):
         seed = hashlib.sha256(repr((self, chunk)).encode()).digest()[:6]
         generator = torch.Generator().manual_seed(int.from_bytes(seed, "big"))
         bits = torch.randint(0, 256, (OBJECT_BYTES // 2,), dtype=torch.uint8, generator=generator)
-        # A NaN needs all bits of the exponent, so clear the highest one.
+        # Clear the highest bit of each exponent, so that no number is a NaN.
         numbers = (bits & 0b1011_1111).view(torch.float8_e4m3fn)
         return numbers.to(getattr(torch, self.dtype)).view(torch.uint8)
 

@@ -2,9 +2,9 @@
 
 Usage: python -m lmcache_own_tests SOURCES [--url URL] [PYTEST-OPTION ...]
 
-``SOURCES`` is the unpacked source distribution of LMCache, in the environment's version; this
-project contains none of it. Where the tests construct a ``MockL2Adapter``, they get kvtier's
-adapter, extended by the mock's methods that tell which objects were stored.
+``SOURCES`` is the unpacked source distribution of LMCache, in the environment's version. This
+project contains no copy of it. Where the tests construct a ``MockL2Adapter``, they get kvtier's
+adapter. This adapter also has the mock's methods that tell which objects were stored.
 """
 
 import argparse
@@ -51,7 +51,7 @@ def main() -> int:
     if missing := [name for name in files if not os.path.exists(name)]:
         parser.error(f"no {missing[0]}")
     command = [sys.executable, "-m", "pytest", "-p", __spec__.name, "-c", os.devnull]
-    # LMCache's conftest imports GPU packages.
+    # Leave LMCache's conftest out, because it imports GPU packages.
     command += ["--noconftest", "--rootdir", str(tests), "-rfE", "--tb", "line", *options, *files]
     variables = {**os.environ, _URL: arguments.url}
     return subprocess.run(command, env=variables, check=False).returncode
@@ -128,7 +128,7 @@ def pytest_configure() -> None:
         create_memory_obj=object_in_arena,
         _memory_obj=lambda n_floats=128: object_in_arena(n_floats),
     )
-    # The modules skip themselves without a device, but none of them uses one.
+    # Without a device the test modules would skip themselves, but none of them uses one.
     torch_dev.is_available = lambda: True
 
 

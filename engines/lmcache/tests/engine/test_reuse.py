@@ -30,7 +30,7 @@ def test_a_damaged_chunk_is_a_miss(store: Store) -> None:
         host.forget()
         assert host.load(PROMPT) == Found(hits=0, equal=0)
         assert host.reasons("failures")["load.corrupt"] == len(PROMPT)
-        # Recomputed chunks are stored, and found again.
+        # The recomputed chunks replace the damaged chunks.
         host.store(PROMPT)
         host.forget()
         assert host.load(PROMPT) == Found(hits=12, equal=12)
@@ -48,7 +48,7 @@ def test_no_request_fails_when_the_server_is_killed(store: Store) -> None:
             found = host.load(FIRST_HALF)
             assert found.hits == found.equal
             host.forget()
-        # The store is still down: every request is answered, and no object stays locked.
+        # The store is still down. Every request must be answered, and no object may stay locked.
         host.store(SECOND_HALF)
         host.forget()
         assert host.load(PROMPT) == Found(hits=0, equal=0)

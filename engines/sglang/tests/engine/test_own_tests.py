@@ -1,8 +1,8 @@
-"""Runs SGLang's own tests of its Mooncake storage with kvtier's storage instead.
+"""SGLang's own tests of its Mooncake storage, run with kvtier's storage instead.
 
-SGLang's wheel contains the tests. The tests of other backends are left out, because some need a
-service. ``test_single_operation`` is left out, because it passes addresses instead of tensors, and
-only Mooncake's storage accepts those.
+SGLang's wheel contains the tests. Tests of other backends do not run here, because some need a
+service. ``test_single_operation`` does not run either, because only Mooncake's storage
+accepts addresses instead of tensors.
 """
 
 import importlib

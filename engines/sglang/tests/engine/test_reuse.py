@@ -51,7 +51,7 @@ def test_a_damaged_chunk_is_a_miss(store: Store) -> None:
         store.damage()
         assert host.load(PROMPT) == 0
         assert host.failures()["load.corrupt"] == PARTS
-        # Recomputed chunks are stored, and found again.
+        # The recomputed chunks replace the damaged chunks.
         assert host.store(PROMPT) == host.load(PROMPT) == len(PROMPT)
 
 
@@ -62,7 +62,7 @@ def test_no_request_fails_when_the_server_is_killed(store: Store) -> None:
         killer.start()
         while killer.is_alive():
             host.load(PROMPT)
-        # The store stays down, or is a new empty folder; every request is answered all the same.
+        # The store is down now, or an empty folder. Requests must be answered all the same.
         host.store(range(20, 26))
         assert host.load(PROMPT) == 0
 

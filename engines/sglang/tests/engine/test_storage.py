@@ -111,7 +111,7 @@ def test_a_storage_is_cleared_for_its_own_model(url: str) -> None:
         host.storage.clear()
         assert host.load(PROMPT) == 0
         assert stranger.load(PROMPT) == len(PROMPT)
-        # A cleared storage accepts new pages once the old ones are deleted.
+        # A cleared storage accepts new pages once the old pages are deleted.
         for _ in range(200):
             if host.store(PROMPT) == len(PROMPT):
                 break
@@ -124,7 +124,7 @@ def test_a_storage_is_detached_and_attached_while_sglang_runs(url: str) -> None:
         assert host.store(PROMPT) == len(PROMPT)
         host.detach()
         assert not host.controller.enable_storage
-        # Idle threads end by themselves.
+        # Idle threads end by themselves after a while, so wait for them.
         for thread in threading.enumerate():
             if thread.name.startswith("kvtier-"):
                 thread.join(30)
