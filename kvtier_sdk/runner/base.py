@@ -33,7 +33,7 @@ class PoolMemory(SlotMemory, Protocol):
 
     @property
     def slots(self) -> int:
-        """Number of slots."""
+        ...
 
     @property
     def layout(self) -> PoolLayout:

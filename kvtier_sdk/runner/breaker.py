@@ -91,8 +91,8 @@ class Outcome(Enum):
     BLOCKED = "blocked"
 
 
-# Errors that a healthy tier may return. A full tier fails stores but can still be read, so a lack of
-# room counts as a failure only for stores.
+# Errors that a healthy tier may return. A full tier fails stores but can still be read, so a lack
+# of room counts as a failure only for stores.
 _ANSWERS: dict[Direction, tuple[type[TierError], ...]] = {
     Direction.READ: (ChunkNotFoundError, CorruptChunkError, TierCapacityError),
     Direction.WRITE: (ChunkNotFoundError, CorruptChunkError),

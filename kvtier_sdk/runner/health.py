@@ -101,7 +101,6 @@ class DirectionHealth:
         self._report(BreakerMoved(self._direction, self._breaker.state))
 
     async def _probe(self) -> None:
-        """Probe until the breaker is closed or the tier is in quarantine."""
         refused_s = self._clock.now_s()
         while not self._breaker.is_closed:
             await self._clock.sleep(self._breaker.wait_s)

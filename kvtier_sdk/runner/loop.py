@@ -382,7 +382,6 @@ class TierLoop:
             self._report(Progressed(operation))
 
     def _end_batch(self, run: _Run, batch: _Batch, verdict: Verdict) -> None:
-        """End a batch; its chunks without a verdict get ``verdict``."""
         run.open_batches -= 1
         if run.concluded:
             return
@@ -447,7 +446,6 @@ class TierLoop:
             self._health[run.direction].note(outcome, reason, objects)
 
     async def _timed(self, run: _Run, call: Awaitable[T]) -> T:
-        """Make a call, and keep its start time in ``calls_s`` until the call returns."""
         started_s = self._clock.now_s()
         run.calls_s.append(started_s)
         try:
