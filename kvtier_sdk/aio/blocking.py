@@ -24,7 +24,7 @@ THREAD_LIMIT = 16
 
 
 class _Threads:
-    """A limited pool of daemon threads. Unlike an executor's threads, they never delay the exit.
+    """A limited pool of daemon threads, which never delay the exit, unlike an executor's threads.
 
     Each event loop, and so each tier, has its own pool. If a disk hangs, only its tier's threads
     hang.

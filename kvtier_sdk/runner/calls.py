@@ -142,7 +142,7 @@ class TierCaller:
         async def list_keys() -> list[OffloadKey]:
             return [entry.key async for entry in self.entries()]
 
-        # List all keys first, because deletions during a listing may make it skip other chunks.
+        # List all keys first, because deletions during a listing may make the listing skip chunks.
         keys = list(dict.fromkeys(await self._renewing(list_keys)))
         most = min(_DELETE_CHUNKS, self.tier.max_batch_keys or _DELETE_CHUNKS)
         for start in range(0, len(keys), most):

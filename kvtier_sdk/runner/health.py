@@ -76,7 +76,7 @@ class DirectionHealth:
 
     @property
     def admits(self) -> bool:
-        """True if calls are allowed. In quarantine they are allowed, but fail with the reason."""
+        """True if calls are allowed. In quarantine, calls are allowed but fail."""
         return self._breaker.is_closed or self._call.quarantine is not None
 
     @property

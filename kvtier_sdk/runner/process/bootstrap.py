@@ -123,9 +123,9 @@ def write_error(error: BaseException) -> dict[str, Any]:
 def read_error(told: Mapping[str, Any]) -> BaseException:
     """Rebuild an exception from the data of :func:`write_error`.
 
-    The exception is of its original class, or of the first base class that the engine has imported
-    and that reproduces the text. If there is none, the exception is a :class:`TierError` that names
-    the original class.
+    Use the first of the original class and its bases that the engine has imported and that
+    reproduces the text. Without such a class, return a :class:`TierError` that names the original
+    class.
     """
     for path in told["classes"]:
         found = _known_class(path)

@@ -2,7 +2,7 @@
 
 A message consists of its length, kind and body. The body is MessagePack for jobs and reports, and
 JSON for plain data. Messages carry keys, slot indices and verdicts, but no payloads. Received data
-is never executed or unpickled. :data:`PROTOCOL_VERSION` ensures that both ends have one release.
+is never executed or unpickled. Both ends must have the same :data:`PROTOCOL_VERSION`.
 """
 
 from __future__ import annotations
