@@ -44,8 +44,8 @@ class TraceRecorder:
     salted hash replaces each chunk's key. The salt is new for each recording and is never written,
     so equal hashes mean equal chunks only within one recording, and the hashes reveal no tokens.
 
-    Each file has mode 0600. When a file reaches ``file_bytes``, the next file begins. Finished files
-    are removed, except for the newest ``files - 1``.
+    Each file has mode 0600. When a file reaches ``file_bytes``, the next file begins. Finished
+    files are removed, except for the newest ``files - 1``.
     """
 
     def __init__(
