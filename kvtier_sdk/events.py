@@ -10,13 +10,13 @@ from kvtier_sdk.types import Locality, Medium, OffloadKey
 
 @dataclass(frozen=True, slots=True)
 class OffloadingEvent:
-    """Chunks that a tier has stored, or has ``removed``.
+    """The event that a tier has stored chunks, or removed them if ``removed`` is true.
 
     Attributes:
         keys: the chunks.
-        tier: the tier's name; the primary tier's is ``"host"``.
-        medium: the medium on which the tier keeps chunks.
-        locality: the machine of those chunks: the engine's or another.
+        tier: the tier's name; ``"host"`` for the primary tier.
+        medium: the medium on which the tier keeps its chunks.
+        locality: whether the tier keeps its chunks on the engine's machine or on another.
     """
 
     keys: Sequence[OffloadKey]
@@ -27,7 +27,7 @@ class OffloadingEvent:
 
 
 class EventLog:
-    """Collects one tier's events until they are taken."""
+    """A list of one tier's events since the last call of :meth:`take`."""
 
     def __init__(self, tier: str, medium: Medium, locality: Locality, *, is_enabled: bool) -> None:
         self.is_enabled = is_enabled

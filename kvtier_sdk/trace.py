@@ -19,9 +19,9 @@ from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.types import OffloadKey
 
-#: Seconds between writes; a killed process loses the requests since the last write.
+#: Seconds between writes. A killed process loses the requests since the last write.
 _INTERVAL_S = 0.5
-#: The most chunks in requests that wait to be written; further requests are dropped.
+#: The maximum number of chunks in requests that wait to be written. Further requests are dropped.
 _MOST_WAITING = 2**18
 #: Matches TIME (two numbers), PID and NUMBER; files with other names are never removed.
 _OUR_FILES = "trace-{0}-{0}-{0}-{0}.jsonl".format("[0-9]*")
@@ -38,14 +38,14 @@ class _Request(NamedTuple):
 
 
 class TraceRecorder:
-    """Writes a line for each request, on a thread of its own.
+    """A recorder that writes a line for each request, on its own thread.
 
     The lines are in the format published with Mooncake (FAST '25), with ``chunk_bytes`` added. A
     salted hash replaces each chunk's key. The salt is new for each recording and is never written,
-    so equal numbers mean equal chunks within one recording only, and reveal no tokens.
+    so equal hashes mean equal chunks only within one recording, and the hashes reveal no tokens.
 
-    A file has mode 0600. When it reaches ``file_bytes``, the next file begins. Finished files are
-    removed, except for the newest ``files - 1``.
+    Each file has mode 0600. When a file reaches ``file_bytes``, the next file begins. Finished
+    files are removed, except for the newest ``files - 1``.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class TraceRecorder:
         started = datetime.fromtimestamp(clock.wall_s(), UTC)
         self._prefix = f"trace-{started:%Y%m%d-%H%M%S}-{os.getpid()}"
         self.written: int = 0
-        # No lock, because each pair is changed by one thread: the engine's, then the recorder's.
+        # No lock is needed: the engine's thread changes the first pair, the recorder's the second.
         self._taken_chunks = self._refused = 0
         self._done_chunks = self._lost = 0
         self._waiting: deque[_Request] = deque()
@@ -84,7 +84,7 @@ class TraceRecorder:
 
     @property
     def dropped(self) -> int:
-        """Number of requests that were not written: they came too fast, or writing failed."""
+        """Number of requests that were lost because they came too fast or writing failed."""
         return self._refused + self._lost
 
     @property
@@ -98,7 +98,7 @@ class TraceRecorder:
         named: Collection[OffloadKey],
         end_tokens: Mapping[OffloadKey, int],
     ) -> None:
-        """Add a finished request. Never waits; call it on the engine's thread only."""
+        """Add a finished request without waiting. Call this only on the engine's thread."""
         if not named:
             return
         request = _Request(arrived_s, named, end_tokens)
@@ -110,7 +110,7 @@ class TraceRecorder:
         self._waiting.append(request)
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Write the waiting requests, and end the thread; a second call does nothing."""
+        """Write the waiting requests, and end the thread. A second call does nothing."""
         self._closed.set()
         self._thread.join(timeout_s)
 
@@ -149,7 +149,7 @@ class TraceRecorder:
             self._is_failing = False
         except OSError as error:
             with contextlib.suppress(OSError):
-                # Cut off a partly written line, or the next request would continue it.
+                # Remove a partly written line, because the next line would be appended to it.
                 os.ftruncate(self._fd, self._size_bytes)
             self._lost += 1
             if not self._is_failing:
@@ -177,7 +177,7 @@ class TraceRecorder:
         return int.from_bytes(digest, "big") >> 1
 
     def _open_next(self) -> None:
-        """Remove the oldest finished files too."""
+        """Open the next file, and remove the oldest finished files."""
         number = self._number
         while True:
             number += 1
@@ -188,7 +188,7 @@ class TraceRecorder:
             except FileExistsError:
                 # The file belongs to another recording that this process began in the same second.
                 continue
-        # A lock marks the file being written, because the kernel releases it even after a kill.
+        # Lock the file to mark it as unfinished. The kernel releases the lock even after a kill.
         fcntl.flock(fd, fcntl.LOCK_EX)
         if self._fd >= 0:
             os.close(self._fd)
@@ -204,7 +204,7 @@ def _chunks(request: _Request) -> int:
 
 
 def _end_of(path: Path) -> int | None:
-    """Return the time of the last write in ns, or ``None`` if a process writes the file."""
+    """Return the time of the last write in ns, or ``None`` if a process still writes the file."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:

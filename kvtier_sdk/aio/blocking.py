@@ -24,7 +24,7 @@ THREAD_LIMIT = 16
 
 
 class _Threads:
-    """A limited pool of daemon threads. Unlike an executor's threads, they never delay the exit.
+    """A limited pool of daemon threads, which never delay the exit, unlike an executor's threads.
 
     Each event loop, and so each tier, has its own pool. If a disk hangs, only its tier's threads
     hang.
@@ -49,7 +49,7 @@ class _Threads:
             self._changed.notify()
 
     def withdraw(self, call: _Call) -> bool:
-        """Return false if the call has begun."""
+        """Remove a queued call; return false if the call has already begun."""
         with self._changed:
             try:
                 self._calls.remove(call)
@@ -88,13 +88,13 @@ def _threads_of(loop: asyncio.AbstractEventLoop) -> _Threads:
         threads = _threads_by_loop.get(loop)
         if threads is None:
             threads = _threads_by_loop[loop] = _Threads(THREAD_LIMIT)
-            # asyncio.run closes its loop without calling the SDK, so end the threads with the loop.
+            # End the threads when the loop is freed, because asyncio.run does not call the SDK.
             finalize(loop, threads.close).atexit = False
         return threads
 
 
 def close_blocking_threads(loop: asyncio.AbstractEventLoop) -> None:
-    """End the threads as soon as they are idle. Call this when the loop closes."""
+    """End the loop's threads as soon as they are idle. Call this when the loop is closed."""
     with _threads_lock:
         threads = _threads_by_loop.pop(loop, None)
     if threads is not None:
@@ -104,11 +104,11 @@ def close_blocking_threads(loop: asyncio.AbstractEventLoop) -> None:
 async def run_blocking(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     """Run ``function(*args, **kwargs)`` in a thread, and wait for its end even if cancelled.
 
-    A cancellation is raised only after the function has returned. By then nothing uses the buffers
-    any more; ``asyncio.to_thread`` would return at once, while its thread still writes to them. If
-    a call is cancelled before its start, the function never runs. A function that never returns
-    blocks its thread and the coroutine forever, but the interpreter can still exit. At most 16
-    calls of an event loop run at once; further calls wait in order::
+    A cancellation is raised only after the function has returned, so that nothing uses the
+    function's buffers any more. ``asyncio.to_thread`` would return at once, while its thread still
+    uses them. If the call is cancelled before its start, the function never runs. A function that
+    never returns blocks its thread and the coroutine forever, but the interpreter can still exit.
+    At most 16 calls of an event loop run at once. Further calls wait in order::
 
         data = await run_blocking(path.read_bytes)
     """
@@ -141,7 +141,7 @@ async def run_blocking(function: Callable[P, T], /, *args: P.args, **kwargs: P.k
         raise
     result, error = outcome.pop()
     if error is None:
-        return result  # type: ignore[return-value]  # a T if there is no error
+        return result  # type: ignore[return-value]  # the value is a T if there is no error
     try:
         raise error
     finally:

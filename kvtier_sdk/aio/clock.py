@@ -1,7 +1,7 @@
 """The clock is the SDK's only source of time, timers and tasks.
 
 Because no other module of the SDK reads a clock, sleeps or starts a task, a simulation with a
-virtual clock can play hours in milliseconds, and every run has the same result.
+virtual clock can simulate hours in milliseconds, and every run has the same result.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Clock(ABC):
         async def work() -> None:
             for index, call in pending:
                 results[index] = await call()
-                # Start no further call if this call has swallowed a cancellation.
+                # Start no further call if this call has suppressed a cancellation.
                 task = asyncio.current_task()
                 if task is not None and task.cancelling():
                     return
@@ -106,7 +106,7 @@ TimerHandle = asyncio.TimerHandle
 
 
 async def wait_out(tasks: Sequence[asyncio.Future[Any]]) -> None:
-    """Raise a cancellation of the caller only after all tasks have ended."""
+    """Wait until all tasks have ended, and only then raise a cancellation of the caller."""
     cancelled: asyncio.CancelledError | None = None
     while any(not task.done() for task in tasks):
         try:
@@ -140,7 +140,7 @@ class SystemClock(Clock):
 def _has_standard_streams() -> bool:
     """Return true if descriptors 0 to 2 are open.
 
-    Otherwise uvloop's own descriptors may get these numbers, and uvloop aborts when it closes one.
+    Otherwise a descriptor of uvloop may get such a number, and uvloop would abort on closing it.
     """
     try:
         for stream_fd in range(3):

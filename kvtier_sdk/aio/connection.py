@@ -13,11 +13,11 @@ from typing import Any, Self
 from kvtier_sdk.aio.clock import Clock, TimerHandle
 from kvtier_sdk.errors import TierError, TierTimeoutError, TierUnavailableError
 
-# The size of a read of text. A small size is best, because payload read with the text is copied.
+# The size of a read of text. The size is small, because payload read with the text is copied.
 _TEXT_BYTES = 2048
 # OpenSSL copies the bytes of a write into its own memory, so each write is limited to this size.
 _TLS_PIECE_BYTES = 128 * 1024
-# The maximum number of buffers in one vector call (IOV_MAX).
+# The maximum number of buffers in one call of readv or writev (IOV_MAX).
 _MOST_BUFFERS = 1024
 _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
@@ -50,7 +50,7 @@ class Connection:
       :class:`TierError`. After a failed call, the content of the call's buffers is undefined.
 
     A :class:`ConnectionPool` lends a connection to one borrower at a time, and closes the
-    connection if the borrower fails. All calls are made on one event loop.
+    connection if the borrower fails. Make all calls on one event loop.
 
     Args:
         sock: a connected, non-blocking socket; for TLS an :class:`ssl.SSLSocket` after its
@@ -153,9 +153,9 @@ class Connection:
     async def send(self, buffers: Sequence[bytes | memoryview]) -> Sequence[bytes | memoryview]:
         """Send buffers, one after the other.
 
-        If the server replies or hangs up before all bytes are sent, the call returns early. Then
-        receive the reply, which may give the reason. The connection is not usable for another
-        request until the rest is sent.
+        If the server replies or hangs up before all bytes are sent, the call returns early. In that
+        case, receive the reply, which may give the reason. The connection is not usable for another
+        request until the remaining bytes are sent.
 
         Args:
             buffers: the bytes of the request.
@@ -263,7 +263,7 @@ class Connection:
         return rooms
 
     async def _fill(self, rooms: Sequence[Any], *, some: bool = False) -> Sequence[Any]:
-        """Return the unfilled parts."""
+        """Fill all of ``rooms``, or a part if ``some`` is true; return the unfilled parts."""
         if self._error is not None:
             raise self._lost()
         self._rooms = rooms
@@ -327,7 +327,7 @@ class Connection:
             if self._read():
                 self._finish(self._rooms)
             return
-        # No call waits for these bytes. Keep a first piece, and leave the rest for a later call.
+        # No call waits for these bytes. Read the first few, and leave the rest for a later call.
         if not self._unread:
             count_bytes = self._read_into([self._text])
             self._is_drained = False
@@ -344,7 +344,7 @@ class Connection:
             self._finish(self._unsent)
 
     def _finish(self, rest: Sequence[Any]) -> None:
-        """End the call, so that later callbacks leave its buffers alone."""
+        """End the call under way, so that later callbacks do not use its buffers."""
         self._rooms = self._unsent = ()
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(rest)
@@ -364,7 +364,7 @@ class Connection:
         return True
 
     def _read_into(self, rooms: Sequence[Any]) -> int:
-        """Return 0 if no bytes were available, or if the connection has ended."""
+        """Read once; return 0 if no bytes were available, or if the connection has ended."""
         try:
             count_bytes = self._stream.read(rooms)
         except _NOT_NOW:
@@ -389,7 +389,7 @@ class Connection:
             except OSError as error:
                 if self._is_refused:
                     self.close(error.strerror or str(error))
-                # Keep the connection open, because an earlier reply may give the reason.
+                # Keep the connection open at first, because an earlier reply may give the reason.
                 self._is_refused = True
                 self._is_drained = False
                 return True

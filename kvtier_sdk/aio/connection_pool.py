@@ -21,10 +21,10 @@ C = TypeVar("C", bound=_Poolable)
 
 
 class ConnectionPool(Generic[C]):
-    """Lends up to ``limit`` connections to one server, each to one borrower at a time.
+    """A pool of up to ``limit`` connections to one server, each lent to one borrower at a time.
 
     Stores get at most half of the connections (at least one), because requests wait for lookups and
-    loads, but not for stores. All calls are made on one event loop::
+    loads, but not for stores. Make all calls on one event loop::
 
         pool = ConnectionPool(
             lambda: Connection.connect(("kv-1", 7000), clock=clock, timeout_s=2.0), limit=4
@@ -45,7 +45,7 @@ class ConnectionPool(Generic[C]):
         # A store waits here before it joins the queue for a connection, so that stores cannot fill
         # that queue.
         self._stores = asyncio.Semaphore(max(1, limit // 2))
-        # Lend the connection used last first, because it is the least likely to be stale.
+        # Lend the most recently used connection first, because it is the least likely to be stale.
         self._idle: list[C] = []
         self._is_closed = False
 
@@ -58,8 +58,8 @@ class ConnectionPool(Generic[C]):
 
         If the connection is still usable after the block, the pool keeps it for the next borrower.
         If the block raises or is cancelled, the pool closes the connection, because the next
-        borrower might receive the rest of a broken-off reply. If an error does not affect the
-        connection, raise it after the block.
+        borrower might receive the rest of an unfinished reply. To keep the connection after an
+        error that does not affect it, raise the error after the block.
         """
         async with self._stores if for_store else nullcontext(), self._free:
             connection = self._take() or await self._dial()

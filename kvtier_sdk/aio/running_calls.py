@@ -28,7 +28,7 @@ class RunningCalls:
                 await self._client.close()
 
     Enter the counter only in the outermost coroutine of a call, because nested entries are refused
-    while the tier closes. All calls are made on one event loop.
+    while the tier closes. Make all calls on one event loop.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class RunningCalls:
         self._idle.set()
 
     async def __aenter__(self) -> None:
-        """Raise :class:`TierUnavailableError` once the tier is closed."""
+        """Count a call; raise :class:`TierUnavailableError` once the tier is closed."""
         if self._is_closed:
             raise TierUnavailableError("the tier was closed", retryable=False)
         self._count += 1

@@ -11,7 +11,7 @@ from kvtier_sdk.types import Region
 
 
 class SlotMemory(Protocol):
-    """The memory of the host pool, as a runner needs it."""
+    """The part of the host pool's interface that every runner needs."""
 
     @property
     def chunk_bytes(self) -> int:
@@ -22,18 +22,18 @@ class SlotMemory(Protocol):
         """The memory of all slots with their padding, as mapped in this process."""
 
     def padded_view(self, slot: int, alignment: int, holder: str) -> memoryview:
-        """Return a slot's payload, its length rounded up to ``alignment``, a power of two.
+        """Return a slot's payload, extended to a multiple of ``alignment``, a power of two.
 
-        When the pool is closed, it logs the ``holder`` of each view that is still in use.
+        When the pool is closed, the pool logs the ``holder`` of each view that is still in use.
         """
 
 
 class PoolMemory(SlotMemory, Protocol):
-    """A pool whose slots another process can map through a file descriptor."""
+    """The part of the host pool's interface that a runner with a separate process needs."""
 
     @property
     def slots(self) -> int:
-        """Number of slots."""
+        ...
 
     @property
     def layout(self) -> PoolLayout:
@@ -45,18 +45,18 @@ class PoolMemory(SlotMemory, Protocol):
 
     @property
     def fd(self) -> int:
-        """Descriptor of the shared memory; open until the pool is closed."""
+        """The shared memory's file descriptor, which stays open until the pool is closed."""
 
 
 class TierRunner(Protocol):
-    """Carries jobs to a tier, and reports back. The engine's thread calls the methods.
+    """A runner of a tier's jobs. Only the engine's thread calls it, except for :meth:`peek`.
 
-    Every submitted job ends in one :class:`~kvtier_sdk.runner.jobs.JobResult`, or in a
-    ``RunnerStopped``, which ends all jobs. The tier's client keeps track of the jobs.
+    The runner reports one :class:`~kvtier_sdk.runner.jobs.JobResult` per submitted job. When it
+    stops, one ``RunnerStopped`` ends all jobs without a result. The tier's client tracks the jobs.
     """
 
     def start(self) -> bool:
-        """Open the tier, waiting at most ``open_deadline``; return true if it is open.
+        """Begin to open the tier; return true if the tier opens within ``open_deadline``.
 
         Raises:
             Exception: the tier is required and did not open, or the error is permanent.
@@ -72,13 +72,13 @@ class TierRunner(Protocol):
         """Return the new reports but keep them for :meth:`poll`. Any thread may call this."""
 
     def suspect(self) -> None:
-        """Check whether the tier blocks its loop, because a job is overdue."""
+        """Check whether the tier blocks its loop. The client calls this when a job is overdue."""
 
     def log_end(self, topic: str, message: str) -> bool:
-        """Log the end of an outage; return false if the tier's loop has ended."""
+        """Let the tier's loop log the end of an outage; return false if the loop cannot."""
 
     def drain(self, timeout_s: float) -> bool:
-        """Cancel queued batches and wait for running ones; return true if all have ended."""
+        """Cancel queued batches, and wait for running batches; return true if all have ended."""
 
     def close(self, timeout_s: float) -> None:
         """Drain and close the tier, and end its thread. A second call does nothing."""

@@ -59,7 +59,7 @@ class Backoff:
 class Direction(Enum):
     """The direction of calls that a breaker guards.
 
-    A full disk must stop stores but not loads, so each direction has a breaker.
+    A full disk must stop stores but not loads, so each direction has its own breaker.
     """
 
     #: Lookups and loads.
@@ -85,14 +85,14 @@ class Outcome(Enum):
     LATE = "late"
     #: The tier failed.
     FAILED = "failed"
-    #: Single objects failed. Only failures of several objects in a row suggest a broken tier.
+    #: Only these objects failed. Several faulty objects without a success suggest a broken tier.
     FAULTY = "faulty"
     #: The call could not start, because hanging calls use up the allowed number of calls.
     BLOCKED = "blocked"
 
 
-# Errors of a healthy tier. A full tier fails stores but can still be read, so a lack of room counts
-# as a failure only for stores.
+# Errors that a healthy tier may return. A full tier fails stores but can still be read, so a lack
+# of room counts as a failure only for stores.
 _ANSWERS: dict[Direction, tuple[type[TierError], ...]] = {
     Direction.READ: (ChunkNotFoundError, CorruptChunkError, TierCapacityError),
     Direction.WRITE: (ChunkNotFoundError, CorruptChunkError),

@@ -9,10 +9,10 @@ from kvtier_sdk.types import Region
 
 
 class BufferArena:
-    """Lends buffers of one length, all cut from one mapping.
+    """A pool of buffers of one length, all cut from one memory mapping.
 
-    A tier can register the mapping, because it never grows or moves. A page of the mapping uses
-    memory only after its first use.
+    A tier can register the mapping, for RDMA for example, because the mapping never grows or
+    moves. A page of the mapping occupies memory only after its first use.
     """
 
     def __init__(self, buffer_bytes: int, count: int) -> None:
@@ -32,7 +32,7 @@ class BufferArena:
         return Region.of(self._memory)
 
     def take(self, count: int) -> list[memoryview]:
-        """Lend at least one buffer. The buffers may hold old content."""
+        """Lend ``count`` buffers, which may hold old content. ``count`` must be at least 1."""
         while len(self._free) < count:
             end = self._uncut + self._buffer_bytes
             if end > len(self._memory):

@@ -39,7 +39,7 @@ class NonsenseError(Exception):
 
 
 class TierCaller:
-    """Calls a tier for the SDK: each call returns valid results or raises :class:`TierError`.
+    """The SDK's caller of a tier. Each call returns valid results or raises :class:`TierError`.
 
     A tier that returns a wrong number or type of results cannot be trusted. Such a tier goes into
     quarantine: every later call fails with the same message. An exception other than a
@@ -62,12 +62,12 @@ class TierCaller:
 
     @property
     def can_delete(self) -> bool:
-        """True if the SDK may delete chunks on its own."""
+        """True if the SDK may delete chunks on its own initiative."""
         tier = self.tier
         return Capability.DELETE in tier.capabilities and not tier.context.maintenance
 
     async def open(self) -> None:
-        """A further attempt closes the tier and opens a new instance."""
+        """Open the tier. A second call closes the first instance and opens a new one."""
         await self._renewing(self._open_once)
 
     async def _open_once(self) -> None:
@@ -100,7 +100,7 @@ class TierCaller:
     async def transfer(
         self, operation: Operation, batch: Sequence[Transfer]
     ) -> Sequence[TierError | None]:
-        """Call ``load`` or ``store``; an error of the batch becomes an error of each chunk."""
+        """Call ``load`` or ``store``; an error of the call becomes an error of each chunk."""
         version = self._version
         errors = await self._transfer(operation.value, batch)
         is_refused = any(isinstance(error, TierAuthError) for error in errors)
@@ -118,7 +118,7 @@ class TierCaller:
         except TierError as error:
             return [error.detached()] * len(batch)
         return [
-            # Drop the cause even if the tier set one, because its frames would hold the buffers.
+            # Drop the error's cause, because the cause's frames would keep the buffers alive.
             None if error is None else self._fault(error, operation).detached()
             for error in verdicts
         ]
@@ -142,7 +142,7 @@ class TierCaller:
         async def list_keys() -> list[OffloadKey]:
             return [entry.key async for entry in self.entries()]
 
-        # List all keys first, because deletions during a listing may hide other chunks from it.
+        # List all keys first, because deletions during a listing may make the listing skip chunks.
         keys = list(dict.fromkeys(await self._renewing(list_keys)))
         most = min(_DELETE_CHUNKS, self.tier.max_batch_keys or _DELETE_CHUNKS)
         for start in range(0, len(keys), most):
@@ -167,7 +167,7 @@ class TierCaller:
             yield self._read(operation, item_in, item)
 
     async def _renewing(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Repeat the call once if the store refused an outdated secret."""
+        """Make the call, and repeat it once if the store refused an outdated secret."""
         version = self._version
         try:
             return await call()
@@ -180,7 +180,7 @@ class TierCaller:
         return await self._renewing(lambda: self._once(operation, call))
 
     async def _once(self, operation: str, call: Callable[[], Awaitable[T]]) -> T:
-        """Turn every error into a :class:`TierError`."""
+        """Make one call; raise every error of the tier as a :class:`TierError`."""
         if self.quarantine is not None:
             # Clear the traceback, because each raise would add frames to this long-lived error.
             raise self.quarantine.with_traceback(None)
@@ -199,14 +199,14 @@ class TierCaller:
             if is_not_tiers(error):
                 raise
             fault = translate(error)
-        # Raise outside of the handler, because inside it the unmasked error would be the context.
+        # Raise outside of the handler. Inside it, the unmasked error would become the context.
         try:
             raise fault
         finally:
             del fault  # the frame and the error would keep each other alive
 
     def _read(self, operation: str, read: Callable[..., T], *answer: Any) -> T:
-        """An invalid answer puts the tier into quarantine."""
+        """Check an answer. An invalid answer puts the tier into quarantine."""
         try:
             return read(*answer)
         except NonsenseError as nonsense:
@@ -232,7 +232,7 @@ class TierCaller:
         return error
 
     async def _has_new_secret(self, version: int) -> bool:
-        """Read the files if needed; return true if a secret is newer than ``version``."""
+        """Return true if a secret is newer than ``version``, reading the files if needed."""
         if self._secrets.files and version == self._version:
             await run_blocking(self._read_secrets)
         return version != self._version
@@ -250,10 +250,10 @@ class TierCaller:
 
 
 def is_not_tiers(error: BaseException) -> bool:
-    """Return true for an interrupt, and for a cancellation of the running task.
+    """Return true for an interrupt, a closed generator, and a cancellation of the running task.
 
-    A SystemExit counts as the tier's error, because it would end only the tier's thread. So does
-    the BaseException that a panic in a Rust client raises.
+    A SystemExit counts as the tier's error, because it would end only the tier's thread. The
+    BaseException that a panic in a Rust client raises counts as the tier's error too.
     """
     if isinstance(error, asyncio.CancelledError):
         task = asyncio.current_task()
@@ -303,7 +303,7 @@ def _items(answer: Any, count: int) -> list[Any]:
         given = len(answer)
     except TypeError:
         given = -1
-    # The items of a mapping or a set have no order.
+    # Reject mappings and sets, because they do not hold one result per item in order.
     if given < 0 or isinstance(answer, Mapping | Set):
         raise NonsenseError(f"a {type(answer).__name__} for a batch of {count}")
     if given != count:

@@ -1,4 +1,4 @@
-"""Moves chunks between slots and a tier, with their headers, and verifies loaded payloads."""
+"""Moves chunks with their headers between slots and a tier, and verifies loaded payloads."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from kvtier_sdk.runner.jobs import Job, Operation
 from kvtier_sdk.runner.sealing import ChunkSealer
 from kvtier_sdk.types import OffloadKey, Transfer
 
-#: The most failed chunks to remember. A forgotten chunk does no harm, because its next load fails,
-#: and the chunk is remembered again.
+#: The maximum number of chunks whose failed load is remembered. Forgetting a chunk is harmless,
+#: because its next load fails too, and the mover remembers the chunk again.
 _MAX_UNLOADED = 65_536
 
 
 class ChunkMover:
-    """Moves batches of chunks between the host pool and a tier.
+    """A caller of a tier that moves batches of chunks to and from the host pool.
 
     A tier may skip the store of a chunk that it already has, so a broken chunk would stay broken.
     Therefore the store after a failed load sets :attr:`Transfer.replace`. A chunk that is certainly
@@ -52,9 +52,9 @@ class ChunkMover:
 
     @contextmanager
     def transfers(self, job: Job, batch: Sequence[int]) -> Iterator[dict[int, Transfer]]:
-        """Yield transfers by index. A store's headers are sealed at their first use."""
+        """Yield transfers by their index in the job. A store's headers are sealed at first use."""
         headers = self._headers.take(len(batch))
-        # If the pool is closed while slots are in use, it logs this name.
+        # If the pool is closed while slots are in use, the pool logs this name.
         holder = f"{self._context.name} {job.operation.value}"
         is_store = job.operation is Operation.STORE
         try:
@@ -76,7 +76,7 @@ class ChunkMover:
     async def call(
         self, operation: Operation, transfers: dict[int, Transfer]
     ) -> dict[int, TierError | None]:
-        """After a load, the caller must also call :meth:`verify`."""
+        """Call the tier; return each transfer's error. After a load, call :meth:`verify` too."""
         if operation is Operation.LOAD:
             # Remember the chunks before the call, because a load may never end.
             self._doubt(transfers.values())
@@ -92,7 +92,7 @@ class ChunkMover:
     async def verify(
         self, transfers: dict[int, Transfer], errors: dict[int, TierError | None]
     ) -> None:
-        """Add errors for damaged chunks, and delete chunks that no engine can use."""
+        """Add damaged chunks to ``errors``, and delete chunks that no engine can use."""
         if self._sealer is None:  # a sealer has already checked the chunks
             for index, error in errors.items():
                 if error is None:
@@ -126,7 +126,7 @@ class ChunkMover:
 
 
 def _is_useless(error: TierError | None) -> bool:
-    """Return true if no engine can use the chunk, whatever its sealing key."""
+    """Return true if no engine can use the chunk, whichever sealing keys the engine has."""
     if isinstance(error, ChunkAuthError) and error.unknown_key:
         return False
     return isinstance(error, CorruptChunkError)

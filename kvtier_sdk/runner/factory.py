@@ -15,11 +15,11 @@ from kvtier_sdk.types import Locality, Medium
 
 
 def wants_process(spec: TierSpec) -> bool:
-    """Return true if the tier of ``spec`` should run in a separate process if that is possible.
+    """Return true if the tier should run in a separate process, where a process is possible.
 
-    ``auto`` chooses a process for a tier that keeps its chunks outside of this machine's memory. In
-    the engine's process, a thread that waits for a disk or a network would compete with the engine
-    for the interpreter lock at each wake-up.
+    The runner option ``auto`` chooses a process for a tier that keeps its chunks outside of this
+    machine's memory. In the engine's process, a thread that waits for a disk or a network would
+    compete with the engine for the interpreter lock at each wake-up.
     """
     option = spec.runner.runner
     tier_class = spec.tier_class
@@ -37,7 +37,7 @@ def make_runner(
     clock: Clock,
     notify: Callable[[], None] | None = None,
 ) -> ThreadRunner | ProcessRunner:
-    """Raise ConfigError if the tier requires a process and cannot run in one."""
+    """Create the runner; raise ConfigError if a process is required but not possible."""
     runner: type[ThreadRunner | ProcessRunner] = ThreadRunner
     if wants_process(spec):
         fault = _fault_of_process(spec, pool)

@@ -27,13 +27,13 @@ NO_ROOM = "calls that hang leave no room for another"
 _PROBER = RequestContext("kvtier probe")
 
 #: After this time, a cancelled call is assumed never to end, because most clients give up sooner.
-#: The time is the sum of the pauses between probes, so that a suspension of the machine does not
-#: count.
+#: The time is measured as the sum of the pauses between probes, so that a suspension of the machine
+#: does not count.
 _HANG_S = 60.0
 
 
 class DirectionHealth:
-    """Refuses calls in one direction after failures, and probes until the tier recovers.
+    """The health of a tier in one direction. After failures, probes run until the tier recovers.
 
     A probe makes the same calls as a request, with a chunk that belongs to no engine. A tier that
     is in quarantine, because it has broken the contract, is neither called nor probed.
@@ -76,12 +76,12 @@ class DirectionHealth:
 
     @property
     def admits(self) -> bool:
-        """In quarantine, calls are admitted but fail with the reason."""
+        """True if calls are allowed. In quarantine, calls are allowed but fail."""
         return self._breaker.is_closed or self._call.quarantine is not None
 
     @property
     def tasks(self) -> list[asyncio.Task[bool] | asyncio.Task[None]]:
-        """The tasks to cancel at close. A hanging probe may outlive the prober task."""
+        """The tasks to cancel at close. A hanging probe may outlive its prober."""
         return [task for task in (self._prober, self._attempt) if task is not None]
 
     def note(self, outcome: Outcome, reason: str, objects: Sequence[OffloadKey] = ()) -> None:
@@ -101,7 +101,6 @@ class DirectionHealth:
         self._report(BreakerMoved(self._direction, self._breaker.state))
 
     async def _probe(self) -> None:
-        """Probe until the breaker is closed or the tier is in quarantine."""
         refused_s = self._clock.now_s()
         while not self._breaker.is_closed:
             await self._clock.sleep(self._breaker.wait_s)
@@ -127,15 +126,15 @@ class DirectionHealth:
         self._hindered_s = 0.0
         attempt = self._clock.spawn(self._attempt_once(), name=f"{self._direction.value} probe")
         self._attempt = attempt
-        # A probe may take as long as the pause before it, but no longer than a request. So the
-        # first probes find a quick recovery, and later probes give a slow tier enough time.
+        # A probe may take as long as the pause before it, but no longer than a request. The first
+        # probes are short, to detect a quick recovery. Later probes give a slow tier enough time.
         try:
             async with self._clock.timeout(min(self._breaker.pause_s, self._deadline_s)):
                 await asyncio.wait([attempt])
         except TimeoutError:
             return False
         finally:
-            # A hanging probe counts as failed, but no other probe starts until it ends.
+            # If the probe ignores the cancellation, no other probe starts until it has ended.
             attempt.cancel()
         return not attempt.cancelled() and attempt.result()
 

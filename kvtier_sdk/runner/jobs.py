@@ -92,11 +92,11 @@ class Job:
         slots: for loads and stores, the index of each chunk's slot.
         request: the request that the job serves.
         deadline_s: time on the injected clock at which the job fails.
-        tag: the caller's own object, handed back with the verdicts; it never leaves the engine's
+        tag: the caller's own object, returned with the verdicts. The tag never leaves the engine's
             thread.
-        result: the conclusion, or ``None`` before the conclusion; on the engine's side only.
-        queue_bytes: for a store, the payload of all stores under way when it starts, its own
-            included; on the engine's side only.
+        result: the job's result, or ``None`` until the job is concluded; set by the engine only.
+        queue_bytes: for a store, the payload bytes of all unfinished stores at this job's start,
+            including this job's own; set by the engine only.
     """
 
     job_id: int
@@ -111,14 +111,14 @@ class Job:
 
 
 class JobResult(msgspec.Struct, eq=False, tag=True):
-    """The result of a job; each job has exactly one.
+    """The result of a job. A job never gets a second result.
 
     Attributes:
         job_id: the job's id.
-        verdicts: one per key, in the job's order. For a lookup, ``OK`` means present.
-        moved_bytes: payload of the loaded or stored chunks.
-        duration_s: time from the hand-over to the conclusion.
-        error: the text of the first error, for the log; an absent chunk is not an error.
+        verdicts: one per key, in the order of the keys. For a lookup, ``OK`` means present.
+        moved_bytes: payload bytes of the loaded or stored chunks.
+        duration_s: time from the job's arrival at the tier's loop to the job's conclusion.
+        error: the text of the first error, for the log. An absent chunk is not an error.
         released: true if the job's I/O has ended too; otherwise
             :meth:`kvtier_sdk.engine.TierListener.released` follows.
         retries: number of repeated calls to the tier.
@@ -146,7 +146,7 @@ class Progressed(msgspec.Struct, eq=False, tag=True):
 
 
 class ChunksRemoved(msgspec.Struct, eq=False, tag=True):
-    """The tier has removed chunks; ``evicted`` is true if they made room for others."""
+    """The tier has removed chunks; ``evicted`` is true if it removed them to make room."""
 
     keys: Sequence[OffloadKey]
     evicted: bool = False
@@ -174,17 +174,17 @@ class UsageChanged(msgspec.Struct, tag=True):
 class RunnerStopped:
     """The tier's loop accepts no more jobs and sends no more results."""
 
-    #: The verdict of jobs without a result; their I/O never began or has ended.
+    #: The verdict for all jobs without a result. The I/O of these jobs never began or has ended.
     verdict: Verdict
     #: True if the I/O of all concluded jobs has ended too, because the tier's process is gone.
     io_ended: bool
-    #: The cause; ``None`` for a requested end.
+    #: The cause of a process's death; ``None`` for a requested end, and for a tier in a thread.
     reason: str | None = None
 
 
 @dataclass(eq=False, slots=True)
 class ProcessStarted:
-    """A process of the tier now accepts jobs, after a late start or a restart."""
+    """The tier's process now accepts jobs, after a late start or a restart."""
 
     #: True if the tier is open in the process; otherwise an :class:`OpeningEnded` follows.
     is_open: bool
@@ -198,7 +198,7 @@ class OpeningEnded(msgspec.Struct, eq=False, tag=True):
     error: str | None = None
 
 
-#: Reports from a tier's loop to the engine's thread, in one process or two.
+#: The reports that a tier's loop sends to the engine's thread, in the same process or another.
 SentReport: TypeAlias = (
     JobResult
     | IoEnded
@@ -209,7 +209,7 @@ SentReport: TypeAlias = (
     | UsageChanged
     | OpeningEnded
 )
-#: All reports, including the runner's own.
+#: All reports, including those that the runner itself makes.
 Report: TypeAlias = SentReport | RunnerStopped | ProcessStarted
 
 

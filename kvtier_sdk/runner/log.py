@@ -14,7 +14,7 @@ from kvtier_sdk.aio.clock import Clock, TimerHandle
 from kvtier_sdk.options.place import one_line
 from kvtier_sdk.options.secrets import Secrets, make_loggable, masked_error
 
-#: Within this time after a message, further messages of the same kind are counted, not logged.
+#: For this time after a logged message, further messages of the same topic are only counted.
 QUIET_S = 60.0
 
 
@@ -46,9 +46,9 @@ class TierLog(logging.LoggerAdapter[logging.Logger]):
     def often(self, level: int, topic: str, message: str, *, ends_outage: bool = False) -> None:
         """Log a message that may repeat, at most once a minute per ``topic``.
 
-        Further messages within the minute are held back. At its end, a timer logs the last one and
-        their number. Without an event loop, the next message after the minute does this instead.
-        ``ends_outage`` first logs the messages that are held back for any topic.
+        Further messages within the minute are held back. When the minute ends, a timer logs the
+        last of these messages and their number. In a thread without a running event loop, the next
+        message triggers this line. If ``ends_outage`` is true, other held-back messages come first.
         """
         now_s = self._clock.now_s()
         known = self._topics.get(topic)
@@ -63,7 +63,7 @@ class TierLog(logging.LoggerAdapter[logging.Logger]):
         if now_s - known.logged_s >= QUIET_S:
             self._say(known)
         elif known.timer is None:
-            with contextlib.suppress(RuntimeError):  # no loop runs here
+            with contextlib.suppress(RuntimeError):  # no event loop runs in this thread
                 known.timer = self._clock.call_at(known.logged_s + QUIET_S, self._say, known)
 
     def catch_up(self) -> None:
@@ -92,12 +92,12 @@ class TierLog(logging.LoggerAdapter[logging.Logger]):
 
 
 class _TierFilter(logging.Filter):
-    """Masks secrets in log records, and escapes control characters."""
+    """A log filter that masks secrets and escapes control characters."""
 
     def __init__(self) -> None:
         super().__init__()
-        # A logger is never freed and may serve several tiers in turn. The references are weak, so
-        # that the secrets of closed tiers are freed.
+        # Hold weak references, because a logger is never freed. The secrets of a closed tier would
+        # otherwise stay in memory.
         self.secrets: WeakSet[Secrets] = WeakSet()
 
     def filter(self, record: logging.LogRecord) -> bool:

@@ -55,22 +55,23 @@ from kvtier_sdk.types import OffloadKey, Transfer
 
 T = TypeVar("T")
 
-#: The largest alignment that a tier may require. The pool aligns its rows to this number.
+#: The largest alignment that a tier may require. The pool aligns each slot to this number.
 _MAX_ALIGNMENT = 4096
 
-#: The time limit at close for cancelled calls to end, and then for probes and the store watch.
+#: At close, the time for cancelled calls to end, and then for probes and the store watch to end.
 _CALLS_END_S = 1.0
 
-#: Shortest interval between two progress reports about loads, or about stores.
+#: Shortest interval between two progress reports for the same operation.
 _PROGRESS_INTERVAL_S = 0.5
 
 #: Interval between reports of the tier's own counters and gauges.
 _METRICS_INTERVAL_S = 1.0
 
-#: The operations that move chunks. Queued loads start before queued stores.
+#: The operations that move chunks, in the order in which their queued batches start.
 _MOVES = (Operation.LOAD, Operation.STORE)
 
-#: The direction of each operation's breaker. Touches, deletions and purges never move a breaker.
+#: The direction whose breaker can refuse the operation. Touches, deletions and purges never change
+#: the state of a breaker.
 _DIRECTIONS = {
     Operation.LOOKUP: Direction.READ,
     Operation.LOAD: Direction.READ,
@@ -111,13 +112,12 @@ _Batch: TypeAlias = Sequence[int]
 
 
 class TierLoop:
-    """Runs a tier's jobs on the caller's event loop, in any thread.
+    """A scheduler that runs a tier's jobs on the caller's event loop, in any thread.
 
-    Queued loads start before queued stores, and stores use at most three quarters of the concurrent
-    calls. At its deadline a job is concluded and its calls are cancelled; once the calls have
-    ended, ``IoEnded`` follows.
-    While the tier is not open, or the breaker of a job's direction is not closed, a job is
-    concluded as ``UNAVAILABLE`` without a call.
+    Queued loads start before queued stores. Stores use at most three quarters of the concurrent
+    calls. At a job's deadline, the job is concluded and its calls are cancelled. An ``IoEnded``
+    report follows once the calls have ended. While the tier is not open, or the breaker of a job's
+    direction is not closed, the job is concluded as ``UNAVAILABLE`` without a call.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class TierLoop:
         # A hanging call counts toward ``concurrency`` while it holds its buffers, so there are
         # always free buffers for the next batch.
         under_way = options.concurrency * self._batch_chunks
-        # Twice as many headers, because the next call starts while a call's chunks are verified.
+        # Double the headers, because the next call starts while a call's chunks are verified.
         headers = BufferArena(header_length, 2 * under_way)
         scratch = BufferArena(payload_length, under_way) if codec else None
         probes = BufferArena(header_length + payload_length, len(Direction))
@@ -207,7 +207,7 @@ class TierLoop:
         self._running: Counter[Operation] = Counter()
         # Tasks that verify chunks after the tier's call has returned.
         self._verifying: set[asyncio.Task[None]] = set()
-        # Keep some calls free for loads, even if stores hang.
+        # Limit the stores, so that loads find a free call even if all stores hang.
         self._max_stores = max(1, options.concurrency * 3 // 4)
         self._runs: set[_Run] = set()
         self._progress = asyncio.Event()
@@ -217,7 +217,7 @@ class TierLoop:
         self._progress_told_s = dict.fromkeys(_MOVES, -math.inf)
 
     async def open(self) -> bool:
-        """Return false if further attempts run in the background."""
+        """Open the tier; return false if further attempts run in the background."""
         return await self._opening.begin()
 
     async def _open_tier(self) -> None:
@@ -231,7 +231,7 @@ class TierLoop:
             self._store_watch = self._clock.spawn(watch, name=f"watch {self.spec.name}")
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Call this on the loop's thread. After :meth:`close`, jobs are cancelled."""
+        """Start or queue jobs; cancel them after :meth:`close`. Call this on the loop's thread."""
         now_s = self._clock.now_s()
         for job in jobs:
             run = _Run(job, now_s, [None] * len(job.keys))
@@ -250,11 +250,11 @@ class TierLoop:
         return await self._idle_within(timeout_s)
 
     async def close(self) -> None:
-        """Close the tier and cancel all jobs, including later ones. Call :meth:`drain` first."""
+        """Close the tier, and cancel all jobs from now on. Call :meth:`drain` first."""
         self.abandon()
         # Let cancelled calls end first, so that only hanging calls still run when the tier closes.
         await self._idle_within(_CALLS_END_S)
-        # The tier must not be opened and closed at the same time.
+        # Stop the opening first, because a tier must not be opened and closed at the same time.
         await self._opening.stop()
         await self._end_background()
         if self._metrics_timer is not None:
@@ -264,7 +264,7 @@ class TierLoop:
         self._log.catch_up()
 
     def abandon(self) -> None:
-        """Conclude all jobs, including later ones, as cancelled."""
+        """Conclude all jobs as cancelled, including jobs that are submitted later."""
         self._closed = True
         self._conclude_all()
         for queue in self._queues.values():
@@ -382,7 +382,6 @@ class TierLoop:
             self._report(Progressed(operation))
 
     def _end_batch(self, run: _Run, batch: _Batch, verdict: Verdict) -> None:
-        """Chunks without a verdict get ``verdict``."""
         run.open_batches -= 1
         if run.concluded:
             return
@@ -398,7 +397,7 @@ class TierLoop:
         allowed_s = getattr(self.options, f"{operation}_deadline_s", None)
         when = "in time"
         if allowed_s is not None:
-            # A lookup job may have a longer deadline than the option gives.
+            # A lookup job may have a longer deadline than the option allows.
             allowed_s = max(allowed_s, round(run.job.deadline_s - run.started_s, 3))
             when = f"within {format_seconds(allowed_s)} ('{operation}_deadline')"
         self._log.often(
@@ -407,20 +406,20 @@ class TierLoop:
             f"{self.spec.name} {operation}: {chunks} not done {when}",
         )
         self._conclude(run, Verdict.TIMEOUT)
-        # A lookup's deadline is short, and a healthy tier misses it under load.
+        # Note a lookup as late, because a healthy tier under load misses the short deadline.
         outcome = Outcome.LATE if run.job.operation is Operation.LOOKUP else Outcome.FAILED
         health = self._health[run.direction]
         halfway_s = (run.started_s + run.job.deadline_s) / 2
         for started_s in run.calls_s:
-            # Count only calls that began in the first half of the job's time. A later call was
-            # short of time because of the queue, not because of the tier.
+            # Count only calls that began in the first half of the job's time. A later call had too
+            # little time because it was queued, not because the tier was slow.
             if started_s <= halfway_s:
                 health.note(outcome, "no answer by the deadline")
         if run.is_queued:
             queue = self._queues[run.job.operation]
             self._queues[run.job.operation] = deque(item for item in queue if item[0] is not run)
-            # Only calls of jobs that were concluded by halfway count as hanging. This job's calls
-            # were cancelled just now, and may still end soon.
+            # Ask about jobs concluded before ``halfway_s``, because only their calls hang for sure.
+            # This job's calls were cancelled just now, and may soon end.
             if self._is_blocked(run.direction, halfway_s):
                 health.note(Outcome.BLOCKED, NO_ROOM)
 
@@ -447,7 +446,6 @@ class TierLoop:
             self._health[run.direction].note(outcome, reason, objects)
 
     async def _timed(self, run: _Run, call: Awaitable[T]) -> T:
-        """Keep the call's start time in ``calls_s`` until the call returns."""
         started_s = self._clock.now_s()
         run.calls_s.append(started_s)
         try:
@@ -598,11 +596,11 @@ class TierLoop:
             self._report(MetricsChanged(counters, gauges))
 
     def _report_removed(self, keys: Iterable[OffloadKey], *, evicted: bool = False) -> None:
-        """Any thread may call this. The probes' chunk is not reported."""
+        """Report removed chunks except the probes' chunk. Any thread may call this."""
         removed = []
         for key in keys:
-            # Raise here, in the backend's own call. Later, the invalid key would spoil the reports
-            # of other jobs.
+            # Raise here, in the backend's own call. If a process sent the invalid key, the engine
+            # could not read the whole message, which may hold reports of other jobs.
             if not isinstance(key, bytes):
                 raise TierContractError(
                     f"report_removed was given a {type(key).__name__} where a key, bytes, belongs"

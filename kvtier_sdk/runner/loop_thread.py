@@ -29,7 +29,7 @@ class LoopRunner(ABC):
 
     A daemon thread lets the interpreter exit even if a tier is stuck in a system call. A forked
     copy of the engine lacks the thread, so the runner counts as ended there. The copy must not use
-    the loop, because the loop's descriptors are also the parent's.
+    the loop, because the copy shares the loop's descriptors with the parent.
     """
 
     #: Extra time that closing may take beyond its limit.
@@ -79,7 +79,7 @@ class LoopRunner(ABC):
         self._thread.start()
 
     def start(self) -> bool:
-        """After an error, the runner is closed."""
+        """Open the tier, and return true if the tier is open. After an error, close the runner."""
         self.begin()
         try:
             return self._await_opening()
@@ -95,7 +95,7 @@ class LoopRunner(ABC):
     def close(self, timeout_s: float) -> None:
         """Drain and close the tier, and end the thread. A second call does nothing.
 
-        A thread that exceeds the time limit is left behind, and ends by itself when it can.
+        A thread that exceeds the time limit is left behind, and ends by itself once it can.
         """
         # Set the flag first, because an interrupt may lead to a second call during the drain.
         if self._closing:
@@ -203,7 +203,7 @@ class LoopRunner(ABC):
     def _log_unhandled(
         self, event_loop: asyncio.AbstractEventLoop, context: dict[str, Any]
     ) -> None:
-        """The tier's log masks secrets."""
+        """Use the tier's log, because it masks secrets, unlike asyncio's log."""
         self._log.error("%s", context["message"], exc_info=context.get("exception"))
 
     def _start_opening(self) -> None:
@@ -224,7 +224,7 @@ class LoopRunner(ABC):
 
     async def _run_closing(self, timeout_s: float) -> None:
         try:
-            # The tier must not be opened and closed at the same time.
+            # End the opening first, because a tier must not be opened and closed at once.
             if self._opening is not None:
                 self._opening.cancel()
                 await asyncio.wait([self._opening])
@@ -242,12 +242,12 @@ def run_until(
         try:
             event_loop.run_forever()
         except SystemExit:
-            # A task of the tier raised SystemExit, which would end only the thread.
+            # A task of the tier raised SystemExit. Keep the loop running for the other tasks.
             log.exception("a task raised SystemExit, and was ended by it")
 
 
 async def close_tier(close: Callable[[], Coroutine[Any, Any, None]], log: TierLog) -> None:
-    """Log an error instead of raising it."""
+    """Close the tier; log an error instead of raising it."""
     try:
         await close()
     except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):  # not the tier's errors

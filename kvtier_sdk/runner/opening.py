@@ -23,10 +23,10 @@ from kvtier_sdk.runner.log import TierLog
 
 
 class TierOpening:
-    """Opens a tier, and retries in the background if the first attempt fails.
+    """The opening of a tier, with retries in the background if the first attempt fails.
 
     An attempt that exceeds ``open_deadline`` is cancelled and counts as failed. The next attempt
-    starts only after the cancelled one has ended. If an attempt ignores its cancellation and
+    starts only after the cancelled attempt has ended. If an attempt ignores its cancellation and
     succeeds late, the tier is open.
     """
 
@@ -54,10 +54,10 @@ class TierOpening:
     async def begin(self) -> bool:
         """Make the first attempt; return true if the tier is open.
 
-        After a failure, retry in the background. But raise the error if the tier is required, or if
-        the engine waits and the error is permanent.
+        After a failure, retry in the background. Raise the error instead if the tier is required,
+        or if the engine waits and the error is permanent.
         """
-        # An attempt may block the loop past this time; then the engine no longer waits.
+        # If an attempt blocks the loop past this time, the engine no longer waits for the opening.
         end_s = self._clock.now_s() + self._options.open_deadline_s
         error = await self._try()
         if error is None:
@@ -89,7 +89,7 @@ class TierOpening:
         self._report(OpeningEnded())
 
     async def _try(self) -> Exception | None:
-        """Start an attempt, or wait for the running one; return its error, or ``None``."""
+        """Wait for the running attempt, or for a new attempt; return its error, or ``None``."""
         attempt = self._attempt
         if attempt is None or (attempt.done() and not self.is_open):
             attempt = self._clock.spawn(self._call(), name=f"open {self._log.tier}")
@@ -99,7 +99,7 @@ class TierOpening:
             async with self._clock.timeout(deadline_s):
                 await asyncio.wait([attempt])
         except TimeoutError:
-            # An attempt that blocked the loop past the deadline may have succeeded.
+            # An attempt that blocked the loop past the deadline may have ended by now.
             if not attempt.done():
                 attempt.cancel()
         if not attempt.done() or attempt.cancelled():
@@ -114,7 +114,7 @@ class TierOpening:
         except BaseException as error:
             if is_not_tiers(error):
                 raise
-            # Wrap a SystemExit or CancelledError of the tier, because it would end the engine.
+            # Wrap the tier's SystemExit or CancelledError, so that it counts as a failed attempt.
             told = TierContractError(f"raised {error!r}")
             told.tier, told.operation = self._log.tier, "open"
             told.__cause__ = error
@@ -131,7 +131,7 @@ class TierOpening:
 
 
 def may_pass(error: Exception) -> bool:
-    """Return true for an outage or a timeout, because a later attempt can succeed."""
+    """Return true for an outage or a timeout, because a later attempt may succeed."""
     return isinstance(error, TierUnavailableError | TierTimeoutError)
 
 

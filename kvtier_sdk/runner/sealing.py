@@ -14,7 +14,7 @@ from kvtier_sdk.runner.calls import TierCaller
 from kvtier_sdk.runner.jobs import Operation
 from kvtier_sdk.types import OffloadKey, Transfer
 
-#: The most foreign chunks to remember. Beyond this number, the oldest chunks are forgotten.
+#: The maximum number of foreign chunks to remember. The sealer forgets the oldest chunks first.
 _MAX_FOREIGN = 16_384
 
 
@@ -25,14 +25,14 @@ class _Foreign(Enum):
 
 
 class ChunkSealer:
-    """Calls a tier with sealed payloads: seals before a store, and opens after a load.
+    """A caller of a tier that seals chunks before a store, and opens them after a load.
 
-    The codec runs in blocking threads, so it does not block the tier's loop.
+    The codec runs in worker threads, so that it does not block the tier's loop.
 
-    A chunk is foreign if another engine sealed it with a key that this engine lacks. This engine
-    replaces a foreign chunk once, because the other key may be retired. If the chunk turns foreign
-    again, some engine still uses the other key, and this engine leaves the chunk. Otherwise two
-    engines with different keys would replace each other's chunks forever.
+    A chunk is foreign if it was sealed with a sealing key that this engine lacks. This engine
+    replaces a foreign chunk once, because the other sealing key may be retired. If the chunk turns
+    foreign again, some engine still uses the other key, and this engine refuses further stores of
+    the chunk. Otherwise the two engines would replace each other's chunks forever.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class ChunkSealer:
     async def transfer(
         self, operation: Operation, batch: Sequence[Transfer]
     ) -> list[TierError | None]:
-        """If a loaded chunk cannot be opened, the content of its slot is undefined."""
+        """Load or store chunks. The slot of a chunk that cannot be opened has undefined content."""
         scratch = self._scratch.take(len(batch))
         try:
             sealed = [
@@ -121,7 +121,7 @@ class ChunkSealer:
             )
         except CorruptChunkError as damage:
             damage.tier, damage.operation = self._name, Operation.LOAD.value
-            # Drop the traceback, because its frames would hold the buffers.
+            # Drop the traceback, because its frames would keep the buffers alive.
             return damage.with_traceback(None)
         return None
 

@@ -18,7 +18,7 @@ from kvtier_sdk.types import Capability, Usage
 _ANSWER_S = 5.0
 #: Interval between queries of the usage.
 _INTERVAL_S = 5.0
-#: Namespaces that differ in more facts than this belong to different models or machines.
+#: Namespaces that differ in more facts than this are assumed to be unrelated.
 _MOST_FACTS = 2
 _ADVICE = {
     "hash_seed": "set PYTHONHASHSEED to one value for all engines",
@@ -85,7 +85,7 @@ def contents_in_words(usage: Usage) -> str:
 
 
 async def _nearest_namespace(call: TierCaller) -> StoredNamespace | None:
-    """Return the most similar other namespace, or ``None`` if the tier's own has chunks."""
+    """Return the most similar other namespace, unless the tier's own namespace has chunks."""
     if Capability.SCAN | Capability.NAMESPACES not in call.tier.capabilities:
         return None
     async for _ in call.entries():

@@ -53,7 +53,7 @@ class ThreadRunner(LoopRunner):
         super().__init__(spec, clock, notify)
         self._inbox: deque[Sequence[Job]] = deque()
         self._reports: deque[Report] = deque()
-        # True while a wake-up of the loop, or a notification of the engine, is already scheduled.
+        # True while a wake-up of the loop, or a notification of the engine, is scheduled.
         self._waking = False
         self._notifying = False
         self._tier_loop = TierLoop(
@@ -66,7 +66,7 @@ class ThreadRunner(LoopRunner):
         )
 
     def submit(self, jobs: Sequence[Job]) -> Sequence[JobResult]:
-        """Before ``start`` and after ``close``, jobs are cancelled."""
+        """Hand over jobs; cancel them before ``start`` and after ``close``."""
         if not self.is_running:
             return [uniform_result(job, Verdict.CANCELLED) for job in jobs]
         # If the loop ends right now, RunnerStopped concludes the jobs left in the inbox.
@@ -88,7 +88,7 @@ class ThreadRunner(LoopRunner):
         return self._reports.copy()
 
     def ask(self, question: Callable[[TierCaller], Coroutine[Any, Any, T]], timeout_s: float) -> T:
-        """Call the tier outside of any job; raise TierError if no answer comes in time."""
+        """Call the tier outside of any job; raise TierTimeoutError after ``timeout_s``."""
         answer = self._call(question(self._tier_loop.call), timeout_s, _SILENCE)
         if answer is _SILENCE:
             raise TierTimeoutError(f"{self._spec.name}: no answer within {timeout_s:g} s")
@@ -145,7 +145,7 @@ class ThreadRunner(LoopRunner):
             self._tier_loop.submit(self._inbox.popleft())
 
     def _take_report(self, report: Report) -> None:
-        """Any thread may report removed chunks."""
+        """Queue a report for the engine. Any thread may call this."""
         self._reports.append(report)
         if self._notify is not None and not self._notifying:
             self._notifying = True

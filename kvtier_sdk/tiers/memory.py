@@ -38,9 +38,9 @@ class MemoryTierConfig(BoundedTierConfig):
 
 
 class MemoryTier(SecondaryTierManager):
-    """Keeps chunks in a dictionary, and evicts the least recently used chunk first.
+    """A tier that keeps chunks in a dictionary, and evicts the least recently used chunk first.
 
-    Expired chunks stay until the next call removes and reports them.
+    Expired chunks stay until a later call removes and reports them.
     """
 
     config_model: ClassVar[type[TierConfig]] = MemoryTierConfig
@@ -54,11 +54,11 @@ class MemoryTier(SecondaryTierManager):
     def __init__(self, config: MemoryTierConfig, context: TierContext) -> None:
         super().__init__(config, context)
         self._objects: OrderedDict[OffloadKey, npt.NDArray[np.uint8]] = OrderedDict()
-        # When each chunk was last used, and when it was last stored; the oldest store comes first.
+        # When each chunk was last used and last stored. ``_stored_s`` begins with the oldest store.
         self._used_s: dict[OffloadKey, float] = {}
         self._stored_s: OrderedDict[OffloadKey, float] = OrderedDict()
         self._used_bytes = 0
-        # The time at which the simulated wire is free.
+        # The time at which the simulated network link is free.
         self._wire_free_s = 0.0
 
     async def open(self) -> None:
@@ -100,7 +100,7 @@ class MemoryTier(SecondaryTierManager):
         return Usage(len(self._objects), self._used_bytes, self.config.capacity_bytes)
 
     async def _travel(self, chunks: int) -> None:
-        """The simulated wire carries one batch at a time."""
+        """Wait while a simulated network link, which carries one batch at a time, moves chunks."""
         now_s = sent_s = self.context.clock.now_s()
         if self.config.bandwidth_bytes is not None:
             size_bytes = chunks * self.context.object_bytes
@@ -111,7 +111,7 @@ class MemoryTier(SecondaryTierManager):
             await self.context.clock.sleep(arrival_s - now_s)
 
     def _put(self, transfer: Transfer) -> None:
-        # Use numpy, because it copies without the interpreter lock, which a bytearray would hold.
+        # Use numpy, because it releases the interpreter lock during a copy. A bytearray does not.
         stored = np.empty(transfer.object_bytes, np.uint8)
         stored[: len(transfer.header)] = transfer.header
         stored[len(transfer.header) :] = transfer.payload
@@ -161,5 +161,5 @@ class MemoryTier(SecondaryTierManager):
 def _until(
     last_s: float, keys: Iterable[OffloadKey], times_s: Mapping[OffloadKey, float]
 ) -> list[OffloadKey]:
-    """Return the keys up to a time; ``keys`` are ordered by time."""
+    """Return the keys with a time up to ``last_s``. ``keys`` must be ordered by time."""
     return list(itertools.takewhile(lambda key: times_s[key] <= last_s, keys))

@@ -1,9 +1,9 @@
 """Encodes errors, and the bootstrap message from which a process builds its tier.
 
 The message goes through the socket between the two processes, because it holds secrets: everybody
-on the machine can read a command line, and every child of the tier can read the environment. For
-the same reason the message carries the values of environment variables with secrets. A file with a
-secret is only named, because the process reads the file again when the store refuses.
+on the machine can read a command line, and every child of the tier can read the environment. The
+process's environment lacks variables with secrets, so the message carries their values. A file with
+a secret is only named, because the process reads the file again if the store refuses the secret.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def fault_of(spec: TierSpec) -> str | None:
 def write_bootstrap(
     spec: TierSpec, *, namespace: Namespace, layout: PoolLayout, pool_fd: int
 ) -> dict[str, Any]:
-    """Return a tier's bootstrap data, with its secrets. :func:`fault_of` must have accepted it."""
+    """Return a tier's bootstrap data, with its secrets. :func:`fault_of` must return ``None``."""
     return {
         "version": PROTOCOL_VERSION,
         "name": spec.name,
@@ -75,7 +75,7 @@ def write_bootstrap(
 
 
 def read_bootstrap(bootstrap: Mapping[str, Any]) -> tuple[TierSpec, Namespace, PoolLayout]:
-    """Raise ConfigError if the tier would differ from the engine's."""
+    """Decode bootstrap data; raise ConfigError if the tier would differ from the engine's."""
     name = bootstrap["name"]
     place = Place(f"tier {name!r}")
     if bootstrap["version"] != PROTOCOL_VERSION:
@@ -123,16 +123,16 @@ def write_error(error: BaseException) -> dict[str, Any]:
 def read_error(told: Mapping[str, Any]) -> BaseException:
     """Rebuild an exception from the data of :func:`write_error`.
 
-    The exception has its original class or a base of that class, if the engine has imported the
-    class and it reproduces the text. Otherwise the exception is a :class:`TierError` that names the
-    original class.
+    Use the first of the original class and its bases that the engine has imported and that
+    reproduces the text. Without such a class, return a :class:`TierError` that names the original
+    class.
     """
     for path in told["classes"]:
         found = _known_class(path)
         if found is None:
             continue
         for args in (told["args"], [told["text"]]):
-            # A foreign class may raise any error while it is created or converted to text.
+            # A third-party exception may raise any error while it is created or converted to text.
             with contextlib.suppress(Exception):
                 error = found.__new__(found, *args)
                 error.args = tuple(args)
@@ -156,7 +156,7 @@ def _load_class(name: str, path: str) -> type[SecondaryTierManager]:
         tier_class: type[SecondaryTierManager] = attrgetter(qualname)(
             importlib.import_module(module)
         )
-    except Exception as error:  # a foreign module may raise anything at import
+    except Exception as error:  # a third-party module may raise anything at import
         raise BackendLoadError(
             f"tier {name!r}: {path} cannot be imported in a process of its own: "
             f"{type(error).__name__}: {error}; use runner 'thread'"

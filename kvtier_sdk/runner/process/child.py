@@ -210,7 +210,7 @@ class Child:
             self._end(_ORPHAN_CLOSE_S)
 
     def _take_report(self, report: Report) -> None:
-        """Any thread may report removed chunks."""
+        """Queue a report for the engine. Any thread may call this."""
         self._reports.append(report)
         if self._sending:
             return
@@ -250,14 +250,14 @@ class _LogSender(logging.Handler):
 def _watch_parent(control: socket.socket) -> None:
     """End this process when the engine ends, even if the loop is stuck.
 
-    The pidfd is watched too, because a forked copy of the engine may keep its socket open.
+    Watch the engine's pidfd too, because a forked copy may keep the engine's socket open.
     """
     watched = select.poll()
     watched.register(control, 0)
     with contextlib.suppress(OSError):
         watched.register(os.pidfd_open(os.getppid()), select.POLLIN)
     watched.poll()
-    # Unless the loop is stuck, it now reads the end of the stream and closes the tier.
+    # After the shutdown, a loop that is not stuck reads the end of file and closes the tier.
     with contextlib.suppress(OSError):
         control.shutdown(socket.SHUT_RD)
     threading.Event().wait(_ORPHAN_END_S)
@@ -265,7 +265,7 @@ def _watch_parent(control: socket.socket) -> None:
 
 
 def _set_title(title: str, *, short: str) -> None:
-    """Do nothing except on Linux."""
+    """Set the title of this process on Linux; do nothing on other systems."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         Path("/proc/self/comm").write_bytes(short.encode()[:15])
         # The name, in parentheses, may contain blanks, so split only the text after the last ")".

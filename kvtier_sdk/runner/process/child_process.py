@@ -45,9 +45,9 @@ _NONSENSE = (MessageError, LookupError, TypeError, ValueError)
 _PING_S = 1.0
 _MAX_UNANSWERED = 10
 _READ_BYTES = 1 << 16
-#: Longer lines are cut, because a library may write a lot of text without a line end.
+#: Longer stderr lines are cut, because a library may write a lot of text without a line end.
 _MAX_LINE_BYTES = 4096
-#: The number of last lines to repeat in the log when the process dies.
+#: The number of last stderr lines to repeat in the log when the process dies.
 _LAST_LINES = 4
 #: First words of the stack that faulthandler writes at a crash. The stack is too long to repeat.
 _STACK_STARTS = ("Current thread 0x", "Thread 0x")
@@ -56,12 +56,12 @@ _STACK_STARTS = ("Current thread 0x", "Thread 0x")
 class ChildProcess:
     """The engine's handle to a tier's process.
 
-    The engine uses two sockets, one per thread. Jobs and reports go through ``data``, which belongs
-    to the engine's thread. Everything else goes through a control socket, which belongs to the loop
-    on which this object was created.
+    The engine uses two sockets, one per thread. Jobs, reports and the ends of outages go through
+    ``data``, which belongs to the engine's thread. All other messages go through a control socket,
+    which belongs to the loop on which this object was created.
 
     Attributes:
-        data: the channel of jobs and reports.
+        data: the channel that the engine's thread uses.
         is_open: true if the tier was open when the process became ready for jobs.
         started_s: time at which the process became ready for jobs.
         ended: done when the process is gone; the result is the reason.
@@ -272,7 +272,7 @@ class ChildProcess:
 
 
 class _StderrLog:
-    """Copies a process's standard error to the tier's log, without waiting."""
+    """A reader that copies a process's standard error to the tier's log, without waiting."""
 
     def __init__(self, pipe: IO[bytes], log: TierLog, secrets: Secrets) -> None:
         os.set_blocking(pipe.fileno(), False)
@@ -302,7 +302,7 @@ class _StderrLog:
                 return False
 
     def close(self) -> str:
-        """Read the rest and close the pipe; return the last lines."""
+        """Read the remaining text and close the pipe; return the last lines."""
         if self.read() and self._rest:
             self._take([self._rest])
         self._pipe.close()

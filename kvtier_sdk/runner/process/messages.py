@@ -1,8 +1,8 @@
 """Messages between an engine and a tier's process, and the socket that carries them.
 
-A message consists of its length, its kind and its body: MessagePack for jobs and reports, JSON for
-plain data. Messages carry keys, slot indices and verdicts, but no payloads. Nothing received is
-executed or unpickled. :data:`PROTOCOL_VERSION` ensures that both ends are of the same release.
+A message consists of its length, kind and body. The body is MessagePack for jobs and reports, and
+JSON for plain data. Messages carry keys, slot indices and verdicts, but no payloads. Received data
+is never executed or unpickled. Both ends must have the same :data:`PROTOCOL_VERSION`.
 """
 
 from __future__ import annotations
@@ -234,7 +234,7 @@ class Channel:
     def read(self) -> list[tuple[Kind, bytes]]:
         """Return all messages that have arrived; raise MessageError for invalid bytes."""
         messages: list[tuple[Kind, bytes]] = []
-        # Poll first, because a read without data raises an exception, and takes far longer.
+        # Poll first, because a read without data raises an exception, which takes far longer.
         while not self.at_end and self._readable.poll(0):
             try:
                 count = self._socket.recv_into(self._arrived)

@@ -55,8 +55,8 @@ class ProcessRunner(LoopRunner):
     """A runner whose tier runs in a separate process, which maps the pool.
 
     The engine's own thread writes jobs to the process's socket in :meth:`submit`, and reads reports
-    in :meth:`poll`: a separate thread would compete with the engine for the interpreter lock. A
-    mostly idle supervisor thread starts the process, and restarts a dead process. If the engine
+    in :meth:`poll`, because another thread would compete with the engine for the interpreter lock.
+    A mostly idle supervisor thread starts the process, and restarts a dead process. If the engine
     wants notifications, the supervisor thread also watches the socket, and wakes up once for each
     burst of reports.
     """
@@ -122,7 +122,7 @@ class ProcessRunner(LoopRunner):
 
     def poll(self) -> Sequence[Report]:
         if not self._is_here:
-            return ()  # in a forked copy, the socket is the parent's
+            return ()  # in a forked copy, the socket belongs to the parent
         with self._reading:
             reports, self._unpolled = self._unpolled, []
             if self._data is not None:
@@ -151,7 +151,7 @@ class ProcessRunner(LoopRunner):
             if self._data is not None:
                 self._read(self._data, self._unpolled)
             if len(self._unpolled) > known:
-                # Notify the engine, because the socket no longer shows the reports read here.
+                # Notify the engine, because the socket no longer signals the reports read here.
                 self._call_soon(self._readable)
             changes = [change for _, change in self._changes.copy()]
             return [*self._unpolled, *changes]
@@ -167,7 +167,7 @@ class ProcessRunner(LoopRunner):
 
     def close(self, timeout_s: float) -> None:
         super().close(timeout_s)
-        # Poll once more to close the dead process's channel, because the engine may poll no more.
+        # Poll once more to close the dead process's channel, because the engine may not poll again.
         self._unpolled = list(self.poll())
 
     # --- on the engine's thread, or a thread that peeks -----------------------------------------
