@@ -65,7 +65,7 @@ class SecondaryTierEntry:
     @classmethod
     def of_tier(cls, spec: Any, options: Mapping[str, Any]) -> Self:
         """Find the entry of the tier that vLLM's ``spec`` makes with these ``options``."""
-        # vLLM makes the tiers one by one. The first call reads all entries, and checks them together.
+        # vLLM makes the tiers one by one. The first call reads all entries, to check them together.
         entries = spec.extra_config.get(_TIERS, [])
         if not hasattr(spec, "kvtier_entries"):
             spec.kvtier_entries = cls.read_all(entries)
