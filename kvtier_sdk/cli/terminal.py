@@ -29,7 +29,7 @@ _UNITS = (("d", 86_400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0))
 
 
 def read_flag(flag: str, parse: Callable[[str], T], text: str, *, may_be_0: bool = False) -> T:
-    """Parse a flag's value; raise :class:`ConfigError` if it is wrong, or 0 without ``may_be_0``."""
+    """Parse a flag's text; raise :class:`ConfigError` if it is wrong, or 0 without ``may_be_0``."""
     try:
         value = parse(text)
     except ValueError as error:
@@ -91,7 +91,7 @@ def progress(label: str, total: int) -> Iterator[Step]:
         MofNCompleteColumn(),
         TimeRemainingColumn(),
         console=console,
-        # In a file or a pipe, a bar would fill the output with control characters.
+        # In a file or a pipe, a bar would only clutter the output.
         disable=not console.is_terminal,
         transient=True,
     ) as bar:

@@ -87,7 +87,7 @@ def duration(seconds: float) -> str:
 
 
 def waits(report: ReplayReport) -> list[Series]:
-    """Return the sorted waits, grouped by the lowest tier that gave the request a chunk."""
+    """Return the sorted waits, grouped by the last of the tiers that gave the request a chunk."""
     *found, computed = sources(report)
     kinds = [("nothing found", computed.color), ("host pool only", "host")]
     kinds += [(f"from {of.name} too", of.color) for of in found[1:]]

@@ -39,7 +39,7 @@ class ReplayReport:
         hit_chunks: number of these chunks that did not have to be computed.
         compared_bytes: number of loaded bytes, all of them compared with the bytes stored.
         scheduler_us: mean and percentiles of the scheduler thread's CPU time per chunk, in
-            microseconds: a request's calls to the manager, divided by its number of chunks.
+            microseconds: the time of a request's calls, divided by its number of chunks.
         tiers: the counters of the primary tier, then of each secondary tier.
         left_over: pinned slots, slots in flight, requests and jobs still held at the end; all
             should be 0.
