@@ -132,7 +132,7 @@ def _cpu_packing(dtype: str, block_sizes: Iterable[int]) -> list[str]:
     try:
         from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
-        # The head size is left out, because the model determines it, and the model is a fact.
+        # The head size is left out, because it follows from the model, which is a fact itself.
         return sorted({_get_attn_isa(kind, tokens) for tokens in block_sizes})
     except (ImportError, TypeError):
         return _instruction_sets()

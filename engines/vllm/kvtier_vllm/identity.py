@@ -24,11 +24,11 @@ _log = logging.getLogger("kvtier.vllm")
 
 
 class Identity:
-    """An engine's namespace, which is only expected until vLLM has set the seed of its hashes.
+    """An engine's namespace, which is certain once vLLM has set the seed of the chain hashes.
 
     vLLM sets the seed shortly before the first request. Tiers are opened earlier, under the
-    expected namespace, so that a wrong setting stops the engine at its start. If the actual seed
-    differs from the expected one, the tiers must be reopened.
+    namespace with the expected seed, so that a wrong setting stops the engine at its start. If the
+    actual seed differs, the tiers must be reopened.
     """
 
     def __init__(

@@ -101,7 +101,7 @@ class _Request:
         """Return an answer that makes vLLM postpone the request after few lookups."""
         # After a ``RETRY`` vLLM postpones the request, whatever the later answers are. vLLM scans a
         # prefix up to a ``MISS``, so the group's next chunk gets a ``MISS``. vLLM scans a sliding
-        # window from its end and does not stop at a ``MISS``, so its chunks get both in turn.
+        # window from its end and does not stop at a ``MISS``: its chunks get both answers in turn.
         retried = self.retried
         if retried is None or retried == key or _group(retried) != _group(key):
             self.retried = key

@@ -16,7 +16,7 @@ _log = logging.getLogger("kvtier.vllm")
 
 def register() -> None:
     """Register ``"type": "kvtier"`` with vLLM's factory of secondary tiers."""
-    # vLLM does not catch a plugin's errors, but an engine that does not use kvtier must start.
+    # vLLM does not catch a plugin's errors, but engines that do not use kvtier must still start.
     try:
         from kvtier_vllm import compat
         from kvtier_vllm.engine_log import join_engine_log

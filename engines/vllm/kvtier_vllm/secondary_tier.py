@@ -252,7 +252,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
 
     @property
     def under_way(self) -> int:
-        """The number of jobs and requests that this tier still remembers."""
+        """The number of jobs and requests that this tier still holds."""
         return self._tier.jobs.unreleased + len(self._finished) + len(self._requests)
 
     def shutdown(self) -> None:

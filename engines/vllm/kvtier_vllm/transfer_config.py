@@ -133,7 +133,7 @@ def _read_guests(extra: Mapping[str, Any]) -> TieringConfig:
 
 
 def _check_module(module: object, place: Place, class_name: str) -> None:
-    """Raise :class:`ConfigError` unless vLLM may find the class in ``module``."""
+    """Raise :class:`ConfigError` if vLLM would not find the class in ``module``."""
     # The module is not imported, because kvtier's modules need vLLM, which may be missing here. A
     # module of another package is accepted if it exists, because it may re-export kvtier's class.
     if isinstance(module, str) and _may_hold(module, class_name):

@@ -244,7 +244,7 @@ def _chunk_bytes(played: Sequence[ReplayRequest]) -> int | None:
 def _configuration(
     file: Path | None, flags: Mapping[str, Any], defaults: dict[str, Any]
 ) -> TieringConfig:
-    """Return the file's configuration with the flags, which override the file's options."""
+    """Return the configuration from the file and the flags; a flag overrides the file."""
     given = TieringConfig.from_dict({**defaults, **flags}, where="command line")
     if file is None:
         return given

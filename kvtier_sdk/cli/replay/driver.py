@@ -117,7 +117,7 @@ class _Driver:
         if self._spills:
             limits.append(manager.headroom_slots)
         self._window = max(1, min([pool.slots // 2, *limits]))
-        # Times the end of each step. The next request to finish is charged for this time.
+        # Measures the end of each step. The next request that finishes is charged for this time.
         self._step_meter = _Meter()
         self.hit_chunks = 0
         self.compared_bytes = 0

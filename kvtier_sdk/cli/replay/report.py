@@ -12,7 +12,7 @@ from kvtier_sdk.metrics import TierStats
 
 
 class ReplayHistory:
-    """Each request's hits and wait, in order of arrival, and the hits at each depth of prompts."""
+    """Each request's hits and wait, in order of arrival, and the hits at each depth of a prompt."""
 
     __slots__ = ("chunks", "hits", "hits_at", "wait_s")
 

@@ -204,7 +204,7 @@ class _Recency:
 def _play_share(
     workload: Sequence[ReplayRequest], policy: str, exact: Mapping[int, int], parts: int, part: int
 ) -> dict[int, int]:
-    """Estimate a policy's hits at each size from one part of the keys, in pools scaled down alike.
+    """Estimate a policy's hits at each size from one part of the keys, in pools scaled to match.
 
     Most of the error comes from the few keys that nearly every request names. ``lru`` has the same
     error, but its exact hits are known, so only the policy's gain over ``lru`` is scaled up.

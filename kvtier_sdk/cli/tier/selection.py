@@ -136,7 +136,7 @@ def named(namespace: Namespace) -> str:
 
 @dataclass(slots=True)
 class Contents:
-    """The size of a namespace, and when its chunks were used, in seconds since the epoch."""
+    """The size of a namespace, and its times of use in epoch seconds; ``None`` if unknown."""
 
     namespace: Namespace
     chunks: int = 0

@@ -1,4 +1,4 @@
-"""``kvtier check`` refuses a transfer config exactly if vLLM refuses it at its start."""
+"""``kvtier check`` refuses the same transfer configs that vLLM refuses when it starts."""
 
 import warnings
 from dataclasses import fields
