@@ -13,7 +13,7 @@ def main() -> None:
 
         sys.exit(run())
     except KeyboardInterrupt:
-        # Shells report this status for a command that a signal has ended.
+        # Shells report this status for a command that SIGINT has ended.
         sys.exit(128 + signal.SIGINT)
     except ModuleNotFoundError as error:
         if error.name not in ("typer", "rich", "click"):

@@ -95,7 +95,7 @@ _TRACEBACK = "KVTIER_TRACEBACK"
 
 
 def run() -> int:
-    """Return the exit status."""
+    """Run the command, and return its exit status."""
     try:
         for tools in installed_engines().values():
             for name, command in tools.commands.items():
@@ -129,5 +129,5 @@ def run() -> int:
 
 
 def _tell(text: str) -> None:
-    """Write lines to stderr, and mask passwords, because an argument can be a URL."""
+    """Write lines to stderr; mask passwords, because an error can quote a URL."""
     say(*without_password(text).split("\n"), to_stderr=True)

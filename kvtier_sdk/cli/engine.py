@@ -31,7 +31,7 @@ _Tier = Annotated[str, typer.Argument(metavar="TIER", help="The tier's name.")]
 
 
 def ask_engine(socket: Path, **request: Any) -> dict[str, Any]:
-    """End the command with status 1 if the engine does not answer."""
+    """Return an engine's answer; end the command with status 1 if the engine does not answer."""
     try:
         answer = ask(socket, request)
     except OSError as error:
@@ -46,7 +46,7 @@ def ask_engine(socket: Path, **request: Any) -> dict[str, Any]:
 def purge_pools(
     config: TieringConfig, namespaces: Collection[str], before: Sequence[dict[str, Any]] = ()
 ) -> list[dict[str, Any]]:
-    """Make the engines empty their host pools, and wait until they have."""
+    """Purge the engines' host pools; return a report for each, with the counts of ``before``."""
     if config.admin_socket is None:
         return []
     path = Path(config.admin_socket)

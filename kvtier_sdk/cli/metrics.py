@@ -24,13 +24,13 @@ def list_command() -> None:
 
 @metrics_app.command("rules")
 def rules_command() -> None:
-    """Print alert rules for Prometheus, in YAML: name the file under 'rule_files'."""
+    """Print alert rules in YAML, for a file that Prometheus names under 'rule_files'."""
     _print("alert_rules.yml")
 
 
 @metrics_app.command("dashboard")
 def dashboard_command() -> None:
-    """Print a dashboard for Grafana, in JSON: import it there."""
+    """Print a dashboard in JSON, to import into Grafana."""
     _print("dashboard.json")
 
 

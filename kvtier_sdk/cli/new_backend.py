@@ -78,7 +78,7 @@ def new_backend_command(
 
 
 def _source() -> Path | None:
-    """Return ``None`` if kvtier-sdk was not installed from a directory or a wheel."""
+    """Return the directory or wheel from which kvtier-sdk was installed, or ``None``."""
     origin = distribution("kvtier-sdk").read_text("direct_url.json")
     parts = urlsplit(json.loads(origin)["url"] if origin else "")
     return Path(unquote(parts.path)) if parts.scheme == "file" else None

@@ -28,7 +28,7 @@ TARGET_HELP = (
     "tier of it."
 )
 
-#: Maps an engine's top-level option to the package of this project that reads its configuration.
+#: Maps an engine's top-level option to our package that reads the engine's configuration.
 _PUBLISHED = {
     "kv_connector": "kvtier-vllm",
     "kv_connector_extra_config": "kvtier-vllm",
@@ -39,7 +39,7 @@ _URL = re.compile(r"[A-Za-z][\w+.-]*:")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The tiers that an argument names; a URL gives no host pool."""
+    """The tiers that an argument names. A URL names one tier, and configures no host pool."""
 
     name: str
     config: TieringConfig
@@ -101,7 +101,7 @@ def installed_engines() -> Mapping[str, EngineTools]:
 
 
 def tools_for(options: Mapping[str, Any], *, where: str) -> EngineTools | None:
-    """Return ``None`` if the configuration is kvtier's own."""
+    """Return the tools of the engine that reads ``options``; ``None`` if kvtier reads them."""
     for tools in installed_engines().values():
         if tools.reads(options):
             return tools

@@ -29,7 +29,7 @@ _UNITS = (("d", 86_400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0))
 
 
 def read_flag(flag: str, parse: Callable[[str], T], text: str, *, may_be_0: bool = False) -> T:
-    """Raise :class:`ConfigError` if the value is wrong, or is 0 and must not be."""
+    """Parse a flag's text; raise :class:`ConfigError` if it is wrong, or 0 without ``may_be_0``."""
     try:
         value = parse(text)
     except ValueError as error:
@@ -40,21 +40,21 @@ def read_flag(flag: str, parse: Callable[[str], T], text: str, *, may_be_0: bool
 
 
 def say(*lines: str, to_stderr: bool = False) -> None:
-    """Escape lines, so that foreign text cannot move the cursor or start a line."""
+    """Print lines, escaped so that foreign text can neither move the cursor nor start a line."""
     for line in lines:
         # Flush into a pipe too, because the next line may come much later.
         print(one_line(line), file=sys.stderr if to_stderr else sys.stdout, flush=True)
 
 
 class TerminalFormatter(MaskingFormatter):
-    """Escapes log records, because libraries log text that a store has sent."""
+    """A formatter that escapes log records, because libraries log text that a store has sent."""
 
     def format(self, record: logging.LogRecord) -> str:
         return "\n".join(map(one_line, super().format(record).split("\n")))
 
 
 def print_columns(rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) -> None:
-    """Print rows, the titles first; align the columns in ``right`` to the right."""
+    """Print rows as a table; the columns whose indexes are in ``right`` are right-aligned."""
     rows = [[one_line(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
@@ -91,7 +91,7 @@ def progress(label: str, total: int) -> Iterator[Step]:
         MofNCompleteColumn(),
         TimeRemainingColumn(),
         console=console,
-        # In a file or a pipe, a bar would be noise.
+        # In a file or a pipe, a bar would only clutter the output.
         disable=not console.is_terminal,
         transient=True,
     ) as bar:

@@ -45,7 +45,7 @@ _ADVICE: dict[Verdict, str] = {
     Verdict.CONTRACT: "a bug of the backend: use another release of it, and tell its author",
     Verdict.CORRUPT: "do not use this store: what comes back is not what was stored",
 }
-#: Longest wait for a tier to close when its check was interrupted.
+#: Longest wait for a tier to close after its check was interrupted.
 _INTERRUPTED_S = 0.5
 #: Matches the frames of a traceback, but not the error after the frames.
 _FRAMES = re.compile(r":?\n+( *)Traceback \(most recent call last\):\n(?:\1  .*\n)+\1")
@@ -132,9 +132,9 @@ class _Check:
             self._note_fault(raised, advice_on(Verdict.CONTRACT))
 
     def _make_tier(self) -> BlockingTier:
-        """Give the tier deadlines no shorter than the check's time limit."""
+        """Make the tier, with deadlines that are no shorter than the check's time limit."""
         names = ("lookup_deadline_s", "load_deadline_s", "store_deadline_s")
-        # The tier's deadline is longer, because the check's own limit should end the opening.
+        # The open deadline is longer, because the check's own limit should end the opening.
         patience = dict.fromkeys(names, self._timeout_s) | {"open_deadline_s": 2 * self._timeout_s}
         spec = self._spec.needed()
         spec = replace(spec, runner=spec.runner.model_copy(update=patience))
@@ -243,7 +243,7 @@ def _ends_within(timeout_s: float, call: Callable[[], None]) -> bool:
 
 
 class _Listener(logging.Handler):
-    """Keeps log messages, but not the frames of tracebacks that a tier's process sends."""
+    """A handler that keeps messages, without the traceback frames that a tier's process sends."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

@@ -1,4 +1,4 @@
-"""Computes a prompt's chunk keys as vLLM does, but without vLLM."""
+"""Computes a prompt's chunk keys as vLLM does, without importing vLLM."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from xxhash import xxh3_128_digest
 
 from kvtier_sdk import ConfigError, OffloadKey, make_offload_key
 
-#: The facts of a namespace from which keys follow, given the tokens.
+#: The facts of a namespace that, with the tokens, determine the keys.
 _FACTS = ("hash_algorithm", "hash_seed", "tokens_per_hash", "blocks_per_chunk", "groups")
 
 
 def chunk_keys(tokens: Sequence[int], facts: Mapping[str, Any]) -> list[list[OffloadKey]]:
-    """Compute the keys of a prompt's whole chunks.
+    """Compute the keys of a prompt's full chunks, one list for each KV-cache group.
 
-    A request with an adapter, a cache salt, images or audio has different keys.
+    vLLM also hashes an adapter, a cache salt, images and audio. They are not supported here.
     """
     if missing := [name for name in _FACTS if name not in facts]:
         raise ConfigError(

@@ -69,8 +69,8 @@ def end_tokens(req_context: ReqContext) -> dict[OffloadKey, int]:
 
 
 def check_engine_configs(check: Callable[[Any], None]) -> None:
-    """Check each engine's configuration as soon as vLLM has made it, before any worker starts."""
-    # vLLM reads the connector's options in the workers, only after it has loaded the model.
+    """Call ``check`` with each engine's configuration, before vLLM starts a worker."""
+    # vLLM itself reads the connector's options only in the workers, after loading the model.
     module = sys.modules.get("vllm.engine.arg_utils")
     if module is None:
         return  # without this module, this process configures no engine
@@ -95,7 +95,7 @@ def check_engine_configs(check: Callable[[Any], None]) -> None:
 
 
 def runs_here(vllm_config: Any) -> bool:
-    # A front end can run on this machine while all its engines run on others.
+    # A front end can run on this machine while all its engines run on other machines.
     parallel = vllm_config.parallel_config
     return bool(parallel.data_parallel_backend != "ray" and parallel.data_parallel_size_local > 0)
 
@@ -112,8 +112,8 @@ def computation() -> Any:
 
 
 def device_facts(dtype: str, block_sizes: Iterable[int]) -> dict[str, object]:
-    """Return what decides on this host how keys and values lie within a block."""
-    # vLLM's KV layout omits the packing, which on a CPU depends on the instruction set.
+    """Return the facts about this host that decide how keys and values lie within a block."""
+    # vLLM's KV layout does not tell the packing, which on a CPU depends on the instruction set.
     packing: object = None
     if current_platform.is_cpu():
         packing = [platform.machine(), *_cpu_packing(dtype, block_sizes)]
@@ -125,14 +125,14 @@ def device_facts(dtype: str, block_sizes: Iterable[int]) -> dict[str, object]:
 
 
 def _cpu_packing(dtype: str, block_sizes: Iterable[int]) -> list[str]:
-    """Return vLLM's own choice of packing, or else the instruction sets from which it chooses."""
+    """Return vLLM's choice of packing, or the instruction sets if the choice cannot be read."""
     # The packing of a quantised cache follows the model's dtype, which is not known here. Assume
     # bfloat16, because no other dtype has more than one packing.
     kind = STR_DTYPE_TO_TORCH_DTYPE[dtype if dtype in ("float16", "float32") else "bfloat16"]
     try:
         from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
-        # The head size is left out, because it depends on the model.
+        # The head size is left out, because it follows from the model, which is a fact itself.
         return sorted({_get_attn_isa(kind, tokens) for tokens in block_sizes})
     except (ImportError, TypeError):
         return _instruction_sets()

@@ -1,4 +1,4 @@
-"""Runs vLLM's tiering on a CPU, which vLLM's own spec refuses."""
+"""vLLM's tiering for engines on a CPU, where vLLM's own spec refuses to run."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class KVTierCPUTieringSpec(TieringOffloadingSpec):  # type: ignore[misc]
 
     @property
     def slot_layout(self) -> str:
-        """The layout of the slots that vLLM's or kvtier's worker fills; a fact of the namespace."""
+        """The layout that this device's worker uses for slots. It is a fact of the namespace."""
         return OUR_SLOTS if current_platform.is_cpu() else THEIR_SLOTS
 
     def get_manager(self) -> OffloadingManager:
         if self._manager is None and current_platform.is_cpu():
             manager = super().get_manager()
             try:
-                # vLLM's region shares the descriptor, so the lease stays held after this close.
+                # This close does not end the membership, because vLLM's region keeps the file open.
                 lease = enter(self._scheduler_mmap, self.config.parallel.world_size, None)
                 with closing(lease):
                     refuse_absent(lease.absent())

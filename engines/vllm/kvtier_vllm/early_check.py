@@ -23,7 +23,7 @@ _WHERE = "kv_transfer_config"
 
 
 def check_engine(transfer: Mapping[str, Any], model: str, hub_cache: Path) -> None:
-    """Check kvtier's part of an engine's configuration, if it has one."""
+    """Check the configuration of an engine, if the engine uses kvtier."""
     extra = transfer.get(EXTRA_CONFIG.where)
     if transfer.get("kv_connector") != CONNECTOR or not isinstance(extra, Mapping):
         return

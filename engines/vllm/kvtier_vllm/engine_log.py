@@ -1,4 +1,4 @@
-"""kvtier's lines in vLLM's log."""
+"""Writes kvtier's log records to vLLM's log."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 
 
 class _EngineLog(logging.Handler):
-    """Passes lines to vLLM's logger, because vLLM may replace the logger's handlers."""
+    """A handler that passes records to vLLM's logger, whose own handlers vLLM may replace."""
 
     def __init__(self, engine: logging.Logger) -> None:
         super().__init__()
@@ -17,7 +17,7 @@ class _EngineLog(logging.Handler):
 
 
 def join_engine_log() -> None:
-    """Log kvtier's lines through vLLM's handlers; call again when vLLM's level changes."""
+    """Send kvtier's records to vLLM's handlers. Call this again after vLLM's level has changed."""
     # vLLM configures only its own logger, so kvtier's logger needs a handler.
     ours, engine = logging.getLogger("kvtier"), logging.getLogger("vllm")
     if engine.hasHandlers() and not ours.hasHandlers():

@@ -24,11 +24,11 @@ _log = logging.getLogger("kvtier.vllm")
 
 
 class Identity:
-    """An engine's namespace, expected at the engine's start and certain after its first request.
+    """An engine's namespace, which is certain once vLLM has set the seed of the chain hashes.
 
-    The seed of the chain hashes is unknown before the first request. Tiers are opened under the
-    expected namespace, so that a wrong setting stops the engine at its start. If the actual seed
-    differs, the tiers must be reopened.
+    vLLM sets the seed shortly before the first request. Tiers are opened earlier, under the
+    namespace with the expected seed, so that a wrong setting stops the engine at its start. If the
+    actual seed differs, the tiers must be reopened.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Identity:
         self.namespace = self._with_hash(*compat.expected_hash())
 
     def settle(self) -> bool:
-        """Read the actual seed once vLLM knows it; return true if the namespace has changed."""
+        """Read the actual seed once vLLM has set it; return true if the namespace has changed."""
         if self._settled:
             return False
         actual = compat.actual_hash()

@@ -59,8 +59,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("kvtier.vllm")
 
-#: Opens a manager for a namespace with tiers. The flag is true if the engine waits until the tiers
-#: are open.
+#: Opens a manager for a namespace and its tiers. The flag is true if the engine waits until the
+#: tiers are open.
 MakeManager: TypeAlias = Callable[
     [Namespace, Sequence[TierSpec], bool], AbstractContextManager[TieringManager]
 ]
@@ -73,8 +73,8 @@ _RESULTS = {
 }
 #: Interval between counts of the host pool's slots.
 _USAGE_INTERVAL_S = 1.0
-#: Steps that must follow the last work: the work may end in the first, and vLLM reads the metrics
-#: in the second.
+#: Steps to make after the last work. The work may end in the first of these steps, and vLLM reads
+#: the metrics in the second.
 _STEPS_TO_TELL = 2
 
 
@@ -83,11 +83,11 @@ class _Request:
     """kvtier's state of a request, stored in vLLM's own record of the request.
 
     Attributes:
-        sources: the tier's index for each chunk that was prepared for loading; -1 for the pool.
+        sources: for each chunk of the latest load, the index of its tier; -1 for the host pool.
         step: the step of the request's latest lookup.
-        first: the first chunk that was looked up in this step.
-        is_waiting: true if further lookups in this step would not end the request's wait.
-        retried: the chunk of the latest ``RETRY`` during a wait, or ``None``.
+        first: the first chunk that was looked up in that step.
+        is_waiting: true if further lookups in that step would not end the request's wait.
+        retried: the chunk that got the latest ``RETRY`` of a wait; ``None`` after a ``MISS``.
     """
 
     context: RequestContext
@@ -101,7 +101,7 @@ class _Request:
         """Return an answer that makes vLLM postpone the request after few lookups."""
         # After a ``RETRY`` vLLM postpones the request, whatever the later answers are. vLLM scans a
         # prefix up to a ``MISS``, so the group's next chunk gets a ``MISS``. vLLM scans a sliding
-        # window from its end and past misses, so there the two answers alternate.
+        # window from its end and does not stop at a ``MISS``: its chunks get both answers in turn.
         retried = self.retried
         if retried is None or retried == key or _group(retried) != _group(key):
             self.retried = key
@@ -111,7 +111,7 @@ class _Request:
 
 
 class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
-    """Translates between vLLM's offloading connector and a :class:`TieringManager`.
+    """An adapter between vLLM's offloading connector and a :class:`TieringManager`.
 
     vLLM may schedule up to ``steps_in_flight`` steps before the first of them has finished.
     """
@@ -136,14 +136,14 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
         self._feed = StatsFeed()
         self._step = 0
         self._usage_due_s = 0.0
-        # Steps that the engine must still make before vLLM has read the metrics of the last work.
+        # Steps that are still needed until vLLM has read the metrics of the last work.
         self._steps_to_tell = 0
-        # Steps until copies from before a reset have surely ended; 0 without a pending reset.
+        # Steps until all copies from before a reset must have ended; 0 if no reset is pending.
         self._reset_steps = 0
         self._on_shutdown = on_shutdown
         self._stack = ExitStack()
         self._manager = self._stack.enter_context(make_manager(identity.namespace, tiers, True))
-        # Closes the tiers that were opened under the expected namespace, if it was wrong.
+        # This thread closes the tiers of the expected namespace if that namespace was wrong.
         self._closing: threading.Thread | None = None
 
     # --- a request ----------------------------------------------------------------------------
@@ -155,7 +155,7 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
         try:
             self._manager.on_new_request(request, tiers)
         except KVTierError:
-            # An earlier request with this id has ended, but its copies may still run.
+            # The id is still taken: copies of an ended request with the same id may still run.
             request = request_context(req_context, f"{req_context.req_id}#{id(req_context)}")
             self._manager.on_new_request(request, tiers)
         req_context.set_state(_Request(request))
@@ -235,12 +235,12 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
                 self._usage_due_s = -math.inf
 
     def has_pending_work(self) -> bool:
-        # vLLM's loop calls this before its first request, in time to reopen tiers.
+        # vLLM's loop calls this method before the first request, in time to reopen the tiers.
         self._settle()
         if self._reset_steps > 0 or self._manager.has_pending_work():
             self._steps_to_tell = _STEPS_TO_TELL
-        # vLLM reads metrics in a step. Without one more step, an idle engine would show metrics
-        # from before its work ended.
+        # vLLM reads metrics only in a step. Without further steps, an idle engine would keep
+        # showing metrics from before its work ended.
         return self._steps_to_tell > 0
 
     def take_events(self) -> Iterable[OffloadingEvent]:
@@ -259,12 +259,12 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
     def reset_cache(self) -> None:
         self._manager.reset_cache()
         if not compat.ANNOUNCES_END_OF_RESET:
-            # The next step makes the workers wait for their copies. That step has surely ended once
-            # the maximum number of steps in flight is scheduled after it.
+            # The next step makes the workers wait for their copies. That step must have ended once
+            # ``steps_in_flight`` later steps have been scheduled.
             self._reset_steps = self._steps_in_flight + 2
 
     def on_reset_flushed(self) -> None:
-        """Record that the copies begun before a reset have ended. vLLM 0.33 and later call this."""
+        """Free the slots of copies from before a reset. vLLM calls this since 0.33."""
         self._manager.on_reset_flushed()
 
     @property

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def metric_definitions() -> dict[str, OffloadingMetricMetadata]:
-    """Return every metric that may be emitted, because vLLM asserts that each is declared."""
+    """Return the definitions of all metrics; vLLM asserts that each emitted metric has one."""
     return {metric.name: _definition(metric) for metric in METRICS}
 
 
@@ -48,7 +48,7 @@ def _definition(metric: Metric) -> OffloadingMetricMetadata:
 
 
 class StatsFeed:
-    """Converts running totals to the increments that vLLM expects."""
+    """A converter from running totals to the increments that vLLM expects."""
 
     def __init__(self) -> None:
         self._taken: dict[tuple[str, tuple[str, ...]], float | HistogramValue] = {}
@@ -61,7 +61,7 @@ class StatsFeed:
         for sample in metric_samples(stats, usage, zeros=not self._taken):
             name, labels, value = sample.metric.name, sample.labels, sample.value
             before = self._taken.get((name, labels))
-            # A first 0 counts as a change, because a series exists only once it has a value.
+            # Report a first 0 too, because a time series exists only once it has a value.
             if value == before:
                 continue
             self._taken[name, labels] = value
@@ -82,17 +82,17 @@ def observations(
     bounds: Sequence[float], before: HistogramValue | None, now: HistogramValue
 ) -> list[float]:
     """Return observations that turn one state of a histogram into a later state."""
-    # vLLM counts single observations, but the histogram keeps only sums. The returned observations
-    # lie in the same buckets and have the same sum.
+    # vLLM expects single observations, but kvtier keeps only a count per bucket and a total. The
+    # returned observations lie in the same buckets and have the same total.
     if before is None or sum(before.counts) > sum(now.counts):
         before = HistogramValue((0,) * len(now.counts), 0.0)
     gained = [count - old for count, old in zip(now.counts, before.counts, strict=True)]
     lows = [0.0, *bounds]
     least = sum(low * count for low, count in zip(lows, gained, strict=True))
     rest = max(0.0, now.total - before.total - least)
-    # Each observation starts at its bucket's lower bound. The rest of the sum is spread over the
-    # buckets in proportion to their widths. The last bucket has no upper bound, so it is made as
-    # wide as needed.
+    # Each observation starts at its bucket's lower bound. The rest of the total is spread over the
+    # buckets in proportion to their widths. The last bucket has no upper bound, so it is made wide
+    # enough for the rest.
     widths = [high - low for low, high in pairwise(lows)]
     widths.append(2 * rest / gained[-1] if gained[-1] else 0.0)
     room = sum(width * count for width, count in zip(widths, gained, strict=True))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from kvtier_sdk import ConfigError
 
-#: The path of a revision of a model in the hub's cache.
+#: Matches the path of a model's revision in the cache of the Hugging Face hub.
 _SNAPSHOT = re.compile(r"models--(?P<name>[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})$")
 
 _CONFIGS = ("config.json", "params.json")
@@ -21,8 +21,8 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".tensors")
 #: Files that training leaves beside the weights. vLLM does not load them.
 _NOT_WEIGHTS = ("training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "scaler.pt")
 
-#: Number and size of a weights file's samples, taken at equal distances. They suffice to detect
-#: that the weights were retrained, and take far less time than loading the file.
+#: Number and size of the samples that are read from a weights file, at equal distances. They
+#: suffice to detect retrained weights, and reading them is far faster than reading the file.
 _PIECES, _PIECE_BYTES = 64, 4096
 
 
@@ -67,7 +67,7 @@ def _missing(model: str, files: str) -> ConfigError:
 
 
 def _is_whole(model: Path) -> bool:
-    """Return true if ``model`` has a config and weights; files elsewhere are not checked."""
+    """Return true for a weights file, and for a directory with a config and weights."""
     if not model.is_dir():
         return _is_weights(model)
     files = [file for file in model.iterdir() if file.is_file()]
@@ -108,20 +108,20 @@ def _pieces(file: Path) -> Iterator[bytes]:
 
 
 def _snapshots(model: str, hub_cache: Path) -> list[Path]:
-    """Return the model's revisions in the cache that the engine may be serving."""
+    """Return the cached revisions of a model that the engine may be serving."""
     files = (hub_cache / f"models--{model.replace('/', '--')}" / "snapshots").glob("*/*")
     # A revision without a config counts too, because its config may come from another model.
     return sorted({file.parent for file in files if file.name in _CONFIGS or _is_weights(file)})
 
 
 def _are_one(snapshots: list[Path]) -> bool:
-    """Return true if all snapshots link to the same blobs, and so hold the same model."""
+    """Return true if all snapshots are complete and link to the same blobs."""
     first, *others = [_files(snapshot, _CONFIGS + _WEIGHTS) for snapshot in snapshots]
     return all(map(_is_whole, snapshots)) and all(other == first for other in others)
 
 
 def _is_the_hubs(snapshot: Path) -> bool:
-    """Return true if all files are links to blobs, as the hub's client makes them."""
+    """Return true if config and weights are links to blobs, as the hub's client makes them."""
     blobs = snapshot.parent.parent / "blobs"
     files = _files(snapshot, _CONFIGS + _WEIGHTS)
     return _is_whole(snapshot) and all(file.parent == blobs for _, file in files)

@@ -65,7 +65,7 @@ class SecondaryTierEntry:
     @classmethod
     def of_tier(cls, spec: Any, options: Mapping[str, Any]) -> Self:
         """Find the entry of the tier that vLLM's ``spec`` makes with these ``options``."""
-        # vLLM makes the tiers one by one; the first call reads all entries.
+        # vLLM makes the tiers one by one. The first call reads all entries, to check them together.
         entries = spec.extra_config.get(_TIERS, [])
         if not hasattr(spec, "kvtier_entries"):
             spec.kvtier_entries = cls.read_all(entries)
@@ -108,19 +108,19 @@ class EngineOptions(IdentityOptions):
 
 
 class SpecOptions(EngineOptions, TieringConfig):
-    """``kv_connector_extra_config`` for kvtier's manager; some options have vLLM's names."""
+    """The ``kv_connector_extra_config`` of kvtier's manager, in part with vLLM's option names."""
 
-    # Under vLLM the engine knows these values, so they cannot be given as options.
+    # vLLM determines these values, so they are not options here.
     slots: ClassVar[None] = None  # type: ignore[misc]
     chunk_bytes: ClassVar[None] = None  # type: ignore[misc]
 
     pool_bytes: BytesOrShare | None = Field(None, alias="cpu_bytes_to_use", gt=0)
     policy: str = Field("prefix", alias="eviction_policy")
-    #: The entries as written, or as read by :meth:`from_dict`. A worker needs no tiers and reads
-    #: none.
+    #: The entries as the operator wrote them, or as :meth:`from_dict` has read them. Workers leave
+    #: them unread, because they need no tiers.
     tiers: Any = Field((), alias="secondary_tiers")
 
-    # vLLM's connector reads these options under any spec.
+    # vLLM itself reads these options, with any spec. kvtier only accepts them.
     spec_name: Any = None
     spec_module_path: Any = None
     block_size: Any = None
@@ -146,5 +146,5 @@ class SpecOptions(EngineOptions, TieringConfig):
         return TieringConfig.model_construct(self.model_fields_set & fields.keys(), **fields)
 
     def read_tiers(self) -> Sequence[TierSpec]:
-        """Read the tiers. Raises as :meth:`TieringConfig.from_dict`."""
+        """Read the tiers; raise the same errors as :meth:`TieringConfig.from_dict`."""
         return tuple(read_tiers(EXTRA_CONFIG.at(_TIERS).entries(self.tiers)).values())

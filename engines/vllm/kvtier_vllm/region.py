@@ -1,7 +1,7 @@
-"""Adds leases to vLLM's shared memory, to count its members and to remove its name.
+"""Adds leases to vLLM's shared memory, to find absent members and to remove the memory's name.
 
-vLLM itself leaves the name in /dev/shm until the process that created it exits normally, and does
-not tell which processes have mapped the memory.
+vLLM leaves the name in /dev/shm until the process that created it exits normally, and does not
+tell which processes have mapped the memory.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class JoinedRegion(SharedOffloadRegion):  # type: ignore[misc]
         return self._lease.absent()
 
     def cleanup(self) -> None:
-        """Release the region; vLLM's worker calls this."""
+        """Release the region and leave the replica. vLLM's worker calls this method."""
         super().cleanup()
         self._lease.close()
 
@@ -40,14 +40,14 @@ class JoinedRegion(SharedOffloadRegion):  # type: ignore[misc]
 
 def enter(region: SharedOffloadRegion, workers: int, worker: int | None) -> ReplicaLease:
     """Join the replica that shares a region; the last member to join removes the region's name."""
-    # The last member to join removes the name, so vLLM must not remove it as the creator.
+    # Without this, vLLM would also remove the name when the region's creator exits.
     region._creator = False
     return ReplicaLease.enter(region.fd, region.mmap_path, workers=workers, worker=worker)
 
 
 def refuse_absent(absent: Sequence[str]) -> None:
-    """Raise ``ConfigError`` if any of the engine's processes is absent from its host pool."""
-    # vLLM makes the scheduler after all workers, so every worker must be there by now.
+    """Raise :class:`ConfigError` if a process of the engine has not mapped the host pool."""
+    # vLLM makes the scheduler after all workers, so every worker must have joined by now.
     if absent:
         raise ConfigError(
             f"{', '.join(absent)} of this engine cannot be seen in its host pool: the scheduler "

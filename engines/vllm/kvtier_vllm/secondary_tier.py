@@ -59,19 +59,19 @@ _HIT, _MISS, _RETRY = LookupResult.HIT, LookupResult.MISS, LookupResult.RETRY
 _OK = Verdict.OK
 _log = logging.getLogger("kvtier.vllm")
 
-#: Seconds after which a drain logs a warning. The drain continues.
+#: Interval between the warnings of a drain that does not end.
 _DRAIN_TIMEOUT_S = 30.0
 
 
 @dataclass(eq=False, slots=True)
 class _Request:
-    """The tier's answers to one request, discarded with the request.
+    """The tier's answers to one request, kept until the request ends.
 
     Attributes:
         answers: for each chunk, true if the tier has it; ``None`` until the tier answers.
-        new: chunks still to be looked up.
+        new: chunks to look up in the tier at the end of the step.
         deadline_s: time after which missing answers count as misses.
-        scheduled_s: start of the request's computation; ``None`` once its first chunks are stored.
+        scheduled_s: start of the computation; ``None`` before, and once chunks are stored.
     """
 
     context: RequestContext
@@ -84,9 +84,9 @@ class _Request:
 class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[misc]
     """A tier of any installed backend, for vLLM's ``TieringOffloadingSpec``.
 
-    vLLM's manager reuses a slot as soon as the slot's job is reported. So a job is reported when
-    its I/O has ended, not at its deadline. A backend that hangs in a system call can delay the
-    report.
+    vLLM's manager reuses a slot as soon as the slot's job is reported. Therefore a job is reported
+    only when its I/O has ended, even if that is after its deadline. A backend that hangs in a
+    system call can delay the report.
 
     Args:
         offloading_spec: vLLM's spec, which makes this tier.
@@ -98,7 +98,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
     Raises:
         ConfigError: an option is wrong.
         BackendError: the backend cannot be found or loaded.
-        TierError: the store cannot be reached.
+        TierError: the store refuses the credentials, or is required and cannot be reached.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
         self._touched: dict[OffloadKey, None] = {}
         self._compute_rate = ComputeRate()
         self._finished: list[EngineResult] = []
-        # Closes the tier that was opened under the expected namespace, if it was wrong.
+        # This thread closes the tier of the expected namespace if that namespace was wrong.
         self._closing: threading.Thread | None = None
         self._slots = EngineSlots("vLLM", primary_kv_view)
         try:
@@ -189,7 +189,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
         self._touched.update(dict.fromkeys(keys))
 
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
-        """Pass the step's lookups and uses to the tier."""
+        """Pass the step's lookups and touches to the tier."""
         now_s = self._clock.now_s()
         for req_id in context.new_req_ids:
             if req_id in self._requests:
@@ -207,7 +207,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
         self._tier.flush()
 
     def has_pending_work(self) -> bool:
-        # vLLM's loop calls this before its first request, in time to reopen the tier.
+        # vLLM's loop calls this method before the first request, in time to reopen the tier.
         self._settle()
         return False
 
@@ -216,8 +216,8 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
     def submit_store(self, job_metadata: TransferJob) -> None:
         request = self._requests.get(job_metadata.req_context.req_id)
         if request is not None and request.scheduled_s is not None:
-            # The duration includes the computation of other requests, for which this request also
-            # waits.
+            # The duration includes the computation of other requests, because this request waits
+            # for them too.
             duration_s = self._clock.now_s() - request.scheduled_s
             self._compute_rate.note(len(job_metadata.keys), duration_s)
             request.scheduled_s = None
@@ -252,7 +252,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
 
     @property
     def under_way(self) -> int:
-        """The number of jobs and requests that this tier still remembers."""
+        """The number of jobs and requests that this tier still holds."""
         return self._tier.jobs.unreleased + len(self._finished) + len(self._requests)
 
     def shutdown(self) -> None:
@@ -266,8 +266,8 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
     def answered(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
         answers = job.tag.answers
         for key, verdict in zip(job.keys, verdicts, strict=True):
-            # After its deadline an unanswered chunk counted as a miss; a late answer does not
-            # change this.
+            # A late answer must not change the miss that :meth:`lookup` has reported after the
+            # deadline.
             if answers.get(key) is None:
                 answers[key] = verdict is _OK
 
@@ -340,7 +340,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
         return True
 
     def _strike(self, engine_job: TransferJob, keys: Iterable[OffloadKey]) -> None:
-        """Record chunks whose load failed as misses for the request that needs them."""
+        """Record chunks whose load failed as misses of the job's request."""
         request = self._requests.get(engine_job.req_context.req_id)
         if request is not None:
             request.answers.update(dict.fromkeys(keys, False))

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
-    """The entry point of kvtier's manager; vLLM makes one in its scheduler and one in each worker.
+    """The entry point of kvtier's manager, made by vLLM in the scheduler and in each worker.
 
     Args:
         config: vLLM's description of the engine.
@@ -170,7 +170,7 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
                 tiers,
                 identity,
                 on_shutdown=close,
-                # Asynchronous scheduling adds one step to the stages of the pipeline.
+                # One step for each stage of the pipeline, and one for asynchronous scheduling.
                 steps_in_flight=self.config.parallel.pp_size + 1,
                 clock=clock,
             )
@@ -208,7 +208,7 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
             raise
 
     def _region(self, worker: int | None) -> JoinedRegion:
-        """Map vLLM's shared memory in the layout that vLLM's copies use."""
+        """Map vLLM's shared memory in the layout that vLLM's worker uses."""
         return JoinedRegion(
             self.config.engine_id,
             self._layout.workers,

@@ -57,7 +57,7 @@ def vllm_config_command(
 ) -> None:
     """Print the value of vLLM's --kv-transfer-config for these tiers, as JSON.
 
-    Every option is checked first. Nothing is contacted: 'kvtier check' does that.
+    Every option is checked first. No store is contacted: use 'kvtier check' for that.
 
     \b
       kvtier vllm-config 'file:///data/kv?capacity=200GiB' --pool 32GiB > kv.json
@@ -77,7 +77,7 @@ def vllm_config_command(
 
 
 class VLLMTools(EngineTools):
-    """Reads vLLM's ``kv_transfer_config``, computes its keys, and writes its configuration."""
+    """The description of vLLM for the command ``kvtier``: its configuration, keys and command."""
 
     commands: ClassVar[Mapping[str, Callable[..., None]]] = {"vllm-config": vllm_config_command}
     pool_directory = POOL_DIRECTORY

@@ -1,4 +1,4 @@
-"""Makes and reads a whole ``kv_transfer_config`` without vLLM."""
+"""Makes and reads vLLM's ``kv_transfer_config`` without importing vLLM."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from kvtier_vllm.plugin import TIER_TYPE
 
 #: The directory in which vLLM's processes share the host pool.
 POOL_DIRECTORY = "/dev/shm"
-#: The connector that accepts specs and tiers of other packages.
+#: vLLM's connector that accepts specs and tiers from other packages.
 CONNECTOR = "OffloadingConnector"
 _HOST_SPEC = "KVTierOffloadingSpec"
 _CPU_SPEC = "KVTierCPUTieringSpec"
-#: kvtier's specs, and the specs under which vLLM's own manager runs.
+#: The specs of kvtier, and the specs in which kvtier's tiers are guests of vLLM's own manager.
 OUR_SPECS = (_HOST_SPEC, _CPU_SPEC)
 GUEST_SPECS = ("TieringOffloadingSpec", _CPU_SPEC)
 
@@ -34,7 +34,7 @@ _Role = Literal["kv_producer", "kv_consumer", "kv_both"]
 
 
 class _TransferConfig(StrictModel):
-    """vLLM's ``KVTransferConfig``. kvtier reads only the extra config."""
+    """The fields of vLLM's ``KVTransferConfig``, to check them where vLLM is not installed."""
 
     kv_connector: str
     engine_id: str | None = None
@@ -54,7 +54,7 @@ class _TransferConfig(StrictModel):
 
 
 def is_transfer_config(options: Mapping[str, Any]) -> bool:
-    """Return true for vLLM's options, false for kvtier's."""
+    """Return true if the options are vLLM's, false if they are kvtier's own."""
     return "kv_connector" in options or EXTRA_CONFIG.where in options
 
 
@@ -133,9 +133,9 @@ def _read_guests(extra: Mapping[str, Any]) -> TieringConfig:
 
 
 def _check_module(module: object, place: Place, class_name: str) -> None:
-    """Check the module of a class that is not registered with vLLM."""
-    # kvtier's modules cannot be imported here if vLLM is missing. A foreign module may re-export
-    # kvtier's class.
+    """Raise :class:`ConfigError` if vLLM would not find the class in ``module``."""
+    # The module is not imported, because kvtier's modules need vLLM, which may be missing here. A
+    # module of another package is accepted if it exists, because it may re-export kvtier's class.
     if isinstance(module, str) and _may_hold(module, class_name):
         return
     fault = f"is {module!r}, where there is no {class_name}"
@@ -147,7 +147,7 @@ def _check_module(module: object, place: Place, class_name: str) -> None:
 def _may_hold(module: str, class_name: str) -> bool:
     if module.partition(".")[0] in (__package__, "kvtier_sdk"):
         return module in (__package__, f"{__package__}.{HOMES[class_name]}")
-    # find_spec imports the packages around a module, and these may raise anything.
+    # find_spec imports the module's parent packages, and these may raise any error.
     with suppress(Exception):
         return find_spec(module) is not None
     return False

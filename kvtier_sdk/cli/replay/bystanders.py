@@ -17,7 +17,7 @@ from kvtier_sdk.types import Capability
 #: Namespaces of these tools need no protection, because nobody misses the chunks of an earlier
 #: replay, and a check leaves only a manifest behind.
 _OURS = ("kvtier replay", "kvtier check")
-#: The namespace to open a tier with; any will do, because the tier only lists its namespaces.
+#: The namespace to open a tier with. Any namespace works, because no chunk is read or written.
 _NOBODYS = Namespace({})
 #: Facts by which people recognize a namespace.
 _TELLING = ("engine", "model")

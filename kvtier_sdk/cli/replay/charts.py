@@ -14,7 +14,7 @@ from kvtier_sdk.cli.replay import PoolSweep, ReplayReport, SweepPoint
 from kvtier_sdk.cli.replay.view import suggestion
 from kvtier_sdk.options.units import format_bytes
 
-#: The most columns of a chart; a longer trace has more requests per column.
+#: The most columns of a chart; a longer trace gets several requests per column.
 _MOST_COLUMNS = 100
 _MOST_DEPTHS = 40
 _TIER_COLORS = ("tier1", "tier2", "tier3")
@@ -87,7 +87,7 @@ def duration(seconds: float) -> str:
 
 
 def waits(report: ReplayReport) -> list[Series]:
-    """Group the sorted waits by the last tier that gave the request a chunk."""
+    """Return the sorted waits, grouped by the last of the tiers that gave the request a chunk."""
     *found, computed = sources(report)
     kinds = [("nothing found", computed.color), ("host pool only", "host")]
     kinds += [(f"from {of.name} too", of.color) for of in found[1:]]
@@ -252,7 +252,7 @@ def _sums(values: Sequence[int], width: int) -> list[int]:
 
 
 def _decades(least: float, most: float) -> list[float]:
-    """Return 1, 2 and 5 of each decade, from below ``least`` to above ``most``."""
+    """Return 1, 2 and 5 times each power of ten, from below ``least`` to above ``most``."""
     # Durations are 0 if a virtual clock did not move, and 0 has no logarithm.
     least, most = max(least, 1e-6), max(most, 1e-6)
     first, last = (math.floor(math.log10(of)) for of in (least, most))

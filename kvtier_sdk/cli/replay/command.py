@@ -236,7 +236,7 @@ def _workload(
 
 
 def _chunk_bytes(played: Sequence[ReplayRequest]) -> int | None:
-    """Return ``None`` if the lengths differ."""
+    """Return the chunk length of all requests; ``None`` if it differs between them."""
     sizes = {request.chunk_bytes for request in played}
     return sizes.pop() if len(sizes) == 1 else None
 
@@ -244,7 +244,7 @@ def _chunk_bytes(played: Sequence[ReplayRequest]) -> int | None:
 def _configuration(
     file: Path | None, flags: Mapping[str, Any], defaults: dict[str, Any]
 ) -> TieringConfig:
-    """The flags win over the file's options."""
+    """Return the configuration from the file and the flags; a flag overrides the file."""
     given = TieringConfig.from_dict({**defaults, **flags}, where="command line")
     if file is None:
         return given
@@ -252,7 +252,7 @@ def _configuration(
     update = dict(_ENGINES_OWN)
     if engine := tools_for(options, where=str(file)):
         config = engine.read(options, where=str(file))
-        # An engine's configuration does not give the size of a chunk, so take the flag's.
+        # An engine's configuration lacks the chunk size, so take it from the flag or the workload.
         over.add("chunk_bytes")
         if "slots" in flags:
             update["pool_bytes"] = None

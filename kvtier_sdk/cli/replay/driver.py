@@ -27,10 +27,10 @@ from kvtier_sdk.registry import load_store_policy
 from kvtier_sdk.tiering import TieringManager
 from kvtier_sdk.types import LookupResult, OffloadKey, RequestContext
 
-# The longest step while a tier works, about as long as an engine's. A step must end even if no tier
-# reports, because a request may be waiting for another request to store a chunk in the pool.
+# Longest step while a tier works, about as long as an engine's step. A step must end even if no
+# tier reports, because a request may wait for another request to store a chunk in the pool.
 _STEP_S = 0.01
-# Deadlines must not end a job early, because a closed loop waits where an engine would go on.
+# Deadlines must not end a job early: with one request at a time, a replay waits for each job.
 _PATIENT_S = 600.0
 _BASE_SEED = 2026
 _NAMESPACE = Namespace({"engine": "kvtier replay", "content_version": 1})
@@ -90,7 +90,7 @@ def _patient(spec: TierSpec) -> TierSpec:
 
 
 class _Driver:
-    """Plays requests, each as a generator that yields at the end of each step."""
+    """A player of requests; each request is a generator that yields at the end of each step."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class _Driver:
         if self._spills:
             limits.append(manager.headroom_slots)
         self._window = max(1, min([pool.slots // 2, *limits]))
-        # Times the end of each step. The next request to finish is charged for this time.
+        # Measures the end of each step. The next request that finishes is charged for this time.
         self._step_meter = _Meter()
         self.hit_chunks = 0
         self.compared_bytes = 0
@@ -163,19 +163,19 @@ class _Driver:
     def _run_model(self, reported: threading.Event) -> None:
         """Wait for a tier's report, at most for a step; in a closed loop, wait for all jobs.
 
-        If the closed loop made a step after every report, the repeated lookups would count as
-        scheduler time; an engine does not repeat them.
+        If the closed loop made a step after every report, its repeated lookups would count as
+        scheduler time, although an engine does not repeat lookups.
         """
         while reported.wait(_STEP_S) and self._closed:
             reported.clear()
-            # Meter this poll of the tiers, because an engine spends time on it too.
+            # Meter this poll of the tiers, because an engine spends time on polls too.
             with self._step_meter:
                 busy = self._manager.has_pending_work()
             if not busy:
                 return
 
     def _serve(self, number: int, request: ReplayRequest) -> Iterator[bool]:
-        """Yield at the end of each step: true if the step made progress."""
+        """Play a request; yield at the end of each step, true if the step made progress."""
         context = RequestContext(request.request_id)
         meter = _Meter()
         with meter:
@@ -272,11 +272,11 @@ class _Driver:
 
 
 class ChunkContent:
-    """Writes and checks the content of chunks.
+    """The content of chunks, computed from their keys.
 
-    A chunk is a fixed random sequence of 64-bit words, with a digest of the key added to each.
-    Making a chunk is as fast as copying memory. Nearly every word of the chunk differs from the
-    same word of another key's chunk, or of the same chunk shifted by some bytes.
+    A chunk is a fixed random sequence of 64-bit words, with a digest of the key added to each word.
+    Making a chunk is as fast as copying memory. Nearly every word differs between the chunks of two
+    keys, and between a chunk and the same chunk shifted by some bytes, so a mix-up is detected.
     """
 
     def __init__(self, chunk_bytes: int) -> None:
@@ -298,7 +298,7 @@ class ChunkContent:
 
 
 class _Meter:
-    """Adds up the calling thread's CPU time inside ``with`` blocks."""
+    """A meter of the calling thread's CPU time inside ``with`` blocks."""
 
     def __init__(self) -> None:
         self._total_ns = 0

@@ -12,7 +12,7 @@ from kvtier_sdk.metrics import TierStats
 
 
 class ReplayHistory:
-    """Records each request's hits and wait, in order of arrival, and the hits at each depth."""
+    """Each request's hits and wait, in order of arrival, and the hits at each depth of a prompt."""
 
     __slots__ = ("chunks", "hits", "hits_at", "wait_s")
 
@@ -24,7 +24,7 @@ class ReplayHistory:
         self.hits_at = [array("q", bytes(8 * longest)) for _ in range(sources)]
 
     def note_hits(self, number: int, depth: int, sources: Sequence[int]) -> None:
-        """Record the sources of the hits from ``depth`` on; -1 is the host pool."""
+        """Record the sources of successive hits, the first at ``depth``; -1 is the host pool."""
         for at, source in enumerate(sources, depth):
             self.hits[source + 1][number] += 1
             self.hits_at[source + 1][at] += 1
@@ -38,8 +38,8 @@ class ReplayReport:
         chunks: number of chunks that the requests named; a trace calls them blocks.
         hit_chunks: number of these chunks that did not have to be computed.
         compared_bytes: number of loaded bytes, all of them compared with the bytes stored.
-        scheduler_us: the scheduler thread's CPU time per chunk, in microseconds: for each request,
-            the time of its calls to the manager divided by the number of its chunks.
+        scheduler_us: mean and percentiles of the scheduler thread's CPU time per chunk, in
+            microseconds: the time of a request's calls, divided by its number of chunks.
         tiers: the counters of the primary tier, then of each secondary tier.
         left_over: pinned slots, slots in flight, requests and jobs still held at the end; all
             should be 0.
@@ -70,7 +70,7 @@ class ReplayReport:
 
     @property
     def failures(self) -> dict[str, int]:
-        """Failed chunks by ``tier.operation.reason``."""
+        """The number of failed chunks, by ``tier.operation.reason``."""
         return {
             f"{tier.name}.{reason}": count
             for tier in self.tiers
@@ -117,7 +117,7 @@ def _tier_json(tier: TierStats) -> dict[str, Any]:
 
 
 def distribution(samples: Sequence[float], weights: Sequence[int]) -> dict[str, float]:
-    """Return the mean over all chunks, and percentiles over requests."""
+    """Return the mean over all chunks, and percentiles and maximum over requests."""
     if not samples:
         return dict.fromkeys(("mean", "p50", "p99", "max"), 0.0)
     ordered = sorted(samples)

@@ -20,7 +20,7 @@ from kvtier_sdk.types import OffloadKey, RequestContext
 
 _LRU = "lru"
 _HASHES = 2**32
-# Simulate a policy with at most this many chunks; from a longer workload use only some keys.
+# Simulate a policy with at most this many chunks; of a longer workload, use only some keys.
 _MOST_PLAYED = 2**17
 # Doubling a pool is worth the memory if at least this fraction of all chunks become hits.
 _WORTHWHILE = 0.01
@@ -28,7 +28,7 @@ _WORTHWHILE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class SweepPoint:
-    """The hits of one pool size, under its policy and under ``lru``. Tiers are ignored."""
+    """The hits of a pool of one size without tiers, with the chosen policy and with ``lru``."""
 
     slots: int
     hit_chunks: int
@@ -69,7 +69,7 @@ class PoolSweep:
         return chunks / self.chunks if self.chunks else 0.0
 
     def tier_chunks(self, tier: SweepPoint) -> int:
-        """Return how many hits a tier adds to those of the configured pool."""
+        """Return the number of hits that a tier adds to the hits of the configured pool."""
         return max(0, tier.lru_hit_chunks - self.pool.hit_chunks)
 
     def as_json(self, chunk_bytes: int) -> dict[str, Any]:
@@ -149,8 +149,8 @@ def _sizes(least: int, most: int) -> list[int]:
 def _slots_needed(workload: Sequence[ReplayRequest]) -> Iterator[int]:
     """Yield the slots that an ``lru`` pool needs for each hit; skip chunks that always miss.
 
-    A pool holds the most recently used chunks. A chunk is hit if the pool holds it and all chunks
-    before it in the request, so the least recently used of these decides (Mattson et al.,
+    The pool holds the most recently used chunks. A chunk is a hit if the pool holds it and all
+    chunks before it in the request, so the least recently used of them decides (Mattson et al.,
     "Evaluation techniques for storage hierarchies", 1970).
     """
     recency = _Recency(sum(len(request.keys) for request in workload))
@@ -162,13 +162,13 @@ def _slots_needed(workload: Sequence[ReplayRequest]) -> Iterator[int]:
                 break
             deepest = max(deepest, depth)
             yield deepest
-        # Use the end of a prefix first, as the pool does to evict the prefix's start last.
+        # Use the end of a prefix first, as the pool does, so that its start is evicted last.
         for key in reversed(dict.fromkeys(request.keys)):
             recency.use(key)
 
 
 class _Recency:
-    """Orders keys by their last use, in a Fenwick tree that has a mark at each last use."""
+    """The order of keys by last use, in a Fenwick tree with a mark at the last use of each key."""
 
     def __init__(self, uses: int) -> None:
         self._marks = array("q", bytes(8 * (uses + 1)))
@@ -204,7 +204,7 @@ class _Recency:
 def _play_share(
     workload: Sequence[ReplayRequest], policy: str, exact: Mapping[int, int], parts: int, part: int
 ) -> dict[int, int]:
-    """Estimate a policy's hits at each size from one part of the keys, in smaller pools.
+    """Estimate a policy's hits at each size from one part of the keys, in pools scaled to match.
 
     Most of the error comes from the few keys that nearly every request names. ``lru`` has the same
     error, but its exact hits are known, so only the policy's gain over ``lru`` is scaled up.

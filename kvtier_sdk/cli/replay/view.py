@@ -57,7 +57,7 @@ def _row(tier: TierStats, report: ReplayReport) -> tuple[str, ...]:
 
 
 def _speed(size_bytes: int, jobs_s: float, elapsed_s: float) -> str:
-    # Overlapping jobs can take longer in sum than the whole run, so the run's time is the limit.
+    # Overlapping jobs can add up to more time than the whole run, so use at most the run's time.
     duration_s = min(jobs_s, elapsed_s)
     return f"{size_bytes / duration_s / 1e9:.2f}" if duration_s else "-"
 

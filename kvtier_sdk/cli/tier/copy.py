@@ -162,7 +162,7 @@ def _present(tier: MaintainedTier, keys: list[OffloadKey]) -> list[OffloadKey]:
 
 
 def _at_destination(src: TierSpec, namespace: Namespace) -> Namespace:
-    """Return the engines' namespace, without the facts that DST's tier adds."""
+    """Return the namespace for DST: the engines' facts, without the facts that the SDK adds."""
     engines = Namespace({name: of for name, of in namespace.facts.items() if name not in _ADDED})
     if (in_tier(src, engines) if "codec" in namespace.facts else engines) != namespace:
         raise ConfigError(
@@ -180,7 +180,7 @@ def _transfer(
     copied: _Copied,
     pace: Pace,
 ) -> tuple[list[OffloadKey], list[OffloadKey]]:
-    """Return the chunks that DST accepted, and those that it had already."""
+    """Copy chunks; return the chunks that DST accepted, and the chunks that DST had already."""
     half = pool.slots // 2
     stored: list[OffloadKey] = []
     there: list[OffloadKey] = []
@@ -206,7 +206,7 @@ def _transfer(
 def _load(
     src: MaintainedTier, keys: list[OffloadKey], first: int, copied: _Copied
 ) -> dict[OffloadKey, int]:
-    """Return the slots of the intact chunks, from ``first`` on."""
+    """Load chunks into the slots from ``first`` on; return the slots of the intact chunks."""
     if not keys:
         return {}
     slots = range(first, first + len(keys))

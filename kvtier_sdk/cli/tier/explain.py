@@ -122,10 +122,10 @@ class _Answer:
 
 
 def _meant(selection: Selection, held: Sequence[Contents]) -> Namespace:
-    """Raise :class:`ConfigError` unless the options select exactly one namespace."""
+    """Return the selected namespace; raise :class:`ConfigError` unless there is exactly one."""
     if selection.given is not None:
         return selection.given
-    # Without digits, skip namespaces without chunks, which would only make the choice ambiguous.
+    # If no digits are given, skip empty namespaces, which would only make the choice ambiguous.
     offered = [one.namespace for one in held if one.chunks or selection.digits]
     digits = selection.digits
     found = {one.fingerprint: one for one in offered if one.fingerprint.startswith(digits)}

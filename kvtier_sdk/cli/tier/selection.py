@@ -44,7 +44,7 @@ ModelOption = Annotated[
 TimeoutOption = Annotated[
     str, typer.Option("--timeout", metavar="DURATION", help="Time limit of each call of a tier.")
 ]
-#: The namespace to open a tier with; any will do, because the tier only lists its namespaces.
+#: The namespace to open a tier with. Any namespace works, because no chunk is read or written.
 _NO_NAMESPACE = Namespace({"engine": "kvtier tier"})
 #: Show this many digits of a fingerprint, enough to tell namespaces apart.
 SHOWN_DIGITS = 12
@@ -136,7 +136,7 @@ def named(namespace: Namespace) -> str:
 
 @dataclass(slots=True)
 class Contents:
-    """Times of use are in seconds since the epoch; ``None`` if the store records none."""
+    """The size of a namespace, and its times of use in epoch seconds; ``None`` if unknown."""
 
     namespace: Namespace
     chunks: int = 0
@@ -179,7 +179,7 @@ def need(tier: MaintainedTier, capability: Capability, doing: str) -> None:
 
 
 class Faults:
-    """Collects the faults of tiers and of their namespaces, without secrets.
+    """The faults of tiers and of their namespaces, without secrets.
 
     Attributes:
         by_tier: by tier name, the reason why the tier could not be read or changed.

@@ -164,7 +164,7 @@ def _verify(verified: _Verified, pace: Pace, timeout_s: float, *, repair: bool) 
 
 
 class Pace:
-    """Limits the number of bytes moved per second."""
+    """A limit on the number of bytes that are moved per second."""
 
     def __init__(self, rate: str | None, clock: Clock | None = None) -> None:
         self._rate_bytes = None if rate is None else read_flag("--rate", parse_bytes, rate)
@@ -173,7 +173,7 @@ class Pace:
         self._never = threading.Event()
 
     def part_bytes(self, most_bytes: int) -> int:
-        """Return the bytes to move before the next wait, at most those of one second."""
+        """Return how many of ``most_bytes`` to move before the next wait: one second's at most."""
         return most_bytes if self._rate_bytes is None else min(most_bytes, self._rate_bytes)
 
     def wait(self, size_bytes: int) -> None:

@@ -19,8 +19,8 @@ PROMPTS = [make_prompt(seed, chunks) for seed, chunks in enumerate(CHUNKS)]
 FULL = [chunks * BLOCK_TOKENS for chunks in CHUNKS]
 
 
-#: Each case is a way to offload, a store, and vLLM's hash algorithm. An algorithm other than
-#: the default becomes known at the first request, which then opens the tiers again.
+#: Each case is a way to offload, a store, and vLLM's hash algorithm. With an algorithm other than
+#: the default, the tiers are opened again at the first request.
 CASES = [
     pytest.param((way, kind, algorithm), id=f"{way.name}-{kind.name}-{algorithm}")
     for way in (OUR_TIERS, OUR_MANAGER)
@@ -39,7 +39,7 @@ def early(
     way, kind, algorithm = request.param
     store = kind(tmp_path_factory.mktemp("store") / "kv", CHUNK_BYTES)
     store.kill()
-    # The deadline is longer than any test.
+    # The deadline for opening is longer than any test.
     options = {"probe_interval": "100ms", "max_probe_interval": "100ms", "open_deadline": "10m"}
     offloading = way.offloading(store.url, **options)
     with start_engine(offloading, prefix_caching_hash_algo=algorithm) as engine:
@@ -61,11 +61,11 @@ def test_it_serves_without_its_store(early: Early, plain: Any) -> None:
 def test_it_is_served_from_the_tier_when_the_store_is_back(early: Early, plain: Any) -> None:
     engine, store = early
     store.start()
-    # A step reads the reports of earlier attempts, so that the count below includes them.
+    # Settle first, so that the count below includes the attempts that were reported so far.
     engine.settle()
     failures = engine.stats()[store.name]["open_failures"]
     settle_until(engine, lambda: engine.stats()[store.name]["is_open"], f"{store.name} is open")
-    # An attempt that began before the start may still fail or be unreported; the next one succeeds.
+    # Up to two attempts from before the store's start may still fail or be unreported.
     assert engine.stats()[store.name]["open_failures"] - failures <= 2
     assert engine.reset_all()
     engine.generate(prompts=PROMPTS)

@@ -90,7 +90,7 @@ def test_copies_wait_for_the_compute_stream(monkeypatch: pytest.MonkeyPatch, on_
 
 @pytest.fixture(autouse=True)
 def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    # vLLM reads its device from installed metadata, which an unpacked release lacks.
+    # vLLM detects its device from installed metadata, which an unpacked release lacks.
     from vllm.platforms import current_platform
 
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: True)
@@ -168,7 +168,7 @@ def test_a_request_that_waits_is_put_off_after_two_lookups() -> None:
 
         assert answers(*KEYS[:3], group) == ["RETRY"] * 4
         end_step(manager)
-        # Each scan begins with RETRY, whatever its order and length.
+        # Each scan gets a RETRY within two lookups, whatever its order and length.
         assert answers(*KEYS[:2]) == ["RETRY", "MISS"]
         assert answers(group) == ["RETRY"]
         assert answers(KEYS[0]) == answers(KEYS[0]) == ["RETRY"]
@@ -281,7 +281,7 @@ def test_a_reset_keeps_slots_until_their_copies_have_ended(
         assert manager.usage().quarantined == 3
         manager.on_reset_flushed()
     else:
-        # One step tells the workers to wait, and two later steps may have begun before it ends.
+        # One step tells the workers to wait, and two later steps may begin before that step ends.
         for _ in range(3):
             end_step(manager)
             assert manager.usage().quarantined == 3

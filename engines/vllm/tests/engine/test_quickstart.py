@@ -17,7 +17,7 @@ from typing import Any
 from support.redis_server import free_port
 
 ROOT = Path(__file__).parents[4]
-#: The words of the prompt: several blocks of 128 tokens.
+#: Number of words in the prompt, enough for several blocks of 128 tokens.
 WORDS = 400
 _START_S = 300.0
 #: Settings of a small engine on a CPU, added to the README's command.

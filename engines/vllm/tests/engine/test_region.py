@@ -84,7 +84,7 @@ def test_nobody_comes_twice(engine_id: str) -> None:
     first.cleanup()
 
 
-#: The specs that use vLLM's shared memory.
+#: The platform and the spec of each way to use vLLM's shared memory.
 WAYS = {
     "our manager": ("cuda", "KVTierOffloadingSpec"),
     "our worker": ("cpu", "KVTierCPUTieringSpec"),

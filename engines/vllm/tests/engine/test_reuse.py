@@ -31,7 +31,7 @@ PROMPTS = [make_prompt(seed, chunks) for seed, chunks in enumerate(CHUNKS)]
 FULL = [chunks * BLOCK_TOKENS for chunks in CHUNKS]
 
 
-#: Each case is a way to offload, a store, and the runner of its tier in the second process.
+#: Each case is a way to offload, a store, and the runner of the store's tier.
 CASES = [
     pytest.param((way, kind, runner), id=f"{way.name}-{kind.name}-{runner}")
     for way in (OUR_TIERS, OUR_MANAGER)
@@ -58,7 +58,7 @@ def second(
     with start_engine(way.offloading(store.url, runner=runner)) as first:
         first.generate(prompts=PROMPTS)
         first.settle()
-    # The last test needs short probe intervals.
+    # The test that restarts the store needs short probe intervals.
     options = {"runner": runner, "probe_interval": "100ms", "max_probe_interval": "100ms"}
     # One case with a fresh interpreter is enough.
     fresh = kind is Folder and runner == "thread"

@@ -31,7 +31,6 @@ def test_a_replay_of_the_trace_hits_what_the_engine_hit(start_engine: Any, tmp_p
     cached = 0
     with start_engine(offloading) as engine:
         for number, prompt in enumerate(prompts):
-            # For every third prompt, do not empty the device's cache.
             if number % 3:
                 engine.reset_device()
             (output,) = engine.generate(prompts=[prompt])
@@ -79,7 +78,7 @@ def test_a_sleeping_engine_drains_its_tier(start_engine: Any, plain: Any, tmp_pa
         assert (answer["is_drained"], answer["is_idle"]) == (True, True)
         assert serve() == 0
         status = ask(path, {"command": "status"})
-        # Both misses count as absent: of the new prompt, and of the prompt in the drained tier.
+        # Both misses count as absent: the first prompt's, and the miss while the tier was drained.
         misses = status["host"]["misses"]
         assert sum(misses.values()) == misses["absent"] == 2
         assert not sum(status["tiers"][0]["failures"].values())

@@ -1,4 +1,4 @@
-"""``kvtier check`` refuses a transfer config exactly if vLLM refuses it at its start."""
+"""``kvtier check`` refuses the same transfer configs that vLLM refuses when it starts."""
 
 import warnings
 from dataclasses import fields
@@ -25,7 +25,7 @@ HOST = {"spec_name": "KVTierOffloadingSpec", "secondary_tiers": ["memory:"]}
 GUEST = {"spec_name": "TieringOffloadingSpec", "secondary_tiers": [TIER]}
 ON_CPU = {**GUEST, "spec_name": "KVTierCPUTieringSpec"}
 
-#: Pairs: an extra config, and the other keys of the transfer config.
+#: Each case is an extra config, and the other keys of the transfer config.
 ACCEPTED: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({**HOST, "spec_module_path": OURS}, {}),
     ({**HOST, "spec_module_path": f"{OURS}.spec"}, {}),

@@ -7,7 +7,7 @@ from support.vllm_engine import Engine, make_prompt, same
 
 from .conftest import StartEngine
 
-#: Each prompt has 1,029 tokens: four of LMCache's chunks of 256 tokens.
+#: Each prompt has 1,029 tokens, enough for four of LMCache's chunks of 256 tokens.
 PROMPTS = [make_prompt(seed, 8) for seed in range(2)]
 TOKENS = 1024
 
@@ -57,7 +57,7 @@ def test_an_engine_gets_its_answers_from_the_tier_and_computes_what_is_damaged(
 def damage(path: Path) -> None:
     content = bytearray(path.read_bytes())
     quarter = len(content) // 16 * 4
-    # The sign is in the last byte of a float32.
+    # Flip signs: the sign bit is in the last byte of a little-endian float32.
     for place in range(quarter + 3, 3 * quarter, 4):
         content[place] ^= 0x80
     path.write_bytes(content)

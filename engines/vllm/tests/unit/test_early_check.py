@@ -1,4 +1,4 @@
-"""Messages to an operator before vLLM starts a worker; messages.txt holds the expected text."""
+"""Checks before vLLM starts a worker. ``tests/integration/messages.txt`` has whole messages."""
 
 from pathlib import Path
 from typing import Any

@@ -118,7 +118,7 @@ def cache(tmp_path: Path) -> Cache:
 
 def test_the_only_revision_of_the_cache_whatever_it_is_called(cache: Cache) -> None:
     cache.hold(OTHER, config_json="c", model_safetensors="w")
-    # Of the other revision the cache holds only a tokenizer: no engine can serve that.
+    # The cache holds only the tokenizer of the other revision, so no engine can serve it.
     cache.hold(MAIN, tokenizer_json="t")
     assert cache.revision() == OTHER
 
@@ -190,7 +190,7 @@ def test_one_model_in_two_places_is_one_by_the_operators_word(tmp_path: Path) ->
     models = [make_model(tmp_path / place / "llama") for place in ("a", "b")]
     one, other = (model_facts(str(model), tmp_path, "v2") for model in models)
     assert one == other
-    # Without a revision only samples are compared, so equal samples do not prove equal models.
+    # Without a revision the paths differ too, because equal samples do not prove equal models.
     one, other = (model_facts(str(model), tmp_path) for model in models)
     assert one != other
 
