@@ -1,4 +1,4 @@
-"""Uses aiobotocore to find a bucket's credentials and address, and to list and delete objects."""
+"""Finds a bucket's credentials and address, and lists and deletes objects, through aiobotocore."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from kvtier_sdk import Clock, ConfigError, TierAuthError, TierError
 
 # The maximum number of objects in one delete request of S3.
 _DELETE_BATCH = 1000
-# Limit for deleting a batch of objects, or for sending a page of names.
+# The minimum read timeout for listings and deletions, which take a server longer than loads do.
 _LISTING_TIMEOUT_S = 20.0
 _DEFAULT_REGION = "us-east-1"
 _PORTS = {"http": 80, "https": 443}
@@ -57,7 +57,7 @@ class Place:
 
     @classmethod
     def of(cls, presigned_url: str, name: str) -> Place:
-        """Parse a URL that botocore has presigned for an object."""
+        """Parse a URL that botocore has presigned for the object ``name``."""
         parts = urlsplit(presigned_url)
         scope = parse_qs(parts.query)["X-Amz-Credential"][0].split("/")
         return cls(
@@ -73,7 +73,7 @@ class Place:
 class StoredObject(NamedTuple):
     """One object of a listing, last written at ``modified_s`` by the server's clock.
 
-    The order of the fields makes the oldest object the smallest.
+    The order of the fields sorts the oldest object first.
     """
 
     modified_s: float
@@ -88,9 +88,9 @@ class Bucket:
     requests for credentials use the proxies, as in all AWS tools.
     """
 
-    #: Known once the bucket is open.
+    #: Set by :meth:`open`.
     place: Place
-    #: File with the certificates to trust, if the options or the environment name a file.
+    #: File with the trusted certificates, if the options or the settings of AWS tools name one.
     ca_file: str | None
 
     def __init__(self, config: S3TierConfig, clock: Clock, logger: logging.Logger) -> None:
@@ -147,7 +147,7 @@ class Bucket:
         return f"{scheme.upper()}_PROXY" if scheme in proxies else None
 
     async def credentials(self) -> Credentials:
-        """Return the current credentials, renewed if they are temporary and due."""
+        """Return the current credentials; renew temporary credentials that expire soon."""
         with self.faults.bringing_credentials():
             found = await self._credentials.get_frozen_credentials()
         for name in ("access_key", "secret_key", "token"):
@@ -156,7 +156,7 @@ class Bucket:
         return Credentials(found.access_key, found.secret_key, found.token)
 
     def refused(self, refusal: Refusal, *, of_object: bool = False) -> TierError:
-        """Translate a refusal; if the server refused the credentials, look for new ones."""
+        """Translate a refusal; search for new credentials if the server refused the current ones."""
         error = self.faults.error(refusal, of_object=of_object)
         if isinstance(error, TierAuthError):
             self._credentials.suspect()
@@ -164,7 +164,7 @@ class Bucket:
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
-        """Translate a request's errors; if the credentials are refused, look for new ones."""
+        """Translate errors; search for new credentials if the server refused the current ones."""
         try:
             with self.faults.translated():
                 yield
@@ -235,7 +235,7 @@ def _client_config(config: S3TierConfig) -> AioConfig:
         read_timeout=max(config.read_timeout_s, _LISTING_TIMEOUT_S),
         # Use no proxy, as for chunks; None would stand for the environment's proxies.
         proxies={},
-        # Do neither here, because the runner retries requests and checks digests.
+        # botocore does not retry or add checksums, because the runner retries and checks digests.
         retries={"total_max_attempts": 1},
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
