@@ -222,7 +222,7 @@ def join(plans: Sequence[CopyPlan]) -> CopyPlan:
 def are_apart(layouts: Sequence[GroupLayout]) -> bool:
     """Return true if blocks with different ids never share a byte, even in different groups.
 
-    After false, the caller must compare the blocks of each load, because some of them may overlap.
+    If the result is false, the caller must compare the blocks of each load, which may overlap.
     """
     tables = [np.stack([of.addresses, of.strides_bytes, of.lengths_bytes], 1) for of in layouts]
     if any(len(np.unique(table, axis=0)) < len(table) for table in tables):

@@ -32,7 +32,7 @@ class _Hop:
 class Dispatcher:
     """Sends batches of requests over a few connections to each server.
 
-    A batch gets one connection for each ``share`` requests, and returns it after ``turn`` requests.
+    A batch gets a connection for every ``share`` requests, and returns it after ``turn`` requests.
     """
 
     def __init__(

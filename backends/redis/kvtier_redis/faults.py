@@ -151,7 +151,7 @@ def _plain(text: str) -> str:
 
 
 def was_reset(error: BaseException | None) -> bool:
-    """Return true if a connection that the server reset has caused the error."""
+    """Return true if the server has caused the error by resetting the connection."""
     while error is not None and not isinstance(error, ConnectionResetError):
         error = error.__cause__ or error.__context__
     return error is not None

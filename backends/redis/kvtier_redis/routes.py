@@ -250,7 +250,7 @@ class _Sentinels(Sentinel):
 
 
 def _no_master(service: str, failures: Sequence[tuple[str, TierError]]) -> TierError:
-    """Return why no Sentinel names a master; prefer an error that an operator can fix."""
+    """Return the error of a failed search; prefer an error that an operator can fix."""
     if not failures:
         return SettingError(f"no Sentinel knows {service!r}; check option 'sentinel'")
     for place, error in failures:

@@ -319,7 +319,7 @@ class RedisTier(SecondaryTierManager):
             raise error
 
     async def _explained(self, error: TierError, connector: Connector) -> TierError:
-        """Return the error to raise for a failed open; it names an option that would help."""
+        """Return the error to raise for a failed open, with advice about an option if possible."""
         if not error.retryable:
             return error
         mismatch = await connector.tls_mismatch()

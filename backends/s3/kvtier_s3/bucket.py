@@ -156,7 +156,7 @@ class Bucket:
         return Credentials(found.access_key, found.secret_key, found.token)
 
     def refused(self, refusal: Refusal, *, of_object: bool = False) -> TierError:
-        """Translate a refusal; search for new credentials if the server refused the current."""
+        """Translate a refusal; if the server refused the credentials, look for new ones."""
         error = self.faults.error(refusal, of_object=of_object)
         if isinstance(error, TierAuthError):
             self._credentials.suspect()
@@ -164,7 +164,7 @@ class Bucket:
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
-        """Translate errors; search for new credentials if the server refused the current ones."""
+        """Translate a request's errors; if the credentials are refused, look for new ones."""
         try:
             with self.faults.translated():
                 yield
@@ -193,7 +193,7 @@ class Bucket:
     async def _listed(
         self, read: Callable[[Mapping[str, Any]], Iterable[T]], **query: str
     ) -> AsyncIterator[T]:
-        await self.credentials()  # raises if the credentials are at fault
+        await self.credentials()  # raises TierAuthError for unusable credentials
         with self._asking():
             pages = self._client.get_paginator("list_objects_v2").paginate(
                 Bucket=self._config.bucket, **query
@@ -204,7 +204,7 @@ class Bucket:
 
     async def delete(self, names: Sequence[str]) -> None:
         """Delete objects. Absent objects are not an error."""
-        await self.credentials()  # raises if the credentials are at fault
+        await self.credentials()  # raises TierAuthError for unusable credentials
         for start in range(0, len(names), _DELETE_BATCH):
             objects = [{"Key": name} for name in names[start : start + _DELETE_BATCH]]
             with self._asking():
@@ -235,7 +235,7 @@ def _client_config(config: S3TierConfig) -> AioConfig:
         read_timeout=max(config.read_timeout_s, _LISTING_TIMEOUT_S),
         # Use no proxy, as for chunks; None would stand for the environment's proxies.
         proxies={},
-        # botocore does not retry or add checksums, because the runner retries and checks digests.
+        # Let botocore neither retry nor add checksums. The runner retries, and checks digests.
         retries={"total_max_attempts": 1},
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
