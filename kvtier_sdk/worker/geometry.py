@@ -31,8 +31,8 @@ class KVTensor:
             blocks are smaller than the engine's.
 
     Raises:
-        ConfigError: the tensor is empty or not strided, or has no dimension ``block_dim``; that
-            dimension is not a multiple of ``kernel_blocks``; or some elements share memory.
+        ConfigError: the tensor is empty or not strided, or has no dimension ``block_dim``; the size
+            of that dimension is not a multiple of ``kernel_blocks``; or elements share memory.
     """
 
     tensor: torch.Tensor
