@@ -24,7 +24,7 @@ MIN_PART_BYTES = 512 * 1024
 #: A load waits for store parts that have begun; parts of this size take a few milliseconds.
 MAX_PART_BYTES = 16 * 1024 * 1024
 
-#: The runs' destination addresses, source addresses, and lengths in bytes.
+#: The destination addresses, source addresses and lengths in bytes of some runs.
 _Part: TypeAlias = tuple[Int64s, Int64s, Int64s]
 
 
@@ -35,7 +35,7 @@ def copy_runs(destinations: Int64s, sources: Int64s, lengths_bytes: Int64s) -> N
 
 
 class CPUDevice(Device):
-    """Copies part by part, in threads. Between parts, a load overtakes stores that have begun."""
+    """A device whose threads copy part by part. Between parts, loads overtake stores."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class CPUDevice(Device):
         expedited: bool,
         after: StreamOrEvent | None = None,
     ) -> Copy:
-        """Ignore ``after``, because torch queues no work on a CPU."""
+        """Start a copy. ``after`` is ignored, because torch queues no work on a CPU."""
         # Cut one part for each thread, or more if a load would have to wait long for such a part.
         runs = plan.runs()
         threads = max(1, min(len(self._threads), runs.size_bytes // MIN_PART_BYTES))
@@ -96,7 +96,7 @@ class CPUDevice(Device):
             thread.join()
 
     def _work(self) -> None:
-        # Allow all cores of the process, because this thread has inherited an engine's pinning.
+        # Allow all cores of the process, because this thread inherits an engine thread's pinning.
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, self._cpus)
         while True:
@@ -110,7 +110,7 @@ class CPUDevice(Device):
             self._run(copy, part)
 
     def _help(self, copy: _ThreadedCopy) -> None:
-        """Copy the remaining parts in the calling thread, which waits for them anyway."""
+        """Copy parts that have not begun in the calling thread, which waits for them anyway."""
         while True:
             with self._changed:
                 if not copy.parts:
@@ -148,7 +148,7 @@ class CPUDevice(Device):
 
 
 class _ThreadedCopy(Copy):
-    """The device reads and changes the attributes while it holds its lock."""
+    """A copy in parts. The device changes the attributes only while it holds its lock."""
 
     def __init__(self, parts: list[_Part], help_with: Callable[[_ThreadedCopy], None]) -> None:
         self.parts = parts

@@ -21,7 +21,7 @@ from kvtier_sdk.worker.registration import RefusedError, Registration
 _log = logging.getLogger("kvtier.worker")
 
 #: Approximate limit of the bytes queued on a stream. An expedited load waits for these bytes. They
-#: keep a link busy for 5 ms, because a busy interpreter can delay queueing more for that long.
+#: keep a link busy for 5 ms, because a busy interpreter can delay the next pieces for that long.
 WINDOW_BYTES = 256 * 1024**2
 #: Copies are queued in pieces of at most this size.
 PIECE_BYTES = 64 * 1024**2
@@ -34,11 +34,11 @@ _Piece: TypeAlias = CopyPlan | StagedPiece
 
 
 class CUDADevice(Device):
-    """One accelerator.
+    """A device for one accelerator.
 
-    Stores, loads and expedited loads each have a lane, so that no kind queues behind another.
-    Loads have a higher priority. A :class:`Gatherer` copies jobs of many short runs; all other jobs
-    are copied run by run.
+    Stores, loads and expedited loads each have a lane with its own stream, so that no kind queues
+    behind another. Loads have a higher priority than stores. A :class:`Gatherer` copies jobs of
+    many short runs. All other jobs are copied run by run.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -129,7 +129,7 @@ class _Lane:
     """The stream for one kind of job, and the copies that still have pieces to queue.
 
     An expedited load waits for the queued pieces of all lanes, so a lane queues only a few hundred
-    MiB at a time. A thread queues more pieces as others end, and exits once all are queued.
+    MiB at a time. A thread queues more as queued pieces end, and exits once all are queued.
     """
 
     def __init__(self, device: CUDADevice, priority: int) -> None:
@@ -152,7 +152,7 @@ class _Lane:
                 threading.Thread(target=self._feed, name="kvtier-copies", daemon=True).start()
 
     def _queue(self) -> None:
-        """The caller holds the lock."""
+        """Queue the pieces that fit in the window. The caller must hold the lock."""
         while self._in_flight and self._in_flight[0][0].is_reached():
             self._in_flight.popleft()
         in_flight_bytes = sum(size_bytes for _, size_bytes in self._in_flight)
@@ -179,7 +179,7 @@ class _Lane:
 class _Mark:
     """An event that a stream records after a piece.
 
-    Unless the context is lost, a copy may still run after a failed query, so the query is repeated.
+    A failed query is repeated, because the copy may still run unless the device's context is lost.
     If the context was lost before the stream reached the mark, ``error`` gives the reason.
     """
 
@@ -233,7 +233,7 @@ class _StreamCopy(Copy):
         self._error: str | None = None
 
     def queue_piece(self) -> tuple[_Mark, int]:
-        """Return the piece's mark and size. A failure drops the remaining pieces."""
+        """Queue a piece; return its mark and its size. A failure drops the remaining pieces."""
         piece = self._pieces.pop()
         mark = _Mark(self._device)
         try:

@@ -1,4 +1,4 @@
-"""The interface of a device. To support another kind of device, implement it in one module."""
+"""The interface of a device. Each kind of device implements the interface in its own module."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class Copy(ABC):
     def done(self) -> bool:
         """Return true once the copy has succeeded or failed. Never blocks.
 
-        After that nothing reads or writes the plan's memory, even if the copy failed.
+        Once the copy is done, nothing reads or writes the plan's memory, even if the copy failed.
         """
 
     @abstractmethod
     def wait(self) -> None:
         """Block until the copy has ended, without holding the interpreter lock.
 
-        A failed copy does not raise here; see :meth:`error`.
+        If the copy has failed, this method does not raise; see :meth:`error`.
         """
 
     @abstractmethod
@@ -50,11 +50,11 @@ class Device(ABC):
     def register(self, host: HostLayout, groups: Sequence[GroupLayout]) -> None:
         """Pin host memory for asynchronous copies; called once, before the first copy.
 
-        The memory stays pinned until :meth:`close`. If pinning is refused, copies are slower.
+        The memory stays pinned until :meth:`close`. If it cannot be pinned, copies are slower.
 
         Args:
             host: the slots.
-            groups: the layouts of all groups, from which a device may prepare its copies.
+            groups: the layouts of all groups, so that a device can prepare its copies.
         """
 
     @abstractmethod

@@ -18,7 +18,7 @@ from kvtier_sdk.worker.planning import Int64s
 
 #: When a copy may read its sources: in stream order, or at any time after the call.
 ORDER_STREAM, ORDER_ANY = 1, 3
-#: HIP derives the direction from the addresses.
+#: With this value, HIP derives the direction of a copy from the addresses.
 _HIP_MEMCPY_DEFAULT = 4
 #: In this mode a thread may make any call while another thread captures a graph.
 _CAPTURE_RELAXED = 2
@@ -27,7 +27,7 @@ _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_size_t
 
 
 class Driver:
-    """One vendor's calls. Each applies to the calling thread's current device."""
+    """The calls of one vendor's driver. Each call applies to the thread's current device."""
 
     _copy_one: Any
     #: The arguments of ``_copy_one`` between the length and the stream.
@@ -50,7 +50,7 @@ class Driver:
         self.copy_each(into, out_of, lengths_bytes, order, stream)
 
     def device_address(self, host_address: int) -> int | None:
-        """Return ``None`` if the memory is not registered."""
+        """Return the device's address of host memory; ``None`` if it is not registered."""
         found = ctypes.c_void_p(0)
         if self._host_get_device_pointer(ctypes.byref(found), host_address, 0):
             forget_error()
@@ -61,8 +61,8 @@ class Driver:
     def during_captures(self) -> Iterator[None]:
         """Let this thread make calls that a graph's capture forbids, such as a query.
 
-        Outside this block such a call fails, and invalidates the capture even in another thread.
-        The block must not use a stream that is being captured.
+        Outside the block, such a call fails during any thread's capture, and invalidates the
+        capture. The block must not use a stream that is being captured.
         """
         mode = ctypes.c_int(_CAPTURE_RELAXED)
         self._exchange_capture_mode(ctypes.byref(mode))
@@ -135,7 +135,7 @@ class HIPDriver(Driver):
     _copy_arguments = (_HIP_MEMCPY_DEFAULT,)
 
     def __init__(self) -> None:
-        # Use torch's own runtime, because no other runtime on the path knows torch's streams.
+        # Use torch's own runtime, because another copy of the runtime lacks torch's streams.
         library = _torch_runtime()
         self._copy_one = library.hipMemcpyAsync
         self._copy_one.argtypes = [_POINTER, _POINTER, _SIZE, ctypes.c_int, _POINTER]
@@ -147,16 +147,16 @@ class HIPDriver(Driver):
 def forget_error() -> None:
     """Clear the error that a refused call left behind in this thread.
 
-    Otherwise the runtime would report it to the engine after one of the engine's kernels. torch
-    cannot clear it.
+    Otherwise the runtime would report the error to the engine after one of the engine's kernels.
+    torch has no function that clears the error.
     """
     name = "hipGetLastError" if torch.version.hip else "cudaGetLastError"
     last_error = getattr(_torch_runtime(), name, None)
-    # A torch with a built-in runtime may not export the function.
+    # A build of torch that contains the runtime may not export the function.
     if last_error is not None:
         last_error()
 
 
 def _torch_runtime() -> ctypes.CDLL:
-    """Return torch's own library, through which the functions of its runtime are found."""
+    """Return torch's library, in which the functions of torch's runtime can be looked up."""
     return ctypes.CDLL(torch._C.__file__)

@@ -1,8 +1,8 @@
 """Copies small pages: a kernel gathers them on the device, and one copy per slot moves them.
 
-A copy engine needs microseconds for each run, however short. So for a store, a kernel first packs
-the pages of a chunk into a *staging part* on the device, in the order of the slot. A load copies
-the slot into a staging part, from which the kernel distributes the pages.
+A copy engine needs microseconds even for a short run. So for a store, a kernel first packs the
+pages of a chunk into a *staging part* on the device, in the order of the slot. A load copies the
+slot into a staging part, from which the kernel distributes the pages.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ MIN_RUNS_PER_COPY = 4
 PART_BYTES = 16 * 1024**2
 #: Staging parts per lane. The kernel works on one part while a copy engine works on the other.
 PARTS = 2
-#: The kernel copies words of this size.
+#: Size and alignment of the kernel's memory accesses.
 _WORD_BYTES = 16
 
 Enqueue: TypeAlias = Callable[[CopyPlan, Operation, torch.cuda.Stream], None]
 
 
 class PageKernel:
-    """The kernel on one device, and its memory there. Raises ``ImportError`` without triton.
+    """The kernel on one device, and its memory there. Creation fails if triton is not installed.
 
-    After a failed launch ``has_failed`` is true, and the kernel must not be used any more.
+    After a failed launch, ``has_failed`` is true and the kernel must not be used any more.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -68,7 +68,7 @@ class PageKernel:
     def queue(
         self, stream: torch.cuda.Stream, *arguments: int | torch.Tensor, gather: bool
     ) -> None:
-        """Log a failure, and raise it as ``KVTierError``."""
+        """Queue the kernel; log a failure, and raise it as ``KVTierError``."""
         try:
             self.start(stream, *arguments, gather=gather)
         except Exception as raised:  # triton's errors have no common class
@@ -79,7 +79,7 @@ class PageKernel:
     def start(
         self, stream: torch.cuda.Stream, *arguments: int | torch.Tensor, gather: bool
     ) -> None:
-        """Compile the kernel if needed, and queue it; may raise an error of any class."""
+        """Compile the kernel if needed, and queue it. The call may raise any class of error."""
         with torch.cuda.stream(stream):
             self._launch(*arguments, gather=gather)
 
@@ -93,7 +93,7 @@ class _Part:
 
 
 class _Staging:
-    """A lane's staging parts, which take turns, and the stream for its kernels."""
+    """The staging parts of a lane, used in turn, and the stream for the lane's kernels."""
 
     def __init__(self, kernel: PageKernel, priority: int) -> None:
         self.kernels = torch.cuda.Stream(priority=priority)
@@ -203,15 +203,15 @@ class StagedPiece:
     def ends(
         self, operation: Operation, copies: torch.cuda.Stream
     ) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
-        """Return the piece's first and last stream."""
+        """Return the stream that the piece's work begins on, and the stream that it ends on."""
         kernels = self._staging.kernels
         return (kernels, copies) if operation is Operation.STORE else (copies, kernels)
 
     def queue(self, operation: Operation, copies: torch.cuda.Stream, enqueue: Enqueue) -> None:
-        """Queue the kernel and the copies, after the part's previous use.
+        """Queue the kernel and the copies, after the staging part's previous use.
 
-        A store runs the kernel first, a load the copies. Even after a failure, the piece's last
-        stream waits for all queued work.
+        A store begins with the kernel, and a load begins with the copies. Even after a failure, the
+        piece's last stream waits for all queued work.
         """
         part = self._staging.next_part()
         store = operation is Operation.STORE
@@ -250,7 +250,7 @@ class StagedPiece:
         )
 
     def _runs(self, part: _Part) -> CopyPlan:
-        """Return one run per chunk, or more for a chunk with blocks left out."""
+        """Return one run for each chunk, or several if the job leaves out some of its blocks."""
         band, layout = self._band, self._share.layout
         begins = part.memory.data_ptr() + np.arange(len(self._share.blocks)) * band.size_bytes
         there = self._share.blocks >= 0
@@ -287,7 +287,7 @@ def _bands(layout: GroupLayout) -> Iterator[_Band]:
 
 
 def _is_possible(layout: GroupLayout) -> bool:
-    """Return true if pages are whole words and the longest segment fits a staging part."""
+    """Return true if pages are aligned to words, and the longest segment fits in a staging part."""
     numbers = np.concatenate([layout.addresses, layout.strides_bytes, layout.lengths_bytes])
     longest_bytes = int(layout.lengths_bytes.max()) * layout.blocks_per_chunk
     return not (numbers % _WORD_BYTES).any() and longest_bytes <= PART_BYTES

@@ -31,8 +31,8 @@ class KVTensor:
             blocks are smaller than the engine's.
 
     Raises:
-        ConfigError: the tensor is empty, not strided, or without ``block_dim``; the dimension's
-            size is not a multiple of ``kernel_blocks``; or the tensor's elements share memory.
+        ConfigError: the tensor is empty or not strided, or has no dimension ``block_dim``; the size
+            of that dimension is not a multiple of ``kernel_blocks``; or elements share memory.
     """
 
     tensor: torch.Tensor
@@ -81,7 +81,7 @@ class KVTensor:
         return self.tensor.numel() * self.tensor.element_size() // self.blocks
 
     def segments(self) -> tuple[Int64s, int]:
-        """Return a block's contiguous pieces: their addresses in block 0, and their length."""
+        """Return the addresses of block 0's contiguous pieces, and the length of each in bytes."""
         length_bytes = self.tensor.element_size()
         addresses = np.array([self.tensor.data_ptr()], np.int64)
         for count, stride_bytes in sorted(self._inner_dims(), key=itemgetter(1)):
@@ -97,7 +97,7 @@ class KVTensor:
         return self.tensor.shape[self.block_dim] // self.kernel_blocks, stride * self.kernel_blocks
 
     def _inner_dims(self) -> list[tuple[int, int]]:
-        """Return count and stride in bytes of each dimension inside a block."""
+        """Return the count and the stride in bytes of each dimension inside a block."""
         element_bytes = self.tensor.element_size()
         dims = [
             (count, stride * element_bytes)
@@ -118,7 +118,7 @@ class KVGroup:
 
     Raises:
         ConfigError: there is no tensor, the tensors differ in device or in their number of blocks,
-            or a chunk has no block.
+            or ``blocks_per_chunk`` is less than 1.
     """
 
     tensors: Sequence[KVTensor]

@@ -13,8 +13,8 @@ import triton.language as tl
 
 #: Words of 8 bytes that a program copies at a time. One access covers two words.
 _TILE_WORDS = 1024
-#: Programs of a launch. They are several times as fast as a link, and leave most of the device to
-#: the engine, because an H100 has 132 multiprocessors, and each runs many programs.
+#: Number of programs in a launch. They copy several times as fast as a link, but leave most of the
+#: device to the engine: an H100 has 132 multiprocessors, and each of them runs many programs.
 _PROGRAMS = 64
 
 

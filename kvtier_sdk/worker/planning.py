@@ -1,7 +1,7 @@
 """Plans the fewest copies for a job's block ids and slots.
 
-Plans consist of numpy arrays, because a job may have a hundred thousand pages and is planned on
-the engine's thread.
+Plans consist of numpy arrays for speed, because a job may have a hundred thousand pages and is
+planned on the engine's thread.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class GroupLayout:
     """The addresses of one KV-cache group's bytes, on the device and in a chunk.
 
     A block consists of *segments*, its contiguous pieces of memory; each array has one element
-    for each segment. A chunk holds the first segment of all its blocks, then the second segment
-    of all, and so on. So blocks that are adjacent on the device are adjacent in the chunk.
+    for each segment. A chunk holds the first segments of all its blocks, then the second segments
+    of all its blocks, and so on. So blocks that are adjacent on the device are adjacent in a chunk.
 
     Attributes:
-        blocks: number of blocks on the device; block ids are smaller.
+        blocks: number of blocks on the device; every block id is smaller.
         blocks_per_chunk: number of consecutive blocks of a request in one chunk.
         addresses: address of the segment in block 0.
         strides_bytes: distance from the segment in one block to the same segment in the next.
@@ -57,7 +57,7 @@ class HostLayout:
 
     Attributes:
         slots: number of slots.
-        address: first byte of this worker's part of slot 0.
+        address: address of this worker's part of slot 0.
         row_bytes: distance between slots; more than ``part_bytes`` if workers share the slots.
         part_bytes: size of this worker's part of each slot.
         writable: true if stores are allowed.
@@ -169,7 +169,7 @@ class GroupShare:
 
 @dataclass(frozen=True, eq=False)
 class JobPlan:
-    """The blocks and slots of a job. All are in range, and no two destinations overlap.
+    """The blocks and slots of a job. All ids are in range, and no two destinations overlap.
 
     A device copies the runs, or derives other pieces from the blocks. A large job has many more
     runs than blocks, so the runs are computed only on request.
@@ -222,7 +222,7 @@ def join(plans: Sequence[CopyPlan]) -> CopyPlan:
 def are_apart(layouts: Sequence[GroupLayout]) -> bool:
     """Return true if blocks with different ids never share a byte, even in different groups.
 
-    Otherwise compare the blocks of each load, because the layouts alone cannot tell.
+    If the result is false, the caller must compare the blocks of each load, which may overlap.
     """
     tables = [np.stack([of.addresses, of.strides_bytes, of.lengths_bytes], 1) for of in layouts]
     if any(len(np.unique(table, axis=0)) < len(table) for table in tables):

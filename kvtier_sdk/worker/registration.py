@@ -1,4 +1,4 @@
-"""Registers host memory with the driver, because copies of unregistered memory block.
+"""Registers host memory with the driver, because copies of unregistered memory block the caller.
 
 A process can register a page only once, and unregistering the page ends the registration for all
 users. So the devices of a process share registered pieces, and count the holders of each piece.
@@ -48,7 +48,7 @@ _pieces: list[_Piece] = []
 
 
 class Registration:
-    """Registers all slots until :meth:`release`; after a failure none is registered."""
+    """Registers all slots until :meth:`release`. A failure undoes the registrations made so far."""
 
     def __init__(self, host: HostLayout, driver: Driver) -> None:
         self._held: list[_Piece] = []
@@ -63,7 +63,7 @@ class Registration:
         self._shifts = np.array([piece.shift_bytes for piece in self._held], np.int64)
 
     def fit(self, plan: CopyPlan) -> CopyPlan:
-        """Cut the runs where pieces meet, and replace host addresses by the device's."""
+        """Cut the runs where pieces meet, and replace host addresses by device addresses."""
         if len(self._begins) > 1:
             plan = plan.cut_at(self._begins)
         if self._shifts.any():
@@ -77,7 +77,7 @@ class Registration:
             self._let_go()
 
     def _hold(self, begin: int, end: int, driver: Driver) -> None:
-        """Share the pieces that are registered already, and register all other pages."""
+        """Share the pieces that are already registered, and register the pages in between."""
         while begin < end:
             piece = next((piece for piece in _pieces if piece.begin <= begin < piece.end), None)
             if piece is None:
@@ -113,7 +113,7 @@ def _register(begin: int, end: int, driver: Driver) -> _Piece:
 
 
 def _cuts(host: HostLayout) -> list[int]:
-    """Return page boundaries, ascending; a piece lies between two neighbours."""
+    """Return the boundaries of the pieces in ascending order; all are page boundaries."""
     page_bytes = mmap.PAGESIZE
     end = host.address + (host.slots - 1) * host.row_bytes + host.part_bytes
     piece_bytes = max(1, MAX_REGISTER_BYTES // host.row_bytes) * host.row_bytes

@@ -1,4 +1,4 @@
-"""The worker copies between the blocks of a device and the slots of a pool."""
+"""The worker, which copies between the blocks of a device and the slots of a pool."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class _Job:
     job_id: int
     operation: Operation
     size_bytes: int
-    #: ``None`` before the start, and for a job without blocks, which ends at once.
+    #: ``None`` before the start. A job without blocks gets no copy and ends at once.
     copy: Copy | None = None
     is_started: bool = False
 
@@ -75,7 +75,7 @@ class _Job:
 class OffloadWorker:
     """Copies blocks to slots and back, in the background.
 
-    A job has ended once ``get_finished`` has reported it or ``wait`` for it has returned. After
+    A job has ended once ``get_finished`` has reported it or a ``wait`` for it has returned. After
     that, nothing reads or writes the job's blocks and slots, even if the job failed. Until then,
     the caller must not write the blocks and slots, nor read the destinations, which hold a mixture
     of old and new bytes. Jobs of one direction begin in the order of submission, except
@@ -147,7 +147,7 @@ class OffloadWorker:
             device_blocks: the sources. Plain ids are blocks of the only group, and the first block
                 begins a chunk.
             slots: the destinations, all different: one for each chunk that the blocks touch, group
-                after group. If the job has some blocks of a chunk, only these blocks are written.
+                after group. If the job has only some blocks of a chunk, only these are written.
             after: the stream that computes the blocks, or an event recorded there. The copy begins
                 after all work queued on the stream so far, or after the event. Do not record the
                 event again before the job has ended. Required on an accelerator, where a copy
@@ -310,7 +310,7 @@ class OffloadWorker:
 
 
 def _end_dropped(device: Device, jobs: dict[int, _Job], memory: object) -> None:
-    """Shut down in a new thread, because a copying thread may have dropped the worker."""
+    """Shut down in a new thread, because a copying thread may run this and cannot join itself."""
     # Log here, because the new thread may still run when the interpreter exits, and must not hold
     # a lock of the log at that time.
     _log.warning("an offload worker was dropped without a call of shutdown()")
@@ -322,7 +322,7 @@ def _end_dropped(device: Device, jobs: dict[int, _Job], memory: object) -> None:
 
 
 def _end(device: Device, jobs: dict[int, _Job], memory: object) -> None:
-    """``memory`` keeps tensors and slots alive until the jobs have ended."""
+    """Wait for the jobs, then close the device; ``memory`` keeps tensors and slots alive."""
     for job in list(jobs.values()):
         if job.copy is not None:
             job.copy.wait()
@@ -331,8 +331,8 @@ def _end(device: Device, jobs: dict[int, _Job], memory: object) -> None:
 
 @atexit.register
 def _wait_for_ends() -> None:
-    # A thread that frees a tensor while the interpreter exits aborts the process, so wait for it.
-    # Limit the wait, because a thread behind a stuck stream never ends, but the process must.
+    # Wait, because a thread that frees a tensor while the interpreter exits aborts the process.
+    # Limit the wait, because a thread that waits for a stuck stream never ends.
     for end in list(_ends):
         end.join(_EXIT_WAIT_S)
 
@@ -366,7 +366,7 @@ def _indices(what: str, values: Indices) -> Int64s:
 
 
 def _check_range(what: str, ids: Int64s, limit: int) -> None:
-    # Viewed as unsigned, a negative id is too large.
+    # As an unsigned number, a negative id exceeds any limit.
     if (ids.view(np.uint64) >= limit).any():
         raise ValueError(f"{what} must be from 0 to {limit - 1}, not {ids.min()} to {ids.max()}")
 

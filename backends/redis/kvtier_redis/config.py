@@ -11,11 +11,10 @@ from pydantic import BeforeValidator, Field, SecretStr, model_validator
 
 from kvtier_sdk import ConfigError, Count, ExpiringTierConfig, Flag, Seconds, TierURL
 
-#: Name and port of a server.
 HostPort = tuple[str, int]
 
 _BRACES = frozenset("{}")
-# Separators in URLs and lists; no host contains them.
+# Separators in URLs and lists. No host name and no address contains them.
 _FOREIGN = frozenset("@/;, ")
 
 
@@ -37,13 +36,13 @@ def _is_host(text: str) -> bool:
 
 
 def _hosts(value: object) -> tuple[str, ...]:
-    """Split ``"b:26379,c:26379"``, or check a list of servers."""
+    """Check a list of servers, or split and check a text such as ``"b:26379,c:26379"``."""
     parts = value.split(",") if isinstance(value, str) else value
     if not isinstance(parts, list | tuple) or not all(isinstance(part, str) for part in parts):
         raise ValueError(f"{value!r} is not a list of servers; write for example 'b:26379,c:26379'")
     found = tuple(part.strip() for part in parts if part.strip())
     for part in found:
-        # Without brackets, the end of an IPv6 address and the port cannot be told apart.
+        # Without brackets, a port would look like the end of an IPv6 address.
         if _FOREIGN & set(part) or part.rpartition("]")[2].count(":") > 1:
             raise ValueError("one is not a server; write for example 'b:26379,[::1]:26379'")
         split_host(part, default_port=1)
@@ -62,7 +61,8 @@ def split_host(text: str, *, default_port: int) -> HostPort:
 
 
 def _prefix(value: object) -> str:
-    # A cluster hashes only the text in braces, so all chunks would be on one node.
+    # A cluster hashes only the text between a key's first braces. Braces in the prefix would
+    # therefore put all chunks on one node.
     if not isinstance(value, str) or not value or _BRACES & set(value):
         raise ValueError(f"{value!r} should be text without '{{' and '}}'")
     return value
@@ -72,27 +72,27 @@ class RedisTierConfig(ExpiringTierConfig):
     """Options of the Redis tier.
 
     Attributes:
-        host: the server; with ``sentinel`` a Sentinel, with ``cluster`` any node.
-        port: its port.
-        hosts: further Sentinels or nodes to ask if the first is out of reach, ``host:port`` each;
-            for ``sentinel`` and ``cluster``.
-        socket: path of a Unix socket instead of host and port.
+        host: host of the server; with ``sentinel`` of a Sentinel, with ``cluster`` of any node.
+        port: port of that host.
+        hosts: further Sentinels or nodes, each ``host:port``, to ask if ``host`` cannot be reached;
+            only with ``sentinel`` or ``cluster``.
+        socket: path of a Unix socket, instead of ``host`` and ``port``.
         username: name of an ACL user; the server's default user if absent.
         password: password of that user.
         db: number of the database; a cluster has only 0.
         prefix: prefix of all key names; tiers with different prefixes share no chunks.
-        connections: connections to each server for chunks; each loads one chunk at a time, or
-            stores about 2 MiB of them.
-        connect_timeout_s: time limit for a connection, and for a reply without a chunk.
-        tls: whether to use TLS; ``rediss:`` does.
-        tls_ca: file with the certificates to trust; the system's if absent.
-        tls_cert: file with this client's certificate, if the server wants one.
-        tls_key: file with its key; the certificate's file if absent.
+        connections: maximum number of connections to each server for chunks; each loads one chunk
+            at a time, or stores about 2 MiB of chunks at a time.
+        connect_timeout_s: time limit for making a connection, and for requests that move no chunk.
+        tls: whether to use TLS; a ``rediss:`` URL sets this option.
+        tls_ca: file with the trusted certificates; the system's certificates if absent.
+        tls_cert: file with this client's certificate, if the server requires a certificate.
+        tls_key: file with the key of ``tls_cert``; ``tls_cert`` itself if absent.
         tls_verify: whether the server's certificate and name are checked.
-        sentinel: name of the service to ask Sentinel for.
+        sentinel: name of the service; ``host`` and ``hosts`` are then Sentinels.
         sentinel_username: name of an ACL user of the Sentinels.
         sentinel_password: password of that user.
-        cluster: whether the servers are a Cluster.
+        cluster: whether the servers form a Cluster.
     """
 
     host: Annotated[str, BeforeValidator(_host)] = "127.0.0.1"
@@ -144,7 +144,7 @@ class RedisTierConfig(ExpiringTierConfig):
 
     @property
     def expiry_ms(self) -> int | None:
-        """The time to live that a store sets, in milliseconds."""
+        """The time to live that a store sets, in milliseconds; ``None`` if chunks never expire."""
         return None if self.expiry_s is None else round(self.expiry_s * 1000)
 
     @property
@@ -156,7 +156,7 @@ class RedisTierConfig(ExpiringTierConfig):
 
     @property
     def seeds(self) -> list[HostPort]:
-        """The servers to ask first, in order."""
+        """The servers in the options, in the order in which to ask them."""
         more = [split_host(text, default_port=self.port) for text in self.hosts]
         return [(self.host, self.port), *more]
 
@@ -164,11 +164,11 @@ class RedisTierConfig(ExpiringTierConfig):
     def options_from_url(cls, url: TierURL) -> dict[str, Any]:
         """Read the options in a URL such as ``redis://user:password@host:6379/0?ttl=1h``.
 
-        The path is the database. ``rediss:`` is the same over TLS. The path of
-        ``redis+unix:///run/redis.sock?db=1`` is the socket's.
+        The path is the number of the database. ``rediss:`` adds TLS. In a URL such as
+        ``redis+unix:///run/redis.sock?db=1``, the path is that of the socket.
         """
         if any("@" in name for name in url.options):
-            # Do not show the query, because it may hold part of a password with a question mark.
+            # Do not show the query. It may be part of a password that contains a question mark.
             raise ConfigError(f"{url.scheme}: write '%3F' for '?' in a user or a password")
         given: dict[str, Any] = {
             "username": url.username or None,

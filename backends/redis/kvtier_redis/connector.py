@@ -33,7 +33,7 @@ def tls_context(config: RedisTierConfig) -> ssl.SSLContext | None:
     except OSError as error:  # includes SSLError
         reason = error.strerror
         if isinstance(error, ssl.SSLError):
-            # OpenSSL says "PEM lib" for anything that it does not find in a file.
+            # OpenSSL's own reason is only "PEM lib" if a certificate or a key is missing.
             reason = "it contains no certificate"
             if option == "tls_cert" and config.tls_key is None:
                 reason += ", or no key beside it; option 'tls_key' names a file with the key"
@@ -48,8 +48,8 @@ class Connector:
     """Makes connections that are ready for requests.
 
     Attributes:
-        reads_are_uses: true if a server refused ``CLIENT NO-TOUCH``, as before Redis 7.2, so that
-            reads count as uses.
+        reads_are_uses: true if a server refused ``CLIENT NO-TOUCH``, as servers before Redis 7.2
+            do. The server then counts each read as a use.
     """
 
     def __init__(self, config: RedisTierConfig, clock: Clock, *, touches: bool = True) -> None:
@@ -82,7 +82,7 @@ class Connector:
         return connection
 
     async def tls_mismatch(self) -> TierError | None:
-        """Return an error if the options and a silent server disagree about TLS, else ``None``."""
+        """Return an error if only the server or only the options use TLS, else ``None``."""
         if self._config.socket is not None:
             return None
         if self._tls:
@@ -105,8 +105,8 @@ class Connector:
         try:
             connection = await self._open(address, context)
         except ssl.SSLError as error:
-            # A server that sends a TLS alert uses TLS, but refuses this client: it may want a
-            # certificate.
+            # Only a server that speaks TLS sends an alert. The server may refuse this client
+            # because the client has no certificate.
             return "ALERT" in (error.reason or "")
         connection.close("it was an attempt")
         return True
@@ -142,7 +142,7 @@ class Connector:
             user = [config.username.encode()] if config.username else []
             steps.append([b"AUTH", *user, config.password.get_secret_value().encode()])
         if config.db or not steps:
-            # Send SELECT even for database 0, because only a reply shows that the server works. The
-            # kernel accepts connections for a hung server; a full server refuses only commands.
+            # Without a password, send SELECT even for database 0, because only a reply shows that
+            # the server works: the kernel accepts connections even for a hung server.
             steps.append([b"SELECT", b"%d" % config.db])
         return steps

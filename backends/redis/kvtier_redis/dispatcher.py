@@ -1,4 +1,4 @@
-"""Dispatch of requests about a chunk to the server that holds it now."""
+"""Sends requests about chunks to the servers that hold them, and follows redirects."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_HOPS = 5
 
 @dataclass(slots=True)
 class _Hop:
-    """A request on its way to one server."""
+    """A request to one server, after ``ASKING`` if ``is_asking``."""
 
     exchange: Exchange
     address: Address
@@ -30,7 +30,10 @@ class _Hop:
 
 
 class Dispatcher:
-    """Sends batches of requests over a few connections to each server."""
+    """Sends batches of requests over a few connections to each server.
+
+    A batch gets a connection for every ``share`` requests, and returns it after ``turn`` requests.
+    """
 
     def __init__(
         self,
@@ -52,12 +55,10 @@ class Dispatcher:
 
     async def run(self, exchanges: Sequence[Exchange]) -> None:
         """Send each request to the server of its key, and set its outcome."""
-        # After a cancellation, nothing touches the requests' buffers.
         try:
             await self._run(exchanges)
         except asyncio.CancelledError:
-            # A cancellation may mean that the caller gave up on a hanging server, and nothing else
-            # reveals a hang.
+            # The caller may have given up on a hung server. Nothing else reveals a hang.
             self._route.suspect()
             raise
         outcomes = [exchange.outcome for exchange in exchanges]
@@ -90,7 +91,7 @@ class Dispatcher:
         return hops
 
     def _next_hops(self, hops: Sequence[_Hop]) -> list[_Hop]:
-        """Return the redirected requests; other refusals become errors."""
+        """Return the requests that a server redirected; turn other refusals into errors."""
         again = []
         for hop in hops:
             reply = hop.exchange.outcome
@@ -126,8 +127,7 @@ class Dispatcher:
         """Send all requests in one server's queue over its connections."""
         pool = self._pool_of(address)
         count = min(self._connections, math.ceil(len(queue) / self._share))
-        # Divide the queue evenly over the connections. A large batch returns its connections after
-        # each ``turn`` of requests, so that other batches can use them in between.
+        # Divide the queue evenly. Between turns, other batches can use the connections.
         turn = min(self._turn, math.ceil(len(queue) / count))
         failures = await self._clock.gather_bounded(
             [partial(self._take_turns, pool, queue, turn)] * count, limit=count
@@ -139,8 +139,8 @@ class Dispatcher:
     async def _take_turns(
         self, pool: ConnectionPool[Connection], queue: deque[Exchange], turn: int
     ) -> TierError | None:
-        """Send requests from a shared queue until it is empty; stop at an error and return it."""
-        # Stop at an error, so that an unreachable server is tried once, not once for each chunk.
+        """Send requests from a shared queue until the queue is empty; return the first error."""
+        # Stop at an error, so that an unreachable server is not tried again for each chunk.
         try:
             while queue:
                 async with pool.borrow() as connection:

@@ -21,7 +21,7 @@ from kvtier_sdk import (
 
 
 class SettingError(TierError):
-    """The server shows that an option is wrong. Opening the tier raises :class:`ConfigError`."""
+    """The server's reply shows a wrong option; ``open`` raises :class:`ConfigError` instead."""
 
 
 #: Error classes by the first word of an error reply.
@@ -77,7 +77,7 @@ _CLASSES: tuple[tuple[type[Exception] | tuple[type[Exception], ...], type[TierEr
     ),
 )
 _NO_CLUSTER = ("MOVED", "ASK", "CROSSSLOT")
-#: Replies from another kind of server than the options expect, with advice.
+#: Phrases in error replies that show a wrong option, and the advice for each.
 _SETTINGS = (
     (
         "cluster support disabled",
@@ -113,16 +113,16 @@ def reply_error(text: str) -> TierError:
 
 
 def client_error(error: Exception) -> TierError:
-    """Translate an exception of redis-py or of the system."""
+    """Translate an exception of redis-py or of the operating system."""
     if type(error) is theirs.ConnectionError and isinstance(error.__cause__, theirs.RedisError):
-        # On a Unix socket redis-py wraps the error replies to its first commands.
+        # On a Unix socket, redis-py wraps error replies to its first commands.
         error = error.__cause__
     refusal = _tls_refusal(error)
     if refusal is not None:
         return TierUnavailableError(refusal, retryable=False)
     if isinstance(error, theirs.RedisClusterException):
-        # redis-py wraps the last node's error, which says more: unreachable, or not part of a
-        # cluster.
+        # redis-py wraps the last node's error. That error says whether the node is unreachable or
+        # not part of a cluster.
         reason = error.__cause__ or error.__context__
         if isinstance(reason, _THEIRS + _OF_REPLIES):
             return client_error(reason)
@@ -151,14 +151,14 @@ def _plain(text: str) -> str:
 
 
 def was_reset(error: BaseException | None) -> bool:
-    """Return true if the server reset the connection."""
+    """Return true if the server has caused the error by resetting the connection."""
     while error is not None and not isinstance(error, ConnectionResetError):
         error = error.__cause__ or error.__context__
     return error is not None
 
 
 def _tls_refusal(error: BaseException | None) -> str | None:
-    """Return advice for an exception caused by TLS; ``None`` for any other."""
+    """Return advice for a TLS error that an option can fix; ``None`` for any other error."""
     while error is not None and not isinstance(error, ssl.SSLError):
         error = error.__cause__ or error.__context__
     if isinstance(error, ssl.SSLCertVerificationError):

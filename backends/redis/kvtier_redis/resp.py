@@ -1,7 +1,7 @@
 """The part of Redis's protocol (RESP2) that is needed for commands about chunks.
 
-Only the canonical form of an expected reply is accepted. Any other reply breaks the connection,
-since the beginning of the next reply is then unknown.
+Only the canonical form of an expected reply is accepted. After any other reply, the connection is
+closed, because the beginning of the next reply is unknown.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from enum import Enum, auto
 from kvtier_sdk import Connection, TierError, TierUnavailableError
 
 _END = b"\r\n"
-# No server sends a longer error message.
+# No server sends a longer line.
 _LINE_LIMIT_BYTES = 4096
 _DIGITS_LIMIT = 19
 _NO_REPLY = "the server sent an invalid reply to a command about a chunk"
@@ -39,7 +39,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A reply. ``text`` is its line without the type character, or the length of a value."""
+    """A reply. ``text`` is its line without the type character; for ``FILLED``, it is empty."""
 
     kind: Kind
     text: str = ""
@@ -49,7 +49,7 @@ _OK_LINE = b"+OK\r\n"
 _ABSENT_LINE = b"$-1\r\n"
 _OK = Reply(Kind.OK, "OK")
 _FILLED = Reply(Kind.FILLED)
-# The kinds of reply to a request for a value.
+# The expected kinds of reply to a request for a value.
 _TO_LOADS: tuple[Kind, ...] = (Kind.FILLED, Kind.ABSENT, Kind.OTHER_LENGTH, Kind.ERROR)
 
 
@@ -58,10 +58,10 @@ class Exchange:
     """A request about one key, and its outcome.
 
     Attributes:
-        name: the key in the server.
-        parts: the request in pieces; none of them empty.
-        target: the buffers for a value of exactly their length; empty for other requests.
-        success: the kind of reply to expect, if the request is not for a value.
+        name: the key in Redis.
+        parts: the pieces of the request; none is empty.
+        target: the buffers for a value of their total length; empty for other requests.
+        success: the expected kind of reply, if the request is not for a value.
         or_absent: true if :attr:`Kind.ABSENT` is expected too.
         outcome: the reply or an error; ``None`` until the request ends.
     """
@@ -102,12 +102,12 @@ async def call(connection: Connection, *words: bytes) -> Reply:
 
 
 async def run_some(connection: Connection, queue: deque[Exchange], most: int) -> None:
-    """Make up to ``most`` requests from the left of a queue that other connections may share.
+    """Take up to ``most`` requests from the left of a queue, send them and set their outcomes.
 
-    A broken connection is closed. After a cancellation, nothing touches the buffers.
+    Other connections may share the queue. After a cancellation, nothing touches the buffers.
     """
-    # Send requests for values one at a time, because each system call would receive only a piece
-    # if several were under way. Send the others together, to save system calls.
+    # Send requests for values one at a time, because with several under way each system call
+    # would receive only a piece of a value. Send other requests together, to save system calls.
     while queue and most:
         batch = [queue.popleft()]
         if not batch[0].target:
@@ -126,7 +126,7 @@ async def run_some(connection: Connection, queue: deque[Exchange], most: int) ->
 
 
 async def _run(connection: Connection, batch: Sequence[Exchange]) -> None:
-    """Make requests together; the replies come in the same order."""
+    """Send requests together, and receive their replies in the same order."""
     parts = [part for exchange in batch for part in exchange.parts]
     unsent = await connection.send(parts)
     later_parts = len(parts)

@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class Route(ABC):
-    """Finds the server of a key, and runs the commands that have no key.
+    """Finds the server of a key, and makes all requests that use redis-py.
 
     Attributes:
         is_cluster: true if servers redirect requests.
@@ -48,15 +48,15 @@ class Route(ABC):
 
     @abstractmethod
     def server_of(self, name: bytes) -> Address:
-        """Return the server that holds a key, as far as is known."""
+        """Return the last known server of a key."""
 
     def suspect(self) -> None:
-        """Search for the servers in the background, because the known ones may be wrong."""
+        """Search for the servers in the background, because the known addresses may be wrong."""
         return
 
     @abstractmethod
     def _servers(self) -> Sequence[Any]:
-        """Return redis-py's clients of the servers that hold chunks, as far as is known."""
+        """Return redis-py's clients for the last known servers that hold chunks."""
 
     async def open(self) -> None:
         with translated():
@@ -81,7 +81,7 @@ class Route(ABC):
                     yield name
 
     async def value(self, name: bytes) -> bytes | None:
-        """Return the beginning of a value, such as a manifest; ``None`` if empty or absent."""
+        """Return the beginning of a value; ``None`` if the value is empty or absent."""
         with translated():
             try:
                 value: bytes = await self._client.getrange(name, 0, _MOST_VALUE_BYTES)
@@ -93,7 +93,7 @@ class Route(ABC):
         return value or None
 
     async def facts(self) -> list[dict[str, Any]]:
-        """Ask the servers that hold chunks for ``INFO``."""
+        """Return ``INFO`` of each server that answers; an empty entry for a refusal."""
         return await self._ask_each(_info)
 
     async def key_count(self) -> int:
@@ -101,7 +101,7 @@ class Route(ABC):
         return sum(await self._ask_each(lambda server: server.execute_command("DBSIZE")))
 
     async def _ask_each(self, ask: Callable[[Any], Awaitable[T]]) -> list[T]:
-        """Ask all servers; return the answers of the servers that replied."""
+        """Return the answers of the servers that reply; raise an error if none does."""
         outcomes: list[T | TierError] = []
         for server in self._servers():
             try:
@@ -124,8 +124,8 @@ async def _info(server: Any) -> dict[str, Any]:
 class _Moving(Route):
     """A route to servers whose addresses may change.
 
-    The last known addresses stay in use until new ones are found. The servers that know the
-    addresses may fail while the servers that hold chunks still work.
+    The last known addresses stay in use until new addresses are found, because the servers that
+    know the addresses can fail while the servers that hold chunks still work.
     """
 
     def __init__(self, client: Any, clock: Clock) -> None:
@@ -211,7 +211,7 @@ class BehindSentinel(_Moving):
 
 
 class _Sentinels(Sentinel):
-    """redis-py's Sentinels, with a search that tells a refusal from an outage.
+    """redis-py's Sentinels, with a search whose error distinguishes a refusal from an outage.
 
     Attributes:
         master: the last known master.
@@ -220,8 +220,8 @@ class _Sentinels(Sentinel):
     master: tuple[str, int] | None = None
 
     async def discover_master(self, service_name: str) -> tuple[str, int]:
-        # redis-py calls this for each new connection. The last known master lets it connect while
-        # no Sentinel answers. A request that fails at the master starts a search.
+        # redis-py calls this for each new connection. With the last known master, redis-py can
+        # connect while no Sentinel answers. A failed request to the master starts a search.
         return self.master or await self.find_master(service_name)
 
     async def find_master(self, service_name: str) -> tuple[str, int]:
@@ -250,7 +250,7 @@ class _Sentinels(Sentinel):
 
 
 def _no_master(service: str, failures: Sequence[tuple[str, TierError]]) -> TierError:
-    """Explain why no Sentinel names a master. Errors that an operator can fix come first."""
+    """Return the error of a failed search; prefer an error that an operator can fix."""
     if not failures:
         return SettingError(f"no Sentinel knows {service!r}; check option 'sentinel'")
     for place, error in failures:
@@ -266,7 +266,7 @@ def _no_master(service: str, failures: Sequence[tuple[str, TierError]]) -> TierE
 
 
 class Cluster(_Moving):
-    """Routes by a Cluster's map of slots, and reads the map again after each change."""
+    """The route by a Cluster's map of slots, which is read again when it may be out of date."""
 
     is_cluster = True
 
@@ -331,7 +331,7 @@ def _connection_options(config: RedisTierConfig) -> dict[str, Any]:
         "socket_connect_timeout": config.connect_timeout_s,
         "socket_timeout": config.connect_timeout_s,
         # The SDK retries requests. One more attempt here covers a pooled connection that the server
-        # has closed meanwhile.
+        # has closed while it was idle.
         "retry": Retry(NoBackoff(), 1),
         **_sign_in(config.username, config.password),
     }

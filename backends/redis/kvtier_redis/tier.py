@@ -1,4 +1,4 @@
-"""The Redis tier. Requests about chunks use its own connections, all others use redis-py."""
+"""The Redis tier. Requests about chunks use its own connections; other requests use redis-py."""
 
 from __future__ import annotations
 
@@ -143,8 +143,8 @@ class RedisTier(SecondaryTierManager):
 
     async def _mark_young(self, keys: Sequence[OffloadKey], stored_s: float) -> None:
         """Set the marks of stored chunks. Until a mark expires, uses extend its chunk's expiry."""
-        # Mark chunks only after a store, since a chunk that was not replaced keeps its age. Without
-        # a mark, uses extend nothing.
+        # Set marks only after the store, because a failed store leaves the old chunk and its age. A
+        # chunk without a mark only expires earlier.
         if not self.config.young_ms:
             return
         past_ms = math.ceil((self.context.clock.now_s() - stored_s) * 1000)
@@ -156,8 +156,8 @@ class RedisTier(SecondaryTierManager):
             )
 
     def _manifest_beside(self, exchanges: Sequence[Exchange]) -> list[Exchange]:
-        """Add a write of the manifest, because the server may have lost it."""
-        # Write the manifest only beside chunks for its server, so that no batch waits for another.
+        """Return a request that writes the manifest again, in case the server has lost it."""
+        # Write only to a server that gets chunks too, so that no batch waits for one more server.
         name = self._names.manifest
         with suppress(TierError):
             server = self._route.server_of(name)
@@ -246,7 +246,7 @@ class RedisTier(SecondaryTierManager):
         )
 
     async def _extended(self, keys: Sequence[OffloadKey]) -> set[OffloadKey]:
-        """Return the chunks whose expiry a use extends."""
+        """Return the keys of the chunks whose expiry a use extends."""
         if self.config.ttl_s is None or self.config.young_ms == 0:
             return set()
         if self.config.young_ms is None:
@@ -294,7 +294,7 @@ class RedisTier(SecondaryTierManager):
         return entries
 
     async def _check_servers(self) -> None:
-        """Log settings of the servers that will cause errors later."""
+        """Warn of server settings that will cause errors later; refuse an unexpected Cluster."""
         facts = await self._route.facts()
         if any(fact.get("cluster_enabled") for fact in facts) and not self._route.is_cluster:
             raise reply_error("MOVED")
@@ -309,7 +309,7 @@ class RedisTier(SecondaryTierManager):
         exchange = Exchange(name, [command(b"SET", name, self._manifest)])
         await self._commands.run([exchange])
         error = _error(exchange.outcome)
-        # Stored chunks can still be loaded, and the other nodes still serve their chunks.
+        # Chunks can still be loaded from a full server, and from the other nodes of a Cluster.
         is_harmless = isinstance(error, TierCapacityError) or (
             self._route.is_cluster and isinstance(error, TierUnavailableError)
         )
@@ -319,7 +319,7 @@ class RedisTier(SecondaryTierManager):
             raise error
 
     async def _explained(self, error: TierError, connector: Connector) -> TierError:
-        """Return the error of a failed open; name the option that would help, if it is known."""
+        """Return the error to raise for a failed open, with advice about an option if possible."""
         if not error.retryable:
             return error
         mismatch = await connector.tls_mismatch()

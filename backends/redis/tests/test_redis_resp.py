@@ -67,7 +67,7 @@ def test_lines_come_one_behind_the_other(lines, pieces):
 def test_another_length_is_never_taken_for_the_value(length, pieces):
     outcomes, is_usable = replies(b"$%d\r\n%b" % (length, VALUE * 3), pieces, slots=1)
     assert outcomes == [Reply(Kind.OTHER_LENGTH, str(length))]
-    # The next request would read the rest as its reply, so the connection is unusable.
+    # The next request would read the rest of the value as its reply.
     assert not is_usable
 
 

@@ -90,7 +90,7 @@ async def test_no_touch_makes_a_chunk_outlive_its_maximum_age(bench, server):
     await bench.put(storing, *KEYS[:2])
     names, marks = map(bench.name, KEYS[:2]), [bench.young(key) for key in KEYS[:2]]
     first, second = names
-    # A use adds 20 minutes. The mark allows that for 100 minutes, so no chunk exceeds two hours.
+    # For 100 minutes, each use resets the expiry to 20 minutes. So no chunk exceeds two hours.
     assert [life_s(server, mark) for mark in marks] == [6000, 6000]
     assert life_s(server, first) == 1200
     server.ask("DEL", marks[1])

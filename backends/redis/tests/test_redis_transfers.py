@@ -144,7 +144,7 @@ async def test_a_server_that_replies_before_it_has_the_whole_request():
 async def test_a_batch_goes_on_with_the_connections_that_it_gets(bench, server):
     tier = await bench.open(server.url, connections=4)
     with server.client() as admin:
-        # redis-py and this client hold a connection each, so two of four are left.
+        # Allow the tier only two of its four connections, besides those that are open now.
         taken = admin.info("clients")["connected_clients"]
         admin.config_set("maxclients", taken + 2)
         assert await bench.put(tier, *KEYS) == [None] * 20

@@ -21,7 +21,7 @@ from kvtier_sdk import (
     TierUnavailableError,
 )
 
-# Without this delay a replica syncs at once, and can soon take over.
+# Without Redis's default delay, a replica syncs at once, and can soon take over.
 AT_ONCE = ["--repl-diskless-sync-delay", "0"]
 
 KEYS = [b"chunk %03d" % index for index in range(120)]
@@ -191,7 +191,7 @@ async def eventually(attempt, server) -> None:
 
 
 def is_up(server) -> bool:
-    # Some releases of redis-py return the reply parsed.
+    # Some releases of redis-py return a parsed reply, so search its text.
     return re.search(r"cluster_state\W+ok", str(server.ask("CLUSTER", "INFO"))) is not None
 
 
@@ -540,7 +540,7 @@ async def test_a_node_that_hangs_is_left(bench, start_cluster, given_up):
 async def test_a_node_that_hangs_delays_no_other(bench, start_cluster, monkeypatch):
     servers = start_cluster(3)
     hung = servers[0]
-    # redis-py first asks the hung node for the cluster's map, with a very long timeout.
+    # Make redis-py ask the hung node first for the cluster's map, with a very long timeout.
     monkeypatch.setattr(
         "redis.asyncio.cluster.random.shuffle",
         lambda nodes: nodes.sort(key=lambda node: int(node.port) != hung.port),

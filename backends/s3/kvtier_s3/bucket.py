@@ -1,4 +1,4 @@
-"""Uses aiobotocore to find a bucket's credentials and address, and to list and delete objects."""
+"""Finds a bucket's credentials and address, and lists and deletes objects, through aiobotocore."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from kvtier_sdk import Clock, ConfigError, TierAuthError, TierError
 
 # The maximum number of objects in one delete request of S3.
 _DELETE_BATCH = 1000
-# Limit for deleting a batch of objects, or for sending a page of names.
+# The minimum read timeout for listings and deletions, which take a server longer than loads do.
 _LISTING_TIMEOUT_S = 20.0
 _DEFAULT_REGION = "us-east-1"
 _PORTS = {"http": 80, "https": 443}
@@ -57,7 +57,7 @@ class Place:
 
     @classmethod
     def of(cls, presigned_url: str, name: str) -> Place:
-        """Parse a URL that botocore has presigned for an object."""
+        """Parse a URL that botocore has presigned for the object ``name``."""
         parts = urlsplit(presigned_url)
         scope = parse_qs(parts.query)["X-Amz-Credential"][0].split("/")
         return cls(
@@ -73,7 +73,7 @@ class Place:
 class StoredObject(NamedTuple):
     """One object of a listing, last written at ``modified_s`` by the server's clock.
 
-    The order of the fields makes the oldest object the smallest.
+    The order of the fields sorts the oldest object first.
     """
 
     modified_s: float
@@ -88,9 +88,9 @@ class Bucket:
     requests for credentials use the proxies, as in all AWS tools.
     """
 
-    #: Known once the bucket is open.
+    #: Set by :meth:`open`.
     place: Place
-    #: File with the certificates to trust, if the options or the environment name a file.
+    #: File with the trusted certificates, if the options or the settings of AWS tools name one.
     ca_file: str | None
 
     def __init__(self, config: S3TierConfig, clock: Clock, logger: logging.Logger) -> None:
@@ -147,7 +147,7 @@ class Bucket:
         return f"{scheme.upper()}_PROXY" if scheme in proxies else None
 
     async def credentials(self) -> Credentials:
-        """Return the current credentials, renewed if they are temporary and due."""
+        """Return the current credentials; renew temporary credentials that expire soon."""
         with self.faults.bringing_credentials():
             found = await self._credentials.get_frozen_credentials()
         for name in ("access_key", "secret_key", "token"):
@@ -193,7 +193,7 @@ class Bucket:
     async def _listed(
         self, read: Callable[[Mapping[str, Any]], Iterable[T]], **query: str
     ) -> AsyncIterator[T]:
-        await self.credentials()  # raises if the credentials are at fault
+        await self.credentials()  # raises TierAuthError for unusable credentials
         with self._asking():
             pages = self._client.get_paginator("list_objects_v2").paginate(
                 Bucket=self._config.bucket, **query
@@ -204,7 +204,7 @@ class Bucket:
 
     async def delete(self, names: Sequence[str]) -> None:
         """Delete objects. Absent objects are not an error."""
-        await self.credentials()  # raises if the credentials are at fault
+        await self.credentials()  # raises TierAuthError for unusable credentials
         for start in range(0, len(names), _DELETE_BATCH):
             objects = [{"Key": name} for name in names[start : start + _DELETE_BATCH]]
             with self._asking():
@@ -235,7 +235,7 @@ def _client_config(config: S3TierConfig) -> AioConfig:
         read_timeout=max(config.read_timeout_s, _LISTING_TIMEOUT_S),
         # Use no proxy, as for chunks; None would stand for the environment's proxies.
         proxies={},
-        # Do neither here, because the runner retries requests and checks digests.
+        # Let botocore neither retry nor add checksums. The runner retries, and checks digests.
         retries={"total_max_attempts": 1},
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",

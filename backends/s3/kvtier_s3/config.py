@@ -15,9 +15,9 @@ from pydantic import BeforeValidator, Field, SecretStr, model_validator
 from kvtier_sdk import BoundedTierConfig, ConfigError, Count, Flag, Seconds, TierURL
 
 _KEY_BYTES = 32
-# The names that botocore accepts, because not every service follows AWS's rules. Access points on
-# Outposts, of Object Lambda and of several regions are left out, because they need other
-# signatures.
+# Accept all bucket names that botocore accepts, because not every service follows AWS's rules.
+# Refuse access points on Outposts, of Object Lambda and of several regions, because requests to
+# them need other signatures.
 _BUCKET = re.compile(
     r"[A-Za-z0-9._-]{1,255}"
     r"|arn:aws[a-z-]*:s3:[a-z0-9-]+:[0-9]{12}:accesspoint[/:][A-Za-z0-9-]+"
@@ -37,7 +37,7 @@ NOT_IN_HEADER = (
 
 
 def fits_in_header(text: str) -> bool:
-    """Return true if a text fits in a header and cannot end it."""
+    """Return true if a text is printable ASCII, so that it cannot end a header."""
     return text.isascii() and text.isprintable()
 
 
@@ -74,41 +74,40 @@ def _prefix(value: object) -> str:
 class S3TierConfig(BoundedTierConfig):
     """Options of the S3 tier.
 
-    Absent credentials, region and endpoint come from the usual sources of AWS tools: the
-    environment, ``~/.aws``, the machine's own service.
+    If the options give no credentials, region or endpoint, the tier looks where AWS tools look: in
+    the environment, in ``~/.aws``, and at the metadata service of the machine or container.
 
-    A bucket does not know when an object was read. So chunks expire by ``max_age`` and not by
-    ``ttl``, and ``capacity`` deletes the oldest first; a sweep at intervals enforces both.
+    A bucket does not record when an object was read. So chunks expire by ``max_age`` and not by
+    ``ttl``, and ``capacity`` evicts the oldest chunks first. A sweep at intervals enforces both.
 
     Attributes:
-        ttl_s: refused, because it counts from the last use; write ``max_age``.
-        max_age_s: the time after its store at which a chunk is deleted, used or not. Default:
-            chunks stay.
-        bucket: the bucket; it must exist.
+        ttl_s: refused, because a bucket does not record the last use; write ``max_age``.
+        max_age_s: a chunk is deleted this time after it was stored, used or not. Default: never.
+        bucket: name of the bucket, or ARN of an access point in one region; the bucket must exist.
         prefix: prefix of all object names, without slashes at its ends.
         endpoint: URL of a service other than AWS.
-        region: the bucket's region; ``us-east-1`` by default.
-        access_key_id: access key id of explicit credentials; treated as a secret, since it changes
-            with the secret.
+        region: the bucket's region; ``us-east-1`` if no source gives one.
+        access_key_id: access key id of explicit credentials; treated as a secret, because it
+            changes together with the secret access key.
         secret_access_key: secret access key of explicit credentials.
         session_token: session token of explicit credentials that are temporary.
         profile: the profile of ``~/.aws`` to use.
-        addressing: whether the bucket is named in the path or in the host's name; ``auto`` chooses
-            by the endpoint.
+        addressing: ``path`` puts the bucket's name into the URL's path, ``virtual`` into the host
+            name; ``auto`` chooses by the endpoint.
         sse: how the server encrypts objects; the bucket's default if absent.
-        sse_kms_key_id: the key of ``aws:kms``; the account's own if absent.
+        sse_kms_key_id: the key for ``aws:kms``; the account's default key if absent.
         sse_secret_key: customer-provided key (SSE-C), 32 bytes in base64.
-        conditional_put: whether an existing object is left as it is, if the server supports
-            ``If-None-Match``.
+        conditional_put: whether a store leaves an existing object unchanged, if the server supports
+            ``If-None-Match``. A chunk that failed to load is replaced in any case.
         sign_payload: whether the signature covers the payload too, for servers that require it;
             this costs a SHA-256 of each chunk.
         connections: maximum number of connections for chunks, each for one chunk at a time. Stores
             use at most half of them; a single connection serves both directions.
         lookup_connections: maximum number of connections for lookups, each for one chunk at a time.
-        connect_timeout_s: the limit for making a connection.
+        connect_timeout_s: time limit for making a connection.
         read_timeout_s: time without a byte after which a request fails.
-        sweep_interval_s: the time between two sweeps that keep ``capacity`` and ``max_age``.
-        tls_ca: file with the certificates to trust; the system's if absent.
+        sweep_interval_s: time between two sweeps, which enforce ``capacity`` and ``max_age``.
+        tls_ca: file with the trusted certificates; the system's certificates if absent.
         tls_verify: whether the server's certificate and name are checked.
     """
 

@@ -75,8 +75,8 @@ class CurrentCredentials(AioCredentials):  # type: ignore[misc]
             found = await self._find()
             is_other = found is not None and await found.get_frozen_credentials() != before
         except Exception as error:
-            # A file may be half written, or a service unreachable. The server's refusal gives the
-            # reason.
+            # A file may be half written, or a service unreachable. Keep the old credentials; the
+            # server refuses them again, and that error gives the reason.
             self._logger.debug("no credentials were found: %s", type(error).__name__)
             return
         if is_other:

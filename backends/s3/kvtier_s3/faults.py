@@ -25,11 +25,11 @@ from kvtier_sdk import (
 
 
 class SettingError(TierError):
-    """The server shows that a setting is wrong. Opening the tier raises :class:`ConfigError`."""
+    """The server's reply shows a wrong setting; ``open`` raises :class:`ConfigError` instead."""
 
 
 class ObjectDeniedError(ChunkError, TierAuthError):
-    """The server denies access to an object, perhaps to all; one request cannot tell which."""
+    """The server denies access to one object, perhaps to all. One request cannot tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Refusal:
     """A refusal by the server. Fields that the server does not send are empty.
 
     Attributes:
-        code: S3's error code, or a code for the status if the server gives none.
+        code: S3's error code; a code for the status if the server sends no code.
         region: the bucket's region.
         date: the server's time.
     """
@@ -49,7 +49,7 @@ class Refusal:
     date: str
 
 
-# Codes by status, for responses without a code in their body, such as those to HEAD.
+# Codes by status, for responses without a code in their body, such as responses to HEAD.
 _CODES = {
     301: "PermanentRedirect",
     307: "TemporaryRedirect",
@@ -61,9 +61,9 @@ _CODES = {
     501: "NotImplemented",
     503: "ServiceUnavailable",
 }
-#: Codes for an absent object. As replies to other requests, they show a server that is not S3.
+#: Codes for an absent object. After a write or a listing, they show that the server is not S3.
 NO_OBJECT = frozenset({"NoSuchKey", "NotFound"})
-# Codes without a final "Exception", which Faults removes.
+# Error classes by code. Faults removes a final "Exception" from the server's code.
 _KINDS: dict[str, type[TierError]] = {
     **dict.fromkeys(
         (
@@ -233,7 +233,7 @@ def _element(text: str, name: str) -> str:
 
 
 def refusal_in(response: Mapping[str, Any]) -> Refusal:
-    """Read the refusal in an error of botocore."""
+    """Return the refusal in an error response that botocore has parsed."""
     error: Mapping[str, Any] = response.get("Error", {})
     metadata: Mapping[str, Any] = response.get("ResponseMetadata", {})
     headers: Mapping[str, str] = metadata.get("HTTPHeaders", {})
@@ -256,7 +256,7 @@ class Faults:
         self._region = region
 
     def error(self, refusal: Refusal, *, of_object: bool = False) -> TierError:
-        # Services behind S3 vary the codes: "KMS.ThrottlingException".
+        # Services behind S3 add to the codes, as in "KMS.ThrottlingException".
         word = refusal.code.removeprefix("KMS.").removesuffix("Exception")
         kind = _KINDS.get(word) or _STATUSES.get(refusal.status)
         if kind is None:
@@ -290,7 +290,7 @@ class Faults:
         return _ADVICE.get(code, "").format(bucket=self._bucket, server=self._server, time=time)
 
     def translate(self, error: Exception) -> Exception:
-        """Translate an exception of aiobotocore or of the system."""
+        """Translate an exception of aiobotocore or of the operating system."""
         if isinstance(error, theirs.ClientError):
             return self.error(refusal_in(error.response))
         text = str(error) or type(error).__name__
@@ -314,7 +314,7 @@ class Faults:
 
     @contextmanager
     def bringing_credentials(self) -> Iterator[None]:
-        """Translate as :meth:`translated`, and attribute unknown exceptions to the credentials."""
+        """Translate as :meth:`translated` does; attribute unknown exceptions to the credentials."""
         with self.translated():
             try:
                 yield

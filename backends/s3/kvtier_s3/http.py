@@ -1,7 +1,7 @@
-"""The part of HTTP/1.1 that chunks need: one request, one response.
+"""The part of HTTP/1.1 that the tier needs: one request, then its response.
 
-The connection is closed after a response that does not give the end of its body, because after a
-wrong guess the next response would be read from the wrong byte.
+The connection is closed after a response that does not state the end of its body, because the
+beginning of the next response is then unknown.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ _LINE_END = b"\r\n"
 _HEAD_END = b"\r\n\r\n"
 _HEAD_LIMIT_BYTES = 32 * 1024
 _LINE_LIMIT_BYTES = 1024
-# The maximum number of bytes read of a body that is not a chunk, framing included. It bounds the
-# work for an error, even if the body comes in tiny pieces.
+# The maximum number of bytes to read of a body that is not a chunk. It includes the framing, so
+# that it bounds the work for an error even if the body comes in tiny pieces.
 _BODY_LIMIT_BYTES = 64 * 1024
 _NO_BODY = frozenset({204, 304})
 _DIGITS_LIMIT = 18
@@ -53,7 +53,7 @@ async def request(
     *,
     has_body: bool = True,
 ) -> Response:
-    """Send a request and receive its response. A body of the target's length fills the target."""
+    """Send a request and receive its response. A 200 response fills a target of its length."""
     # A server that refuses may respond before it has received the whole request.
     await connection.send(parts)
     status = 0
@@ -86,7 +86,7 @@ async def _receive_body(connection: Connection, length_bytes: int | None) -> byt
     """Receive a body; return ``None`` if it is too long or its length is unknown."""
     if length_bytes is None or length_bytes > _BODY_LIMIT_BYTES:
         return None
-    # Ask for one byte more than the length, to notice a body that is longer than that.
+    # Ask for one byte more than the stated length, to notice a body that is too long.
     body = bytearray(length_bytes + 1)
     rest: Sequence[memoryview] = [memoryview(body)]
     while sum(map(len, rest)) > 1:

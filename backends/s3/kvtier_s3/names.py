@@ -1,4 +1,4 @@
-"""Names of objects."""
+"""The names of a tier's objects in a bucket."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _SUFFIX = ".kv"
 
 
 class Names:
-    """The objects of one namespace below one prefix.
+    """The names of one namespace's objects below one prefix.
 
-    ``<prefix>/<fingerprint>/<shard>/<key in hex>.kv`` is a chunk,
-    ``<prefix>/<fingerprint>/manifest.json`` describes the namespace. The shard is two hexadecimal
-    digits of a hash of the key, as in the file tier: it keeps directories small on a server that
-    has them, and spreads chunks over a server that partitions by name.
+    ``<prefix>/<fingerprint>/<shard>/<key in hex>.kv`` is a chunk, and
+    ``<prefix>/<fingerprint>/manifest.json`` describes the namespace. A shard is two hexadecimal
+    digits of a hash of the key, as in the file tier. Shards keep directories small on a server that
+    stores objects as files, and spread chunks over a server that partitions objects by name.
     """
 
     def __init__(self, prefix: str, namespace: Namespace) -> None:

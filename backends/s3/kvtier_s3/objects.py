@@ -41,8 +41,8 @@ class Objects:
         self._signer = Signer(place.authority, place.region)
         reach = partial(connect, (place.host, place.port), tls, config, clock)
         self._connections = ConnectionPool(reach, config.connections)
-        # Lookups have a pool of their own, so that they do not wait for payloads. It is larger,
-        # because each lookup asks for one chunk.
+        # Lookups have a pool of their own, so that they do not wait for payloads. By default, that
+        # pool is larger, because a lookup makes a request for each chunk.
         self._lookups = ConnectionPool(reach, config.lookup_connections)
         self._read_headers = config.read_headers
         self._write_headers = config.write_headers
@@ -77,7 +77,7 @@ class Objects:
         if response.status != 200:
             raise self._refused(response)
         if response.length_bytes is None:
-            # No CorruptChunkError, because the object may be whole.
+            # Do not raise CorruptChunkError, because the object may be intact.
             raise TierError(
                 "the server, or a proxy before it, does not say how long an object is "
                 "(its response has no Content-Length)"

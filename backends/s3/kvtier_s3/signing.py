@@ -1,7 +1,7 @@
 """Signs requests about chunks with AWS Signature Version 4.
 
-botocore's signer covers everything, but takes longer than the rest of a request. A test compares
-the signatures of both.
+botocore's signer handles every kind of request, but takes longer than the rest of a request. A test
+compares the signatures of the two signers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Signer:
     def __init__(self, host: str, region: str) -> None:
         self._host = host
         self._region = region
-        # The current signing key, which changes once a day.
+        # The latest secret and day, and the signing key that is derived from them.
         self._key: tuple[str, str, bytes] = ("", "", b"")
 
     def headers(

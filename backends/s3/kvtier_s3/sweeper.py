@@ -27,10 +27,10 @@ _SIGN_OFF_S = 2.0
 class Sweeper:
     """Sweeps a prefix at intervals, unless another process that shares the prefix does.
 
-    Each process signs at each interval: it writes a small object of its own. Of the processes that
-    signed lately, the oldest owns the prefix and sweeps; its object has the smallest name. All
-    times come from the server's listing, so no clock needs to be right. Two processes may own the
-    prefix for one interval, which is harmless: both delete the same oldest objects.
+    At each interval, each process signs: it writes a small object of its own, its signature. Of the
+    processes that signed lately, the oldest owns the prefix and sweeps; its signature has the
+    smallest name. Ages come from the server's listing, so no process's clock needs to be right. Two
+    processes may own the prefix for one interval. Both then delete the same oldest objects.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Sweeper:
                 await self._context.clock.sleep(self._config.sweep_interval_s)
 
     async def _take_turn(self) -> bool:
-        """Renew this process's signature; the owner also sweeps. Return true if more must go."""
+        """Sign, and sweep if this process is the owner; return true if more must be deleted."""
         await self._objects.write(self._signature, [b"{}"])
         signed = {
             found.name: found.modified_s

@@ -1,4 +1,4 @@
-"""The S3 tier. Loads, stores and lookups use its own connections; aiobotocore does the rest."""
+"""The S3 tier. Loads, stores and lookups use its own connections; aiobotocore lists and deletes."""
 
 from __future__ import annotations
 

@@ -103,9 +103,9 @@ class Scripted:
     requests: list[Request] = field(default_factory=list)
     #: The next responses; ``None`` closes the connection.
     answers: list[bytes | None] = field(default_factory=list)
-    #: Read the body of a request before the response.
+    #: True if the body of a request is read before the response is sent.
     reads_bodies: bool = True
-    #: Set while stores get a response; otherwise they wait.
+    #: While this event is not set, a store waits for its response.
     answers_puts: asyncio.Event = field(default_factory=asyncio.Event)
     connections: int = 0
     _server: asyncio.Server | None = None

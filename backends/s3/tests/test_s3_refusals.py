@@ -164,7 +164,7 @@ async def test_slow_down_beyond_the_chunks(bench, scripted, make_reply):
     for answer, use in (
         (slow, lambda: tier.delete(KEYS)),
         (slow, lambda: anext(tier.scan())),
-        (make_reply(503), lambda: bench.has(tier, KEYS[0])),  # HEAD: no body
+        (make_reply(503), lambda: bench.has(tier, KEYS[0])),  # a response to HEAD has no body
     ):
         scripted.answers = [answer]
         with pytest.raises(TierUnavailableError, match="the server answered 503 S"):
@@ -180,7 +180,7 @@ async def test_a_chunk_that_is_there_already_is_stored(bench, scripted, make_rep
     # ``replace`` is set for a chunk that failed to load, so the store is unconditional.
     assert await tier.store([bench.full(KEYS[0], replace=True)]) == [None]
     assert "if-none-match" not in scripted.requests[-1].headers
-    # The manifest is always overwritten.
+    # Opening the tier overwrites the manifest.
     assert "if-none-match" not in scripted.requests[1].headers
 
 
@@ -262,7 +262,7 @@ async def test_a_body_of_unsaid_length_is_no_damage(bench, scripted, chunk_bytes
 
 async def test_a_connection_that_idled_too_long_is_replaced(bench, scripted, make_reply):
     tier = await bench.open(scripted.url(), connections=1)
-    scripted.answers = [make_reply(200), None]  # answers, then closes the connection silently
+    scripted.answers = [make_reply(200), None]  # answers, then closes the connection
     assert await bench.put(tier, KEYS[0]) == [None]
     await asyncio.sleep(0.05)
     assert await bench.put(tier, KEYS[1]) == [None]

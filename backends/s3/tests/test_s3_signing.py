@@ -21,7 +21,7 @@ def theirs(method, path, query, headers, hashed, credentials, now_s) -> str:
     request = AWSRequest(method, url, headers={**headers, "x-amz-content-sha256": hashed})
     signer = botocore.auth.S3SigV4Auth(Theirs(*credentials), "s3", "eu-west-1")
     signer.payload = lambda request: hashed
-    # fromtimestamp rounds to a microsecond, which can be the next second; int does not.
+    # Truncate first, because fromtimestamp rounds to a microsecond and can reach the next second.
     moment = datetime.datetime.fromtimestamp(int(now_s), datetime.UTC)
     request.context["timestamp"] = moment.strftime("%Y%m%dT%H%M%SZ")
     request.headers["X-Amz-Date"] = request.context["timestamp"]

@@ -49,7 +49,7 @@ async def test_what_is_no_chunk_is_not_listed(bench):
     namespace = f"{bench.prefix}/{bench.namespace.fingerprint}"
     shard, _, _ = bench.name(b"\xab").rpartition("/")
     strangers = [f"{shard}/{name}" for name in ("notes.txt", "abc.kv", "AB.kv", "more/ab.kv")]
-    # These names would be chunks in the right folder.
+    # In the right directory, objects with these names would be chunks.
     strangers += [f"{namespace}/ab.kv", f"{namespace}/xy/ab.kv"]
     async with bench.client() as client:
         for name in strangers:
