@@ -69,7 +69,9 @@ def _purge_pool(socket: Path, namespaces: Collection[str]) -> dict[str, Any]:
         while True:
             wait(_LOOK_S)
             status = ask(socket, {"command": "status"})
-            found: dict[str, Any] = status["purge"]
+            found: dict[str, Any] | None = status["purge"]
+            if found is None:
+                return {"fault": "the engine has restarted, with an empty pool"}
             sleeps = found["chunks_in_use"] is None and status["idle_s"] > _STEP_S
             if sleeps or found["chunks_in_use"] == 0 or clock.now_s() - began_s > _IN_USE_S:
                 return found
