@@ -55,7 +55,7 @@ class PrefixPolicy(EvictionPolicy):
     is evicted first.
     """
 
-    # The engine's calls already name the chunks of a prefix in order.
+    # Parents are not needed, because the calls come in the order of the prefix.
     uses_prefix = False
 
     def __init__(self) -> None:
