@@ -58,8 +58,8 @@ class TierContext:
         clock: the source of time, sleeping and tasks; a tier uses no other clock.
         logger: this tier's own logger.
         report_removed: tells the SDK that chunks are gone from the tier. Any thread may call it; it
-            never blocks. ``evicted=True`` says that a full tier removed the chunks to make room. It
-            is false for chunks that expired, were deleted or were found damaged.
+            never blocks. ``evicted=True`` says that a full tier removed the chunks to make room;
+            leave it out for chunks that expired, were deleted or were found damaged.
         regions: the memory of all transfers' buffers in this process: the slots, and the SDK's own
             buffers. It stays valid from before ``open`` until ``close`` has returned, so a client
             library (RDMA, GPUDirect) needs to register it only once.
