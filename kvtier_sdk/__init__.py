@@ -1,7 +1,7 @@
 """kvtier: offloading the KV cache of large language models through tiers of memory and storage.
 
-The names here are for authors of backends, policies and codecs; :mod:`kvtier_sdk.engine` has the
-names for engines. The modules that define these names are private.
+Backends, policies and codecs import from this package, and engines' adapters import from
+:mod:`kvtier_sdk.engine`. The modules that define the exported names are private.
 """
 
 from kvtier_sdk.aio.blocking import run_blocking

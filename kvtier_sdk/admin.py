@@ -19,7 +19,7 @@ from typing import Any, Self
 from kvtier_sdk.aio.clock import SystemClock
 from kvtier_sdk.errors import ConfigError
 
-#: Time limit of one client; clients are served in turn, so a slow one delays all others.
+#: Time limit of one client. Clients are served in turn, so a slow client delays all others.
 _CLIENT_TIMEOUT_S = 2.0
 _MOST_REQUEST_BYTES = 64 * 1024
 _MOST_ANSWER_BYTES = 16 * 1024 * 1024
@@ -29,7 +29,7 @@ _log = logging.getLogger("kvtier.admin")
 
 
 class AdminSocket:
-    """Serves a Unix socket on a thread of its own, one client after the other.
+    """A Unix socket, on which a thread of its own serves one client at a time.
 
     The socket has mode 0600: only the engine's user and root can connect. A socket left by a dead
     process is replaced.
@@ -68,7 +68,7 @@ class AdminSocket:
             if os.lstat(self.path).st_ino == self._inode:
                 self.path.unlink()
         with contextlib.suppress(OSError):
-            # Closing the socket would not wake the thread; a shutdown does.
+            # Shut the socket down first, because a close alone would not wake the thread.
             self._socket.shutdown(socket.SHUT_RDWR)
         self._thread.join(_CLIENT_TIMEOUT_S)
         self._socket.close()
@@ -98,7 +98,7 @@ class AdminSocket:
             try:
                 client, _ = self._socket.accept()
             except OSError:
-                # Wait for a free descriptor; if the socket was closed, this ends at once.
+                # The process may lack descriptors, so pause. A call of close() ends the pause.
                 self._closed.wait(_PAUSE_S)
                 continue
             with client, contextlib.suppress(OSError):
@@ -123,7 +123,7 @@ class AdminSocket:
 
 
 def ask(path: Path, request: Mapping[str, Any], *, timeout_s: float = 5.0) -> dict[str, Any]:
-    """Send a request and return the answer. Raise :class:`OSError` if none comes."""
+    """Send a request and return the answer. Raise :class:`OSError` if no answer comes."""
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(timeout_s)
         client.connect(str(path))

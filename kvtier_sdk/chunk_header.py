@@ -6,16 +6,16 @@ Layout, little-endian, 64 bytes::
     0       4       magic, b"KVTC"
     4       2       format version
     6       2       flags: 1 if the payload is sealed by a codec, else 0
-    8       8       header length: 64 and the envelope, padded with zeros to the tier's alignment
+    8       8       header length: 64 plus the envelope, rounded up to the tier's alignment
     16      8       payload length, before padding
     24      16      binding: xxh3-128 of the namespace's fingerprint and the key
     40      16      payload digest: xxh3-128; zeros if the payload is sealed
     56      8       header check: xxh3-64 of the 56 bytes before it
-    64              the envelope of a sealed payload, in the codec's own layout
+    64              a sealed payload's envelope, in the codec's own layout; then zeros as padding
 
-The binding detects a chunk that was stored under another key or by another model; the digest
-detects a damaged chunk. xxh3 is not cryptographic: the header guards against faults, not against an
-adversary who can write to the store. A codec guards against both (:class:`kvtier_sdk.ChunkCodec`).
+The binding detects a chunk that was stored under another key or in another namespace. The digest
+detects a damaged chunk. xxh3 is not cryptographic, so the header guards against faults, not against
+an adversary who can write to the store. A :class:`kvtier_sdk.ChunkCodec` guards against both.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def round_up(size_bytes: int, alignment: int) -> int:
 
 
 class ChunkHeader:
-    """Writes and checks the headers of one tier's chunks. Stateless; callable from any thread."""
+    """A writer and checker of one tier's headers. It keeps no state, so any thread may use it."""
 
     def __init__(
         self, fingerprint: str, chunk_bytes: int, *, verify: bool = True, sealed: bool = False
@@ -56,7 +56,7 @@ class ChunkHeader:
 
     @property
     def digest_bytes(self) -> int:
-        """How many bytes of a payload are digested; 0 if there is no digest."""
+        """Length of the part of a payload that the digest covers; 0 if there is no digest."""
         return self._chunk_bytes if self._verify and not self._sealed else 0
 
     def seal(
@@ -66,7 +66,7 @@ class ChunkHeader:
         payload: memoryview,
         digest: bytes | None = None,
     ) -> None:
-        """Write a chunk's header; compute its digest if ``digest`` is ``None``."""
+        """Write a chunk's header; compute the payload's digest if ``digest`` is ``None``."""
         if not self.digest_bytes:
             digest = bytes(_DIGEST_BYTES)
         elif digest is None:

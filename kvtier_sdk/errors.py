@@ -12,27 +12,27 @@ class KVTierError(Exception):
 
 
 class ConfigError(KVTierError, ValueError):
-    """A setting is wrong; the message names it and says what to write instead."""
+    """A setting is wrong; the message names the setting and says what to write instead."""
 
 
 class ReplayError(KVTierError):
-    """A workload cannot be played: its file is missing or malformed, or its geometry is too big."""
+    """A workload cannot be replayed, for example because its file is missing or malformed."""
 
 
 class BackendError(KVTierError):
-    """A backend cannot be found or loaded."""
+    """A backend, policy or codec cannot be found or loaded."""
 
 
 class UnknownBackendError(BackendError):
-    """No installed package offers a backend of that name."""
+    """No installed package offers a backend, policy or codec of that name."""
 
 
 class DuplicateBackendError(BackendError):
-    """Two installed packages offer a backend of the same name."""
+    """Two installed packages offer a backend, policy or codec of the same name."""
 
 
 class BackendLoadError(BackendError):
-    """A backend was found but cannot be imported, or does not implement this contract."""
+    """A backend, policy or codec was found, but cannot be imported or breaks the contract."""
 
 
 class TierError(KVTierError):
@@ -49,7 +49,7 @@ class TierError(KVTierError):
     """
 
     default_retryable: ClassVar[bool] = False
-    # Defaults for subclasses whose constructors do not call this one.
+    # Defaults for subclasses whose constructors do not call this class's constructor.
     retryable: bool = False
     tier: str | None = None
     operation: str | None = None
@@ -66,7 +66,7 @@ class TierError(KVTierError):
         """Drop the cause and all tracebacks; return the error.
 
         A traceback's frames keep the failed call's buffers alive. The causes lose their tracebacks
-        too, because a client in Rust keeps its last exception until the next call.
+        too, because a client library in Rust keeps its last exception until its next call.
         """
         for error in chain_of(self):
             error.__traceback__ = None
@@ -86,7 +86,7 @@ class ChunkError(TierError):
 
 
 class ChunkNotFoundError(ChunkError):
-    """The tier does not have the chunk, or has lost it: a miss."""
+    """The tier does not have the chunk, or has lost it. The chunk counts as a miss."""
 
 
 class CorruptChunkError(ChunkError):
@@ -135,7 +135,7 @@ class TierContractError(TierError):
 
 
 def check_any_answered(outcomes: Iterable[object]) -> None:
-    """Raise the first error if every request failed, because the whole tier is then out.
+    """Raise the first error if every request failed, because then the whole tier is unavailable.
 
     ::
 
@@ -157,7 +157,7 @@ def check_any_answered(outcomes: Iterable[object]) -> None:
 
 
 def chain_of(error: BaseException) -> list[BaseException]:
-    """Return an exception, its causes and contexts, and the members of groups."""
+    """Return an exception with all its causes and contexts, and with the members of groups."""
     chain: dict[int, BaseException] = {}
     waiting = [error]
     while waiting:
@@ -183,7 +183,7 @@ def map_exceptions(mapping: Mapping[Any, type[TierError]]) -> Iterator[None]:
             data = await run_blocking(path.read_bytes)
 
     Args:
-        mapping: ``{theirs: ours}``; a key is a class of exceptions or a tuple of them.
+        mapping: the :class:`TierError` to raise for each exception class or tuple of classes.
     """
     try:
         yield

@@ -21,7 +21,7 @@ from kvtier_sdk.metrics import METRICS, HistogramValue, Metric, MetricKind, Samp
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family
 
-#: Prometheus also gives up after 10 s, so a longer request serves nobody.
+#: Prometheus itself gives up after 10 s by default, so a longer request is useless.
 _REQUEST_TIMEOUT_S = 10.0
 _MOST_CONNECTIONS = 8
 
@@ -41,10 +41,10 @@ def serve_metrics(
             print(url)  # http://127.0.0.1:43211/metrics
 
     Args:
-        collect: returns the values; called in one of the server's threads at each scrape.
-        port: the port; 0 for any free one.
+        collect: returns the values; one of the server's threads calls it at each scrape.
+        port: the port; 0 for any free port.
         host: the address to listen on. There is no authentication, so listen on this
-            machine only, or on a network that only the monitoring reaches.
+            machine only, or on a network that only the monitoring system can reach.
 
     Raises:
         ConfigError: the extra ``metrics`` is not installed, or the port is not available.
@@ -76,7 +76,7 @@ def serve_metrics(
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """Limits the number and the duration of connections, to cost the engine little.
+    """A server that limits the number and the duration of connections, to cost the engine little.
 
     At the limit a new connection replaces the oldest, because clients that never finish a request
     would otherwise block the endpoint.
@@ -113,10 +113,10 @@ class _Server(ThreadingMixIn, WSGIServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore a broken connection; the base class would write to the engine's stderr."""
+        """Ignore a broken connection, because the base class would write to the engine's stderr."""
 
     def _cut_off(self, connection: Any) -> None:
-        # Shut the connection down, because its thread then sees the end and returns.
+        # After a shutdown, the connection's thread reads the end of the stream and returns.
         self._began_s.pop(connection, None)
         with suppress(OSError):
             connection.shutdown(socket.SHUT_RDWR)
@@ -127,7 +127,7 @@ class _Handler(WSGIRequestHandler):
 
 
 class _Collector:
-    """Converts samples to the classes of prometheus_client."""
+    """A collector for prometheus_client that converts the SDK's samples."""
 
     def __init__(self, collect: Callable[[], Iterable[Sample]]) -> None:
         self._collect = collect

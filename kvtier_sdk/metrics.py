@@ -26,20 +26,20 @@ class MetricKind(Enum):
     COUNTER = "counter"
     #: A value that goes up and down.
     GAUGE = "gauge"
-    #: Observations, counted by size.
+    #: Observations, counted in buckets by size.
     HISTOGRAM = "histogram"
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric.
+    """The declaration of a metric.
 
     Attributes:
-        name: its exported name; it ends with the unit, followed by ``_total`` for a counter.
+        name: the exported name, which ends with the unit, followed by ``_total`` for a counter.
         kind: counter, gauge or histogram.
         unit: ``chunks``, ``bytes``, ``seconds``, ``slots``; empty for a plain number.
         help: one sentence for an operator.
-        labels: the names of its labels.
+        labels: the names of the labels.
         bounds: upper bounds of a histogram's buckets; one more bucket has no bound.
     """
 
@@ -67,10 +67,10 @@ class Sample(NamedTuple):
 
 
 class Histogram:
-    """Counts observations by size. One thread adds observations; any thread may read the counts.
+    """Observations, counted by size. One thread adds observations; any thread may read the counts.
 
     Attributes:
-        counts: the number of observations in each bucket; the last one has no bound.
+        counts: the number of observations in each bucket; the last bucket has no bound.
         total: the sum of all observations.
 
     Args:
@@ -100,8 +100,8 @@ class Histogram:
         return HistogramValue(tuple(self.counts), self.total)
 
 
-# List the labels' values, because every series must exist from the start. Enums of the layers above
-# repeat the values, and a test compares the two.
+# List the labels' values, because every series must exist from the start. Enums of higher layers
+# repeat the values, because this module cannot import them. A test compares the two.
 _JOBS = ("lookup", "load", "store")
 _OPERATIONS = (*_JOBS, "delete", "purge")
 _FAULTS = (
@@ -162,7 +162,7 @@ def _counter(name: str, text: str, of: _Tiers = "behind") -> Any:
 def _counters(
     name: str, text: str, *labels: str, keys: Iterable[str], of: _Tiers = "behind"
 ) -> Any:
-    """Declare labelled counters; a field's key is the label values, joined by dots."""
+    """Declare counters with labels. The field's keys are the label values, joined by dots."""
     kind, name = MetricKind.COUNTER, f"{name}_total"
     return _declare(kind, name, text, "tier", *labels, make=Counter, of=of, keys=keys)
 
@@ -176,7 +176,7 @@ def _pool_gauge(name: str, text: str) -> Any:
 
 
 def _known_gauge(name: str, text: str, of: _Tiers = "all") -> Any:
-    """The gauge is absent until its value is known."""
+    """Declare a gauge that is not exported until its value is known."""
     return _declare(MetricKind.GAUGE, name, text, "tier", make=lambda: None, of=of)
 
 
@@ -189,13 +189,13 @@ def _job_histograms(name: str, text: str, bounds: tuple[float, ...]) -> Any:
 
 @dataclass(slots=True)
 class TierStats:
-    """Counts of one tier since its manager was made; the primary tier has them too.
+    """The counts of one tier, primary or secondary, since its manager was made.
 
     Attributes:
         name: the tier's name.
         backend: the backend's name; ``"primary"`` for the host pool.
         errors: the last five distinct error texts, the newest last.
-        error_s: time of the newest error on the tier's clock.
+        error_s: time of the newest error, by the tier's clock.
     """
 
     name: str
@@ -307,7 +307,7 @@ class TierStats:
         "tier_free_bytes",
         "Free bytes of the disk under the tier; absent if it has none or is down.",
     )
-    #: The backend's own counters: name to value.
+    #: The backend's own counters, by name.
     backend_counters: dict[str, float] = _declare(
         MetricKind.COUNTER,
         "backend_counter_total",
@@ -402,7 +402,7 @@ METRICS: tuple[Metric, ...] = tuple(
 def metric_samples(
     stats: Sequence[TierStats], usage: PoolUsage | None = None, *, zeros: bool = True
 ) -> Iterator[Sample]:
-    """Yield the values of all metrics. Thread-safe, even while counters change.
+    """Yield the values of all metrics. Any thread may call this, even while counters change.
 
     >>> stats = TierStats("disk", "file", stored_chunks=3)
     >>> [(s.metric.name, s.labels) for s in metric_samples([stats]) if s.value == 3]

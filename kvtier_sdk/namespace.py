@@ -1,4 +1,4 @@
-"""The namespace: everything that must match for stored bytes to be reusable."""
+"""Namespaces: the facts that must match for stored bytes to be reusable."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvtier_sdk.options.secrets import masked
 
 _FINGERPRINT_HEX = 32
 _FINGERPRINT = re.compile(rf"[0-9a-f]{{{_FINGERPRINT_HEX}}}")
-#: Accept no deeper nesting of tables and lists in a manifest, because facts are read recursively.
+#: The deepest nesting of tables and lists in a manifest, because the reader is recursive.
 _MOST_LEVELS = 32
 
 
@@ -32,8 +32,8 @@ class Namespace:
     {'dtype': ('bfloat16', 'float16')}
 
     Attributes:
-        facts: name to value: engine, model and revision, dtype, KV layout, parallelism, tokens
-            per block and per chunk, groups, hash algorithm and seed. Plain JSON values.
+        facts: JSON values by name: engine, model and revision, dtype, KV layout, parallelism,
+            tokens per block and per chunk, groups, hash algorithm and seed.
     """
 
     facts: Mapping[str, object]
@@ -42,7 +42,7 @@ class Namespace:
     def manifest(self) -> dict[str, object]:
         """The facts and the header's format version, as a tier writes them for people to read.
 
-        A secret, recognised by its name, is shown as ``"***"`` but still changes the fingerprint.
+        Each recognised secret is shown as ``"***"``, but still changes the fingerprint.
         """
         shown: dict[str, object] = masked("", self._all_facts)
         return shown
@@ -57,7 +57,7 @@ class Namespace:
         return {**self.facts, "frame_version": HEADER_VERSION}
 
     def for_chunks(self, chunk_bytes: int) -> Namespace:
-        """Return the namespace with one more fact: ``chunk_bytes``, a payload's length."""
+        """Return the namespace with one more fact: ``chunk_bytes``, the length of a payload."""
         return Namespace({**self.facts, "chunk_bytes": chunk_bytes})
 
     def __eq__(self, other: object) -> bool:
@@ -81,8 +81,8 @@ class Namespace:
         """Return the facts that differ from the ``facts`` of a manifest that was read back.
 
         Returns:
-            A dictionary from each such fact's name to (our value, their value). A missing value is
-            ``None``. Secrets are never compared.
+            A dictionary from each differing fact's name to (our value, their value). A missing
+            value is ``None``. The values of secrets are not compared.
         """
         ours = json.loads(json.dumps(self.manifest))
         return {
@@ -98,7 +98,7 @@ class StoredNamespace(Namespace):
     """A namespace found in a tier: its chunks' fingerprint, and the facts of its manifest.
 
     Anyone who can write to a store can plant a manifest, so facts are accepted only if they match
-    the fingerprint. If a manifest hides a secret, its facts never match.
+    the fingerprint. The facts of a manifest that hides a secret never match.
 
     >>> ours = Namespace({"model": "llama"})
     >>> found = StoredNamespace.read(ours.fingerprint, ours.manifest_json().encode())
@@ -106,10 +106,10 @@ class StoredNamespace(Namespace):
     (True, 'llama')
 
     Attributes:
-        stored_under: the fingerprint under which its chunks are stored. :meth:`for_chunks` and
+        stored_under: the fingerprint under which the chunks are stored. :meth:`for_chunks` and
             :meth:`sealed_by` do not change it.
-        fault: the reason why there are no facts: ``"no manifest"``, ``"unreadable manifest"`` or
-            ``"unverified manifest"``; empty if there are facts.
+        fault: the reason why ``facts`` is empty: ``"no manifest"``, ``"unreadable manifest"`` or
+            ``"unverified manifest"``; empty if the facts are verified.
     """
 
     stored_under: str
@@ -120,7 +120,7 @@ class StoredNamespace(Namespace):
         """Read the manifest that a tier keeps beside its chunks.
 
         Args:
-            fingerprint: the fingerprint that the tier keeps with the chunks.
+            fingerprint: the fingerprint under which the tier keeps the chunks.
             manifest: the text of :meth:`Namespace.manifest_json`; ``None`` if the tier has none.
         """
         if manifest is None:
@@ -167,5 +167,5 @@ def _is_flat(value: object, most_levels: int) -> bool:
 
 
 def _canonical(value: object) -> str:
-    # 1, 1.0 and True are equal in Python, but not in JSON, and so not in a fingerprint.
+    # 1, 1.0 and True are equal in Python, but have different JSON and so different fingerprints.
     return json.dumps(value, sort_keys=True, separators=(",", ":"))

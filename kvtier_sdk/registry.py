@@ -1,6 +1,6 @@
-"""Backends and policies of installed packages, found through their entry points.
+"""The backends, policies and codecs of installed packages, found through their entry points.
 
-Listing them imports nothing, because the packages' metadata holds their names.
+Listing their names imports no package, because the packages' metadata holds the names.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from kvtier_sdk.options.place import Place, closest, nearest, one_line
 from kvtier_sdk.options.tier import RunnerOptions, TierConfig
 
 #: Entry-point groups. ``kvtier.url_schemes`` names a backend's further URL schemes
-#: (``rediss = "kvtier_redis:RedisTier"``); resolving a scheme then needs no import.
+#: (``rediss = "kvtier_redis:RedisTier"``), so that resolving a scheme needs no import.
 BACKENDS_GROUP = "kvtier.backends"
 POLICIES_GROUP = "kvtier.policies"
 STORE_POLICIES_GROUP = "kvtier.store_policies"
 CODECS_GROUP = "kvtier.codecs"
 URL_SCHEMES_GROUP = "kvtier.url_schemes"
-#: The group in which engines' packages register themselves with the command ``kvtier``.
+#: The group in which an engine's package registers itself with the command ``kvtier``.
 ENGINES_GROUP = "kvtier.engines"
 
 #: Maps a backend's name or URL scheme to the package of this project that provides it.
@@ -100,7 +100,7 @@ def load_backend(name: str) -> type[SecondaryTierManager]:
             ``my_tier``, because a URL's scheme cannot hold ``_``.
 
     Raises:
-        UnknownBackendError: no installed package offers the name; the message lists those offered.
+        UnknownBackendError: no installed package offers the name; the message lists all names.
         DuplicateBackendError: two packages offer the name, as a backend's or as a URL scheme.
         BackendLoadError: the backend cannot be imported, or does not implement this version of
             the contract; the message names package, version and fault.
@@ -114,7 +114,7 @@ def load_backend(name: str) -> type[SecondaryTierManager]:
 
 
 def check_backend(backend: object, info: BackendInfo) -> None:
-    """Raise :class:`BackendLoadError` if a class breaks the contract; the class is not called."""
+    """Raise :class:`BackendLoadError` if a class breaks the contract, without instantiating it."""
     fault = _fault_of(backend, info)
     if fault is not None:
         raise BackendLoadError(f"{_title('backend', info)}: {fault}")
@@ -134,7 +134,7 @@ def unknown_backend(name: str) -> UnknownBackendError:
 
 @cache
 def build_facts(backend: str, contract_version: int = CONTRACT_VERSION) -> tuple[str, ...]:
-    """Return the labels of ``kvtier_build_info`` after the tier's name."""
+    """Return the values of the labels that follow the tier's name in ``kvtier_build_info``."""
     found = _find_backend(backend)
     sdk = ""
     with suppress(PackageNotFoundError):
@@ -144,7 +144,7 @@ def build_facts(backend: str, contract_version: int = CONTRACT_VERSION) -> tuple
 
 
 def backend_name(name: str) -> str:
-    """Return an unknown name unchanged."""
+    """Return the name of the backend with this name or URL scheme, or an unknown name unchanged."""
     found = _find_backend(name)
     if not found:
         return name
@@ -155,7 +155,7 @@ def backend_name(name: str) -> str:
 
 
 def url_schemes(info: BackendInfo) -> list[str]:
-    """Return the backend's name, with ``-`` for ``_``, and then its other schemes."""
+    """Return the backend's name, with ``-`` for ``_``, followed by its other schemes."""
     schemes = [one.info for one in _entry_points(URL_SCHEMES_GROUP)]
     further = [scheme.name for scheme in schemes if scheme.target == info.target]
     return [info.name.replace("_", "-"), *sorted(further)]
@@ -191,14 +191,14 @@ def load_codec(text: str) -> ChunkCodec:
             ``"aes-gcm:/etc/kvtier/chunk.keys"``.
 
     Raises:
-        ConfigError: the argument is missing or wrong, or an extra is not installed.
+        ConfigError: the argument is missing or wrong, or the codec's extra is not installed.
         BackendError: the codec cannot be found or loaded, or is not a :class:`ChunkCodec`.
     """
     return _make(CODECS_GROUP, "codec", text, ChunkCodec)  # type: ignore[type-abstract]
 
 
 def load_all(group: str, kind: str, base: type[T]) -> dict[str, T]:
-    """Return an instance of each class, by name."""
+    """Return an instance of each class of an entry-point group, by name."""
     names = sorted({found.info.name for found in _entry_points(group)})
     return {name: _load_class(group, kind, name, base)() for name in names}
 
@@ -214,12 +214,12 @@ def _entry_points(group: str) -> list[_Found]:
 
 
 def _installed() -> tuple[Mapping[str, list[_Found]], Sequence[str]]:
-    """Return this project's entry points, and the faults of unreadable packages."""
+    """Return the entry points for kvtier by group, and the faults of unreadable packages."""
     places = list(filter(os.path.exists, (*sys.path, ".") if "" in sys.path else sys.path))
     return _scan(tuple(places), tuple(map(os.path.getmtime, places)))
 
 
-# Cache the result, because reading all packages is slow and a configuration asks repeatedly.
+# Cache the result, because reading all packages is slow and a configuration needs it repeatedly.
 @lru_cache(maxsize=1)
 def _scan(
     places: tuple[str, ...], times: tuple[float, ...]
@@ -256,7 +256,7 @@ def _scan(
 
 
 def _find_backend(name: str) -> list[_Found]:
-    """The name may be a URL scheme too."""
+    """Return each backend that has this name or URL scheme."""
     form = name.replace("_", "-")
     owners: dict[tuple[str, str], _Found] = {}
     for found in _entry_points(BACKENDS_GROUP) + _entry_points(URL_SCHEMES_GROUP):
@@ -267,7 +267,7 @@ def _find_backend(name: str) -> list[_Found]:
 
 
 def _fault_of(backend: object, info: BackendInfo) -> str | None:
-    """Return ``None`` if the backend can be used."""
+    """Describe how the backend breaks the contract; return ``None`` if it does not."""
     if not (isinstance(backend, type) and issubclass(backend, SecondaryTierManager)):
         return f"{info.target} is not a subclass of kvtier_sdk.SecondaryTierManager"
     declared = getattr(backend, "contract_version", None)
@@ -306,7 +306,7 @@ def _fault_of(backend: object, info: BackendInfo) -> str | None:
 
 
 def _make(group: str, kind: str, text: str, base: type[T]) -> T:
-    """Read ``name`` or ``name:argument``; give the class the argument or ``None``."""
+    """Instantiate the class that ``name`` or ``name:argument`` selects."""
     name, colon, argument = text.partition(":")
     make: Callable[[str | None], T] = _load_class(group, kind, name, base)
     try:

@@ -1,4 +1,4 @@
-"""Values that every layer shares: keys, contexts, transfers, answers. No I/O, no clock."""
+"""The values that all layers share: keys, contexts, transfers and answers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import numpy as np
 #: through unchanged.
 OffloadKey: TypeAlias = bytes
 
-#: Seals or checks a header, given the key, header, payload and the payload's digest, if known.
+#: A function that seals or checks a header. The last argument is the digest; ``None`` if unknown.
 _Finish: TypeAlias = Callable[[OffloadKey, memoryview, memoryview, bytes | None], None]
 
-#: Length of the KV-cache group's index at the end of a key.
+#: Length in bytes of the KV-cache group's index at the end of a key.
 GROUP_BYTES: Final = 4
 
 
@@ -57,7 +57,7 @@ class Locality(Enum):
 
 
 class Capability(Flag):
-    """The optional coroutines of a tier, beyond ``lookup``, ``store`` and ``load``."""
+    """The optional methods of a tier, beyond ``lookup``, ``store`` and ``load``."""
 
     NONE = 0
     DELETE = auto()
@@ -70,13 +70,13 @@ class Capability(Flag):
 class LookupResult(Enum):
     """The manager's answer to a lookup of one chunk."""
 
-    #: In the primary tier and readable; ``prepare_load`` succeeds in the same step.
+    #: The primary tier has the chunk, and ``prepare_load`` succeeds in the same step.
     HIT = auto()
-    #: In no tier, or not available in time: recompute.
+    #: No tier has the chunk, or it cannot be loaded in time; recompute it.
     MISS = auto()
-    #: On its way into the primary tier; ask again next step.
+    #: The chunk is on its way into the primary tier; ask again next step.
     HIT_PENDING = auto()
-    #: A tier has not answered yet; ask again next step.
+    #: A tier has not answered yet, or a load begins after this step; ask again next step.
     RETRY = auto()
 
 
@@ -85,9 +85,9 @@ class RequestContext:
     """The request for which a key is looked up, loaded or stored.
 
     Attributes:
-        request_id: its id, unique among the requests that are alive.
+        request_id: the request's id, unique among the live requests.
         params: the client's parameters (vLLM's ``kv_transfer_params``), which tiers may read.
-            Their size is unbounded; a tier in a process of its own gets none if their JSON
+            Their size has no limit, but a tier in a process of its own gets none if their JSON
             exceeds 16 KiB.
     """
 
@@ -98,7 +98,7 @@ class RequestContext:
 
 
 class Region(NamedTuple):
-    """A range of this process's memory, for clients that need addresses instead of buffers.
+    """A range of this process's memory, for client libraries that need addresses, not buffers.
 
     ::
 
@@ -107,8 +107,8 @@ class Region(NamedTuple):
         assert any(region.covers(payload) for region in context.regions)
 
     Attributes:
-        address: the address of its first byte.
-        size_bytes: its length.
+        address: the address of the first byte.
+        size_bytes: the length of the range.
     """
 
     address: int
@@ -127,7 +127,7 @@ class Region(NamedTuple):
 
 
 class Transfer:
-    """One chunk on its way between its slot and a tier.
+    """One chunk on its way between its slot in the host pool and a tier.
 
     A backend writes ``header`` and ``payload`` one after the other as one object, and reads them
     back in place::
@@ -140,19 +140,19 @@ class Transfer:
     Both views belong to the SDK. A backend may use them until its ``store`` or ``load`` call ends,
     by returning, by raising or by a cancellation.
 
-    A digest costs least in the thread that moves the bytes. A store's digest is computed in the
-    thread that first uses :attr:`header` or :attr:`buffers`. After a load the SDK computes it on
-    the tier's event loop, unless a thread of the tier has called :meth:`verify`.
+    Computing the payload's digest costs least in the thread that moves the bytes. For a store, the
+    thread that first uses :attr:`header` or :attr:`buffers` computes the digest. After a load, the
+    SDK computes it on the tier's event loop, unless a thread of the tier called :meth:`verify`.
 
     Attributes:
         key: the name of the chunk.
         request: the request that caused the transfer.
-        payload: the slot itself, ``context.chunk_bytes`` long, rounded up to the tier's
-            ``alignment``. Contiguous, format ``B``.
+        payload: a contiguous view of the chunk's bytes, of format ``B``. Its length is
+            ``context.chunk_bytes``, rounded up to the tier's ``alignment``.
         replace: for a store, true if the last load of the chunk failed. The tier's object may
-            then be damaged: overwrite it, without asking whether it exists.
-        unsealed: for the SDK only; :meth:`seal` calls it. ``None`` if there is nothing to do.
-        unverified: for the SDK only; :meth:`verify` calls it. ``None`` if there is nothing to do.
+            then be damaged, so overwrite it without asking whether it exists.
+        unsealed: the function behind :meth:`seal`, or ``None`` once sealed; for the SDK only.
+        unverified: the function behind :meth:`verify`, or ``None``; for the SDK only.
     """
 
     __slots__ = ("_header", "key", "payload", "replace", "request", "unsealed", "unverified")
@@ -177,42 +177,42 @@ class Transfer:
 
     @property
     def header(self) -> memoryview:
-        """The integrity header, which only the SDK interprets; opaque bytes to a backend.
+        """The integrity header, which only the SDK interprets.
 
-        Its address and length are multiples of the tier's ``alignment``. A store's header is sealed
-        at its first use.
+        Its address and length are multiples of the tier's ``alignment``. The first use of a store's
+        header seals the header.
         """
         self.seal()
         return self._header
 
     def seal(self, digest: bytes | None = None) -> None:
-        """Write a store's header, once. Call it only to bring a digest, from any thread.
+        """Write a store's header, once. Tiers need this, in any thread, only to supply a digest.
 
         Args:
-            digest: the 16 bytes of xxh3-128, in its canonical order, over the payload's first
-                ``context.digest_bytes``; ``None`` to compute it here.
+            digest: the 16 bytes of xxh3-128, in canonical byte order, over the payload's first
+                ``context.digest_bytes``; ``None`` to compute the digest here.
         """
         if self.unsealed is not None:
             self.unsealed(self.key, self._header, self.payload, digest)
             self.unsealed = None
 
     def verify(self, digest: bytes | None = None) -> None:
-        """Check a loaded chunk in this thread, so that the SDK need not do it on the loop.
+        """Check a loaded chunk in this thread, so that the SDK does not check it on the event loop.
 
         Args:
             digest: as for :meth:`seal`, computed from the bytes as they are in the payload now.
 
         Raises:
-            CorruptChunkError: the bytes are damaged or another chunk's; return this error.
+            CorruptChunkError: the bytes are damaged or another chunk's. Return it as the verdict.
         """
         if self.unverified is not None:
             self.unverified(self.key, self._header, self.payload, digest)
             self.unverified = None
 
     def with_payload(self, payload: memoryview) -> Transfer:
-        """Return the transfer for a tier behind a wrapper, with another ``payload``.
+        """Return a copy with another ``payload``, for a tier that wraps another tier.
 
-        The header is sealed, and only the wrapper's own transfer can be verified.
+        Both share the header, which this call seals. On the copy, :meth:`verify` does nothing.
         """
         return Transfer(self.key, self.request, self.header, payload, replace=self.replace)
 
@@ -239,8 +239,8 @@ class Entry:
     Attributes:
         key: the name of the chunk.
         object_bytes: length of the stored object, header included.
-        used_s: the time of its last use, in seconds since the epoch. A tier that records no uses
-            gives the time of storing, and ``None`` if it does not know that either.
+        used_s: the time of the chunk's last use, in seconds since the epoch. A tier that records
+            no uses gives the time of storing; ``None`` if neither is known.
     """
 
     key: OffloadKey

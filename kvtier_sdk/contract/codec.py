@@ -1,4 +1,4 @@
-"""The interface of a codec: a cipher between the slots and a tier."""
+"""The interface of codecs, which encrypt and authenticate a tier's chunks."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ class ChunkCodec(ABC):
     """A cipher that seals chunks on their way to a tier and opens them on their way back.
 
     Install a codec under the entry point ``kvtier.codecs``, for example as ``my_cipher``. A tier's
-    option ``codec = "my_cipher:argument"`` then chooses it. The tier handles sealed chunks like any
-    others.
+    option ``codec = "my_cipher:argument"`` then selects the codec. The tier handles sealed chunks
+    like all others.
 
     Rules for every codec:
 
@@ -24,14 +24,14 @@ class ChunkCodec(ABC):
       they return, and do no I/O.
     - *A codec shows no secret* in its ``repr`` or its errors.
     - *A name stands for one encoding.* The name is a fact of the tier's namespace, so chunks of
-      different codecs are kept apart. An encoding that older releases cannot read needs another
+      different codecs are kept apart. An encoding that older releases cannot read needs a new
       name.
 
     Attributes:
         envelope_bytes: length of the envelope.
 
     Args:
-        argument: the text after the codec's name and a colon; ``None`` if there is none.
+        argument: the text after the codec's name and a colon; ``None`` if there is no colon.
 
     Raises:
         ValueError: the argument is missing, or this codec cannot use it.
@@ -50,7 +50,7 @@ class ChunkCodec(ABC):
         """Seal a ``payload``, which must not be modified.
 
         Args:
-            associated: the associated data, which the SDK gives to :meth:`open` again.
+            associated: the associated data, which the SDK also passes to :meth:`open`.
             payload: the content.
             sealed: the memory for the sealed payload, of the same length.
             envelope: the memory for the envelope.
@@ -63,11 +63,11 @@ class ChunkCodec(ABC):
         """Open a sealed payload.
 
         Args:
-            associated: the associated data that belongs to the chunk, as given to :meth:`seal`.
-            envelope: the envelope as read.
-            sealed: the sealed payload as read.
+            associated: the chunk's associated data, the same as for :meth:`seal`.
+            envelope: the envelope that the tier has loaded.
+            sealed: the sealed payload that the tier has loaded.
             payload: the memory for the content, which may hold anything after an error.
 
         Raises:
-            ChunkAuthError: these parts do not belong together, or the key is not known.
+            ChunkAuthError: these parts do not belong together, or the codec lacks the secret key.
         """

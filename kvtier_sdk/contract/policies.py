@@ -15,17 +15,18 @@ class StoreMoment(Enum):
 
     #: As soon as the device has written the chunk.
     STORED = "stored"
-    #: Each time the chunk is copied back to the device, until the tier has it.
+    #: Each time the chunk is copied back to the device, until the tier has the chunk.
     HIT = "hit"
     #: Before the chunk leaves the primary tier.
     EVICTED = "evicted"
 
 
 class StorePolicy(ABC):
-    """Chooses which chunks a tier gets, and when. Pure state, used on the engine's thread only.
+    """A policy that chooses which chunks a tier gets, and when.
 
-    Installed under the entry point ``kvtier.store_policies`` as ``of_tenant``, this policy is
-    chosen by ``store_policy = "of_tenant:acme"``::
+    A policy does no I/O, and is used on the engine's thread only. If this policy is installed under
+    the entry point ``kvtier.store_policies`` as ``of_tenant``, the option
+    ``store_policy = "of_tenant:acme"`` selects it::
 
         class OfTenant(StorePolicy):
             moment = StoreMoment.STORED
@@ -44,7 +45,7 @@ class StorePolicy(ABC):
 
     Args:
         argument: the text after the policy's name and a colon, as in ``after_hits:2``; ``None``
-            if there is none.
+            if there is no colon.
 
     Raises:
         ValueError: the argument is missing, or this policy cannot use it.
@@ -70,10 +71,10 @@ class StorePolicy(ABC):
 
 
 class EvictionPolicy(ABC):
-    """Chooses the chunks to evict from a full primary tier.
+    """A policy that chooses the chunks to evict from a full primary tier.
 
-    A policy is pure state: no I/O, no clock, one thread. It learns of a chunk when the chunk
-    becomes readable, not while it is being written. This policy evicts the oldest chunk::
+    A policy does no I/O, reads no clock, and is used by one thread. The SDK tells the policy of a
+    chunk once the chunk is readable, not during its writing. This policy evicts the oldest chunk::
 
         class Oldest(EvictionPolicy):
             uses_prefix = False
@@ -94,14 +95,13 @@ class EvictionPolicy(ABC):
                 return list(itertools.islice(filter(is_evictable, self._keys), count))
 
     Attributes:
-        uses_prefix: if False, the SDK does not work out ``parent`` and ``position``, and passes
-            ``None`` and 0.
+        uses_prefix: if False, ``parent`` is always ``None`` and ``position`` 0, which saves time.
     """
 
     uses_prefix: ClassVar[bool] = True
 
     def open(self, slots: int) -> None:
-        """Prepare for a primary tier of ``slots`` chunks. Called once, before all other methods."""
+        """Prepare for a primary tier of ``slots`` chunks. The SDK calls this method once, first."""
         return
 
     @abstractmethod
@@ -112,9 +112,9 @@ class EvictionPolicy(ABC):
 
         Args:
             key: the chunk.
-            parent: the chunk before it in its prefix; ``None`` if it is the first, or if the
+            parent: the previous chunk of the prefix; ``None`` for the first chunk, or if the
                 order is not known.
-            position: its index in the prefix, counted from the first chunk whose order is known.
+            position: the chunk's index in the prefix, counted from the first chunk of known order.
             request: the request that stored the chunk, or for which the chunk was loaded.
         """
 
@@ -130,10 +130,10 @@ class EvictionPolicy(ABC):
     def choose_victims(
         self, count: int, is_evictable: Callable[[OffloadKey], bool]
     ) -> Sequence[OffloadKey]:
-        """Choose chunks to evict, without forgetting them: :meth:`on_remove` follows for each.
+        """Choose chunks to evict. The SDK calls :meth:`on_remove` for each chunk that it evicts.
 
         Args:
-            count: the number of chunks wanted; return fewer only if there are no more.
+            count: the number of chunks wanted; return fewer only if no more are evictable.
             is_evictable: returns False for a chunk that is pinned now.
 
         Returns:

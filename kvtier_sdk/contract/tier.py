@@ -28,12 +28,12 @@ from kvtier_sdk.types import (
 #: The version of :class:`SecondaryTierManager` that this release supports.
 CONTRACT_VERSION = 1
 
-#: Maps a contract version to the releases of kvtier-sdk that support it, as pip writes them.
+#: Maps a contract version to pip's specifier of the kvtier-sdk releases that support the version.
 CONTRACT_RELEASES: Mapping[int, str] = {1: ">=0.1,<0.2"}
 
 
 class ReportRemoved(Protocol):
-    """Tells the SDK that chunks are gone from a tier; see :class:`TierContext`."""
+    """A function that tells the SDK that a tier has lost chunks; see :class:`TierContext`."""
 
     def __call__(self, keys: Iterable[OffloadKey], /, *, evicted: bool = False) -> None: ...
 
@@ -46,7 +46,7 @@ class TierContext:
 
         directory = Path(root, context.namespace.fingerprint)  # one directory per namespace
         context.logger.info("chunks of %s are in %s", context.name, directory)
-        context.report_removed([key], evicted=True)  # it had to make room for another
+        context.report_removed([key], evicted=True)  # the tier had to make room
 
     Attributes:
         name: the tier's name, unique in its manager.
@@ -55,15 +55,15 @@ class TierContext:
         chunk_bytes: length of a chunk's payload, before rounding up to the tier's alignment.
         header_bytes: length of a transfer's header.
         payload_bytes: length of a transfer's payload view: ``chunk_bytes``, rounded up.
-        clock: time, sleeping and tasks; a tier uses no other clock.
+        clock: the source of time, sleeping and tasks; a tier uses no other clock.
         logger: this tier's own logger.
-        report_removed: tells the SDK that chunks are gone from the tier. ``evicted=True`` says that
-            they made room for others: the tier is full. Leave it out for chunks that expired, were
-            deleted or found damaged. Callable from any thread; never blocks.
+        report_removed: tells the SDK that chunks are gone from the tier. Any thread may call it; it
+            never blocks. ``evicted=True`` says that a full tier removed the chunks to make room;
+            leave it out for chunks that expired, were deleted or were found damaged.
         regions: the memory of all transfers' buffers in this process: the slots, and the SDK's own
             buffers. It stays valid from before ``open`` until ``close`` has returned, so a client
-            needs to register it only once (RDMA, GPUDirect).
-        metrics: the counters and gauges that the tier has made; only the SDK uses this attribute.
+            library (RDMA, GPUDirect) needs to register it only once.
+        metrics: the counters and gauges that the tier has made; for the SDK only.
         maintenance: true if a tool opens the tier beside the engines that use it. The tier then
             changes nothing by itself: ``open`` makes no namespace and evicts nothing, ``lookup``
             and ``load`` record no use and remove nothing. ``store`` is not called; ``delete``
@@ -98,7 +98,7 @@ class TierContext:
         name returns the same counter. The SDK reads its gains once a second.
 
         Args:
-            name: its name in this tier, unit included: ``resends``, ``read_bytes``.
+            name: the counter's name in this tier, unit included: ``resends``, ``read_bytes``.
 
         Raises:
             TierContractError: the name is malformed or names a gauge, there are 32 already, or the
@@ -107,10 +107,10 @@ class TierContext:
         return self.metrics.counter(name)
 
     def gauge(self, name: str) -> TierGauge:
-        """Make a gauge for this tier, exported as ``kvtier_backend_gauge``, like a :meth:`counter`.
+        """Make a gauge, exported as ``kvtier_backend_gauge``; the rules of :meth:`counter` apply.
 
         Args:
-            name: its name in this tier, unit included: ``idle_connections``.
+            name: the gauge's name in this tier, unit included: ``idle_connections``.
         """
         return self.metrics.gauge(name)
 
@@ -119,16 +119,16 @@ class SecondaryTierManager(ABC):
     """A tier that stores chunks behind the primary tier, and finds them again.
 
     The SDK makes an instance and calls :meth:`open` first and :meth:`close` last. In between it
-    calls the other coroutines, several at once, all on one event loop. A tier never blocks that
-    loop: use :func:`kvtier_sdk.run_blocking`. The SDK does batching, deadlines, retries,
-    integrity and accounting.
+    calls the other methods, several at once, all on one event loop. A tier never blocks that
+    loop: use :func:`kvtier_sdk.run_blocking`. The SDK handles batching, deadlines, retries,
+    integrity checks and accounting.
 
     Rules for every tier:
 
     - *Results have the order and the length of the batch.* ``None`` means done; a
       :class:`TierError` says why that one chunk failed. A raised error counts for the whole
       batch.
-    - *A call names no key twice*, and no more than :attr:`max_batch_keys`.
+    - *A call names no key twice*, and at most :attr:`max_batch_keys` keys.
     - *Buffers belong to the SDK*, which lends them until the coroutine returns. This holds after
       a cancellation too: let it through only once nothing touches the buffers.
     - *No reader ever sees a partly written object*, even if a store fails midway.
@@ -181,8 +181,8 @@ class SecondaryTierManager(ABC):
     Attributes:
         config_model: the class of this tier's options.
         medium: the medium on which chunks are kept.
-        locality: the machine that holds the chunks: this one or another.
-        capabilities: the optional coroutines that are implemented.
+        locality: the machine that holds the chunks: the engine's or another.
+        capabilities: the optional methods that the tier implements.
         alignment: alignment of each buffer's address and length, in bytes; a power of two up to
             4,096.
         needs_process: true for a tier that must run in a process of its own, for example because
@@ -190,11 +190,11 @@ class SecondaryTierManager(ABC):
         max_batch_keys: the most keys of one call of ``lookup``, ``load``, ``store``, ``touch`` and
             ``delete``; the SDK splits longer batches. ``None`` for no limit.
         runner_defaults: the tier's own defaults for the options that every tier has, as they are
-            written in a configuration; the operator's setting wins. For a store behind a slow
-            link: ``{"lookup_deadline": "200ms", "concurrency": 4}``.
+            written in a configuration. The operator's setting wins. Example for a store behind a
+            slow link: ``{"lookup_deadline": "200ms", "concurrency": 4}``.
         contract_version: the :data:`CONTRACT_VERSION` that the tier was written for.
         config: the validated options.
-        context: the tier's name, namespace, clock, logger and the rest of :class:`TierContext`.
+        context: the tier's :class:`TierContext`: its name, namespace, clock, logger and more.
     """
 
     config_model: ClassVar[type[TierConfig]] = TierConfig
@@ -222,8 +222,8 @@ class SecondaryTierManager(ABC):
     async def open(self) -> None:
         """Connect, and check every setting that can be checked.
 
-        Called once per instance, and cancelled after ``open_deadline``. If the store cannot be
-        reached, the instance is closed, and another one may be opened in its place.
+        The SDK calls this once per instance, and cancels the call after ``open_deadline``. If the
+        store cannot be reached, the SDK closes the instance, and may open a new one in its place.
 
         Raises:
             ConfigError: a setting cannot work.
@@ -308,8 +308,8 @@ class SecondaryTierManager(ABC):
     async def usage(self) -> Usage:
         """Return how full the tier is. (:attr:`Capability.USAGE`)
 
-        The SDK asks every 5 seconds, for ``kvtier_tier_used_bytes`` and to learn if the tier is
-        full. So keep a count or ask the store for a sum; do not list the chunks.
+        The SDK calls this method every 5 seconds, for ``kvtier_tier_used_bytes`` and to learn if
+        the tier is full. So keep a count or ask the store for a sum; do not list the chunks.
 
         Returns:
             The usage of all namespaces that share the tier's capacity.
@@ -319,8 +319,8 @@ class SecondaryTierManager(ABC):
     def namespaces(self) -> AsyncIterator[StoredNamespace]:
         """Iterate over the namespaces in the tier. (:attr:`Capability.NAMESPACES`)
 
-        Only tools call it, on a tier opened with ``context.maintenance``. A tier with this
-        capability obeys the rules of that attribute.
+        Only tools call this method, on a tier opened with ``context.maintenance``. A tier with
+        this capability obeys the rules of that attribute.
 
         Returns:
             Each namespace with a chunk or at least a manifest, once and in any order: this tier's
@@ -335,11 +335,11 @@ class SecondaryTierManager(ABC):
 class ChunkTierManager(SecondaryTierManager):
     """A tier whose methods handle one chunk each, and raise an error if the chunk fails.
 
-    The SDK calls the three coroutines once for each chunk of a batch, :attr:`fan_out` at once.
-    All rules of :class:`SecondaryTierManager` hold. The backend authors' guide builds such a tier.
+    The SDK calls a method once for each chunk of a batch, for :attr:`fan_out` chunks at once. All
+    rules of :class:`SecondaryTierManager` hold. The backend authors' guide builds such a tier.
 
     Attributes:
-        fan_out: how many chunks of one batch are handled at once. Set it in the class, or in
+        fan_out: the most chunks of one batch to handle at once. Set it in the class, or in
             each instance from its options.
     """
 

@@ -8,14 +8,14 @@ import threading
 
 from kvtier_sdk.errors import TierContractError
 
-#: Limit of one tier's counters and gauges, because each is a series in an operator's monitoring.
+#: The most counters and gauges of one tier, because each adds a series to the monitoring system.
 MAX_METRICS = 32
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 
 class TierCounter:
-    """A number that only goes up. Made by :meth:`TierContext.counter`; any thread may add to it.
+    """A number that only goes up, made by :meth:`TierContext.counter`. Any thread may add to it.
 
     ::
 
@@ -40,7 +40,7 @@ class TierCounter:
 
 
 class TierGauge:
-    """A number that goes up and down. Made by :meth:`TierContext.gauge`; any thread may set it.
+    """A number that goes up and down, made by :meth:`TierContext.gauge`. Any thread may set it.
 
     ::
 
@@ -86,7 +86,7 @@ class TierMetrics:
         return bool(self._counters or self._gauges)
 
     def take_changes(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Return the gains of counters and the changed gauges since the last call."""
+        """Return each counter's gain and each changed gauge's value since the last call."""
         gained = {name: counter.take() for name, counter in self._counters.items()}
         values = {name: gauge.value for name, gauge in self._gauges.items()}
         counters = {n: gain for n, gain in gained.items() if gain or n not in self._told}
@@ -111,7 +111,7 @@ class TierMetrics:
 
 
 def _finite(name: str, number: float, least: float = -math.inf) -> float:
-    """Raise unless the number is finite and at least ``least``."""
+    """Return the number as a float. Raise unless it is finite and at least ``least``."""
     try:
         plain = float(number)
     except (TypeError, ValueError, OverflowError):

@@ -1,4 +1,4 @@
-"""Blocking access to tiers, for tools."""
+"""Blocking access to single tiers, for tools."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from kvtier_sdk.types import Capability, Entry, OffloadKey, Usage
 
 T = TypeVar("T")
 
-#: Longest pause between polls, because a client concludes an overdue job only when it is polled.
+#: The longest pause between polls. Only a poll can conclude an overdue job.
 _LOOK_S = 1.0
-#: The number of chunks that are listed, deleted or looked up at once.
+#: The most chunks to list, delete or look up at once.
 _PAGE = 1000
-#: Memory for the chunks that are examined at once.
+#: The memory for chunks that are examined at once.
 _EXAMINED_BYTES = 64 * 2**20
 #: The chunk length to use if the real length is unknown; such chunks are never loaded.
 _UNKNOWN_BYTES = 4096
 #: The largest chunk length accepted from a manifest, because a pool of such chunks is allocated.
 _MOST_CHUNK_BYTES = 2**30
-#: Verdicts about one chunk; all others are about the tier.
+#: The verdicts that concern one chunk; all others concern the whole tier.
 _OF_A_CHUNK = (
     Verdict.OK,
     Verdict.NOT_FOUND,
@@ -46,7 +46,7 @@ _OF_A_CHUNK = (
 
 
 class BlockingTier:
-    """Waits for each of a tier's jobs."""
+    """A tier for a caller that waits for each job."""
 
     def __init__(self, client: TierClient, reported: threading.Event, clock: Clock) -> None:
         self.client = client
@@ -57,7 +57,7 @@ class BlockingTier:
     def make(
         cls, spec: TierSpec, pool: PoolMemory, namespace: Namespace, *, clock: Clock
     ) -> BlockingTier:
-        """Make a tier that does not run yet."""
+        """Make a tier whose client is not open yet."""
         reported = threading.Event()
         client = make_client(
             spec, pool, namespace, TierListener(), clock=clock, notify=reported.set
@@ -65,8 +65,8 @@ class BlockingTier:
         return cls(client, reported, clock)
 
     def result_of(self, job: Job | None) -> JobResult:
-        """Wait until shortly after the job's deadline at most."""
-        # The queue is empty, so only an open breaker can have refused the job.
+        """Wait for a job's result, at most until shortly after the job's deadline."""
+        # The queue was empty, so the tier refuses such jobs, usually because its breaker is open.
         if job is None:
             raise TierUnavailableError(f"{self.client.spec.name}: its breaker is open")
         self.client.flush()
@@ -79,7 +79,7 @@ class BlockingTier:
         self.client.poll()
         while not is_over() and (left_s := end_s - self._clock.now_s()) > 0:
             self._reported.wait(min(left_s, _LOOK_S))
-            # Clear it before the poll, because a report during the poll must end the next wait.
+            # Clear the event first, because a report during the poll must end the next wait.
             self._reported.clear()
             self.client.poll()
 
@@ -125,7 +125,7 @@ def open_for_maintenance(
 
 
 def chunk_bytes_of(namespace: Namespace) -> int | None:
-    """Return ``None`` if the facts give no usable length."""
+    """Return a namespace's chunk length, or ``None`` if the facts give no usable length."""
     known = namespace.facts.get("chunk_bytes")
     return known if isinstance(known, int) and 0 < known <= _MOST_CHUNK_BYTES else None
 
@@ -133,7 +133,7 @@ def chunk_bytes_of(namespace: Namespace) -> int | None:
 class MaintainedTier(BlockingTier):
     """A tier that a tool uses from one thread.
 
-    Methods raise a :class:`TierError` if the tier fails; the failure of one chunk is a verdict.
+    The methods raise a :class:`TierError` if the tier fails. A failed chunk only gets a verdict.
     """
 
     def __init__(
@@ -157,15 +157,15 @@ class MaintainedTier(BlockingTier):
         return capability in self.spec.tier_class.capabilities
 
     def entries(self) -> Iterator[Entry]:
-        """Needs ``Capability.SCAN``."""
+        """Iterate over the chunks of a tier with ``Capability.SCAN``."""
         return self._iterate(TierCaller.entries)
 
     def namespaces(self) -> Iterator[StoredNamespace]:
-        """Needs ``Capability.NAMESPACES``."""
+        """Iterate over the namespaces of a tier with ``Capability.NAMESPACES``."""
         return self._iterate(TierCaller.namespaces)
 
     def usage(self) -> Usage:
-        """Needs ``Capability.USAGE``."""
+        """Return the usage of a tier with ``Capability.USAGE``."""
         return self._runner.ask(TierCaller.usage, self._timeout_s)
 
     def lookup(self, keys: Sequence[OffloadKey]) -> list[Verdict]:
@@ -190,7 +190,7 @@ class MaintainedTier(BlockingTier):
         return self._answer(job, *_OF_A_CHUNK)
 
     def begin_store(self, keys: Sequence[OffloadKey], slots: Sequence[int]) -> Callable[[], None]:
-        """Return a function that waits for the store."""
+        """Begin a store; return a function that waits for its end."""
         job = self.client.store(list(keys), list(slots), NO_REQUEST, whole=True)
         self.client.flush()
 
@@ -200,12 +200,12 @@ class MaintainedTier(BlockingTier):
         return wait
 
     def delete(self, keys: Sequence[OffloadKey]) -> None:
-        """Ignore missing chunks. Needs ``Capability.DELETE``."""
+        """Delete chunks of a tier with ``Capability.DELETE``; missing chunks are ignored."""
         for page in _pages(keys):
             self._answer(self.client.delete(page), Verdict.OK)
 
     def _answer(self, job: Job | None, *expected: Verdict) -> list[Verdict]:
-        """Wait for a job's verdicts; raise unless all are expected."""
+        """Return a job's verdicts; raise an error unless all of them are expected."""
         result = self.result_of(job)
         for verdict in result.verdicts:
             if verdict not in expected:

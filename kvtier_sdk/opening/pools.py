@@ -21,11 +21,11 @@ def open_pool(config: TieringConfig, *, chunk_bytes: int | None = None) -> Itera
 
     Args:
         config: the configuration, which gives the pool's size.
-        chunk_bytes: payload of a chunk, if the engine knows it.
+        chunk_bytes: length of a chunk's payload, if the engine knows it.
 
     Raises:
-        ConfigError: the size of a chunk is missing or contradicts the engine's, no chunk fits, or
-            there is not enough memory.
+        ConfigError: the configured chunk length is missing or contradicts the engine's, no chunk
+            fits, or there is not enough memory.
     """
     size_bytes = config.chunk_bytes if chunk_bytes is None else chunk_bytes
     if size_bytes is None:
@@ -45,14 +45,14 @@ def open_pool(config: TieringConfig, *, chunk_bytes: int | None = None) -> Itera
 def check_pool(
     config: TieringConfig, *, chunk_bytes: int, directory: str | None = None
 ) -> PoolLayout:
-    """Check that there is room for the configured host pool, without making it."""
+    """Return the configured host pool's layout; raise if the pool does not fit into memory."""
     layout = PoolLayout(pool_slots(config, chunk_bytes), chunk_bytes)
     HostPool.check(layout, directory=directory)
     return layout
 
 
 def check_chunk(config: TieringConfig, chunk_bytes: int) -> None:
-    """Raise a :class:`ConfigError` if the configuration gives another length."""
+    """Raise a :class:`ConfigError` if the configuration gives another chunk length."""
     if config.chunk_bytes not in (None, chunk_bytes):
         raise ConfigError(
             f"option 'chunk_bytes' is {config.chunk_bytes}, but the engine's chunks have "
@@ -67,7 +67,7 @@ def pool_size_bytes(config: TieringConfig) -> int:
 
 
 def pool_slots(config: TieringConfig, chunk_bytes: int) -> int:
-    """Raise a :class:`ConfigError` if no chunk fits."""
+    """Return the number of slots; raise a :class:`ConfigError` if no chunk fits."""
     if config.slots is not None:
         return config.slots
     size_bytes = pool_size_bytes(config)

@@ -37,15 +37,15 @@ def open_manager(
     """Make a manager, open its tiers in parallel, and shut the manager down at the end.
 
     Args:
-        pool: memory of the primary tier; the caller closes it afterwards.
+        pool: the primary tier's memory, which the caller closes afterwards.
         tiers: the configuration from which the pool was made, or only the secondary tiers (specs
-            or URLs) in the order in which they are asked.
-        namespace: the engine's facts; configured facts are added.
+            or URLs). If several tiers have a chunk, the manager loads it from the first of them.
+        namespace: the engine's facts, to which the configured facts are added.
         clock: the source of time and tasks; the system's by default.
         events: true to collect events.
         one_copy: true if requests that want the same chunk share one copy to the device.
-        notify: called on a tier's thread whenever the tier has reported; must not block.
-        engine_waits: false for an engine that serves already. Its tiers are opened in the
+        notify: called on a tier's thread when the tier has new reports; it must not block.
+        engine_waits: false for an engine that serves requests already. Its tiers are opened in the
             background, and the engine runs without tiers that do not open.
         services: the engine's services for its operator, if they outlive the manager; by default
             they are made from the configuration, and closed with the manager.
@@ -121,15 +121,15 @@ def open_tier(
     """Open one tier for an engine that keeps its own manager, and close it at the end.
 
     Args:
-        tier: the tier's URL or specification; for an engine that serves already, take the
-            specification from :meth:`TierSpec.in_background`.
-        pool: memory of the slots; the caller closes it afterwards. A tier in a process of its own
+        tier: the tier's URL or specification. For an engine that serves requests already, pass
+            the result of :meth:`TierSpec.in_background`.
+        pool: the slots' memory, which the caller closes afterwards. A tier in a process of its own
             needs memory from ``HostPool.create``.
-        namespace: everything that decides whether stored bytes can be reused.
-        listener: gets the outcome of each job.
+        namespace: the facts that decide whether stored bytes can be reused.
+        listener: the receiver of each job's outcome.
         clock: the source of time and tasks; the system's by default.
         events: true to collect events.
-        notify: called on a tier's thread whenever the tier has reported; must not block.
+        notify: called on a tier's thread when the tier has new reports; it must not block.
         shutdown_timeout_s: seconds allowed for draining the tier, and as many for closing it.
         engine: the engine's name, for the log.
         verify: false switches digests off; for measurements and tests only.
@@ -168,7 +168,7 @@ def make_client(
     events: bool = False,
     engine: str | None = None,
 ) -> TierClient:
-    """The caller opens the client."""
+    """Make a client, which the caller opens."""
     runner = make_runner(spec, pool, namespace=namespace, clock=clock, notify=notify)
     if engine is not None:
         log_start(pool, engine, [(spec, runner)], namespace)

@@ -1,1 +1,1 @@
-"""An engine's services for its operator: log lines at its start, a trace, a socket, metrics."""
+"""An engine's services for its operator: start log, trace, admin socket and metrics endpoint."""

@@ -30,7 +30,7 @@ class OperatorServices:
     """The services that a configuration enables for an engine.
 
     They stay open when the engine closes its manager and opens another. The ``recorder`` records
-    finished requests; it is ``None`` if no trace is configured.
+    finished requests, and is ``None`` if no trace is configured.
 
     Args:
         config: the configuration of the services.
@@ -76,7 +76,7 @@ class OperatorServices:
 
 
 class _ManagerControl:
-    """Answers requests on the admin socket's thread, without waiting for the engine's thread."""
+    """A responder to admin requests. It never waits for the engine's thread."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class _ManagerControl:
         return {
             "pid": os.getpid(),
             "uptime_s": now_s - self._started_s,
-            # The age of the counts below, because they change only in the engine's steps.
+            # The age of the counts below, which change only in the engine's steps.
             "idle_s": max(0.0, now_s - manager.last_step_s),
             "pool": asdict(manager.usage()),
             "trace": trace,
@@ -159,12 +159,12 @@ class _ManagerControl:
 
 
 def _counters(stats: TierStats) -> dict[str, Any]:
-    """Keep only numbers, strings, ``None``, lists, and dicts of numbers."""
+    """Return the fields that hold a number, string, ``None``, list or dict of numbers."""
     found: dict[str, Any] = {}
     for field in fields(stats):
         value = getattr(stats, field.name)
         if isinstance(value, dict):
-            # Copy the table in one call, because the engine's thread can add to it meanwhile.
+            # Copy the table in one call, because the engine's thread may add to it meanwhile.
             table = dict(value)
             if all(isinstance(number, int | float) for number in table.values()):
                 found[field.name] = table

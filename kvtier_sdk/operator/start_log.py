@@ -36,7 +36,7 @@ def log_start(
 
 
 def _pool_in_words(pool: PoolMemory, policy: str) -> str:
-    # Slots can overlap, and then fewer chunks fit than there are slots.
+    # The slots of some engines overlap, so that fewer chunks fit than there are slots.
     slots = min(pool.slots, pool.region.size_bytes // pool.chunk_bytes)
     size = format_bytes(slots * pool.chunk_bytes)
     chunks = f"{slots:,} chunks of {format_bytes(pool.chunk_bytes)}"

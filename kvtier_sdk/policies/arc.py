@@ -1,4 +1,4 @@
-"""The policy ARC learns from earlier evictions how to weigh recency and frequency.
+"""The eviction policy ARC, which learns from evictions how to weigh recency and frequency.
 
 After N. Megiddo and D. S. Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache", FAST 2003.
 """
@@ -22,7 +22,7 @@ class ARCPolicy(EvictionPolicy):
     The policy keeps the paper's four lists, least recent first. T1 holds chunks that were used only
     at their insertion, and T2 chunks that were used again. A victim comes from T1 if T1 is longer
     than its target, and from T2 otherwise. B1 and B2 hold the keys of chunks evicted from T1 and
-    T2. If B1 has the key of a new chunk, T1 was too small, so its target grows; if B2 has the key,
+    T2. If B1 has the key of a new chunk, T1 was too small, so T1's target grows. If B2 has the key,
     the target shrinks. If T1 is exactly as long as its target, the paper chooses the list by the
     new chunk. Here the new chunk is not known yet, so the victim comes from T2.
 

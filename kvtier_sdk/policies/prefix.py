@@ -1,4 +1,4 @@
-"""Evicts chunks by recency and number of uses; small simulations choose the weight.
+"""An eviction policy by recency and number of uses, with a weight that simulations choose.
 
 Each weight is simulated on a sample of the chunks, as in C. Waldspurger et al., "Cache Modeling and
 Optimization using Miniature Simulations", USENIX ATC 2017.
@@ -16,16 +16,16 @@ from kvtier_sdk.contract import EvictionPolicy
 from kvtier_sdk.errors import KVTierError
 from kvtier_sdk.types import OffloadKey, RequestContext
 
-# The lowest number of uses in each class of chunks. Uses beyond the last number do not count.
+# Each class of chunks begins at one of these numbers of uses. More than 16 uses count as 16.
 _CLASSES = (1, 2, 3, 4, 6, 8, 12, 16)
 _MOST_USES = _CLASSES[-1]
 _CLASS_OF = tuple(sum(uses >= least for least in _CLASSES) - 1 for uses in range(_MOST_USES + 1))
-# The simulated weights. If several of them have the most hits, the first in this order is used.
+# The simulated weights. If several weights have the most hits, the policy uses the first of them.
 _WEIGHTS = (0.25, 0.5, 0.0, 1.0, 2.0, 4.0, 8.0)
-# The least number of remembered keys per slot, and of remembered uses per simulated slot.
+# At least this many evicted keys are remembered per slot, and sampled keys per simulated slot.
 _GHOSTS = 3
 _SAMPLED_HISTORY = 8
-# One chunk in 16 is sampled. A small pool samples more, so that a simulation has enough slots.
+# One chunk in 16 is sampled, and more in a small pool, so that each simulation has enough slots.
 _MOST_SPARSE = 16
 _LEAST_SAMPLED_SLOTS = 128
 # After this many references per slot, earlier hits count half.
@@ -47,15 +47,15 @@ class PrefixPolicy(EvictionPolicy):
 
     The best weight depends on the workload. Weight 0 evicts the least recently used chunk. Weights
     4 and 8 have twice as many hits if conversations pause for longer than a chunk stays in the
-    pool. So each weight is simulated with a sample of the chunks, and the weight with the most hits
-    is used; older hits count less.
+    pool. So each weight is simulated with a sample of the chunks, and the policy uses the weight
+    with the most hits. Older hits count less.
 
     An engine uses a chunk together with all earlier chunks of the prefix, and the use of the last
     chunk is recorded first. So a later chunk has at most as many uses and an older last use, and
     is evicted first.
     """
 
-    # The order of the calls already puts the chunks of a prefix in order.
+    # Parents are not needed, because the calls come in the order of the prefix.
     uses_prefix = False
 
     def __init__(self) -> None:
@@ -119,7 +119,6 @@ class PrefixPolicy(EvictionPolicy):
         del self._queue_of[uses][key]
         self._ghosts[hash(key)] = uses
         if len(self._ghosts) >= self._most_ghosts:
-            # The end of a prefix is evicted before the start, and so also forgotten first.
             self._older_ghosts, self._ghosts = self._ghosts, {}
 
     def choose_victims(
@@ -154,7 +153,7 @@ class PrefixPolicy(EvictionPolicy):
 
 
 class _Simulations:
-    """Simulates a pool for each weight, and chooses the weight with the most hits."""
+    """A simulated pool for each weight, to find the weight with the most hits."""
 
     def __init__(self, slots: int, one_in: int) -> None:
         # References within one bucket count as simultaneous.
@@ -177,7 +176,7 @@ class _Simulations:
         self._halving_at = self._half_life
 
     def use(self, key: OffloadKey, now: int, of: int) -> tuple[int, ...]:
-        """Record a use of a sampled chunk; return the bonuses of the best weight."""
+        """Record a use of a sampled chunk; return each class's bonus under the best weight."""
         last = self._last.get(key, -1)
         if last < 0:
             last = self._older.get(key, -1)

@@ -1,4 +1,4 @@
-"""The SDK's store policies choose which chunks a tier gets, and when."""
+"""The SDK's store policies, which choose the chunks that a tier gets, and when."""
 
 from __future__ import annotations
 

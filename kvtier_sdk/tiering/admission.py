@@ -1,4 +1,4 @@
-"""Admission by reuse: a full tier gets only chunks seen before, if this brings more hits."""
+"""Admission by reuse: a full tier gets only chunks seen before, if this leads to more hits."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from kvtier_sdk.types import OffloadKey
 _HASHES = 2**32
 # The most chunks to follow per tier. In a larger tier, a sample is chosen by the keys' hashes.
 _MOST_FOLLOWED = 1024
-# Keys to remember per chunk that the tier has room for.
+# The number of keys to remember for each chunk that the tier has room for.
 _MEMORY = 8
 _MIN_PERIOD = 64
 # The most hashes in each generation of seen keys, to bound the memory for a large tier.
 _MOST_SEEN = 2**17
-# The second model must lead by more than this many standard deviations of a chance result.
+# The second model must lead by more than this many standard deviations of a random lead.
 _DEVIATIONS = 2
 # After this many hits in only one model, older hits count half, so that recent hits decide.
 _MUCH_EVIDENCE = 64
@@ -33,7 +33,7 @@ _Cache = OrderedDict[OffloadKey, None]
 
 
 class Admission:
-    """Decides whether a tier is given chunks that were never seen before.
+    """A filter that decides whether a tier gets chunks that were never seen before.
 
     Once the tier evicts, two small models of the tier compete on a sample of the keys. The first
     model caches every chunk; the second caches a chunk when the chunk is seen for the second time.
@@ -93,7 +93,7 @@ class Admission:
             self._was_read[key] = True
 
     def used(self, slots: Iterable[Slot], is_hit: Iterable[bool]) -> None:
-        """Record a request's use of chunks; ``is_hit`` is true for chunks from this tier."""
+        """Record a request's use of chunks; ``is_hit`` marks the chunks loaded from this tier."""
         if self._capacity:
             for slot, hit in zip(slots, is_hit, strict=True):
                 self._note(slot.key, is_hit=hit)
@@ -106,7 +106,7 @@ class Admission:
         if evicted:
             self._stats.evicted_unread_chunks += unread * (_HASHES // self._limit)
             if self._enabled and (capacity < followed or self._capacity):
-                # The models are as large as the tier was, so after a large change they start anew.
+                # The models have the tier's former size, so after a large change they start anew.
                 if not self._capacity / 2 <= capacity <= self._capacity * 2:
                     self._forget()
                 self._capacity = capacity

@@ -1,4 +1,4 @@
-"""The cascade sends readable chunks to the tiers."""
+"""The cascade of readable chunks from the primary tier to the secondary tiers."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class ManagedTier:
 
 
 class Cascade:
-    """Sends readable chunks to the tiers, at the moment that each tier's store policy names.
+    """A sender of readable chunks to each tier, at the moment that the tier's store policy names.
 
     A chunk that is sent to a tier is pinned until the tier has finished the store. If a tier gets
     chunks just before their eviction, each chunk is *owed* to the tier, and an owed chunk cannot be
     evicted. Each step therefore ends by freeing some slots for the next stores.
 
-    While a chunk stays in the primary tier, each tier gets the chunk once, and again only after a
-    failed store or after the tier reports the chunk removed.
+    While a chunk stays in the primary tier, each tier gets the chunk once. The tier gets the chunk
+    again only after a failed store, or after the tier reports the chunk removed.
 
     ``tracks`` is true if the offers of each chunk must be recorded, because some tier may get the
     chunk later than at its store.
@@ -57,7 +57,7 @@ class Cascade:
         self._stored_mask = 0
         # True once a write-through tier has missed a chunk. A later hit offers the chunk again.
         self._has_failed = False
-        # The largest shortage of slots in a store since the last step ended.
+        # The largest number of slots that a store has lacked since the last step ended.
         self._missing = 0
         self.tracks = False
 
@@ -130,7 +130,7 @@ class Cascade:
         self.include(slots, request)
 
     def include(self, slots: Sequence[Slot], request: RequestContext) -> None:
-        """Send the chunks to tiers that store whole requests, once the chunks are readable."""
+        """Send chunks to the tiers that store whole requests, once the chunks are readable."""
         for tier in self._whole:
             unsent = self._unsent(tier, slots)
             self._send(tier, [slot for slot in unsent if slot.state is _READY], request)
@@ -185,7 +185,7 @@ class Cascade:
                 slot.offers.owed &= ~bit
 
     def removed(self, bit: int, keys: Sequence[OffloadKey], *, evicted: bool) -> None:
-        """Forget that the tier has the chunks, so that it can get them again."""
+        """Record that the tier no longer has the chunks, so that the tier can get them again."""
         self._tier_of(bit).admission.removed(keys, evicted=evicted)
         if self.tracks:
             for key in keys:

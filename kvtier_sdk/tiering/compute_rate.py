@@ -7,14 +7,14 @@ from collections import deque
 _BURSTS = 31
 #: An estimate needs this many bursts, because an engine's first bursts are slow.
 _FEWEST = 3
-#: A longer burst is ended with the current step.
+#: A burst that lasts longer ends with the current step.
 _LONGEST_S = 1.0
-#: Shorter bursts are ignored, because no model computes a prompt this fast.
+#: A shorter burst is ignored, because no model computes a prompt this fast.
 _SHORTEST_S = 0.002
 
 
 class ComputeRate:
-    """Measures the median time per chunk over the last bursts, weighted by each burst's chunks.
+    """The median time per chunk over the last bursts, weighted by each burst's number of chunks.
 
     A burst is a series of steps in which some request computes several chunks per step. The burst
     ends one step later, because an engine that schedules ahead begins the next step before the

@@ -1,4 +1,4 @@
-"""Keeps a tier's unreleased jobs, and the chunks removed from the tier meanwhile."""
+"""A tier's unreleased jobs, and the chunks that the tier removed during these jobs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _MOVES = (Operation.STORE, Operation.LOAD)
 
 
 class JobTable:
-    """Keeps running and quarantined jobs, and the chunks removed during stores and loads.
+    """A tier's jobs and removals. A quarantined job has a result, but its I/O may still run.
 
-    If a tier reports a removal while a job stores or loads the chunk, either may have come first,
-    so the chunk counts as removed. Job ids grow, so a removal affects all jobs up to the newest job
-    at that time.
+    If a tier reports a removal while a job stores or loads the chunk, the removal may have come
+    last, so the chunk counts as removed. Job ids grow, so a removal affects all jobs up to the
+    newest job at that time.
     """
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ from typing import Final
 from kvtier_sdk.runner.jobs import Job, Verdict
 from kvtier_sdk.types import OffloadKey
 
-#: The most chunks to remember per tier: 8 bytes each, 1 MiB in all.
+#: The most chunks to remember per tier. Each takes 8 bytes, so the table takes 1 MiB.
 _PLACES = 2**17
 
 _OK: Final = Verdict.OK
@@ -63,8 +63,8 @@ class KnownChunks:
     def loaded(self, job: Job, verdicts: Sequence[Verdict], present: Iterable[OffloadKey]) -> None:
         """Apply a load's verdicts; chunks outside ``present`` were removed meanwhile."""
         if _NOT_FOUND in verdicts or _TIMEOUT in verdicts:
-            # Forget all chunks, because others may be lost too, or the tier may hang, which lookups
-            # show sooner than loads.
+            # Forget all chunks. After a loss, other chunks may be lost too. After a timeout, the
+            # tier may hang, and lookups detect this sooner than loads.
             self.clear()
         elif verdicts.count(_OK) == len(verdicts):
             self.found(job, present)

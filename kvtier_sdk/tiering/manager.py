@@ -36,7 +36,7 @@ from kvtier_sdk.tiering.tier_listener import TierListener
 from kvtier_sdk.trace import TraceRecorder
 from kvtier_sdk.types import LookupResult, OffloadKey, RequestContext
 
-# Bound once to save time in the engine's thread, because compiled code reads final names directly.
+# Module-level names, because compiled code reads these faster than an enumeration's members.
 _HIT: Final = LookupResult.HIT
 _MISS: Final = LookupResult.MISS
 _HIT_PENDING: Final = LookupResult.HIT_PENDING
@@ -47,21 +47,21 @@ _LOADING: Final = SlotState.LOADING
 
 
 class TieringManager:
-    """Manages an engine's tiers, and moves chunks between the primary and the secondary tiers.
+    """The manager of an engine's tiers. It moves chunks between primary and secondary tiers.
 
     A step never blocks and never raises a storage error. All methods belong to the thread of the
-    engine's scheduler, unless they say otherwise.
+    engine's scheduler, unless a method's description says otherwise.
 
     For each request the engine calls ``on_new_request``. Then, in each step until no chunk is
     pending, it calls ``lookup`` for the request's chunks up to the first ``MISS``. The calls
     ``prepare_load``, ``complete_load``, ``prepare_store`` and ``complete_store`` follow, then
-    ``on_request_finished``; completions may still come later. Each step ends with
+    ``on_request_finished``. Completions may come even after that. Each step ends with
     ``on_schedule_end``. For an unknown request, lookups and prepare calls raise ``KVTierError``,
     and completions do nothing.
 
     Args:
-        pool: the slots' memory; the caller closes it after :meth:`shutdown`.
-        policy: chooses the chunks that leave the primary tier.
+        pool: the slots' memory, which the caller closes after :meth:`shutdown`.
+        policy: chooses the chunks to evict from the primary tier.
         clock: the source of time.
         store_reserve: fraction of the slots, 0.0 to 1.0, that promotions leave to stores. If a tier
             gets chunks just before their eviction, this fraction is also kept free.
@@ -69,9 +69,9 @@ class TieringManager:
         one_copy: true to let a request wait while another request copies the same chunk to the
             device, so that one copy serves both; false if the engine already does this.
         recompute_s: seconds that the engine takes to compute a chunk; measured if ``None``. A chunk
-            that a tier would load more slowly is a ``MISS``, and a lookup may wait this long for
-            each chunk.
-        recorder: records each finished request with its chunks; the caller closes it.
+            that a tier would load more slowly is a ``MISS``. A lookup may wait this long for each
+            chunk.
+        recorder: records each finished request with its chunks. The caller closes the recorder.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class TieringManager:
         self._recompute_s = recompute_s
         self._events = events
         self._primary = PrimaryTier(pool.slots, pool.chunk_bytes, policy, events=events)
-        # Bound once to save time in the engine's thread.
+        # A second name for the primary tier's table, to save time in the engine's thread.
         self._by_key = self._primary.by_key
         self._primary.stats.recompute_s = recompute_s
         self._compute_rate = ComputeRate()
@@ -113,9 +113,9 @@ class TieringManager:
         self._now_s = self._primary.now_s = clock.now_s()
 
     def add_tier(self, spec: TierSpec, runner: TierRunner) -> None:
-        """Open a secondary tier, wait for the opening, and add the tier after the others.
+        """Open a secondary tier with :meth:`TierClient.open`, and add it after the other tiers.
 
-        The manager owns the ``runner`` of the tier ``spec`` from now on.
+        ``spec`` describes the tier. The manager owns the tier's ``runner`` from now on.
 
         Raises:
             ConfigError: another tier has the same name, or a setting cannot work.
@@ -165,7 +165,7 @@ class TieringManager:
     def samples(self) -> list[Sample]:
         """Return the current value of each metric, also while the engine is idle.
 
-        Any thread may call this method; :func:`kvtier_sdk.serve_metrics` does.
+        Any thread may call this method, for example a thread of :func:`kvtier_sdk.serve_metrics`.
         """
         self._primary.note_use()
         stats = [self._primary.stats, *(tier.client.stats_now() for tier in self._tiers)]
@@ -225,7 +225,7 @@ class TieringManager:
             ``HIT``: the chunk is readable, and ``prepare_load`` in this step succeeds.
             ``HIT_PENDING``: the chunk is on its way into the primary tier; ask again next step.
             ``RETRY``: a tier has not answered yet, or a load begins at the end of the step; ask
-            again next step. The lookup deadline ends this wait, unless the request is put off
+            again next step. The lookup deadline limits this wait, unless the request is put off
             (:meth:`is_put_off`). ``MISS``: recompute the chunk.
 
         Raises:
@@ -277,8 +277,8 @@ class TieringManager:
 
         Returns:
             The number of chunks before the first miss that are readable or on their way, and true
-            if an answer or a chunk is pending; the engine should then ask again next step. While
-            nothing has changed, the call returns the earlier result without new lookups.
+            if an answer or a chunk is pending. If so, the engine should ask again next step. While
+            nothing has changed, the method returns the earlier result without new lookups.
 
         ::
 
@@ -469,7 +469,7 @@ class TieringManager:
             state.finished = True
             self._alive -= 1
             if not self._alive:
-                # The engine may be idle from now on, so no later step may end the burst.
+                # End the burst now, because the engine may make no further step.
                 self._compute_rate.burst_ended(self._clock.now_s())
         self._promotions.abandon(state)
         self._end_if_over(state)
@@ -481,8 +481,8 @@ class TieringManager:
         """End a step: apply results, record uses, and hand over the collected jobs.
 
         Args:
-            preempted_request_ids: ids of requests that have lost their device blocks. The tiers'
-                earlier answers are forgotten, because the engine will look these requests up again.
+            preempted_request_ids: ids of requests that have lost their device blocks. The manager
+                forgets the tiers' answers, because the engine will look up the chunks again.
         """
         if not self._collected:
             self._collect()
@@ -493,7 +493,7 @@ class TieringManager:
             touched = list(self._touched)
             self._touched = {}
             self._primary.access(touched)
-            # Reverse the order, so that the tiers too evict the start of a prefix last.
+            # Reverse the order, so that the tiers also evict the start of a prefix last.
             touched.reverse()
             for tier in self._tiers:
                 tier.client.touch(touched)
@@ -509,7 +509,7 @@ class TieringManager:
     def has_pending_work(self) -> bool:
         """Return true if the engine should make further steps even without scheduled requests."""
         self._collect()
-        # The engine may sleep after this call, so the next step collects again.
+        # The next step must collect again, because the engine may sleep after this call.
         self._collected = False
         return self._cascade.behind or any(tier.client.has_work for tier in self._tiers)
 
@@ -520,13 +520,13 @@ class TieringManager:
             events += tier.client.take_events()
         return events
 
-    # --- everything ---------------------------------------------------------------------------
+    # --- the whole cache ----------------------------------------------------------------------
 
     def reset_cache(self, scope: ResetScope = ResetScope.PRIMARY) -> None:
         """Forget all cached chunks; lookups after this call find no chunk in the primary tier.
 
         Live requests start over: their pending lookups, loads and stores are dropped. The engine
-        must not complete copies that were prepared before the reset; their slots are not reused
+        must not complete copies that were prepared before the reset. Their slots are not reused
         until :meth:`on_reset_flushed`. The running jobs of a tier go on, but have no effect.
 
         With :attr:`ResetScope.ALL` the secondary tiers are emptied too, in the background. A tier
@@ -561,7 +561,7 @@ class TieringManager:
         return self._primary.purge()
 
     def on_reset_flushed(self) -> None:
-        """Free the slots of copies from before the last reset; all these copies must have ended."""
+        """Free the slots of copies from before the last reset. These copies must have ended."""
         stale, self._stale_copies = self._stale_copies, []
         for slot in stale:
             self._primary.unpin(slot)
@@ -579,7 +579,7 @@ class TieringManager:
                 closing.callback(tier.client.close, timeout_s)
         self._requests.clear()
 
-    # --- inside -------------------------------------------------------------------------------
+    # --- internals ----------------------------------------------------------------------------
 
     def _state(self, request: RequestContext) -> RequestState:
         try:

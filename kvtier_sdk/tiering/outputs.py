@@ -49,7 +49,7 @@ class ResetScope(Enum):
 
 
 class MissReason(Enum):
-    """The reason for a ``MISS``; its value is the label in the metric of misses."""
+    """The reason for a ``MISS``; the member's value is the label in the metric of misses."""
 
     #: No tier has the chunk.
     ABSENT = "absent"

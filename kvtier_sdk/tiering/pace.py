@@ -15,7 +15,7 @@ SLOW_S: Final = 2.0
 #: Weight of the newest sample in the running mean.
 _NEWEST_WEIGHT = 0.2
 #: A tier that seems too slow gets no loads, so no new sample could correct the estimate. After
-#: this long without a sample the estimate is dropped, and the tier gets loads again.
+#: this long without a sample, the estimate is ignored, and the tier gets loads again.
 _LIFE_S = 10.0
 
 _LOAD: Final = Operation.LOAD
@@ -33,7 +33,7 @@ class Pace:
         # The index is ``operation is _LOAD``, because hashing an enumeration's member is slow.
         self._under_way = [0, 0]
         self._progress_s = [-math.inf, -math.inf]
-        # The time of the tier's last answer, or of the last load that began while no other ran.
+        # The time of the tier's last answer, or of the last load that began while no load ran.
         self._heard_s = 0.0
         # The mean speed of loads, over the time in which at least one load is running.
         self._bytes_per_s = 0.0
@@ -81,7 +81,7 @@ class Pace:
         return not self._under_way[True] or now_s - self._heard_s <= within_s
 
     def expected_s(self, size_bytes: int, now_s: float) -> float:
-        """Return 0.0 without a recent sample."""
+        """Estimate the seconds to load ``size_bytes``; return 0.0 without a recent sample."""
         if not self._bytes_per_s or now_s - self._sampled_s > _LIFE_S:
             return 0.0
         return size_bytes / self._bytes_per_s
@@ -98,8 +98,8 @@ class Pace:
         self._since_s = self._sampled_s = now_s
 
     def _learn_store(self, store: Job, result: JobResult) -> None:
-        # Meanwhile the tier also moved the stores queued before this one. The queue may have been
-        # too short to show the full speed, so a store within SLOW_S can only raise the estimate.
+        # During this store, the tier also moved the stores ahead in the queue. A short queue may
+        # hide the tier's full speed, so a store within SLOW_S can only raise the estimate.
         moved_bytes = store.queue_bytes * SLOW_S / max(result.duration_s, 1e-3)
         is_faster = result.moved_bytes and moved_bytes > self.store_bytes
         if is_faster or result.duration_s > SLOW_S:

@@ -20,7 +20,7 @@ _LOADING: Final = SlotState.LOADING
 
 
 class Promotions:
-    """Loads chunks into slots, and keeps the chunks until the requests have used them.
+    """The loads of chunks into slots. A slot stays pinned until the requests have used its chunk.
 
     A request *claims* each chunk that is promoted for it; the claim pins the slot until the request
     uses the chunk. A slot has a ``Promotion`` while the slot is loading, claimed, or in quarantine
@@ -42,7 +42,7 @@ class Promotions:
         tier: ManagedTier,
         state: RequestState,
     ) -> int:
-        """Collect loads of the first chunks until slots run out; return the number of chunks."""
+        """Queue loads of the first chunks, until slots run out; return the number of chunks."""
         slots, _ = self._primary.take(min(len(keys), self._limit - self._occupied))
         taken = keys[: len(slots)]
         if not taken:
@@ -72,7 +72,7 @@ class Promotions:
             state.asked[slot.key] = promotion.pending
 
     def concluded(self, job: Job, verdicts: Sequence[Verdict]) -> list[Slot]:
-        """Return the slots whose chunks have arrived."""
+        """Apply a load's verdicts; return the slots whose chunks have arrived."""
         slots = self._primary.slots
         landed = []
         for index, verdict in zip(job.slots, verdicts, strict=True):
@@ -88,7 +88,7 @@ class Promotions:
         return landed
 
     def removed(self, tier: int, keys: Sequence[OffloadKey]) -> None:
-        """The requests that wait for these chunks do not load them from this tier again."""
+        """Record lost chunks, so that waiting requests do not load them from this tier again."""
         for key in keys:
             slot = self._primary.by_key.get(key)
             if slot is not None and slot.state is _LOADING and slot.promotion is not None:

@@ -36,7 +36,7 @@ class PendingLookup:
     """The chunks that one request looked up in one step, and the tiers' answers so far.
 
     A set of tiers is a bit mask. Other requests that need one of these chunks share the pending
-    lookup. The lookup is the tag of each tier's job, so that a late answer reaches this lookup and
+    lookup. Each tier's job has the lookup as its tag, so that a late answer reaches this lookup and
     not a later lookup of the same chunk.
 
     Attributes:
@@ -90,7 +90,7 @@ class PendingLookup:
         return (mask & -mask).bit_length() - 1
 
     def run_from(self, key: OffloadKey, tier: int, limit: int) -> list[OffloadKey]:
-        """Return up to ``limit`` chunks, beginning with ``key``, whose first tier is ``tier``."""
+        """Return up to ``limit`` successive chunks from ``key`` on whose first tier is ``tier``."""
         hits, bit = self.hits, 1 << tier
         before = bit - 1
         start = self.keys.index(key)
@@ -103,7 +103,7 @@ class PendingLookup:
         return run
 
     def strike(self, key: OffloadKey, tier: int) -> None:
-        """Record that a tier no longer counts as having a chunk."""
+        """Remove a tier from the tiers that have a chunk."""
         self.hits[key] &= ~(1 << tier)
 
 
@@ -132,8 +132,8 @@ class Offers:
         sent: tiers that have the chunk or are storing it.
         owed: tiers that must get the chunk before its eviction.
         failed: write-through tiers that do not have the chunk.
-        followers: maps the index of each tier that gets the chunk once it is readable to the
-            request of that store.
+        followers: maps a tier's index to a request. Once the chunk is readable, the tier gets the
+            chunk for this request.
     """
 
     __slots__ = ("failed", "followers", "hits", "owed", "sent")
@@ -195,7 +195,7 @@ class PrefixOrder:
     """The parents and positions of one request's chunks, learnt from the order of the calls.
 
     An engine looks a prefix up from its start in each step, and stores the chunks in prefix order.
-    So a new chunk's parent is the chunk of its KV-cache group that the engine named just before.
+    So a new chunk's parent is the previous chunk of the same KV-cache group that the engine named.
     """
 
     __slots__ = ("_known", "_latest")
@@ -223,8 +223,8 @@ class PrefixOrder:
 class NameOrder:
     """The chunks of one request, in the order in which the engine first named them.
 
-    A trace uses this class if the policy needs no parents and positions, because it takes less than
-    half the time of :class:`PrefixOrder`.
+    A trace uses this class if the policy needs no parents and positions, because this class takes
+    less than half the time of :class:`PrefixOrder`.
     """
 
     __slots__ = ("keys",)
@@ -241,7 +241,7 @@ class Wait:
     """The lookups and loads that one request waits for.
 
     Attributes:
-        latest: the pending lookup that was added last.
+        latest: the pending lookup that was recorded last.
         prefix: the first and the last chunk, if a whole prefix was looked up.
         hits: number of chunks of the prefix, before its first miss, that were present or loading.
         put_off: a chunk whose lookup begins once fewer other lookups are pending.
@@ -276,7 +276,7 @@ class Wait:
         self._lookups.append((pending, pending.waiting))
 
     def note_slot(self, slot: Slot) -> None:
-        """Record the first slot that is still being written; a change of the slot ends the wait."""
+        """Record the first slot whose chunk is not readable; a change of the slot ends the wait."""
         self.slot, self._key, self._state = slot, slot.key, slot.state
 
     def is_over(self, now_s: float) -> bool:
@@ -365,7 +365,7 @@ class RequestState:
 
     def held_slots(self) -> list[int]:
         """Return the slots that the request has claimed or is copying to the device."""
-        # The tables are copied, because they may change while another thread calls this method.
+        # Copy the tables, because the engine's thread may change them during another thread's call.
         held = [slot.index for slot in list(self.claims.values())] if self.claims else []
         if self.copies:
             held += [slot.index for copied in list(self.copies.values()) for slot in copied]
@@ -382,7 +382,7 @@ class RequestState:
                 copies[key] = [slot]
 
     def start_over(self) -> list[Slot]:
-        """Forget the chunks; return the slots that copies may still read or write."""
+        """Forget all chunks; return the slots that copies may still read or write."""
         touched = [slot for copied in self.copies.values() for slot in copied]
         touched += self.writes.values()
         self.copies.clear()

@@ -15,7 +15,7 @@ from kvtier_sdk.tiering.slots import PrimaryTier
 from kvtier_sdk.tiering.tier_client import TierClient
 from kvtier_sdk.types import LookupResult, OffloadKey
 
-# Bound once to save time in the engine's thread, because compiled code reads final names directly.
+# Module-level names, because compiled code reads these faster than an enumeration's members.
 _MISS: Final = LookupResult.MISS
 _HIT_PENDING: Final = LookupResult.HIT_PENDING
 _RETRY: Final = LookupResult.RETRY
@@ -24,7 +24,7 @@ _OK: Final = Verdict.OK
 _NOT_FOUND: Final = Verdict.NOT_FOUND
 
 #: The most chunks to look up at once, which takes about 15 ms of a step. Requests further back in
-#: the queue wait for device blocks anyway, and early answers would be out of date.
+#: the queue wait for device blocks anyway, and early answers would be outdated by then.
 MOST_CHUNKS: Final = 16_384
 #: The reason for a miss, by the verdict of the failed lookup; LOOKUP_FAILED for other verdicts.
 _DOUBTS = {
@@ -47,7 +47,7 @@ class LookupTable:
         self.open: dict[OffloadKey, PendingLookup] = {}
         self.waiting_chunks = 0
         self.limit = MOST_CHUNKS
-        # Chunks looked up in this step without asking a tier. They count, because they take time.
+        # Chunks looked up in this step without asking a tier. They count, because each takes time.
         self._joined = 0
         self.new: list[PendingLookup] = []
 
@@ -183,7 +183,7 @@ class TierSearch:
                 self._load_known(pending)
                 continue
             recompute_s = self._primary.stats.recompute_s
-            # If the time to recompute is unknown, wait, because recomputing usually takes longer.
+            # If the time is unknown, allow the longest wait, because recomputing is usually slower.
             worth_s = inf if recompute_s is None else len(pending.keys) * recompute_s
             pending.deadline_s = 0.0
             for tier in self._tiers:
@@ -196,7 +196,7 @@ class TierSearch:
                 self._drop_lookups(pending.skipped, len(pending.keys))
 
     def _ask(self, key: OffloadKey, state: RequestState) -> PendingLookup | None:
-        """Ask the tiers, or join a pending lookup; return ``None`` for a miss."""
+        """Ask the tiers for a chunk, or join a pending lookup; return ``None`` for a miss."""
         if type(key) is not bytes:
             check_keys((key,))
         if not self._tiers:
@@ -294,7 +294,7 @@ class TierSearch:
         while not tier.client.takes_reads or (
             failed and failed.get((key, tier.index), -1) > pending.step
         ):
-            # Since its answer, the tier has begun to refuse reads, or a load of the chunk failed.
+            # Since its answer, the tier has begun to refuse reads, or has failed to load the chunk.
             pending.strike(key, tier.index)
             if not pending.hits[key] & state.tiers:
                 return MissReason.UNAVAILABLE
@@ -307,7 +307,7 @@ class TierSearch:
             return MissReason.SLOWER_THAN_RECOMPUTE
         keys = [key]
         if pending.request is state.context:
-            # Load all in one job, because the engine also needs the chunks found after this chunk.
+            # Load the following chunks in the same job, because the request needs them too.
             keys = pending.run_from(key, tier.index, room)
             by_key = self._primary.by_key
             if len(keys) > 1:

@@ -12,7 +12,7 @@ from kvtier_sdk.registry import build_facts
 from kvtier_sdk.tiering.records import Slot, SlotState
 from kvtier_sdk.types import Locality, Medium, OffloadKey, RequestContext
 
-# Bound once to save time in the engine's thread.
+# Module-level names, because compiled code reads these faster than an enumeration's members.
 _FREE: Final = SlotState.FREE
 _WRITING: Final = SlotState.WRITING
 _LOADING: Final = SlotState.LOADING
@@ -24,8 +24,8 @@ class Purge:
     """The progress of an operator's purge of the primary tier.
 
     Attributes:
-        left: chunks that are in use and must still be removed; ``None`` until the purge begins in
-            the engine's next step.
+        left: chunks that are in use and must still be removed; ``None`` until the engine's next
+            step, in which the purge begins.
         forgotten: number of chunks removed so far.
     """
 
@@ -87,7 +87,7 @@ class PrimaryTier:
         return taken, evicted
 
     def assign(self, keys: Sequence[OffloadKey], slots: Sequence[Slot], state: SlotState) -> None:
-        """Each slot gets one pin, for the writer of its chunk."""
+        """Assign chunks to taken slots, and pin each slot once for the writer of its chunk."""
         self.by_key.update(zip(keys, slots, strict=True))
         self._count(state, len(slots))
         for key, slot in zip(keys, slots, strict=True):
@@ -111,13 +111,13 @@ class PrimaryTier:
             self.events.add([slot.key for slot in slots], removed=False)
 
     def unpin(self, slot: Slot, count: int = 1) -> None:
-        """A quarantined slot without pins becomes free."""
+        """Release pins. A quarantined slot becomes free with the release of its last pin."""
         slot.pins -= count
         if not slot.pins and slot.state is _QUARANTINED:
             self._set_free(slot)
 
     def forget(self, slot: Slot) -> None:
-        """Remove the chunk; the slot becomes free once all pins are released."""
+        """Remove a slot's chunk; the slot becomes free once all pins are released."""
         self._count(slot.state, -1)
         del self.by_key[slot.key]
         if slot.state is _READY:
@@ -157,7 +157,7 @@ class PrimaryTier:
         self.events.add(keys, removed=True)
 
     def purge(self) -> Purge:
-        """Remove all chunks at the next step. Any thread may call this."""
+        """Request the removal of all chunks in the next step. Any thread may call this."""
         purge = Purge()
         self._purges.append(purge)
         return purge
@@ -177,7 +177,7 @@ class PrimaryTier:
                 self._purges.remove(purge)
 
     def usage(self, held: Iterable[int]) -> PoolUsage:
-        """Count the slots by state; requests and tiers hold the slots ``held``."""
+        """Count the slots by state. ``held`` are the slots that requests and tiers hold."""
         count, free, known = len(self.slots), self.free_slots, len(self.by_key)
         writing, loading = self.writing, self.loading
         return PoolUsage(

@@ -40,7 +40,7 @@ from kvtier_sdk.types import Capability, OffloadKey, RequestContext
 #: The request of jobs that serve no particular request.
 NO_REQUEST = RequestContext("kvtier")
 
-#: Time limit of one attempt to empty a tier; the next attempt deletes the rest.
+#: Time limit of one attempt to empty a tier. The next attempt deletes the remaining chunks.
 _PURGE_DEADLINE_S = 600.0
 #: A job without a result this long after its deadline is overdue; the client concludes it.
 _CONCLUSION_GRACE_S = 1.0
@@ -67,8 +67,8 @@ class TierClient:
     :meth:`open`, :meth:`drain` and :meth:`close` wait, and only :meth:`open` raises storage errors.
     All methods belong to one thread, unless they say otherwise.
 
-    The client owns the tier's queue limits, job table, counters and events. A chunk that leaves the
-    tier during its store is not announced as stored.
+    The client owns the tier's queue limits, job table, counters and events. There is no event for
+    the store of a chunk that leaves the tier during the store.
 
     ::
 
@@ -91,7 +91,7 @@ class TierClient:
             :attr:`takes_reads` and :attr:`takes_stores` are false. Any thread may set it.
 
     Args:
-        runner: the runner of the tier, which the client owns from now on.
+        runner: the tier's runner, which the client owns from now on.
         listener: the receiver of the jobs' results.
         clock: the source of time.
         chunk_bytes: payload of a chunk.
@@ -140,7 +140,7 @@ class TierClient:
             spec.name, tier_class.medium, tier_class.locality, is_enabled=events
         )
         self._job_ids = itertools.count(1)
-        # The collected jobs in order, and for each request the load that further chunks join.
+        # The collected jobs in order, and for each request the load to which chunks are added.
         self._collected: list[Job] = []
         self._open_loads: dict[str, Job] = {}
         self._touched: Sequence[OffloadKey] = ()
@@ -174,8 +174,8 @@ class TierClient:
         """Hand over the collected jobs, let stores finish, close the tier, and end its runner.
 
         Every job is concluded when this method returns. If a job is not released, its I/O hangs
-        in a thread, and its slots must not be reused. A second call does nothing. Draining and
-        closing have a time limit of ``timeout_s`` seconds each.
+        in a thread, and its slots must not be reused. Draining and closing have a time limit of
+        ``timeout_s`` seconds each. A second call does nothing.
         """
         self.flush()
         self._runner.close(timeout_s)
@@ -205,12 +205,12 @@ class TierClient:
         An idle engine does not poll, so the copy includes the reports since the last poll.
         """
         now_s = self._clock.now_s()
-        # Copy before peeking, so that a report that a poll applies meanwhile is not counted twice.
+        # Copy first, so that a report that a poll applies meanwhile is not counted twice.
         stats = self.stats.copy()
         reports = self._runner.peek()
         for report in reports:
             note_state(stats, report, now_s)
-        # Any result is progress, but the pace does not include results since the last poll.
+        # Any result is progress, but the pace does not include the results since the last poll.
         is_stuck = not any(isinstance(report, JobResult | Progressed) for report in reports)
         stats.is_slow = int(is_stuck and self.pace.is_slow(now_s))
         return stats
@@ -222,13 +222,13 @@ class TierClient:
 
     @property
     def takes_stores(self) -> bool:
-        """True if the write breaker is closed, no purge is due, and the tier is fast and in use."""
+        """True if the write breaker is closed, no purge is due, and the tier is in use and fast."""
         stats = self.stats
         return not (stats.stores_open or self._stale or self.is_drained or stats.is_slow)
 
     @property
     def has_work(self) -> bool:
-        """True if jobs are collected or await their conclusion."""
+        """True if jobs are collected or await their results."""
         return bool(self._collected or self.jobs or self._refused)
 
     @property
@@ -260,10 +260,10 @@ class TierClient:
     def knows(self, key: OffloadKey) -> bool:
         """Return true if a chunk (``key``) can be loaded without a lookup.
 
-        If so, the tier has stored or loaded the chunk and has not reported its removal. If the tier
-        has lost the chunk without a report, the load fails, and the client forgets all known
-        chunks. While loads are running and the tier has been silent for ``lookup_deadline``, the
-        result is false, because lookups detect a hanging tier sooner than loads.
+        If so, the tier has stored or loaded the chunk and has not reported the removal of the
+        chunk. If the tier has lost the chunk without a report, the load fails, and the client
+        forgets all known chunks. While loads run, and the tier has been silent for
+        ``lookup_deadline``, the result is false: lookups detect a hanging tier sooner than loads.
         """
         within_s = self.spec.runner.lookup_deadline_s
         return key in self._known and self.pace.answers(self._clock.now_s(), within_s)
@@ -312,11 +312,11 @@ class TierClient:
             keys: the chunks.
             slots: a slot index for each chunk; the tier writes the slots until the job is released.
             request: the request that needs the chunks.
-            whole: true to load all chunks or none; an empty queue accepts any number.
+            whole: true to load all chunks or none; an empty queue accepts any number of chunks.
             tag: as for :meth:`lookup`.
 
         Returns:
-            The job, or ``None`` if no chunk was accepted. Chunks left out count as dropped.
+            The job, or ``None`` if no chunk was accepted. Rejected chunks count as dropped.
         """
         taken = self._admit(_LOAD, len(keys), whole=whole)
         if not taken:
@@ -449,7 +449,7 @@ class TierClient:
         """Return the events since the last call, oldest first."""
         return self._events.take()
 
-    # --- inside ---------------------------------------------------------------------------------
+    # --- internals ------------------------------------------------------------------------------
 
     def _collect(
         self,
@@ -473,7 +473,7 @@ class TierClient:
             self._collect(_PURGE, [EVERY_CHUNK], (), NO_REQUEST, _PURGE_DEADLINE_S)
 
     def _admit(self, operation: Operation, count: int, *, whole: bool) -> int:
-        """Return how many of ``count`` chunks the queue accepts; count the others as dropped."""
+        """Return how many of ``count`` chunks the queue accepts. Count the others as dropped."""
         is_load = operation is _LOAD
         # A drained tier still accepts loads that were decided just before the draining.
         if (self.stats.reads_open or self._stale) if is_load else not self.takes_stores:
@@ -551,7 +551,7 @@ class TierClient:
             self._known.discard(job.keys)
             self._listener.deleted(self, job, verdicts)
         elif operation is _PURGE:
-            # The tier gets no stores while a purge is due, so one purge serves several requests.
+            # One purge serves several requests, because the tier gets no stores before its end.
             self._purging = False
             self._stale = verdicts[0] is not _OK
 
@@ -569,7 +569,7 @@ class TierClient:
                 self._log_end("no longer slow", f"{name}: no longer slow")
 
     def _log_end(self, topic: str, message: str) -> None:
-        """First log the earlier messages that the log has held back."""
+        """Log the end of a condition, after the earlier messages that the log has held back."""
         self.log.say_held_back()
         if not self._runner.log_end(topic, message):
             self.log.often(logging.WARNING, topic, message)

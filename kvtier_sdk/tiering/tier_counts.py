@@ -94,7 +94,7 @@ def note_state(stats: TierStats, report: Report, now_s: float) -> None:
 
 
 class Outages:
-    """Logs how many chunks were not looked up or not stored during each outage."""
+    """A log of how many chunks were not looked up or not stored during each outage."""
 
     def __init__(self, stats: TierStats, log_end: Callable[[str, str], None]) -> None:
         self._stats = stats
@@ -104,7 +104,7 @@ class Outages:
 
     @contextmanager
     def followed(self) -> Iterator[None]:
-        """Log the misses of an outage that ends in the ``with`` block; note a new outage."""
+        """Log the misses of an outage that ends in the block; count from an outage that begins."""
         before = self._under_way()
         yield
         for direction, is_out in self._under_way().items():

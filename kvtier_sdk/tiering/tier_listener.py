@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 class TierListener:
-    """Receives the results of a tier's jobs; each method does nothing unless overridden.
+    """A receiver of the results of a tier's jobs. Each method does nothing unless overridden.
 
-    Every method is called on the engine's thread, inside :meth:`TierClient.poll` or
+    The client calls every method on the engine's thread, inside :meth:`TierClient.poll` or
     :meth:`TierClient.close`. A method may hand the client new jobs, and must not raise.
     """
 
@@ -55,6 +55,6 @@ class TierListener:
     def released(self, tier: TierClient, job: Job) -> None:
         """Handle the end of a ``job``'s I/O in ``tier``: the job's slots may be reused.
 
-        The call follows the callback for the job's verdicts. After :meth:`TierClient.withdraw`, it
-        is the job's only call.
+        The client calls this method after the method for the job's verdicts. For a job that
+        :meth:`TierClient.withdraw` cancels, the client calls only this method.
         """
