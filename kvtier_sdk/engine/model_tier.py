@@ -137,7 +137,7 @@ class ModelTier(TierListener):
         return self._thread.is_alive()
 
     def close(self) -> None:
-        """Ask the thread to close the tier after the running stores, without waiting."""
+        """Ask the thread to close the tier after the running stores; :meth:`join` waits for that."""
         self._closing = True
         self._wake.set()
 
@@ -157,7 +157,7 @@ class ModelTier(TierListener):
                     self._wake.clear()
                 self._step()
         except Exception:
-            # This is a bug. All work is finished below, because the engine would wait for it for ever.
+            # This is a bug. All work is finished below, or the engine would wait for it for ever.
             _log.exception("tier %s: its thread has ended; all that follows is a miss", self.name)
         finally:
             self._has_ended = True
