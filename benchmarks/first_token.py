@@ -114,7 +114,7 @@ def main() -> None:
         interpreter = Interpreter(folder / "interpreter", threads=options.threads)
         stack.callback(interpreter.close)
         sides = {}
-        # With these limits, the engine computes a prompt in one step, as an engine on a GPU does.
+        # With these limits, the engine computes a prompt in one step, as on a GPU.
         lengths = dict.fromkeys(("max_model_len", "max_num_batched_tokens"), options.tokens + 256)
         for number, name in enumerate((OURS_B, OURS_A, VLLM)):
             root = folder / f"kv-{number}"

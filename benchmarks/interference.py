@@ -3,7 +3,7 @@
 A thread acts as the engine and runs steps of Python and torch back to back. At each step the tier
 gets as many stores and loads, of 2 MiB of random bytes each, as the rate requires. The ways:
 
-    process   the tier in a process of its own, the default for stores outside of the process
+    process   the tier in a process of its own, the default for disks and remote stores
     thread    the tier in a thread of the engine's process
     apart     the limit: another program moves the same bytes, and the engine only shares the
               machine with it

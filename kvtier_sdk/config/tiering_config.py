@@ -33,7 +33,7 @@ class TieringConfig(StrictModel):
         pool_bytes: the host pool's size, or its share of the machine's memory, instead of
             ``slots``: ``64GiB``, ``25%``.
         chunk_bytes: payload of a chunk; not needed where the engine knows it.
-        policy: the host pool's eviction policy: ``prefix``, ``lru``, ``arc``, or one from a package.
+        policy: the host pool's eviction policy: ``prefix``, ``lru``, ``arc`` or one of a package.
         store_reserve: share of the slots that promotions leave to stores; the same share is kept
             free where a tier gets evicted chunks.
         recompute_s: time that the engine needs to recompute a chunk; a chunk that a tier would

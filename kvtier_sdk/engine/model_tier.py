@@ -137,7 +137,7 @@ class ModelTier(TierListener):
         return self._thread.is_alive()
 
     def close(self) -> None:
-        """Ask the thread to close the tier after the running stores; :meth:`join` waits for that."""
+        """Ask the thread to close the tier after running stores; :meth:`join` waits for the end."""
         self._closing = True
         self._wake.set()
 
