@@ -86,7 +86,7 @@ class VLLMSide:
 
 
 class SteppedTier(SecondaryTierManager):
-    """A tier in a dictionary, which answers lookups at once and copies between the steps."""
+    """A tier over a dictionary, which answers lookups at once and copies between the steps."""
 
     medium = Medium.CPU
 

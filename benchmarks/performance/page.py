@@ -163,7 +163,7 @@ def _table(lines: Sequence[Sequence[str]]) -> str:
 
 
 def compared(ways: Sequence[Way]) -> list[Way]:
-    """Return the ways of vLLM, or if there are none the clients, and the limits."""
+    """Return vLLM's ways, or the clients' if there are none, and the limits."""
     peer = "vllm" if any(way.role == "vllm" for way in ways) else "client"
     return [way for way in ways if way.role in (peer, "limit")]
 

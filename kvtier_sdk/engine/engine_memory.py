@@ -34,7 +34,7 @@ class _Mapping:
 
     @property
     def fd(self) -> int:
-        """A descriptor of the file; raises KVTierError if the memory is private or released."""
+        """The file descriptor; raises KVTierError if the memory is private or was released."""
         if self._fd is None:
             raise KVTierError(f"the memory of {self._engine} is of one process, or was released")
         return self._fd
@@ -115,7 +115,7 @@ class OverlappingSlots:
 
     @property
     def fd(self) -> int:
-        """A descriptor of the file; raises KVTierError if the memory is private or released."""
+        """The file descriptor; raises KVTierError if the memory is private or was released."""
         return self._memory.fd
 
     def padded_view(self, slot: int, alignment: int, holder: str = UNNAMED_HOLDER) -> memoryview:

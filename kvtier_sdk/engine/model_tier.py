@@ -157,7 +157,7 @@ class ModelTier(TierListener):
                     self._wake.clear()
                 self._step()
         except Exception:
-            # This is a bug. All work is finished below, or the engine would wait for it for ever.
+            # This is a bug. The code below finishes all work, because the engine waits for it.
             _log.exception("tier %s: its thread has ended; all that follows is a miss", self.name)
         finally:
             self._has_ended = True
