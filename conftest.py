@@ -21,7 +21,7 @@ settings.register_profile(
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 
-#: Caches of tools, environments and the built site: they may appear while tests run.
+#: Caches of tools, environments and the built site, which may appear while tests run.
 _CACHES = re.compile(r"\.git$|\.venv|\.\w+_cache$|\.hypothesis$|__pycache__$|site$")
 _BEFORE = pytest.StashKey[set[str]]()
 _LEFT = pytest.StashKey[list[str]]()
@@ -33,7 +33,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail if a test has left a file or a directory; git does not show an empty directory."""
+    """Fail if a test has left a file or a directory. Git would not show empty directories."""
     if (before := session.config.stash.get(_BEFORE, None)) is not None:
         left = sorted(_names(session.config.rootpath) - before)
         session.config.stash[_LEFT] = left

@@ -1,4 +1,4 @@
-"""A build hook: compiles the core with mypyc if ``HATCH_BUILD_HOOK_ENABLE_CUSTOM`` is set."""
+"""A build hook that compiles the core with mypyc if ``HATCH_BUILD_HOOK_ENABLE_CUSTOM`` is set."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class CompiledCore(BuildHookInterface[Any]):
-    """Adds an extension module beside each source that pyproject.toml names.
+    """A build hook that adds an extension module beside each source that pyproject.toml names.
 
     Nothing is written into the checkout, which always runs from its sources.
     """
@@ -22,12 +22,12 @@ class CompiledCore(BuildHookInterface[Any]):
         from mypyc.build import mypycify
         from setuptools import Distribution
 
-        # The hook keeps this directory until the wheel has packed its files.
+        # The attribute keeps the directory until its files are in the wheel.
         self._directory = tempfile.TemporaryDirectory(prefix="kvtier-core-")
         work = Path(self._directory.name)
         sources = self._named("compiled") - self._named("interpreted")
         extensions = mypycify(
-            # Ignore errors in modules that are not compiled; the type checker finds these.
+            # Ignore errors in modules that are not compiled, because the type checker finds them.
             ["--follow-imports=silent", f"--cache-dir={work}/cache", *sorted(sources)],
             group_name="kvtier_sdk",
             debug_level="0",

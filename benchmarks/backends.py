@@ -2,7 +2,7 @@
 
 Usage: python benchmarks/backends.py [--backend NAME ...] [--kib N ...] [--rounds N] ...
 
-Starts its own servers on the loopback. The last way of each table is the limit:
+Starts its own servers on the loopback. The last way to move chunks in each table is the limit:
 
     redis     redis-benchmark, with as many clients as the tier has connections
     file      preadv and pwritev of the same vectors into the same directory, from as many threads
@@ -30,8 +30,8 @@ from ways.way import Subject, Way, Work
 
 from kvtier_sdk.options.units import parse_bytes
 
-#: Subjects, each in its module ``ways.<name>_ways``. A module is imported only if it is measured,
-#: because it imports other clients.
+#: Each backend's subject, in the module ``ways.<backend>_ways``. A module is imported only if its
+#: backend is measured, because it needs the clients of that backend.
 SUBJECTS = {
     "file": "FileSubject",
     "redis": "RedisSubject",
@@ -81,7 +81,7 @@ def _work(subject: Subject, chunk_bytes: int, total_bytes: int, at_a_time: int) 
 def _turn(subject: Subject, make: Callable[[int], Way], number: int) -> Iterator[Sample]:
     yield from make(number).samples()
     subject.clear()
-    # Write dirty pages back now, since doing it later would slow the next way.
+    # Write dirty pages back now, because a later write would slow the next way.
     os.sync()
 
 

@@ -9,7 +9,7 @@ Each step makes the connector's calls in the connector's order:
     4. the model runs; then ``complete_load`` and ``complete_store``, with sets of keys
 
 The manager's calls are measured. The model's run is not: it writes and compares the bytes in the
-slots. Each side decides whether the model also waits for the tiers.
+slots. Each ``Side`` decides whether the model also waits for the tiers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FINISHED = object()
 
 
 class Side(Protocol):
-    """A manager behind an interface that all sides share."""
+    """A manager to measure, behind an interface that all measured managers share."""
 
     hit: Any
     miss: Any
@@ -104,7 +104,7 @@ class ConnectorLoop:
             active = [serving for serving in active if next(serving, _FINISHED) is not _FINISHED]
 
     def costs(self) -> Iterator[Sample]:
-        """Yield the work per chunk, which all sides share, and the time per chunk of each call."""
+        """Yield the work per chunk, equal for all sides, and the time per chunk of each call."""
         for name, count in self._work.items():
             yield name, "a chunk", "", count / self._chunks
         for kind, us in self._meter.samples_us().items():

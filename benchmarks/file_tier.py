@@ -138,7 +138,7 @@ def _measure(
 
 
 def _phase(workers: Sequence[subprocess.Popen[str]]) -> float:
-    """Return the seconds from the first start to the last end."""
+    """Start the next phase of all workers; return the seconds from first start to last end."""
     for worker in workers:
         if worker.stdout is None or worker.stdout.readline() != "ready\n":
             raise SystemExit("a worker did not start")
@@ -190,7 +190,7 @@ async def _run(way: Way) -> None:
         sys.stdin.readline()
         start_s = time.perf_counter()
         await move()
-        # The parent can compare these times, since all processes share the clock of perf_counter.
+        # The parent can compare these times, because perf_counter has one clock for all processes.
         print(start_s, time.perf_counter(), flush=True)
     await way.close()
 

@@ -82,7 +82,6 @@ class Side:
 
 
 def flip_byte(path: Path) -> None:
-    """Invert the middle byte of a file."""
     with path.open("r+b") as file:
         middle = path.stat().st_size // 2
         file.seek(middle)
@@ -96,8 +95,8 @@ def offloading(name: str, root: Path) -> dict[str, Any]:
     way = OUR_MANAGER if name == OURS_B else OUR_TIERS
     ours = way.offloading(f"file://{root}", host_bytes=_POOL_BYTES) or {}
     if name == VLLM:
-        # Use kvtier's spec, since vLLM's own does not run on a CPU. They differ only in the copies
-        # to the device.
+        # Use kvtier's spec, because vLLM's own does not run on a CPU. The two specs differ only in
+        # their copies to the device.
         return {**ours, "secondary_tiers": [{"type": "fs", "root_dir": str(root)}]}
     return ours
 
@@ -115,7 +114,7 @@ def main() -> None:
         interpreter = Interpreter(folder / "interpreter", threads=options.threads)
         stack.callback(interpreter.close)
         sides = {}
-        # With these limits the engine computes a prompt in one step, as on a device.
+        # With these limits, the engine computes a prompt in one step, as on a GPU.
         lengths = dict.fromkeys(("max_model_len", "max_num_batched_tokens"), options.tokens + 256)
         for number, name in enumerate((OURS_B, OURS_A, VLLM)):
             root = folder / f"kv-{number}"

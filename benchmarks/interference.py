@@ -1,16 +1,16 @@
 """Measure how much longer an engine's steps take while a tier works.
 
-A thread plays the engine, with steps of Python and torch back to back. At each step the tier gets
-as many stores and loads, of 2 MiB of random bytes each, as the rate requires. The ways:
+A thread acts as the engine and runs steps of Python and torch back to back. At each step the tier
+gets as many stores and loads, of 2 MiB of random bytes each, as the rate requires. The ways:
 
-    process   the tier in a process of its own, the default for stores outside of the process
+    process   the tier in a process of its own, the default for disks and remote stores
     thread    the tier in a thread of the engine's process
     apart     the limit: another program moves the same bytes, and the engine only shares the
               machine with it
 
 Each quarter of a second with the load follows one without it, and p50 and p99 are the ratios of
 the steps' times with and without the load. "longer" is the growth of the mean step. "running" is
-the part of this growth in which the step's thread ran; for the rest, the thread waited for a
+the part of this growth in which the step's thread ran. In the other part, the thread waited for a
 processor or for the interpreter lock.
 """
 
@@ -59,7 +59,7 @@ def main() -> None:
 def _turn(
     engine: BusyEngine, url: str, mbps: float, seconds: float, way: str, number: int
 ) -> Iterator[Sample]:
-    """Measure steps without the load and with it, in turns."""
+    """Measure steps without and with the load, in turns."""
     idle, busy, moved = [], [], []
     turns = max(1, round(seconds / _TURN_S))
     opening = offered_apart(url, mbps) if way == "apart" else offered_here(url, mbps, way)
@@ -87,7 +87,7 @@ def _turn(
 
 
 class BusyEngine:
-    """Does the same work in each step.
+    """An engine that does the same work in each step.
 
     Half of the work is Python, as in a scheduler. The other half is small calls of torch, which
     release the interpreter lock and acquire it again, as a kernel launch does.
@@ -105,7 +105,7 @@ class BusyEngine:
 
     def run(self, seconds: float, turn: Callable[[], object]) -> npt.NDArray[np.float64]:
         """Call ``turn`` first in each step; return the wall and CPU seconds of each step."""
-        # Freeze objects, as an engine does after its start; the collector then need not scan them.
+        # Freeze objects, as an engine does after its start, so that the collector skips them.
         gc.collect()
         gc.freeze()
         marks = [(time.perf_counter(), time.thread_time())]

@@ -35,7 +35,7 @@ _REQUEST = RequestContext("bench")
 class OfferedLoad(TierListener):
     """Submits the chunks that are due at each engine step, alternating stores and loads.
 
-    A chunk that finds no free slot is skipped, so a slow tier moves less than it is offered.
+    A chunk is skipped if no slot is free, so a slow tier moves less than the offered load.
     """
 
     def __init__(self, url: str, runner: str, pool: HostPool, mb_per_s: float) -> None:
@@ -73,7 +73,7 @@ class OfferedLoad(TierListener):
         self._tier.flush()
 
     def rest(self) -> tuple[int, float]:
-        """Wait for the jobs; return the bytes moved and the seconds passed before this call."""
+        """Wait for all jobs; return the bytes moved and the seconds passed before this call."""
         moved_bytes, spent_s = self._moved_bytes, time.perf_counter() - self._begun_s
         while self._tier.jobs.unreleased:
             time.sleep(0.001)

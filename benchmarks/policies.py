@@ -82,8 +82,8 @@ class _Optimum(EvictionPolicy):
                 self._uses[key].append(number)
         # The number of the request that next uses each resident chunk.
         self._next: dict[OffloadKey, float] = {}
-        # A heap of the same numbers, highest first, with some stale entries. Of the chunks with
-        # equal numbers, the prefix's end is evicted first, because it is noted first.
+        # A heap of the same numbers, highest first, with some stale entries. Of chunks with equal
+        # numbers, the prefix's end is evicted first, because the pool reports it first.
         self._order: list[tuple[float, int, OffloadKey]] = []
         self._noted = 0
 

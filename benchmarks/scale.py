@@ -106,7 +106,7 @@ def main() -> None:
 
 @dataclass
 class _Slots:
-    """Slot numbers without memory, since no tier accesses the slots."""
+    """Slot numbers without memory, because no tier accesses the slots."""
 
     slots: int
     chunk_bytes: int = _CHUNK_BYTES
@@ -118,7 +118,7 @@ def _measure_slots(slots: int) -> Row:
     pool: Any = _Slots(slots)
     manager = TieringManager(pool, policy=load_policy("lru")(), clock=SystemClock())
     meter = _Meter()
-    # These requests fill the pool; of the requests below, every second finds its chunks there.
+    # These requests fill the pool. Every second request of the next loop then hits.
     for _ in range(-(-slots // _REQUEST_CHUNKS)):
         _compute(manager, _Meter(), next(keys), "")
     row = {"bytes": (_resident_bytes() - before_bytes) / slots}
@@ -264,7 +264,7 @@ def _measure_start(root: str, files: int) -> Row:
 
 
 async def _start(root: str, files: int) -> Row:
-    # Enough for all chunks; the tier refuses a capacity that exceeds the file system's size.
+    # This fits all chunks but not more: the tier refuses a capacity above the disk's size.
     capacity = (files + _REQUEST_CHUNKS) * 2 * _CHUNK_BYTES
     spec = TierSpec.from_url(f"file://{root}", capacity=capacity, min_free=0)
     context = TierContext(
@@ -309,7 +309,7 @@ async def _start(root: str, files: int) -> Row:
 
 
 class _Keys(Iterator[list[bytes]]):
-    """Makes the keys of one request after another; they are as long as an engine's."""
+    """An iterator over the keys of each request; the keys are as long as an engine's."""
 
     def __init__(self) -> None:
         self._requests = 0
@@ -326,7 +326,7 @@ class _Keys(Iterator[list[bytes]]):
 
 
 class _Meter:
-    """Samples the calling thread's CPU time in calls, by name."""
+    """Samples of the calling thread's CPU time in calls, by name."""
 
     def __init__(self) -> None:
         self.samples: dict[str, list[float]] = defaultdict(list)

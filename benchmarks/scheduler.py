@@ -49,7 +49,7 @@ from kvtier_sdk.runner import ThreadRunner
 from kvtier_sdk.runner.jobs import Report
 
 _POLL_S = 50e-6
-# Longer than any job, so that no job reaches its deadline while the loop waits for the tiers.
+# Longer than any job takes, so that no job reaches its deadline while the loop waits for tiers.
 _PATIENT_S = 600.0
 _DEADLINES = ("lookup_deadline", "load_deadline", "store_deadline")
 _SMALL_CHUNK_BYTES = 4096
@@ -135,7 +135,7 @@ def _play(
     clock_ns: Callable[[], int],
 ) -> ConnectorLoop:
     loop = ConnectorLoop(side, chunk_bytes, clock_ns)
-    # Freeze objects, as vLLM's engine does after its start; the collector then need not scan them.
+    # Freeze objects, as vLLM's engine does after its start, so that the collector skips them.
     gc.collect()
     gc.freeze()
     try:
@@ -175,7 +175,7 @@ class KVTierSide:
             self._pool,
             policy=eviction,
             clock=clock,
-            # With infinite costs of computing, the manager loads every chunk that it finds.
+            # If computing takes infinitely long, the manager loads every chunk that it finds.
             recompute_s=math.inf,
         )
         if url is None:
@@ -214,7 +214,7 @@ class KVTierSide:
 
 
 class _CountingRunner(ThreadRunner):
-    """Counts the jobs not reported yet."""
+    """Counts the submitted and the reported jobs."""
 
     _submitted = 0
     _reported = 0

@@ -86,7 +86,7 @@ class VLLMSide:
 
 
 class SteppedTier(SecondaryTierManager):
-    """Keeps chunks in a dictionary, answers lookups at once, and copies between the steps."""
+    """A tier over a dictionary, which answers lookups at once and copies between the steps."""
 
     medium = Medium.CPU
 
@@ -95,7 +95,7 @@ class SteppedTier(SecondaryTierManager):
         self._slots = np.frombuffer(flat, np.uint8).reshape(-1, self.block_size_bytes)
         self._objects: dict[OffloadKey, np.ndarray] = {}
         self._waiting: list[TransferJob] = []
-        # Results not polled yet, in a deque, since one thread appends while another removes.
+        # The results to poll, in a deque, because one thread appends while another removes.
         self._finished: deque[JobResult] = deque()
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
@@ -141,7 +141,7 @@ class SteppedTier(SecondaryTierManager):
 
 
 class ThreadedTier(SteppedTier):
-    """Works like vLLM's tiers for files and objects, with ``AsyncLookupManager`` and a thread."""
+    """A tier like vLLM's for files and objects, with ``AsyncLookupManager`` and a thread."""
 
     def __init__(self, view: memoryview, flat: memoryview) -> None:
         super().__init__(view, flat)
@@ -192,7 +192,7 @@ class _Lookups(AsyncLookupManager):
         return [key in self._objects for key in keys]
 
     def are_answered(self) -> bool:
-        """Return true if the last flush is answered; its answers all arrive as one item."""
+        """Return true if the last flush is answered; all its answers arrive as one item."""
         return self._pending_results.qsize() > 0 or not any(
             state.phase is LookupPhase.IN_FLIGHT for state in self._lookup_state.values()
         )

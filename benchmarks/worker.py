@@ -61,7 +61,7 @@ class Setting:
         self.unmoved = None if idle is None else OffloadWorker([group], host, device=idle)
 
     def copies(self, operation: str) -> dict[str, Callable[[], None]]:
-        """Return the copies that a round measures, by name."""
+        """Return the functions that a round measures, by name."""
         device_end, host_end = self.peer
         into, out_of = (host_end, device_end) if operation == "store" else (device_end, host_end)
         blocks, slots = self.ids["scattered"]
@@ -77,7 +77,7 @@ class Setting:
         return found
 
     def check(self, operation: str, name: str, copy: Callable[[], None]) -> None:
-        """Copy once; wrong bytes end the benchmark."""
+        """Copy once, and end the benchmark if the bytes are wrong."""
         layers, host = self.ours
         blocks, slots = (torch.from_numpy(ids) for ids in self.ids.get(name, self.ids["scattered"]))
         if name == "unmoved":
@@ -136,7 +136,7 @@ class Setting:
 
 @contextlib.contextmanager
 def used(stream: torch.cuda.Stream | None) -> Iterator[None]:
-    """Let torch work on a stream, and wait for it at the end; on a CPU, do nothing."""
+    """Let torch use a stream, and wait for the stream at the end; on a CPU, do nothing."""
     with contextlib.nullcontext() if stream is None else torch.cuda.stream(stream):
         yield
     if stream is not None:
@@ -144,7 +144,7 @@ def used(stream: torch.cuda.Stream | None) -> Iterator[None]:
 
 
 def turn(case: str, size_bytes: int, copy: Callable[[], None], number: int) -> Iterator[Sample]:
-    # A clock cannot measure small copies, so repeat them until 4 MiB are moved.
+    # A clock cannot measure a small copy, so repeat the copy until 4 MiB are moved.
     repeats = max(1, 4 * MIB // size_bytes)
     began_s = time.perf_counter()
     for _ in range(repeats):

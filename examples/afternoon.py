@@ -80,7 +80,7 @@ class Engine:
         for key, slot in zip(found, slots, strict=True):
             self.unequal_chunks += self.pool.view(slot) != content(key)
         self.manager.complete_load(found, request)
-        # Compute one chunk per step, so that kvtier learns how long this takes: it loads a chunk
+        # Compute one chunk per step, so that kvtier learns the time of computing: it loads a chunk
         # only if loading is faster.
         for key in keys[len(found) :]:
             output = self.manager.prepare_store([key], request)
@@ -93,7 +93,7 @@ class Engine:
         return len(found) == len(keys)
 
     def step(self) -> None:
-        """End a step; the model runs meanwhile."""
+        """End a step, and sleep in place of the model."""
         self.manager.on_schedule_end()
         rest()
 
@@ -108,7 +108,7 @@ class Engine:
 
 
 class Afternoon:
-    """Plays the scenes, runs the operator's commands, and checks the claims."""
+    """The scenes, with the operator's commands and the checks of their outcome."""
 
     def __init__(self, folder: Path) -> None:
         self.failed = 0
@@ -309,7 +309,7 @@ def rest() -> None:
 def until(
     is_so: Callable[[], bool], wait: Callable[[], None] = lambda: time.sleep(_STEP_S)
 ) -> None:
-    """Poll a condition until it is true, for a minute at most."""
+    """Poll a condition until it is true; raise TimeoutError after a minute."""
     end_s = time.monotonic() + _PATIENCE_S
     while not is_so():
         if time.monotonic() > end_s:

@@ -1,6 +1,6 @@
 """Play chats through a host pool and a file tier, then once more in a second process.
 
-The second process begins with an empty host pool, so it finds its hits on the first process's disk.
+The second process begins with an empty host pool. It finds the first process's chunks in the files.
 """
 
 from __future__ import annotations

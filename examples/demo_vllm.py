@@ -81,7 +81,7 @@ def serve(model: Path, chunks: Path) -> None:
         (output,) = llm.generate([{"prompt_token_ids": prompt}], sampling, use_tqdm=False)
         return output
 
-    # Keep the preparations of the engine's first step out of the measurement.
+    # Run a first step now, because its preparations would distort the measurement.
     answer([1, 2, 3])
     for conversation in range(CONVERSATIONS):
         rng = random.Random(conversation)
@@ -99,13 +99,13 @@ def serve(model: Path, chunks: Path) -> None:
             }
             print(json.dumps(document), flush=True)
             prompt += document["answer"]
-    # One more step, because the next step carries out the stores that are prepared now.
+    # Run one more step, which carries out the stores that the last step prepared.
     answer([1, 2, 3])
     llm.llm_engine.engine_core.shutdown()
 
 
 def run_engine(model: Path, chunks: Path) -> list[dict[str, Any]]:
-    """Serve the conversations in a new process, and return its turns."""
+    """Serve the conversations in a new process, and return one document per turn."""
     log = chunks.with_suffix(".log")
     with log.open("w") as errors:
         engine = subprocess.run(

@@ -30,7 +30,7 @@ SLOTS = 16
 
 
 class SlotTable(TierListener):
-    """The chunks in the slots, the free slots, and the slots that the tier may touch."""
+    """The chunks in the slots, the free slots, and the slots that the tier may read or write."""
 
     def __init__(self) -> None:
         self.chunks: dict[OffloadKey, int] = {}
@@ -53,7 +53,7 @@ class SlotTable(TierListener):
 
 
 class Engine:
-    """The engine's thread."""
+    """The engine; one thread calls its methods."""
 
     def __init__(self, tier: TierClient, pool: HostPool, table: SlotTable) -> None:
         self.tier, self.pool, self.table = tier, pool, table
@@ -66,14 +66,14 @@ class Engine:
             self.table.busy.add(slot)
 
     def evict(self, key: OffloadKey) -> None:
-        """Free a chunk's slot. The tier must not be reading it."""
+        """Free a chunk's slot, which the tier must not be reading."""
         slot = self.table.chunks[key]
         assert slot not in self.table.busy
         del self.table.chunks[key]
         self.table.free.append(slot)
 
     def fetch(self, keys: Sequence[OffloadKey], request: RequestContext) -> list[OffloadKey]:
-        """Load chunks, and return those that were loaded. The engine recomputes the others."""
+        """Load chunks, and return the keys of the loaded ones. The engine recomputes the others."""
         lookup = self.tier.lookup(keys, request)
         self.step_until(lambda: lookup.result is not None)
         found = [key for key in keys if self.table.present[key]]
@@ -86,7 +86,7 @@ class Engine:
         return [key for key in keys if key in self.table.chunks]
 
     def step_until(self, done: Callable[[], bool]) -> None:
-        """Flush, poll and compute until ``done``. Deadlines end every wait."""
+        """Flush, poll and compute until ``done``. The jobs' deadlines end every wait."""
         while True:
             self.tier.flush()
             self.tier.poll()

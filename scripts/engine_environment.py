@@ -1,6 +1,6 @@
-"""Makes virtual environments for engines on a CPU; the scripts of the engines share it.
+"""Makes virtual environments for engines on a CPU, for the scripts of all engines.
 
-An environment that is up to date is not changed; stamps in it record its sources.
+An up-to-date environment is not changed. Stamp files in it hold hashes of the files that define it.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ def install_ours(pip: Pip) -> None:
     lines = DEVELOPMENT.read_text().splitlines()
     wanted = ("aiofiles", "mooncake", "pytest-xdist", "rclone")
     peers = [line for line in lines if line.startswith(wanted)]
-    # pip would warn, because an engine is installed without some of its requirements.
+    # Suppress pip's warning that an engine is installed without some of its requirements.
     pip("install", "--no-warn-conflicts", *packages, *peers)
 
 
 def make(engine: str, install_engine: Callable[[Pip], None], script: str) -> None:
-    """Create or update the environment that the command line names.
+    """Create or update the environment at the path on the command line.
 
     ``script`` is the file that defines ``install_engine``.
     """

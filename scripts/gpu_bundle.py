@@ -30,7 +30,7 @@ MAX_BYTES = 60 * 1024 * 1024
 
 
 def make(folder: Path, *, wheels: bool) -> None:
-    """Replace an older folder; ``wheels`` also downloads the requirements."""
+    """Make the folder, replacing an older one; ``wheels`` also downloads the requirements."""
     if folder.exists() and any(folder.iterdir()) and not (folder / "run.py").exists():
         raise SystemExit(f"{folder} holds something else: name another folder, or remove it")
     shutil.rmtree(folder, ignore_errors=True)

@@ -23,13 +23,13 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 TESTS = HERE / "tests/gpu"
-#: Use only bundled plugins, since the machine's own may not fit, and ignore a checkout around them.
+#: Use only bundled plugins, because others may not fit, and ignore a checkout around this folder.
 PYTEST = [
     *("-m", "pytest", "-q", "-s", "-rs", "--import-mode=importlib", "-p", "no:cacheprovider"),
     *("-c", os.devnull, "--rootdir", str(HERE), "--confcutdir", str(TESTS)),
     *("-o", "markers=gpu", "-o", "junit_family=xunit1"),
 ]
-#: The time limit of each check in seconds; a longer check is killed, since a driver can hang.
+#: The time limit of each check in seconds. A longer check is killed, because a driver can hang.
 LIMITS_S = {
     "machine": 60,
     "registration": 60,
@@ -47,7 +47,7 @@ LIMITS_S = {
 
 
 def environment() -> dict[str, str]:
-    """Put the packages beside this file on the path."""
+    """Return the environment of a check, with the packages beside this file on Python's path."""
     paths = [str(HERE / "kvtier"), str(HERE / "tests")]
     if sys.version_info[:2] == (3, 12):
         paths.append(str(HERE / "python3.12"))
@@ -60,7 +60,7 @@ def environment() -> dict[str, str]:
 
 
 def run(name: str, limit_s: float, out: Path) -> dict[str, Any]:
-    """Run a check in its own process group, since it may crash, hang or lose the device."""
+    """Run a check in its own process group, because it may crash, hang or lose the device."""
     results = out / f"{name}.xml"
     command = [sys.executable, *PYTEST, f"--junitxml={results}", str(TESTS / f"test_{name}.py")]
     if name == "bandwidth":
@@ -85,7 +85,7 @@ def run(name: str, limit_s: float, out: Path) -> dict[str, Any]:
 
 
 def figures(results: Path) -> dict[str, str]:
-    """Read the figures of a check, and remove their file."""
+    """Read the figures of a check from its results, and remove the results."""
     found = {}
     if results.exists():
         for figure in ElementTree.parse(results).iter("property"):

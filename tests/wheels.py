@@ -28,7 +28,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 _EXTRAS = "cli,metrics,seal,testing,torch,uvloop,yaml"
 _SIDES = ("backends", "engines")
-# The mark does not reach Hypothesis' state machines, whose only test is named runTest.
+# The mark misses Hypothesis' state machines, whose only test is named runTest.
 _SHORT = ("-m", "not hypothesis", "-k", "not runTest")
 
 
@@ -105,7 +105,7 @@ def test(
     copy = work / "copy"
     places = copy_tests(packages, copy)
     modules = [next(package.glob("kvtier_*/__init__.py")).parent.name for package in packages]
-    # Otherwise the tests could import the source tree instead of the wheels.
+    # PYTHONPATH could make the tests import the source tree instead of the wheels.
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     check = f"""
 import importlib.util, pathlib, sys
@@ -155,7 +155,7 @@ def _settings() -> str:
 
 
 def _run(command: Sequence[str], *, quiet: bool = False, **options: Any) -> None:
-    """Raise an error if the command fails. If ``quiet``, print its output only then."""
+    """Exit if the command fails. If ``quiet``, print the output only then."""
     done = subprocess.run(command, capture_output=quiet, text=True, check=False, **options)
     if done.returncode:
         if quiet:

@@ -120,7 +120,7 @@ def _section(section: Section, figures: Figures) -> str:
 
 
 def _tables(section: Section, figures: Figures) -> Iterator[str]:
-    """Yield a table for each row of panels that have the same columns."""
+    """Yield a table for each series of neighbouring panels that have the same columns."""
     for (axis, ways, better), panels in itertools.groupby(
         section.panels,
         lambda panel: (panel.axis, tuple(panel.ways), panel.better),
@@ -163,7 +163,7 @@ def _table(lines: Sequence[Sequence[str]]) -> str:
 
 
 def compared(ways: Sequence[Way]) -> list[Way]:
-    """Return the nearest peer and the limit."""
+    """Return vLLM's ways, or the clients' if there are none, and the limits."""
     peer = "vllm" if any(way.role == "vllm" for way in ways) else "client"
     return [way for way in ways if way.role in (peer, "limit")]
 

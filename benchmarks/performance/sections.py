@@ -22,7 +22,7 @@ class Run:
         quick: the command of a short run.
         rounds: default of the report's ``--rounds``; 0 for a benchmark without this option.
         engine: the engine whose environment the run needs.
-        vllm: ways that can only be measured in vLLM's environment.
+        vllm: ways that can be measured only in vLLM's environment.
         needs_trace: true if nothing can be measured without a trace.
     """
 
@@ -93,15 +93,15 @@ class Section:
     """One section of the page.
 
     Attributes:
-        name: name of its file, and its value for ``--only``.
-        title: its heading.
+        name: name of the section's file, and the section's value for ``--only``.
+        title: the section's heading.
         question: the subject of the measurement and its peers.
         runs: the benchmarks of the section.
-        panels: parts of its plot and its table. Without panels there is no plot, and each group has
+        panels: parts of the plot and the table. Without panels there is no plot, and each group has
             a table with the cases as columns and the quantities as rows.
         answer: sentences with placeholders: ``{panel:case:way}`` for a median and
-            ``{panel:case:way:peer}`` for a ratio, by the panel's number; ``{run:least:way:peer}``
-            and ``{run:most:...}`` for hit rates. A sentence is omitted if a figure is missing.
+            ``{panel:case:way:peer}`` for a ratio, where ``panel`` is a number; for ratios of hit
+            rates ``{run:least:way:peer}`` and ``{run:most:way:peer}``.
         columns: number of parts side by side in the plot.
     """
 
@@ -117,7 +117,7 @@ class Section:
         return bool(self.panels) and any(run.series for run in figures.runs.values())
 
     def said(self, figures: Figures) -> str:
-        """Fill the figures into the answer; leave out a sentence that lacks one."""
+        """Fill the figures into the answer; leave out a sentence if a figure is missing."""
         said = []
         for sentence in self.answer:
             parts: list[str | None] = [*re.split(r"\{(.+?)\}", sentence)]
@@ -153,7 +153,7 @@ def _value(figures: Figures, panels: Sequence[Panel], wanted: str) -> str | None
 
 
 def label(case: str) -> str:
-    """Return "" for the only case of a benchmark."""
+    """Return a case's name; it is empty for the only case of a benchmark."""
     return "" if case == "all" else case
 
 

@@ -16,7 +16,7 @@ _PATIENT = "600s"
 
 
 class EngineWay(Way, TierListener):
-    """Keeps ``at_a_time`` jobs of a tier in flight, submitted by an engine's thread."""
+    """A way that keeps ``at_a_time`` jobs of a tier in flight, as an engine's thread does."""
 
     _tier: TierClient
 
@@ -45,7 +45,7 @@ class EngineWay(Way, TierListener):
 
     async def close(self) -> None:
         if not self._keep:
-            # Delete through the tier, which keeps its directories for the next round.
+            # Delete through the tier, because it keeps its directories for the next round.
             self._tier.delete(self._keys(range(self.work.keys)))
             self._tier.flush()
             while not self._tier.is_idle:

@@ -14,7 +14,7 @@ from ways.engine_way import EngineWay
 from ways.tier_way import TierWay
 from ways.way import Subject, Way, Work
 
-# Without the extension, the table leaves it out.
+# Only vLLM's environment has the extension. In others, the table has no figures of it.
 try:
     from vllm import fs_io_C as vllm_io
 except ImportError:
@@ -87,7 +87,7 @@ class VLLMFiles(PlainFiles):
     """The C extension of vLLM's tier for files: a batch per call, from ``at_a_time`` threads.
 
     All files are in one directory. vLLM itself spreads them over a million directories, which costs
-    more. Like vLLM, this way uses O_DIRECT if a probe succeeds. It stores payloads without headers.
+    more. This way always uses O_DIRECT; vLLM uses it if a probe succeeds. No header is stored.
     """
 
     def _calls(self) -> list[range]:
@@ -130,7 +130,7 @@ class FileSubject(Subject):
         length = work.chunk_bytes
         tier = {"type": "file", "min_free": 0}
         if self._full:
-            # Room for the stored chunks, and for the batches that are being written.
+            # Leave room for the stored chunks, and for the batches that are being written.
             chunks = work.keys + work.at_a_time * work.batch_chunks
             tier["capacity"] = chunks * work.object_bytes
 
@@ -150,7 +150,7 @@ class FileSubject(Subject):
             return TierWay(work, key_start=start, keep=self._keep, root=root, **tier)
 
         def files(kind: type[PlainFiles], number: int) -> Way:
-            # The first round of a full store, -1, fills the store and has nothing to remove.
+            # With ``full``, round -1 fills the store and has nothing to remove.
             stale = f"{number - 1}." if self._full and number >= 0 else None
             root = place(f"client-{kind.__name__}", number)
             return kind(work, root, start=f"{number}.", stale=stale)

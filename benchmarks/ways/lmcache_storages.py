@@ -89,7 +89,7 @@ def storages(folder: Path, batch_bytes: int, stack: ExitStack) -> dict[str, dict
 
 
 class _Adapter(Storage):
-    """Calls an adapter as LMCache's controllers do, with one task for all objects."""
+    """An adapter, called as LMCache's controllers call it, with one task for all objects."""
 
     object_bytes = _OBJECT_BYTES
 

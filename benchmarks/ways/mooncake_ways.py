@@ -63,7 +63,7 @@ class PlainClient(Way):
 
 
 class TwoBuffers(PlainClient):
-    """Makes the tier's calls without the tier. An object has two buffers: header and payload."""
+    """The tier's calls, without the tier. An object has two buffers: header and payload."""
 
     def put(self, names: list[str], slots: Slots) -> bool:
         return set(self._client.batch_put_from_multi_buffers(names, *_places(slots))) == {0}

@@ -46,7 +46,7 @@ class RedisBenchmark(Way):
         self._server = server
 
     async def open(self) -> None:
-        # redis-benchmark reads random keys, so set all keys first, or some reads would miss.
+        # Set all keys first, because redis-benchmark reads random keys and some reads would miss.
         for number, value in enumerate(self.work.values):
             self._server.ask("SET", f"key:{number:012}", value)
 

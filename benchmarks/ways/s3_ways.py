@@ -36,7 +36,7 @@ class Obstore(ClientWay):
             access_key_id=ACCESS_KEY_ID,
             secret_access_key=SECRET_ACCESS_KEY,
             region=REGION,
-            # Like the tier, sign no payloads, since a digest costs more than the rest of a request.
+            # Like the tier, sign no payloads: a digest costs more than the rest of a request.
             unsigned_payload=True,
             client_options={"allow_http": True, **client},
         )
@@ -71,8 +71,8 @@ class BareSockets(Way):
             [self._head(client, operation, number) for number in range(self.work.keys)]
             for operation in ("put_object", "get_object")
         )
-        # Make the directory first, as for the tier's shards: if two requests create it at once, the
-        # server fails one of them. obstore retries by itself.
+        # Make the directory first, as for the tier's shards, because the server fails one of two
+        # requests that create it at once. obstore needs no such help, because it retries.
         client.put_object(Bucket=_BUCKET, Key=f"{self._place}/bare/first")
         client.close()
 

@@ -44,7 +44,7 @@ def storages(folder: Path, batch_bytes: int, stack: ExitStack) -> dict[str, dict
 
 
 class _Attached(Storage):
-    """Calls a storage through the functions that SGLang's storage threads call."""
+    """A storage, called through the functions that SGLang's storage threads call."""
 
     object_bytes = _PAGE_BYTES // 2  # keys and values are two files
 
@@ -69,7 +69,7 @@ class _Attached(Storage):
         assert loaded == self._pages
 
     def holds(self, content: Any) -> bool:
-        """Compare only the batch's pages; the pool has more pages."""
+        """Compare only the batch's pages, because the pool has more pages."""
         (kept,) = content
         pool = self._host.pool
         starts = [int(index) for index in self._indices[::PAGE_TOKENS]]

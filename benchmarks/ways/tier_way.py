@@ -55,7 +55,7 @@ class TierWay(Way):
         await self._tier.open()
 
     async def close(self) -> None:
-        # Delete through the tier, which keeps its directories for the next round.
+        # Delete through the tier, because it keeps its directories for the next round.
         for numbers in () if self._keep else self.work.batches():
             await self._tier.delete(list(map(self._key, numbers)))
         await self._tier.close()

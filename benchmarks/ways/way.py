@@ -20,7 +20,7 @@ from support.tier_process import tier_processes
 from kvtier_sdk import HostPool, PoolLayout, Region, SystemClock, format_bytes
 from kvtier_sdk.aio.blocking import close_blocking_threads
 
-# The maximum payload in one call of a tier.
+# The maximum payload of one call of a tier.
 _BATCH_BYTES = 8 * 2**20
 _Item = TypeVar("_Item")
 
@@ -94,7 +94,7 @@ class Work:
     async def each(
         self, move: Callable[[_Item], Awaitable[object]], items: Iterable[_Item]
     ) -> None:
-        """Call a function for each item, ``at_a_time`` items at once."""
+        """Call ``move`` for each item, ``at_a_time`` items at once."""
         rest = iter(items)
 
         async def lane() -> None:
@@ -104,7 +104,7 @@ class Work:
         await asyncio.gather(*(lane() for _ in range(self.at_a_time)))
 
     def in_threads(self, lane: Callable[[Iterator[_Item]], None], items: Sequence[_Item]) -> None:
-        """Call a function in ``at_a_time`` threads, which share one iterator over the items."""
+        """Call ``lane`` in ``at_a_time`` threads, which share one iterator over the items."""
         rest = iter(items)
         with ThreadPoolExecutor(self.at_a_time) as threads:
             list(threads.map(lane, [rest] * self.at_a_time))
@@ -160,7 +160,7 @@ class Way(ABC):
         await self.open()
         try:
             if self.work.keys < self.work.chunks:
-                # Store all keys once; every measured store then replaces a value.
+                # Store all keys once, so that every measured store replaces a value.
                 await self.store()
             stored = await self._cost(self.store)
             self.work.wipe()
@@ -179,7 +179,7 @@ class Way(ABC):
 
 
 class ClientWay(Way):
-    """Moves ``bytes`` objects instead of slots, ``at_a_time`` at once."""
+    """A client that moves ``bytes`` objects instead of slots, ``at_a_time`` objects at once."""
 
     async def store(self) -> None:
         values, keys = self.work.values, self.work.keys
@@ -192,7 +192,7 @@ class ClientWay(Way):
         await self.work.each(lambda number: self.get(number % keys), range(self.work.chunks))
 
     async def check(self) -> None:
-        """Load everything again to compare it, since the measured load keeps no values."""
+        """Load all values again to compare them, because the measured load keeps none."""
 
         async def compare(number: int) -> None:
             value = memoryview(await self.get(number))
@@ -220,7 +220,7 @@ class Subject(ABC):
 
     @abstractmethod
     def ways(self, work: Work) -> Mapping[str, Callable[[int], Way]]:
-        """Return the functions that make a round's ways, by name: kvtier first, the limit last."""
+        """Return a function per way that makes it for a round: kvtier first, the limit last."""
 
     @abstractmethod
     def clear(self) -> None: ...

@@ -77,7 +77,7 @@ def _fenced(block: re.Match[str]) -> str:
 
 
 def _reference(name: str, last: bool, owner: griffe.Object) -> str:
-    """Return a cross-reference, or only code if the name belongs to Python.
+    """Return a cross-reference, or plain code if the name belongs to Python.
 
     An unknown name stays a cross-reference, so that a strict build fails.
     """

@@ -15,7 +15,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[2]
-#: The files outside of ``docs/`` that are pages, with their names in the site.
+#: The files outside of ``docs/`` that are pages, with the pages' paths in the site.
 OUTSIDE = {
     "README.md": "start.md",
     "CONTRIBUTING.md": "contributing.md",

@@ -8,8 +8,8 @@ The envelope, 48 bytes::
     32      16      GCM's tag
 
 Each chunk is encrypted with a key of its own: HKDF-Expand (RFC 5869, SHA-256) of the file's key and
-the salt. So the nonce can be constant, and a key serves any number of chunks: with random 96-bit
-nonces under one key, the limit would be 2^32 chunks of all engines together.
+the salt. So the nonce can be constant, and the file's key can seal any number of chunks. Random
+96-bit nonces under one key would limit all engines together to 2^32 chunks.
 """
 
 from __future__ import annotations

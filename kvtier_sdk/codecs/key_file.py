@@ -1,4 +1,4 @@
-"""The file that holds the keys of a codec."""
+"""Reads the file that holds the keys of a codec."""
 
 from __future__ import annotations
 

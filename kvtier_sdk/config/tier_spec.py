@@ -33,7 +33,7 @@ class TierSpec:
         tier_class: the backend's class.
         config: the backend's options.
         runner: the options that every tier has.
-        engine_waits: false for an engine that serves already. The tier is opened in the background,
+        engine_waits: false for an engine that serves already. Its tier is opened in the background,
             and opening is retried after any error.
         verify: false switches digests off; for measurements and tests only.
     """
@@ -51,9 +51,9 @@ class TierSpec:
         """Read a tier URL such as ``file:///data/kv?capacity=1GiB&load_deadline=2s&name=cold``.
 
         Args:
-            url: the scheme names the backend; the query holds options of the backend and of every
-                tier, and the tier's name.
-            overrides: further options; an option must not be in the URL too.
+            url: the scheme names the backend. The query holds the backend's options, the options
+                that every tier has, and the tier's name.
+            overrides: further options, none of which may also be in the URL.
 
         Raises:
             ConfigError: the URL or an option is wrong.

@@ -23,7 +23,7 @@ from kvtier_sdk.registry import load_policy
 
 
 class TieringConfig(StrictModel):
-    """The configuration of a manager: the host pool, how it is used, and the tiers behind it.
+    """The configuration of a manager: the host pool, its use, and the tiers behind it.
 
     Build one with :meth:`from_dict` or :meth:`from_file`; either ``slots`` or ``pool_bytes`` is
     needed.
@@ -33,17 +33,17 @@ class TieringConfig(StrictModel):
         pool_bytes: the host pool's size, or its share of the machine's memory, instead of
             ``slots``: ``64GiB``, ``25%``.
         chunk_bytes: payload of a chunk; not needed where the engine knows it.
-        policy: the host pool's eviction policy: ``prefix``, ``lru``, ``arc``, or another package's.
+        policy: the host pool's eviction policy: ``prefix``, ``lru``, ``arc`` or one of a package.
         store_reserve: share of the slots that promotions leave to stores; the same share is kept
             free where a tier gets evicted chunks.
         recompute_s: time that the engine needs to recompute a chunk; a chunk that a tier would
-            load more slowly is a miss. If absent, the time is learnt while the engine computes.
+            load more slowly is a miss. If absent, the manager measures the time.
         verify: false switches digests off; for measurements and tests only.
-        shutdown_timeout_s: time limit for draining each tier, and the same again for closing it.
+        shutdown_timeout_s: time limit for draining each tier, and again for closing it.
         metrics_port: port of the metrics endpoint; absent for none.
         metrics_host: address of the metrics endpoint.
-        namespace: further facts that must match for stored bytes to be reusable, name to plain
-            value: ``{"model": "my-model", "revision": "v2"}``; an engine adds its own.
+        namespace: further facts by name, which must match for stored bytes to be reused:
+            ``{"model": "my-model", "revision": "v2"}``; an engine adds its own facts.
         trace_dir: directory for a block-hash trace of all requests; absent for none.
         trace_file_bytes: size of one file of the trace.
         trace_files: number of the newest files to keep.
@@ -193,7 +193,7 @@ def _read_tier(entry: object, place: Place) -> TierSpec:
 
 @contextmanager
 def _noting(mistakes: list[str]) -> Iterator[None]:
-    """Append the block's error to ``mistakes``, because all are reported at once."""
+    """Append the block's error to ``mistakes``, so that all mistakes are reported at once."""
     try:
         yield
     except (BackendError, ConfigError) as error:

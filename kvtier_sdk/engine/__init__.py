@@ -1,7 +1,7 @@
 """The interface for authors of engine adapters: the manager, a single tier, an engine's memory.
 
 Adapters import these names from this module, and values, errors and options from
-:mod:`kvtier_sdk`. The names of the worker need the extra ``torch``, and import torch on first use.
+:mod:`kvtier_sdk`. The worker's classes need the extra ``torch``, and import torch on first use.
 """
 
 from importlib import import_module

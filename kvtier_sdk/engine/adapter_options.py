@@ -63,7 +63,7 @@ def check_store(spec: TierSpec) -> None:
         TierError: the store refuses the credentials, or the store is required and unreachable.
     """
     tier_class = spec.tier_class
-    # A backend without NAMESPACES need not keep the rules of maintenance, so it could write.
+    # A backend without NAMESPACES may ignore the rules for maintenance, and write to the store.
     keeps_rules = Capability.NAMESPACES in tier_class.capabilities
     if not keeps_rules or tier_class.locality is not Locality.REMOTE:
         return

@@ -34,7 +34,7 @@ class _Mapping:
 
     @property
     def fd(self) -> int:
-        """A descriptor of the memory's file; raises KVTierError if it is private or released."""
+        """The file descriptor; raises KVTierError if the memory is private or was released."""
         if self._fd is None:
             raise KVTierError(f"the memory of {self._engine} is of one process, or was released")
         return self._fd
@@ -115,13 +115,13 @@ class OverlappingSlots:
 
     @property
     def fd(self) -> int:
-        """A descriptor of the memory's file; raises KVTierError if it is private or released."""
+        """The file descriptor; raises KVTierError if the memory is private or was released."""
         return self._memory.fd
 
     def padded_view(self, slot: int, alignment: int, holder: str = UNNAMED_HOLDER) -> memoryview:
-        """Return a writable view of the object at a ``slot``, rounded up to ``alignment``.
+        """Return a writable view of the object in a ``slot``, padded up to ``alignment``.
 
-        The padding holds no other object, because each object has whole pages of 4,096 bytes.
+        The padding holds no other object, because each object occupies whole pages of 4,096 bytes.
         The ``holder`` is ignored.
 
         Raises:
@@ -137,11 +137,11 @@ class OverlappingSlots:
 class EngineSlots(_Mapping):
     """Slots in a memory mapping that belongs to an engine, one slot per row.
 
-    A tier in a child process can map the memory too, if this process has the file open.
+    A tier in a child process can map the memory too, if this process has its file open.
 
     Attributes:
         slots: number of slots.
-        chunk_bytes: payload of a slot, a whole row with the engine's padding.
+        chunk_bytes: payload of a slot: a whole row, including the engine's padding.
         region: the whole mapping, at its address in this process.
         layout: the geometry of the slots, for a process that maps the memory.
 
@@ -173,7 +173,7 @@ class EngineSlots(_Mapping):
     def padded_view(self, slot: int, alignment: int, holder: str = UNNAMED_HOLDER) -> memoryview:
         """Return a writable view of a ``slot``; the view keeps the memory alive.
 
-        Slots are aligned already, so ``alignment`` and ``holder`` are ignored.
+        ``alignment`` is ignored because every slot is a whole row; ``holder`` is ignored too.
 
         Raises:
             IndexError: there is no such slot.
@@ -185,14 +185,14 @@ class EngineSlots(_Mapping):
         return self.bytes[start : start + self.chunk_bytes]
 
     def close(self) -> None:
-        """Release the mapping."""
+        """Release the mapping, and call ``on_close``."""
         super().close()
         if self._on_close is not None:
             self._on_close()
 
 
 def _open_shared(memory: Region) -> int | None:
-    """Return ``None`` if the memory's file cannot be opened by its name."""
+    """Open the file of shared memory by its name; return ``None`` if that is impossible."""
     mapped = MappedRegion.at(memory.address)
     if (
         mapped is None
@@ -211,7 +211,7 @@ def _open_shared(memory: Region) -> int | None:
 
 
 def descriptor_of(view: memoryview) -> int | None:
-    """Return a new descriptor of the file that ``view`` maps from its start, or ``None``.
+    """Return a new descriptor of the file whose start ``view`` maps, or ``None``.
 
     The engine may hide the file, but the kernel lists this process's open files.
     """

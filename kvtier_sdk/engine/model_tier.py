@@ -53,7 +53,7 @@ class Work:
 
 
 class ModelTier(TierListener):
-    """A tier for the chunks of one model and layout, used by a thread of its own.
+    """A tier for the chunks of one model and layout, driven by its own thread.
 
     Any thread may call the methods.
 
@@ -88,7 +88,7 @@ class ModelTier(TierListener):
         self._clock = clock
         self._changed = changed
         self._inbox: deque[Work] = deque()
-        # Work that the client has not finished yet.
+        # Work that the client has received but not finished.
         self._under_way: set[Work] = set()
         self._found: list[OffloadKey] = []
         self._wake = threading.Event()
@@ -133,11 +133,11 @@ class ModelTier(TierListener):
 
     @property
     def is_running(self) -> bool:
-        """True until the thread has ended, by :meth:`close` or by a bug."""
+        """True until the thread has ended, because of :meth:`close` or a bug."""
         return self._thread.is_alive()
 
     def close(self) -> None:
-        """Ask the thread to close the tier after its running stores; :meth:`join` waits for it."""
+        """Ask the thread to close the tier after running stores; :meth:`join` waits for the end."""
         self._closing = True
         self._wake.set()
 
@@ -157,7 +157,7 @@ class ModelTier(TierListener):
                     self._wake.clear()
                 self._step()
         except Exception:
-            # This is a bug. Finish all work below, because the engine would wait for it for ever.
+            # This is a bug. The code below finishes all work, because the engine waits for it.
             _log.exception("tier %s: its thread has ended; all that follows is a miss", self.name)
         finally:
             self._has_ended = True
@@ -171,7 +171,7 @@ class ModelTier(TierListener):
                 self._finish(self._inbox.popleft(), [], 0)
 
     def _await_opening(self) -> None:
-        """Wait until the tier has opened or failed to open; earlier lookups would miss."""
+        """Wait until the tier has opened or failed, because earlier lookups would miss."""
         stats, options = self._client.stats, self._client.spec.runner
         end_s = self._clock.now_s() + min(options.open_deadline_s, _OPENING_S)
         while not (stats.is_open or stats.open_failures or self._closing):
@@ -219,7 +219,7 @@ class ModelTier(TierListener):
             self._finish(work, [], 0)
 
     def _finish(self, work: Work, verdicts: Sequence[Verdict], moved_bytes: int) -> None:
-        """Keys without a verdict count as unavailable."""
+        """Call ``done``; keys without a verdict count as unavailable."""
         self._under_way.discard(work)
         dropped = [Verdict.UNAVAILABLE] * (len(work.keys) - len(verdicts))
         work.done([*verdicts, *dropped], moved_bytes)
@@ -248,7 +248,7 @@ class ModelTier(TierListener):
 
 
 def _fitted(spec: TierSpec, memory: PoolMemory) -> TierSpec:
-    """Give options that are not set an engine's defaults."""
+    """Set the defaults for engines in the options that are not given."""
     better = {
         "lookup_deadline_s": _LOOKUP_DEADLINE_S,
         # Queued chunks stay in the engine's memory, so its size limits the queue already.

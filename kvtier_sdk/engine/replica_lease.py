@@ -31,7 +31,7 @@ class ReplicaLease:
 
         Args:
             fd: a descriptor of the file, which the caller still owns.
-            path: the file's name; the engine must not remove the file.
+            path: the file's name, which the engine must not remove.
             worker: index of this process among the workers, from 0; ``None`` for the scheduler.
 
         Raises:

@@ -1,4 +1,4 @@
-"""The host pool: the memory of the primary tier, cut into slots."""
+"""The host pool: the memory of the primary tier, divided into slots."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from kvtier_sdk.types import Region
 
 _SHARED_MEMORY = "/dev/shm"
 
-#: The holder's name if the caller gives none.
+#: The holder of a view (see :meth:`HostPool.view`) if the caller names none.
 UNNAMED_HOLDER = "an unnamed holder"
 
 _log = logging.getLogger("kvtier.pool")
 
 
 class HostPool:
-    """A memory mapping, cut into slots for chunks, for one process or for several.
+    """A memory mapping, divided into slots for chunks, for one process or for several.
 
     ``HostPool(slots, chunk_bytes)`` is for one process. :meth:`join` is for the scheduler and the
     workers of a replica, which share only a configuration. :meth:`create` and :meth:`attach` are
@@ -70,7 +70,7 @@ class HostPool:
     def create(
         cls, layout: PoolLayout, *, prefault: bool = True, huge_pages: bool = True
     ) -> HostPool:
-        """Make a pool without a name, as its scheduler, and share it through a descriptor.
+        """Make an unnamed pool that other processes can map; this process is its scheduler.
 
         Other processes :meth:`attach` the pool by :attr:`fd` (``pass_fds``) or by the path
         ``/proc/<pid>/fd/<fd>``. The size of /dev/shm does not limit the pool.
@@ -102,14 +102,14 @@ class HostPool:
     ) -> HostPool:
         """Make a replica's pool, or map it if another process of the replica has made it.
 
-        This never waits for other processes to join. The pool has a name in ``directory`` until the
-        scheduler and all workers have joined. Pools that killed replicas left there are removed
-        first.
+        This method never waits for other processes. The pool has a name in ``directory`` until the
+        scheduler and all workers have joined. The method first removes the pools in ``directory``
+        whose processes were all killed.
 
         Args:
             replica: an id that all processes of the replica share. The id differs from the ids of
-                other replicas and changes at each start. A process that comes after all members
-                have joined makes a second pool (see :meth:`absent`).
+                other replicas and changes at each start. A process that joins after all members
+                makes a second pool (see :meth:`absent`).
             layout: the geometry of the pool, the same in all processes.
             worker: index of this process as a worker; None if it is the scheduler.
             prefault: as for :meth:`create`.
@@ -160,8 +160,8 @@ class HostPool:
 
         Args:
             layout: the geometry of the pool.
-            directory: the directory for :meth:`join`, or None for :meth:`create`. Pools that killed
-                replicas left in the directory count as used.
+            directory: the directory for :meth:`join`, or None for :meth:`create`. Room that is used
+                by pools of killed processes does not count as free.
 
         Raises:
             ConfigError: there is not enough room; the message gives the size needed, the size
@@ -179,7 +179,7 @@ class HostPool:
         huge_pages: bool,
         reserve: bool = False,
     ) -> None:
-        """Map the file, or new memory without a file; close the file on failure."""
+        """Map the file, or new private memory if there is none; close the file on failure."""
         self.layout = layout
         self.slots: int = layout.slots
         self.chunk_bytes: int = layout.chunk_bytes
@@ -214,19 +214,19 @@ class HostPool:
 
     @property
     def region(self) -> Region:
-        """Address and size of the whole mapping in this process."""
+        """The address and the size of the whole mapping in this process."""
         return Region.of(self._open_mapping())
 
     def absent(self) -> list[str]:
         """Return the names of members that have not joined the pool, such as "worker 1".
 
-        If a member is still absent when the engine starts to work, it has another pool or none.
+        A member that is still absent when the engine starts to work has another pool or none.
         A pool of one process raises ``KVTierError``.
         """
         return self._shared_file().absent(self.worker)
 
     def part(self, worker: int, holder: str = UNNAMED_HOLDER) -> npt.NDArray[np.uint8]:
-        """Return a worker's part of all slots.
+        """Return a worker's part of every slot.
 
         Args:
             worker: index of the worker, from 0.
@@ -251,8 +251,8 @@ class HostPool:
 
         Args:
             slot: index of the slot, from 0.
-            holder: name of the component that gets the view; use few different names. :meth:`close`
-                logs the name if the view is still in use.
+            holder: name of the component that gets the view. :meth:`close` logs the name if the
+                view is still in use. Use few names, because the pool keeps an array for each.
 
         Returns:
             A writable view of ``chunk_bytes`` bytes, contiguous, format ``B``. The view, and
@@ -307,8 +307,8 @@ class HostPool:
     def _of_holder(self, holder: str) -> memoryview:
         """Return a view of the whole mapping, through a separate array for each holder.
 
-        Everything made from the view keeps its array alive, so :meth:`close` can tell which holders
-        still use the memory.
+        Everything made from the view keeps that array alive, so :meth:`close` can tell which
+        holders still use the memory.
         """
         whole = self._views.get(holder)
         if whole is None:

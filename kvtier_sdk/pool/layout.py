@@ -12,7 +12,7 @@ from kvtier_sdk.errors import ConfigError
 ROW_ALIGNMENT = 4096
 #: Parts begin at multiples of this many bytes, so that no two workers write to one cache line.
 PART_ALIGNMENT = 64
-#: Size of the page after the last row. No process maps the page, so no stray write reaches it.
+#: Size of the header, the page after the last row. It is never mapped, so no stray write hits it.
 HEADER_BYTES = 4096
 
 _MAGIC = b"KVTIPOOL"
@@ -35,7 +35,7 @@ class PoolLayout:
             worker 0 writes it, and all workers read it.
         stride_bytes: distance between slots, a multiple of 4,096, in the memory of an engine that
             places chunks itself. A chunk may begin at any slot. Slots may overlap, but the engine
-            never uses overlapping slots at the same time. None: rows follow one another.
+            never uses overlapping slots at the same time. None if rows follow one another.
 
     Raises:
         ConfigError: a number is out of range.

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 #: ``struct flock``: type, whence, start, length, process (always 0 here).
 _FLOCK = struct.Struct("hhqqi0q")
-#: A process holds this lock while it joins or sweeps, so that no two check the members at once.
+#: A process holds this lock while it joins or sweeps, so that only one checks the members at once.
 _JOINING = 0
 #: Processes that are not members, such as a child that does the I/O, share this lock.
 _GUESTS = 1
@@ -24,7 +24,7 @@ _FIRST_WORKER = 3
 
 
 def claim(fd: int, worker: int | None) -> bool:
-    """Claim a member's lease until ``fd`` and its duplicates are closed; return false if taken."""
+    """Claim a member's lease until ``fd`` and its duplicates close; return false if it is taken."""
     return _try_lock(fd, _offset_of(worker), 1)
 
 
@@ -34,7 +34,7 @@ def claim_as_guest(fd: int) -> None:
 
 
 def claim_whole(fd: int) -> bool:
-    """Claim every lease of a file, so that no process can join it."""
+    """Claim every lease, so that no process can join; return false if any lease is taken."""
     return _try_lock(fd, 0, 0)
 
 
@@ -46,7 +46,7 @@ def is_claimed(fd: int, worker: int | None) -> bool:
 
 @contextmanager
 def joining(fd: int) -> Iterator[None]:
-    """In the ``with`` block no other process joins or sweeps this file."""
+    """Keep other processes from joining or sweeping the file during the ``with`` block."""
     _lock(fd, fcntl.F_OFD_SETLKW, fcntl.F_WRLCK, _JOINING, 1)
     try:
         yield

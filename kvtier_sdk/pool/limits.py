@@ -69,7 +69,7 @@ def file_system_of(directory: Path) -> str | None:
     device = os.stat(directory).st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
     with contextlib.suppress(OSError), open("/proc/self/mountinfo", encoding="utf-8") as file:
-        # proc_pid_mountinfo(5): the device is the third field, the type follows the separator.
+        # proc_pid_mountinfo(5): the device is the third field; the type follows the separator.
         for line in file:
             fields, _, rest = line.partition(" - ")
             if fields.split()[2] == wanted:
@@ -86,7 +86,7 @@ def _meminfo_bytes(name: str, proc: Path) -> int:
 
 
 def _memory_limits(proc: Path, cgroup_root: Path) -> Iterator[tuple[Path, int, int]]:
-    """Yield each control group's directory, limit and use; versions 1 and 2 both count."""
+    """Yield the directory, the limit and the use of each control group, of version 1 or 2."""
     try:
         lines = (proc / "self" / "cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -100,8 +100,8 @@ def _memory_limits(proc: Path, cgroup_root: Path) -> Iterator[tuple[Path, int, i
             limit, used = "memory.limit_in_bytes", "memory.usage_in_bytes"
         else:
             continue
-        # In a container, ``top`` is the container's own, but the path may be the host's, or begin
-        # with "/..". So some of these directories may not exist.
+        # In a container, ``top`` belongs to the container's own group, but ``path`` may be the
+        # host's path, or begin with "/..". So some of these directories may not exist.
         group = top / path.lstrip("/.")
         for directory in [group, *group.parents]:
             if not directory.is_relative_to(top):

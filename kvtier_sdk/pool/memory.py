@@ -15,8 +15,8 @@ import numpy as np
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.options.units import format_bytes
 
-#: Since Linux 5.14. Python's ``mmap`` has no such constant, and its ``madvise`` holds the
-#: interpreter lock.
+#: Linux has this advice since 5.14. Python's ``mmap`` lacks the constant, and its ``madvise`` holds
+#: the interpreter lock, so ``_libc.madvise`` is called instead.
 _MADV_POPULATE_WRITE = 23
 #: A thread faults in this many bytes at a time.
 _STRETCH_BYTES = 64 << 20
@@ -29,7 +29,7 @@ _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 def prefault(mapping: mmap.mmap, fd: int | None) -> None:
-    """Back every page with memory, and change no byte; raise ConfigError if memory runs out."""
+    """Back every page with memory without changing a byte; raise ConfigError if memory runs out."""
     address, size_bytes = _address_of(mapping), len(mapping)
 
     def populate(start: int) -> int:
@@ -57,7 +57,7 @@ def reserve(fd: int, size_bytes: int) -> None:
 
 
 def ask_for_huge_pages(mapping: mmap.mmap) -> None:
-    """Call this before any page is touched."""
+    """Request huge pages; call this before any page is touched."""
     with contextlib.suppress(OSError):
         mapping.madvise(mmap.MADV_HUGEPAGE)
 
@@ -90,7 +90,7 @@ def _touch(mapping: mmap.mmap, fd: int | None) -> None:
     if fd is None:
         pages[:] = 0
     else:
-        # Only read: a write could undo another process's write. A read maps reserved pages too.
+        # Only read, because a write could undo another process's. A read maps reserved pages too.
         reserve(fd, len(mapping))
         pages.max()
 

@@ -24,7 +24,7 @@ _log = logging.getLogger("kvtier.pool")
 
 
 class PoolFile:
-    """An open pool file. ``close`` closes ``fd``, and so does an exec."""
+    """An open pool file. ``close`` closes ``fd``; so does an exec of another program."""
 
     def __init__(self, fd: int, layout: PoolLayout, path: Path | None = None) -> None:
         self.fd = fd
@@ -53,7 +53,7 @@ def make_unnamed(layout: PoolLayout) -> PoolFile:
 def open_handle(handle: int | str, layout: PoolLayout | None, worker: int | None) -> PoolFile:
     path = f"/proc/self/fd/{handle}" if isinstance(handle, int) else handle
     try:
-        # Open even a descriptor again, because duplicates of a descriptor share their locks.
+        # Reopen the file even for a descriptor, because duplicates of a descriptor share locks.
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
         raise ConfigError(
@@ -73,7 +73,7 @@ def join_named(directory: Path, replica: str, layout: PoolLayout, worker: int | 
     """Open the file of a replica as a member; make the file if no member has made it."""
     digest = hashlib.blake2b(replica.encode(), digest_size=12).hexdigest()
     path = directory / f"{_PREFIX}{os.geteuid()}-{digest}"
-    # A round fails only if another process has made or removed this name meanwhile.
+    # A round fails only if another process has made or removed the file's name meanwhile.
     while True:
         sweep(directory)
         fd = _open_own(path)
@@ -197,7 +197,7 @@ def _layout_of(fd: int, expected: PoolLayout | None) -> PoolLayout:
         found = expected
     elif expected not in (None, found):
         raise ConfigError(f"the host pool is {found}; expected {expected}")
-    # An access after the end of a file kills the process (SIGBUS).
+    # A later access beyond the end of the file would kill the process (SIGBUS).
     if size_bytes < found.size_bytes:
         raise ConfigError(f"the file has {size_bytes} bytes; {found} needs {found.size_bytes}")
     return found
