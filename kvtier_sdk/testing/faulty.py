@@ -39,7 +39,7 @@ class FaultKind(Enum):
     CORRUPT = "corrupt"
     #: Each chunk in the second half of the batch fails with :attr:`Fault.error`, and is not moved.
     PARTIAL = "partial"
-    #: From now on, calls raise :class:`TierUnavailableError` for :attr:`Fault.delay_s` seconds.
+    #: For :attr:`Fault.delay_s`, this and every later call raises :class:`TierUnavailableError`.
     DISCONNECT = "disconnect"
 
 
@@ -192,7 +192,7 @@ class FaultyTier(SecondaryTierManager):
         await self.inner.close()
 
     async def _take_fault(self, operation: str) -> Fault | None:
-        """Apply a fault of the whole call. Return a fault of its chunks for the caller to apply."""
+        """Apply a fault of the whole call, or return a fault of single chunks for the caller."""
         clock = self.context.clock
         fault = self.plan.next_fault(operation)
         if fault is not None and fault.kind is FaultKind.DISCONNECT:

@@ -31,7 +31,7 @@ class InlineRunner:
         return self._event_loop.run_until_complete(self._tier_loop.open())
 
     def submit(self, jobs: Sequence[Job]) -> Sequence[JobResult]:
-        """Queue ``jobs`` for the next run of the loop. The results are in later reports."""
+        """Queue ``jobs`` for the next run of the loop. :meth:`poll` returns the results later."""
         self._event_loop.call_soon(self._tier_loop.submit, jobs)
         return ()
 

@@ -24,7 +24,7 @@ _GUARD = b"\xa5" * _GUARD_BYTES
 
 
 class LentMemory:
-    """One mapping for all buffers of a subject, so that a tier can register it as a whole."""
+    """A single mapping for all buffers, because some tiers register the memory that they use."""
 
     def __init__(self, size_bytes: int) -> None:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE

@@ -247,7 +247,7 @@ class _Mover:
 
 
 async def _moved_on(clock: Clock, movers: Sequence[_Mover]) -> None:
-    """Wait until each mover has ended its current call, a whole store and a whole load."""
+    """Wait until each mover has ended its current call and two more, a store and a load."""
     start = [mover.calls for mover in movers]
     while any(mover.calls < before + 3 for mover, before in zip(movers, start, strict=True)):
         await clock.sleep(_PAUSE_S)

@@ -45,8 +45,8 @@ def content_of(key: OffloadKey, version: int, size_bytes: int) -> bytes:
 class Probe:
     """A caller of one tier instance. Each call has a timeout; a malformed answer is a breach.
 
-    As in the SDK, an error raised for a whole batch becomes the verdict on each chunk; lookups,
-    stores and loads are retried after a retryable error. Other calls raise the tier's errors.
+    As in the SDK, an error raised for a whole batch becomes the verdict on each chunk. Lookups,
+    stores and loads are retried after a retryable error. Calls without verdicts raise errors.
 
     Args:
         subject: the tier under test.

@@ -34,7 +34,7 @@ class ConformanceError(AssertionError):
 
 
 class CheckSkipped(unittest.SkipTest):
-    """A check does not apply, for example because the tier's author has not provided its hook.
+    """A check does not apply, for example because the tier's author has provided no hook for it.
 
     Test frameworks report the check as skipped, with the reason.
     """

@@ -28,7 +28,7 @@ from kvtier_sdk.types import OffloadKey, make_offload_key
 #: or a class whose options all have defaults.
 TierLike: TypeAlias = str | Mapping[str, Any] | TierSpec | type[SecondaryTierManager]
 
-#: The number of chunks with lent buffers at a time: 1.5 times the largest batch of the checks.
+#: The most chunks that can have lent buffers at once: 1.5 times the largest batch of the checks.
 _LENT_CHUNKS = 1536
 #: The most bytes that a chunk's buffers need beside the payload: header, guards and rounding.
 _BESIDE_BYTES = 1 << 15
