@@ -118,7 +118,7 @@ def test_waiting_for_a_tier_is_one_step(tmp_path: Path, monkeypatch: pytest.Monk
     for _ in range(2):
         steps = 0
         driver.replay(chat_workload(40, 0), TieringConfig.from_dict(options))
-        # A request needs at most three steps: a lookup, a load, a store. One more step ends the run.
+        # A request needs at most three steps: lookup, load, store. One more step ends the run.
         assert steps <= 3 * 40 + 1
 
 
