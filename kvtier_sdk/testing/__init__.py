@@ -1,7 +1,7 @@
 """Tools for testing tiers and managers: the conformance kit, faults, a virtual clock.
 
 :class:`TierConformance` and :func:`tier_state_machine` need pytest and hypothesis, and are imported
-at their first use. Everything else works without either.
+at their first use. Everything else works without these two packages.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -17,7 +17,7 @@ from kvtier_sdk.namespace import StoredNamespace
 from kvtier_sdk.options.tier import TierConfig
 from kvtier_sdk.types import Entry, OffloadKey, RequestContext, Transfer, Usage
 
-#: Class attributes that a faulty tier copies from the wrapped tier.
+#: Class attributes that a faulty tier class copies from the wrapped class.
 _DECLARED = (
     *("config_model", "medium", "locality", "capabilities", "alignment", "max_batch_keys"),
     *("runner_defaults", "contract_version"),
@@ -29,30 +29,30 @@ class FaultKind(Enum):
 
     #: The call raises :attr:`Fault.error`.
     ERROR = "error"
-    #: The call begins :attr:`Fault.delay_s` later.
+    #: The call begins after :attr:`Fault.delay_s` seconds.
     DELAY = "delay"
     #: The call never ends, unless it is cancelled.
     HANG = "hang"
-    #: Each chunk is cut short: a store writes a shorter object, a load fills the end with zeros.
+    #: Each chunk is cut short: a store writes a shorter object; a load fills the end with zeros.
     SHORT = "short"
     #: The call succeeds, with one bit of each chunk flipped.
     CORRUPT = "corrupt"
-    #: The second half of the batch is not moved, and each of its chunks gets :attr:`Fault.error`.
+    #: Each chunk in the second half of the batch fails with :attr:`Fault.error`, and is not moved.
     PARTIAL = "partial"
-    #: For :attr:`Fault.delay_s`, this and all later calls raise :class:`TierUnavailableError`.
+    #: For :attr:`Fault.delay_s`, this and every later call raises :class:`TierUnavailableError`.
     DISCONNECT = "disconnect"
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault, for one call.
+    """A fault for one call.
 
     Attributes:
         kind: the kind of fault.
         operation: the name of the call that gets the fault, such as ``"lookup"``; ``None`` for
-            any call but ``usage``, which the runner makes on its own schedule.
-        delay_s: how long a delay or an outage lasts, on the tier's clock.
-        error: the class of the errors that the fault raises.
+            any call but ``usage``, because the runner calls ``usage`` on its own schedule.
+        delay_s: seconds that a delay or an outage lasts, on the tier's clock.
+        error: the class of the errors that the fault causes.
     """
 
     kind: FaultKind
@@ -71,7 +71,7 @@ class FaultPlan:
         script: the faults in order. A call gets the first fault that fits its operation;
             ``None`` leaves one call without a fault.
         seed: the seed of the random faults.
-        rate: the probability that a call after the script gets a fault, 0 to 1.
+        rate: the probability, 0 to 1, that a call gets a fault once the script is used up.
         drawn: the faults to draw from at random; by default one of each kind.
     """
 
@@ -90,7 +90,7 @@ class FaultPlan:
         self._drawn = [Fault(kind) for kind in FaultKind] if drawn is None else list(drawn)
 
     def next_fault(self, operation: str) -> Fault | None:
-        """Return and record the fault for the next call of ``operation``, or return ``None``."""
+        """Return and record the fault of this call of ``operation``; ``None`` if there is none."""
         fault = self._from_script(operation) if self._script else self._from_seed(operation)
         if fault is not None:
             self.happened.append((operation, fault.kind))
@@ -155,7 +155,7 @@ class FaultyTier(SecondaryTierManager):
             return await self.inner.load(batch)
         if fault.kind is FaultKind.PARTIAL:
             return await self._half(self.inner.load, batch, fault)
-        # Use other transfers, because the wrapped tier would verify these before the damage.
+        # Pass new transfers, because the wrapped tier would verify the originals before the damage.
         inside = [transfer.with_payload(transfer.payload) for transfer in batch]
         verdicts = await self.inner.load(inside)
         for transfer, verdict in zip(batch, verdicts, strict=True):
@@ -192,7 +192,7 @@ class FaultyTier(SecondaryTierManager):
         await self.inner.close()
 
     async def _take_fault(self, operation: str) -> Fault | None:
-        """Apply a fault of the whole call, or return a fault of chunks for the caller to apply."""
+        """Apply a fault of the whole call, or return a fault of single chunks for the caller."""
         clock = self.context.clock
         fault = self.plan.next_fault(operation)
         if fault is not None and fault.kind is FaultKind.DISCONNECT:
@@ -221,11 +221,11 @@ class FaultyTier(SecondaryTierManager):
         return verdicts + [fault.error("failed by a fault") for _ in batch[done:]]
 
     def _damaged(self, transfer: Transfer, kind: FaultKind) -> Transfer:
-        """Return a new transfer, because a store must not change its buffers."""
+        """Return a damaged copy, because a store must not change its buffers."""
         if kind is FaultKind.SHORT:
             kept = len(transfer.payload) // 2 // self.alignment * self.alignment
             return transfer.with_payload(transfer.payload[:kept])
-        # A mapping begins at a page, so its address has any alignment that a tier may require.
+        # A mapping begins at a page boundary, which satisfies any alignment that a tier requires.
         copy = memoryview(mmap.mmap(-1, len(transfer.payload)))
         copy[:] = transfer.payload
         _flip(copy)
@@ -236,7 +236,7 @@ def faulty(tier_class: type[SecondaryTierManager], plan: FaultPlan) -> type[Faul
     """Make a tier class that adds the faults of a plan to the calls of another tier class.
 
     Args:
-        tier_class: the tier's class.
+        tier_class: the class to wrap.
         plan: the faults.
 
     Returns:

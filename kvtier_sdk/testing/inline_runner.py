@@ -14,7 +14,7 @@ class InlineRunner:
     """A runner on the caller's thread: a tier's loop runs only in calls such as :meth:`run_for`.
 
     Args:
-        make_loop: builds the tier's loop; its argument is a function that receives the reports.
+        make_loop: makes the tier's loop from a function to which the loop passes its reports.
         clock: makes the event loop; a virtual clock makes the run deterministic.
     """
 
@@ -27,11 +27,11 @@ class InlineRunner:
         self._tier_loop = make_loop(self._reports.append)
 
     def start(self) -> bool:
-        """Open the tier; return false if the first attempt failed. The loop then retries."""
+        """Open the tier. Return false if the first attempt failed; the loop then tries again."""
         return self._event_loop.run_until_complete(self._tier_loop.open())
 
     def submit(self, jobs: Sequence[Job]) -> Sequence[JobResult]:
-        """Queue ``jobs`` for the next run of the loop; return no results."""
+        """Queue ``jobs`` for the next run of the loop. :meth:`poll` returns the results later."""
         self._event_loop.call_soon(self._tier_loop.submit, jobs)
         return ()
 
@@ -45,7 +45,7 @@ class InlineRunner:
         return list(self._reports)
 
     def suspect(self) -> None:
-        """Do nothing, because a tier that blocks its loop blocks the caller too."""
+        """Do nothing, because a tier that blocks its loop also blocks the caller of this runner."""
 
     def log_end(self, topic: str, message: str) -> bool:
         """Log ``message`` under ``topic`` when the loop runs; return false after :meth:`close`."""

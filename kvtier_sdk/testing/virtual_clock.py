@@ -8,12 +8,12 @@ from typing import Any
 
 from kvtier_sdk.aio.clock import Clock
 
-# 2026-01-01 UTC. With a start at 0, a failing test would show dates of 1970.
+# 2026-01-01 UTC. If the clock started at 0, failing tests would show dates of 1970.
 _WALL_START_S = 1_767_225_600.0
 
 
 class VirtualClock(Clock):
-    """A clock on virtual time: an idle event loop jumps to its next timer instead of waiting.
+    """A virtual clock: an idle event loop jumps to its next timer instead of waiting.
 
     All event loops of one clock share the clock's time. Run only one of them at a time.
     """
@@ -31,7 +31,7 @@ class VirtualClock(Clock):
         return _VirtualLoop(self)
 
     def advance(self, delay_s: float) -> None:
-        """Move time forward by ``delay_s``, at least 0. Call this only while no loop runs."""
+        """Move the time forward by ``delay_s`` (at least 0). Call this only while no loop runs."""
         self._now_s += delay_s
 
 

@@ -13,7 +13,7 @@ from support.live import CHUNK_BYTES
 from support.runners import RUNNERS
 from support.stores import Folder, RedisStore, S3Store, Store
 
-#: A complete tier, written as an author would write it.
+#: A complete tier, as the author of a backend would write it.
 MINE = '''
 from kvtier_sdk import (
     ChunkNotFoundError, ChunkTierManager, CorruptChunkError, OffloadKey, TierConfig, Transfer

@@ -111,7 +111,7 @@ def test_text_of_a_package_moves_no_cursor_and_begins_no_line(tmp_path: Path) ->
     refused = kvtier("check", "torn:", PYTHONPATH=str(tmp_path)).stdout
     for printed in (listed, refused, run("nothing", sites=(tmp_path,)).stderr):
         assert "\x1b" not in printed
-        # splitlines() also splits at carriage returns, which could start a forged line.
+        # splitlines() also splits at carriage returns, after which forged output could begin.
         assert not {"driver", "all is well", "secret", "memory"} & set(printed.splitlines())
     torn = r"no\x1b[2K\rdriver\nall is well"
     assert torn in refused

@@ -105,7 +105,7 @@ def test_a_kept_buffer_names_its_holder() -> None:
 
 
 def test_every_check_but_one_has_a_tier_that_fails_it() -> None:
-    # A tier that fails in a thread fails in a process too, so no tier fails this check alone.
+    # A tier that fails in a thread also fails in a process, so no tier fails only this check.
     assert CHECKS.keys() - {tier.fails for tier in BROKEN_TIERS} == {"check_it_runs_in_a_thread"}
 
 
@@ -115,7 +115,7 @@ def test_the_state_machine_finds_wrong_bytes(tier: type[BrokenTier]) -> None:
     with pytest.raises(ConformanceError, match="a load succeeded, but"):
         run_state_machine_as_test(
             machine,
-            # One failing example is enough, so skip Hypothesis's search for a shorter one.
+            # One failing example is enough, so skip Hypothesis's search for a shorter example.
             settings=settings(
                 max_examples=500, deadline=None, database=None, phases=[Phase.generate]
             ),

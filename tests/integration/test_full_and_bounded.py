@@ -49,7 +49,7 @@ def mount(tmp_path: Path) -> Iterator[Callable[..., Path]]:
 
 @contextmanager
 def watched(root: Path) -> Iterator[list[int]]:
-    """Yield a one-item list with the peak growth of the file system's usage in bytes."""
+    """Yield a list with one item: the peak growth of the file system's usage, in bytes."""
     free_bytes = _free_bytes(root)
     most = [0]
     stop = threading.Event()
@@ -137,7 +137,7 @@ def test_a_replay_goes_on_when_the_disk_runs_full(disk: FullDisk) -> None:
     assert file.failures["store.capacity"] > 0
     assert set(file.failures) == {"store.capacity"}
     assert FULL in " ".join(file.errors)
-    # The open breaker refuses later stores without trying them.
+    # The open breaker refuses the later stores, so these are not tried.
     assert file.stores_open == 1
     assert file.dropped["store.unavailable"] > file.failures["store.capacity"]
     assert file.reads_open == 0
@@ -218,7 +218,7 @@ class Scanned:
         assert self.refused(8) == 8
 
     def refused(self, count: int) -> int:
-        """Store new chunks; return how many the tier did not admit."""
+        """Store ``count`` new chunks, and return how many of them the tier did not admit."""
         refused, stored = self.stats.not_admitted_chunks, self.stats.stored_chunks
         self.store_new(count)
         refused = self.stats.not_admitted_chunks - refused

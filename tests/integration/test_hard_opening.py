@@ -12,7 +12,7 @@ from support.runners import KEYS, misbehaving
 from kvtier_sdk import RequestContext, TierSpec
 from kvtier_sdk.metrics import metric_samples
 
-#: Values of ``open_deadline``: the tests' tiers open within LONG, but not within SHORT.
+#: Values of ``open_deadline``: the tiers of these tests open within LONG, but not within SHORT.
 LONG, SHORT = "60s", "200ms"
 
 

@@ -39,7 +39,7 @@ EngineFactory = Callable[..., Engine]
 
 
 def chunk_files(root: Path) -> list[Path]:
-    """Return all chunk files, including those still being written."""
+    """Return all chunk files, including files that are still being written."""
     return [path for pattern in ("*.kv", "*.tmp") for path in root.rglob(pattern)]
 
 
@@ -437,7 +437,7 @@ def test_whole_stores_are_bounded_too_and_a_slow_tier_gets_none(
 def test_what_was_held_back_of_an_outage_comes_before_its_end(
     server: Server, runner: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Fails if the client itself logs the end: the held-back lines would follow a minute later."""
+    """Fails if the client logs the outage's end: the held-back lines would come a minute later."""
     spec = TierSpec.from_url(server.url, runner=runner, max_lookup_deadline="50ms")
     with live([spec], slots=64) as engine:
         request = engine.begin("a")

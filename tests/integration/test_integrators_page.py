@@ -43,7 +43,7 @@ def test_a_block_runs(block: str, tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def lines_of(code: str) -> str:
-    """Return the code without indentation, because the page shows a method outside its class."""
+    """Return the code without indentation, because the page shows a method without its class."""
     return "\n".join(filter(None, map(str.strip, code.splitlines())))
 
 

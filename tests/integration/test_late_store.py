@@ -42,7 +42,7 @@ def test_an_engine_starts_without_its_store_and_uses_it_when_it_is_back(
         failures = tier.open_failures
         while not tier.is_open:
             engine.step()
-        # An earlier failure may not be counted yet, and the attempt that is under way may fail too.
+        # Up to two failures can follow: one that is not counted yet, and the attempt under way.
         assert tier.open_failures - failures <= 2
         engine.manager.on_request_finished(request)
         late = engine.begin("late")

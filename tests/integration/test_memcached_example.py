@@ -41,7 +41,7 @@ def command(environment: Path, *words: str) -> list[str]:
 
 
 def replay(environment: Path, *words: str) -> list[str]:
-    # Chunks are stored in several pieces, and the pool is so small that hits come from the tier.
+    # A chunk is stored in several pieces, and the pool is so small that the tier must serve hits.
     sizes = ["--slots", "40", "--chunk-bytes", "256KiB"]
     return command(environment, "kvtier_sdk.cli", "replay", "--json", *sizes, *words)
 
@@ -77,7 +77,7 @@ def test_two_processes_share_what_is_in_two_servers(
     assert all(server.names() for server in servers)
 
 
-#: A program that kills or freezes the server for a third of a replay, and prints the results.
+#: A program that kills or freezes a server for a third of a replay, and prints the results.
 DISTURBED = """
 import json, logging, sys, threading
 from memcached_server import MemcachedServer

@@ -1,6 +1,6 @@
 """Messages for common mistakes and for a healthy start, compared with `messages.txt`.
 
-``make messages`` rewrites the file; review its diff.
+``make messages`` rewrites the file. Review its diff before you commit.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from support.redis_server import Server
 from support.s3_server import S3Server
 
 FILE = Path(__file__).with_name("messages.txt")
-#: For each start, its title and the facts that the engine changes. The starts run in this order.
+#: The starts of an engine in their order: the title, and the namespace facts that differ.
 STARTS: dict[str, dict[str, str]] = {
     "A healthy start in an empty place": {},
     "The next start in the same place": {},

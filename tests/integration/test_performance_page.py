@@ -49,7 +49,7 @@ def test_the_readme_has_the_kept_figures_and_no_others() -> None:
 def test_ratios_are_taken_within_a_round() -> None:
     rates = {"kvtier": [100.0, 400.0, 300.0], _VLLM: [50.0, 400.0, 600.0]}
     said = files_section(rates, {})
-    # The ratios of the pairs are 2, 1 and 0.5, with median 1; the medians' ratio would be 0.75.
+    # The rounds' ratios are 2, 1 and 0.5, with median 1. The ratio of the medians would be 0.75.
     assert "| 300 (200-350) | 400 (225-500) |  | 1.00 (0.75-1.50) |" in said
 
 

@@ -84,7 +84,7 @@ def test_no_page_is_missing_once_a_pool_is_made() -> None:
 
 
 def test_processes_that_start_at_once_find_the_room_that_one_of_them_makes() -> None:
-    """Two processes find a dead pool; one removes it before the other checks the free space."""
+    """One process removes a dead process's pool before another one checks the free space."""
     run_with_shm(
         64 * MIB,
         """

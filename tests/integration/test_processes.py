@@ -72,7 +72,7 @@ def test_a_process_finds_what_only_the_engine_can_import(
 
 
 class Killer:
-    """A driver that stores and loads chunks, and kills the file tier's process meanwhile."""
+    """A driver that stores and loads chunks, and meanwhile kills the file tier's process."""
 
     def __init__(self, engine: Live, seed: int) -> None:
         self.engine = engine
@@ -128,7 +128,7 @@ class Killer:
         return thread
 
     def kill_with(self, monkeypatch: pytest.MonkeyPatch, loads: bool) -> int:
-        """Kill the process at its next loads or stores, before it reads them; return its PID."""
+        """Kill the process before it reads its next loads (or stores). Return the process's PID."""
         pid, flush = self.await_process(), self._client.flush
         wanted = Operation.LOAD if loads else Operation.STORE
         done = False
@@ -164,7 +164,7 @@ def test_a_process_that_is_killed_again_and_again_loses_work_and_nothing_else(
             else:
                 with pytest.MonkeyPatch.context() as monkeypatch:
                     pid = killer.kill_with(monkeypatch, loads)
-                    # Repeat, because the tier gets nothing if all chunks are in the pool.
+                    # Repeat, because the tier gets no job while all chunks are in the pool.
                     while killer.pid == pid:
                         (killer.load if loads else killer.store)(12)
             assert set(engine.manager.left_over().values()) == {0}

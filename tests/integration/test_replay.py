@@ -118,7 +118,7 @@ def test_waiting_for_a_tier_is_one_step(tmp_path: Path, monkeypatch: pytest.Monk
     for _ in range(2):
         steps = 0
         driver.replay(chat_workload(40, 0), TieringConfig.from_dict(options))
-        # A request waits for at most a lookup, a load and a store. One more step ends the run.
+        # A request needs at most three steps: lookup, load, store. One more step ends the run.
         assert steps <= 3 * 40 + 1
 
 
@@ -147,7 +147,7 @@ def test_the_comparison_can_fail(tmp_path: Path) -> None:
 
 
 def test_kill_9_leaves_no_corrupt_chunk_and_no_temporary(tmp_path: Path) -> None:
-    """Kill at random moments; the file tier's own tests kill at each system call."""
+    """This test kills at random moments; the file tier's own tests kill at each system call."""
     rng = random.Random(11)
     root = tmp_path / "kv"
     arguments = ["replay", "--requests", "200", "--chunk-bytes", "8KiB", "--tier", f"file://{root}"]
@@ -241,7 +241,7 @@ def test_a_file_says_what_flags_would(tmp_path: Path) -> None:
     assert by_file["hit_rate"] == by_flags["hit_rate"]
     assert by_file["tiers"][0]["hit_blocks"] == by_flags["tiers"][0]["hit_blocks"]
     assert files(tmp_path / "kv")
-    # The options override the file's slots and tiers; a pool of this size evicts nothing.
+    # The command-line options override the file's. A pool with so many slots evicts nothing.
     done = kvtier(*common, "--config", str(config), "--slots", "2000", "--tier", "memory:?name=m")
     host, memory = json.loads(done.stdout)["tiers"]
     assert (host["evicted_blocks"], by_file["tiers"][0]["evicted_blocks"] > 0) == (0, True)

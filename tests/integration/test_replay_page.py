@@ -16,10 +16,10 @@ from support.played import write_trace
 
 pytestmark = pytest.mark.reader
 
-#: HTML in a trace's name must be shown as text.
+#: A trace's name that contains HTML. The page must show the name as text.
 NAME = "<b>it's & co.jsonl"
 WINDOWS = [(width, scheme) for width in (400, 1600) for scheme in ("light", "dark")]
-#: Texts that overlap, or are cut off at the edge of their chart.
+#: A script that finds texts that overlap or are cut off at the edge of their chart.
 UNREADABLE = """
 [...document.querySelectorAll("svg")].flatMap(svg => {
   const edge = svg.getBoundingClientRect();
@@ -32,12 +32,12 @@ UNREADABLE = """
   return texts.filter((_, at) => bad[at]).map(text => text.textContent);
 })
 """
-#: Elements of the page that are too narrow for their content.
+#: A script that finds elements that are too narrow for their content.
 OVERFLOWING = """
 [...document.querySelectorAll("header, .tile, figure, .legend, section > *")]
   .filter(of => of.scrollWidth > of.clientWidth).map(of => of.textContent)
 """
-#: The smallest font size on the page, in pixels.
+#: A script that finds the smallest font size on the page, in pixels.
 SMALLEST = """
 Math.min(...[...document.querySelectorAll("body *")].filter(of => of.checkVisibility()
   && [...of.childNodes].some(child => child.nodeType === 3 && child.data.trim()))

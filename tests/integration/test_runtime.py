@@ -85,7 +85,7 @@ def test_a_drained_tier_does_nothing_and_then_serves_again(config: TieringConfig
     assert out["tiers"][0]["is_drained"]
     assert out["tiers"][0]["is_idle"]
     assert work(out["tiers"][0]) == work(back["tiers"][0])
-    # ``found`` can be 0, because chunks that this process stored are loaded without a lookup.
+    # The first count, ``found``, can be 0: chunks that this process stored need no lookup.
     assert min(work(out["tiers"][0])[1:]) > 0
     assert work(out["tiers"][1]) < work(back["tiers"][1]), "the other one serves meanwhile"
     gained = zip(work(back["tiers"][0]), work(end["tiers"][0]), strict=True)
@@ -110,7 +110,7 @@ def test_nothing_is_lost_or_stuck_however_often_tiers_come_and_go(
             try:
                 ask(path, {"command": command, "tier": tier})
             except OSError:
-                # The engine has not opened its socket yet, or has closed it.
+                # The engine has not opened its socket yet, or has closed the socket.
                 continue
             moves += 1
 

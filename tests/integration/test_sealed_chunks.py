@@ -71,7 +71,7 @@ def test_engines_with_and_without_a_key(empty_store: Store, runner: str, tmp_pat
 
 
 def test_two_engines_with_different_keys_come_to_rest(empty_store: Store, tmp_path: Path) -> None:
-    """Each engine replaces the other's chunks once; then the chunks stay."""
+    """Each engine replaces the other engine's chunks once. After that, the chunks stay."""
     codecs = [write_keys(tmp_path / f"{key.hex()}.keys", key) for key in (OURS, THEIRS)]
     with (
         live([url(empty_store, "thread", codecs[0])], slots=8) as ours,

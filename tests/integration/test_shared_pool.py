@@ -22,7 +22,7 @@ from support.pool_process import (
 from kvtier_sdk import ConfigError, HostPool, KVTierError, PoolLayout
 from kvtier_sdk.pool.limits import file_system_of
 
-# With this length, parts do not end at cache lines, and rows of several parts not at pages.
+# With this length, parts do not end at cache lines, and rows of parts do not end at pages.
 PART_BYTES = 5000
 SLOTS = 16
 

@@ -1,6 +1,6 @@
-"""Replay a production trace through all tiers, on real servers that die and come back.
+"""A production trace is replayed through all tiers, on real servers that die and come back.
 
-The trace is the file named by ``KVTIER_TRACE``, else one beside the project, else generated.
+The trace is the file that ``KVTIER_TRACE`` names, else a file beside the project, else generated.
 ``KVTIER_TRACE_REQUESTS`` is the number of requests; ``make test-trace`` sets it to 4,000.
 """
 
@@ -67,7 +67,7 @@ def distinct_chunks(workload: Sequence[ReplayRequest]) -> int:
 
 
 def play(trace: Path, *stores: Store) -> dict[str, Any]:
-    """Replay the trace in a new process; return the report with its tiers as a dict by name."""
+    """Replay the trace in a new process. Return the report, with the tiers as a dict by name."""
     command = [sys.executable, "-c", "from kvtier_sdk.cli import main; main()", "replay", "--json"]
     command += ["--trace", str(trace), "--chunk-bytes", str(CHUNK_BYTES), "--slots", str(SLOTS)]
     for store in stores:

@@ -20,7 +20,7 @@ _WORKLOAD = chat_workload(500, 3)
 
 
 def play(root: Path) -> ReplayReport:
-    """Replay a workload that is larger than the tier, so that hits depend on the evictions."""
+    """Replay a workload larger than the tier, so that the hits depend on what is evicted."""
     options = {
         "slots": 50,
         "chunk_bytes": CHUNK_BYTES,
@@ -31,7 +31,7 @@ def play(root: Path) -> ReplayReport:
 
 @contextmanager
 def tools_at_work(root: Path, runs: list[str]) -> Iterator[None]:
-    """Run the commands on a store while the block runs; append each success to ``runs``."""
+    """Run ``kvtier tier`` commands during the block; append those that succeed to ``runs``."""
     # The limits are so low that a command which applied them would remove chunks.
     url = f"file://{root}?direct_io=off&capacity=400KiB&min_free=90%"
     ended = threading.Event()
@@ -70,7 +70,7 @@ def outcome(report: ReplayReport) -> tuple[int, ...]:
 def test_an_engine_hits_and_evicts_as_it_does_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Evict in the order of use only, because the default order depends on the engine's speed too.
+    # Evict only in the order of use, because the default order also depends on the engine's speed.
     monkeypatch.setattr(recency, "_STAY", (1.0,) * len(recency._STAY))
     alone = play(tmp_path / "alone")
     runs: list[str] = []

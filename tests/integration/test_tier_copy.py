@@ -94,7 +94,7 @@ def test_every_store_is_verified(stores: list[Store]) -> None:
 
 
 def copy_killed_twice(src: Store, dst: Store, chunks: int) -> dict[str, Any]:
-    """Kill the copy at one third and at two thirds, then return the result of a whole run."""
+    """Kill the copy at one third and at two thirds, then return the result of a complete run."""
     words = ["tier", "copy", "--json", "--rate", "64MiB", src.url, dst.url]
     command = [sys.executable, "-c", "from kvtier_sdk.cli import main; main()", *words]
     for part in (1, 2):

@@ -1,4 +1,4 @@
-"""The admin socket serves its owner only, replaces a dead socket, and answers bad requests."""
+"""The admin socket serves only its owner, answers bad requests, and replaces a stale socket."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_client_that_goes_away_or_says_nothing_does_not_end_it(
         with socket.socket(socket.AF_UNIX) as gone:
             gone.connect(str(path))
             gone.sendall(b'{"n": 1}\n')
-        # The socket serves one client at a time, and drops the silent one after a timeout.
+        # The socket serves one client at a time, and drops a silent client after a timeout.
         assert ask(path, {}, timeout_s=30.0) == {"got": {}}
 
 
@@ -128,7 +128,7 @@ def test_the_mode_is_never_that_of_what_a_link_points_to(
     other.touch(mode=0o644)
 
     class Swapped(socket.socket):
-        """A socket that another user of the directory replaces by a link during ``bind``."""
+        """A socket that another user of the directory replaces with a symlink during ``bind``."""
 
         def bind(self, address: Any) -> None:
             super().bind(address)

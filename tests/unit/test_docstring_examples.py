@@ -1,4 +1,4 @@
-"""The examples in public docstrings run, and their tier passes the conformance checks."""
+"""The examples in public docstrings run, and the tier in one of them passes the conformance kit."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DOCUMENTED = {**SDK, "Clock.gather_bounded": kvtier_sdk.Clock.gather_bounded}
 PROSE = {name: inspect.getdoc(found) or "" for name, found in DOCUMENTED.items()}
 BLOCKS = {name: re.findall(r"::\n\n((?:    .*\n|\n)+)", text) for name, text in PROSE.items()}
 IMPORTS = "import itertools, os, tempfile, uuid\nfrom pathlib import Path\n"
-#: Examples that need a server with its own protocol, so they are only compiled.
+#: Examples that are only compiled, because they need a server with its own protocol.
 NEED_A_SERVER = {"Connection", "ConnectionPool"}
 
 
@@ -71,7 +71,7 @@ def test_a_block_of_code_runs(name: str, tmp_path: Path) -> None:
 
 
 def test_the_tier_among_them_keeps_the_contract() -> None:
-    # A child process cannot import this class, because it belongs to no module.
+    # Skip processes: a child process cannot import the class, because no module contains it.
     for check in [one for one in CHECKS.values() if "process" not in one.name]:
         with contextlib.suppress(CheckSkipped):
             run_check(check, TierSubject(run("SecondaryTierManager")["DictionaryTier"]))

@@ -1,6 +1,6 @@
-"""Imports follow the layers, and time and tasks go through the clock.
+"""Modules import only lower layers, and use the SDK's clock for time and tasks.
 
-Each checker takes source text, so that a test can also show that it catches a violation.
+Each checker takes source text, so that a test can also show that the checker finds violations.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ ONLY_IN = {
 #: Modules that backends may import from, with the public names of each.
 FOR_BACKENDS = {"kvtier_sdk": frozenset(kvtier_sdk.__all__)}
 FOR_ENGINES = {**FOR_BACKENDS, "kvtier_sdk.engine": frozenset(kvtier_sdk.engine.__all__)}
-# Calls that only clock.py may make; those in CLOCK_METHODS are forbidden on every object.
+# Calls that only clock.py may make. Methods in CLOCK_METHODS are forbidden on any object.
 _CLOCK_CALLS = {
     "time": "monotonic monotonic_ns perf_counter perf_counter_ns process_time process_time_ns "
     "sleep thread_time thread_time_ns time time_ns",

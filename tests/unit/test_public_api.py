@@ -88,7 +88,7 @@ CALLABLES = list(public_callables())
 def test_all_has_no_duplicates_and_is_sorted(module: ModuleType) -> None:
     names = module.__all__
     assert len(set(names)) == len(names)
-    # ruff sorts constants first, then classes, then functions.
+    # ruff sorts ``__all__``: constants first, then classes, then functions.
     kinds = [0 if name.isupper() else 1 if name[0].isupper() else 2 for name in names]
     assert kinds == sorted(kinds)
     for kind in range(3):

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = [page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md")]
-#: The SDK's public modules; a name exported by several belongs to the first.
+#: The SDK's public modules. A name that several of them export belongs to the first one.
 MODULES = [
     "kvtier_sdk",
     "kvtier_sdk.engine",
@@ -47,7 +47,7 @@ def public_names() -> set[str]:
     for module in MODULES:
         package = directory_of(module)
         for name in set(exported(package)) - known:
-            # Repeat a name that a module has too; otherwise the page would document the module.
+            # Repeat a name that a module has too, or the page would document the module.
             hidden = (package / f"{name}.py").exists()
             found.add(f"{module}.{name}.{name}" if hidden else f"{module}.{name}")
             known.add(name)

@@ -69,7 +69,7 @@ def test_an_engines_own_account_adds_what_was_not_looked_up(
 ) -> None:
     recorder = make()
     ends = {chunk: 16 * (place + 1) for place, chunk in enumerate(KEYS[:6])}
-    # The first chunk was on the device already; the last two were generated and not stored.
+    # No lookup named the first chunk, which was on the device, or the last two, which are new.
     recorder.record(0.0, KEYS[1:4], ends)
     recorder.record(0.0, KEYS[:4], {})
     recorder.close()
@@ -94,7 +94,7 @@ def test_files_are_private_rotated_and_bounded(make: MakeRecorder, tmp_path: Pat
         recorder.record(float(number), KEYS, {})
     recorder.close()
     assert recorder.written == 100
-    # Each line is longer than ``file_bytes``, so each gets its own file.
+    # Each line is longer than ``file_bytes``, so each line gets its own file.
     assert len(files(tmp_path)) == 3
     assert stat.S_IMODE((tmp_path / "trace").stat().st_mode) == 0o700
     assert {stat.S_IMODE(path.stat().st_mode) for path in files(tmp_path)} == {0o600}

@@ -38,7 +38,7 @@ def test_a_transfer_is_its_header_then_its_payload() -> None:
 
 
 class Seals:
-    """A stand-in for the SDK's functions that seal and check a chunk; records the calls."""
+    """A stand-in for the SDK's functions that seal and check a chunk. It records their calls."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, bytes | None]] = []

@@ -18,23 +18,23 @@ from kvtier_sdk.contract import SecondaryTierManager
 from kvtier_sdk.types import OffloadKey, Region, RequestContext, Transfer
 
 _GUARD_BYTES = 4096
-#: The flag of mmap(2); Python's module defines it only from 3.13 on.
+#: A flag of mmap(2). Python's mmap module defines it only since version 3.13.
 _MAP_NORESERVE = 0x4000
 _GUARD = b"\xa5" * _GUARD_BYTES
 
 
 class LentMemory:
-    """One mapping that holds all buffers of a subject, for tiers that register memory."""
+    """A single mapping for all buffers, because some tiers register the memory that they use."""
 
     def __init__(self, size_bytes: int) -> None:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
         self._mapping = mmap.mmap(-1, size_bytes, flags=flags)
         self.region: Region = Region.of(self._mapping)
-        # Maps the start of each reserved part to its end.
+        # Maps the start of each reserved range of pages to its end.
         self._used: dict[int, int] = {}
 
     def _cut(self, size_bytes: int) -> npt.NDArray[np.uint8]:
-        """Reserve pages until their last view is freed."""
+        """Reserve pages. They are free again once their last view is freed."""
         size_bytes = round_up(size_bytes, mmap.PAGESIZE)
         start = self._gap(size_bytes)
         if start + size_bytes > self.region.size_bytes:
@@ -50,7 +50,7 @@ class LentMemory:
 
     def _gap(self, size_bytes: int) -> int:
         start = 0
-        # Sort a copy, because any allocation may run the collector, which removes parts.
+        # Sort a copy, because any allocation may run the garbage collector, which removes items.
         for used, end in sorted(self._used.copy().items()):
             if used - start >= size_bytes:
                 break
@@ -59,7 +59,7 @@ class LentMemory:
 
 
 class _BroughtDigests:
-    """A stand-in for the SDK behind a transfer; it checks the digests that the tier brings."""
+    """A stand-in for the SDK as the receiver of digests; it compares them with the payload."""
 
     def __init__(self, digest_bytes: int) -> None:
         self._digest_bytes = digest_bytes
@@ -120,12 +120,12 @@ class LentBuffers:
 
     @property
     def content(self) -> bytes:
-        """Header and payload as they are now."""
+        """The current bytes of the header and the payload."""
         return b"".join(self.transfer.buffers)
 
     @property
     def is_overrun(self) -> bool:
-        """True if anything was written outside header and payload."""
+        """True if any guard byte was overwritten."""
         memory, payload_end = self._memory, self._payload_at + self._payload_bytes
         assert memory is not None, "taken back"
         guards = (
@@ -139,12 +139,12 @@ class LentBuffers:
         """End the loan; return true if no view of the memory is left."""
         self._transfer = self._memory = None
         if self._part() is not None:
-            # Collect first, because a view in a reference cycle is not in use but still exists.
+            # Collect first, because an unused view can survive in a reference cycle.
             gc.collect()
         return self._part() is None
 
     def holder(self) -> str:
-        """Name the holder of the memory, as a short chain of references."""
+        """Describe the holder of the memory by a short chain of references."""
         thing: Any = self._part()
         chain: list[str] = []
         seen = {id(thing)}
@@ -155,7 +155,7 @@ class LentBuffers:
                 break
             held, thing = thing, referrers[0]
             seen.add(id(thing))
-            # Ignore the list ``referrers``, which refers to the next object too.
+            # Ignore the list ``referrers`` too, because it also refers to the next object.
             seen.add(id(referrers))
             if name := _name_in(thing, held):
                 chain.append(name)
@@ -173,7 +173,7 @@ def _is_of_the_kit(holder: object) -> bool:
 
 
 def _name_in(holder: object, held: object) -> str:
-    """Name a reference, such as ``Tier._last``; empty if no name would help."""
+    """Return the name of a reference, such as ``Tier._last``; empty if no name would help."""
     if isinstance(holder, FrameType):
         where = f"{Path(holder.f_code.co_filename).name}:{holder.f_lineno}"
         return f"{holder.f_code.co_name} ({where})"

@@ -146,7 +146,7 @@ async def check_a_lost_part_is_a_miss(subject: TierSubject) -> None:
         await subject.call(Hook.LOSE_PART, key)
         found = await probe.get(key)
         if isinstance(found, bytes):
-            # The tier can have a copy of the part, or restore it, so the chunk may be whole.
+            # The chunk may be whole, because the tier can have another copy of the lost part.
             probe.check_content(key, found, [0])
         elif not is_miss(found):
             raise Breach(f"loading a chunk of which a part is lost gave {describe(found)}")
@@ -253,7 +253,7 @@ async def check_namespaces_are_apart(subject: TierSubject) -> None:
 
 
 async def _check_apart(probe: Probe, keys: list[OffloadKey]) -> None:
-    """Require that each chunk is absent before its store, and that all load at the end."""
+    """Require that each chunk is absent until it is stored, and that all load at the end."""
     kept: list[OffloadKey] = []
     for key in keys:
         found = await probe.get(key)
@@ -359,7 +359,7 @@ async def check_only_tier_errors_are_raised(subject: TierSubject) -> None:
             if await subject.call(Hook.WRITE_RAW, key, content) is False:
                 continue
             written += 1
-            # Both calls raise a breach for any error but a TierError; other checks judge answers.
+            # Both calls turn any error but a TierError into a breach. Other checks judge answers.
             await probe.get(key)
             await probe.lookup([key])
         if subject.keeps_chunks and not written:

@@ -149,7 +149,7 @@ async def check_a_cancelled_store_leaves_no_part(subject: TierSubject) -> None:
 async def _cancelled(
     probe: Probe, operation: str, *, stored: bool
 ) -> AsyncIterator[tuple[LentBuffers, bool]]:
-    """Cancel call after call, each a little later; yield its buffers and whether it ended."""
+    """Cancel one call after each delay. Yield the call's buffers, and true if the call ended."""
     for turns, delay_s in [*((turns, 0.0) for turns in _TURNS), *((1, s) for s in _DELAYS_S)]:
         (key,) = probe.subject.new_keys(1)
         if stored:
@@ -160,5 +160,5 @@ async def _cancelled(
 
 def _holds_some(found: bytes, content: bytes) -> bool:
     pieces = zip(pieces_of(found), pieces_of(content), strict=True)
-    # Ignore a shorter piece at the end, because it can be equal by chance.
+    # Ignore a shorter piece at the end, because short pieces can be equal by chance.
     return any(one == other and len(one) == PIECE_BYTES for one, other in pieces)

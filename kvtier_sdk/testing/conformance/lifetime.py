@@ -29,7 +29,7 @@ _MANY = 64
 #: The longest wait of :func:`_wait_until_gone`, in multiples of the subject's ``settle_s``.
 _SETTLINGS = 20
 _POLL_S = 0.002
-#: The loop counts as blocked if it has not run for this many wake-ups of the watch in a row.
+#: The loop counts as blocked if it has not run during this many wake-ups of the watch thread.
 _WAKES = 20
 _Found = Callable[[], Mapping[Any, str]]
 
@@ -67,7 +67,7 @@ async def check_close_ends_what_runs(subject: TierSubject) -> None:
                 call.cancel()
                 raise Breach(f"a load had not ended {subject.timeout_s:g} s after close")
             if not call.cancelled():
-                # Any outcome is allowed. Retrieve an error, or asyncio would log it.
+                # Any outcome is allowed. Retrieve an error, because asyncio would log it otherwise.
                 call.exception()
 
 
@@ -133,7 +133,7 @@ async def check_no_task_is_left(subject: TierSubject) -> None:
 @check(says=_NOTHING)
 async def check_no_thread_is_left(subject: TierSubject) -> None:
     """After the tier and its loop are closed, no thread of the tier runs."""
-    # Run the tier once before counting, because libraries start threads that stay for good.
+    # Run the tier once before counting, because some libraries start threads that never end.
     await _run_on_new_loop(subject)
     before = _threads()
     await _run_on_new_loop(subject)
@@ -173,7 +173,7 @@ async def _check_given_back(probe: Probe, operation: str, lent: LentBuffers) -> 
 
 
 async def _check_taken_back(probe: Probe, what: str, lent: LentBuffers) -> None:
-    # Wait, because a thread can still hold the buffers for a moment after it has reported the end.
+    # Wait, because a worker thread can hold the buffers for a moment after the call has returned.
     held = await _wait_until_gone(probe.subject, lambda: [] if lent.take_back() else ["buffers"])
     if held:
         raise Breach(f"{lent.holder()} still holds the buffers of {what} that has returned")
@@ -201,7 +201,7 @@ def _descriptors() -> dict[Any, str]:
     """Map each open descriptor to its file or socket."""
     found: dict[Any, str] = {}
     for number in os.listdir(_DESCRIPTORS):
-        # Ignore the listing's own descriptor, which is closed by now.
+        # Ignore the descriptor of the listing itself, which is closed by now.
         with contextlib.suppress(OSError):
             place = os.readlink(f"{_DESCRIPTORS}/{number}")
             found[number, place] = f"{number} ({place})"
@@ -223,7 +223,7 @@ async def check_the_loop_is_never_blocked(subject: TierSubject) -> None:
 
 
 async def _use(probe: Probe) -> None:
-    """Make each kind of call; other checks judge the outcomes."""
+    """Call the tier in several ways. Ignore errors, because other checks judge the outcomes."""
     keys = probe.subject.new_keys(3)
     with contextlib.suppress(Breach, TierError):
         await probe.store([probe.full(key) for key in keys[:2]])
@@ -243,7 +243,7 @@ async def _run_tier(subject: TierSubject) -> None:
 
 
 async def _run_on_new_loop(subject: TierSubject) -> None:
-    """Run the tier in another thread, and close its loop."""
+    """Run the tier on a new event loop in another thread, and close that loop."""
     raised: list[BaseException] = []
 
     def run() -> None:
@@ -255,7 +255,7 @@ async def _run_on_new_loop(subject: TierSubject) -> None:
         finally:
             end_event_loop(loop, subject.clock)
 
-    # Do not use run_blocking, because its threads stay until this loop is closed.
+    # Do not use run_blocking, because its threads live until the check's own loop is closed.
     thread = threading.Thread(target=run, name="new loop", daemon=True)
     thread.start()
     while thread.is_alive():
@@ -265,7 +265,7 @@ async def _run_on_new_loop(subject: TierSubject) -> None:
 
 
 async def _wait_until_gone(subject: TierSubject, left: Callable[[], list[str]]) -> list[str]:
-    """Poll ``left`` until it returns nothing or time is up; return its last answer."""
+    """Poll ``left`` until it returns an empty list or time is up; return its last result."""
     for _ in range(_SETTLINGS):
         if not left():
             return []
@@ -276,8 +276,7 @@ async def _wait_until_gone(subject: TierSubject, left: Callable[[], list[str]]) 
 class _LoopWatch:
     """A thread that wakes at intervals, and checks that the loop has run since the last wake-up.
 
-    On a busy machine this thread wakes late too, so it never mistakes a slow machine for a blocked
-    loop.
+    A busy machine delays this thread too, so a loop that is only slow does not count as blocked.
     """
 
     def __init__(self, clock: Clock, blocking_s: float) -> None:

@@ -44,7 +44,7 @@ class TierMachine(RuleBasedStateMachine):
         self._subject = type(self).make_subject()
         self._loop = self._subject.clock.new_event_loop()
         self._keys = self._subject.new_keys(_KEYS)
-        # The versions that a load of each key may return, all stored since the key's last delete.
+        # For each key, the versions that a load may return: all stored since the key's last delete.
         self._may_hold: list[set[int]] = [set() for _ in self._keys]
         self._versions = 0
         self._run(self._open())
@@ -80,7 +80,7 @@ class TierMachine(RuleBasedStateMachine):
     @precondition(lambda self: self._can(Capability.DELETE))
     @rule(chunks=_BATCHES)
     def delete(self, chunks: Sequence[int]) -> None:
-        """Delete a batch; later loads must miss."""
+        """Delete a batch of chunks. Later loads of these chunks must miss."""
         self._run(self._probe.delete([self._keys[chunk] for chunk in chunks]))
         for chunk in chunks:
             self._may_hold[chunk].clear()
@@ -88,7 +88,7 @@ class TierMachine(RuleBasedStateMachine):
     @precondition(lambda self: self._can(Capability.TOUCH))
     @rule(chunks=_BATCHES)
     def touch(self, chunks: Sequence[int]) -> None:
-        """Touch a batch; this must change nothing."""
+        """Touch a batch of chunks. The call must change none of them."""
         self._run(self._probe.touch([self._keys[chunk] for chunk in chunks]))
 
     @precondition(lambda self: self._can(Capability.SCAN))
@@ -139,7 +139,7 @@ class TierMachine(RuleBasedStateMachine):
         lent = self._probe.full(key, version)
         if not await start_and_cancel(self._probe, operation, lent, turns):
             raise Breach(f"a cancelled {operation} did not end")
-        # The tier must not read these buffers now. If it does, a later load shows the new bytes.
+        # The tier must no longer read these buffers. If it does, a later load finds the zeros.
         lent.fill(bytes(self._probe.object_bytes))
 
     def _new_version(self, chunk: int) -> int:

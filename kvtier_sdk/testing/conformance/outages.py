@@ -118,7 +118,7 @@ async def _answer(call: Awaitable[Any]) -> Any:
 
 
 def _check_answer(state: str, operation: str, answer: Any) -> None:
-    """Require an outage error, but let a tier answer from a cache."""
+    """Require an outage error or a success, because the tier may answer from a cache."""
     if answer is not None and answer is not True:
         _check_error(operation, answer, state)
 
@@ -146,7 +146,7 @@ async def _check_recovery(probe: Probe, disturbance: str) -> None:
 
 
 async def _answers_of_a_hung_store(probe: Probe, keys: Sequence[OffloadKey]) -> Mapping[str, Any]:
-    """Make each call while the store hangs; cancel the calls that do not end."""
+    """Make each kind of call while the store hangs. Cancel the calls that do not end."""
     subject = probe.subject
     (absent,) = subject.new_keys(1)
     tasks: dict[str, asyncio.Task[Any]] = {}
@@ -247,14 +247,14 @@ class _Mover:
 
 
 async def _moved_on(clock: Clock, movers: Sequence[_Mover]) -> None:
-    """Wait until each mover has ended its current call, and then a store and a load."""
+    """Wait until each mover has ended its current call and two more, a store and a load."""
     start = [mover.calls for mover in movers]
     while any(mover.calls < before + 3 for mover, before in zip(movers, start, strict=True)):
         await clock.sleep(_PAUSE_S)
 
 
 async def _in_mid_transfer(clock: Clock, movers: Sequence[_Mover]) -> None:
-    """Wait until a store and a load are running; give up if the tier is too fast."""
+    """Wait until a store and a load overlap. Give up after a while: the tier may be too fast."""
     for _ in range(_LOOKS):
         if {"store", "load"} <= {mover.doing for mover in movers}:
             return

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 REQUEST = RequestContext("conformance")
-#: Length of a piece of a chunk; a piece of this length identifies the chunk.
+#: Length of a piece of a chunk. A piece of this length is enough to identify the chunk.
 PIECE_BYTES = 16
 
 
@@ -45,8 +45,8 @@ def content_of(key: OffloadKey, version: int, size_bytes: int) -> bytes:
 class Probe:
     """A caller of one tier instance. Each call has a timeout; a malformed answer is a breach.
 
-    As in the SDK, an error raised for a whole batch becomes the verdict on each chunk, and a call
-    is retried after a retryable error. Calls without verdicts raise the tier's errors.
+    As in the SDK, an error raised for a whole batch becomes the verdict on each chunk. Lookups,
+    stores and loads are retried after a retryable error. Calls without verdicts raise errors.
 
     Args:
         subject: the tier under test.
@@ -69,7 +69,7 @@ class Probe:
         await self.bounded(self.tier.close(), "close")
 
     async def clean_up(self) -> None:
-        """Close the tier if it is open; other checks judge the outcome."""
+        """Close the tier if it is open. Ignore errors, because other checks judge the outcome."""
         if not self._closed:
             with contextlib.suppress(Breach, TierError):
                 await self.close()
@@ -266,7 +266,7 @@ class Probe:
         return [verdicts[index] for index in range(len(batch))]
 
     def _pauses_s(self) -> Iterator[float | None]:
-        """Yield the SDK's pause after each attempt, and ``None`` after the last one."""
+        """Yield the SDK's pause after each attempt, and ``None`` after the last attempt."""
         options = self.subject.spec.runner
         yield from (options.retry_delay_s * 2**attempt for attempt in range(options.retries))
         yield None
@@ -292,7 +292,7 @@ class Probe:
         return self._read(verdicts_in, verdicts, len(batch), operation)
 
     def _calls(self, keys: Sequence[OffloadKey]) -> list[Sequence[int]]:
-        """Split the positions of ``keys`` into calls like the SDK; an empty batch is one call."""
+        """Split the positions of ``keys`` into calls as the SDK does; no keys make one call."""
         return batches_of(keys, self.tier.max_batch_keys or sys.maxsize) or [()]
 
     def _read(
@@ -341,6 +341,6 @@ async def start_and_cancel(
     task.cancel()
     ended = await probe.ends(task)
     if ended and not task.cancelled():
-        # Retrieve the error, or asyncio would log it. Other checks judge the error.
+        # Retrieve the error, because asyncio would log it otherwise. Other checks judge the error.
         task.exception()
     return ended

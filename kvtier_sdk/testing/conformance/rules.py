@@ -1,4 +1,4 @@
-"""Checks, their errors, and the hooks of a tier's author."""
+"""The definition of a check, its errors, and the hooks that a tier's author can provide."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class ConformanceError(AssertionError):
 
 
 class CheckSkipped(unittest.SkipTest):
-    """A check does not apply, for example because the tier's author provides no hook.
+    """A check does not apply, for example because the tier's author has provided no hook for it.
 
     Test frameworks report the check as skipped, with the reason.
     """
 
 
 class Breach(Exception):  # noqa: N818  # it becomes a ConformanceError, which has the suffix
-    """A breach found by a check; it becomes a :class:`ConformanceError` of that check."""
+    """A breach that a check has found. The kit turns it into a :class:`ConformanceError`."""
 
 
 class Hook(Enum):
@@ -60,7 +60,7 @@ class Hook(Enum):
     AGING_TIER = "aging_tier"
 
 
-#: A requirement of a check.
+#: A requirement. The kit skips a check whose requirement is not met.
 Need: TypeAlias = Capability | Hook | Medium
 
 CheckFunction: TypeAlias = Callable[["TierSubject"], Coroutine[Any, Any, None]]
@@ -85,7 +85,7 @@ class Check:
     run: CheckFunction
 
 
-#: The reason why a check is skipped if ``write_raw`` has replaced no object.
+#: The reason for skipping a check if ``write_raw`` has replaced no object.
 DECLINED = "write_raw declined every object"
 
 _checks: dict[str, Check] = {}
@@ -95,7 +95,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(_checks)
 
 
 def check(*needs: Need, says: str) -> Callable[[CheckFunction], CheckFunction]:
-    """Make a coroutine function a check; the first line of its docstring is the rule."""
+    """Register a coroutine function as a check. The first line of its docstring is the rule."""
 
     def decorate(body: CheckFunction) -> CheckFunction:
         name = body.__name__
@@ -129,7 +129,7 @@ def judged(name: str, rule: str, says: str) -> Iterator[None]:
         what = f"the store is in order, but the tier raised {type(error).__name__}: {error}"
         raise ConformanceError(name, rule, what, says) from error
     except Exception as error:
-        # The error is from a hook, or from a call of the tier that should not have failed.
+        # A hook raised the error, or a call of the tier that should not have failed.
         raise ConformanceError(name, rule, _unexpected(error), says) from error
 
 

@@ -28,9 +28,9 @@ from kvtier_sdk.types import OffloadKey, make_offload_key
 #: or a class whose options all have defaults.
 TierLike: TypeAlias = str | Mapping[str, Any] | TierSpec | type[SecondaryTierManager]
 
-#: The number of chunks that can be lent at once: 1.5 times the largest batch of the checks.
+#: The most chunks that can have lent buffers at once: 1.5 times the largest batch of the checks.
 _LENT_CHUNKS = 1536
-#: The most bytes that a loan adds to a payload, for header, guard bytes and rounding.
+#: The most bytes that a chunk's buffers need beside the payload: header, guards and rounding.
 _BESIDE_BYTES = 1 << 15
 _MIN_LENT_BYTES = 64 << 20
 
@@ -121,11 +121,11 @@ class TierSubject:
         return self.spec.tier_class
 
     def has(self, hook: Hook) -> bool:
-        """Return true if the author provides the ``hook``."""
+        """Return true if the tier's author has provided the ``hook``."""
         return getattr(self, hook.value) is not None
 
     async def call(self, hook: Hook, *args: Any) -> Any:
-        """Call an author's ``hook`` with ``args``, and return its result."""
+        """Call the author's ``hook`` with ``args``, and return its result."""
         result = getattr(self, hook.value)(*args)
         return await result if inspect.isawaitable(result) else result
 
@@ -138,7 +138,7 @@ class TierSubject:
         report_removed: ReportRemoved | None = None,
         maintenance: bool = False,
     ) -> TierContext:
-        """Make the context of a tier. The defaults are the subject's tier, namespace and length.
+        """Make the context of a tier. By default it has the subject's tier, namespace and length.
 
         Args:
             spec: the tier.
@@ -166,7 +166,7 @@ class TierSubject:
         )
 
     def make(self, spec: TierSpec | None = None, **context: Any) -> SecondaryTierManager:
-        """Make an instance of ``spec``, unopened; ``context`` has arguments of :meth:`context`."""
+        """Make an unopened instance of ``spec``; ``context`` holds arguments of :meth:`context`."""
         spec = spec or self.spec
         return spec.tier_class(spec.config, self.context(spec, **context))
 

@@ -1,4 +1,4 @@
-"""The test class that an author subclasses, with every check as a test."""
+"""The test class for a tier's author to subclass, with one test for each check."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class TierConformance:
 
     Override the hooks too (:meth:`read_raw` and the methods after it), to have more rules checked.
     A rule whose hook is missing is skipped with ``no hook`` and the hook's name. A hook can be a
-    coroutine function. Hooks run on the event loop of the check, so run a server of your tests in
-    another thread or process.
+    coroutine function. Hooks run on the event loop of the check, so run the server of your tests
+    in another thread or process.
 
     The tests need no pytest plugin: each has its own event loop.
 
@@ -47,7 +47,7 @@ class TierConformance:
         blocking_s: seconds after which a stalled event loop counts as blocked.
         settle_s: seconds to wait for an effect that must not occur, such as a late write.
         hang_s: seconds for which the store hangs; choose more than the tier's own timeouts.
-        sequences: number of sequences of calls that are compared with a dictionary.
+        sequences: number of random sequences of calls, each compared with a dictionary.
         shrink_s: seconds to search for a shorter sequence once a sequence has failed.
     """
 
@@ -62,7 +62,7 @@ class TierConformance:
 
     @pytest.fixture
     def tier(self) -> TierLike:
-        """Return the tier, with room for eight chunks. Override it.
+        """Return the tier, which needs room for eight chunks. Override this fixture.
 
         Returns:
             A URL, a dictionary of options, a spec, or a class whose options have defaults.
@@ -140,7 +140,7 @@ class TierConformance:
     def aging_tier(self) -> TierLike:
         """Return a tier whose chunks expire two seconds after they were stored, used or not.
 
-        If the tier also limits the time without use, set that limit to one second.
+        If the tier also limits the time since the last use, set that limit to one second.
         """
         raise NotImplementedError
 
@@ -186,15 +186,15 @@ def _test_any_sequence_of_calls(self: TierConformance, subject: TierSubject) -> 
     try:
         _run_machine(subject, self.sequences, self.shrink_s)
     except FlakyFailure as flaky:
-        # The breach did not happen again when Hypothesis repeated the sequence.
+        # The breach did not occur again when Hypothesis repeated the sequence of calls.
         failures, _ = flaky.split(ConformanceError)
         raise flaky if failures is None else failures.exceptions[0] from flaky
 
 
 def _run_machine(subject: TierSubject, sequences: int, shrink_s: int) -> None:
     __tracebackhide__ = True
-    # Hypothesis has no setting for this limit. Its default is some minutes. A tier that hangs would
-    # use all of them, because each sequence of calls then lasts until the timeout.
+    # Hypothesis has no setting for this limit, which is five minutes by default. A tier that hangs
+    # would use it up, because each sequence of calls would last until its timeout.
     before, engine.MAX_SHRINKING_SECONDS = engine.MAX_SHRINKING_SECONDS, shrink_s
     try:
         run_state_machine_as_test(

@@ -12,7 +12,7 @@ from kvtier_sdk import SystemClock
 from kvtier_sdk.aio.clock import wait_out
 
 CLOCK = SystemClock()
-#: A task that runs longer than this counts as endless.
+#: A task that runs longer than this counts as hung.
 PATIENCE_S = 30.0
 
 

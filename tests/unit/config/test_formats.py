@@ -1,4 +1,4 @@
-"""A configuration means the same as a dict, as TOML, JSON or YAML, and after a round trip."""
+"""A dict and a file in TOML, JSON or YAML give the same configuration, and so does a round trip."""
 
 from __future__ import annotations
 

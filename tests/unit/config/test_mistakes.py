@@ -65,7 +65,7 @@ MISTAKES: list[tuple[Any, str]] = [
         "quotes: 'memory:'",
     ),
 ]
-#: A tier, the option with a mistake, and text that the message contains.
+#: Each entry: a tier's options, the option with a mistake, and text that the message contains.
 TIER_MISTAKES: list[tuple[Any, str, str]] = [
     ({}, "type", " is missing; it names the backend"),
     ({"type": "kvtier"}, "backend", " is missing; it names the backend"),

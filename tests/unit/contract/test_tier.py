@@ -18,7 +18,7 @@ from kvtier_sdk import (
 )
 
 REQUEST = RequestContext("r")
-#: A task that runs longer than this counts as endless.
+#: A task that runs longer than this counts as hung.
 PATIENCE_S = 30.0
 ContextFactory = Callable[..., TierContext]
 

@@ -1,4 +1,4 @@
-"""An engine's own memory serves as slots, and a tier's process maps the same objects."""
+"""An engine's own memory serves as slots, and a tier's process can map that memory."""
 
 from __future__ import annotations
 

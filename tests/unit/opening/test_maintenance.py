@@ -1,4 +1,4 @@
-"""A tier that a tool opens raises an error if an answer is wrong or does not come in time."""
+"""A tier that a tool opens raises an error if an answer is malformed or comes too late."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The 'prefix' policy evicts a prefix's end first, and hits at least as often as LRU and ARC."""
+"""The 'prefix' policy evicts a prefix from its end, and hits at least as often as LRU and ARC."""
 
 from __future__ import annotations
 

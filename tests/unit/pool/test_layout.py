@@ -1,4 +1,4 @@
-"""The parts of a slot lie in a row, and the header of a pool's file holds the layout."""
+"""The parts of a slot are adjacent, and the header of a pool's file holds the layout."""
 
 from __future__ import annotations
 

@@ -97,9 +97,6 @@ def test_an_entry_that_is_none_quarantines_its_author(make: Make, entry: Any) ->
     assert "where an Entry with its key belongs" in str(rig.loop.call.quarantine)
 
 
-# --- from each runner to the engine's thread ---------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["coroutines", "a mapping", "one too few"])
 def test_nonsense_reaches_no_engine(make_rig: RunnerMake, name: str) -> None:
     rig = make_rig(answer=name).open()

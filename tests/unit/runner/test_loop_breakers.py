@@ -84,7 +84,7 @@ def test_a_deadline_that_the_queue_used_up_says_nothing_of_the_tier(make: Make) 
     rig = make(concurrency=1, breaker_failures=1)
     rig.tier.always["load"] = Act(after_s=2.0)
     for _ in range(4):
-        # The first load ends in time, the second begins with 0.5 s left, the others get no time.
+        # The first load ends in time, the second begins with 0.5 s left, the others never begin.
         rig.ask(LOAD, within_s=2.5)
     rig.run_for(2.6)
     verdicts = [rig.account.verdicts(job_id) for job_id in range(4)]
@@ -98,7 +98,7 @@ def test_calls_that_hang_in_every_place_keep_their_direction_refused(
     make: Make, operation: Operation, breaker_failures: int
 ) -> None:
     """A probe skips the queue, so its success must not close the breaker while requests wait."""
-    # Stores are allowed three of the four concurrent calls.
+    # Stores may use three of the four concurrent calls.
     hung = 3 if operation is STORE else 4
     hangs = Act(after_s=200.0, stubborn=True)
     rig = make(*[hangs] * hung, concurrency=4, breaker_failures=breaker_failures)
@@ -118,7 +118,7 @@ def test_calls_that_hang_in_every_place_keep_their_direction_refused(
         assert rig.account.verdicts(refused.job_id) == ["unavailable"]
         rig.run_for(10.0)
     assert not any(rig.loop._queues.values())
-    # Once the hanging calls end, queued calls can start.
+    # End the hanging calls, so that a probe can close the breaker.
     rig.tier.let_go.set()
     rig.run_for(35.0)
     assert rig.account.breakers[direction] is BreakerState.CLOSED

@@ -1,4 +1,4 @@
-"""After a fault of a single chunk, the next store replaces it, and no breaker opens."""
+"""After a failed load the next store replaces the chunk, and one bad chunk opens no breaker."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_lookups_that_can_examine_no_object_open_it(make: Make) -> None:
 @pytest.mark.parametrize("operation", [LOAD, STORE])
 @pytest.mark.parametrize("way", ["raised", "raised as it is", "returned"])
 def test_a_kept_exception_holds_no_buffer(make: Make, operation: Operation, way: str) -> None:
-    """Clients in Rust keep the last exception, and so its frames, until their next call."""
+    """Client libraries in Rust keep the last exception, with its frames, until the next call."""
     kept: list[BaseException] = []
     lent: list[weakref.ref[memoryview]] = []
 

@@ -74,7 +74,7 @@ class SharedStore(MemoryTier):
 
 
 class Engine:
-    """A tier's loop, driven one job at a time."""
+    """A tier's loop that runs one job at a time."""
 
     def __init__(self, codec: str, objects: dict[str, dict[OffloadKey, bytearray]]) -> None:
         self.clock = SystemClock()

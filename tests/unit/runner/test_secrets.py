@@ -69,9 +69,6 @@ def test_closing_hides_secrets(make_rig: Make, trouble: str, log: pytest.LogCapt
     assert "***" in log.text
 
 
-# --- secrets in files ----------------------------------------------------------------------------
-
-
 @pytest.fixture
 def secret(tmp_path: Path) -> Path:
     path = tmp_path / "secret"

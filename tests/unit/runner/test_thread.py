@@ -1,4 +1,4 @@
-"""The thread runner wakes its loop and its engine once a burst, and reports a loop that fails."""
+"""A burst of jobs wakes the runner's loop once, and a burst of reports notifies the engine once."""
 
 from __future__ import annotations
 

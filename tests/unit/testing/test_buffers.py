@@ -1,4 +1,4 @@
-"""The conformance kit can lend memory while the garbage collector gives some back."""
+"""The conformance kit can lend memory while the garbage collector frees lent memory."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class Rig:
 
 
 def popular_and_passing(count: int, popular: int, seed: int = 0) -> Iterator[int]:
-    """Yield a popular chunk with probability 1/3, else a new chunk that never returns."""
+    """Yield chunks: with probability 1/3 a popular one, otherwise a new one that never returns."""
     rng = random.Random(seed)
     for number in range(count):
         yield rng.randrange(popular) if rng.random() < 1 / 3 else popular + number
@@ -129,7 +129,7 @@ def store_each(engine: Engine, keys: Iterable[OffloadKey], steps: int = 1) -> No
 
 
 def thrashed(make: Make, **options: object) -> Engine:
-    """Return an engine whose tier has room for 8 chunks and often got the same 4 and 8 new ones."""
+    """Return an engine whose tier of 8 chunks got, 40 times, the same 4 chunks and 8 new ones."""
     engine = make(slots=4, **options)
     limit(engine, 8)
     for first in range(4, 324, 8):
@@ -216,7 +216,7 @@ def test_refusing_ends_when_a_tier_has_room(make: Make, caplog: pytest.LogCaptur
         tier, stats = engine.tiers[0], engine.manager.stats[1]
         assert stats.is_selective
         tier.config = tier.config.model_copy(update={"capacity_bytes": None})
-        # Wait until the tier's usage is read again.
+        # Wait until the SDK reads the tier's usage again.
         engine.steps(5.0)
         store_each(engine, KEYS[500:1500])
         engine.step()
@@ -243,18 +243,18 @@ def full() -> Rig:
         [Usage(40, 40, 50), TAKEN],
         [Usage(50, 50, None), TAKEN],
         [None, TAKEN],
-        # The disk filled up below the capacity, so room returns once more of the disk is free.
+        # The disk was full before the tier was, so the tier has room only once the disk has.
         *[
             [Usage(50, 50, capacity, 10), EVICTS, REFUSED, Usage(49, 49, capacity, free), end]
             for capacity in (200, None)
             for free, end in ((10, REFUSED), (12, REFUSED), (20, TAKEN))
         ],
-        # The disk filled up before the tier's usage was first read.
+        # The disk was full before the tier's usage was first read.
         *[
             [Usage(0, 0, cap, 1000), EVICTS, REFUSED, Usage(50, 50, cap, 10), REFUSED, room, TAKEN]
             for cap, room in ((50, Usage(30, 30, 50, 1000)), (None, Usage(30, 30, None, 1000)))
         ],
-        # The tier filled its capacity, so the disk's free space does not matter.
+        # The tier reached its capacity, so the disk's free space does not matter.
         [Usage(50, 50, 50, 1000), EVICTS, Usage(30, 30, 50, 900), TAKEN],
     ],
     ids=str,

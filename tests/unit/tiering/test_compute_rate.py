@@ -1,4 +1,4 @@
-"""An engine's steps show how long it needs to compute a chunk."""
+"""The times of an engine's steps show how long the engine needs to compute a chunk."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_time_a_chunk_of_prompts_in_one_step_and_in_several() -> None:
 
 
 def test_an_engine_that_schedules_a_step_ahead() -> None:
-    """The step after a prompt begins at once; the next one waits until the prompt is computed."""
+    """The step after a prompt begins at once; the step after that waits for the prompt's end."""
     rate, now_s = ComputeRate(), 0.0
     for _ in range(3):
         rate.step_ended(now_s)

@@ -174,7 +174,7 @@ def test_behind_a_load_that_hangs_a_tier_is_asked_first(make: Make) -> None:
     assert engine.look(A, KEYS[1]) == ["MISS"]
     assert tier.called() == ["load", "lookup"]
     assert misses(engine) == {"timeout": 1}
-    # After the failed load, the tier gets a lookup before the next load.
+    # After a failed load, the tier gets a lookup before the next load.
     engine.steps(2.0)
     engine.look(A, KEYS[2])
     engine.step(0.06)

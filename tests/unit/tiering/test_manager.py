@@ -1,4 +1,4 @@
-"""The manager over real tiers on a virtual clock; each test decides when a tier runs."""
+"""The manager with real tiers on a virtual clock; each test decides when a tier's loop runs."""
 
 from __future__ import annotations
 

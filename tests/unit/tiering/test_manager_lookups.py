@@ -1,4 +1,4 @@
-"""Lookups get the right answers, and misses the right reasons."""
+"""Lookups return the right answers, and each miss is counted under the right reason."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_requests_that_may_ask_different_tiers_share_no_answer(make: Make) -> No
 
 
 def a_load_that_will_fail(make: Make, first: RequestContext, second: RequestContext) -> Engine:
-    """Return an engine that has begun the load; ``CHOOSY`` may use the failing tier only."""
+    """Return an engine that waits for a failing load from tier0. CHOOSY may use only tier0."""
     engine = make(tiers=2)
     stored_below(engine, KEYS[0])
     engine.tiers[0].on_load = lambda transfer: CorruptChunkError("flipped")
@@ -162,7 +162,7 @@ def test_no_room_in_the_queue_of_loads(make: Make) -> None:
 
 
 def slow_below(make: Make, **manager: Any) -> Engine:
-    """Return an engine that has measured 10 ms a chunk; its tier holds KEYS[1:4]."""
+    """Return an engine whose tier has KEYS[1:4], and was measured to need 10 ms per chunk."""
     engine = make(manager=manager, load_deadline="10s", lookup_deadline="1s")
     stored_below(engine, *KEYS[:4])
     config = engine.tiers[0].config
@@ -250,7 +250,7 @@ def test_what_another_request_asked_for_is_not_brought_for_this_one(make: Make) 
 
 
 def gated(make: Make, *keys: OffloadKey) -> Engine:
-    """Return an engine whose tier has ``keys``, and holds back lookups until its gate opens."""
+    """Return an engine whose tier has ``keys``, and answers lookups only once its gate is open."""
     engine = make()
     stored_below(engine, *keys)
     engine.tiers[0].gated.add("lookup")
@@ -356,7 +356,7 @@ def test_chunks_that_another_request_asked_for_count_too(make: Make) -> None:
     for request in requests:
         engine.manager.on_new_request(request)
         engine.look(request, *shared)
-    # The first request makes two lookups, and two more requests wait for both: six, one too many.
+    # The first request makes two lookups, and two requests wait for both. Six exceed the limit.
     assert [engine.manager.is_put_off(each) for each in requests] == [False] * 3 + [True]
     engine.step()
     engine.look(requests[3], *shared)

@@ -10,7 +10,7 @@ CHUNK_S = 0.04
 
 
 def computing(make: Make, **options: object) -> Engine:
-    """Return an engine that has computed three prompts of four chunks; its tier has KEYS[:4]."""
+    """Return an engine that has computed three prompts of four chunks. Its tier has KEYS[:4]."""
     engine = make(slots=16, **options)
     stored_below(engine, *KEYS[:4])
     for start in range(100, 112, 4):
@@ -36,7 +36,7 @@ def answers_after(engine: Engine, seconds: float) -> list[str]:
 def test_a_busy_machine_still_serves_full_hits(make: Make) -> None:
     engine = computing(make)
     assert engine.manager.stats[0].recompute_s == pytest.approx(CHUNK_S, rel=0.05)
-    # 100 ms is twice a lookup's usual limit; recomputing takes 160 ms, so waiting pays.
+    # 100 ms is twice a lookup's usual limit, but recomputing takes 160 ms, so waiting is faster.
     assert answers_after(engine, 0.1) == ["HIT"] * 4
 
 

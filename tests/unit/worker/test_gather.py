@@ -1,4 +1,4 @@
-"""Jobs whose pages are gathered move the same bytes as jobs that are copied run by run."""
+"""Jobs move the same bytes whether a kernel gathers their pages or each run is copied."""
 
 from __future__ import annotations
 
@@ -57,9 +57,6 @@ def stored(group: KVGroup, block: int) -> bytes:
     return b"".join(kv.tensor[block].numpy().tobytes() for kv in group.tensors)
 
 
-# --- the same bytes ---------------------------------------------------------------------------
-
-
 @st.composite
 def tensors(draw: st.DrawFn) -> list[KVTensor]:
     made = []
@@ -98,7 +95,7 @@ def page_kernel(name: str, patch: pytest.MonkeyPatch) -> FakePageKernel:
     patch.setenv("TRITON_INTERPRET", "1")
     from kvtier_sdk.worker import kernel as kernel_module
 
-    # Small values, so that a page needs several tiles and a program handles several pages.
+    # With these values a page needs several tiles, and a program handles several pages.
     patch.setattr(kernel_module, "_TILE_WORDS", 4)
     patch.setattr(kernel_module, "_PROGRAMS", 3)
     return FakePageKernel(kernel_module.launch)
@@ -119,7 +116,7 @@ def test_a_gathered_job_moves_the_same_bytes_as_one_that_is_copied_run_by_run(
         patch.setattr(cuda_module, "PageKernel", lambda device: kernel)
         patch.setattr(gather_module, "MIN_GATHERED_RUNS", 1)
         patch.setattr(gather_module, "MIN_RUNS_PER_COPY", 0)
-        # Most jobs, and some chunks, are larger than a staging part.
+        # Most jobs and some chunks are larger than a staging part of this size.
         patch.setattr(gather_module, "PART_BYTES", 480)
         found = []
         for host, device in zip(memory, (None, CUDADevice(torch.device("cuda"))), strict=True):
@@ -139,14 +136,11 @@ def test_a_gathered_job_moves_the_same_bytes_as_one_that_is_copied_run_by_run(
     assert all(map(torch.equal, *found))
 
 
-# --- which jobs are gathered ------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("tensors", "pages", "page_bytes", "is_gathered"),
     [
         (8, 2, 8 * WORDS, True),
-        # Not gathered: too few runs, too few runs per slot, and runs that are too long.
+        # Not gathered: a job with too few runs, one with too few runs per slot, one with long runs.
         (8, 1, 8 * WORDS, False),
         (3, 8, 8 * WORDS, False),
         (8, 2, 128 * 1024, False),
@@ -203,9 +197,6 @@ def test_one_copy_moves_what_lies_in_one_piece_on_the_host(
     assert runs == [group.chunk_bytes] * 10
     assert len(kernel.launches) == 4
     assert all(host[20 - block].tobytes() == stored(group, block) for block in range(0, 20, 2))
-
-
-# --- in the right order -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("operation", ["store", "load", "expedited"])
@@ -283,9 +274,6 @@ def test_a_large_job_is_queued_as_it_goes(
     runtime.release(gate)
     expect_success(worker, 1, 2)
     assert all(host[block].tobytes() == stored(group, block) for block in range(32))
-
-
-# --- failures ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("operation", ["submit_store", "submit_load"])

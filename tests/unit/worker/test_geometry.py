@@ -19,7 +19,7 @@ def cache(*shape: int) -> torch.Tensor:
     return torch.zeros(shape, dtype=torch.float16)
 
 
-# Name, tensor, segments per block, bytes per segment.
+# Each entry: name, tensor, segments per block, bytes per segment.
 LAYOUTS = [
     ("one page", KVTensor(cache(BLOCKS, 64)), 1, 128),
     ("NHD, keys and values in a block", KVTensor(cache(BLOCKS, 2, TOKENS, HEADS, DIM)), 1, 256),

@@ -13,7 +13,7 @@ from kvtier_sdk.worker import planning
 pytest.importorskip("triton", reason="triton is not installed here: make test-kernel")
 
 KERNEL = Path(planning.__file__).with_name("kernel.py")
-#: Patterns for a 16-byte load, a 16-byte store, and any store.
+#: Assembly patterns for each runtime: a 16-byte load, a 16-byte store, and any store.
 ACCESSES = {
     "cuda": (r"ld\.global\S*\.v2\.b64", r"st\.global\S*\.v2\.b64", r"st\.global"),
     "hip": (r"_load_dwordx4", r"_store_dwordx4", r"(global|buffer)_store_"),

@@ -178,7 +178,7 @@ def test_the_engine_does_not_wait_for_a_stopped_process(make_rig: Make) -> None:
     rig = make_rig().open()
     child = pid_of(rig.runner)
     os.kill(child, signal.SIGSTOP)
-    # Forty such jobs are more than the socket and the engine's buffer hold.
+    # Forty jobs of this size are more than the socket and the engine's buffer can hold.
     keys = [bytes(36)] * 20_000
     deadline_s = rig.clock.now_s() + 60
     for number in range(10**6, 10**6 + 40):
@@ -199,7 +199,7 @@ def test_a_result_that_does_not_fit_fails(make_rig: Make, caplog: pytest.LogCapt
     rig = make_rig(on_load="hang").open()
     job = rig.job(Operation.LOAD, 0, 1)
     rig.submit([job])
-    # The process knows two keys only, so its result has two verdicts.
+    # The process got only two keys, so its result has two verdicts for three keys.
     job.keys = [*job.keys, KEYS[2]]
     rig.client.drain(0.01)
     assert rig.wait_for(1) == ["failed"]
@@ -210,7 +210,7 @@ def test_a_result_that_does_not_fit_fails(make_rig: Make, caplog: pytest.LogCapt
 def test_the_end_of_a_dead_process_is_not_charged_to_the_next_one(
     make_rig: Make, clock: HeldBackClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An idle engine can see the old socket close only after the next process has started."""
+    """An idle engine may notice that the old socket is closed when a new process already runs."""
     suspected: list[int | None] = []
     monkeypatch.setattr(ChildProcess, "lost", lambda child, error: suspected.append(child.pid))
     rig = make_rig().open()

@@ -1,4 +1,4 @@
-"""An engine with a tier process: its wake-ups, its death, and its closed standard streams."""
+"""An engine beside a tier's process: wake-ups, priority, death, and closed standard streams."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def run_bare_engine(
 def test_an_engine_without_standard_streams(
     tmp_path: Path, kind: str, on_open: str, said: str, closed: str, lowest: int
 ) -> None:
-    """A runner works even if the engine's pool or socket got a descriptor from 0 to 2."""
+    """A runner works even if the engine's pool or socket has a descriptor from 0 to 2."""
     done = run_bare_engine(tmp_path, closed, kind, on_open)
     assert (done.returncode, done.stderr) == (0, "")
     note = (tmp_path / "note").read_text()
@@ -143,7 +143,7 @@ def test_an_engine_without_standard_streams(
 
 
 def test_what_a_library_prints_goes_nowhere_where_there_are_no_streams(tmp_path: Path) -> None:
-    """Output goes to /dev/null or into a pipe, never into the engine's socket."""
+    """The output goes to /dev/null or into a pipe, never into the engine's socket."""
     run_bare_engine(tmp_path, ">&- 2>&-", "process", "print_raw")
     assert (tmp_path / "note").read_text().endswith("ok")
     assert [line.split(":")[0] for line in (tmp_path / "diary").read_text().split()[1:3]] == [
