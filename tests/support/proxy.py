@@ -8,13 +8,11 @@ import socket
 import struct
 
 _PIECE_BYTES = 16 * 1024
-# With this option, closing resets the connection.
+# With this socket option, closing resets the connection.
 _NO_LINGER = struct.pack("ii", 1, 0)
 
 
 class Proxy:
-    """A proxy to a server on loopback, with limits for each direction."""
-
     def __init__(self, port: int, scheme: str) -> None:
         self._to_port = port
         self._scheme = scheme
@@ -46,7 +44,7 @@ class Proxy:
         self._open.set()
 
     def limit(self, side: str, count_bytes: int, then: str) -> None:
-        """Let a number of bytes pass to one side, then hold, cut or reset."""
+        """Let ``count_bytes`` bytes pass to ``side``, and then perform the action ``then``."""
         self.left_bytes[side] = count_bytes
         self.then = then
         self.spent.clear()
@@ -120,7 +118,6 @@ class Proxy:
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """Close a connection so that its peer sees a reset after the bytes that were sent."""
     sock = writer.get_extra_info("socket")
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
     writer.transport.abort()
