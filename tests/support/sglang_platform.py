@@ -1,8 +1,8 @@
 """Makes SGLang importable without CUDA; import this module before SGLang.
 
-SGLang imports torchvision, whose Python code needs the declarations of two operators. The compiled
-part of torchvision, which declares the operators, is built for another torch, so this module declares
-them. Warnings during SGLang's import, mostly about missing GPUs, are ignored.
+The Python part of torchvision needs the declarations of two operators at import. The compiled part
+would declare the operators, but is built for another torch, so this module declares them. Warnings
+during SGLang's import, mostly about missing GPUs, are ignored.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ TICK = [1, 2, 3]
 
 
 def give_weight() -> None:
-    """Give each parameter its own dummy weights, so large that keys and values affect the output."""
+    """Give each parameter other dummy weights, so large that keys and values affect outputs."""
     from vllm.model_executor.model_loader import dummy_loader
 
     make_up = dummy_loader.initialize_single_dummy_weight
@@ -142,7 +142,7 @@ class Host:
         del self._served[name]
 
     def finish(self) -> list[dict[str, Any]]:
-        """Finish the added requests that were not aborted; return a list as :meth:`generate` does."""
+        """Finish the added requests that were not aborted; return outputs like :meth:`generate`."""
         while self._engine.has_unfinished_requests():
             self._step()
         served, self._served = self._served, {}

@@ -45,11 +45,11 @@ class _Request:
 
 
 class Engine:
-    """Drives the manager as an engine does, and checks the manager's answers."""
+    """A simulated engine, which drives the manager and checks the manager's answers."""
 
     def __init__(self, world: World) -> None:
         self.counts: Counter[str] = Counter()
-        # Pairs of a request and a chunk for which a lookup was a miss.
+        # Pairs of a request and a chunk that the request looked up and did not find.
         self.missed: set[tuple[str, OffloadKey]] = set()
         self.step = 0
         self.requests: list[_Request] = []

@@ -95,7 +95,7 @@ class ShelfTierConfig(TierConfig):
 
 
 class ShelfTier(ChunkTierManager):
-    """A tier that keeps the whole contract, with its chunks on a :class:`Shelf`."""
+    """A tier that fulfils the whole contract, and stores its chunks on a :class:`Shelf`."""
 
     config_model = ShelfTierConfig
     capabilities = ~Capability.NONE
