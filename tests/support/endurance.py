@@ -40,7 +40,7 @@ _LONG_REQUESTS = 20_000
 #: Allowed relative growth from the second quarter of the run to the last quarter, because
 #: allocators grow in steps.
 _GROWTH = 0.05
-_MORE = 4  # allowed absolute growth, because faults reopen connections and threads
+_MORE = 4  # absolute growth that is allowed too, because faults reopen connections
 _FAULT_EVERY_S = 1.0
 _FAULT_S = 0.2
 
@@ -104,7 +104,7 @@ def main() -> int:
 def take_sample() -> dict[str, int]:
     children = tier_processes(os.getpid())
     status = Path("/proc/self/status").read_text(encoding="ascii")
-    # RssShmem is the host pool's memory, which is no file in /dev/shm.
+    # RssShmem includes a shared host pool, which is a memfd without a name in /dev/shm.
     pool_kib = int(status.partition("RssShmem:")[2].split()[0])
     left = [file.stat().st_size for file in Path("/dev/shm").glob("*kvtier*") if file.is_file()]
     return {

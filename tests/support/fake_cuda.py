@@ -247,7 +247,7 @@ def without_triton(device: torch.device) -> PageKernel:
 
 
 class FakePageKernel(PageKernel):
-    """A page kernel whose copies are work of a stream."""
+    """A page kernel that queues its copies on a stream."""
 
     def __init__(self, launch: Callable[..., None]) -> None:
         self.has_failed = False

@@ -1,7 +1,7 @@
 """Processes that map a host pool, and evaluate Python expressions that a test sends.
 
-This module is also the processes' program. A process answers each expression with a line of JSON.
-In an expression, ``pool`` is the pool of the last ``join`` or ``attach``.
+This module is also the program of the processes. A process answers each expression with a line of
+JSON. In an expression, ``pool`` is the pool of the last ``join`` or ``attach``.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class PoolProcess:
 
 
 class PoolProcesses:
-    """A starter of processes that reuses idle processes of earlier tests."""
+    """A cache of idle processes, which later tests reuse."""
 
     def __init__(self) -> None:
         self._idle: list[PoolProcess] = []

@@ -1,4 +1,4 @@
-"""Checks that calls of a tier keep the contract's promises. Test tiers run the checks."""
+"""Checks that calls to a tier keep the contract's promises. Test tiers run the checks."""
 
 from __future__ import annotations
 

@@ -22,15 +22,15 @@ class Proxy:
         self._open = asyncio.Event()
         self._open.set()
         self.connections = 0
-        #: Bytes that can still pass to the client and to the server; ``None`` is unlimited.
+        #: Bytes that can still pass to the client and to the server; ``None`` means no limit.
         self.left_bytes: dict[str, int | None] = {"client": None, "server": None}
-        #: The action at the limit: "hold" the bytes until :meth:`release`, "cut" both connections,
-        #: or "reset" both.
+        #: The action at the limit: "hold" the bytes until :meth:`release`, or "cut" or "reset" the
+        #: connections to the client and to the server.
         self.then = "hold"
         self.spent = asyncio.Event()
-        #: Bytes that each connection passes to its client before a cut; ``None`` is unlimited.
+        #: Bytes that each connection passes to its client before a cut; ``None`` means no limit.
         self.each_bytes: int | None = None
-        #: Speed of all connections together, in both directions; ``None`` is unlimited.
+        #: Speed of all connections together, in both directions; ``None`` means no limit.
         self.bytes_per_s: float | None = None
         self._next_s = 0.0
 

@@ -1,6 +1,6 @@
 """Runs a tier's loop on virtual time, over a tier that follows a script.
 
-An :class:`Account` records reports and broken rules. :meth:`Rig.close` asserts that no rule broke.
+An :class:`Account` records reports and broken rules. :meth:`Rig.close` fails if a rule was broken.
 """
 
 from __future__ import annotations
@@ -133,9 +133,9 @@ class Slots:
 class Act:
     #: The call's outcome: "fine", a key of ``RAISED``, or a name that ``_finish`` handles.
     kind: str = "fine"
-    #: The call's duration.
+    #: The time after which the call ends.
     after_s: float = 0.0
-    #: True if the call goes on after its cancellation.
+    #: True if a cancellation does not end the call.
     stubborn: bool = False
 
 
@@ -173,7 +173,7 @@ class ScriptedTier(SecondaryTierManager):
     capabilities = Capability.DELETE | Capability.TOUCH
     account: Account
     script: Iterator[Act]
-    # The act of each call after the script's end, by operation; "" is the default.
+    # The act of each call after the script's end, by operation. The key "" has the default act.
     always: dict[str, Act]
     let_go: asyncio.Event
 

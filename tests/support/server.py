@@ -54,7 +54,7 @@ class ServerProcess:
             time.sleep(0.02)
 
     def pause(self) -> None:
-        """Freeze the server until :meth:`resume`: it accepts connections, but does not answer."""
+        """Freeze the server. A frozen server accepts connections, but does not answer."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 

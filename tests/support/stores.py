@@ -1,4 +1,4 @@
-"""Stores that outlive an engine's process, with access to their chunks."""
+"""Stores that outlive an engine's process, and whose chunks a test can count and damage."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.mooncake_store import MooncakeStore
 from support.redis_server import Server
 from support.s3_server import S3Server
 
-#: :meth:`Store.damage` flips a bit of this byte of each payload, in a float32's exponent.
+#: Offset in a payload of the byte that :meth:`Store.damage` changes, in a float32's exponent.
 DAMAGED_BYTE = 4003
 _MEMCACHED = Path(__file__).parents[2] / "examples/kvtier-memcached/tests/memcached_server.py"
 

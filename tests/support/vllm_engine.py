@@ -75,7 +75,7 @@ class Way:
         if self.spec is None:
             return None
         entry = {"url": url, **({"lookup_deadline": "30s"} if patient else {}), **entry}
-        # Name a revision, because the weights are generated, so that no file identifies the model.
+        # Name a revision, because generated weights have no file that identifies the model.
         options = {"verify": verify, "model_revision": "made up"}
         config: dict[str, Any] = {
             "spec_name": self.spec,

@@ -46,7 +46,7 @@ def _scans(source: _Source) -> _Prompts:
 
 
 def _popular(source: _Source, shift_after: int) -> _Prompts:
-    """Play requests for 1,000 documents; the popular few change every ``shift_after`` requests."""
+    """Play requests for 1,000 documents; popularity shifts every ``shift_after`` requests."""
     documents = [source.fresh(5, 20) for _ in range(1000)]
     weights = list(accumulate(1 / rank**0.9 for rank in range(1, 1001)))
     while True:
@@ -56,7 +56,7 @@ def _popular(source: _Source, shift_after: int) -> _Prompts:
 
 
 def _news(source: _Source) -> _Prompts:
-    """Play requests for the latest 300 documents; new documents keep replacing the oldest."""
+    """Play requests for the latest 300 documents. New documents replace the oldest documents."""
     latest = [source.fresh(5, 20) for _ in range(300)]
     while True:
         latest.pop(0)

@@ -28,7 +28,7 @@ class ChunkTree:
         self._conversations: deque[bytes] = deque(maxlen=_CONVERSATIONS)
 
     def new_path(self) -> bytes:
-        """Return the path of a new conversation, or continue or repeat a recent conversation."""
+        """Return the path of a new, a repeated or a continued conversation."""
         if self._conversations and self._rng.random() < 0.6:
             path = self._rng.choice(self._conversations)
             # Do not continue a conversation that has reached twice the depth.

@@ -53,7 +53,7 @@ class Engine:
         self.missed: set[tuple[str, OffloadKey]] = set()
         self.step = 0
         self.requests: list[_Request] = []
-        # The tiers that each restricted request may use, by request.
+        # The tiers that each restricted request may use, by the request's id.
         self.choosy: dict[str, set[str]] = {}
         self._manager = world.manager
         self._inside = world.inside

@@ -59,7 +59,7 @@ class Inside:
                 yield key
 
     def count_offers_again(self) -> Counter[ManagedTier]:
-        """Count chunks that are offered again after a failed store, except with a compiled core."""
+        """Count chunks that are offered again after a failed store, unless the core is compiled."""
         cascade = self._manager._cascade
         take_failed = cascade._take_failed
         counts: Counter[ManagedTier] = Counter()

@@ -46,8 +46,8 @@ class Transfer(NamedTuple):
 class Ledger:
     """A record of one tier's jobs.
 
-    A job is *running* until its result, and then *lingering* until its I/O has ended. It is
-    *pending* until the manager reads the result, and *held* until the manager reads the I/O's end.
+    A job is *running* until its result, and then *lingering* until its I/O has ended. The job
+    is *pending* until the manager reads the result, and *held* until the manager learns of that end.
     """
 
     def __init__(
@@ -88,8 +88,8 @@ class Ledger:
         # Loads of known chunks, started without a lookup in the tier.
         self._unasked: set[tuple[int, OffloadKey]] = set()
         self._results: dict[int, JobResult] = {}
-        # Removed chunks that have not become known again; pairs of a pending job and a removed chunk.
-        self._left: set[OffloadKey] = set()
+        self._left: set[OffloadKey] = set()  # removed chunks that are not known again yet
+        # Each pair of a job and a chunk that was removed while the job was pending.
         self._left_meanwhile: set[tuple[int, OffloadKey]] = set()
         self._put_by_job: set[tuple[int, OffloadKey]] = set()
         # Each reset that also clears the tiers begins a new era. The dictionaries have the era in
@@ -346,7 +346,7 @@ class WatchedRunner(InlineRunner):
         return [*reports, *self._late(reports)]
 
     def _late(self, reports: Sequence[Report]) -> list[Report]:
-        """Note a poll's reports in the journal, and sometimes return a second result of a job."""
+        """Note a poll's reports in the journal; sometimes return a second result of a past job."""
         late: list[Report] = []
         if self._over and self._rng.random() < _LATE_RATE:
             over = self._rng.choice(self._over)

@@ -37,7 +37,7 @@ class Plan:
     one_copy: bool
     recompute_s: float | None
     groups: int
-    depth: int  # the most chunks of a new conversation, in each KV-cache group
+    depth: int  # the largest number of chunks of a new conversation, per KV-cache group
     requests: int
     steps: int
     step_s: float  # the longest virtual time for which a tier runs in a step

@@ -26,7 +26,7 @@ _LEAVES_WHILE_LOADED = 0.1
 
 
 class SimulatedTier(MemoryTier):
-    """A memory tier with real bytes, whose delays, errors and damage a seed determines."""
+    """A memory tier with real bytes. A seed determines its delays, errors and damage."""
 
     config_model: ClassVar[type[MemoryTierConfig]] = SimulatedTierConfig
     config: Any

@@ -459,7 +459,7 @@ class KeepsToItsProcess(BrokenTier, fails="check_processes_share_a_place"):
 
 
 class ForgetsInClose(BrokenTier, fails="check_chunks_outlive_the_instance"):
-    """Deletes its chunks when it closes, so the next instance starts empty."""
+    """Deletes its chunks when it closes, so that the next instance starts empty."""
 
     async def close(self) -> None:
         fingerprint = self.context.namespace.fingerprint
@@ -487,7 +487,7 @@ class CloseHangs(BrokenTier, fails="check_close_ends"):
 
 
 class CloseForgetsCalls(BrokenTier, fails="check_close_ends_what_runs"):
-    """Discards outstanding replies when it closes, so their callers wait forever."""
+    """Discards outstanding replies when it closes, so that their callers wait forever."""
 
     _closed = False
 
@@ -512,14 +512,14 @@ class ClosesOnlyOnce(BrokenTier, fails="check_closing_twice_is_harmless"):
 
 
 class FillsTheGap(BrokenTier, fails="check_a_lost_part_is_a_miss"):
-    """Reads a lost part as zeros."""
+    """Reads a lost part of a chunk as zeros."""
 
     def mend(self, stored: bytes) -> bytes:
         return half_of(stored)
 
 
 class LooksAtTheFirstPart(BrokenTier, fails="check_a_lost_part_is_a_miss"):
-    """Looks only for the first part of a chunk."""
+    """Checks in a lookup only whether the first part of a chunk exists."""
 
     async def contains_chunk(self, key: OffloadKey) -> bool:
         await self.reach()
@@ -528,7 +528,7 @@ class LooksAtTheFirstPart(BrokenTier, fails="check_a_lost_part_is_a_miss"):
 
 
 class TakesALostPartForAnOutage(BrokenTier, fails="check_a_lost_part_is_a_miss"):
-    """Mistakes a lost part for a server that is down."""
+    """Reports a lost part of a chunk as an outage of the server."""
 
     def mend(self, stored: bytes) -> bytes:
         raise TierUnavailableError("a shard does not have its part")
@@ -600,7 +600,7 @@ class TakesACutForTheEnd(BrokenTier, fails="check_an_outage_in_mid_transfer_dama
 
 
 class StaysAway(BrokenTier, fails="check_a_tier_comes_back_after_an_outage"):
-    """Gives up on its store for good at the first outage."""
+    """Never uses its store again after the first outage."""
 
     _given_up = False
 
@@ -686,7 +686,7 @@ class CountsItsOwn(BrokenTier, fails="check_usage_counts_what_is_stored"):
 
 
 class ReportsWhatItKeeps(BrokenTier, fails="check_a_reported_removal_is_true"):
-    """Reports the oldest chunk as evicted before the eviction has succeeded."""
+    """Reports the oldest chunk as evicted, but keeps the chunk."""
 
     async def store_chunk(self, transfer: Transfer) -> None:
         try:

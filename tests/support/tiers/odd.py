@@ -171,7 +171,7 @@ class Forgetful(OddTier):
 
 
 class FirstComeFirstKept(OddTier):
-    """Keeps the old object when a key is stored again, unless the transfer says ``replace``."""
+    """Keeps the old object when a key is stored again, unless ``transfer.replace`` is true."""
 
     async def store_chunk(self, transfer: Transfer) -> None:
         await self.reach()
