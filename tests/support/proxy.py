@@ -44,7 +44,6 @@ class Proxy:
         self._open.set()
 
     def limit(self, side: str, count_bytes: int, then: str) -> None:
-        """Let ``count_bytes`` bytes pass to ``side``, and then perform the action ``then``."""
         self.left_bytes[side] = count_bytes
         self.then = then
         self.spent.clear()

@@ -50,8 +50,6 @@ class Store(ABC):
 
 
 class ServedStore(Store):
-    """A store whose server can be killed and started again."""
-
     def __init__(self, server: Server | S3Server | MooncakeStore, chunk_bytes: int) -> None:
         super().__init__(server.url, chunk_bytes)
         self._process = server

@@ -46,8 +46,8 @@ class Transfer(NamedTuple):
 class Ledger:
     """A record of one tier's jobs.
 
-    A job is *running* until its result, and then *lingering* until its I/O has ended. The job
-    is *pending* until the manager reads the result, and *held* until the manager learns of that end.
+    A job is *running* until its result, and then *lingering* until its I/O has ended. A job is
+    *pending* until the manager reads the result, and *held* until the manager reads the I/O's end.
     """
 
     def __init__(

@@ -80,7 +80,6 @@ class Shelf:
         return SHELVES[name]
 
 
-#: The shelves of this process, by name.
 SHELVES: dict[str, Shelf] = {}
 _LOOK_S = 0.01
 
