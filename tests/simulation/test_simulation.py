@@ -14,7 +14,7 @@ from support.simulation.__main__ import main
 
 from kvtier_sdk.tiering.manager import TieringManager
 
-#: Start at 100: none of the seeds 0 to 59 loads a chunk while a tier is unreachable.
+#: Start at 100, because none of the seeds 0 to 59 loads a chunk while a tier is unreachable.
 FIRST_SEED, SEEDS = 100, 60
 TESTS = Path(__file__).parents[1]
 

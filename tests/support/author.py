@@ -1,4 +1,4 @@
-"""Environments of a backend author, who has a released kvtier-sdk and no source tree."""
+"""Virtual environments like those of a backend author, who has our wheels but no source tree."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def stranger(wheels: Path) -> dict[str, str]:
 
 
 def environment_of(example: Path, wheels: Path, directory: Path) -> str:
-    """Make a virtual environment with the wheels of an example and the SDK; return its Python.
+    """Install an example and the SDK in a new virtual environment; return the path of its Python.
 
-    The example's tests and its pyproject.toml are copied into the directory too.
+    Also copy the example's tests and pyproject.toml into the directory.
     """
     wheel = build_wheel(example, wheels)
     venv.create(directory / "env")

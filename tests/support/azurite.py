@@ -22,7 +22,7 @@ _VERSION = "2021-08-06"
 
 
 class Azurite(ServerProcess):
-    """An Azurite server, whose container ``chunks`` outlives :meth:`kill`."""
+    """An Azurite server, whose container ``chunks`` survives :meth:`kill`."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory / "azurite.log")
@@ -31,7 +31,7 @@ class Azurite(ServerProcess):
 
     @staticmethod
     def program() -> str | None:
-        """Return the path of ``azurite-blob``, which ``make azurite`` installs, or ``None``."""
+        """Return the path of ``azurite-blob``, or ``None`` if it is not installed."""
         ours = Path(__file__).parents[2] / ".azurite" / "node_modules" / ".bin" / "azurite-blob"
         return str(ours) if ours.exists() else shutil.which("azurite-blob")
 

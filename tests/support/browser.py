@@ -1,4 +1,4 @@
-"""A headless Chromium, driven over two pipes by the DevTools protocol."""
+"""A headless Chromium, driven with the DevTools protocol over two pipes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 _TIMEOUT_S = 60.0
-#: With these options the browser runs without a window or a GPU, and as root in a container.
+#: With these options the browser can run without a window or a GPU, and as root in a container.
 _FLAGS = (
     "--headless=new",
     "--remote-debugging-pipe",
@@ -27,7 +27,7 @@ _FLAGS = (
 
 @contextmanager
 def open_browser(profile: Path) -> Iterator[Browser]:
-    # The browser reads commands from descriptor 3, and writes replies and events to 4.
+    # The browser reads commands from descriptor 3, and writes replies and events to descriptor 4.
     theirs_in, ours_out = os.pipe()
     ours_in, theirs_out = os.pipe()
     command = ["chromium", *_FLAGS, f"--user-data-dir={profile}"]

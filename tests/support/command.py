@@ -1,7 +1,7 @@
-"""Runs the ``kvtier`` command in a new process each time, without starting an interpreter.
+"""Runs each ``kvtier`` command in a forked process, because starting an interpreter is slow.
 
-A server process imports the command once, and forks for each line of JSON that it reads. The child
-has the arguments, directory, environment, streams and exit status of a command from a shell.
+A server process imports the command's modules once, and forks for each line of JSON that it reads.
+The line names the child's arguments, directory, environment and output files.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ def _server() -> _Server:
 
 
 def serve() -> None:
-    """Fork for each line on standard input; return only in the child, set up by the line."""
-    # Import before forking, because imports are slow. They start no thread, so forking is safe.
+    """Fork for each line on standard input. Only the child returns, set up as the line asks."""
+    # Import before forking, because imports are slow. Forking is safe: imports start no thread.
     for module in ("kvtier_sdk.cli.app", "kvtier_file", "kvtier_redis", "kvtier_s3"):
         importlib.import_module(module)
     replies = os.dup(1)

@@ -19,7 +19,7 @@ def _address_of(view: bytes | memoryview) -> int:
 
 
 class ByteLedger:
-    """Counts the bytes that calls like ``os.readv`` move in transfers' buffers and elsewhere."""
+    """Counts of the bytes that calls like ``os.readv`` move in and outside transfers' buffers."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *calls: str) -> None:
         self._spans: list[tuple[int, int]] = []
@@ -53,7 +53,7 @@ class ByteLedger:
 
 
 class Peak:
-    """The most bytes allocated at once in a :func:`traced_peak` block, set when the block ends."""
+    """The peak of allocated memory in a :func:`traced_peak` block, set when the block ends."""
 
     allocated_bytes = 0
 
@@ -79,9 +79,9 @@ async def check_no_copies(
     *,
     heads_bytes: int = 0,
 ) -> None:
-    """Assert that each byte of eight chunks moves once, into or out of the chunk's own buffer.
+    """Assert that a load or store of eight chunks moves bytes only in the transfers' buffers.
 
-    Up to ``heads_bytes`` bytes may move elsewhere, because they arrive with a response's head.
+    Up to ``heads_bytes`` bytes may move elsewhere, because they arrive with responses' headers.
     """
     stored, fresh = ([bytes([base, n]) * 10 for n in range(8)] for base in range(2))
     assert await bench.put(tier, *stored) == [None] * 8

@@ -6,6 +6,6 @@ import pytest
 
 from kvtier_sdk.core_form import IS_COMPILED
 
-#: A compiled module calls its own methods directly, even if a test has replaced them. It also has
-#: no docstrings.
+#: A compiled module calls its own methods directly, even if a test has replaced them. A compiled
+#: module also has no docstrings.
 pure_core_only = pytest.mark.skipif(IS_COMPILED, reason="needs the pure Python core")

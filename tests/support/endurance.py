@@ -1,12 +1,12 @@
-"""Replays for a long time; fails on a wrong byte, on leftovers at the end, and on growth.
+"""Replays chats for a long time; fails on a wrong byte, a leftover, or growing use of resources.
 
 Usage: python -m support.endurance [--requests N] [--concurrency N] [--faults | --tier URL ...]
 
-Overlapping generated chats use a host pool with room for a tenth of their chunks, at most 4,000, so
-that evictions and promotions never stop. The run samples memory, descriptors, threads and /dev/shm.
-The tiers have a capacity, so that the samples are flat once the tiers are full. With ``--faults``
-the tiers are files in a process and a redis-server in a thread, and one of them gets a fault each
-second. The exit status is 1 if anything is wrong.
+The host pool has room for a tenth of the chats' chunks, and at most 4,000, so that evictions and
+promotions never stop. The run samples memory, descriptors, threads and /dev/shm. The tiers have a
+capacity, so that the samples are flat once the tiers are full. With ``--faults``, a file tier runs
+in a process and a Redis tier in a thread, and each second a fault hits one of the two tiers.
+The exit status is 1 if anything is wrong.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _SAMPLES = 40
 _MOST_SLOTS = 4000
 #: A shorter run is still warming up, which looks like growth.
 _LONG_REQUESTS = 20_000
-#: Allowed relative growth from the second quarter to the last, because allocators grow in steps.
+#: Allowed relative growth from the second quarter of the run to the last quarter, because
+#: allocators grow in steps.
 _GROWTH = 0.05
-#: Additional growth allowed, because faults open and close connections and threads.
-_MORE = 4
+_MORE = 4  # absolute growth that is allowed too, because faults reopen connections
 _FAULT_EVERY_S = 1.0
 _FAULT_S = 0.2
 
@@ -104,7 +104,7 @@ def main() -> int:
 def take_sample() -> dict[str, int]:
     children = tier_processes(os.getpid())
     status = Path("/proc/self/status").read_text(encoding="ascii")
-    # Count the host pool, and the files in /dev/shm that have our name.
+    # RssShmem includes a shared host pool, which is a memfd without a name in /dev/shm.
     pool_kib = int(status.partition("RssShmem:")[2].split()[0])
     left = [file.stat().st_size for file in Path("/dev/shm").glob("*kvtier*") if file.is_file()]
     return {
@@ -165,7 +165,7 @@ def faults(server: Server, root: Path, happened: Counter[str]) -> Iterator[None]
 
     def run() -> None:
         next_s = time.monotonic()
-        # Kill the tier's process rarely, because each restart waits longer than the one before.
+        # Kill the tier's process rarely, because the wait before a restart grows with each kill.
         for fault in itertools.cycle([freeze, remove, kill, remove] * 10 + [kill_tier]):
             next_s = max(next_s + _FAULT_EVERY_S, time.monotonic())
             if over.wait(next_s - time.monotonic()):

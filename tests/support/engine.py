@@ -113,7 +113,7 @@ class Engine(Live):
         super().__init__(made, pool, threading.Event())
         self.runners: list[InlineRunner] = []
         self.tiers: list[FaultyTier] = []
-        # For each tier: the time, direction and new state of each change of a breaker.
+        # For each tier, the time, direction and new state of each breaker change.
         self.moves: list[list[tuple[float, Direction, BreakerState]]] = []
         for index in range(tiers):
             self.add(f"tier{index}", {**runner, **(each[index] if each else {})})
@@ -150,7 +150,7 @@ class Engine(Live):
             self.manager.on_schedule_end()
             until_s = self.clock.now_s() + duration_s
             for runner in self.runners:
-                # The runners share a clock, so each runs only until the end of the step.
+                # The runners share a clock, so each runner runs only until the end of the step.
                 runner.run_for(max(0.0, until_s - self.clock.now_s()))
                 runner.run_for(0.0)
 
@@ -173,7 +173,7 @@ class Engine(Live):
         return [self.manager.lookup(key, request).name for key in keys]
 
     def push_out(self, request: RequestContext) -> None:
-        """Evict all chunks from the primary tier, by storing as many others."""
+        """Evict all chunks from the primary tier, by storing as many other chunks."""
         for start in range(32, 32 + self.pool.slots):
             self.store(request, KEYS[start])
             self.step(times=2)
@@ -184,7 +184,7 @@ class Engine(Live):
         assert usage.free + usage.ready == usage.slots
 
     def at_rest_with(self, *, writing: int) -> None:
-        """Assert that nothing is pending, except ``writing`` slots that the device still writes."""
+        """Assert that no work is pending, and that the device still writes ``writing`` slots."""
         for _ in range(3):
             self.step(1.0)
         usage = self.manager.usage()
@@ -196,9 +196,9 @@ Make = Callable[..., Engine]
 
 
 def stored_below(engine: Engine, *keys: OffloadKey) -> None:
-    """Store chunks for A, push them out of the primary tier, and forget which tier has them.
+    """Store chunks, evict them from the primary tier, and forget which tier has them.
 
-    The manager must then ask a tier before it loads a chunk, as after an engine's restart.
+    The manager must then look up a chunk before a load, as after an engine's restart.
     """
     for start in range(0, len(keys), 4):
         engine.store(A, *keys[start : start + 4])
@@ -209,7 +209,7 @@ def stored_below(engine: Engine, *keys: OffloadKey) -> None:
 
 
 def start_promotion(engine: Engine, key: OffloadKey) -> None:
-    """Start the load of a stored chunk for B; the next step submits it."""
+    """Let request ``B`` find a stored chunk; the next step submits the chunk's load."""
     stored_below(engine, key)
     assert engine.look(B, key) == ["RETRY"]
     engine.step()

@@ -1,4 +1,4 @@
-"""Fakes of CUDA and HIP: registrations, streams, events and captures, with their rules.
+"""Fakes of CUDA and HIP that enforce the rules of registrations, streams, events and captures.
 
 Device memory is host memory here, so that copies move real bytes. The work on a stream runs in
 order when a caller polls an event, and stops where a test holds the stream.
@@ -47,7 +47,7 @@ class Stream:
             self.runtime.changed.notify_all()
 
     def hold(self) -> threading.Event:
-        """Hold all later work until the event is passed to :meth:`FakeCUDA.release`."""
+        """Hold all later work until the returned event is passed to :meth:`FakeCUDA.release`."""
         gate = threading.Event()
         self.add(gate.is_set)
         return gate
@@ -66,7 +66,7 @@ class Stream:
 
 
 class Event:
-    """Counts its recordings, and how many of them its stream has reached."""
+    """A fake event, with the number of recordings and the last recording that a stream reached."""
 
     runtime: FakeCUDA
 
@@ -101,17 +101,17 @@ class Event:
 
 class FakeCUDA:
     def __init__(self, limit_bytes: int = 1 << 60) -> None:
-        self.pieces: dict[int, int] = {}  # sizes of registered memory by address
+        self.pieces: dict[int, int] = {}  # sizes of registered memory areas, by address
         self.error = 0
         self.limit_bytes = limit_bytes
         # Distance from the host address of registered memory to its device address.
         self.shift_bytes = 0
-        # True while a graph is captured in global mode. A call that a capture forbids then breaks
-        # the capture, unless the calling thread is in relaxed mode.
+        # True while a graph is captured in global mode. A forbidden call then breaks the capture,
+        # unless the calling thread is in relaxed mode.
         self.capturing = False
         self.captures_lost = 0  # captures that forbidden calls have broken
         self.failures: deque[Exception] = deque()
-        self.is_lost = False  # true once the context has failed
+        self.is_lost = False  # true once the CUDA context has failed
         # The number of bytes and the stream of each call that queued copies.
         self.copies: list[tuple[int, int]] = []
         self.in_call: Callable[[], None] = lambda: None
@@ -157,7 +157,7 @@ class FakeCUDA:
         return error
 
     def hold_calls(self) -> tuple[threading.Event, threading.Event]:
-        """Hold each call that queues copies; return events that report its start and release it."""
+        """Hold calls that queue copies; return events for a call's start and for its release."""
         entered, leave = threading.Event(), threading.Event()
 
         def stay() -> None:
@@ -247,7 +247,7 @@ def without_triton(device: torch.device) -> PageKernel:
 
 
 class FakePageKernel(PageKernel):
-    """A page kernel that copies when the work of its stream runs."""
+    """A page kernel that queues its copies on a stream."""
 
     def __init__(self, launch: Callable[..., None]) -> None:
         self.has_failed = False
@@ -338,7 +338,7 @@ def fake_cuda(vendor: str) -> Iterator[FakeCUDA]:
         patch.setattr(torch.cuda, "Event", Event)
         patch.setattr(torch.cuda, "mem_get_info", runtime.memory_info)
         patch.setattr(registration_module, "_pieces", [])
-        # Hide triton, unless a test replaces the kernel.
+        # Pretend that triton is not installed, unless a test patches in another kernel.
         patch.setattr(cuda_module, "PageKernel", without_triton)
         yield runtime
 

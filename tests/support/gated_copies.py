@@ -47,7 +47,6 @@ def expect_success(worker: OffloadWorker, *job_ids: int) -> None:
 
 
 def error_of(worker: OffloadWorker, job_id: int) -> str:
-    """Wait for a job that must fail, and return its error."""
     worker.wait([job_id])
     (result,) = worker.get_finished()
     return str(result.error)

@@ -1,4 +1,4 @@
-"""Writes key files as an operator would."""
+"""Encryption keys for tests, in key files like an operator's."""
 
 from __future__ import annotations
 

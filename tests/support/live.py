@@ -25,7 +25,7 @@ _STEPS = 3000
 
 
 class Live:
-    """An engine over a manager; each of its steps waits briefly for a report from a tier."""
+    """A stand-in for an engine. Each step waits briefly for a report from a tier."""
 
     def __init__(self, manager: TieringManager, pool: HostPool, reported: threading.Event) -> None:
         self.manager = manager

@@ -25,7 +25,7 @@ class LMCacheServer:
         (text,) = re.findall(r"^    (lmcache server .*?)^    \}'$", _PAGE.read_text(), re.M | re.S)
         text = text.replace("\\\n", " ").replace("--l1-size-gb 64", "--l1-size-gb 0.25")
         self.port, self._http_port = free_port(), free_port()
-        # Change this name, because two servers on one machine must not share it.
+        # Give each server's shared memory its own name, because several servers may run at once.
         text = text.replace("--shm-name lmcache", f"--shm-name lmcache-{self.port}")
         program, *arguments = shlex.split(text.replace("/data/kv", f"{folder}/kv") + "}'")
         if adapter is not None:

@@ -40,8 +40,8 @@ _OURS = {
 }
 _VLLMS: dict[str, Any] = {"spec_name": "TieringOffloadingSpec", "cpu_bytes_to_use": 1 << 20}
 
-#: The mistakes by title: TOML for an engine of our own, or ``kv_connector_extra_config`` for vLLM.
-#: Names in braces stand for directories and servers that a test makes.
+#: The mistakes by title. A string is a TOML configuration, and a mapping is vLLM's
+#: ``kv_connector_extra_config``. Names in braces stand for directories and servers of the test.
 MISTAKES: dict[str, str | dict[str, Any]] = {
     "An option is misspelt": _engine_with('"file:{dir}/kv?capcity=1GiB"'),
     "A size has a unit that does not exist": _engine_with('"file:{dir}/kv?capacity=200Gig"'),
@@ -115,7 +115,7 @@ def print_mistake(mistake: str | dict[str, Any], places: Mapping[str, str]) -> s
 
 
 def print_start(places: Mapping[str, str], **facts: str) -> str:
-    """Start an engine, let it store chunks, and end it; return its log.
+    """Start an engine, store chunks, and end the engine; return the log.
 
     ``facts`` override facts of :data:`ENGINE`.
     """
@@ -123,7 +123,7 @@ def print_start(places: Mapping[str, str], **facts: str) -> str:
         _Lines(logging.INFO) as said,
         _engine(_filled(HEALTHY, places), places, facts=facts) as engine,
     ):
-        # A tier logs this line only after it has asked its store for the usage.
+        # A tier logs ": open" only after the tier has asked its store for the usage.
         said.wait_for(": open", 4)
         said.wait_for("nothing here can be hit", 3 if facts else 0)
         engine.store(engine.begin("r1"), *KEYS)
@@ -199,12 +199,12 @@ def _filled(text: str, places: Mapping[str, str]) -> str:
 
 def _without_places(lines: Sequence[str], places: Mapping[str, str]) -> str:
     """Replace everything that differs between machines and runs with a name or with dots."""
-    # Only a busy machine logs this line.
+    # The line "still opening after" appears only on a busy machine.
     text = "\n".join(line for line in lines if "still opening after" not in line)
     for name in ("dir", "endpoint", "redis"):
         text = text.replace(places[name], name.upper())
     text = re.sub(r"(?<=installed: ).*", "...", text)
-    # The server's memory and the disk's free space differ between machines.
+    # The memory of Redis and the disk's free space differ between machines.
     text = re.sub(r"(?<=redis: open: ).*", "...", text)
     text = re.sub(r"(?<=disk has ).*(?= free)", "...", text)
     free = re.compile(r"[0-9.]+ .iB are free in [^:]*(: make the pool smaller, or).*")

@@ -14,7 +14,7 @@ from typing import Any
 
 from support.server import ServerError, ServerProcess, free_port
 
-#: A node's program. For each line, it calls a method of its client, and prints the result.
+#: A node's program, which calls a Mooncake method for each input line and prints the result.
 _NODE = """
 import ast, os, sys
 results = os.fdopen(os.dup(1), "w")
@@ -53,7 +53,7 @@ class MooncakeStore(ServerProcess):
         return self
 
     def start_master(self) -> None:
-        """Start a master that knows no objects, and wait until the nodes have found the master."""
+        """Start a master that knows no objects, and wait until all nodes have joined the master."""
         program = shutil.which(
             "mooncake_master", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
         )

@@ -19,7 +19,7 @@ async def _wait() -> None:
 def _coroutines(count: int) -> list[Any]:
     made = [_wait() for _ in range(count)]
     for coroutine in made:
-        coroutine.close()  # otherwise Python warns that it was never awaited
+        coroutine.close()  # avoids a warning that the coroutine was never awaited
     return made
 
 

@@ -13,7 +13,7 @@ from kvtier_sdk import Connection, SystemClock
 
 T = TypeVar("T")
 
-# With this option, closing resets the connection.
+# With this socket option, closing resets the connection.
 _NO_LINGER = struct.pack("ii", 1, 0)
 
 
@@ -73,7 +73,7 @@ def converse(
 ) -> T:
     """Return the result of ``talk`` with a server that sends ``text`` and hangs up.
 
-    The server first sends pieces of the lengths in ``pieces``, and then the rest.
+    The server first sends pieces of the lengths in ``pieces``, and then the rest of ``text``.
     """
 
     async def run() -> T:

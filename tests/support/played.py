@@ -41,7 +41,7 @@ def report_of(*arguments: str, status: int = 0, **environment: str) -> dict[str,
 
 
 def check_two_replays(trace: Path, unlimited: float, url: str) -> None:
-    """Play a trace twice; the first hit rate must be ``unlimited``, that of an unlimited cache.
+    """Play a trace twice. The first time, the hit rate must equal ``unlimited``.
 
     The second time, every chunk must come from the host pool or the tier.
     """

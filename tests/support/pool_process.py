@@ -1,7 +1,7 @@
-"""Processes that map a host pool, and evaluate the lines that a test sends.
+"""Processes that map a host pool, and evaluate Python expressions that a test sends.
 
-The module is also the program of such a process. The process answers each line with a line of JSON.
-In a line, ``pool`` is the pool of the last ``join`` or ``attach``.
+This module is also the program of the processes. A process answers each expression with a line of
+JSON. In an expression, ``pool`` is the pool of the last ``join`` or ``attach``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def fill(pool: HostPool, worker: int) -> None:
 
 
 def wrong_rows(pool: HostPool, worker: int, part_of: int | None = None) -> int:
-    """Count the slots without ``worker``'s pattern, in its own or in ``part_of``'s part."""
+    """Count the slots without ``worker``'s pattern, in the part of ``worker`` or of ``part_of``."""
     part = pool.part(worker if part_of is None else part_of)
     return sum(
         not np.array_equal(part[slot], pattern(worker, slot, pool.layout.part_bytes))
@@ -93,13 +93,13 @@ class PoolProcess:
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
-            # Closing tries again to send a line that the process did not receive.
+            # Closing a pipe flushes an unsent line, which fails because the process has ended.
             with contextlib.suppress(BrokenPipeError):
                 pipe.close()
 
 
 class PoolProcesses:
-    """Starts processes, and keeps those at rest for later tests."""
+    """A cache of idle processes, which later tests reuse."""
 
     def __init__(self) -> None:
         self._idle: list[PoolProcess] = []

@@ -1,4 +1,4 @@
-"""Checks of the contract's promises to a tier; a test's tier runs them in each call."""
+"""Checks that calls to a tier keep the contract's promises. Test tiers run the checks."""
 
 from __future__ import annotations
 

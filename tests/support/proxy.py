@@ -8,13 +8,11 @@ import socket
 import struct
 
 _PIECE_BYTES = 16 * 1024
-# With this option, closing resets the connection.
+# With this socket option, closing resets the connection.
 _NO_LINGER = struct.pack("ii", 1, 0)
 
 
 class Proxy:
-    """A proxy to a server on loopback, with limits for each direction."""
-
     def __init__(self, port: int, scheme: str) -> None:
         self._to_port = port
         self._scheme = scheme
@@ -24,15 +22,15 @@ class Proxy:
         self._open = asyncio.Event()
         self._open.set()
         self.connections = 0
-        #: Bytes that can still pass to the client and to the server; ``None`` is unlimited.
+        #: Bytes that can still pass to the client and to the server; ``None`` means no limit.
         self.left_bytes: dict[str, int | None] = {"client": None, "server": None}
-        #: The action at the limit: "hold" the bytes until :meth:`release`, "cut" both connections,
-        #: or "reset" both.
+        #: The action at the limit: "hold" the bytes until :meth:`release`, or "cut" or "reset" the
+        #: connections to the client and to the server.
         self.then = "hold"
         self.spent = asyncio.Event()
-        #: Bytes that each connection passes to its client before a cut; ``None`` is unlimited.
+        #: Bytes that each connection passes to its client before a cut; ``None`` means no limit.
         self.each_bytes: int | None = None
-        #: Speed of all connections together, in both directions; ``None`` is unlimited.
+        #: Speed of all connections together, in both directions; ``None`` means no limit.
         self.bytes_per_s: float | None = None
         self._next_s = 0.0
 
@@ -46,7 +44,6 @@ class Proxy:
         self._open.set()
 
     def limit(self, side: str, count_bytes: int, then: str) -> None:
-        """Let a number of bytes pass to one side, then hold, cut or reset."""
         self.left_bytes[side] = count_bytes
         self.then = then
         self.spent.clear()
@@ -120,7 +117,6 @@ class Proxy:
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """Close a connection so that its peer sees a reset after the bytes that were sent."""
     sock = writer.get_extra_info("socket")
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
     writer.transport.abort()

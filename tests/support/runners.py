@@ -1,4 +1,4 @@
-"""A tier whose options make it misbehave, and a rig that runs it in a thread or a process."""
+"""A misbehaving tier, and a test rig that runs the tier in a thread or a process."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ _PATIENCE_S = 30.0
 
 
 class ExpiredError(TierAuthError):
-    """A backend's own error class, whose constructor has its own arguments."""
+    """A backend's error class, whose constructor takes other arguments than a message."""
 
     def __init__(self, account: str, days: int) -> None:
         super().__init__(f"the key of {account} expired {days} days ago", retryable=False)
         self.days = days
 
 
-#: Actions that raise an error.
+#: Actions that raise an error, by name.
 ERRORS: dict[str, Callable[[], BaseException]] = {
     "refuse": lambda: TierUnavailableError("connection refused"),
     "dally": lambda: TierTimeoutError("no connection within 2 s"),
@@ -79,7 +79,7 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
     "panic": lambda: BaseException("a panic of a client in Rust"),
     "raise_cancelled": asyncio.CancelledError,
 }
-#: Actions that depend on the number of attempts to open the tier.
+#: Actions that happen only at some of the attempts to open the tier.
 AT_ATTEMPTS: dict[str, tuple[str, Callable[[int], object]]] = {
     "refuse_unless_third": ("refuse", lambda attempt: attempt % 3),
     "refuse_every_third": ("refuse", lambda attempt: attempt % 3 == 0),
@@ -103,8 +103,8 @@ class MisbehavingConfig(MemoryTierConfig):
 class MisbehavingTier(MemoryTier):
     """A memory tier whose options make it hang, fail or crash.
 
-    Each ``on_`` option names an action, which ``_do`` or ``_act`` performs. The file ``diary`` logs
-    the tier's calls, and outlives the tier's process.
+    Each ``on_`` option names an action, which ``_do`` or ``_act`` performs. The tier logs its calls
+    in the file ``diary``, which outlives the tier's process.
     """
 
     config_model = MisbehavingConfig
@@ -187,7 +187,7 @@ class MisbehavingTier(MemoryTier):
         getattr(self, f"_{action}")()
 
     def _lose_patience(self) -> None:
-        """Make the tier's process count every call as hung at once."""
+        """Make the runner treat every call as hung at once."""
         health._HANG_S = 1e-9
 
     def _miss_a_file(self) -> None:
@@ -254,7 +254,7 @@ class MisbehavingTier(MemoryTier):
             self._note(os.readlink(f"/proc/self/fd/{stream_fd}"))
 
     def _demand_secret(self) -> None:
-        """Refuse a secret that differs from the one in a file beside ``diary``."""
+        """Raise an error unless a file beside ``diary`` contains the secret."""
         self._note("asked")
         if (
             self.config.secret_key.get_secret_value()
@@ -263,7 +263,7 @@ class MisbehavingTier(MemoryTier):
             raise TierAuthError("wrong key")
 
     def _quote_secret(self) -> None:
-        """Raise an error that quotes the secret, as a Redis server without a password does."""
+        """Raise an error that quotes the secret, as redis-server does if it needs no password."""
         secret = self.config.secret_key.get_secret_value()
         try:
             raise OSError(5, secret)
@@ -271,7 +271,7 @@ class MisbehavingTier(MemoryTier):
             raise TierAuthError(f"ERR AUTH {secret} called without a password") from error
 
     def _wrap_secret(self) -> None:
-        """Raise an error whose text comes from an inner object with the secret."""
+        """Raise an error whose text is that of an inner object, which holds the secret."""
 
         class WrapError(Exception):
             def __init__(self, inner: object) -> None:
@@ -299,7 +299,7 @@ class MisbehavingTier(MemoryTier):
         ctypes.PyDLL(None).usleep(1_500_000)
 
     def _hold_interpreter_while_locked(self) -> None:
-        """Hold the interpreter lock while a test locks a file."""
+        """Hold the interpreter lock for as long as a test keeps a file locked."""
         with open(f"{self.config.diary}.lock") as file:
             ctypes.PyDLL(None).flock(file.fileno(), fcntl.LOCK_EX)
 
@@ -307,7 +307,7 @@ class MisbehavingTier(MemoryTier):
         return self._past().split("\n").count("open")
 
     def _fail_differently(self) -> None:
-        """Refuse first, then raise the errors that would end an engine's start, then open."""
+        """Raise a different error at each of the first four attempts, and then open."""
         actions = ["refuse", "expire", "misconfigure", "misbehave"]
         if self._attempts() <= len(actions):
             self._act(actions[self._attempts() - 1])
@@ -340,7 +340,7 @@ def misbehaving(
 
 
 class SeenRunner:
-    """A runner that also records its reports, except results, metrics and usage."""
+    """A wrapper that records a runner's reports, except results, metrics and usage."""
 
     def __init__(self, runner: TierRunner) -> None:
         self.runner = runner
@@ -357,7 +357,7 @@ class SeenRunner:
 
 
 class Rig(TierListener):
-    """A tier's client over a runner; the rig also plays the engine that the client notifies."""
+    """A tier's client over a runner; the rig itself listens to the client's results."""
 
     def __init__(
         self,
@@ -425,7 +425,7 @@ class Rig(TierListener):
         Path(f"{self._diary}.released").touch()
 
     def job(self, operation: Operation, *chunks: int) -> Job:
-        """Make a job in which each chunk has the slot of the same number."""
+        """Make a job for numbered chunks; the slot of a chunk has the same number."""
         slots = chunks if operation in (Operation.LOAD, Operation.STORE) else ()
         deadline_s = self.clock.now_s() + 60
         keys = [KEYS[chunk] for chunk in chunks]

@@ -1,12 +1,12 @@
-"""A front that makes requests to ``rclone serve s3`` atomic, as they are in S3.
+"""A proxy that makes requests to ``rclone serve s3`` atomic, as requests to S3 are.
 
 S3 shows an object only when it has arrived whole, and the last of two writers wins. ``rclone serve
-s3`` writes the file while a request arrives, and answers a second writer with an error. The front
-reads each request to its end first, and passes requests on one by one. It also adds two features
-that rclone lacks: conditional puts, and credentials that may not delete.
+s3`` writes the file while a request arrives, and answers a second writer with an error. The proxy
+reads each request to its end first, and forwards requests one by one. The proxy can also add two
+features that rclone lacks: conditional puts, and credentials that may not delete.
 
-It runs in its own process, as ``python s3_front.py PORT [BUCKETS]``. ``PORT`` is the server's port.
-``BUCKETS`` is the directory of the server's buckets, and turns on the two features.
+The proxy is its own process, ``python s3_front.py PORT [BUCKETS]``. ``PORT`` is rclone's port.
+``BUCKETS`` is the directory of rclone's buckets; naming the directory turns on the two features.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _refusal(self) -> tuple[int, str] | None:
         if self.guarded is None:
             return None
-        if self.command == "POST":  # the tier posts only deletions
+        if self.command == "POST":  # the S3 tier uses POST only to delete
             return 403, "Forbidden"
         is_there = (self.guarded / unquote(self.path).lstrip("/")).is_file()
         if is_there and self.headers.get("If-None-Match") == "*":
@@ -87,7 +87,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _ask(self, body: bytes) -> tuple[http.client.HTTPResponse, bytes]:
         connection = http.client.HTTPConnection("127.0.0.1", self.server_port, timeout=30)
         try:
-            # Pass the client's Host header on, because the signature covers it.
+            # Keep the client's Host header, because the request's signature covers the header.
             connection.putrequest(
                 self.command, self.path, skip_host=True, skip_accept_encoding=True
             )

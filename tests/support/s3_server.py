@@ -17,7 +17,7 @@ REGION = "us-east-1"
 
 
 class S3Server(ServerProcess):
-    """An rclone process; without ``auth`` it accepts requests that have no signature."""
+    """An rclone process; without ``auth`` the server accepts unsigned requests."""
 
     def __init__(
         self,
@@ -59,9 +59,9 @@ class S3Server(ServerProcess):
         return f"s3://{place}?{urlencode(given, quote_via=quote, safe=':/')}"
 
     def make_shards(self, place: str) -> None:
-        """Make the directories of a namespace's shards before the server needs them.
+        """Make the directories of a namespace's shards in advance.
 
-        If two requests make a directory at once, the server answers one of them with status 500.
+        If two requests made one directory at once, the server would answer one with status 500.
         """
         for shard in range(256):
             (self.buckets / place / f"{shard:02x}").mkdir(parents=True)

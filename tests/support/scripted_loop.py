@@ -1,6 +1,6 @@
 """Runs a tier's loop on virtual time, over a tier that follows a script.
 
-An account records each report and each broken rule. Closing a rig asserts that no rule was broken.
+An :class:`Account` records reports and broken rules. :meth:`Rig.close` fails if a rule was broken.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ MOVES = (LOAD, STORE)
 
 
 class Account:
-    """Records the loop's reports, and the rules that they break."""
+    """A record of the loop's reports, and of broken rules."""
 
     def __init__(self) -> None:
         self.jobs: dict[int, Job] = {}
@@ -133,9 +133,9 @@ class Slots:
 class Act:
     #: The call's outcome: "fine", a key of ``RAISED``, or a name that ``_finish`` handles.
     kind: str = "fine"
-    #: The call's duration.
+    #: The time after which the call ends.
     after_s: float = 0.0
-    #: True if the call goes on after its cancellation.
+    #: True if a cancellation does not end the call.
     stubborn: bool = False
 
 
@@ -153,7 +153,7 @@ ERRORS: dict[str, Callable[[], TierError]] = {
 
 
 class PanicError(BaseException):
-    """A panic of a client in Rust, which is not an Exception."""
+    """A panic of a client in Rust, which is not an :class:`Exception`."""
 
 
 RAISED: dict[str, Callable[[], BaseException]] = {
@@ -167,13 +167,13 @@ RAISED: dict[str, Callable[[], BaseException]] = {
 
 
 class ScriptedTier(SecondaryTierManager):
-    """A tier whose calls follow a script, one act a call, and then ``always``."""
+    """A tier whose calls follow a script: each call performs the next act."""
 
     contract_version = 1
     capabilities = Capability.DELETE | Capability.TOUCH
     account: Account
     script: Iterator[Act]
-    # The act of each call after the script's end, by operation; "" stands for the other operations.
+    # The act of each call after the script's end, by operation. The key "" has the default act.
     always: dict[str, Act]
     let_go: asyncio.Event
 
@@ -226,7 +226,7 @@ class ScriptedTier(SecondaryTierManager):
 
     @contextmanager
     def _lent(self, batch: Sequence[Transfer]) -> Iterator[None]:
-        """Record a breach if two concurrent transfers share a header, or a promise is broken."""
+        """Record a breach if concurrent transfers share a header, or the batch breaks a promise."""
         if fault := fault_of_batch(self, batch):
             self.account.breaches.append(fault)
         addresses = {transfer.regions[0].address for transfer in batch}
@@ -295,7 +295,7 @@ class ScriptedTier(SecondaryTierManager):
 
 
 class Rig:
-    """A loop over a scripted tier on a virtual clock; ``declares`` sets attributes of the tier."""
+    """A loop over a scripted tier; ``declares`` sets attributes of the tier's class."""
 
     def __init__(
         self,
@@ -395,7 +395,7 @@ Make = Callable[..., Rig]
 
 
 def failing(rig: Rig, operation: str, kind: str = "unavailable", calls: int = 5) -> None:
-    """Let all calls of an operation fail from now on, and make ``calls`` of them."""
+    """Make all calls of an operation fail from now on, and submit ``calls`` jobs."""
     rig.tier.always[operation] = Act(kind)
     for _ in range(calls):
         rig.ask(Operation(operation), run_s=0.01)

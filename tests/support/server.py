@@ -15,12 +15,12 @@ _PATIENCE_S = 30.0
 
 
 class ServerError(Exception):
-    """A server is missing or did not start; the message says why, with its log."""
+    """Raised if a server's program is missing, or if the server does not start."""
 
 
 def free_port() -> int:
-    # Avoid the system's ephemeral ports: while the server is down, a client could get the server's
-    # port, or connect to itself. A Redis Cluster node also uses the port that is 10,000 higher.
+    # Avoid the system's ephemeral ports, because a client could get such a port while the server is
+    # down. A Redis Cluster node also uses the port that is 10,000 higher.
     for port in random.sample(range(12_000, 22_700), 100):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
@@ -54,7 +54,7 @@ class ServerProcess:
             time.sleep(0.02)
 
     def pause(self) -> None:
-        """Freeze the server until :meth:`resume`: it accepts connections, but does not answer."""
+        """Freeze the server. A frozen server accepts connections, but does not answer."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 

@@ -36,7 +36,7 @@ _RANK_DIM, _ROPE_DIM = 448, 64
 _HOST_PAGES = 32
 _DEVICE_TOKENS = 64
 _PATIENCE_S = 60.0
-#: Bytes of a page's keys, with four layers in bfloat16; the values have as many.
+#: Bytes of a page's keys, with four layers in bfloat16. The page's values have the same size.
 PART_BYTES = PAGE_TOKENS * 4 * _HEADS * _HEAD_DIM * 2
 
 

@@ -1,8 +1,8 @@
 """Makes SGLang importable without CUDA; import this module before SGLang.
 
-The compiled part of torchvision declares operators, but is built for another torch. The Python part
-needs the declarations at import, so this module makes them; nothing here calls the operators.
-Warnings during SGLang's import, mostly about missing GPUs, are ignored and fail no test.
+The Python part of torchvision needs the declarations of two operators at import. The compiled part
+would declare the operators, but is built for another torch, so this module declares them. Warnings
+during SGLang's import, mostly about missing GPUs, are ignored.
 """
 
 from __future__ import annotations

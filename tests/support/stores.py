@@ -1,4 +1,4 @@
-"""Stores that outlive an engine's process, with access to their chunks."""
+"""Stores that outlive an engine's process, and whose chunks a test can count and damage."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.mooncake_store import MooncakeStore
 from support.redis_server import Server
 from support.s3_server import S3Server
 
-#: :meth:`Store.damage` flips the lowest bit of this byte, part of a float32's exponent.
+#: Offset in a payload of the byte that :meth:`Store.damage` changes, in a float32's exponent.
 DAMAGED_BYTE = 4003
 _MEMCACHED = Path(__file__).parents[2] / "examples/kvtier-memcached/tests/memcached_server.py"
 
@@ -46,12 +46,10 @@ class Store(ABC):
 
     @abstractmethod
     def kill(self) -> None:
-        """Remove the store or its server while the store is in use."""
+        """Remove the folder or kill the server, while a tier uses the store."""
 
 
 class ServedStore(Store):
-    """A store whose server can be killed and started again."""
-
     def __init__(self, server: Server | S3Server | MooncakeStore, chunk_bytes: int) -> None:
         super().__init__(server.url, chunk_bytes)
         self._process = server
@@ -61,7 +59,6 @@ class ServedStore(Store):
         self._process.kill()
 
     def start(self) -> None:
-        """Start the server, with the chunks that survived a kill."""
         self._process.start()
 
 
@@ -93,7 +90,7 @@ class Folder(Store):
 
 
 class RedisStore(ServedStore):
-    """A redis-server, which forgets everything when it is killed."""
+    """A redis-server, which loses its chunks when it is killed."""
 
     name = "redis"
 
@@ -124,7 +121,7 @@ class RedisStore(ServedStore):
 
 
 class S3Store(ServedStore):
-    """An S3 server, which keeps everything when it is killed."""
+    """An S3 server, which keeps its chunks when it is killed."""
 
     name = "s3"
 
@@ -150,7 +147,7 @@ class S3Store(ServedStore):
 
 
 class Mooncake(ServedStore):
-    """A Mooncake Store of one node, which forgets everything when it is killed."""
+    """A Mooncake Store of one node, which loses its chunks when it is killed."""
 
     name = "mooncake"
     runners = ("process",)
@@ -172,7 +169,7 @@ class Mooncake(ServedStore):
 
 
 class MemcachedStore(ServedStore):
-    """A memcached, which forgets everything when it is killed."""
+    """A memcached, which loses its chunks when it is killed."""
 
     name = "memcached"
     # Third-party backends run in a process by default.

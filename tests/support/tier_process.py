@@ -1,4 +1,4 @@
-"""Clocks that let a test pace the handling of a tier's process, and queries of /proc."""
+"""Clocks that pace the engine's supervision of a tier's process, and queries of /proc."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvtier_sdk.runner import ProcessRunner, TierRunner
 
 
 class HeldBackClock(SystemClock):
-    """A clock that records each sleep of a second or more, and ends it only at :meth:`go_on`."""
+    """A clock that records each sleep of a second or more, and ends the sleep at :meth:`go_on`."""
 
     def __init__(self) -> None:
         self.pauses_s: list[float] = []
@@ -63,7 +63,7 @@ class LookClock(HeldBackClock):
         return self._looks.qsize()
 
     def look(self) -> None:
-        """Let the engine make its next ping, once the ping is scheduled."""
+        """Wait until the engine schedules its next ping, and let the engine send the ping now."""
         event_loop, callback = self._looks.get(timeout=30)
         event_loop.call_soon_threadsafe(callback)
 
@@ -96,7 +96,7 @@ def tier_processes(parent: int) -> dict[int, str]:
         for child in map(int, children.split()):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 command = Path(f"/proc/{child}/cmdline").read_text()
-                # The process renames itself once it knows its tier.
+                # The process changes its command line once it knows its tier.
                 if command.startswith("kvtier tier") or "kvtier_sdk.runner.process" in command:
                     told[child] = command + Path(f"/proc/{child}/environ").read_text()
                 told |= tier_processes(child)

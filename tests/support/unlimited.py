@@ -8,7 +8,7 @@ from kvtier_sdk.cli.replay import ReplayRequest
 
 
 def unlimited_hits(workload: Sequence[ReplayRequest]) -> int:
-    """Count the chunks in the longest known prefix of each prompt."""
+    """Count each prompt's leading chunks that earlier prompts contained."""
     seen: set[bytes] = set()
     hits = 0
     for request in workload:

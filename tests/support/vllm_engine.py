@@ -19,7 +19,7 @@ _PATIENCE_S = 60.0
 
 HOST = Path(__file__).with_name("vllm_host.py")
 
-#: Tokens in a block, and so in a chunk, on a CPU.
+#: Tokens in a block on a CPU. A chunk is one block.
 BLOCK_TOKENS = 128
 #: Payload of a chunk of the model below: keys and values of four layers in float32.
 CHUNK_BYTES = 2**20
@@ -75,7 +75,7 @@ class Way:
         if self.spec is None:
             return None
         entry = {"url": url, **({"lookup_deadline": "30s"} if patient else {}), **entry}
-        # Name a revision, because the weights are generated, so that no file identifies the model.
+        # Name a revision, because generated weights have no file that identifies the model.
         options = {"verify": verify, "model_revision": "made up"}
         config: dict[str, Any] = {
             "spec_name": self.spec,
@@ -95,9 +95,9 @@ OUR_TIERS = Way("a", "KVTierCPUTieringSpec", "kvtier")
 OUR_MANAGER = Way("b", "KVTierOffloadingSpec")
 
 
-#: Allowed difference of log-probabilities. A processor can sum up a matrix's row in another order
-#: if it multiplies more rows at once, which changed log-probabilities by 1e-6. A foreign token in a
-#: prompt changes all of the top five by at least 7e-3.
+#: Allowed difference of log-probabilities. The order of a sum depends on the number of rows that
+#: are multiplied at once, and changes log-probabilities by about 1e-6. A wrong token in a prompt
+#: changes all of the top five by at least 7e-3.
 LOGPROB_ERROR = 2e-5
 
 
@@ -145,7 +145,7 @@ class Interpreter:
 
 
 class Engine:
-    """A process whose commands are the public methods of ``vllm_host.Host``."""
+    """An engine's process, whose commands are the public methods of ``vllm_host.Host``."""
 
     def __init__(
         self,
@@ -194,7 +194,7 @@ class Engine:
         return call
 
     def close(self) -> None:
-        """End the engine as an operator would, and wait; a second call does nothing."""
+        """Let the engine shut down, and wait for its end. A second call does nothing."""
         if self._connection.fileno() < 0:
             return
         with suppress(OSError):

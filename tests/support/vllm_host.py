@@ -1,6 +1,6 @@
 """Real engines, each in its own process, driven by one JSON document per line.
 
-``vllm_engine.py`` runs this program with the path of a socket and the threads of an engine. The
+``vllm_engine.py`` runs this program with the path of a socket and the number of threads. The
 program imports vLLM once, because the import takes longer than an engine's start, and then forks an
 engine's process for each connection. The engine core runs in the forked process, so that a test can
 inspect the tiers' counters and the caches.
@@ -36,7 +36,7 @@ TICK = [1, 2, 3]
 
 
 def give_weight() -> None:
-    """Make vLLM's dummy weights differ by parameter, and so large that keys and values matter."""
+    """Give each parameter other dummy weights, so large that keys and values affect outputs."""
     from vllm.model_executor.model_loader import dummy_loader
 
     make_up = dummy_loader.initialize_single_dummy_weight
@@ -52,7 +52,7 @@ def give_weight() -> None:
 
 
 def hide_llvmlite() -> None:
-    """Hide ``__dict__`` of llvmlite's library, which vLLM mistakes for a function."""
+    """Hide ``__dict__`` of llvmlite's library, because llvmlite wraps it like a C function."""
     from llvmlite.binding import ffi
 
     find = ffi._lib_wrapper.__getattr__
@@ -110,7 +110,7 @@ class Host:
     def generate(
         self, prompts: list[list[int]], max_tokens: int = 4, **params: Any
     ) -> list[dict[str, Any]]:
-        """Serve prompts at once; return the tokens, top-5 logprobs, cached tokens and delays."""
+        """Serve prompts together; return their tokens, top-5 logprobs, cached tokens and delays."""
         requests = [{"prompt_token_ids": prompt} for prompt in prompts]
         sampling = self._sampling(max_tokens=max_tokens, **params)
         outputs = self._llm.generate(requests, sampling, use_tqdm=False)
@@ -142,7 +142,7 @@ class Host:
         del self._served[name]
 
     def finish(self) -> list[dict[str, Any]]:
-        """Finish the added requests that were not aborted; return a list like :meth:`generate`."""
+        """Finish the added requests that were not aborted; return outputs like :meth:`generate`."""
         while self._engine.has_unfinished_requests():
             self._step()
         served, self._served = self._served, {}
@@ -157,7 +157,7 @@ class Host:
     def shut_down(self) -> None:
         self._engine.engine_core.shutdown()
 
-    # --- looking ------------------------------------------------------------------------------
+    # --- inspection ---------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
         return {
@@ -214,7 +214,7 @@ class Host:
         events, self._events = self._events, []
         return events
 
-    # --- inside -------------------------------------------------------------------------------
+    # --- helpers ------------------------------------------------------------------------------
 
     def _sampling(self, max_tokens: int = 4, **params: Any) -> Any:
         from vllm import SamplingParams
@@ -229,7 +229,7 @@ class Host:
         )
 
     def _step_as_served(self) -> None:
-        """Release the interpreter lock after a step without computation, as vLLM's server does."""
+        """Sleep after a step without computation, as vLLM's server does, to release the GIL."""
         core = self._engine.engine_core.engine_core
         step = core.step_fn
 
@@ -302,7 +302,7 @@ def drive(connection: socket.socket) -> None:
     commands, answers = connection.makefile("r"), connection.makefile("w")
 
     def answer(**document: Any) -> None:
-        # Encode the histograms among the counters, because ``json`` cannot.
+        # Encode a histogram as its value, because ``json`` cannot encode a histogram.
         answers.write(json.dumps(document, default=lambda histogram: histogram.value) + "\n")
         answers.flush()
 

@@ -1,4 +1,4 @@
-"""A workbench that opens tiers from URLs and options, and makes transfers for them."""
+"""Opens tiers from URLs and options, and makes transfers for the tiers."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Workbench:
             await self.opened.pop().close()
 
     def empty(self, key: bytes) -> Transfer:
-        """Make a transfer to load into; for an aligned tier its buffers begin at a page."""
+        """Make a transfer to load into. With an alignment, the buffers begin at page boundaries."""
         header, payload = (
             mmap.mmap(-1, length) if self.alignment > 1 else bytearray(length)
             for length in (self.header_bytes, self.payload_bytes)
@@ -86,7 +86,7 @@ class Workbench:
         return Transfer(key, self.request, memoryview(header), memoryview(payload))
 
     def content(self, key: bytes, seed: int = 0) -> bytes:
-        """Return the object for a key; different seeds give different bytes."""
+        """Return the bytes of a key's object; different seeds give different bytes."""
         pattern = key + bytes([seed]) + bytes(range(251)) + b"\r\n"
         return (pattern * (self.object_bytes // len(pattern) + 1))[: self.object_bytes]
 

@@ -1,8 +1,8 @@
 """One rank of a tensor-parallel replica: a process with a KV cache, a worker and part of a pool.
 
 The arguments of the program are the pool's descriptor and the rank. The program stores some blocks
-and prints a line. After a line from its parent, it loads the blocks into other blocks, and prints
-the number of layers in which these differ.
+and prints a line. After a line from its parent, the program loads the stored bytes into other
+blocks, and prints the number of layers in which a loaded block differs from the stored block.
 """
 
 from __future__ import annotations

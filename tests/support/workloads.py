@@ -1,4 +1,4 @@
-"""Generated workloads, each of which is hard for some eviction policy."""
+"""Generated workloads. Each workload is hard for some eviction policy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _Prompts = Iterator[list[OffloadKey]]
 
 
 def _loop(source: _Source) -> _Prompts:
-    """Play 60 documents of 20 chunks in turn, and sometimes a document that does not return."""
+    """Play 60 documents of 20 chunks in turn, and sometimes a document that never recurs."""
     documents = [source.fresh(20, 20) for _ in range(60)]
     while True:
         for document in documents:
@@ -36,7 +36,7 @@ def _loop(source: _Source) -> _Prompts:
 
 
 def _scans(source: _Source) -> _Prompts:
-    """Play 40 popular prompts, and sometimes many long prompts that do not return."""
+    """Play 40 popular prompts, and sometimes many long prompts that never recur."""
     hot = [source.fresh(10, 10) for _ in range(40)]
     while True:
         for _ in range(160):
@@ -46,7 +46,7 @@ def _scans(source: _Source) -> _Prompts:
 
 
 def _popular(source: _Source, shift_after: int) -> _Prompts:
-    """Play requests for 1,000 documents; the popular few change every ``shift_after`` requests."""
+    """Play requests for 1,000 documents; popularity shifts every ``shift_after`` requests."""
     documents = [source.fresh(5, 20) for _ in range(1000)]
     weights = list(accumulate(1 / rank**0.9 for rank in range(1, 1001)))
     while True:
@@ -56,7 +56,7 @@ def _popular(source: _Source, shift_after: int) -> _Prompts:
 
 
 def _news(source: _Source) -> _Prompts:
-    """Play requests for the latest 300 documents; new documents keep replacing the oldest."""
+    """Play requests for the latest 300 documents. New documents replace the oldest documents."""
     latest = [source.fresh(5, 20) for _ in range(300)]
     while True:
         latest.pop(0)
@@ -66,7 +66,7 @@ def _news(source: _Source) -> _Prompts:
 
 
 def _agents(source: _Source, kinds: int, alive: int) -> _Prompts:
-    """Play agents that begin with a shared long prompt and extend their own copy step by step."""
+    """Play agents that each start from a shared long prompt, and extend a copy step by step."""
     prompts = [source.fresh(30, 120) for _ in range(kinds)]
     tasks: list[tuple[list[OffloadKey], int]] = []
     while True:
@@ -81,7 +81,7 @@ def _agents(source: _Source, kinds: int, alive: int) -> _Prompts:
 
 
 def _pauses(source: _Source) -> _Prompts:
-    """Play chats of 400 people; each answers after a pause, or begins a new chat."""
+    """Play chats of 400 people; a person answers after a pause, or begins a new chat."""
     system = source.fresh(3, 3)
     turns = [(source.random.expovariate(1 / 200), person) for person in range(400)]
     heapq.heapify(turns)
@@ -97,7 +97,7 @@ def _pauses(source: _Source) -> _Prompts:
 
 
 def _phases(source: _Source) -> _Prompts:
-    """Play four of the other workloads in turn, 1,000 requests each."""
+    """Play 1,000 requests of each of four other workloads, in turn."""
     while True:
         for prompts in (_pauses, _loop, _news, _scans):
             yield from islice(prompts(source), 1000)
@@ -114,7 +114,7 @@ _PROMPTS: dict[str, Callable[[_Source], _Prompts]] = {
     "pauses": _pauses,
     "phases": _phases,
 }
-#: The names of the workloads, each with sizes of a pool, from too small to nearly large enough.
+#: The sizes of a pool to try with each workload, in slots, from too small to almost sufficient.
 WORKLOADS = {
     "chats": (300, 600, 1200),
     "loop": (300, 600, 1500),

@@ -1,4 +1,4 @@
-"""Simulations of the whole manager over faulty tiers on virtual time, determined by a seed."""
+"""Simulations of the manager over faulty tiers on virtual time, each determined by a seed."""
 
 from support.simulation.breach import Breach
 from support.simulation.report import SimulationReport

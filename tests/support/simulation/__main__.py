@@ -1,4 +1,4 @@
-"""``python -m support.simulation``: play one seed, or many."""
+"""The command ``python -m support.simulation``, which plays one seed or many."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Breach(AssertionError):  # noqa: N818  # the word of the field: a rule is 
 
 
 class Journal:
-    """Keeps the last actions of a simulation, and formats them only on demand."""
+    """A log of a simulation's last actions, which are formatted only on demand."""
 
     def __init__(
         self, now_s: Callable[[], float], echo: Callable[[str], None] | None = None

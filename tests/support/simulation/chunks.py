@@ -15,7 +15,7 @@ _CONVERSATIONS = 6
 class ChunkTree:
     """A tree of prefixes: most requests begin alike, and many continue an earlier request.
 
-    A prefix is a path, with one letter for each node. A node is a chunk of each KV-cache group.
+    A prefix is a path, with one letter for each node. A node has one chunk in each KV-cache group.
     """
 
     def __init__(self, groups: int, depth: int, chunk_bytes: int, rng: random.Random) -> None:
@@ -28,7 +28,7 @@ class ChunkTree:
         self._conversations: deque[bytes] = deque(maxlen=_CONVERSATIONS)
 
     def new_path(self) -> bytes:
-        """Return a prompt: a new conversation, the next turn of one, or a repeated turn."""
+        """Return the path of a new, a repeated or a continued conversation."""
         if self._conversations and self._rng.random() < 0.6:
             path = self._rng.choice(self._conversations)
             # Do not continue a conversation that has reached twice the depth.

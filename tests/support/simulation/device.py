@@ -10,7 +10,7 @@ from kvtier_sdk.pool import HostPool
 from kvtier_sdk.types import OffloadKey
 from support.simulation.breach import short
 
-#: The byte that fills a slot until the device has written it.
+#: The byte that fills a slot until the device has written the slot.
 _NOISE = b"\xbb"
 _LONGEST_COPY_STEPS = 8
 
@@ -26,7 +26,7 @@ class Copy:
 
 
 class Device:
-    """Copies real bytes at random moments, and checks the bytes that it reads."""
+    """A device that copies real bytes at random moments, and checks the bytes read from slots."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Device:
         return [copy for copy in self.live if copy.due_step <= step]
 
     def end(self, copies: Sequence[Copy], *, success: bool) -> None:
-        """End copies; after a success, all their bytes have arrived."""
+        """End copies. If the copies succeeded, write all bytes that have not arrived yet."""
         for copy in copies:
             if not copy.writes:
                 self._compare(copy)

@@ -45,15 +45,15 @@ class _Request:
 
 
 class Engine:
-    """Drives the manager as an engine does, and checks the manager's answers."""
+    """A simulated engine, which drives the manager and checks the manager's answers."""
 
     def __init__(self, world: World) -> None:
         self.counts: Counter[str] = Counter()
-        # Pairs of a request and a chunk for which a lookup was a miss.
+        # Pairs of a request and a chunk that the request looked up and did not find.
         self.missed: set[tuple[str, OffloadKey]] = set()
         self.step = 0
         self.requests: list[_Request] = []
-        # The tiers that each restricted request may use, by request.
+        # The tiers that each restricted request may use, by the request's id.
         self.choosy: dict[str, set[str]] = {}
         self._manager = world.manager
         self._inside = world.inside

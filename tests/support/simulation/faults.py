@@ -1,4 +1,4 @@
-"""Faults of a tier, drawn from a seed for each call."""
+"""Random faults for the calls of a simulated tier."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Weather:
     async def suffer(self) -> str:
         rng = self._rng
         kind = self._draw()
-        # Draw everything before the first wait, so that the order of calls changes no draw.
+        # Draw everything before the first wait, because other calls draw numbers during a wait.
         latency_s = 0.0 if self.calm else rng.uniform(0, self._plan.latency_s)
         late_s = rng.uniform(0.5, 2.0) * self._plan.longest_s
         error = rng.choice(_ERRORS)("drawn")

@@ -1,4 +1,4 @@
-"""Access to the manager's own tables, in one place."""
+"""Access to the manager's private tables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.simulation.ledger import Transfer
 
 
 class Inside:
-    """Reads the manager's private names; no other part of the simulation does."""
+    """A view of the manager's private state, through which the other modules read that state."""
 
     def __init__(self, manager: TieringManager) -> None:
         self._manager = manager
@@ -59,7 +59,7 @@ class Inside:
                 yield key
 
     def count_offers_again(self) -> Counter[ManagedTier]:
-        """Count the chunks offered again after a failed store; none with a compiled core."""
+        """Count chunks that are offered again after a failed store, unless the core is compiled."""
         cascade = self._manager._cascade
         take_failed = cascade._take_failed
         counts: Counter[ManagedTier] = Counter()
@@ -88,7 +88,7 @@ class Inside:
         tier.admission.choose = watched  # type: ignore[method-assign]
 
     def claims(self) -> Iterator[tuple[str, OffloadKey, Slot]]:
-        """Return the promoted chunks that requests hold."""
+        """Return each request's claims on promoted chunks."""
         for request_id, state in self._manager._requests.items():
             for key, slot in state.claims.items():
                 yield request_id, key, slot

@@ -1,4 +1,4 @@
-"""A ledger of each tier's jobs, which is independent of the manager."""
+"""A record of each tier's jobs, kept independently of the manager."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _LATE_RATE = 0.02
 
 
 class Transfer(NamedTuple):
-    """A chunk of a load or store, whose slot is pinned; ``moves`` is true until it arrives."""
+    """One chunk of a load or store, in a pinned slot; ``moves`` is true until the chunk arrives."""
 
     operation: Operation
     key: OffloadKey
@@ -44,9 +44,9 @@ class Transfer(NamedTuple):
 
 
 class Ledger:
-    """The jobs of one tier, each until the end of its I/O.
+    """A record of one tier's jobs.
 
-    A job is *running* until its result, and then *lingering* until its I/O has ended. It is
+    A job is *running* until its result, and then *lingering* until its I/O has ended. A job is
     *pending* until the manager reads the result, and *held* until the manager reads the I/O's end.
     """
 
@@ -83,17 +83,17 @@ class Ledger:
         self._lingering: dict[int, Job] = {}
         # Jobs that were pending at a reset; their lookup hits and load failures do not count.
         self._outdated: set[int] = set()
-        # The number of loads of each chunk that have failed since the last reset.
+        # The number of each chunk's loads that have failed since the last reset.
         self._failed: Counter[OffloadKey] = Counter()
         # Loads of known chunks, started without a lookup in the tier.
         self._unasked: set[tuple[int, OffloadKey]] = set()
         self._results: dict[int, JobResult] = {}
-        # Removed chunks that have not become known again; chunks removed while a job was pending.
-        self._left: set[OffloadKey] = set()
+        self._left: set[OffloadKey] = set()  # removed chunks that are not known again yet
+        # Each pair of a job and a chunk that was removed while the job was pending.
         self._left_meanwhile: set[tuple[int, OffloadKey]] = set()
         self._put_by_job: set[tuple[int, OffloadKey]] = set()
-        # Each reset that also clears the tiers begins a new era. These are the current era, the era
-        # in which each job began, and the era of each chunk's store.
+        # Each reset that also clears the tiers begins a new era. The dictionaries have the era in
+        # which each job was submitted, and the era of each chunk's last store.
         self._era = 0
         self._job_eras: dict[int, int] = {}
         self._put_eras: dict[OffloadKey, int] = {}
@@ -346,7 +346,7 @@ class WatchedRunner(InlineRunner):
         return [*reports, *self._late(reports)]
 
     def _late(self, reports: Sequence[Report]) -> list[Report]:
-        """Note the reports of a poll; sometimes return a second result of an ended job."""
+        """Note a poll's reports in the journal; sometimes return a second result of a past job."""
         late: list[Report] = []
         if self._over and self._rng.random() < _LATE_RATE:
             over = self._rng.choice(self._over)
@@ -374,7 +374,7 @@ class WatchedRunner(InlineRunner):
         self.discard()
 
     def discard(self) -> None:
-        """End hung calls, because they use their buffers until they end; then close the loop."""
+        """End hung calls, because hung calls still use their buffers; then close the loop."""
         if self._event_loop.is_closed():
             return
         self._let_go()

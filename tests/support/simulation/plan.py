@@ -1,4 +1,4 @@
-"""Draws sizes, tiers, options and rates of faults from a seed, before anything runs."""
+"""Draws a simulation's sizes, tiers, options and rates of faults, before anything runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class TierPlan:
     fault_rate: float  # fraction of the calls with a fault
     removals: float  # fraction of the steps in which the tier removes a chunk
     outages: float  # fraction of the steps in which an outage begins
-    stalls: float  # fraction of the steps in which the tier's loop stops, for some steps
+    stalls: float  # fraction of the steps in which the tier's loop stalls, for several steps
     breaks_contract: bool  # one call can return a wrong number of results
     refused_openings: int  # failed attempts before the tier opens
 
@@ -37,7 +37,7 @@ class Plan:
     one_copy: bool
     recompute_s: float | None
     groups: int
-    depth: int  # the most chunks of a new conversation, in each KV-cache group
+    depth: int  # the largest number of chunks of a new conversation, per KV-cache group
     requests: int
     steps: int
     step_s: float  # the longest virtual time for which a tier runs in a step

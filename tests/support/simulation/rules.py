@@ -35,9 +35,9 @@ class _SlotUse:
 
 
 class Rules:
-    """Compares the manager's tables with records that are independent of the manager.
+    """Checks of the manager's tables against independent records.
 
-    These are the device's copies and bytes, each tier's ledger and chunks, and the policy's chunks.
+    The records come from the device, from the tiers and their ledgers, and from the policy.
     """
 
     def __init__(self, world: World) -> None:
@@ -51,9 +51,9 @@ class Rules:
         slots = world.plan.slots
         self._promotion_limit = slots - round(slots * world.plan.store_reserve)
         self._breach = world.breach
-        # The content of the primary tier according to its events.
+        # The chunks of the primary tier according to the manager's events.
         self._announced: set[OffloadKey] = set()
-        # The content of each secondary tier according to its events.
+        # The chunks of each secondary tier according to the manager's events.
         self._announced_below: dict[str, set[OffloadKey]] = defaultdict(set)
         # The number of stores that resets withdrew from each tier.
         self._withdrawn: Counter[int] = Counter()
@@ -194,7 +194,7 @@ class Rules:
                 "promotions leave room to stores",
                 f"they hold {len(busy)} slots of {self._promotion_limit}",
             )
-        # The manager may count a chunk that has arrived as loading until its whole job ends.
+        # The manager may count an arrived chunk as loading until the whole job has ended.
         arrived = {transfer.slot for transfer in loads}
         if not len(busy) <= self._inside.promotions <= len(busy | arrived):
             self._breach(

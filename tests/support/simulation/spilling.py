@@ -18,11 +18,11 @@ class SpillRule:
         self.resetting = False  # a reset forgets chunks without an eviction
         self._breach = on_breach
         self._owed: list[tuple[ManagedTier, Ledger]] = []
-        # For each tier: chunks that may be evicted, because the tier refused or did not admit them.
+        # For each tier, the chunks that may be evicted because the tier did not accept them.
         self._let_go: dict[str, set[OffloadKey]] = {}
 
     def watch(self, inside: Inside, ledgers: Sequence[Ledger]) -> None:
-        """Set the tiers to check: none with a compiled core, whose methods cannot be replaced."""
+        """Set the tiers to check: none with a compiled core, whose methods cannot be patched."""
         if IS_COMPILED:
             return
         for tier, ledger in zip(inside.tiers, ledgers, strict=True):

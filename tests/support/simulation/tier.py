@@ -21,12 +21,12 @@ class SimulatedTierConfig(MemoryTierConfig):
     rng: Any
 
 
-#: Fraction of loads during which the tier loses the chunk, although the load itself succeeds.
+#: Fraction of the loads in which the tier removes a chunk that has just been loaded.
 _LEAVES_WHILE_LOADED = 0.1
 
 
 class SimulatedTier(MemoryTier):
-    """A memory tier with real bytes, whose delays, errors and damage come from a seed."""
+    """A memory tier with real bytes. A seed determines its delays, errors and damage."""
 
     config_model: ClassVar[type[MemoryTierConfig]] = SimulatedTierConfig
     config: Any
@@ -65,7 +65,7 @@ class SimulatedTier(MemoryTier):
         self._check(fault_of_batch(self, batch))
         for transfer in batch:
             self.config.on_touch(Operation.LOAD, transfer)
-            # Write noise first, because an interrupted read leaves bytes behind.
+            # Write noise first, because an interrupted read can leave any bytes in the buffer.
             transfer.payload[:] = b"\xaa" * len(transfer.payload)
         trouble = await self.config.weather.suffer()
         if trouble == "damage":
@@ -102,7 +102,7 @@ class SimulatedTier(MemoryTier):
             self._remove([self.config.rng.choice(list(self._objects))])
 
     def damage(self, key: OffloadKey) -> None:
-        """Flip a bit of a stored object, truncate the object, or replace it with another one."""
+        """Flip a bit of a stored object, truncate the object, or replace its content."""
         stored = self._objects.get(key)
         if stored is None:
             return

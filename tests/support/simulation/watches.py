@@ -10,7 +10,7 @@ from kvtier_sdk.types import OffloadKey, Region, RequestContext
 
 
 class WatchedMemory:
-    """Wraps the pool for a runner, and records the slot of each view."""
+    """A wrapper of the pool for a runner, which records the slot of each view."""
 
     def __init__(self, pool: HostPool) -> None:
         self._pool = pool
@@ -42,7 +42,7 @@ class WatchedMemory:
 
 
 class WatchedPolicy(EvictionPolicy):
-    """Checks an eviction policy's choices, and the manager's calls of the policy."""
+    """A wrapper of an eviction policy that checks the policy's choices and the manager's calls."""
 
     def __init__(
         self,

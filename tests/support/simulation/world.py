@@ -35,15 +35,15 @@ from support.simulation.tier import PaddedSimulatedTier, SimulatedTier, Simulate
 from support.simulation.watches import WatchedMemory, WatchedPolicy
 
 POLICIES = ("prefix", "lru", "arc")
-#: The number of steps within which live requests have to end after the last fault.
+#: After the last fault, all requests must end within this number of steps.
 _LAST_STEPS = 400
 _CALM_STEP_S = 0.02
-#: The longest stall of a tier's loop: the manager concludes a job that is overdue by 1 s.
+#: The longest stall of a tier's loop, below the 1 s after which the manager concludes late jobs.
 _LONGEST_STALL_S = 0.8
 _LONGEST_STALL_STEPS = 15
 #: The duration of a lull, a pause of the engine after a step.
 _LULL_S = 1.0
-#: Time after which every breaker has closed: the longest pause between probes, and a probe.
+#: Enough time for each breaker to close: the longest interval between probes, and a probe.
 _RECOVERY_S = 2.0
 
 
@@ -111,7 +111,7 @@ class World:
         self.rules = Rules(self)
 
     def breach(self, rule: str, message: str) -> None:
-        """Raise a breach. The step raises it again, because a tier's runner may have caught it."""
+        """Raise a breach. The step's end raises it again, because a runner may have caught it."""
         breach = Breach(rule, message)
         self._first_breach = self._first_breach or breach
         raise breach
@@ -151,7 +151,7 @@ class World:
         self._raise_first_breach()
 
     def _check_sums(self) -> None:
-        """Check that the outcome of each lookup is counted once."""
+        """Check that the outcome of each lookup is counted exactly once."""
         host, *tiers = self.manager.stats
         hits = sum(stats.hit_chunks for stats in self.manager.stats)
         misses = sum(host.misses.values())
@@ -280,7 +280,7 @@ class World:
         self.rules.check()
         if calm:
             self._run_tiers(_CALM_STEP_S)
-            # Excuse the excess, because a request's patience is meant for the plan's shorter steps.
+            # The limit on a request's wait assumes the plan's steps, so do not count the excess.
             longer_s = max(0.0, _CALM_STEP_S - self.plan.step_s)
             self.engine.excuse(longer_s * len(self.runners))
         else:
@@ -289,7 +289,7 @@ class World:
             self._run_tiers(self.rng.uniform(0, self.plan.step_s), stalled)
             if self.rng.random() < self.plan.lull_rate:
                 self.journal.note("lull")
-                # Like an engine before it sleeps, make a step if work is pending.
+                # Make a step if work is pending, as an engine does before it sleeps.
                 if self.manager.has_pending_work():
                     self.manager.on_schedule_end()
                     self.manager.has_pending_work()
@@ -338,7 +338,7 @@ class World:
             self.engine.abort_all()
         self._play_until_idle()
         self._run_tiers(_RECOVERY_S)
-        # The manager may still have to report uses to the tiers, and to read the tiers' reports.
+        # Play again, because the manager may have uses to report to the tiers, and reports to read.
         self._play_until_idle()
         self.rules.check_rest()
         for tier, loop in zip(self.inside.tiers, self.loops, strict=True):
@@ -371,7 +371,7 @@ class World:
 
 @contextmanager
 def _errors_of_the_sdk(on_error: Callable[[str], None]) -> Iterator[None]:
-    """Report the errors that the SDK logs; the tiers' faults only cause warnings."""
+    """Call ``on_error`` with each error that the SDK logs; a tier's fault causes only warnings."""
     log = logging.getLogger("kvtier")
     handler = _Listener(on_error)
     before = log.propagate, log.level

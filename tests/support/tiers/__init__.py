@@ -1,1 +1,1 @@
-"""Tiers for tests: broken ones, odd ones, and the shelf tier that both derive from."""
+"""Tiers for tests: broken tiers, odd tiers, and the shelf tier that is their base class."""

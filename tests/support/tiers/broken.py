@@ -1,7 +1,7 @@
 """Tiers that break the contract, each in one way; the conformance kit must reject them.
 
-Each is a small change to :class:`support.tiers.shelf.ShelfTier`, of the kind that gets past a
-review, and names the one check that rejects it. Read them as examples of what not to do.
+Each tier is a small change to :class:`support.tiers.shelf.ShelfTier` that could pass a review. A
+class's argument ``fails`` names the only check that rejects the tier.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class BrokenTier(ShelfTier):
 
     def __init_subclass__(cls, fails: str = "", **rest: Any) -> None:
         super().__init_subclass__(**rest)
-        # The only check that rejects the tier; a subclass fails the same check.
+        # The only check that rejects the tier. A subclass without ``fails`` fails the same check.
         cls.fails = fails or cls.fails
 
 
@@ -77,7 +77,7 @@ class RemembersDigests(BrokenTier, fails="check_a_brought_digest_is_right"):
 
 
 class WrongCount(BrokenTier, fails="check_results_have_the_length_of_the_batch"):
-    """Works in pages of four, and drops a last page that is not full."""
+    """Works in groups of four chunks, and drops the verdicts of an incomplete last group."""
 
     async def load(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
         verdicts = await super().load(batch)
@@ -85,7 +85,7 @@ class WrongCount(BrokenTier, fails="check_results_have_the_length_of_the_batch")
 
 
 class EmptyBatchIsAnError(BrokenTier, fails="check_an_empty_batch_is_no_results"):
-    """Reads the first chunk of a batch without checking that there is one."""
+    """Reads the first chunk of a batch without checking whether the batch is empty."""
 
     async def store(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
         self.context.logger.debug("first of a batch: %s", batch[0].key.hex())
@@ -104,7 +104,7 @@ class OneFailureFailsAll(BrokenTier, fails="check_one_failure_fails_alone"):
 
 
 class BigBatchIsAnError(BrokenTier, fails="check_big_batches"):
-    """Puts all keys of a batch into one statement, which has room for 999."""
+    """Puts all keys of a batch into one SQL statement, which allows at most 999 variables."""
 
     async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
         if len(keys) > 999:
@@ -113,7 +113,7 @@ class BigBatchIsAnError(BrokenTier, fails="check_big_batches"):
 
 
 class RaisesForeignError(BrokenTier, fails="check_only_tier_errors_are_raised"):
-    """Reads the first byte of an object that may be empty."""
+    """Reads the first byte of an object, and raises IndexError if the object is empty."""
 
     async def load_chunk(self, transfer: Transfer) -> None:
         await self.reach()
@@ -157,7 +157,7 @@ class AbsentIsSuccess(BrokenTier, fails="check_absent_is_not_found"):
 
 
 class NeverReplaces(BrokenTier, fails="check_a_store_replaces_on_demand"):
-    """Skips the store of a chunk that exists, even if it failed to load."""
+    """Skips the store of an existing chunk, even if the chunk failed to load."""
 
     async def store_chunk(self, transfer: Transfer) -> None:
         if not await self.contains_chunk(transfer.key):
@@ -165,7 +165,7 @@ class NeverReplaces(BrokenTier, fails="check_a_store_replaces_on_demand"):
 
 
 class StoringTwiceIsAnError(BrokenTier, fails="check_storing_twice_is_harmless"):
-    """Inserts where it should insert or replace."""
+    """Inserts a chunk, and fails if the chunk exists already."""
 
     async def store_chunk(self, transfer: Transfer) -> None:
         if not transfer.replace and self.name_of(transfer.key) in self.shelf.objects:
@@ -174,7 +174,7 @@ class StoringTwiceIsAnError(BrokenTier, fails="check_storing_twice_is_harmless")
 
 
 class ScribblesOnBuffers(BrokenTier, fails="check_store_leaves_its_buffers_alone"):
-    """Marks a header as stored in the lent buffer itself."""
+    """Marks a stored chunk by changing the header in the transfer's own buffer."""
 
     async def store_chunk(self, transfer: Transfer) -> None:
         await super().store_chunk(transfer)
@@ -206,7 +206,7 @@ class HangsOnAnotherLength(BrokenTier, fails="check_another_length_is_corrupt"):
 
 
 class AssumesAddresses(BrokenTier, fails="check_buffers_at_any_address"):
-    """Declares no alignment, but needs one of eight bytes."""
+    """Declares no alignment, but needs buffers that are aligned to eight bytes."""
 
     async def store_chunk(self, transfer: Transfer) -> None:
         if np.frombuffer(transfer.payload, np.uint8).ctypes.data % 8:
@@ -215,7 +215,7 @@ class AssumesAddresses(BrokenTier, fails="check_buffers_at_any_address"):
 
 
 class AssumesLengths(BrokenTier, fails="check_chunks_of_any_length"):
-    """Copies eight bytes at a time."""
+    """Copies eight bytes at a time, and fails if the length is no multiple of eight."""
 
     async def store_chunk(self, transfer: Transfer) -> None:
         await self.reach()
@@ -325,7 +325,7 @@ class OutlivesCancellation(BrokenTier, fails="check_a_cancelled_call_ends"):
 
 
 class WritesLate(BrokenTier, fails="check_a_cancelled_load_writes_nothing_more"):
-    """Returns from a cancelled load at once, while a task still fills its buffers."""
+    """Returns from a cancelled load at once, while a task still fills the load's buffers."""
 
     async def load_chunk(self, transfer: Transfer) -> None:
         try:
@@ -340,7 +340,7 @@ class WritesLate(BrokenTier, fails="check_a_cancelled_load_writes_nothing_more")
 
 
 class ReadsLate(BrokenTier, fails="check_a_cancelled_store_reads_nothing_more"):
-    """Returns from a cancelled store at once, while a task still reads its buffers."""
+    """Returns from a cancelled store at once, while a task still reads the store's buffers."""
 
     async def store_chunk(self, transfer: Transfer) -> None:
         try:
@@ -399,7 +399,7 @@ class LeavesAThread(BrokenTier, fails="check_no_thread_is_left"):
 
 
 class LeavesADescriptor(BrokenTier, fails="check_no_descriptor_is_left"):
-    """Opens its directory and does not close it."""
+    """Opens a directory and never closes the descriptor."""
 
     async def open(self) -> None:
         await super().open()
@@ -407,7 +407,7 @@ class LeavesADescriptor(BrokenTier, fails="check_no_descriptor_is_left"):
 
 
 class KeepsABuffer(BrokenTier, fails="check_no_buffer_is_kept"):
-    """Keeps the last transfer, for its log."""
+    """Keeps a reference to the last transfer, and so to its buffers."""
 
     async def load_chunk(self, transfer: Transfer) -> None:
         self._last = transfer
@@ -459,7 +459,7 @@ class KeepsToItsProcess(BrokenTier, fails="check_processes_share_a_place"):
 
 
 class ForgetsInClose(BrokenTier, fails="check_chunks_outlive_the_instance"):
-    """Deletes its chunks when it closes, so the next instance starts empty."""
+    """Deletes its chunks when it closes, so that the next instance starts empty."""
 
     async def close(self) -> None:
         fingerprint = self.context.namespace.fingerprint
@@ -468,7 +468,7 @@ class ForgetsInClose(BrokenTier, fails="check_chunks_outlive_the_instance"):
 
 
 class CloseHangs(BrokenTier, fails="check_close_ends"):
-    """Waits in close for the first call, even if there never was one."""
+    """Waits in close for the first call, even if no call was ever made."""
 
     _used: asyncio.Event | None = None
 
@@ -487,7 +487,7 @@ class CloseHangs(BrokenTier, fails="check_close_ends"):
 
 
 class CloseForgetsCalls(BrokenTier, fails="check_close_ends_what_runs"):
-    """Discards outstanding replies when it closes, so their callers wait forever."""
+    """Discards outstanding replies when it closes, so that their callers wait forever."""
 
     _closed = False
 
@@ -501,7 +501,7 @@ class CloseForgetsCalls(BrokenTier, fails="check_close_ends_what_runs"):
 
 
 class ClosesOnlyOnce(BrokenTier, fails="check_closing_twice_is_harmless"):
-    """Closes its connection without checking that it has one."""
+    """Closes its connection without checking whether the connection is already closed."""
 
     _connection: Any = object()
 
@@ -512,14 +512,14 @@ class ClosesOnlyOnce(BrokenTier, fails="check_closing_twice_is_harmless"):
 
 
 class FillsTheGap(BrokenTier, fails="check_a_lost_part_is_a_miss"):
-    """Reads a lost part as zeros."""
+    """Reads a lost part of a chunk as zeros."""
 
     def mend(self, stored: bytes) -> bytes:
         return half_of(stored)
 
 
 class LooksAtTheFirstPart(BrokenTier, fails="check_a_lost_part_is_a_miss"):
-    """Looks only for the first part of a chunk."""
+    """Checks in a lookup only whether the first part of a chunk exists."""
 
     async def contains_chunk(self, key: OffloadKey) -> bool:
         await self.reach()
@@ -528,14 +528,14 @@ class LooksAtTheFirstPart(BrokenTier, fails="check_a_lost_part_is_a_miss"):
 
 
 class TakesALostPartForAnOutage(BrokenTier, fails="check_a_lost_part_is_a_miss"):
-    """Mistakes a lost part for a server that is down."""
+    """Reports a lost part of a chunk as an outage of the server."""
 
     def mend(self, stored: bytes) -> bytes:
         raise TierUnavailableError("a shard does not have its part")
 
 
 class NeverHealsAPart(BrokenTier, fails="check_a_lost_part_is_a_miss"):
-    """Skips the store of a chunk whose first part exists, even if it failed to load."""
+    """Skips the store of a chunk whose first part exists, even if the chunk failed to load."""
 
     def put(self, key: OffloadKey, stored: bytes) -> None:
         if self.name_of(key) not in self.shelf.torn:
@@ -600,7 +600,7 @@ class TakesACutForTheEnd(BrokenTier, fails="check_an_outage_in_mid_transfer_dama
 
 
 class StaysAway(BrokenTier, fails="check_a_tier_comes_back_after_an_outage"):
-    """Gives up on its store for good at the first outage."""
+    """Never uses its store again after the first outage."""
 
     _given_up = False
 
@@ -615,7 +615,7 @@ class StaysAway(BrokenTier, fails="check_a_tier_comes_back_after_an_outage"):
 
 
 class DeletesOnlyWhatIsThere(BrokenTier, fails="check_delete_forgets"):
-    """Fails to delete a missing chunk."""
+    """Raises an error if a chunk to delete is missing."""
 
     async def delete(self, keys: Sequence[OffloadKey]) -> None:
         for key in keys:
@@ -624,7 +624,7 @@ class DeletesOnlyWhatIsThere(BrokenTier, fails="check_delete_forgets"):
 
 
 class TouchStores(BrokenTier, fails="check_touch_changes_nothing"):
-    """Records the use of a missing chunk, and so makes an empty object."""
+    """Records the use of a missing chunk, and thereby creates an empty object."""
 
     async def touch(self, keys: Sequence[OffloadKey]) -> None:
         await self.reach()
@@ -633,7 +633,7 @@ class TouchStores(BrokenTier, fails="check_touch_changes_nothing"):
 
 
 class ScansWithoutHeader(BrokenTier, fails="check_scan_lists_what_is_stored"):
-    """Lists the length of the payload instead of the whole object."""
+    """Lists the length of the payload instead of the length of the whole object."""
 
     async def scan(self) -> AsyncIterator[Entry]:
         async for entry in super().scan():
@@ -666,7 +666,7 @@ class UsesWhatItExamines(BrokenTier, fails="check_maintenance_records_no_use"):
 
 
 class CountsNothing(BrokenTier, fails="check_usage_counts_what_is_stored"):
-    """Counts only chunks stored after counting began, but never begins to count."""
+    """Always reports that no chunks and no bytes are stored."""
 
     async def usage(self) -> Usage:
         return Usage(0, 0, None)
@@ -686,7 +686,7 @@ class CountsItsOwn(BrokenTier, fails="check_usage_counts_what_is_stored"):
 
 
 class ReportsWhatItKeeps(BrokenTier, fails="check_a_reported_removal_is_true"):
-    """Reports the oldest chunk as evicted before the eviction has succeeded."""
+    """Reports the oldest chunk as evicted, but keeps the chunk."""
 
     async def store_chunk(self, transfer: Transfer) -> None:
         try:
@@ -698,7 +698,7 @@ class ReportsWhatItKeeps(BrokenTier, fails="check_a_reported_removal_is_true"):
 
 
 class LoadsWhatHasExpired(BrokenTier, fails="check_an_expired_chunk_is_absent"):
-    """Looks at a chunk's age only in a lookup, and leaves its removal to a sweep."""
+    """Checks a chunk's age only in a lookup, so that a load returns an expired chunk."""
 
     async def contains_chunk(self, key: OffloadKey) -> bool:
         return await super().contains_chunk(key) and not self.is_expired(self.name_of(key))
@@ -708,7 +708,7 @@ class LoadsWhatHasExpired(BrokenTier, fails="check_an_expired_chunk_is_absent"):
 
 
 class RenewsTheAge(BrokenTier, fails="check_no_use_extends_the_maximum_age"):
-    """Renews a chunk's age with each use, as a store does."""
+    """Resets a chunk's age at each use, as if the chunk had just been stored."""
 
     def use(self, key: OffloadKey) -> None:
         super().use(key)
@@ -716,7 +716,7 @@ class RenewsTheAge(BrokenTier, fails="check_no_use_extends_the_maximum_age"):
 
 
 class FullIsAnyError(BrokenTier, fails="check_a_full_tier_refuses_or_makes_room"):
-    """Is full, but raises an error that does not say so."""
+    """Raises a general error instead of :class:`TierCapacityError` when the store is full."""
 
     async def store_chunk(self, transfer: Transfer) -> None:
         try:

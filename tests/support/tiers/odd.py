@@ -24,8 +24,6 @@ from support.tiers.shelf import ShelfName, ShelfTier, fill
 
 
 class OddTier(ShelfTier):
-    """A tier that keeps the contract in an unusual way."""
-
     settings: ClassVar[dict[str, Any]] = {}
 
 
@@ -38,7 +36,7 @@ class Slow(OddTier):
 
 
 class ByTheBook(OddTier):
-    """Refuses calls that break the contract's promises about keys or memory. Counts no chunks."""
+    """Refuses calls that break the contract's promises, and does not count its chunks."""
 
     max_batch_keys = 3
     runner_defaults: ClassVar[dict[str, Any]] = {"concurrency": 2}
@@ -84,7 +82,7 @@ class Unordered(OddTier):
 
 
 class Caching(OddTier):
-    """Keeps every chunk in a cache, and answers from it even during an outage."""
+    """Keeps every chunk in a cache, and answers from the cache even during an outage."""
 
     def __init__(self, config: TierConfig, context: TierContext) -> None:
         super().__init__(config, context)
@@ -127,7 +125,7 @@ class Refusing(OddTier):
 
 
 class OneConnection(OddTier):
-    """Makes one call to its store at a time."""
+    """Makes only one call to its store at a time."""
 
     def __init__(self, config: TierConfig, context: TierContext) -> None:
         super().__init__(config, context)
@@ -162,7 +160,7 @@ class Impatient(OddTier):
 
 
 class Forgetful(OddTier):
-    """Has room for eight chunks, and evicts the oldest for a new one."""
+    """Has room for eight chunks, and evicts the oldest chunk for a new chunk."""
 
     def put(self, key: OffloadKey, stored: bytes) -> None:
         super().put(key, stored)
@@ -173,7 +171,7 @@ class Forgetful(OddTier):
 
 
 class FirstComeFirstKept(OddTier):
-    """Keeps the old object when a key is stored again, unless the transfer says ``replace``."""
+    """Keeps the old object when a key is stored again, unless ``transfer.replace`` is true."""
 
     async def store_chunk(self, transfer: Transfer) -> None:
         await self.reach()
@@ -183,7 +181,7 @@ class FirstComeFirstKept(OddTier):
 
 
 class AllOrNothing(OddTier):
-    """Raises one outage for a whole batch, and has no optional capability."""
+    """Raises one error for a whole batch in an outage, and has no optional capability."""
 
     capabilities = Capability.NONE
 
@@ -193,7 +191,7 @@ class AllOrNothing(OddTier):
 
 
 class KeepsItsLastError(OddTier):
-    """Keeps its client's last exception until the next one, as clients in Rust do."""
+    """Keeps the last exception until the next exception, as clients in Rust do."""
 
     async def load_chunk(self, transfer: Transfer) -> None:
         try:

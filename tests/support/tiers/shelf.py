@@ -80,7 +80,6 @@ class Shelf:
         return SHELVES[name]
 
 
-#: The shelves of this process, by name.
 SHELVES: dict[str, Shelf] = {}
 _LOOK_S = 0.01
 
@@ -95,7 +94,7 @@ class ShelfTierConfig(TierConfig):
 
 
 class ShelfTier(ChunkTierManager):
-    """A tier that keeps the whole contract, with its chunks on a :class:`Shelf`."""
+    """A tier that fulfils the whole contract, and stores its chunks on a :class:`Shelf`."""
 
     config_model = ShelfTierConfig
     capabilities = ~Capability.NONE
