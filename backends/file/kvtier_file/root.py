@@ -22,7 +22,7 @@ class Root:
     """The root directory, in which the tier owns one namespace. Methods block and are thread-safe.
 
     Attributes:
-        is_closing: true to end a running scan.
+        is_closing: set to true to end a running scan.
     """
 
     def __init__(self, config: FileTierConfig, context: TierContext, names: TemporaryNames) -> None:
@@ -30,8 +30,8 @@ class Root:
         self._context = context
         self._fingerprint = context.namespace.fingerprint
         self._names = names
-        # Use O_DIRECT until `prepare` has probed it. A file that refuses O_DIRECT is read through
-        # the page cache.
+        # Use O_DIRECT even before `prepare` probes it, because a file that refuses O_DIRECT is read
+        # through the page cache.
         self._direct = config.direct_io != "off"
         self._fd: int | None = None
         self._remake_lock = threading.Lock()
@@ -211,7 +211,7 @@ class Root:
                     yield directory
 
     def _remake(self, lost_fd: int) -> None:
-        # Create no parents, because the intended file system may be unmounted if one is missing.
+        # Create no parents: if a parent is missing, the intended file system may be unmounted.
         with suppress(FileExistsError):
             os.mkdir(self._config.root, 0o700)
         with ClosingFd(self.directories.open_root(self._config.root)) as fd:

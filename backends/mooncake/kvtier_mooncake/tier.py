@@ -33,7 +33,7 @@ class MooncakeTier(SecondaryTierManager):
     config_model = MooncakeTierConfig
     locality = Locality.REMOTE
     capabilities = Capability.DELETE
-    # A client's set-up and close hold the interpreter lock for seconds, so keep them off the engine.
+    # A client's set-up and close hold the interpreter lock for seconds. The engine must not wait.
     needs_process = True
     contract_version = 1
     config: MooncakeTierConfig
