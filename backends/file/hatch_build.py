@@ -13,7 +13,7 @@ class CompiledPart(BuildHookInterface[Any]):
     """A build hook for one extension module, which works for Python 3.11 and all later versions."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile the extension. Skip an editable install, so that no binary is in the checkout."""
+        """Compile the extension. Skip an editable install, to keep binaries out of the checkout."""
         if version == "editable":
             return
         from packaging.tags import platform_tags

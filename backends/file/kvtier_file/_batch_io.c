@@ -1,6 +1,6 @@
 /* Makes a batch's system calls and digests in one call, without the interpreter lock.
  *
- * Python releases and reacquires the lock at each system call. A chunk needs up to eleven of them.
+ * Python releases and reacquires the lock at each system call. A chunk needs up to eleven calls.
  * Large batches are divided among threads that end with the call. A thread digests each chunk right
  * after it has read the chunk, while the processor's cache still holds the bytes.
  * This code handles only the usual cases. A file that is missing, foreign, damaged, expired or
@@ -37,7 +37,7 @@
 #define SAME_USE_NS NS_PER_S
 
 /* With O_DIRECT, threads mostly wait for the disk, so a call uses many threads. With the page
- * cache, each thread keeps a processor busy, so a call uses fewer. */
+ * cache, each thread keeps a processor busy, so a call uses fewer threads. */
 #define DIRECT_BYTES_PER_THREAD (1 << 20)
 #define CACHED_BYTES_PER_THREAD (8 << 20)
 #define MOST_THREADS 8

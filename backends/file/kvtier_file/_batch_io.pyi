@@ -13,7 +13,7 @@ def use_digests(library: str, /) -> bool:
     """Load xxh3-128 from a shared library; return false if the library lacks the function."""
 
 def digest(digest_bytes: int, payloads: tuple[memoryview, ...], /) -> bytes:
-    """Digest the first ``digest_bytes`` of each payload; return the joined digests of 16 bytes.
+    """Digest the first ``digest_bytes`` of each payload; return the joined digests, 16 bytes each.
 
     The result is empty if no library is loaded.
     """

@@ -18,7 +18,7 @@ from kvtier_sdk import Clock, OffloadKey
 
 #: Exclusive upper bound of times of use, in the year 2116.
 MAX_USED_NS = 2**62
-#: A time of use that is further ahead of the clock is implausible, because the clocks of processes
+#: A time of use more than this ahead of the clock is implausible, because the clocks of processes
 #: that share a root differ by less.
 MOST_AHEAD_NS = 10 * 10**9
 
@@ -68,7 +68,7 @@ class Lifetime(NamedTuple):
     aged_ns: int = 0
 
     def used_ns(self, status: os.stat_result) -> int:
-        """Return the time of a file's last use; 0 if a time is implausible or the chunk too old."""
+        """Return the time of the last use; 0 if a time is implausible or the chunk is too old."""
         used_ns, stored_ns = status.st_mtime_ns, status.st_atime_ns
         if not 0 <= used_ns <= self.latest_ns:
             return 0

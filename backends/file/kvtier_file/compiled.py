@@ -1,4 +1,4 @@
-"""The compiled part of the tier, if it is installed."""
+"""Loads the compiled part of the tier, which is optional."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def split(digests: bytes, count: int) -> list[bytes | None]:
 
 
 def seal(batch: Sequence[Transfer], digest_bytes: int) -> None:
-    """Seal a batch's headers in the compiled part. Without it, each is sealed at its first use."""
+    """Seal a batch's headers in the compiled part. Otherwise, each is sealed at its first use."""
     if digest_bytes and batch_io is not None:
         payloads = tuple(transfer.payload for transfer in batch)
         digests = batch_io.digest(digest_bytes, payloads)

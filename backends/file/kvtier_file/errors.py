@@ -24,8 +24,8 @@ ABSENT = FOREIGN | {errno.ENOENT, errno.ENAMETOOLONG}
 #: Error numbers for a file system that accepts no more data.
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
-#: Error numbers of a fault that affects only the chunk's own file: permissions, bad sectors, a
-#: foreign file.
+#: Error numbers of a fault that affects a single chunk's file: permissions, bad sectors, a foreign
+#: file.
 FAULTS = FOREIGN | {
     errno.ENAMETOOLONG,
     errno.EACCES,

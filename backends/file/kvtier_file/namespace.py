@@ -296,7 +296,7 @@ class NamespaceDirectory:
 # Cached, because a store computes the shard up to four times.
 @lru_cache(maxsize=4096)
 def shard_of(key: OffloadKey) -> str:
-    """Return the name of a key's shard. A hash spreads even sequential keys evenly."""
+    """Return the name of a key's shard. A hash spreads sequential keys evenly over the shards."""
     return hashlib.blake2b(key, digest_size=1).hexdigest()
 
 

@@ -75,7 +75,7 @@ class Root:
     def namespace(
         self, fingerprint: str | None = None, *, create: bool = True
     ) -> Iterator[NamespaceDirectory]:
-        """Open a namespace's directory for a block; by default the tier's own."""
+        """Open a namespace's directory for a block; by default, the tier's own namespace."""
         # Open the directory in each call, because it may have been removed and must be recreated.
         fingerprint = fingerprint or self._fingerprint
         with ClosingFd(self.directories.open(fingerprint, self.fd, create=create)) as fd:
@@ -116,7 +116,7 @@ class Root:
         return True
 
     def headroom_bytes(self) -> int | None:
-        """Return how many bytes ``min_free`` still allows; ``None`` for no limit."""
+        """Return how many more bytes ``min_free`` lets the tier write; ``None`` for no limit."""
         # Until a written file has its final name, its bytes count twice: as used space and as a
         # reservation. So evictions may free more than needed, by at most the reserved bytes.
         if not self._config.min_free:

@@ -24,7 +24,6 @@ from kvtier_file.errors import ABSENT
 from kvtier_file.ledger import Ledger
 from kvtier_file.shared_header import HeaderFile
 
-#: Name of the directory that holds these files.
 SHARED = ".shared"
 _HEADER = "header"
 _LEDGER = "ledger"

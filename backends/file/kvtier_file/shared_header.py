@@ -37,8 +37,8 @@ class SharedHeader:
     """The content of the header's file.
 
     Attributes:
-        clean: true if the counters agree with the disk. False during a change, and still after
-            a crash, so that the next process recounts.
+        clean: true if the counters agree with the disk. It is false during a change, and stays
+            false after a crash, so that the next process recounts.
         generation: a random number, new with each compaction of the ledger.
         ledger_bytes: valid length of the ledger.
         compacted_bytes: length of the ledger after its last compaction.

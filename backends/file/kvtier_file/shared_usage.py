@@ -172,7 +172,7 @@ class SharedUsage:
         return {*self._header.reservations, *self._files.leases.names()} - {self._lease}
 
     def _next_lease(self) -> list[str]:
-        """Return the lease of one process, in turn, because checking all leases would be slow."""
+        """Return one other process's lease, in turn, because checking all leases would be slow."""
         others = sorted(self._header.reservations.keys() - {self._lease})
         later = [one for one in others if one > self._last_asked]
         asked = (later or others)[:1]
@@ -180,7 +180,7 @@ class SharedUsage:
         return asked
 
     def _reap(self, leases: Collection[str]) -> bool:
-        """Clean up after dead processes; return true if there are any."""
+        """Clean up after the dead owners of leases; return true if any owner is dead."""
         dead = [one for one in set(leases) - self._asked if not self._files.leases.is_held(one)]
         self._asked.update(leases)
         if dead:
@@ -204,7 +204,7 @@ class SharedUsage:
         return self._opened
 
     def _join(self) -> None:
-        """Open the shared files and acquire the lease, unless this is done already."""
+        """Open the shared files and acquire the lease, if they are not open or were removed."""
         # An earlier store may have joined already, and a process cannot acquire its lease twice.
         if self._opened is not None and not self._opened.are_lost():
             return

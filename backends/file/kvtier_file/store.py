@@ -98,7 +98,7 @@ class ChunkStore:
                 self._usage.sweep()
                 with (
                     self._usage.locked(),
-                    # Without room (other processes may have a larger capacity) only stores fail.
+                    # The tier opens even if no room can be made. Only stores then fail.
                     suppress(TierCapacityError),
                 ):
                     self._remove_expired()
@@ -532,7 +532,7 @@ class ChunkStore:
 
 
 class _Verdict:
-    """Records an error as a verdict. A generator-based context manager would be twice as slow."""
+    """A context manager that records an error as a verdict. A generator would be twice as slow."""
 
     __slots__ = ("_ability", "_faults", "_key", "_root", "_verdicts")
 

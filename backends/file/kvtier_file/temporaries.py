@@ -97,7 +97,7 @@ class Temporaries:
     def write_batch(
         self, batch: Sequence[Transfer], times_ns: Sequence[int], *, direct: bool
     ) -> Sequence[str | None]:
-        """Write transfers to files; return the names, ``None`` for each chunk not written."""
+        """Write transfers to files; return the names, or ``None`` for each chunk not written."""
         # With ``sync``, a batch would save little, because waiting for the disk takes far longer.
         if compiled.batch_io is None or self._sync:
             return [None] * len(batch)

@@ -33,7 +33,7 @@ _COUNT_S = 0.25
 class FileTier(SecondaryTierManager):
     """A tier that keeps chunks as files below a directory. The chunks survive a restart.
 
-    Several processes may share a root and its capacity. Any process may be killed at any moment.
+    Several processes may share a root and its capacity. A killed process damages no chunk.
     """
 
     config_model = FileTierConfig

@@ -100,7 +100,7 @@ def make_gate() -> type[Gate]:
 
 @pytest.fixture(scope="session")
 def part(tmp_path_factory) -> ModuleType:
-    """Return the installed compiled part, or build one."""
+    """Return the compiled part. If it is not installed, compile it."""
     if compiled.batch_io is not None:
         return compiled.batch_io
     compiler = shutil.which(os.environ.get("CC", "cc"))

@@ -47,7 +47,7 @@ class ObstoreTierConfig(TierConfig):
         service: the service that keeps the bucket: Google Cloud Storage, Azure Blob Storage, or S3.
         bucket: the bucket, or Azure's container, which must exist.
         prefix: prefix of all object names.
-        endpoint: URL of a server that replaces the provider's and speaks the same protocol.
+        endpoint: URL of a server to use in place of the provider's, with the same protocol.
         region: the bucket's region, for S3.
         access_key_id: access key id, for S3; a secret, because it changes with the secret key.
         secret_access_key: secret access key, for S3.
