@@ -1,8 +1,8 @@
-/* The system calls and digests of a batch of chunks, in one call without the interpreter lock.
+/* Makes a batch's system calls and digests in one call, without the interpreter lock.
  *
- * Python releases and reacquires the lock at each system call, and a chunk needs up to eleven.
- * Large batches are shared out among threads that live as long as the call. A thread digests a
- * chunk right after it has read it, while the processor's cache still holds the bytes.
+ * Python releases and reacquires the lock at each system call. A chunk needs up to eleven calls.
+ * Large batches are divided among threads that end with the call. A thread digests each chunk right
+ * after it has read the chunk, while the processor's cache still holds the bytes.
  * This code handles only the usual cases. A file that is missing, foreign, damaged, expired or
  * refused is left unchanged and reported as not done. The Python code then handles the file and
  * reports the error.
@@ -36,8 +36,8 @@
 #define MOST_EARLIER_USES 15
 #define SAME_USE_NS NS_PER_S
 
-/* With O_DIRECT, threads mostly wait for the disk, so a call gets many. With the page cache, each
- * thread keeps a processor busy, and other calls need processors too. */
+/* With O_DIRECT, threads mostly wait for the disk, so a call uses many threads. With the page
+ * cache, each thread keeps a processor busy, so a call uses fewer threads. */
 #define DIRECT_BYTES_PER_THREAD (1 << 20)
 #define CACHED_BYTES_PER_THREAD (8 << 20)
 #define MOST_THREADS 8
@@ -46,7 +46,7 @@
 
 enum outcome { NOT_DONE = 0, DONE = 1, ABSENT = 2 };
 
-/* xxh3-128, from the library that use_digests has loaded; NULL without one. */
+/* The xxh3-128 function of the library that use_digests loaded; NULL without a library. */
 struct hash {
     uint64_t low, high;
 };
@@ -57,16 +57,16 @@ struct call {
     int namespace_fd;
     int temporaries_fd;
     int flags; /* O_DIRECT or 0 */
-    int strict; /* report files in a shard that other users could change as not done */
+    int strict; /* do nothing in a shard that other users could change */
     Py_ssize_t object_bytes;
-    Py_ssize_t digest_bytes; /* of each payload; 0 for no digests */
-    long long latest_ns, expired_ns, aged_ns; /* chunks.Lifetime */
+    Py_ssize_t digest_bytes; /* length of a payload's digested part; 0 for no digests */
+    long long latest_ns, expired_ns, aged_ns; /* the fields of chunks.Lifetime */
 };
 
-/* One file. Fields that a call does not need stay empty. */
+/* A file of a batch. Fields that a call does not need stay empty. */
 struct file {
     const char *temporary;
-    int is_spare; /* the temporary file exists and is overwritten */
+    int is_spare; /* the temporary file exists and is to be overwritten */
     const char *shard;
     const char *name;
     Py_buffer header;
@@ -77,7 +77,7 @@ struct file {
 
 /* The functions below make the system calls, without the interpreter lock. */
 
-/* Return nanoseconds; -1 for a time before the epoch or later than a lifetime allows. */
+/* Return a time in nanoseconds, or -1 if the time is before the epoch or after latest_ns. */
 static long long ns_of(struct timespec time, long long latest_ns)
 {
     if (time.tv_sec < 0 || time.tv_sec > latest_ns / NS_PER_S)
@@ -169,7 +169,7 @@ static bool read_open(const struct call *call, const struct file *file, int fd)
     if (call->digest_bytes)
         digest_payload(call, file);
     struct timespec used = time_after(call, &status, file->used_ns);
-    /* Ignore errors: the bytes were read, and recency matters less. */
+    /* Ignore errors, because the bytes were read and the time of the use matters less. */
     (void)futimens(fd, (struct timespec[2]){status.st_atim, used});
     return true;
 }
@@ -180,7 +180,7 @@ static enum outcome read_one(const struct call *call, const struct file *file)
     if (shard_fd < 0)
         return NOT_DONE;
     bool is_read = false;
-    /* O_NONBLOCK, because opening a pipe of this name would block. */
+    /* Without O_NONBLOCK, opening a pipe of this name would block. */
     int fd = openat(shard_fd, file->name,
                     O_RDONLY | O_NOATIME | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC | call->flags);
     if (fd >= 0) {
@@ -285,7 +285,7 @@ static Py_ssize_t least(Py_ssize_t one, Py_ssize_t other)
     return one < other ? one : other;
 }
 
-/* Divide the work among this thread and new ones. If the system refuses a thread, use fewer. */
+/* Divide the work among this thread and new threads. If the system refuses a thread, use fewer. */
 static void work_in_threads(struct work *work)
 {
     pthread_t helpers[MOST_THREADS - 1];
@@ -319,7 +319,7 @@ static void work_in_threads(struct work *work)
 
 typedef int (*parser)(PyObject *, struct file *);
 
-/* Parse each file, and work on all of them without the lock. Return a pair: an outcome for each
+/* Parse all items, and then handle the files without the lock. Return a pair: an outcome for each
  * file, and the joined digests, which are empty without a library. */
 static PyObject *run(struct call *call, PyObject *items, parser parse, operation operate)
 {
@@ -332,7 +332,7 @@ static PyObject *run(struct call *call, PyObject *items, parser parse, operation
     Py_ssize_t count = PyTuple_Size(items), parsed = 0;
     Py_ssize_t digest_bytes = call->digest_bytes ? DIGEST_BYTES : 0;
     struct file *files = PyMem_Calloc((size_t)count, sizeof(struct file));
-    /* Allocate the results first: after the work nothing may fail. */
+    /* Allocate the results first, because nothing may fail after the work. */
     PyObject *outcomes = PyBytes_FromStringAndSize(NULL, count);
     PyObject *digests = PyBytes_FromStringAndSize(NULL, count * digest_bytes);
     PyObject *result = outcomes && digests ? PyTuple_Pack(2, outcomes, digests) : NULL;
@@ -405,18 +405,18 @@ static int parse_touched(PyObject *item, struct file *file)
     return PyArg_ParseTuple(item, "ssL", &file->shard, &file->name, &file->used_ns);
 }
 
-/* The arguments have the same order as in the stub. */
+/* The functions below take their arguments in the order that _batch_io.pyi declares. */
 static PyObject *py_use_digests(PyObject *module, PyObject *arguments)
 {
     const char *path;
     if (!PyArg_ParseTuple(arguments, "s", &path))
         return NULL;
-    /* Never closed: the function is used until the process ends. */
+    /* Never close the library, because its function is used until the process ends. */
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     void *function = library ? dlsym(library, "XXH3_128bits_dispatch") : NULL;
     if (library && !function)
         function = dlsym(library, "XXH3_128bits");
-    /* ISO C forbids the cast that POSIX requires here. */
+    /* Assign through a pointer, because ISO C forbids a cast from void * to a function pointer. */
     *(void **)&xxh3_128 = function;
     return PyBool_FromLong(function != NULL);
 }

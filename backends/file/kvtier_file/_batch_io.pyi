@@ -1,20 +1,21 @@
-"""The tier's compiled part: file operations on a batch in one call, without the interpreter lock.
+"""The tier's compiled part. Each call handles a batch of files without the interpreter lock.
 
-The functions on files return one byte per file: 0 (not done), 1 (done), or 2 (``touch`` only: the
-file is missing, but its shard exists). After a 0 the file is unchanged, and the caller tries again
-in Python to find the reason. With ``strict``, a shard that other users could change gives 0.
+A file's outcome is a byte: 0 (not done), 1 (done), or 2 (only from ``touch``: the file is missing,
+but its directory, the shard, exists). After a 0 the chunk's file is unchanged, and the caller
+repeats the work in Python to find the reason. With ``strict``, a shard that other users could
+change gives 0.
 ``namespace_fd`` and ``temporaries_fd`` are descriptors of directories, ``object_bytes`` is the
 length of a whole file, ``direct`` is ``os.O_DIRECT`` or 0, ``used_ns`` is in nanoseconds since the
 epoch, and ``lifetime`` is a :class:`~kvtier_file.chunks.Lifetime`.
 """
 
 def use_digests(library: str, /) -> bool:
-    """Take xxh3-128 from a shared library; return false if the library does not have it."""
+    """Load xxh3-128 from a shared library; return false if the library lacks the function."""
 
 def digest(digest_bytes: int, payloads: tuple[memoryview, ...], /) -> bytes:
-    """Return the digests of the first ``digest_bytes`` of each payload, 16 bytes each.
+    """Digest the first ``digest_bytes`` of each payload; return the joined digests, 16 bytes each.
 
-    Without a library, the result is empty.
+    The result is empty if no library is loaded.
     """
 
 def read(
@@ -27,11 +28,10 @@ def read(
     files: tuple[tuple[str, str, memoryview, memoryview, int], ...],
     /,
 ) -> tuple[bytes, bytes]:
-    """Fill buffers from files that have not expired, and record a use of each.
+    """Fill buffers from files that have not expired, and record a use of each file.
 
-    Each file is given by its shard, name, writable header and payload, and ``used_ns``. The second
-    result has the digests, as :func:`digest` returns them; it is empty if ``digest_bytes`` is 0, or
-    without a library.
+    Each file is given by its shard, name, writable header and payload, and ``used_ns``. Return the
+    outcomes and the digests. There are no digests if ``digest_bytes`` is 0.
     """
 
 def write(
@@ -40,9 +40,9 @@ def write(
     files: tuple[tuple[str, bool, memoryview, memoryview, int], ...],
     /,
 ) -> bytes:
-    """Write new files or overwrite spares. A spare that cannot be overwritten is removed.
+    """Write new files, or overwrite spares, the files of evicted chunks. Remove unusable spares.
 
-    Each file is given by its name, true if it is a spare, its header, payload and ``used_ns``.
+    Each file is given by its name, true for a spare, its header, its payload and ``used_ns``.
     """
 
 def place(
@@ -67,5 +67,5 @@ def touch(
 ) -> bytes:
     """Look for whole files that have not expired, and record a use of each.
 
-    Each file is given by its shard, name and ``used_ns``; -1 records no use.
+    Each file is given by its shard, name and ``used_ns``, or -1 to record no use.
     """

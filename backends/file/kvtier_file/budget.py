@@ -11,9 +11,9 @@ from kvtier_sdk import OffloadKey, TierCapacityError, format_bytes
 
 
 class Budget:
-    """A count of all chunks under a root, which also finds the chunks to evict next.
+    """A count of all chunks under a root, which also chooses the chunks to evict.
 
-    Not thread-safe, except for ``in``.
+    The class is not thread-safe, except for ``in``.
 
     Attributes:
         latest_ns: time of the latest known use of any chunk, including removed chunks.
@@ -27,7 +27,7 @@ class Budget:
         self._most_ns = MAX_USED_NS
 
     def know_time(self, most_ns: int) -> None:
-        """Set the latest plausible time of use. A later time is counted as 0, the oldest use."""
+        """Set the latest plausible time of use. A later time counts as 0, the oldest time."""
         self._most_ns = most_ns
         if self.latest_ns > most_ns:  # the clock was set back after a use was recorded
             self.latest_ns = 0
@@ -116,8 +116,8 @@ class Budget:
                 chunk_id, index = ChunkId(fingerprint, key), self._indices[fingerprint]
                 if chunk_id not in pinned:
                     used_ns = last_used_ns(chunk_id)
-                    # If another process used the chunk, its file has a later time or more uses. So
-                    # the first chunk whose file agrees with the budget is the stalest.
+                    # If another process has used the chunk meanwhile, the file's time is later.
+                    # Record that time and choose again.
                     if used_ns is not None and used_ns > counted_ns:
                         self.touch(chunk_id, used_ns)
                         continue

@@ -18,20 +18,20 @@ from kvtier_sdk import Clock, OffloadKey
 
 #: Exclusive upper bound of times of use, in the year 2116.
 MAX_USED_NS = 2**62
-#: A use further ahead of the clock than this is implausible, because the clocks of processes that
-#: share a root differ by less.
+#: A time of use more than this ahead of the clock is implausible, because the clocks of processes
+#: that share a root differ by less.
 MOST_AHEAD_NS = 10 * 10**9
 
-#: The last six digits of every store time. If a foreign program reads the file, the kernel sets a
-#: time with other digits.
+#: The last six digits of a store's recorded time. If a foreign program reads the file, the kernel
+#: sets a time with other digits.
 _STORED_DIGITS = 271_800
 _STORED_NS = 1_000_000
 
 #: A time of use is a multiple of this plus the count of earlier uses.
 USE_NS = 100
 MOST_EARLIER_USES = 15
-#: Uses in the same second of the clock count as one, because a load is also reported as a use. The
-#: time between two uses is not compared, because a chunk in constant use would then gain no count.
+#: Uses in the same second of the clock count as one, because a load is also reported as a use. If
+#: uses less than a second apart counted as one, a chunk in constant use would gain no count.
 SAME_USE_NS = 1_000_000_000
 
 
@@ -42,7 +42,7 @@ def earlier_uses(used_ns: int) -> int:
 
 
 def next_use_ns(known_ns: int, used_ns: int) -> int:
-    """Return the time to record for a use, with its count; it is later than ``known_ns``."""
+    """Return the time to record for a use, including the count. It is later than ``known_ns``."""
     earlier = earlier_uses(known_ns)
     if used_ns // SAME_USE_NS > known_ns // SAME_USE_NS:
         earlier = min(earlier + 1, MOST_EARLIER_USES)
@@ -50,7 +50,7 @@ def next_use_ns(known_ns: int, used_ns: int) -> int:
 
 
 def stored_time_ns(stored_ns: int) -> int:
-    """Round a store's time to the millisecond, and add the digits that mark it."""
+    """Round a store's time down to the millisecond, and add the digits that mark such times."""
     return stored_ns // _STORED_NS * _STORED_NS + _STORED_DIGITS
 
 
@@ -68,7 +68,7 @@ class Lifetime(NamedTuple):
     aged_ns: int = 0
 
     def used_ns(self, status: os.stat_result) -> int:
-        """Return the last use of a file's chunk; 0 if the times are implausible or too old."""
+        """Return the time of the last use; 0 if a time is implausible or the chunk is too old."""
         used_ns, stored_ns = status.st_mtime_ns, status.st_atime_ns
         if not 0 <= used_ns <= self.latest_ns:
             return 0
@@ -101,7 +101,7 @@ class RecencyClock:
     """A source of times of use: the wall clock's time, or a time just after the latest known use.
 
     Uses stay in order even if clocks differ or are set back a little. A known use far in the future
-    is ignored, because new chunks would never expire if their times had to follow it.
+    is ignored. Otherwise later uses would get times in the future, and their chunks never expire.
     """
 
     def __init__(self, clock: Clock, latest_ns: Callable[[], int]) -> None:

@@ -1,4 +1,4 @@
-"""The compiled part of the tier, if it is installed."""
+"""Loads the compiled part of the tier, which is optional."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def find_digests(part: ModuleType) -> bool:
             digest = part.digest(len(sample), (memoryview(sample),))
             if digest == xxhash.xxh3_128_digest(sample):
                 return True
-    part.use_digests("/")  # clear the function, because every library failed
+    part.use_digests("/")  # clear the function, because no library gave the right digest
     return False
 
 
@@ -50,7 +50,7 @@ def split(digests: bytes, count: int) -> list[bytes | None]:
 
 
 def seal(batch: Sequence[Transfer], digest_bytes: int) -> None:
-    """Seal the headers of a batch in the compiled part; without it, each is sealed at first use."""
+    """Seal a batch's headers in the compiled part. Otherwise, each is sealed at its first use."""
     if digest_bytes and batch_io is not None:
         payloads = tuple(transfer.payload for transfer in batch)
         digests = batch_io.digest(digest_bytes, payloads)

@@ -41,11 +41,11 @@ class FileTierConfig(BoundedTierConfig):
         min_free: free space to keep on the file system, in bytes or as a share of its size:
             ``10GiB``, ``5%``; 0 for none.
         direct_io: ``"on"`` bypasses the page cache (``O_DIRECT``) or fails at open, ``"off"`` uses
-            it, ``"auto"`` bypasses it where that works.
+            the page cache, ``"auto"`` bypasses the page cache where that works.
         permissions: ``"strict"`` refuses a root that another user owns or may write to, ``"warn"``
             uses the root and logs a warning.
-        fsync: true if a stored chunk survives a power failure. Otherwise it survives only the end
-            of the process.
+        fsync: true if stored chunks survive a power failure. Otherwise they survive the end of the
+            process, but not a power failure.
     """
 
     root: Annotated[Path, BeforeValidator(_absolute)]
@@ -72,5 +72,5 @@ class FileTierConfig(BoundedTierConfig):
         return options
 
     def location(self) -> str:
-        """Return the root with its symbolic links resolved."""
+        """Return the root as a URL, with its symbolic links resolved."""
         return f"file://{os.path.realpath(self.root)}"

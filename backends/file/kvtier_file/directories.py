@@ -1,4 +1,4 @@
-"""Files and directories below the root, each opened through its parent; links are not followed."""
+"""Opens files and directories below the root through their parents, without following links."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FILE_MODE = 0o600
 
 
 class UntrustedDirectoryError(PermissionError):
-    """Other users could change the content of a directory under a strict root."""
+    """An error for a directory that other users could change, if ``permissions`` is strict."""
 
 
 class Directories:
@@ -26,8 +26,8 @@ class Directories:
     Another user can then recreate the directory and plant chunks there.
 
     Attributes:
-        sync: make new directories survive a power failure.
-        is_strict: refuse directories that other users could change.
+        sync: true to make new directories survive a power failure.
+        is_strict: true to refuse directories that other users could change.
     """
 
     def __init__(self, config: FileTierConfig, logger: logging.Logger) -> None:
@@ -47,7 +47,7 @@ class Directories:
         except FileNotFoundError:
             if not create:
                 raise
-            with suppress(FileExistsError):  # another thread or process made it first
+            with suppress(FileExistsError):  # another thread or process made the directory
                 os.mkdir(name, _DIRECTORY_MODE, dir_fd=parent_fd)
             if self.sync:
                 os.fsync(parent_fd)

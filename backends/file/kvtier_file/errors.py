@@ -17,15 +17,15 @@ from kvtier_sdk import (
     TierUnavailableError,
 )
 
-#: Error numbers for a foreign file in place of one of the tier's directories or chunks.
+#: Error numbers for a foreign file that has the name of one of the tier's directories or chunks.
 FOREIGN = frozenset({errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV})
 #: Error numbers for a name under which the tier has no chunk.
 ABSENT = FOREIGN | {errno.ENOENT, errno.ENAMETOOLONG}
 #: Error numbers for a file system that accepts no more data.
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
-#: Error numbers of a fault that affects only the chunk's own file: permissions, bad sectors, a
-#: foreign file.
+#: Error numbers of a fault that affects a single chunk's file: permissions, bad sectors, a foreign
+#: file.
 FAULTS = FOREIGN | {
     errno.ENAMETOOLONG,
     errno.EACCES,
@@ -58,7 +58,7 @@ def tier_error(error: OSError, root: Path, ability: str) -> TierError:
 
 
 def chunk_error(error: OSError, root: Path, ability: str) -> ChunkError:
-    """Translate an error in :data:`FAULTS`."""
+    """Translate an error whose number is in :data:`FAULTS`."""
     is_untrusted = isinstance(error, UntrustedDirectoryError)
     if is_untrusted or error.errno in FOREIGN or error.errno == errno.ENAMETOOLONG:
         return ChunkError(str(tier_error(error, root, ability)))

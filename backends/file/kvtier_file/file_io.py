@@ -29,7 +29,7 @@ def has_direct_io(fd: int) -> bool:
 
 
 def is_sole_owner(fd: int, size_bytes: int) -> bool:
-    """Return true for a regular file of this size that nobody else has open or linked."""
+    """Return true if a file is regular, has this size and a single link, and is open only here."""
     status = os.fstat(fd)
     # A copy of the root may consist of hard links to the same files.
     if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1 or status.st_size != size_bytes:
@@ -63,7 +63,7 @@ def read_buffers(fd: int, buffers: Iterable[memoryview]) -> None:
 def _transfer(
     move: Callable[[int, Sequence[memoryview], int], int], fd: int, buffers: Iterable[memoryview]
 ) -> Iterable[int]:
-    """Repeat ``move`` until all buffers are done; yield the bytes of each step."""
+    """Repeat ``move`` until all buffers are transferred; yield the bytes moved by each call."""
     rest = [buffer for buffer in buffers if len(buffer)]
     offset = 0
     while rest:
@@ -72,7 +72,7 @@ def _transfer(
         except OSError as error:
             if error.errno != errno.EINVAL or not has_direct_io(fd):
                 raise
-            # O_DIRECT refuses this file or the unaligned rest of a short transfer: switch it off.
+            # Switch O_DIRECT off, because it refuses this file or an unaligned rest of the buffers.
             fcntl.fcntl(fd, fcntl.F_SETFL, 0)
             continue
         yield moved_bytes

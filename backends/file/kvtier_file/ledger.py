@@ -15,24 +15,24 @@ from typing import TypeAlias
 from kvtier_file.chunks import MAX_USED_NS
 from kvtier_sdk import OffloadKey
 
-#: A change: the namespace's fingerprint, the chunk's key, its file's length (or DELETED, or
-#: EVICTED), and the time of its last use. It is a plain tuple, because reading many must be fast.
+#: The namespace's fingerprint, the chunk's key, the file's length (or DELETED, or EVICTED), and the
+#: time of the chunk's last use. Changes are plain tuples, because reading many must be fast.
 Change: TypeAlias = tuple[str, OffloadKey, int, int]
 #: Values in place of a length: the chunk was deleted, or it was evicted to make room.
 DELETED, EVICTED = -1, -2
 
 _READ_BYTES = 2**20
 _PART_RECORDS = 2**12
-# The key comes last in a record, after its length.
+# Fingerprint, file length, time of use, and the length of the key, which follows.
 _RECORD = struct.Struct("<16sqqB")
 
 
 class LedgerDamagedError(Exception):
-    """The ledger is shorter than its header says, or has invalid records."""
+    """The ledger is shorter than the shared header says, or has invalid records."""
 
 
 class Ledger:
-    """The ledger's file, guarded by the shared header's lock. The header has its valid length."""
+    """The ledger's file. The shared header has the lock and the ledger's valid length."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -70,7 +70,7 @@ class Ledger:
         return at
 
     def compact(self, chunks: Iterable[Change]) -> int:
-        """Replace all records with one for each stored chunk; return the new length."""
+        """Replace all records with one record for each stored chunk; return the new length."""
         # Overwrite first and truncate later, so that a full disk has room for the new content.
         end = self.append(chunks, 0)
         os.ftruncate(self._fd, end)

@@ -40,7 +40,7 @@ _SUFFIX = ".kv"
 
 
 class NamespaceDirectory:
-    """The chunks of one namespace, opened for one call of the tier in one thread. Methods block."""
+    """One namespace's directory, open for one call of the tier in one thread. Methods block."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class NamespaceDirectory:
         self._directories = directories
         self._direct = direct
         self._sync = directories.sync
-        # The shards found or made in this call. If one is removed meanwhile, `place` recreates it.
+        # Shards that this call found or made. If another process removes one, `place` recreates it.
         self._shards: set[str] = set()
         self.temporaries = Temporaries(fd, names, directories)
 
@@ -82,7 +82,7 @@ class NamespaceDirectory:
         buffers: Sequence[memoryview],
         used_ns: int | None,
     ) -> None:
-        """Read a chunk; record its use unless ``used_ns`` is ``None``."""
+        """Read a chunk into buffers; record the use unless ``used_ns`` is ``None``."""
         expected_bytes = sum(map(len, buffers))
         try:
             with (
@@ -145,7 +145,7 @@ class NamespaceDirectory:
     def write_batch(
         self, batch: Sequence[Transfer], times_ns: Sequence[int]
     ) -> Sequence[str | None]:
-        """Write a batch to temporary files; return their names, ``None`` for chunks not written."""
+        """Write a batch; return the temporary files' names, ``None`` for each chunk not written."""
         try:
             for store in batch:
                 self._make_shard(store.key)
@@ -210,7 +210,7 @@ class NamespaceDirectory:
         return outcomes
 
     def remove(self, key: OffloadKey, into: Temporaries | None = None) -> bool:
-        """Remove a chunk's file or keep it as a spare; return false if there is no file."""
+        """Remove a chunk's file or move it to ``into`` as a spare; return false if none exists."""
         try:
             with self._shard(key) as shard_fd:
                 name = _file_name(key)
@@ -296,7 +296,7 @@ class NamespaceDirectory:
 # Cached, because a store computes the shard up to four times.
 @lru_cache(maxsize=4096)
 def shard_of(key: OffloadKey) -> str:
-    """Return a key's shard. It comes from a hash, which spreads sequential keys evenly too."""
+    """Return the name of a key's shard. A hash spreads sequential keys evenly over the shards."""
     return hashlib.blake2b(key, digest_size=1).hexdigest()
 
 

@@ -9,23 +9,23 @@ from typing import TypeAlias
 from kvtier_file.chunks import USE_NS, earlier_uses
 from kvtier_sdk import OffloadKey
 
-#: Time of the last use, key, and size in bytes. The time is in nanoseconds since the epoch; its
-#: last digits count the uses. The table and the heap share each tuple, to save memory.
+#: Time of the last use, key, and size in bytes. The time is in nanoseconds since the epoch, and its
+#: last digits count the uses. The index's dictionary and heaps share the tuples, to save memory.
 Use: TypeAlias = tuple[int, OffloadKey, int]
 
 # Each doubling of a chunk's uses lengthens its stay by this fraction of the stay after one use.
 _WEIGHT = 0.5
-# Maps a time's last digits to a class, log2 of the uses. Within a class, only the time matters.
+# The class for a time's last digits: log2 of the uses. Each class evicts its oldest use first.
 _CLASS_OF = tuple((earlier_uses(digits) + 1).bit_length() - 1 for digits in range(USE_NS))
 _STAY = tuple(1 + _WEIGHT * of for of in range(max(_CLASS_OF) + 1))
 
 # An outdated entry stays in its heap until it reaches the top. The heaps are rebuilt when outdated
-# entries outnumber the current ones by more than this.
+# entries outnumber the current entries by more than this number.
 _MAX_OUTDATED = 64
 
 
 def staleness_ns(used_ns: int, now_ns: int) -> float:
-    """Return the time since a chunk's last use, divided by a factor that grows with its uses."""
+    """Return the time since a last use, divided by a factor that grows with the count of uses."""
     return (now_ns - used_ns) / _STAY[_CLASS_OF[used_ns % USE_NS]]
 
 

@@ -22,7 +22,7 @@ class Root:
     """The root directory, in which the tier owns one namespace. Methods block and are thread-safe.
 
     Attributes:
-        is_closing: true to end a running scan.
+        is_closing: set to true to end a running scan.
     """
 
     def __init__(self, config: FileTierConfig, context: TierContext, names: TemporaryNames) -> None:
@@ -30,8 +30,8 @@ class Root:
         self._context = context
         self._fingerprint = context.namespace.fingerprint
         self._names = names
-        # Use O_DIRECT until `prepare` has probed it. A file that refuses O_DIRECT is read through
-        # the page cache.
+        # Use O_DIRECT even before `prepare` probes it, because a file that refuses O_DIRECT is read
+        # through the page cache.
         self._direct = config.direct_io != "off"
         self._fd: int | None = None
         self._remake_lock = threading.Lock()
@@ -75,7 +75,7 @@ class Root:
     def namespace(
         self, fingerprint: str | None = None, *, create: bool = True
     ) -> Iterator[NamespaceDirectory]:
-        """Open a namespace's directory for a block; by default the tier's own."""
+        """Open a namespace's directory for a block; by default, the tier's own namespace."""
         # Open the directory in each call, because it may have been removed and must be recreated.
         fingerprint = fingerprint or self._fingerprint
         with ClosingFd(self.directories.open(fingerprint, self.fd, create=create)) as fd:
@@ -116,7 +116,7 @@ class Root:
         return True
 
     def headroom_bytes(self) -> int | None:
-        """Return how many bytes ``min_free`` still allows; ``None`` for no limit."""
+        """Return how many more bytes ``min_free`` lets the tier write; ``None`` for no limit."""
         # Until a written file has its final name, its bytes count twice: as used space and as a
         # reservation. So evictions may free more than needed, by at most the reserved bytes.
         if not self._config.min_free:
@@ -211,7 +211,7 @@ class Root:
                     yield directory
 
     def _remake(self, lost_fd: int) -> None:
-        # Create no parents, because the intended file system may be unmounted if one is missing.
+        # Create no parents: if a parent is missing, the intended file system may be unmounted.
         with suppress(FileExistsError):
             os.mkdir(self._config.root, 0o700)
         with ClosingFd(self.directories.open_root(self._config.root)) as fd:

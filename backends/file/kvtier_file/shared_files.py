@@ -6,9 +6,9 @@ Layout below the root::
     .shared/ledger           every store and removal, in order
     .shared/leases/<lease>   a file for each process, locked while the process lives
 
-A process marks its temporary files and reservations with its lease, a file with a lock (``flock``).
-The operating system releases the lock however the process ends. Unlike a process id, a lease can be
-checked from another container, and its name is never used again.
+A lease is a file that its process keeps locked (``flock``). The lease's name marks the process's
+temporary files and reservations. The operating system releases the lock however the process ends.
+Unlike a process id, a lease can be checked from another container and is never used again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from kvtier_file.errors import ABSENT
 from kvtier_file.ledger import Ledger
 from kvtier_file.shared_header import HeaderFile
 
-#: Name of the directory that holds these files.
 SHARED = ".shared"
 _HEADER = "header"
 _LEDGER = "ledger"
@@ -92,8 +91,8 @@ def new_lease() -> str:
     return os.urandom(8).hex()
 
 
-# A forked child closes these, because a lock is held until the last copy of its descriptor is
-# closed.
+# A forked child closes its copies of these files, because a lock is held until all copies of a
+# descriptor are closed.
 _of_this_process: WeakSet[SharedFiles] = WeakSet()
 
 

@@ -1,6 +1,6 @@
 """The shared header: a small file with the lock, the counters and the reservations of a root.
 
-The file is not mapped, but read and written with ``pread`` and ``pwrite`` under the lock. On a
+The file is read and written with ``pread`` and ``pwrite`` under the lock, and not mapped. On a
 network file system the lock makes reads and writes coherent between machines, but not mappings.
 """
 
@@ -37,8 +37,8 @@ class SharedHeader:
     """The content of the header's file.
 
     Attributes:
-        clean: true if the counters agree with the disk. False during a change, and still after
-            a crash, so that the next process recounts.
+        clean: true if the counters agree with the disk. It is false during a change, and stays
+            false after a crash, so that the next process recounts.
         generation: a random number, new with each compaction of the ledger.
         ledger_bytes: valid length of the ledger.
         compacted_bytes: length of the ledger after its last compaction.
@@ -76,12 +76,12 @@ class HeaderFile:
         """Return the header; for a new or damaged file, an empty header that is not clean."""
         self._content = os.pread(self._fd, _PAGE_BYTES, 0)
         if len(self._content) == _PAGE_BYTES and any(self._content[-_LEASE.size :]):
-            # The page is full of leases, so more leases may follow it.
+            # The first page is full of leases, so further pages may hold more.
             self._content += os.pread(self._fd, _MAX_BYTES, _PAGE_BYTES)
         return _decode(self._content) or SharedHeader()
 
     def mark_dirty(self) -> None:
-        """Declare the counters wrong until the next :meth:`write`."""
+        """Clear the file's clean flag until the next :meth:`write`."""
         os.pwrite(self._fd, b"\0", _CLEAN_AT)
         self._content = b""
 

@@ -56,7 +56,7 @@ class SharedUsage:
             self._join()
 
     def sweep(self) -> None:
-        """Clean up after dead processes. The first process at a root counts the chunks on disk."""
+        """Clean up after dead processes. If no other process uses the root, count the chunks."""
         with self.locked():
             self._reap_dead_leases(
                 [one for one in self._other_leases() if not self._files.leases.is_held(one)]
@@ -73,7 +73,7 @@ class SharedUsage:
 
     @contextmanager
     def locked(self, *, releasing_bytes: int = 0) -> Iterator[None]:
-        """Hold the shared lock for a block, after applying the changes of all other processes."""
+        """Hold the shared lock for a block; first apply the changes of all other processes."""
         removed: dict[OffloadKey, bool] = {}
         try:
             with self._thread_lock:
@@ -95,7 +95,7 @@ class SharedUsage:
                 if keys := [key for key, was_evicted in removed.items() if was_evicted is evicted]:
                     self._report_removed(keys, evicted=evicted)
 
-    # The methods below need the lock.
+    # The caller of the methods below must hold the lock.
 
     @property
     def reserved_bytes(self) -> int:
@@ -103,7 +103,7 @@ class SharedUsage:
         return self._header.reserved_bytes
 
     def mark_dirty(self) -> None:
-        """Announce that chunks are about to be renamed or unlinked."""
+        """Mark the header dirty before chunks are renamed or unlinked."""
         if self._header.clean:
             self._header.clean = False
             self._files.header.mark_dirty()
@@ -123,7 +123,7 @@ class SharedUsage:
         self._replica.replace((*one.chunk_id, one.size_bytes, one.used_ns) for one in found)
 
     def reserve(self, size_bytes: int) -> None:
-        """Reserve room, which the caller has made, until :meth:`locked` releases it."""
+        """Reserve room that the caller has made. :meth:`locked` releases the reservation."""
         self._reserved_bytes += size_bytes
         self._enter_reservation()
 
@@ -172,7 +172,7 @@ class SharedUsage:
         return {*self._header.reservations, *self._files.leases.names()} - {self._lease}
 
     def _next_lease(self) -> list[str]:
-        """Return the next process's lease, because checking all processes at once would be slow."""
+        """Return one other process's lease, in turn, because checking all leases would be slow."""
         others = sorted(self._header.reservations.keys() - {self._lease})
         later = [one for one in others if one > self._last_asked]
         asked = (later or others)[:1]
@@ -180,7 +180,7 @@ class SharedUsage:
         return asked
 
     def _reap(self, leases: Collection[str]) -> bool:
-        """Clean up after dead processes; return true if there are any."""
+        """Clean up after the dead owners of leases; return true if any owner is dead."""
         dead = [one for one in set(leases) - self._asked if not self._files.leases.is_held(one)]
         self._asked.update(leases)
         if dead:
@@ -204,7 +204,7 @@ class SharedUsage:
         return self._opened
 
     def _join(self) -> None:
-        """Open the shared files and acquire the lease, unless this is done already."""
+        """Open the shared files and acquire the lease, if they are not open or were removed."""
         # An earlier store may have joined already, and a process cannot acquire its lease twice.
         if self._opened is not None and not self._opened.are_lost():
             return

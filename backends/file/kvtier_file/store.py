@@ -36,8 +36,8 @@ from kvtier_sdk import (
 
 Verdicts = dict[OffloadKey, TierError]
 
-# Evictions cannot free reserved room. So one step of a batch reserves at most the capacity divided
-# by this. With a usual capacity, a batch is one step.
+# A large batch is stored in steps, because evictions cannot free reserved room. Each step reserves
+# at most the capacity divided by this number.
 _MAX_STEPS = 64
 _NO_LIMIT_BYTES = 2**50
 # Refused writes at intervals shorter than this count as one event, with one line in the log.
@@ -45,11 +45,11 @@ _REFUSALS_S = 600.0
 
 
 class ChunkStore:
-    """Chunks as files, within a budget. Methods block and are thread-safe.
+    """A store of chunks in files, within a capacity. Methods block and are thread-safe.
 
-    Each rename or unlink happens under the shared lock, together with its change of the count. No
-    chunk's bytes are read or written under the lock. A batch of stores acquires the lock twice, and
-    writes its bytes in between, into reserved room. Loads acquire it only to correct the count.
+    Each rename or unlink happens under the shared lock, together with the change of the count. No
+    chunk's bytes are read or written under the lock. A step of a store acquires the lock to reserve
+    room, and again to rename the written files. A load acquires the lock only to correct the count.
     """
 
     def __init__(self, config: FileTierConfig, context: TierContext) -> None:
@@ -70,7 +70,7 @@ class ChunkStore:
         self._clock = RecencyClock(context.clock, lambda: self._usage.budget.latest_ns)
         # Time at which the file system last refused a write; used under the shared lock.
         self._refused_s = -math.inf
-        # Guards the attributes below.
+        # This lock guards the attributes below.
         self._lock = threading.Lock()
         self._calls = 0
         self._is_open = False
@@ -89,7 +89,7 @@ class ChunkStore:
             raise
 
     def count(self) -> None:
-        """Check the root, make directories, count the chunks. Lookups and loads do not wait."""
+        """Check the root, make directories, count the chunks. Lookups and loads need not wait."""
         try:
             with self._call():
                 self._usage.open()
@@ -98,7 +98,7 @@ class ChunkStore:
                 self._usage.sweep()
                 with (
                     self._usage.locked(),
-                    # If processes with a larger capacity fill the root, only later stores fail.
+                    # The tier opens even if no room can be made. Only stores then fail.
                     suppress(TierCapacityError),
                 ):
                     self._remove_expired()
@@ -119,7 +119,7 @@ class ChunkStore:
             self._close_files()
 
     def contains(self, keys: Sequence[OffloadKey]) -> list[bool]:
-        """Return true for each chunk on disk; remove files that cannot be loaded."""
+        """Return true for each key whose chunk is on disk; remove files that cannot be loaded."""
         hits = []
         faults: Verdicts = {}
         # Only chunks whose file disagrees with the count need the lock. Plain misses are common, so
@@ -234,7 +234,7 @@ class ChunkStore:
                 self._root.free_bytes(),
             )
 
-    # The steps of a store.
+    # The methods below are the steps of a store.
 
     def _missing(
         self, directory: NamespaceDirectory, batch: Sequence[Transfer], verdicts: Verdicts
@@ -252,8 +252,8 @@ class ChunkStore:
         for transfer, used_ns, outcome in zip(batch, times_ns, outcomes, strict=True):
             key = transfer.key
             with self._verdict(key, verdicts, "writable"):
-                # A file of the right length counts as the chunk. If it is unreadable or damaged,
-                # its load fails, and the SDK has it replaced.
+                # A file of the right length counts as the chunk. If the file is unreadable or
+                # damaged, a load fails, and the SDK then stores the chunk with ``replace``.
                 is_there = outcome == DONE and not transfer.replace
                 if outcome == NOT_DONE and not transfer.replace:
                     with self._fault(key, {}, "writable"):
@@ -305,8 +305,8 @@ class ChunkStore:
             with self._verdict(key, verdicts, "writable"):
                 directory.sync_name(key)
         if placed:
-            # Write the manifest again, in case it was removed or had no room. A failure must not
-            # fail the chunks.
+            # Write the manifest again, in case it was removed or had no room. A failure here must
+            # not fail the stores.
             with suppress(OSError):
                 directory.write_manifest(self._manifest)
 
@@ -328,7 +328,7 @@ class ChunkStore:
         return directory.write(transfer.key, transfer.buffers, used_ns)
 
     def _note_refusal(self, reason: str) -> None:
-        """Log that the file system refused a write, once per event. Needs the lock."""
+        """Log a refused write, once per event. The caller must hold the shared lock."""
         now_s = self._wall_s()
         if not self._refused_s <= now_s < self._refused_s + _REFUSALS_S:
             self._logger.warning(
@@ -353,7 +353,7 @@ class ChunkStore:
         with usage.locked():
             self._remove_expired()
             free_bytes = self._root.headroom_bytes()
-            # Computed once, because some file systems free removed files late.
+            # Compute this only once, because some file systems free removed files late.
             most_bytes = None if free_bytes is None else free_bytes + usage.budget.used_bytes
 
             def reserve(keys: Collection[OffloadKey]) -> None:
@@ -405,7 +405,7 @@ class ChunkStore:
         return written.keys() - unplaced.keys()
 
     def _remove_expired(self) -> None:
-        """Remove expired chunks of all namespaces. Needs the lock."""
+        """Remove expired chunks of all namespaces. The caller must hold the shared lock."""
         expired_ns = self._root.lifetime().expired_ns
         if expired_ns:
             expired = self._usage.budget.expired(
@@ -422,7 +422,7 @@ class ChunkStore:
         *,
         spares: int = 0,
     ) -> None:
-        """Evict chunks of any namespace; keep ``spares`` of the files as spares. Needs the lock."""
+        """Evict chunks; move ``spares`` files to ``into``. The caller must hold the shared lock."""
         victims = self._usage.victims(
             need_bytes,
             headroom_bytes,
@@ -532,7 +532,7 @@ class ChunkStore:
 
 
 class _Verdict:
-    """A context manager that records an error as a verdict. A generator takes twice as long."""
+    """A context manager that records an error as a verdict. A generator would be twice as slow."""
 
     __slots__ = ("_ability", "_faults", "_key", "_root", "_verdicts")
 
@@ -567,10 +567,10 @@ class _Verdict:
 
 
 class _Pins:
-    """The chunks that this process is moving, and so must not evict.
+    """The chunks that this process is reading or writing, and must not evict.
 
     Other processes need not see the pins: a file unlinked during a read stays readable, and a file
-    unlinked earlier is a miss.
+    unlinked before the read is a miss.
     """
 
     def __init__(self) -> None:

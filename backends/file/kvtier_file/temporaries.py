@@ -80,7 +80,7 @@ class Temporaries:
     def write(
         self, buffers: Sequence[memoryview], *, direct: bool = False, used_ns: int | None = None
     ) -> str:
-        """Write buffers to a new file, or over a spare of the same length."""
+        """Write buffers to a new file, or over a spare of the same length; return the name."""
         name, fd = self._open_spare(sum(map(len, buffers)), direct) or self._open_new(direct)
         try:
             with ClosingFd(fd):
@@ -97,7 +97,7 @@ class Temporaries:
     def write_batch(
         self, batch: Sequence[Transfer], times_ns: Sequence[int], *, direct: bool
     ) -> Sequence[str | None]:
-        """Write transfers to files; return the files' names, ``None`` for chunks not written."""
+        """Write transfers to files; return the names, or ``None`` for each chunk not written."""
         # With ``sync``, a batch would save little, because waiting for the disk takes far longer.
         if compiled.batch_io is None or self._sync:
             return [None] * len(batch)
@@ -122,7 +122,7 @@ class Temporaries:
         os.rename(temporary, name, src_dir_fd=self._open(), dst_dir_fd=directory_fd)
 
     def discard(self, name: str) -> None:
-        """Remove a file. Failures are ignored, because the caller reports an earlier error."""
+        """Remove a file. After a failure, the file is swept once this process has ended."""
         with suppress(OSError):
             os.unlink(name, dir_fd=self._open())
 

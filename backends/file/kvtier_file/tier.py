@@ -31,9 +31,9 @@ _COUNT_S = 0.25
 
 
 class FileTier(SecondaryTierManager):
-    """A tier of files below a directory, within a capacity. Chunks survive a restart.
+    """A tier that keeps chunks as files below a directory. The chunks survive a restart.
 
-    Several processes may share a root and its capacity. Any process may be killed at any moment.
+    Several processes may share a root and its capacity. A killed process damages no chunk.
     """
 
     config_model = FileTierConfig
@@ -46,7 +46,7 @@ class FileTier(SecondaryTierManager):
         | Capability.NAMESPACES
     )
     alignment: ClassVar[int] = 4096
-    # Use few large calls, because the compiled part spreads each call over its own threads.
+    # Use few large calls, because the compiled part spreads each call over several threads.
     runner_defaults: ClassVar[Mapping[str, Any]] = {"max_batch": "32MiB", "concurrency": 4}
     contract_version: ClassVar[int] = 1
     config: FileTierConfig

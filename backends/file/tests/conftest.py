@@ -27,7 +27,7 @@ START_S = float(int(time.time()))
 class SetClock(SystemClock):
     """A wall clock that advances by 10 us per read. All instances share one count of reads.
 
-    So uses keep the test's order, and fall into one second however long the test takes.
+    So uses keep their order, and all are in the same second, however long the test takes.
 
     Attributes:
         ahead_s: seconds that the test adds to the time.
@@ -100,7 +100,7 @@ def make_gate() -> type[Gate]:
 
 @pytest.fixture(scope="session")
 def part(tmp_path_factory) -> ModuleType:
-    """Return the installed compiled part, or build one."""
+    """Return the compiled part. If it is not installed, compile it."""
     if compiled.batch_io is not None:
         return compiled.batch_io
     compiler = shutil.which(os.environ.get("CC", "cc"))
@@ -124,7 +124,7 @@ def part(tmp_path_factory) -> ModuleType:
 
 @pytest.fixture(autouse=True)
 def without_compiled_part(request: pytest.FixtureRequest) -> None:
-    """Turn the compiled part off, because tests can replace only Python's system calls."""
+    """Turn the compiled part off, because ``monkeypatch`` cannot replace its system calls."""
     if "monkeypatch" in request.fixturenames:
         request.getfixturevalue("monkeypatch").setattr(compiled, "batch_io", None)
 

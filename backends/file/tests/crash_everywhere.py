@@ -1,10 +1,10 @@
-"""Kill a process at each system call of its stores; check the count of another process.
+"""Kills a process after each of its system calls, and checks the count of another process.
 
 Usage: crash_everywhere.py ROOT
 
 The checking process keeps the root open, because opening a root repairs it. Each child opens the
-root, stores a batch that evicts, deletes a chunk and closes. Each is killed one call later than the
-preceding child. Prints the number of children.
+root, stores a batch that evicts, deletes a chunk and closes. Each child is killed one call later
+than the child before. The script prints the number of children.
 """
 
 import fcntl
@@ -49,7 +49,7 @@ def die_at(last: int) -> None:
 
         return wrapped
 
-    # Only system calls made from Python can be replaced.
+    # Use the Python code, because only Python's system calls can be replaced.
     compiled.batch_io = None
     for module, name in CALLS:
         setattr(module, name, counted(getattr(module, name)))

@@ -53,7 +53,7 @@ async def work(bench: Workbench, options: dict) -> Counter[str]:
 
 
 def hang_in_the_first_write() -> None:
-    # Only system calls made from Python can be replaced.
+    # Use the Python code, because only Python's system calls can be replaced.
     compiled.batch_io = None
     real = os.pwritev
 

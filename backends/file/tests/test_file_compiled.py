@@ -81,7 +81,7 @@ class Twins:
                 if key == KEY:
                     state(root, path, self.bench.content(key))
             for made in root.rglob("*"):
-                # Set the same times in both trees, because they were made at different moments.
+                # Set the same times in both trees, because the trees were made one after the other.
                 if abs(made.lstat().st_mtime - time.time()) < 3600:
                     os.utime(made, ns=(USED_NS, USED_NS), follow_symlinks=False)
 
@@ -166,7 +166,7 @@ STATES = {
     "pipe": (pipe, NOT_DONE),
     "directory": (directory, NOT_DONE),
 }
-#: States that count as a whole chunk unless the lifetime has the given limit.
+#: States that depend on the lifetime: a chunk counts as whole if the function returns false.
 AGES = {
     "expired": lambda lifetime: lifetime.expired_ns == EXPIRED_NS,
     **dict.fromkeys(
@@ -263,7 +263,7 @@ def test_loads(twins, state, used_ns, lifetime):
         return outcomes, verdicts
 
     (outcomes, verdicts), (_, by_python) = twins.both(read)
-    # A load reports an absent file and a file of another kind with the same outcome.
+    # Unlike a touch, a load reports a missing file as NOT_DONE.
     assert outcomes == [DONE if expected == DONE else NOT_DONE, DONE]
     assert verdicts == by_python
     ours, theirs = twins.trees()
@@ -319,7 +319,7 @@ def test_stores(twins, state):
     assert (verdicts[0] is None) == usual
     ours, theirs = twins.trees()
     for tree in (ours, theirs):
-        # The two forms number their leftover files differently.
+        # The C code and the Python code number their leftover files differently.
         for name in [name for name in tree if name.startswith("tmp/")]:
             del tree[name]
     assert ours == theirs
@@ -456,7 +456,7 @@ async def test_the_tier_uses_it(bench, part, monkeypatch):
     assert all(bench.holds(load) for load in loads)
     assert set(await bench.put(tier, *keys)) == {None}
     await tier.touch(keys)
-    # The first store looks for the chunks and finds no shards, so it makes them.
+    # The first store finds no shards, so it makes them.
     assert calls[0] == ("touch", {NOT_DONE})
     names = ["write", "place", "touch", "read", "touch", "touch"]
     assert calls[1:] == [(name, {DONE}) for name in names]

@@ -26,7 +26,7 @@ KEYS = [index.to_bytes(20, "big") for index in range(60)]
 
 @pytest.fixture
 async def pair(make_bench):
-    """Return two benches on one root, each with its own reports of removals."""
+    """Return two workbenches on one root. Each notes the removals that its own tier reports."""
     return make_bench(), make_bench()
 
 
@@ -86,7 +86,7 @@ async def test_chunks_of_a_process_with_another_clock_are_evicted_in_turn(pair, 
         await other.put(second, *KEYS[index + 1 : index + 3])
         assert await one.loads(first, KEYS[index + 1])
         await one.put(first, KEYS[index + 3])
-    # Only the chunks of the last round are left.
+    # Only the chunks of the loop's last pass are left.
     assert await other.has(second, *KEYS[:40]) == [False] * 36 + [True] * 4
     assert await one.loads(first, KEYS[36])
     await other.put(second, KEYS[40], KEYS[41])
@@ -261,7 +261,7 @@ async def test_a_compacted_ledger_is_followed(pair, monkeypatch):
     assert len(generations) > 3
     assert max(lengths) < 2000
     await other.put(second, KEYS[0])
-    # The second tier has missed whole generations, so it reports only chunks that it knew.
+    # The second tier has missed whole generations of the ledger, so it reports only known chunks.
     assert other.removed == [b"old", KEYS[56]]
     assert (await second.usage()).chunks == 4
     await one.put(first, *KEYS[1:5])

@@ -17,7 +17,7 @@ MARK = 0o640
 
 
 def mark(bench, *keys: bytes) -> None:
-    """Change the mode of chunks' files. A store that overwrites a file keeps its mode."""
+    """Change the mode of chunks' files. A store that overwrites a file keeps the mode."""
     for key in keys:
         bench.file(key).chmod(MARK)
 

@@ -252,7 +252,7 @@ async def test_a_namespace_half_made_on_a_full_file_system_opens(bench, monkeypa
     await bench.put(await bench.open(), KEYS[0])
     await bench.close()
     bench.facts = new
-    bench.directory.mkdir()  # there was no room for its directory of temporary files
+    bench.directory.mkdir()  # without "tmp", for which there was no room
     monkeypatch.setattr(os, "mkdir", failing(os.mkdir, errno.ENOSPC))
     for facts, is_stored in ((old, True), (new, False)):
         bench.facts = facts

@@ -1,4 +1,4 @@
-"""Imports Mooncake's client library when it is needed, and connects clients to the master."""
+"""Imports Mooncake's client library on demand, and connects clients to the store's master."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 from kvtier_mooncake.config import MooncakeTierConfig
 from kvtier_sdk import ConfigError, Region, TierError, TierUnavailableError
 
-# Size of the client's own buffer. Only objects that the store has moved to disk pass through it.
+# Size of the client's own buffer. The client uses it only for objects that the store moved to disk.
 _BUFFER_BYTES = 16 * 2**20
 #: The directory in which Linux lists RDMA devices.
 _DEVICES = Path("/sys/class/infiniband")
 
 
 def make_client(config: MooncakeTierConfig) -> tuple[Any, Any]:
-    """Import the library and make a client, without connecting it."""
+    """Import the library; return a client that is not connected, and its replication settings."""
     timeout_ms = str(round(config.timeout_s * 1000))
     os.environ["MC_RPC_TIMEOUT_MS"] = os.environ["MC_RPC_CONNECT_TIMEOUT_MS"] = timeout_ms
     # One attempt is enough, because kvtier's core retries with pauses.
@@ -42,7 +42,7 @@ def make_client(config: MooncakeTierConfig) -> tuple[Any, Any]:
 
 
 def reach_master(config: MooncakeTierConfig) -> str:
-    """Connect to the master without the client's long retries; return this machine's address."""
+    """Connect to the master once, without the client's retries; return this machine's address."""
     try:
         with socket.create_connection((config.host, config.port), config.timeout_s) as connection:
             address: str = connection.getsockname()[0]
@@ -52,7 +52,7 @@ def reach_master(config: MooncakeTierConfig) -> str:
 
 
 def connect(client: Any, config: MooncakeTierConfig, regions: Iterable[Region]) -> None:
-    """Connect a client to its master, and for RDMA register memory with it."""
+    """Connect a client to its master. For RDMA, register the regions with the client."""
     if config.protocol == "rdma":
         # Check here, because the client reports a missing device with the status of an outage.
         here = {device.name for device in _DEVICES.glob("*")}
@@ -76,7 +76,7 @@ def connect(client: Any, config: MooncakeTierConfig, regions: Iterable[Region]) 
         raise TierUnavailableError(
             f"the client cannot be set up (status {status}); its log has why"
         )
-    # TCP needs no registration, and after a registration any peer could read and write the memory.
+    # TCP works without a registration, which would let any peer read and write the memory.
     for region in regions if config.protocol == "rdma" else ():
         if client.register_buffer(*region):
             raise TierError("the client cannot register the host pool; see 'ulimit -l'")

@@ -21,16 +21,16 @@ class MooncakeTierConfig(TierConfig):
     Attributes:
         host: the master's host.
         port: the master's RPC port.
-        metadata_server: the source of other machines' addresses: ``P2PHANDSHAKE`` (the machines
-            themselves), or the URL of a metadata server.
-        protocol: the transport of chunks.
-        devices: network devices for ``rdma``, separated by commas; the client's choice if absent.
-        address: this machine's name or address for the nodes; by default, the address from which it
-            reaches the master.
-        replicas: the number of nodes on which each chunk is kept.
-        lend_bytes: memory of this machine that the tier lends to the store, as a node does, while
-            the tier is open.
-        timeout_s: the time limit for an answer of the master.
+        metadata_server: the source of the other machines' addresses: the URL of a metadata server,
+            or ``P2PHANDSHAKE`` to ask the machines themselves.
+        protocol: the transport protocol for chunks.
+        devices: network devices for ``rdma``, separated by commas; by default, the client chooses.
+        address: the name or address by which the nodes reach this machine; by default, the local
+            address of a connection to the master.
+        replicas: the number of nodes that keep a copy of each chunk.
+        lend_bytes: the size of the memory that this machine lends to the store while the tier is
+            open.
+        timeout_s: the time limit for a reply from the master.
     """
 
     host: str = "127.0.0.1"

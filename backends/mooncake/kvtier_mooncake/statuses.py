@@ -1,4 +1,4 @@
-"""Translation of the client's negative statuses to the SDK's errors."""
+"""Translates the negative statuses of Mooncake's client to the SDK's errors."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from kvtier_sdk import (
 )
 
 NOT_FOUND = -704
-#: Status of a load if the object is too long.
+#: Status of a load if the object is longer than the buffers.
 TOO_LONG = -600
-#: Status of a load if the object is too short, or its node cannot be reached.
+#: Status of a load if the object is shorter than the buffers, or its node cannot be reached.
 TRANSFER_FAILED = -800
 MASTER_LOST = -900
 

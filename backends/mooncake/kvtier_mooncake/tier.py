@@ -1,4 +1,4 @@
-"""The Mooncake tier: moves chunks directly between the slots and the nodes of a store."""
+"""The Mooncake tier, which moves chunks directly between host memory and a store's nodes."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _NOT_THERE = "stored, but absent: evicted at once, or another store of it has no
 
 
 class MooncakeTier(SecondaryTierManager):
-    """A tier that keeps chunks in a Mooncake Store. Its client accesses the buffers directly."""
+    """A tier that keeps chunks in a Mooncake Store, in the memory of the store's nodes."""
 
     config_model = MooncakeTierConfig
     locality = Locality.REMOTE
     capabilities = Capability.DELETE
-    # Set-up and close of a client hold the interpreter lock for seconds. The engine would wait.
+    # A client's set-up and close hold the interpreter lock for seconds. The engine must not wait.
     needs_process = True
     contract_version = 1
     config: MooncakeTierConfig
@@ -66,7 +66,7 @@ class MooncakeTier(SecondaryTierManager):
         await self._remove([transfer.key for transfer in batch if transfer.replace])
         statuses = await self._move("batch_put_from_multi_buffers", batch, self._replication)
         verdicts = [error_of(status) if status else None for status in statuses]
-        # Look for the objects, because success proves nothing: another writer of the key may be
+        # A status of 0 does not prove that the object exists: another writer of the key may be
         # unfinished or dead, and a full store may evict an unread object at once.
         stored = [at for at, verdict in enumerate(verdicts) if verdict is None]
         found = await self._contains([batch[at].key for at in stored])
@@ -80,7 +80,7 @@ class MooncakeTier(SecondaryTierManager):
         verdicts: list[TierError | None] = []
         for transfer, length in zip(batch, lengths, strict=True):
             if length in (TOO_LONG, TRANSFER_FAILED):
-                # The object has another length, or its node is dead. The object's size tells which.
+                # The object has another length, or its node is dead. Get the length to find out.
                 known = await self._call("get_size", self._name(transfer.key))
                 length = TRANSFER_FAILED if known == transfer.object_bytes else known
             verdicts.append(_verdict(length, transfer.object_bytes))
@@ -94,8 +94,8 @@ class MooncakeTier(SecondaryTierManager):
         return [error_of(status) if status < 0 else status == 1 for status in statuses]
 
     async def _remove(self, keys: Sequence[OffloadKey]) -> None:
-        # Remove by force, because a lookup protects its object with a lease of some seconds. A
-        # running load may then read another object's bytes. The chunk's header reveals this.
+        # Force the removal, because a lookup protects its object with a lease for some seconds. A
+        # concurrent load may then read another object's bytes, which the chunk's header reveals.
         statuses = await self._ask("batch_remove", keys, True)
         removed = [key for key, status in zip(keys, statuses, strict=True) if status == 0]
         self.context.report_removed(removed)
@@ -132,7 +132,7 @@ class MooncakeTier(SecondaryTierManager):
 
 
 def _verdict(length: int, object_bytes: int) -> TierError | None:
-    """Return the verdict on a load; ``length`` is the object's length or a negative status."""
+    """Return a load's error, or ``None``. A negative ``length`` is a status of the client."""
     if length < 0:
         return error_of(length)
     if length != object_bytes:

@@ -5,7 +5,7 @@ from kvtier_sdk.testing import TierConformance, TierSubject, check_a_full_tier_r
 
 
 class TestMooncakeTier(TierConformance):
-    # Few, because closing a client takes a second.
+    # Run few sequences, because closing a client takes a second.
     sequences = 3
 
     @pytest.fixture
@@ -44,7 +44,7 @@ class TestMooncakeTier(TierConformance):
 
 
 async def test_a_full_store(client, tmp_path):
-    # Use large chunks, because the smallest node has room for all chunks of the default size.
+    # Use large chunks, because even the smallest node could hold all chunks of the default size.
     store = MooncakeStore(tmp_path, segment_bytes=16 * 2**20).start()
     try:
         subject = TierSubject(

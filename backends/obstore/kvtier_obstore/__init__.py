@@ -1,4 +1,4 @@
-"""kvtier-obstore stores chunks as objects in Google Cloud Storage, Azure Blob Storage or any S3."""
+"""kvtier-obstore stores chunks as objects in Google Cloud Storage, Azure Blob Storage or S3."""
 
 from kvtier_obstore.config import ObstoreTierConfig
 from kvtier_obstore.tier import ObstoreTier

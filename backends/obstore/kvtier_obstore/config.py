@@ -1,4 +1,4 @@
-"""Options of the tier, and the store that they describe."""
+"""Options of the obstore tier."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, SecretStr, model_validator
 from kvtier_sdk import Count, Flag, Seconds, TierConfig, TierURL
 
 _MAKERS: dict[str, Any] = {"gs": GCSStore, "az": AzureStore, "s3": S3Store}
-#: Each service's options. obstore has other names for the options in _THEIRS.
+#: The options of each service. _THEIRS has obstore's name for an option if the names differ.
 _OPTIONS = {
     "gs": {"endpoint", "service_account_key"},
     "az": {"endpoint", "account_name", "account_key", "sas_token"},
@@ -31,7 +31,7 @@ def _text(pattern: str, kind: str) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-# Names hold only characters that all clients encode alike. No part may be "." or "..".
+# Allow only characters that all clients encode alike. No part of a path may be "." or "..".
 _Bucket = Annotated[str, _text(r"[A-Za-z0-9][\w.-]*", "the name of a bucket or container")]
 _Prefix = Annotated[str, _text(r"([\w~-][\w.~-]*(/(?!$)|$))*", "a prefix such as 'kv/llama'")]
 _Endpoint = Annotated[str, _text(r"https?://[^/?#@]+(/[^?#@]*)?", "a URL such as 'https://host'")]
@@ -40,28 +40,28 @@ _Endpoint = Annotated[str, _text(r"https?://[^/?#@]+(/[^?#@]*)?", "a URL such as
 class ObstoreTierConfig(TierConfig):
     """Options of the obstore tier.
 
-    Missing credentials come from obstore's usual sources: the environment (``AWS_*``, ``GOOGLE_*``,
-    ``AZURE_*``), the application default credentials, the machine's identity.
+    Without credentials in the options, obstore looks for them in the environment (``AWS_*``,
+    ``GOOGLE_*``, ``AZURE_*``), the application default credentials, and the machine's identity.
 
     Attributes:
         service: the service that keeps the bucket: Google Cloud Storage, Azure Blob Storage, or S3.
-        bucket: the bucket, or Azure's container; it must exist.
+        bucket: the bucket, or Azure's container, which must exist.
         prefix: prefix of all object names.
-        endpoint: URL of another server that speaks the service's protocol.
+        endpoint: URL of a server to use in place of the provider's, with the same protocol.
         region: the bucket's region, for S3.
-        access_key_id: access key id, for S3; a secret, because it changes with the key.
+        access_key_id: access key id, for S3; a secret, because it changes with the secret key.
         secret_access_key: secret access key, for S3.
         account_name: the storage account, for Azure.
         account_key: the account's key, for Azure.
         sas_token: a shared access signature, for Azure.
         service_account_key: a service account's key, as JSON, for Google.
-        settings: further settings of the store, under obstore's names; no secrets.
-        conditional_put: true if a store leaves an existing object as it is, unless that object
-            failed to load.
-        connections: the maximum number of a batch's requests that run at once.
+        settings: further settings, under obstore's names. They must not contain secrets.
+        conditional_put: true if a store keeps an existing object, unless a load of that object
+            failed; false if a store always overwrites.
+        connections: the maximum number of requests that a batch runs at once.
         connect_timeout_s: the time limit for making a connection.
-        timeout_s: the time limit for a request, the transfer of a chunk included.
-        tls_ca: file of certificates to trust besides the system's.
+        timeout_s: the time limit for a request, including the transfer of the chunk.
+        tls_ca: a file of certificates to trust in addition to the system's.
         tls_verify: true if the server's certificate and name are checked.
     """
 
@@ -102,9 +102,9 @@ class ObstoreTierConfig(TierConfig):
 
     @classmethod
     def options_from_url(cls, url: TierURL) -> dict[str, Any]:
-        """Read ``gs://bucket/prefix``, ``az://container/prefix``, ``obstore://...?service=s3``."""
+        """Read a URL such as ``gs://bucket/prefix`` or ``obstore://bucket/prefix?service=s3``."""
         place = {"bucket": url.host, "prefix": url.path.strip("/") or None, "port": url.port}
-        # No options have these names, so a URL with a port, a user or a password is refused later.
+        # A URL with a port, a user or a password is refused later, because no such options exist.
         place |= {"username": url.username, "password": url.password}
         if url.scheme != "obstore":
             place["service"] = url.scheme
@@ -115,7 +115,7 @@ class ObstoreTierConfig(TierConfig):
         return f"{self.service}://{self.endpoint or ''}/{self.bucket}/{self.prefix}"
 
     def store_settings(self) -> dict[str, str]:
-        """Return obstore's current settings for the bucket, including the secrets."""
+        """Return the settings in obstore's form, with the current secrets."""
         # Each chunk's header has a digest, so the request's signature need not cover the payload.
         settings = {"unsigned_payload": "true"} if self.service == "s3" else {}
         settings |= self.settings
@@ -128,7 +128,7 @@ class ObstoreTierConfig(TierConfig):
         return settings
 
     def make_store(self, settings: dict[str, str]) -> ObjectStore:
-        """Return a store that makes each request only once, because the SDK retries."""
+        """Return an obstore store that does not retry requests, because the SDK retries."""
         client: dict[str, Any] = {
             "allow_http": True,
             "allow_invalid_certificates": not self.tls_verify,

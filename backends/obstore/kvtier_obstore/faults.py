@@ -1,4 +1,4 @@
-"""Translation of obstore's errors by their texts, because most are of class ``GenericError``."""
+"""Translates obstore's errors by their texts, because most have the class ``GenericError``."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _BUSY = frozenset({408, 429, 500, 502, 503, 504})
 
 
 class SettingError(TierUnavailableError):
-    """A setting cannot work. Opening the tier raises :class:`kvtier_sdk.ConfigError`."""
+    """An error caused by a wrong setting. ``open`` raises it as :class:`kvtier_sdk.ConfigError`."""
 
 
 def first_line(error: BaseException) -> str:
-    """Return an error's first line, because obstore appends the text of a Rust value."""
+    """Return an error's first line, without the Rust debug output that obstore appends."""
     return str(error).partition("\n")[0].strip()
 
 

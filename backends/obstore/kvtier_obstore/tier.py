@@ -1,4 +1,4 @@
-"""The obstore tier: keeps each chunk as an object in a bucket."""
+"""The obstore tier, which keeps each chunk as an object in a bucket."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ _MOST_MANIFEST_BYTES = 1 << 20
 class ObstoreTier(ChunkTierManager):
     """A tier that keeps chunks in a bucket, under the same names as :class:`kvtier_s3.S3Tier`.
 
-    One request writes an object, so an existing object is always whole. A request of obstore goes
-    on for a while after its cancellation. So a cancelled store or deletion waits for the request's
-    end, at most ``timeout``.
+    A single request writes an object, so an existing object is always whole. A request of obstore
+    continues for a while after its cancellation. So a cancelled store or deletion waits until its
+    request ends, at most ``timeout``.
     """
 
     config_model = ObstoreTierConfig
@@ -116,7 +116,7 @@ class ObstoreTier(ChunkTierManager):
                 yield StoredNamespace.read(fingerprint, bytes(manifest) if manifest else None)
 
     def _store(self) -> ObjectStore:
-        """Return the store; make a new store if the secrets' files have changed."""
+        """Return obstore's store. Make a new store if a secret has changed."""
         settings = self.config.store_settings()
         if self._made is None or self._made[0] != settings:
             try:
@@ -130,7 +130,7 @@ class ObstoreTier(ChunkTierManager):
             return await call(self._store(), *arguments)
 
     async def _to_its_end(self, call: Coroutine[object, object, None]) -> None:
-        """Await a call to its end, even if this task is cancelled meanwhile."""
+        """Await a call until it ends, even if this task is cancelled meanwhile."""
         task = self.context.clock.spawn(call, name="obstore")
         try:
             await asyncio.shield(task)
@@ -138,7 +138,7 @@ class ObstoreTier(ChunkTierManager):
             while not task.done():
                 with suppress(asyncio.CancelledError):
                     await asyncio.wait([task])
-            task.exception()  # asyncio logs an exception that is never retrieved
+            task.exception()  # asyncio would log an exception that is never retrieved
             raise
 
     @staticmethod
@@ -151,7 +151,7 @@ class ObstoreTier(ChunkTierManager):
 
     @staticmethod
     async def _get(store: ObjectStore, name: str, size_bytes: int | None) -> memoryview:
-        """Return an object's bytes; refuse an object of another length before its transfer."""
+        """Return an object's bytes. Refuse an object of the wrong length before the transfer."""
         found = await obstore.get_async(store, name)
         stored_bytes = found.meta["size"]
         if stored_bytes != size_bytes and (size_bytes or stored_bytes > _MOST_MANIFEST_BYTES):
@@ -177,7 +177,7 @@ def _translating() -> Iterator[None]:
     except TierError:
         raise
     except BaseException as error:
-        # A panic of obstore is a BaseException of a class that cannot be imported.
+        # obstore reports a panic as a BaseException whose class cannot be imported.
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":
             raise error_of(error) from None
         raise

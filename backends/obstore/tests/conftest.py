@@ -32,6 +32,6 @@ def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azurite]:
 
 @pytest.fixture(scope="module")
 def google(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """Start the S3 server without signatures, because obstore uses the same XML for Google."""
+    """Start an S3 server for Google's tests, because obstore sends both services the same XML."""
     with S3Server(tmp_path_factory.mktemp("gs"), auth=False) as server:
         yield server

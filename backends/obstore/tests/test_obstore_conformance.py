@@ -1,4 +1,4 @@
-"""The obstore tier keeps the contract over each service's protocol."""
+"""The obstore tier meets the contract over each service's protocol."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ANONYMOUS = {"disable_oauth": True, "client_email": "", "private_key": "", "priv
 
 
 class OverAService(TierConformance):
-    """Implements the kit's hooks with a server and a client that a subclass provides."""
+    """The conformance kit's hooks. A subclass sets ``server`` and ``client``."""
 
     __test__ = False
     sequences = 5
@@ -107,7 +107,7 @@ class TestAzure(OverAService):
 
 
 class TestGoogle(OverAService):
-    """Google's XML protocol. The S3 server implements enough of it."""
+    """Tests Google's XML protocol, of which the S3 server implements enough."""
 
     __test__ = True
 

@@ -1,4 +1,4 @@
-"""The obstore tier's error messages, secrets, TLS and cancellations; the kit tests none of them."""
+"""Tests of the obstore tier's error messages, secrets, TLS and cancellations."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def url_of(endpoint: str, **options: object) -> str:
 
 
 class Answers:
-    """An HTTP server that answers all requests alike, or none if ``status`` is ``None``."""
+    """An HTTP server that answers every request alike, or not at all if ``status`` is ``None``."""
 
     def __init__(self, status: int | None, body: str = "") -> None:
         self.status, self.body = status, body
@@ -172,7 +172,7 @@ async def test_a_changed_secret_is_used_by_the_next_call(bench, s3, tmp_path):
     with pytest.raises(TierAuthError):
         await tier.open()
     file.write_text(SECRET_ACCESS_KEY)
-    assert tier.config.secret_access_key.read_again()  # as the runner does after a refusal
+    assert tier.config.secret_access_key.read_again()  # the runner does this after a refusal
     await tier.open()
     await tier.close()
 

@@ -1,4 +1,4 @@
-"""A tier in memcached servers' memory. A chunk is an index and its pieces, all on one server."""
+"""A tier that keeps chunks in memcached servers. One server holds all values of a chunk."""
 
 import hashlib
 import re
@@ -19,9 +19,9 @@ class MemcachedTierConfig(kv.TierConfig):
     """Options of the memcached tier.
 
     Attributes:
-        servers: ``host:port`` of each server, separated by commas. A URL may give a single server:
-            ``memcached://kv-1:11211``.
-        piece_bytes: the maximum length of a value, below the servers' limit (``-I``).
+        servers: ``host:port`` of each server, separated by commas. The host of a URL gives a single
+            server: ``memcached://kv-1:11211``.
+        piece_bytes: the maximum length of a value; the servers' limit (``-I``) must be larger.
         connections: the maximum number of connections to each server.
         timeout_s: the longest silence of a server before it counts as unreachable.
     """
@@ -38,7 +38,7 @@ class MemcachedTierConfig(kv.TierConfig):
 
 
 class MemcachedTier(kv.ChunkTierManager):
-    """A tier that keeps each chunk on one memcached server, in pieces below the server's limit."""
+    """A tier that cuts each chunk into pieces and keeps the pieces on one memcached server."""
 
     config_model = MemcachedTierConfig
     locality = kv.Locality.REMOTE
@@ -58,7 +58,7 @@ class MemcachedTier(kv.ChunkTierManager):
                 await connection.send([b"stats settings\r\n"])
                 text = await connection.receive_until(b"END\r\n", most_bytes=2**16)
             found = re.search(rb"item_size_max (\d+)", text)
-            # An item holds not only the value, but also its name and a header.
+            # Allow 512 bytes more, because an item also holds the value's name and a header.
             if found and int(found[1]) < self.config.piece_bytes + 512:
                 raise kv.ConfigError(f"option 'piece': {server} takes items up to {int(found[1])}")
 
@@ -92,7 +92,7 @@ class MemcachedTier(kv.ChunkTierManager):
             for pool in self._pools.values():
                 pool.close()
 
-    # The methods of a ValueStore, which Pieces calls. They send memcached's meta commands.
+    # Pieces calls the next four methods. They send memcached's meta commands.
 
     async def get(self, name: str, buffers: Sequence[memoryview]) -> None:
         async with self._asked(name, b"mg %b v\r\n" % name.encode()) as (connection, reply):

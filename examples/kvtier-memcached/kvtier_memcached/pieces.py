@@ -1,4 +1,4 @@
-"""Objects in a store whose values have a size limit: an index, and pieces below the limit."""
+"""Keeps large objects, cut into pieces, in a store that limits the length of a value."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from kvtier_sdk import ChunkError, ChunkNotFoundError, Clock, CorruptChunkError,
 
 T = TypeVar("T")
 
-#: The smallest limit, so that an index cannot name millions of pieces.
+#: The minimum of ``most_bytes``, because a lower limit could lead to millions of pieces.
 LEAST_PIECE_BYTES = 1024
 _VERSION_BYTES = 16
 
 
 class ValueStore(Protocol):
-    """The calls of a store of named values, as :class:`Pieces` needs them.
+    """A store of named values, with the methods that :class:`Pieces` calls.
 
-    Any call that fails raises ``TierError``.
+    A method that fails raises ``TierError``.
     """
 
     async def get(self, name: str, buffers: Sequence[memoryview], /) -> None:
         """Fill buffers, one after the other, with a value.
 
         Raises:
-            ChunkNotFoundError: there is no such value.
+            ChunkNotFoundError: no value has this name.
             CorruptChunkError: the value is shorter or longer than the buffers.
         """
 
     async def put(self, name: str, buffers: Sequence[memoryview], /) -> None:
-        """Store buffers, one after the other, as a value: the whole value or nothing."""
+        """Store the joined buffers as one value. A reader never sees a part of the value."""
 
     async def has(self, name: str, /) -> bool:
         """Return true if a value has this name."""
@@ -42,11 +42,11 @@ class ValueStore(Protocol):
 
 
 class _Index(NamedTuple):
-    """The value under an object's own name. It leads to the object's pieces."""
+    """An object's index: the value under the object's own name. It gives the pieces' names."""
 
-    #: Random bytes, new for each store. They are part of the pieces' names.
+    #: Random bytes in the names of the pieces, new for each store of the object.
     version: bytes
-    #: Length of each piece except the last.
+    #: Length of each piece; the last piece may be shorter.
     piece_bytes: int
     object_bytes: int
 
@@ -62,10 +62,10 @@ _FORMAT = struct.Struct(f">{_VERSION_BYTES}sQQ")
 class Pieces:
     """Objects of any length in a store whose values have a size limit.
 
-    Each store of an object draws a random version and writes its pieces under names of that
-    version. Last it writes a small index under the object's own name. So a load never mixes two
-    versions, a store that fails midway changes nothing, and of concurrent stores one whole object
-    stays. If any piece is lost, the object is missing::
+    :meth:`store` first writes an object's pieces under names that contain a new random version.
+    Then it writes a small index under the object's own name. So a load never mixes two versions,
+    and a store that fails midway leaves the old object whole. After concurrent stores one whole
+    object remains. An object with a lost piece is missing. A tier uses the class like this::
 
         class MyTier(ChunkTierManager):  # with the coroutines of a ValueStore
             async def open(self):
@@ -81,15 +81,15 @@ class Pieces:
             async def load_chunk(self, transfer):
                 await self._pieces.load(self._name(transfer.key), transfer.buffers)
 
-    Names of pieces are the object's name and up to 60 further characters, the first of which is a
-    dot. If a writer is killed, or another writer overwrites its index, its pieces stay without an
-    index. So the value store should evict values, or let them expire.
+    A piece's name is the object's name, a dot and up to 59 further characters. If a writer is
+    killed, or another writer overwrites the index, pieces remain that no index names. So the value
+    store should evict values, or let them expire.
 
     Args:
-        values: the store.
+        values: the store of the pieces and indices.
         most_bytes: the maximum length of a value; at least 1,024 bytes.
-        clock: runs the calls.
-        at_once: the maximum number of pieces of one object moved at once.
+        clock: the clock that runs concurrent calls of the store.
+        at_once: the maximum number of concurrent calls for one object.
 
     Raises:
         ValueError: ``most_bytes`` is too small.
@@ -106,11 +106,11 @@ class Pieces:
         self._at_once = at_once
 
     async def contains(self, name: str) -> bool:
-        """Return true if an object is there with all its pieces.
+        """Return true if an object exists with all its pieces.
 
         Raises:
             CorruptChunkError: the value under ``name`` is not an index.
-            TierError: the store cannot tell.
+            TierError: a call of the store failed.
         """
         try:
             index = await self._index(name)
@@ -121,10 +121,10 @@ class Pieces:
     async def store(
         self, name: str, buffers: Sequence[memoryview], *, replace: bool = False
     ) -> None:
-        """Store buffers, one after the other, as an object.
+        """Store the joined buffers as an object.
 
-        A whole object of this name stays unless ``replace`` is true. After an error or a
-        cancellation nothing reads the buffers, and the old or the new object is there.
+        An existing whole object is kept unless ``replace`` is true. After an error or a
+        cancellation nothing reads the buffers, and the name still has its old or the new object.
         """
         try:
             index = await self._index(name)
@@ -144,7 +144,7 @@ class Pieces:
     async def load(self, name: str, buffers: Sequence[memoryview]) -> None:
         """Fill buffers, one after the other, with an object.
 
-        After an error the buffers may hold anything. After a cancellation nothing touches them.
+        After an error or a cancellation nothing writes to the buffers. Their content is undefined.
 
         Raises:
             ChunkNotFoundError: the object or one of its pieces is missing.
@@ -163,7 +163,7 @@ class Pieces:
         """Remove an object. A missing object is ignored.
 
         Raises:
-            TierError: some values remain. If the index is gone, the object is missing all the same.
+            TierError: some values could not be removed. Without its index, the object is missing.
         """
         try:
             pieces = (await self._index(name)).pieces(name)
@@ -185,9 +185,9 @@ class Pieces:
         return all(await self._each([partial(self._values.has, at) for at in index.pieces(name)]))
 
     async def _each(self, calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
-        """Make all calls, even if some fail; return their results or raise the first failure.
+        """Make all calls; return their results, or raise the first failure.
 
-        A failure cancels no other call, since a call cancelled midway may lose its connection.
+        A failure does not cancel the other calls, because a cancelled call may lose its connection.
         """
 
         async def outcome(call: Callable[[], Awaitable[T]]) -> T | TierError:
@@ -208,7 +208,7 @@ class Pieces:
 
 
 def _cut(buffers: Sequence[memoryview], most_bytes: int) -> Iterator[list[memoryview]]:
-    """Cut a vector of buffers into vectors of ``most_bytes``; the last may be shorter."""
+    """Cut buffers into pieces of ``most_bytes`` without a copy. The last piece may be shorter."""
     piece: list[memoryview] = []
     room = most_bytes
     for buffer in buffers:

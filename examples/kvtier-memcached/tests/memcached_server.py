@@ -1,4 +1,4 @@
-"""A dedicated memcached server on the loopback, for tests."""
+"""A memcached server for tests."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _START_S = 20.0
 
 
 class MemcachedServer:
-    """A memcached process. :meth:`start` after :meth:`kill` restarts it on the same port.
+    """A memcached server. After :meth:`kill`, :meth:`start` uses the same port again.
 
     Args:
-        options: further options of memcached's command line.
+        options: further arguments of memcached's command line.
     """
 
     def __init__(self, *options: str) -> None:
@@ -30,7 +30,7 @@ class MemcachedServer:
         return f"memcached://127.0.0.1:{self.port}"
 
     def start(self) -> MemcachedServer:
-        """Start the server, empty, and wait until it answers."""
+        """Start an empty server, and wait until it answers."""
         program = shutil.which("memcached")
         assert program, "memcached is missing: as root, apt-get install memcached"
         command = [program, "-u", "nobody", "-l", "127.0.0.1", "-p", str(self.port)]
@@ -47,7 +47,7 @@ class MemcachedServer:
                 return self
 
     def kill(self) -> None:
-        """Kill the server if it runs; its values are lost."""
+        """Kill the server if it runs. All values are lost."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -63,7 +63,7 @@ class MemcachedServer:
         self._process.send_signal(signal.SIGCONT)
 
     def ask(self, command: bytes, data: bytes | None = None) -> tuple[bytes, bytes]:
-        """Send a command, and return the first line of the reply and the value after it."""
+        """Send a command; return the reply's first line and the value, which may be empty."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=10) as connection:
             connection.sendall(command + b"\r\n" + (b"" if data is None else data + b"\r\n"))
             with connection.makefile("rb") as replies:
@@ -73,9 +73,8 @@ class MemcachedServer:
                 return line, replies.read(int(line[3:])) if line.startswith(b"VA") else b""
 
     def names(self) -> list[str]:
-        """Return the names of all values; fail if values keep changing."""
         end_s = time.monotonic() + _START_S
-        # The server's first lists may omit some names, or all of them.
+        # Try again, because the server's first lists may be incomplete.
         while len(lines := self._lines(b"lru_crawler metadump all")) != self._count():
             assert time.monotonic() < end_s, "memcached does not list its values"
             time.sleep(0.02)

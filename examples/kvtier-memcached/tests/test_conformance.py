@@ -64,7 +64,7 @@ class TestMemcachedTier(TierConformance):
 
 
 class Values:
-    """Reads and writes a server's values directly, without the tier."""
+    """A value store for :class:`Pieces` that bypasses the tier."""
 
     def __init__(self, server):
         self._ask = server.ask

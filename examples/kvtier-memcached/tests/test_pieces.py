@@ -19,7 +19,7 @@ MOST_BYTES = 1024
 
 
 class Values:
-    """A dictionary in place of the server. Each call yields to the event loop once."""
+    """A value store in a dictionary. Each call yields to the event loop once."""
 
     def __init__(self) -> None:
         self.kept: dict[str, bytes] = {}
@@ -70,7 +70,7 @@ def pieces(values: Values) -> Pieces:
 
 
 def an_object(seed: int, payload_bytes: int = 5000) -> list[memoryview]:
-    """Make a header and a payload whose bytes all depend on the seed."""
+    """Return a header and a payload. Objects of different seeds differ in every byte."""
     payload = bytes((seed + at) % 251 for at in range(payload_bytes))
     return [memoryview(bytes([seed]) * 64), memoryview(payload)]
 

@@ -1,4 +1,4 @@
-"""A tier in one SQLite file, which processes of one machine may share. A chunk is a row."""
+"""A tier in an SQLite file. Each chunk is a row. Processes of one machine may share the file."""
 
 import sqlite3
 import threading
@@ -16,8 +16,8 @@ class SQLiteTierConfig(kv.TierConfig):
     """Options of the SQLite tier.
 
     Attributes:
-        path: the file, made if it is missing: ``sqlite:?path=/data/kv.db``.
-        max_chunks: the maximum number of chunks; beyond it, the oldest are removed.
+        path: the file, created if it is missing; in a URL ``sqlite:?path=/data/kv.db``.
+        max_chunks: the maximum number of chunks. A store beyond it removes the oldest chunks.
     """
 
     path: str

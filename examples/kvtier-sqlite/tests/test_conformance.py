@@ -1,5 +1,3 @@
-"""The SQLite tier meets the contract."""
-
 import sqlite3
 from contextlib import closing
 
