@@ -116,7 +116,7 @@ class LoopRunner(ABC):
 
     @abstractmethod
     def _await_opening(self) -> bool:
-        """Wait for the opening unless it runs in the background; return true if the tier is open."""
+        """Wait unless the tier opens in the background; return true if the tier is open."""
 
     @abstractmethod
     async def _open(self) -> bool: ...
