@@ -10,13 +10,13 @@ from kvtier_sdk.types import Locality, Medium, OffloadKey
 
 @dataclass(frozen=True, slots=True)
 class OffloadingEvent:
-    """The event that a tier has stored chunks, or removed them if ``removed`` is true.
+    """A notice that a tier has stored chunks, or has removed them if ``removed`` is true.
 
     Attributes:
-        keys: the chunks.
+        keys: the keys of the chunks.
         tier: the tier's name; ``"host"`` for the primary tier.
         medium: the medium on which the tier keeps its chunks.
-        locality: whether the tier keeps its chunks on the engine's machine or on another.
+        locality: whether the tier keeps its chunks on the engine's machine or another machine.
     """
 
     keys: Sequence[OffloadKey]

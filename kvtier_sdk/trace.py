@@ -23,7 +23,7 @@ from kvtier_sdk.types import OffloadKey
 _INTERVAL_S = 0.5
 #: The maximum number of chunks in requests that wait to be written. Further requests are dropped.
 _MOST_WAITING = 2**18
-#: Matches TIME (two numbers), PID and NUMBER; files with other names are never removed.
+#: Matches trace-DATE-TIME-PID-NUMBER.jsonl. Files with other names are never removed.
 _OUR_FILES = "trace-{0}-{0}-{0}-{0}.jsonl".format("[0-9]*")
 _SALT_BYTES = 16
 _ID_BYTES = 8
@@ -44,8 +44,8 @@ class TraceRecorder:
     salted hash replaces each chunk's key. The salt is new for each recording and is never written,
     so equal hashes mean equal chunks only within one recording, and the hashes reveal no tokens.
 
-    Each file has mode 0600. When a file reaches ``file_bytes``, the next file begins. Finished
-    files are removed, except for the newest ``files - 1``.
+    Each file has mode 0600. A new file begins when a line would make the current file longer than
+    ``file_bytes``. The recorder then removes all but the newest ``files - 1`` finished files.
     """
 
     def __init__(
@@ -61,7 +61,8 @@ class TraceRecorder:
         started = datetime.fromtimestamp(clock.wall_s(), UTC)
         self._prefix = f"trace-{started:%Y%m%d-%H%M%S}-{os.getpid()}"
         self.written: int = 0
-        # No lock is needed: the engine's thread changes the first pair, the recorder's the second.
+        # No lock is needed, because each counter is changed by only one thread: the engine's thread
+        # changes the first two counters, and the recorder's thread the last two.
         self._taken_chunks = self._refused = 0
         self._done_chunks = self._lost = 0
         self._waiting: deque[_Request] = deque()
@@ -89,7 +90,6 @@ class TraceRecorder:
 
     @property
     def path(self) -> Path:
-        """The file being written."""
         return self._directory / f"{self._prefix}-{self._number:06}.jsonl"
 
     def record(
@@ -173,7 +173,7 @@ class TraceRecorder:
 
     def _id(self, key: OffloadKey) -> int:
         digest = blake2b(key, digest_size=_ID_BYTES, key=self._salt).digest()
-        # Shift the number, because it must fit a signed integer of 64 bits.
+        # Shift the number so that it fits a signed integer of 64 bits.
         return int.from_bytes(digest, "big") >> 1
 
     def _open_next(self) -> None:
@@ -188,7 +188,7 @@ class TraceRecorder:
             except FileExistsError:
                 # The file belongs to another recording that this process began in the same second.
                 continue
-        # Lock the file to mark it as unfinished. The kernel releases the lock even after a kill.
+        # Lock the file to mark it as unfinished. The kernel releases the lock if the process dies.
         fcntl.flock(fd, fcntl.LOCK_EX)
         if self._fd >= 0:
             os.close(self._fd)
@@ -204,7 +204,7 @@ def _chunks(request: _Request) -> int:
 
 
 def _end_of(path: Path) -> int | None:
-    """Return the time of the last write in ns, or ``None`` if a process still writes the file."""
+    """Return the time of a finished file's last write in ns, or ``None`` for any other file."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:

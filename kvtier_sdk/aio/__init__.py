@@ -1,1 +1,1 @@
-"""Asyncio building blocks: the clock, blocking calls, connections, calls by shard."""
+"""Asyncio building blocks: the clock, blocking calls, connections and sharded calls."""

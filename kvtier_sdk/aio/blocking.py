@@ -24,10 +24,10 @@ THREAD_LIMIT = 16
 
 
 class _Threads:
-    """A limited pool of daemon threads, which never delay the exit, unlike an executor's threads.
+    """A limited pool of daemon threads, which never delay the interpreter's exit.
 
-    Each event loop, and so each tier, has its own pool. If a disk hangs, only its tier's threads
-    hang.
+    Each event loop, and therefore each tier, has its own pool, so that a hanging disk blocks the
+    threads of only one tier.
     """
 
     def __init__(self, limit: int) -> None:
@@ -88,7 +88,7 @@ def _threads_of(loop: asyncio.AbstractEventLoop) -> _Threads:
         threads = _threads_by_loop.get(loop)
         if threads is None:
             threads = _threads_by_loop[loop] = _Threads(THREAD_LIMIT)
-            # End the threads when the loop is freed, because asyncio.run does not call the SDK.
+            # asyncio.run does not call close_blocking_threads, so a finalizer ends the threads.
             finalize(loop, threads.close).atexit = False
         return threads
 
@@ -102,20 +102,20 @@ def close_blocking_threads(loop: asyncio.AbstractEventLoop) -> None:
 
 
 async def run_blocking(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run ``function(*args, **kwargs)`` in a thread, and wait for its end even if cancelled.
+    """Run ``function(*args, **kwargs)`` in a thread, and wait until it returns.
 
     A cancellation is raised only after the function has returned, so that nothing uses the
-    function's buffers any more. ``asyncio.to_thread`` would return at once, while its thread still
-    uses them. If the call is cancelled before its start, the function never runs. A function that
-    never returns blocks its thread and the coroutine forever, but the interpreter can still exit.
-    At most 16 calls of an event loop run at once. Further calls wait in order::
+    function's buffers any more. ``asyncio.to_thread`` would raise at once, while its thread still
+    uses the buffers. If the cancellation comes before the function has started, the function never
+    runs. A function that never returns blocks its thread and the coroutine, but the interpreter can
+    still exit. At most 16 functions run at once per event loop. Further calls wait in order::
 
         data = await run_blocking(path.read_bytes)
     """
     loop = asyncio.get_running_loop()
     returned: asyncio.Future[None] = loop.create_future()
-    # Use a list for the outcome, because an exception in the future would form a cycle with its
-    # traceback, and the traceback's frames would keep the buffers alive.
+    # Store the outcome in a list. An exception stored in the asyncio future would form a reference
+    # cycle with its traceback, and the traceback's frames would keep the buffers alive.
     outcome: list[tuple[T, None] | tuple[None, BaseException]] = []
 
     def call() -> Callable[[], None]:

@@ -48,14 +48,14 @@ class Clock(ABC):
         return asyncio.get_running_loop().call_later(delay_s, callback, *args)
 
     def spawn(self, coroutine: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
-        """Start a task for ``coroutine`` on the running loop.
+        """Start a task for ``coroutine`` on the running loop. Logs and debuggers show ``name``.
 
-        The caller must keep the task and retrieve its outcome. Logs and debuggers show ``name``.
+        The caller must keep a reference to the task, and retrieve the outcome.
         """
         return asyncio.get_running_loop().create_task(coroutine, name=name)
 
     def timeout(self, delay_s: float) -> asyncio.Timeout:
-        """Raise :class:`TimeoutError` in an ``async with`` block after ``delay_s`` seconds."""
+        """Return an ``async with`` context that raises :class:`TimeoutError` after ``delay_s``."""
         return asyncio.timeout(delay_s)
 
     async def gather_bounded(
@@ -118,7 +118,7 @@ async def wait_out(tasks: Sequence[asyncio.Future[Any]]) -> None:
 
 
 class SystemClock(Clock):
-    """The machine's own clock. If uvloop is installed and usable, it provides the event loops."""
+    """The machine's clock. The event loops are uvloop's if uvloop is installed and usable."""
 
     def now_s(self) -> float:
         return time.monotonic()
@@ -140,7 +140,7 @@ class SystemClock(Clock):
 def _has_standard_streams() -> bool:
     """Return true if descriptors 0 to 2 are open.
 
-    Otherwise a descriptor of uvloop may get such a number, and uvloop would abort on closing it.
+    If one of them is closed, uvloop may get its number, and abort the process on closing it.
     """
     try:
         for stream_fd in range(3):

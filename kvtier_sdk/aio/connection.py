@@ -13,7 +13,7 @@ from typing import Any, Self
 from kvtier_sdk.aio.clock import Clock, TimerHandle
 from kvtier_sdk.errors import TierError, TierTimeoutError, TierUnavailableError
 
-# The size of a read of text. The size is small, because payload read with the text is copied.
+# The size of one read of text. It is small, because payload that is read with the text is copied.
 _TEXT_BYTES = 2048
 # OpenSSL copies the bytes of a write into its own memory, so each write is limited to this size.
 _TLS_PIECE_BYTES = 128 * 1024
@@ -40,8 +40,8 @@ class Connection:
     - *Cancellation.* Cancelling a call that waits closes the connection. After the cancellation,
       nothing touches the call's buffers.
     - *End of file, reset.* A call that needs more bytes than the server sent raises
-      :class:`TierUnavailableError` and closes the connection. The bytes sent before the end can
-      still be received, even if a :meth:`send` was cut short.
+      :class:`TierUnavailableError` and closes the connection. Bytes that the server sent
+      earlier can still be received, even if a :meth:`send` was cut short.
     - *Silence.* If no byte moves for ``stall_timeout_s`` during a call, the call raises
       :class:`TierTimeoutError` and closes the connection.
     - *One call at a time.* While a call waits, a second call raises :class:`RuntimeError` and does
@@ -54,7 +54,7 @@ class Connection:
 
     Args:
         sock: a connected, non-blocking socket; for TLS an :class:`ssl.SSLSocket` after its
-            handshake. The connection closes the socket.
+            handshake. The connection owns and closes the socket.
         peer: the server's name, for messages.
         clock: the clock for timers.
         stall_timeout_s: the longest time that a call waits without moving a byte; ``None`` for
@@ -80,13 +80,13 @@ class Connection:
         # Bytes received before a call asked for them.
         self._unread = b""
         self._text = memoryview(bytearray(_TEXT_BYTES))
-        # Set when the call under way ends: to the buffers left to send or fill, or to None after a
+        # The result of the call under way: the buffers left to send or fill, or None after a
         # failure.
         self._waiter: asyncio.Future[Sequence[Any] | None] | None = None
         self._rooms: Sequence[Any] = ()
         self._takes_some = False
         self._unsent: Sequence[Any] = ()
-        # _is_cut_short: the last send ended early. _is_refused: a write to the socket has failed.
+        # True if the last send ended early, and if a write to the socket has failed, respectively.
         self._is_cut_short = False
         self._is_refused = False
         # False if the socket may hold unread bytes, so that a call must read before it waits.
@@ -118,7 +118,7 @@ class Connection:
         Raises:
             TierTimeoutError: the time limit has passed.
             TierUnavailableError: the server cannot be reached.
-            ssl.SSLError: the TLS handshake failed. The tier should name the option that may help.
+            ssl.SSLError: the TLS handshake failed. A tier should name the option to change.
 
         After a cancellation no socket is left open.
         """
@@ -139,8 +139,8 @@ class Connection:
     def is_usable(self) -> bool:
         """True if the connection is ready for a new request and its reply.
 
-        The connection is open, no call is under way, the last request was sent in full, and no
-        received bytes are left.
+        In that case, the connection is open, no call is under way, the last request was sent in
+        full, and no received bytes are left.
         """
         is_free = self._error is None and self._waiter is None
         return is_free and not self._is_cut_short and not self.has_unread
@@ -173,8 +173,8 @@ class Connection:
             raise self._lost()
         self._is_cut_short = bool(rest)
         if not rest:
-            # The next call can wait without reading first, because the loop will report the reply,
-            # and an earlier reset would have failed this send.
+            # The next call can wait without reading first, because the event loop will report new
+            # bytes, and an earlier reset would have failed this send.
             self._is_drained = not self._stream.has_pending()
         return rest
 
@@ -333,7 +333,7 @@ class Connection:
             self._is_drained = False
             self._unread = bytes(self._text[:count_bytes])
             if count_bytes:
-                # End a send under way, because the reply may say that the server refuses it.
+                # End a send under way, because the reply may refuse the request.
                 self._finish(self._unsent)
         elif self._is_watched:
             self._is_watched = False
@@ -380,7 +380,7 @@ class Connection:
         return count_bytes
 
     def _write(self) -> bool:
-        """Send what the socket accepts; return true after the last byte, an error or a reply."""
+        """Send bytes until the socket is full; return true if the send has ended."""
         while self._unsent:
             try:
                 count_bytes = self._stream.write(self._unsent)
@@ -389,7 +389,7 @@ class Connection:
             except OSError as error:
                 if self._is_refused:
                     self.close(error.strerror or str(error))
-                # Keep the connection open at first, because an earlier reply may give the reason.
+                # Keep the connection open at first, because an unread reply may give the reason.
                 self._is_refused = True
                 self._is_drained = False
                 return True

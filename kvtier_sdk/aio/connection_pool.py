@@ -35,17 +35,17 @@ class ConnectionPool(Generic[C]):
 
     Args:
         dial: a function that opens a :class:`Connection`, or any object with ``is_usable`` and
-            ``close(reason)``. It is called only while fewer than ``limit`` connections are lent.
+            ``close(reason)``. At each call, fewer than ``limit`` connections are lent.
         limit: the maximum number of connections.
     """
 
     def __init__(self, dial: Callable[[], Awaitable[C]], limit: int) -> None:
         self._dial = dial
         self._free = asyncio.Semaphore(limit)
-        # A store waits here before it joins the queue for a connection, so that stores cannot fill
-        # that queue.
+        # A store waits here before it waits in the common queue for a connection, so that stores
+        # cannot fill that queue.
         self._stores = asyncio.Semaphore(max(1, limit // 2))
-        # Lend the most recently used connection first, because it is the least likely to be stale.
+        # A stack, because the most recently used connection is the least likely to be stale.
         self._idle: list[C] = []
         self._is_closed = False
 

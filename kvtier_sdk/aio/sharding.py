@@ -31,8 +31,8 @@ async def call_by_shard(
             ...  # one verdict per transfer, or a TierError for all of them
 
     Args:
-        clock: the clock that runs the calls.
-        items: the batch: keys, or transfers.
+        clock: the clock that starts the calls.
+        items: the batch, such as keys or transfers.
         shard_of: a function that returns an item's shard, such as its server.
         call: a function that is called once per shard, with the shard and the shard's items in
             order. It must return one result per item; a wrong number raises ValueError.
@@ -41,7 +41,7 @@ async def call_by_shard(
         One result per item, in the order of ``items``. If ``call`` raises a :class:`TierError` for
         a shard, the error is the result of each of the shard's items.
 
-    After the return, an exception or a cancellation, no call runs any more.
+    When this function has returned or raised, no call runs any more.
     """
     places: dict[ShardT, list[int]] = {}
     for place, item in enumerate(items):

@@ -15,7 +15,7 @@ class SlotMemory(Protocol):
 
     @property
     def chunk_bytes(self) -> int:
-        """Length of a slot's payload."""
+        """Length of a slot's payload, in bytes."""
 
     @property
     def region(self) -> Region:
@@ -51,12 +51,12 @@ class PoolMemory(SlotMemory, Protocol):
 class TierRunner(Protocol):
     """A runner of a tier's jobs. Only the engine's thread calls it, except for :meth:`peek`.
 
-    The runner reports one :class:`~kvtier_sdk.runner.jobs.JobResult` per submitted job. When it
-    stops, one ``RunnerStopped`` ends all jobs without a result. The tier's client tracks the jobs.
+    The runner reports one :class:`~kvtier_sdk.runner.jobs.JobResult` per submitted job. If the
+    tier's loop or process ends, one ``RunnerStopped`` report ends all jobs without a result.
     """
 
     def start(self) -> bool:
-        """Begin to open the tier; return true if the tier opens within ``open_deadline``.
+        """Open the tier, or begin to open it in the background; return true if the tier is open.
 
         Raises:
             Exception: the tier is required and did not open, or the error is permanent.

@@ -1,6 +1,6 @@
 """Circuit breakers stop calls to a failing tier; backoffs set the pauses between attempts.
 
-A breaker only keeps state; its owner sleeps and probes. A tier has one breaker per direction.
+A breaker only keeps state. The breaker's owner waits, and makes the trial calls, called probes.
 
 ::
 
@@ -37,7 +37,7 @@ class Backoff:
     """Pauses that double up to a limit.
 
     Attributes:
-        pause_s: the current or next pause, before jitter.
+        pause_s: the length of the current pause, without jitter.
     """
 
     def __init__(self, first_s: float, longest_s: float, rng: random.Random | None = None) -> None:
@@ -80,12 +80,12 @@ class BreakerState(Enum):
 class Outcome(Enum):
     #: The tier answered. A missing chunk counts as an answer too.
     ANSWERED = "answered"
-    #: The call was too slow. A healthy tier is slow under load, so a late call counts as a failure
-    #: in the window of recent calls, but not in the run of consecutive failures.
+    #: The call was too slow. A healthy tier may be slow under load, so a late call counts as a
+    #: failure in the window of recent calls, but not in the run of consecutive failures.
     LATE = "late"
     #: The tier failed.
     FAILED = "failed"
-    #: Only these objects failed. Several faulty objects without a success suggest a broken tier.
+    #: Only the call's objects failed. Several failed objects may mean that the tier is broken.
     FAULTY = "faulty"
     #: The call could not start, because hanging calls use up the allowed number of calls.
     BLOCKED = "blocked"
@@ -112,7 +112,7 @@ class Breaker:
 
     A faulty object counts once, even if it is loaded many times. But a dead disk fails object by
     object too, so several *distinct* faulty objects open the breaker unless a transfer succeeds in
-    between. A successful lookup does not reset this count, because a lookup reads no object.
+    between. A successful lookup does not reset the count, because a lookup reads no object.
     """
 
     def __init__(self, options: RunnerOptions, rng: random.Random) -> None:

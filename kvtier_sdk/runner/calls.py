@@ -39,7 +39,7 @@ class NonsenseError(Exception):
 
 
 class TierCaller:
-    """The SDK's caller of a tier. Each call returns valid results or raises :class:`TierError`.
+    """A wrapper of a tier. Each call returns valid results or raises :class:`TierError`.
 
     A tier that returns a wrong number or type of results cannot be trusted. Such a tier goes into
     quarantine: every later call fails with the same message. An exception other than a
@@ -100,7 +100,7 @@ class TierCaller:
     async def transfer(
         self, operation: Operation, batch: Sequence[Transfer]
     ) -> Sequence[TierError | None]:
-        """Call ``load`` or ``store``; an error of the call becomes an error of each chunk."""
+        """Call ``load`` or ``store``. If the call raises, the error is the result of each chunk."""
         version = self._version
         errors = await self._transfer(operation.value, batch)
         is_refused = any(isinstance(error, TierAuthError) for error in errors)
@@ -232,7 +232,7 @@ class TierCaller:
         return error
 
     async def _has_new_secret(self, version: int) -> bool:
-        """Return true if a secret is newer than ``version``, reading the files if needed."""
+        """Return true if a secret changed after ``version``; read the secrets' files if needed."""
         if self._secrets.files and version == self._version:
             await run_blocking(self._read_secrets)
         return version != self._version
@@ -252,8 +252,8 @@ class TierCaller:
 def is_not_tiers(error: BaseException) -> bool:
     """Return true for an interrupt, a closed generator, and a cancellation of the running task.
 
-    A SystemExit counts as the tier's error, because it would end only the tier's thread. The
-    BaseException that a panic in a Rust client raises counts as the tier's error too.
+    A SystemExit counts as the tier's error, because it must end neither the loop nor the process.
+    The BaseException that a panic in a Rust client raises counts as the tier's error too.
     """
     if isinstance(error, asyncio.CancelledError):
         task = asyncio.current_task()

@@ -25,11 +25,11 @@ _MAX_UNLOADED = 65_536
 
 
 class ChunkMover:
-    """A caller of a tier that moves batches of chunks to and from the host pool.
+    """A mover of batches of chunks between the host pool and a tier.
 
     A tier may skip the store of a chunk that it already has, so a broken chunk would stay broken.
     Therefore the store after a failed load sets :attr:`Transfer.replace`. A chunk that is certainly
-    damaged is also deleted at once, if the tier can delete.
+    damaged is also deleted at once, if the SDK may delete chunks.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class ChunkMover:
 
     @contextmanager
     def transfers(self, job: Job, batch: Sequence[int]) -> Iterator[dict[int, Transfer]]:
-        """Yield transfers by their index in the job. A store's headers are sealed at first use."""
+        """Yield transfers by their index in the job. A store's headers are written at first use."""
         headers = self._headers.take(len(batch))
         # If the pool is closed while slots are in use, the pool logs this name.
         holder = f"{self._context.name} {job.operation.value}"
@@ -126,7 +126,7 @@ class ChunkMover:
 
 
 def _is_useless(error: TierError | None) -> bool:
-    """Return true if no engine can use the chunk, whichever sealing keys the engine has."""
+    """Return true if no engine can use the chunk, whatever sealing keys the engine has."""
     if isinstance(error, ChunkAuthError) and error.unknown_key:
         return False
     return isinstance(error, CorruptChunkError)

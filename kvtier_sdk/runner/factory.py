@@ -15,11 +15,11 @@ from kvtier_sdk.types import Locality, Medium
 
 
 def wants_process(spec: TierSpec) -> bool:
-    """Return true if the tier should run in a separate process, where a process is possible.
+    """Return true if a separate process is preferred or required for the tier.
 
     The runner option ``auto`` chooses a process for a tier that keeps its chunks outside of this
     machine's memory. In the engine's process, a thread that waits for a disk or a network would
-    compete with the engine for the interpreter lock at each wake-up.
+    compete with the engine for the interpreter lock each time it wakes up.
     """
     option = spec.runner.runner
     tier_class = spec.tier_class

@@ -1,4 +1,4 @@
-"""Tracks a tier's health in one direction with a circuit breaker and probes."""
+"""Tracks a tier's health, for reads or for writes, with a circuit breaker and probes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class DirectionHealth:
         self._call = call
         self._clock = call.tier.context.clock
         self._header = header
-        # The probes' buffers. All probes share them, because only one probe runs at a time.
+        # All probes use this buffer, because only one probe runs at a time.
         self._memory = memory
         self._report = report
         self._refuse_queued = refuse_queued
@@ -71,7 +71,7 @@ class DirectionHealth:
         self._deadline_s = options.load_deadline_s if is_read else options.store_deadline_s
         self._prober: asyncio.Task[None] | None = None
         self._attempt: asyncio.Task[bool] | None = None
-        # The time during which hanging calls have prevented probes.
+        # The time for which hanging calls have prevented probes.
         self._hindered_s = 0.0
 
     @property
@@ -139,7 +139,7 @@ class DirectionHealth:
         return not attempt.cancelled() and attempt.result()
 
     def _hindrance(self) -> str | None:
-        """Return why no probe can start, or ``None`` if one can."""
+        """Return the reason why no probe can start, or ``None`` if a probe can start."""
         if self._attempt is not None and not self._attempt.done():
             return "a probe hangs"
         return NO_ROOM if self._is_blocked(self._direction, self._clock.now_s()) else None

@@ -165,7 +165,7 @@ class MetricsChanged(msgspec.Struct, eq=False, tag=True):
 
 
 class UsageChanged(msgspec.Struct, tag=True):
-    """The tier's usage has changed; ``None`` if the usage is unknown."""
+    """The tier's usage has changed; ``usage`` is ``None`` if it is unknown."""
 
     usage: Usage | None = None
 
@@ -209,7 +209,7 @@ SentReport: TypeAlias = (
     | UsageChanged
     | OpeningEnded
 )
-#: All reports, including those that the runner itself makes.
+#: All reports, including the reports that the runner itself makes.
 Report: TypeAlias = SentReport | RunnerStopped | ProcessStarted
 
 
@@ -243,5 +243,5 @@ def batches_of(keys: Sequence[OffloadKey], most: int) -> list[Sequence[int]]:
 
 
 def failure_counts(verdicts: Iterable[Verdict]) -> dict[str, int]:
-    """Count the verdicts other than ``OK``, by value."""
+    """Return how often each verdict other than ``OK`` occurs, by the verdict's value."""
     return Counter(verdict.value for verdict in verdicts if verdict is not Verdict.OK)

@@ -47,8 +47,8 @@ class TierLog(logging.LoggerAdapter[logging.Logger]):
         """Log a message that may repeat, at most once a minute per ``topic``.
 
         Further messages within the minute are held back. When the minute ends, a timer logs the
-        last of these messages and their number. In a thread without a running event loop, the next
-        message triggers this line. If ``ends_outage`` is true, other held-back messages come first.
+        last of these messages and their number. Without a running event loop, the next message
+        triggers that line. If ``ends_outage`` is true, other held-back messages are logged first.
         """
         now_s = self._clock.now_s()
         known = self._topics.get(topic)

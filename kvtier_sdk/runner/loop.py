@@ -55,16 +55,15 @@ from kvtier_sdk.types import OffloadKey, Transfer
 
 T = TypeVar("T")
 
-#: The largest alignment that a tier may require. The pool aligns each slot to this number.
+#: The largest alignment in bytes that a tier may require. The pool aligns each slot to this number.
 _MAX_ALIGNMENT = 4096
 
-#: At close, the time for cancelled calls to end, and then for probes and the store watch to end.
+#: Time limit at close for cancelled calls to end, and again for probes and the store watch.
 _CALLS_END_S = 1.0
 
 #: Shortest interval between two progress reports for the same operation.
 _PROGRESS_INTERVAL_S = 0.5
 
-#: Interval between reports of the tier's own counters and gauges.
 _METRICS_INTERVAL_S = 1.0
 
 #: The operations that move chunks, in the order in which their queued batches start.
@@ -117,7 +116,7 @@ class TierLoop:
     Queued loads start before queued stores. Stores use at most three quarters of the concurrent
     calls. At a job's deadline, the job is concluded and its calls are cancelled. An ``IoEnded``
     report follows once the calls have ended. While the tier is not open, or the breaker of a job's
-    direction is not closed, the job is concluded as ``UNAVAILABLE`` without a call.
+    direction is not closed, a new job is concluded as ``UNAVAILABLE`` without a call.
     """
 
     def __init__(
@@ -155,7 +154,7 @@ class TierLoop:
         # A hanging call counts toward ``concurrency`` while it holds its buffers, so there are
         # always free buffers for the next batch.
         under_way = options.concurrency * self._batch_chunks
-        # Double the headers, because the next call starts while a call's chunks are verified.
+        # Allocate twice the headers, because the next call starts while chunks are verified.
         headers = BufferArena(header_length, 2 * under_way)
         scratch = BufferArena(payload_length, under_way) if codec else None
         probes = BufferArena(header_length + payload_length, len(Direction))
@@ -207,7 +206,7 @@ class TierLoop:
         self._running: Counter[Operation] = Counter()
         # Tasks that verify chunks after the tier's call has returned.
         self._verifying: set[asyncio.Task[None]] = set()
-        # Limit the stores, so that loads find a free call even if all stores hang.
+        # Limit the concurrent stores, so that loads can start even if all stores hang.
         self._max_stores = max(1, options.concurrency * 3 // 4)
         self._runs: set[_Run] = set()
         self._progress = asyncio.Event()
@@ -250,11 +249,11 @@ class TierLoop:
         return await self._idle_within(timeout_s)
 
     async def close(self) -> None:
-        """Close the tier, and cancel all jobs from now on. Call :meth:`drain` first."""
+        """Close the tier, and cancel all jobs, including later ones. Call :meth:`drain` first."""
         self.abandon()
         # Let cancelled calls end first, so that only hanging calls still run when the tier closes.
         await self._idle_within(_CALLS_END_S)
-        # Stop the opening first, because a tier must not be opened and closed at the same time.
+        # Stop the opening, because a tier must not be opened and closed at the same time.
         await self._opening.stop()
         await self._end_background()
         if self._metrics_timer is not None:
@@ -406,7 +405,7 @@ class TierLoop:
             f"{self.spec.name} {operation}: {chunks} not done {when}",
         )
         self._conclude(run, Verdict.TIMEOUT)
-        # Note a lookup as late, because a healthy tier under load misses the short deadline.
+        # Note a lookup as late, because a healthy tier under load may miss the short deadline.
         outcome = Outcome.LATE if run.job.operation is Operation.LOOKUP else Outcome.FAILED
         health = self._health[run.direction]
         halfway_s = (run.started_s + run.job.deadline_s) / 2
@@ -424,7 +423,7 @@ class TierLoop:
                 health.note(Outcome.BLOCKED, NO_ROOM)
 
     def _is_blocked(self, direction: Direction, since_s: float) -> bool:
-        """Return true if hanging calls of jobs concluded by ``since_s`` leave no room."""
+        """Return true if hanging calls of jobs concluded by ``since_s`` prevent further calls."""
         hung: Counter[Operation] = Counter()
         for run in self._runs:
             if run.concluded_s <= since_s and run.job.operation in _MOVES:
@@ -600,7 +599,7 @@ class TierLoop:
         removed = []
         for key in keys:
             # Raise here, in the backend's own call. If a process sent the invalid key, the engine
-            # could not read the whole message, which may hold reports of other jobs.
+            # would reject the whole message, which may hold reports of other jobs.
             if not isinstance(key, bytes):
                 raise TierContractError(
                     f"report_removed was given a {type(key).__name__} where a key, bytes, belongs"

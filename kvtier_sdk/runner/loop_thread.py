@@ -116,7 +116,7 @@ class LoopRunner(ABC):
 
     @abstractmethod
     def _await_opening(self) -> bool:
-        """Wait for the opening if the engine waits for it; return true if the tier is open."""
+        """Wait unless the tier opens in the background; return true if the tier is open."""
 
     @abstractmethod
     async def _open(self) -> bool: ...
@@ -131,7 +131,7 @@ class LoopRunner(ABC):
     def _ended(self) -> None: ...
 
     def _wait_opened(self, timeout_s: float | None = None) -> bool | None:
-        """Return or raise the opening's outcome; return ``None`` after ``timeout_s``."""
+        """Return or raise the outcome of the opening; return ``None`` after ``timeout_s``."""
         next_s = _PROGRESS_S
         while True:
             waited_s = self._clock.now_s() - self._started_s
@@ -203,7 +203,7 @@ class LoopRunner(ABC):
     def _log_unhandled(
         self, event_loop: asyncio.AbstractEventLoop, context: dict[str, Any]
     ) -> None:
-        """Use the tier's log, because it masks secrets, unlike asyncio's log."""
+        """Log an error in the tier's log, because asyncio's log does not mask secrets."""
         self._log.error("%s", context["message"], exc_info=context.get("exception"))
 
     def _start_opening(self) -> None:
@@ -215,7 +215,7 @@ class LoopRunner(ABC):
         except Exception as error:
             self._opened.set_exception(error)
         except asyncio.CancelledError:
-            # The runner is being closed, so nobody waits for the opening any longer.
+            # The cancellation comes from the closing of the runner, so do not raise it again.
             self._opened.set_exception(TierError("it was closed while it was opened"))
 
     def _start_closing(self, timeout_s: float) -> None:
@@ -224,7 +224,7 @@ class LoopRunner(ABC):
 
     async def _run_closing(self, timeout_s: float) -> None:
         try:
-            # End the opening first, because a tier must not be opened and closed at once.
+            # End the opening first, because a tier must not be opened and closed at the same time.
             if self._opening is not None:
                 self._opening.cancel()
                 await asyncio.wait([self._opening])

@@ -89,7 +89,7 @@ class TierOpening:
         self._report(OpeningEnded())
 
     async def _try(self) -> Exception | None:
-        """Wait for the running attempt, or for a new attempt; return its error, or ``None``."""
+        """Wait for the running attempt, or start one; return the attempt's error, or ``None``."""
         attempt = self._attempt
         if attempt is None or (attempt.done() and not self.is_open):
             attempt = self._clock.spawn(self._call(), name=f"open {self._log.tier}")
@@ -114,7 +114,7 @@ class TierOpening:
         except BaseException as error:
             if is_not_tiers(error):
                 raise
-            # Wrap the tier's SystemExit or CancelledError, so that it counts as a failed attempt.
+            # Wrap an error such as SystemExit, so that it counts as a failed attempt.
             told = TierContractError(f"raised {error!r}")
             told.tier, told.operation = self._log.tier, "open"
             told.__cause__ = error

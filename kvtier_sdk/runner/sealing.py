@@ -25,7 +25,7 @@ class _Foreign(Enum):
 
 
 class ChunkSealer:
-    """A caller of a tier that seals chunks before a store, and opens them after a load.
+    """A wrapper of a tier that seals chunks before a store, and opens them after a load.
 
     The codec runs in worker threads, so that it does not block the tier's loop.
 

@@ -14,7 +14,7 @@ from kvtier_sdk.runner.jobs import UsageChanged
 from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.types import Capability, Usage
 
-#: The time limit for reading the store's usage, and for listing its namespaces.
+#: The time limit for one query of the usage, and for listing the namespaces.
 _ANSWER_S = 5.0
 #: Interval between queries of the usage.
 _INTERVAL_S = 5.0
@@ -85,7 +85,7 @@ def contents_in_words(usage: Usage) -> str:
 
 
 async def _nearest_namespace(call: TierCaller) -> StoredNamespace | None:
-    """Return the most similar other namespace, unless the tier's own namespace has chunks."""
+    """Return the most similar other namespace; ``None`` if the tier's own namespace has chunks."""
     if Capability.SCAN | Capability.NAMESPACES not in call.tier.capabilities:
         return None
     async for _ in call.entries():

@@ -34,10 +34,10 @@ _SILENCE: Any = object()
 class ThreadRunner(LoopRunner):
     """A runner whose tier runs on an event loop in a daemon thread.
 
-    The engine's thread submits and polls without a lock, because a deque is safe with one thread at
-    each end. With a flag per deque, a burst of jobs wakes the loop only once, and a burst of
-    reports notifies the engine only once. The writer appends before it sets the flag, and the
-    reader clears the flag before it empties the deque, so the reader misses nothing.
+    The engine's thread submits and polls without a lock, because a deque's methods are thread-safe.
+    With a flag per deque, a burst of jobs wakes the loop only once, and a burst of reports notifies
+    the engine only once. The writer appends before it checks the flag, and the reader clears the
+    flag before it empties the deque, so the reader misses nothing.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class ThreadRunner(LoopRunner):
         return self._reports.copy()
 
     def ask(self, question: Callable[[TierCaller], Coroutine[Any, Any, T]], timeout_s: float) -> T:
-        """Call the tier outside of any job; raise TierTimeoutError after ``timeout_s``."""
+        """Call the tier without a job; raise TierTimeoutError after ``timeout_s``."""
         answer = self._call(question(self._tier_loop.call), timeout_s, _SILENCE)
         if answer is _SILENCE:
             raise TierTimeoutError(f"{self._spec.name}: no answer within {timeout_s:g} s")
@@ -124,7 +124,7 @@ class ThreadRunner(LoopRunner):
         await close_tier(self._tier_loop.close, self._log)
 
     def _ended(self) -> None:
-        """Report the runner's end. Hanging calls may still run in other threads."""
+        """Report the end. Hanging calls may still run, so ``io_ended`` is false."""
         self._tier_loop.abandon()
         self._reports.append(RunnerStopped(Verdict.CANCELLED, io_ended=False))
         self._notify_engine()

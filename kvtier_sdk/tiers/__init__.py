@@ -1,1 +1,1 @@
-"""The tiers that come with the core."""
+"""The tiers that come with the SDK."""

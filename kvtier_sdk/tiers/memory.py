@@ -1,6 +1,6 @@
 """The memory tier keeps chunks in this process, and can simulate a slower store.
 
-It is the reference for tests and documentation.
+Tests and documentation use it as the reference.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class MemoryTierConfig(BoundedTierConfig):
 
     Attributes:
         latency_s: the time added to each lookup, store and load.
-        bandwidth_bytes: bytes per second, both directions together; unlimited by default.
+        bandwidth_bytes: bytes per second that loads and stores share; unlimited by default.
     """
 
     refuses: ClassVar[Mapping[str, str]] = {
@@ -54,11 +54,11 @@ class MemoryTier(SecondaryTierManager):
     def __init__(self, config: MemoryTierConfig, context: TierContext) -> None:
         super().__init__(config, context)
         self._objects: OrderedDict[OffloadKey, npt.NDArray[np.uint8]] = OrderedDict()
-        # When each chunk was last used and last stored. ``_stored_s`` begins with the oldest store.
+        # The times of each chunk's last use and last store. ``_stored_s`` is ordered by time.
         self._used_s: dict[OffloadKey, float] = {}
         self._stored_s: OrderedDict[OffloadKey, float] = OrderedDict()
         self._used_bytes = 0
-        # The time at which the simulated network link is free.
+        # The time at which the simulated network link becomes free.
         self._wire_free_s = 0.0
 
     async def open(self) -> None:
@@ -100,7 +100,7 @@ class MemoryTier(SecondaryTierManager):
         return Usage(len(self._objects), self._used_bytes, self.config.capacity_bytes)
 
     async def _travel(self, chunks: int) -> None:
-        """Wait while a simulated network link, which carries one batch at a time, moves chunks."""
+        """Wait for a simulated network link, which carries one batch at a time, to move chunks."""
         now_s = sent_s = self.context.clock.now_s()
         if self.config.bandwidth_bytes is not None:
             size_bytes = chunks * self.context.object_bytes
@@ -161,5 +161,5 @@ class MemoryTier(SecondaryTierManager):
 def _until(
     last_s: float, keys: Iterable[OffloadKey], times_s: Mapping[OffloadKey, float]
 ) -> list[OffloadKey]:
-    """Return the keys with a time up to ``last_s``. ``keys`` must be ordered by time."""
+    """Return the keys whose time is at most ``last_s``. ``keys`` must be ordered by time."""
     return list(itertools.takewhile(lambda key: times_s[key] <= last_s, keys))

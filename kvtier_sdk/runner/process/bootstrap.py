@@ -1,9 +1,9 @@
 """Encodes errors, and the bootstrap message from which a process builds its tier.
 
-The message goes through the socket between the two processes, because it holds secrets: everybody
-on the machine can read a command line, and every child of the tier can read the environment. The
-process's environment lacks variables with secrets, so the message carries their values. A file with
-a secret is only named, because the process reads the file again if the store refuses the secret.
+The message goes through a socket, because it holds secrets: everybody on the machine can read a
+command line, and every child of the process can read the environment. The process's environment
+lacks the variables with secrets, so the message holds their values. For a secret in a file, the
+message holds only the path, because the process itself reads the file.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _options_of(spec: TierSpec) -> dict[str, Any]:
 def write_error(error: BaseException) -> dict[str, Any]:
     return {
         "name": type(error).__name__,
-        # Leave out the base Exception, because a TierError with the name of the class says more.
+        # Leave out Exception, so that read_error falls back to a TierError with the class name.
         "classes": [
             _path_of(base)
             for base in type(error).__mro__

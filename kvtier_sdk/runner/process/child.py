@@ -1,4 +1,4 @@
-"""The main program of a tier's process: one loop reads jobs, runs the tier and reports.
+"""The main program of a tier's process: an event loop reads jobs, runs the tier and reports.
 
 :mod:`kvtier_sdk.runner.process.child_process` starts this program; do not run it by hand.
 """
@@ -50,9 +50,9 @@ _ORPHAN_CLOSE_S = 0.5
 _ORPHAN_END_S = 5.0
 #: Time limit for closing a tier that did not open.
 _REFUSED_CLOSE_S = 5.0
-#: Time limit for sending the last reports.
 _LAST_REPORTS_S = 1.0
-#: Indices of the command line's bounds in /proc/PID/stat, counted after the process's name.
+#: Indices of the command line's start and end address, among the fields that follow the
+#: process's name in /proc/PID/stat.
 _ARG_START, _ARG_END = 45, 46
 
 

@@ -56,15 +56,15 @@ _STACK_STARTS = ("Current thread 0x", "Thread 0x")
 class ChildProcess:
     """The engine's handle to a tier's process.
 
-    The engine uses two sockets, one per thread. Jobs, reports and the ends of outages go through
-    ``data``, which belongs to the engine's thread. All other messages go through a control socket,
-    which belongs to the loop on which this object was created.
+    Two sockets serve two threads. Jobs, reports and the ends of outages go through ``data``, which
+    belongs to the engine's thread. All other messages go through a control socket, which belongs to
+    the event loop on which this object was created.
 
     Attributes:
         data: the channel that the engine's thread uses.
         is_open: true if the tier was open when the process became ready for jobs.
         started_s: time at which the process became ready for jobs.
-        ended: done when the process is gone; the result is the reason.
+        ended: a future that is done when the process is gone; its result is the reason.
     """
 
     def __init__(self, name: str, clock: Clock, log: TierLog, secrets: Secrets) -> None:
@@ -112,7 +112,7 @@ class ChildProcess:
         await self._opened
 
     async def drain(self, timeout_s: float) -> bool:
-        """Return true if all jobs have ended or the process is gone."""
+        """Drain the tier; return true if all jobs have ended or the process is gone."""
         self._drained = self._event_loop.create_future()
         self._send(plain_message(Kind.DRAIN, timeout_s))
         await self._within(2 * timeout_s + 0.5, self._drained, self.ended)

@@ -24,7 +24,6 @@ from kvtier_sdk.errors import KVTierError
 from kvtier_sdk.runner.jobs import Job, JobResult, OpeningEnded, Operation, Report, SentReport
 from kvtier_sdk.types import OffloadKey, RequestContext
 
-#: Version of the messages. The engine and the process must have the same version.
 PROTOCOL_VERSION = 7
 
 _HEAD = struct.Struct("<IB")
@@ -73,7 +72,7 @@ class Kind(IntEnum):
     LOG = 8
     #: From the child: a request to be killed, because hanging calls block the tier.
     HUNG = 9
-    #: To the child: a ping. From the child: its answer.
+    #: To the child: a ping. From the child: the answer to a ping.
     PING = 10
 
 
