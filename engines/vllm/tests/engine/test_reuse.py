@@ -96,7 +96,7 @@ def test_a_damaged_chunk_is_recomputed(second: Second, plain: Any) -> None:
     assert [output["cached"] for output in outputs] == [0, 0, 0]
     assert same(outputs, plain.outputs(PROMPTS))
     assert engine.stats()[second.store.name]["failures"] == {"load.corrupt": sum(CHUNKS)}
-    # Recomputed chunks have replaced the damaged ones.
+    # The recomputed chunks have replaced the damaged chunks.
     assert_served_from_the_tier(engine, plain)
 
 
