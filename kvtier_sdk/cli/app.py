@@ -95,7 +95,6 @@ _TRACEBACK = "KVTIER_TRACEBACK"
 
 
 def run() -> int:
-    """Run the command, and return its exit status."""
     try:
         for tools in installed_engines().values():
             for name, command in tools.commands.items():

@@ -66,7 +66,6 @@ def print_columns(rows: Sequence[Sequence[str]], right: frozenset[int] = frozens
 
 
 def ago(then_s: float | None, now_s: float) -> str:
-    """Format the time since ``then_s``, for example ``3 d``."""
     if then_s is None:
         return "-"
     past_s = max(0.0, now_s - then_s)
@@ -77,7 +76,6 @@ def ago(then_s: float | None, now_s: float) -> str:
 
 
 def share(part: float, whole: float) -> str:
-    """Format ``part`` as a percentage of ``whole``, for example ``12%``."""
     return f"{part / whole:.0%}" if whole else "-"
 
 

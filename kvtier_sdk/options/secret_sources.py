@@ -28,7 +28,7 @@ class VariableSecret(SecretStr):
         _named.add(variable)
 
     def written(self, name: str) -> tuple[str, str]:
-        """Return the option and the value that refer to the secret, instead of the secret."""
+        """Return the option and the value that name the source of the secret."""
         return name, f"${{{self.variable}}}"
 
 
@@ -44,11 +44,11 @@ class FileSecret(SecretStr):
         self.values = [self.get_secret_value()]
 
     def written(self, name: str) -> tuple[str, str]:
-        """Return the option and the value that refer to the secret, instead of the secret."""
+        """Return the option and the value that name the source of the secret."""
         return f"{name}{FILE_SUFFIX}", self.path
 
     def read_again(self) -> bool:
-        """Read the file again, and return true if the secret changed; raise as the constructor."""
+        """Read the file again; return true if the secret changed. Raise as the constructor does."""
         value = _read(self.path)
         if value == self._secret_value:
             return False

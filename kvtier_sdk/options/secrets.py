@@ -107,7 +107,7 @@ class MaskingFormatter(logging.Formatter):
 
 
 def make_loggable(record: logging.LogRecord) -> None:
-    """Replace a message that cannot be formatted: :mod:`logging` would print it unmasked."""
+    """Replace a message that cannot be formatted, because logging would print it unmasked."""
     try:
         record.getMessage()
     except Exception as error:
@@ -169,7 +169,7 @@ def masked_error(error: BaseException, secrets: Secrets) -> BaseException:
             setattr(masked, name, secrets.mask(value) if isinstance(value, str) else value)
     if (cause := error.__cause__ or error.__context__) is not None:
         masked.__cause__ = masked_error(cause, secrets)
-    # Move the traceback, because it holds the call's buffers, and a client can keep the old error.
+    # Move the traceback, because it holds the call's buffers, and clients may keep the original.
     masked.__traceback__, error.__traceback__ = error.__traceback__, None
     return masked  # type: ignore[no-any-return]
 

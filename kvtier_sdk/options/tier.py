@@ -120,7 +120,7 @@ class RunnerOptions(StrictModel):
         load_deadline_s: a load that takes longer, queueing included, has failed.
         store_deadline_s: a store that takes longer, queueing included, has failed.
         retries: how often a call is retried after a retryable failure, inside the deadline.
-        retry_delay_s: mean of the jittered pause before a retry; it doubles with each retry.
+        retry_delay_s: mean pause before the first retry, with jitter; later pauses double.
         concurrency: limit of the calls of ``load`` and ``store`` that run at once.
         max_batch_bytes: limit of one call's payload; a single larger chunk is allowed.
         max_queue_bytes: limit of the payload under way in each direction; a store beyond it is

@@ -1,6 +1,6 @@
 """Quantities as people write them: ``"4GiB"``, ``"250ms"``, ``"5%"``.
 
-A parser accepts text, or a number in the unit that it returns. Its errors say what to write.
+Each parser accepts text, or a number in the unit of its result. Its errors say what to write.
 """
 
 from __future__ import annotations

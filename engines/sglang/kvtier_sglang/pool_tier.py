@@ -55,7 +55,7 @@ class PoolTier:
         return self._pages.parts * self._pages.memory.chunk_bytes
 
     def close(self) -> None:
-        """Wait until the tier, which must be closed, has ended, and release the memory."""
+        """Wait until the tier has ended, and release the memory. The tier must be closed before."""
         self.chunks.join()
         self._pages.close()
 

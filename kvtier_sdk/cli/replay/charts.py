@@ -79,7 +79,6 @@ def percent(share: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Format a duration, for example ``1.5 ms``."""
     for unit, factor in (("s", 1), ("ms", 10**3)):
         if seconds * factor >= 1:
             return f"{seconds * factor:.3g} {unit}"

@@ -1,5 +1,3 @@
-"""The result of a replay."""
-
 from __future__ import annotations
 
 from array import array
@@ -37,7 +35,7 @@ class ReplayReport:
     Attributes:
         chunks: number of chunks that the requests named; a trace calls them blocks.
         hit_chunks: number of these chunks that did not have to be computed.
-        compared_bytes: number of loaded bytes; each was compared with the byte that was stored.
+        compared_bytes: number of loaded bytes, all of which were compared with the stored bytes.
         scheduler_us: mean and percentiles of the scheduler thread's CPU time per chunk, in
             microseconds: the time of a request's calls, divided by its number of chunks.
         tiers: the counters of the primary tier, then of each secondary tier.

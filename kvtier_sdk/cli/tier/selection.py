@@ -51,7 +51,7 @@ SHOWN_DIGITS = 12
 
 
 class CannotListError(ConfigError):
-    """An error because a backend cannot list its namespaces, and the operator gave none."""
+    """An error: a backend cannot list its namespaces, and the operator has not named one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,6 @@ def model_of(namespace: Namespace) -> str:
 
 
 def named(namespace: Namespace) -> str:
-    """Name a namespace by its fingerprint and its model."""
     model = model_of(namespace)
     digits = namespace.fingerprint[:SHOWN_DIGITS]
     return digits if model == "-" else f"{digits} ({model})"

@@ -188,7 +188,7 @@ class Outcome:
     restored: int = 0  # chunks stored before the fault, and again after its start
     refused: int = 0  # chunks that the admission rule kept from the tier
     broken: list[str] = field(default_factory=list)
-    # The states that the tier showed, with the seconds from the fault's start to the first sight.
+    # The states that the tier showed, each with the seconds since the fault began.
     shown: dict[str, float] = field(default_factory=dict)
     # Seconds from the fault's end to each kind of recovery; ``None`` if the tier did not recover.
     closed_s: float | None = None

@@ -14,7 +14,7 @@ _MIN_SLOTS = 16
 
 
 def pools(size_bytes: int) -> Iterator[tuple[str, HostPool]]:
-    """Yield each kind of memory with a pool, which is smaller if ``/dev/shm`` lacks room."""
+    """Yield each kind and its pool. The pool in ``/dev/shm`` is smaller if there is little room."""
     slots = size_bytes // MIB
     kinds: dict[str, Callable[[], HostPool]] = {
         "heap": lambda: HostPool(slots, MIB),

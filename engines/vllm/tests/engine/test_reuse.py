@@ -114,7 +114,6 @@ def test_no_request_fails_when_the_store_goes_away_under_load(second: Second, pl
     settle_until(engine, lambda: not any(engine.leftovers().values()), "nothing is left over")
     if not isinstance(store, ServedStore):
         return
-    # Once the store is back, the tier uses it again.
     store.start()
 
     def is_used() -> bool:
