@@ -7,7 +7,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command, which needs the extra ``cli``."""
+    """Run the command, or say how to install its extra ``cli``."""
     try:
         from kvtier_sdk.cli.app import run
 

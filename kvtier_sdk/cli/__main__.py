@@ -1,4 +1,4 @@
-"""``python -m kvtier_sdk.cli`` is ``kvtier``."""
+"""Runs ``kvtier`` for ``python -m kvtier_sdk.cli``."""
 
 from kvtier_sdk.cli import main
 

@@ -1,4 +1,4 @@
-"""The command line: its commands, and the exit statuses of errors."""
+"""The commands of ``kvtier``, and the exit status after each kind of error."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _root(
     logging.getLogger("kvtier").setLevel(logging.WARNING)
 
 
-# The help lists the commands in the order in which an operator first needs them.
+# The help lists the commands in this order, in which an operator usually needs them.
 app.command("check")(check_command)
 tier_app.command("ls")(ls_command)
 tier_app.command("du")(du_command)
@@ -86,7 +86,7 @@ app.command("new-backend")(new_backend_command)
 app.command("replay")(replay_command)
 
 
-#: The error for wrong arguments. Find it by name, because newer releases of typer bundle click.
+#: The error for wrong arguments. Newer releases of typer bundle click, so find the class by name.
 _WrongUsage: Any = next(
     base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException"
 )
@@ -95,7 +95,6 @@ _TRACEBACK = "KVTIER_TRACEBACK"
 
 
 def run() -> int:
-    """Run the command, and return its exit status."""
     try:
         for tools in installed_engines().values():
             for name, command in tools.commands.items():

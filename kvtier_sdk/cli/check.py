@@ -24,7 +24,7 @@ _DRY_RUN_FAILED, _MISTAKEN = 1, 2
 
 @dataclass(slots=True)
 class _Findings:
-    """``--json`` prints these fields."""
+    """The result of the check. ``--json`` prints these fields."""
 
     file: str
     mistakes: list[str] = field(default_factory=list)

@@ -28,7 +28,7 @@ TARGET_HELP = (
     "tier of it."
 )
 
-#: Maps an engine's top-level option to our package that reads the engine's configuration.
+#: Top-level options of engines, each with the kvtier package that reads the configuration.
 _PUBLISHED = {
     "kv_connector": "kvtier-vllm",
     "kv_connector_extra_config": "kvtier-vllm",
@@ -101,7 +101,7 @@ def installed_engines() -> Mapping[str, EngineTools]:
 
 
 def tools_for(options: Mapping[str, Any], *, where: str) -> EngineTools | None:
-    """Return the tools of the engine that reads ``options``; ``None`` if kvtier reads them."""
+    """Return the tools of the engine that ``options`` are for; ``None`` if they are kvtier's."""
     for tools in installed_engines().values():
         if tools.reads(options):
             return tools

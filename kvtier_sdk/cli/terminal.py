@@ -18,7 +18,7 @@ from kvtier_sdk.options.secrets import MaskingFormatter
 
 T = TypeVar("T", int, float)
 
-#: Advances a progress bar by a number of units.
+#: A function that advances a progress bar by a number of units.
 Step = Callable[[int], None]
 
 JsonOption = Annotated[
@@ -29,7 +29,7 @@ _UNITS = (("d", 86_400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0))
 
 
 def read_flag(flag: str, parse: Callable[[str], T], text: str, *, may_be_0: bool = False) -> T:
-    """Parse a flag's text; raise :class:`ConfigError` if it is wrong, or 0 without ``may_be_0``."""
+    """Parse a flag; raise :class:`ConfigError` for wrong text, and for 0 unless ``may_be_0``."""
     try:
         value = parse(text)
     except ValueError as error:
@@ -40,9 +40,9 @@ def read_flag(flag: str, parse: Callable[[str], T], text: str, *, may_be_0: bool
 
 
 def say(*lines: str, to_stderr: bool = False) -> None:
-    """Print lines, escaped so that foreign text can neither move the cursor nor start a line."""
+    """Print lines, escaped so that text from a store can neither move the cursor nor add a line."""
     for line in lines:
-        # Flush into a pipe too, because the next line may come much later.
+        # Flush even if the output is a pipe, because the next line may come much later.
         print(one_line(line), file=sys.stderr if to_stderr else sys.stdout, flush=True)
 
 
@@ -66,7 +66,6 @@ def print_columns(rows: Sequence[Sequence[str]], right: frozenset[int] = frozens
 
 
 def ago(then_s: float | None, now_s: float) -> str:
-    """Format the time since ``then_s``, for example ``3 d``."""
     if then_s is None:
         return "-"
     past_s = max(0.0, now_s - then_s)
@@ -77,7 +76,6 @@ def ago(then_s: float | None, now_s: float) -> str:
 
 
 def share(part: float, whole: float) -> str:
-    """Format ``part`` as a percentage of ``whole``, for example ``12%``."""
     return f"{part / whole:.0%}" if whole else "-"
 
 

@@ -47,7 +47,7 @@ _ADVICE: dict[Verdict, str] = {
 }
 #: Longest wait for a tier to close after its check was interrupted.
 _INTERRUPTED_S = 0.5
-#: Matches the frames of a traceback, but not the error after the frames.
+#: A pattern for the frames of a traceback, without the error that follows the frames.
 _FRAMES = re.compile(r":?\n+( *)Traceback \(most recent call last\):\n(?:\1  .*\n)+\1")
 
 
@@ -63,7 +63,7 @@ class _StepError(Exception):
 
 @dataclass(slots=True)
 class TierCheck:
-    """``--json`` prints these fields."""
+    """The result for one tier. ``--json`` prints these fields."""
 
     name: str
     backend: str
@@ -134,7 +134,7 @@ class _Check:
     def _make_tier(self) -> BlockingTier:
         """Make the tier, with deadlines that are no shorter than the check's time limit."""
         names = ("lookup_deadline_s", "load_deadline_s", "store_deadline_s")
-        # The open deadline is longer, because the check's own limit should end the opening.
+        # The open deadline is longer, so that the check's own limit ends the opening first.
         patience = dict.fromkeys(names, self._timeout_s) | {"open_deadline_s": 2 * self._timeout_s}
         spec = self._spec.needed()
         spec = replace(spec, runner=spec.runner.model_copy(update=patience))
@@ -174,7 +174,7 @@ class _Check:
             self._expect(tier.lookup(keys, _REQUEST), Verdict.NOT_FOUND)
 
     def _usage(self) -> Usage | None:
-        # The wait is short, because some stores count their chunks slowly or not at all.
+        # Wait only briefly, because some stores count their chunks slowly or not at all.
         stats = self._tier.client.stats
         within_s = min(self._timeout_s, _USAGE_S)
         self._tier.wait(lambda: stats.used_bytes is not None, within_s)

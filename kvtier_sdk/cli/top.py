@@ -25,7 +25,7 @@ _Status = Mapping[str, Any]
 _NUMBERS = ("hits/s", "share", "found", "load\nGB/s", "store\nGB/s", "queue", "failed", "dropped")
 #: Width of the table if no terminal limits it.
 _PIPE_WIDTH = 200
-#: An engine without a step for this long is idle or stuck.
+#: An engine that has made no step for this long is idle or stuck.
 _LONG_STEP_S = 2.0
 
 

@@ -16,7 +16,7 @@ from kvtier_sdk.options import units
 from kvtier_sdk.options.model import StrictModel
 from kvtier_sdk.options.secrets import MASK
 
-#: Maps a parser to the kind and the unit of its values.
+#: The kind and the unit of each parser's values.
 _PARSERS: Mapping[Callable[[object], Any], tuple[str, str | None]] = {
     units.parse_bytes: ("size", "bytes"),
     units.parse_bytes_or_share: ("size or share", "bytes, or a share from 0 to 1"),
@@ -36,7 +36,7 @@ _ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n {5,}.*)*)", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class OptionInfo:
-    """The description of one option; ``default`` is plain data."""
+    """The description of one option. ``default`` is plain data, and never shows a secret."""
 
     name: str
     kind: str
@@ -49,7 +49,7 @@ class OptionInfo:
 
 
 def describe_options(model: type[StrictModel]) -> list[OptionInfo]:
-    """Describe a model's options; each secret is followed by the option for its file."""
+    """Describe a model's options. The option for a secret's file follows the secret."""
     meanings, secrets, files = _meanings(model), model.secret_names(), model.secret_files()
     described = []
     for attribute, field in model.model_fields.items():
@@ -69,7 +69,7 @@ def describe_options(model: type[StrictModel]) -> list[OptionInfo]:
 
 
 def _kind_of(annotation: Any, metadata: Sequence[Any]) -> tuple[str, str | None, Sequence[str]]:
-    """Return the kind of value, its unit, and the choices."""
+    """Return the kind, the unit and the choices of an option's values."""
     for part in [*metadata, *getattr(annotation, "__metadata__", ())]:
         if isinstance(part, BeforeValidator) and part.func in _PARSERS:
             return (*_PARSERS[part.func], ())  # type: ignore[index]
@@ -88,7 +88,7 @@ def _kind_of(annotation: Any, metadata: Sequence[Any]) -> tuple[str, str | None,
 
 
 def _meanings(model: type[StrictModel]) -> dict[str, str]:
-    """Read the options' meanings from the classes' docstrings; a derived class's entry wins."""
+    """Read the options' meanings from the classes' docstrings; a subclass overrides its base."""
     found: dict[str, str] = {}
     for owner in reversed(model.__mro__):
         section = _ATTRIBUTES.search(inspect.cleandoc(vars(owner).get("__doc__") or ""))

@@ -1,4 +1,4 @@
-"""A reader of configuration files; the suffix decides between TOML, JSON and YAML."""
+"""A reader of configuration files. A file's suffix says whether it is TOML, JSON or YAML."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _json(text: str) -> Any:
 
 
 def _table(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Build a table, but refuse a repeated name, as TOML does."""
+    """Build a table; raise for a repeated name, which the JSON and YAML parsers would accept."""
     options: dict[str, Any] = {}
     for name, value in pairs:
         if name in options:

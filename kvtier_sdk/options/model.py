@@ -42,19 +42,19 @@ except Exception:
 
 
 class StrictModel(BaseModel):
-    """Options that reject misspelt names. Build them with :func:`validate_options`.
+    """A model of options that rejects unknown names. Build it with :func:`validate_options`.
 
     An operator writes a quantity with its unit (``capacity: "4GiB"``). The attribute is a plain
     number, so its name ends in the unit: ``capacity_bytes: Bytes = Field(alias="capacity")``.
 
     Secrets appear neither in messages nor in a ``repr``. An option is a secret if its type is
-    ``SecretStr`` or its name has a word such as ``password``, ``secret`` or ``token``. Operators
+    ``SecretStr`` or its name holds a word such as ``password``, ``secret`` or ``token``. Operators
     write a secret in the clear, as the environment variable ``${NAME}``, or in a file that an
     option such as ``password_file`` names. The file of a ``SecretStr`` is read again after the
     store refuses the secret, so call ``get_secret_value()`` for each connection.
 
     Attributes:
-        needs: pairs of attributes; the first can only be given together with the second.
+        needs: pairs of attributes; the first can be given only if the second is given too.
         excludes: pairs of attributes that cannot be given together.
         refuses: other tiers' options that this model rejects, each with advice for the operator.
     """
@@ -95,7 +95,7 @@ class StrictModel(BaseModel):
     @classmethod
     @cache
     def types_by_option(cls) -> Mapping[str, set[Any]]:
-        """Map each option's name to its type and the types of its parts."""
+        """Map each option's name to its type and to the types nested in that type."""
         types = {}
         for name, field in cls.fields_by_option().items():
             parts: list[Any] = [field.annotation]
@@ -132,7 +132,7 @@ class StrictModel(BaseModel):
         return {name: options.pop(name) for name in cls.fields_by_option() if name in options}
 
     def to_dict(self, *, secrets: bool = False, defaults: bool = False) -> dict[str, Any]:
-        """Return the given options as plain data, quantities in bytes and seconds.
+        """Return the given options as plain data, with quantities in bytes and seconds.
 
         A secret from a file or from the environment is written as a reference to its source.
 
@@ -183,7 +183,7 @@ def _secrets_in(model: StrictModel | type[StrictModel], options: Mapping[str, An
 
 Model = TypeVar("Model", bound=StrictModel)
 
-#: Expected values in plain words; pydantic's own words are for Python programmers.
+#: Plain words for expected values, because pydantic's own words are for Python programmers.
 _PLAIN = {
     **dict.fromkeys(("bool_parsing", "bool_type"), "true or false"),
     **dict.fromkeys(("int_from_float", "int_parsing", "int_type"), "a whole number"),
@@ -199,15 +199,15 @@ def validate_options(
     """Build a ``model`` from ``options``, or raise a :class:`ConfigError` with a line per fault.
 
     A fault is an unknown or missing option, a wrong value, or a secret that cannot be read. Each
-    line begins with the ``place`` of the option, and shows no secret. ``also_known`` are further
-    names to suggest for an unknown option.
+    line begins with the ``place`` of the option, and shows no secret. ``also_known`` holds names
+    that a suggestion for an unknown option may use in addition to the model's.
     """
     given = _with_secrets(model, options, place)
     try:
         return model.model_validate(given)
     except ValidationError as error:
         faults = error.errors()
-    # Raise outside the handler. Otherwise pydantic's error would be the context, and show secrets.
+    # Raise outside the handler, or pydantic's error, which shows secrets, would be the context.
     known = [*model.option_names(), *model.secret_files().values(), *also_known]
     mask = _secrets_in(model, given).mask
     raise ConfigError("\n".join(_complaint(fault, place, known, model, mask) for fault in faults))
@@ -259,7 +259,7 @@ def _complaint(
         return f"{option} is {brief(value)} but should be {_PLAIN.get(fault['type'], message)}"
     if loc:
         return f"{option}: {message.replace(value, brief(value))}"
-    # The message of a rule about several options names them without a path, so add the path.
+    # A rule about several options knows their names but not their path, so add the path here.
     if place.path:
         message = message.replace("option '", f"option '{place.path}.")
     return f"{place.where}: {message}"

@@ -18,16 +18,16 @@ _KINDS: tuple[tuple[type, str], ...] = (
     (int, "a number"),
     (float, "a number"),
 )
-#: The most characters of a value in an error message.
+#: An error message shows at most this many characters of a value.
 _BRIEF = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place in a configuration; its string form is the prefix of an error message.
+    """A place in a configuration. Its string form is the beginning of an error message.
 
-    ``where`` names the source, such as ``kv.toml``; ``path`` is the place in the source, such as
-    ``tiers[1]``, or empty.
+    ``where`` names the source, such as ``kv.toml``. ``path`` is the place in the source, such as
+    ``tiers[1]``; an empty path stands for the whole source.
     """
 
     where: str
@@ -83,7 +83,7 @@ def one_line(text: str) -> str:
 def nearest(word: str, known: Iterable[str], label: str) -> str:
     """Return advice on an unknown word: ``did you mean 'root'? allowed: capacity, root``.
 
-    ``label`` introduces the known words: "allowed", "installed".
+    ``label`` introduces the list of known words, for example "allowed" or "installed".
     """
     names = sorted(known)
     listing = f"{label}: {', '.join(names) or 'none'}"

@@ -20,7 +20,7 @@ _named: set[str] = set()
 
 
 class VariableSecret(SecretStr):
-    """A secret in an environment variable; tiers' processes do not inherit the variable."""
+    """A secret in an environment variable, which the processes of tiers do not inherit."""
 
     def __init__(self, variable: str, value: str) -> None:
         super().__init__(value)
@@ -28,12 +28,12 @@ class VariableSecret(SecretStr):
         _named.add(variable)
 
     def written(self, name: str) -> tuple[str, str]:
-        """Return the option and the value that stand for the secret."""
+        """Return the option and the value that name the source of the secret."""
         return name, f"${{{self.variable}}}"
 
 
 class FileSecret(SecretStr):
-    """A secret in a file; ``values`` are all values read so far, the current one last.
+    """A secret in a file. ``values`` lists all secrets read so far, and ends with the current one.
 
     The constructor raises OSError or ValueError if the file cannot be read or holds no secret.
     """
@@ -44,11 +44,11 @@ class FileSecret(SecretStr):
         self.values = [self.get_secret_value()]
 
     def written(self, name: str) -> tuple[str, str]:
-        """Return the option and the value that stand for the secret."""
+        """Return the option and the value that name the source of the secret."""
         return f"{name}{FILE_SUFFIX}", self.path
 
     def read_again(self) -> bool:
-        """Read the file again; return true if the secret is new. Raise the constructor's errors."""
+        """Read the file again; return true if the secret changed. Raise as the constructor does."""
         value = _read(self.path)
         if value == self._secret_value:
             return False
@@ -59,7 +59,7 @@ class FileSecret(SecretStr):
 
 
 def secret_in_variable(written: str, place: Place) -> VariableSecret | None:
-    """Read the secret of an option that names a variable; return ``None`` for other options."""
+    """Read the secret from the variable in ``${NAME}``; return ``None`` for any other text."""
     found = _VARIABLE.search(written)
     if found is None:
         return None

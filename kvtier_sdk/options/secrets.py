@@ -22,8 +22,8 @@ _WORD = r"(?<![a-z0-9])(?:credentials|passphrase|passwd|password|secret|token)(?
 _SECRET_NAME = re.compile(_WORD, re.IGNORECASE)
 
 # A password may contain any character, so mask everything up to the last '@', and everything after
-# the '=' of a secret option. In prose, a URL ends at a space or a quote. In a URL that was
-# normalized like a path, only one of the two slashes is left.
+# the '=' of a secret option. In prose, a URL ends at a space or a quote. A URL that was normalized
+# as if it were a path has only one slash after its scheme.
 _OPTION = rf"([?&][^=&?\s]*{_WORD}[^=&?\s]*(?<!{FILE_SUFFIX})=)"
 _IN_PROSE = (
     re.compile(r"((?:[a-z]:/|//)[^:\s'\"]*:)[^\s'\"]*(?=@)"),
@@ -52,14 +52,14 @@ def without_password(text: str) -> str:
 
 
 def url_without_password(url: str) -> str:
-    """Mask the password and the secret options of ``url``; both may contain any character."""
+    """Mask the password and the secret options of ``url``, whatever characters they contain."""
     for pattern in _IN_URL:
         url = pattern.sub(rf"\1{MASK}", url)
     return url
 
 
 class Secrets:
-    """The secrets of some options; :meth:`mask` also hides values that ``files`` read later."""
+    """A set of secrets to mask. :meth:`mask` also hides the secrets that ``files`` read later."""
 
     def __init__(self, values: Iterable[str] = (), files: Sequence[FileSecret] = ()) -> None:
         self.files = files
@@ -79,7 +79,7 @@ class Secrets:
 
 
 def _pattern_of(values: Iterable[str]) -> re.Pattern[str] | None:
-    """Match each secret as it is, as Python quotes it, and as a URL encodes it."""
+    """Match each secret in three forms: plain, quoted by ``repr``, and encoded for a URL."""
     forms = {
         form
         for value in values
@@ -107,7 +107,7 @@ class MaskingFormatter(logging.Formatter):
 
 
 def make_loggable(record: logging.LogRecord) -> None:
-    """Replace a message that cannot be formatted, or :mod:`logging` would print it unmasked."""
+    """Replace a message that cannot be formatted, because logging would print it unmasked."""
     try:
         record.getMessage()
     except Exception as error:
@@ -150,7 +150,7 @@ def secrets_in(name: str, value: Any) -> Iterator[str]:
 
 
 def masked_error(error: BaseException, secrets: Secrets) -> BaseException:
-    """Return ``error`` itself if neither its own text nor that of a cause shows a secret.
+    """Return ``error`` itself if neither its text nor the text of any cause shows a secret.
 
     Otherwise return a masked copy. Its class is the nearest base class in :mod:`kvtier_sdk.errors`,
     or else a new class with the name of the error's class.
@@ -169,13 +169,13 @@ def masked_error(error: BaseException, secrets: Secrets) -> BaseException:
             setattr(masked, name, secrets.mask(value) if isinstance(value, str) else value)
     if (cause := error.__cause__ or error.__context__) is not None:
         masked.__cause__ = masked_error(cause, secrets)
-    # Move the traceback, because a client can keep the original error, and so the call's buffers.
+    # Move the traceback, because it holds the call's buffers, and clients may keep the original.
     masked.__traceback__, error.__traceback__ = error.__traceback__, None
     return masked  # type: ignore[no-any-return]
 
 
 def text_of_all(error: BaseException) -> str:
-    """Return the error's text, with the texts of a group's members."""
+    """Return the text of an error, or of a group with the texts of its members."""
     if not isinstance(error, BaseExceptionGroup):
         return str(error)
     members = (f"{type(one).__name__}: {text_of_all(one)}" for one in error.exceptions)

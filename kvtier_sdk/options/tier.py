@@ -15,8 +15,8 @@ from kvtier_sdk.options.url import TierURL
 class TierConfig(StrictModel):
     """The base of every backend's options.
 
-    Options reach a tier's own process as plain data, so each option's type must accept its value
-    in that form: ``Bytes`` accepts ``4096``.
+    If a tier runs in a process of its own, its options are sent there as plain data. So each
+    option's type must accept plain data: ``Bytes`` accepts ``4096``.
     """
 
     @classmethod
@@ -27,7 +27,7 @@ class TierConfig(StrictModel):
         whose URL has a host or a path.
 
         Raises:
-            ConfigError: a part has no meaning for this backend.
+            ConfigError: a part of the URL has no meaning for this backend.
         """
         if url.host or url.path.strip("/"):
             raise ConfigError(
@@ -39,8 +39,8 @@ class TierConfig(StrictModel):
         """Return the location of the chunks as a URL with a path: ``file:///data/kv``.
 
         All tiers in one location return the same text. Two tiers of one manager may share a
-        location only if their options are equal. No location may lie inside another tier's. The
-        default, ``None``, is for a tier that never shares its location.
+        location only if their options are equal. No location may lie inside another. The default,
+        ``None``, is for a tier that never shares its location.
         """
         return None
 
@@ -50,7 +50,7 @@ class ExpiringTierConfig(TierConfig):
 
     Attributes:
         ttl_s: a chunk expires this time after its last store or use. Default: never.
-        max_age_s: a chunk expires this time after it was stored, used or not. Default: never.
+        max_age_s: a chunk expires this time after it was stored, even if used. Default: never.
     """
 
     ttl_s: Seconds | None = Field(None, alias="ttl", ge=0.001)
@@ -72,7 +72,7 @@ class ExpiringTierConfig(TierConfig):
 
 
 class BoundedTierConfig(ExpiringTierConfig):
-    """The base of the options of a tier that keeps itself within a capacity.
+    """The base of the options of a tier that evicts chunks to stay within a capacity.
 
     Attributes:
         capacity_bytes: limit of the size of all stored objects, headers included. All namespaces
@@ -105,8 +105,8 @@ class RunnerOptions(StrictModel):
             ``after_hits:2``, or another package's policy.
         admission: ``auto`` gives a full tier only chunks seen before, as long as that brings more
             hits; ``off`` gives the tier every chunk that the store policy wants.
-        offload_policy: ``chunk`` gives the tier new chunks; ``request`` also gives it a request's
-            chunks that are in the primary tier already.
+        offload_policy: ``chunk`` gives the tier new chunks; ``request`` also gives it those chunks
+            of a request that are already in the primary tier.
         codec: seals chunks on their way to the tier: ``aes-gcm:/etc/kvtier/chunk.keys``, or
             another package's codec.
         required: true if an engine must not start without the tier. Otherwise the engine starts,
@@ -115,23 +115,23 @@ class RunnerOptions(StrictModel):
             waits no longer for the tier.
         lookup_deadline_s: a lookup that takes longer is a miss, unless recomputing its chunks
             takes longer still.
-        max_lookup_deadline_s: limit of a lookup if recomputing takes longer, or if the time to
-            recompute is not known yet.
+        max_lookup_deadline_s: limit of a lookup whose chunks take even longer to recompute, or
+            whose time to recompute is not known yet.
         load_deadline_s: a load that takes longer, queueing included, has failed.
         store_deadline_s: a store that takes longer, queueing included, has failed.
         retries: how often a call is retried after a retryable failure, inside the deadline.
-        retry_delay_s: mean pause before the first retry; it doubles each time, and is jittered.
-        concurrency: most calls of ``load`` and ``store`` that run at once.
-        max_batch_bytes: most payload of one call; one chunk is always allowed.
-        max_queue_bytes: most payload under way in each direction; a store beyond it is dropped, a
-            load beyond it is a miss.
-        breaker_failures: after this many failed calls in a row the tier is no longer asked; reads
-            (lookups and loads) and writes are counted separately.
-        breaker_window: number of most recent calls that are counted; once half of them have failed,
-            the tier is also no longer asked.
-        probe_interval_s: pause before a tier with an open breaker is probed; it doubles with each
-            failed probe.
-        max_probe_interval_s: the longest such pause.
+        retry_delay_s: mean pause before the first retry, with jitter; later pauses double.
+        concurrency: limit of the calls of ``load`` and ``store`` that run at once.
+        max_batch_bytes: limit of one call's payload; a single larger chunk is allowed.
+        max_queue_bytes: limit of the payload under way in each direction; a store beyond it is
+            dropped, a load beyond it is a miss.
+        breaker_failures: after this many failed calls in a row the breaker opens, and the tier gets
+            no calls; reads (lookups and loads) and writes are counted separately.
+        breaker_window: number of most recent calls that are counted; the breaker also opens once
+            half of them have failed.
+        probe_interval_s: pause before a tier with an open breaker is probed; the pause doubles with
+            each failed probe.
+        max_probe_interval_s: the longest pause before a probe.
     """
 
     runner: Literal["auto", "thread", "process"] = "auto"

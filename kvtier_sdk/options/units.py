@@ -1,6 +1,6 @@
 """Quantities as people write them: ``"4GiB"``, ``"250ms"``, ``"5%"``.
 
-A parser accepts text, or a value of the type that it returns. Its ValueError says what to write.
+Each parser accepts text, or a number in the unit of its result. Its errors say what to write.
 """
 
 from __future__ import annotations

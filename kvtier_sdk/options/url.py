@@ -55,7 +55,7 @@ class TierURL:
             if is_cut or not all("=" in option for option in parts.query.split("&") if parts.query):
                 raise ValueError
         except ValueError:
-            # Hide urllib's message, because it quotes a part of the URL, perhaps the password.
+            # Hide urllib's message, because it may quote the password.
             raise fault(_UNREADABLE) from None
         scheme = url.partition(":")[0] if ":" in url else ""
         if "_" in scheme and scheme.replace("_", "").isalnum():
@@ -63,7 +63,7 @@ class TierURL:
         if not scheme or not parts.scheme:
             raise fault(" names no backend; write for example 'file:///data/kv' or 'memory:'")
         options: dict[str, str] = {}
-        # Escape '+', because parse_qsl reads it as a blank, but keys in base64 contain it.
+        # Escape '+', because parse_qsl would read it as a space, but keys in base64 contain it.
         for name, value in parse_qsl(parts.query.replace("+", "%2B"), keep_blank_values=True):
             if name in options:
                 raise fault(f": option {name!r} is given twice")
@@ -79,7 +79,7 @@ class TierURL:
         )
 
     def options_beside(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Join the query's options with options from other parts of the URL, without validation.
+        """Merge the query's options with options from other parts of the URL, without validation.
 
         Args:
             given: options from the other parts, by name; ``None`` for an absent part.

@@ -12,7 +12,7 @@ from support.chaos.places import CannotHappenError
 from support.chaos.play import BRIEF, play
 from support.chaos.scenarios import Scenario, scenarios
 
-#: Run with all other tests: a cut response, a killed process, a full disk, a killed server.
+#: The scenarios that run with all other tests, and not only in ``make chaos``.
 ALWAYS = {
     "body_cut-redis-thread",
     "child_killed-file-process",

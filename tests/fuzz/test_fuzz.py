@@ -1,4 +1,4 @@
-"""The targets of ``make fuzz``, run on the saved inputs and on changed copies of some."""
+"""Runs the targets of ``make fuzz`` on the saved inputs, and on randomly changed copies."""
 
 from __future__ import annotations
 

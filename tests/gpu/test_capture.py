@@ -1,4 +1,4 @@
-"""An engine polls during a graph capture, in the capturing thread or another.
+"""An engine polls during a graph capture, in the capturing thread or in another thread.
 
 Some drivers do not allow a query for the end of a copy during a capture. Then the capture is
 lost, or the job is reported as failed while its copy is still running.
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(not has_device(), reason="only a device captures
 def test_capture(figure: Figure) -> None:
     blocks = random_blocks(4, MIB)
     host = np.zeros((4, MIB), np.uint8)
-    # Launch the kernel once before, because the first launch loads it, which a capture forbids.
+    # Launch the kernel now, because its first launch loads code, which a capture forbids.
     blocks[1].fill_(3)
     synchronize()
     with open_worker(blocks, host) as worker:

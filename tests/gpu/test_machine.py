@@ -48,7 +48,7 @@ def _describe_device(figure: Figure) -> None:
 
 
 def _batch_call() -> str:
-    # The worker's choice of how to copy has no public name.
+    # Read a private attribute, because the worker does not publish its choice.
     batch = getattr(CUDADevice(device()).driver, "_batch", None)
     return "none: run by run" if batch is None else str(batch.__name__)
 

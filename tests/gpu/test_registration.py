@@ -11,9 +11,9 @@ from support.gpu.memory import pools
 
 from kvtier_sdk.worker.driver import forget_error
 
-#: ``cudaHostRegisterPortable``, as the worker passes it.
+#: The flag ``cudaHostRegisterPortable``, which the worker passes.
 _PORTABLE = 1
-#: The length of a row, and the number of ranks that share it, in a pool of eight ranks.
+#: The length of a row in a pool, and the number of ranks that share a row.
 _ROW_BYTES, _RANKS = 4 * MIB, 8
 
 
@@ -44,7 +44,7 @@ def _register_parts(figure: Figure, kind: str, address: int, size_bytes: int) ->
 
 
 def _register(figure: Figure, kind: str, address: int, size_bytes: int) -> None:
-    # The first use of the device creates its context; keep that out of the measured time.
+    # Create the device's context now, so that the measured time does not include it.
     torch.zeros(1, device=device())
     runtime, calls = Runtime(), torch.cuda.cudart()
     began_s = time.perf_counter()

@@ -27,7 +27,7 @@ from kvtier_sdk.worker import registration
 
 _SLOTS = 15
 _PIECE_BYTES = 4 * MIB
-#: A worker's part of a slot need not begin at a page.
+#: A worker's part of a slot may begin inside a page.
 _OFFSETS_BYTES = (0, 100)
 
 

@@ -13,7 +13,7 @@ from support.gpu.figures import Figure
 
 from kvtier_sdk.worker import OffloadWorker
 
-#: Long enough for a thread to start and submit before the stream wakes.
+#: The stream sleeps long enough for a thread to start and submit a copy.
 _ASLEEP_S = 0.3
 
 

@@ -58,7 +58,7 @@ _log = logging.getLogger("kvtier.lmcache")
 
 @dataclass(eq=False, slots=True)
 class _Task:
-    """A task of LMCache; ``open_parts`` counts the parts that have not ended.
+    """A task of LMCache, with a part for each tier. ``open_parts`` counts the unfinished parts.
 
     Only a deletion has the event ``ended``. LMCache polls for the end of other tasks.
     """
@@ -79,8 +79,8 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     names the layout. Transfers read and write LMCache's L1 memory directly.
 
     LMCache reuses an object's memory as soon as the object's task is reported. So a load or a store
-    is reported only when its I/O has ended. If a backend hangs in a system call, this can be after
-    the deadline.
+    is reported only when its I/O has ended. If a backend hangs in a system call, the report comes
+    after the deadline.
 
     Args:
         config: the tier, and the options of the adapter.

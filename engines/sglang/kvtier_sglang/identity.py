@@ -11,7 +11,7 @@ from kvtier_sdk import Namespace, OffloadKey, make_offload_key
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
 
-#: Attributes of a host pool that describe the content of its pages. A pool may lack some.
+#: Attributes of a host pool that describe the content of its pages. A pool may lack some of them.
 _CONTENT = (
     "layout",
     "page_size",
@@ -27,7 +27,7 @@ _CONTENT = (
     "index_head_dim",
     "storage_format_tag",
 )
-#: Pools whose pages differ between ranks even with MLA: a recurrent layer's state is split.
+#: Pools whose pages differ between ranks even with MLA, because the ranks split recurrent state.
 _ALWAYS_SPLIT = frozenset({"mamba"})
 
 

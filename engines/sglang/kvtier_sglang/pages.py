@@ -1,4 +1,4 @@
-"""The pages of SGLang's host pools for a tier, in place or copied through kvtier's memory."""
+"""Moves pages between SGLang's host pools and a tier, in place or through kvtier's memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Pages(ABC):
     """The pages of a host pool, each in one or more parts of the same length.
 
     Attributes:
-        memory: the slots, one for each part.
+        memory: the slots; a part of a page fills one slot.
         parts: the number of parts of a page.
         tokens: the number of tokens of a page. SGLang passes one index for each token.
     """
@@ -79,7 +79,7 @@ class StagedPages(Pages):
         self._at_once = max(1, min(_MOST_PAGES, _STAGING_BYTES // page.nbytes))
         self._staging = HostPool.create(PoolLayout(2 * self._at_once, page.nbytes), prefault=False)
         self.memory = self._staging
-        # SGLang loads in one thread and stores in another, so each has half of the slots.
+        # SGLang loads in one thread and stores in another, so each thread has half of the slots.
         self._first_slots = {Operation.LOAD: 0, Operation.STORE: self._at_once}
         self._locks = {operation: threading.Lock() for operation in self._first_slots}
 

@@ -31,7 +31,7 @@ class PoolTier:
         self._identity = identity
 
     def exist(self, hashes: Sequence[str]) -> list[bool]:
-        """Return true for each page in the tier; without an answer in time, a page is absent."""
+        """Return true for each page in the tier, and false for a page without an answer in time."""
         return self._run(Operation.LOOKUP, hashes, [])
 
     def move(
@@ -55,7 +55,7 @@ class PoolTier:
         return self._pages.parts * self._pages.memory.chunk_bytes
 
     def close(self) -> None:
-        """Wait for the closed tier to end, and release the memory."""
+        """Wait until the tier has ended, and release the memory. The tier must be closed before."""
         self.chunks.join()
         self._pages.close()
 

@@ -42,8 +42,8 @@ class KVTierHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
     memory, and the tier may run in its own process.
 
     SGLang calls from its own threads, and reuses a page's memory when a call returns. So a call
-    returns only when its I/O has ended. If a backend hangs in a system call, this can be after the
-    deadline.
+    returns only when its I/O has ended. If a backend hangs in a system call, the call returns after
+    the deadline.
 
     Args:
         storage_config: SGLang's configuration; ``extra_config`` has kvtier's option ``tier``.
@@ -195,7 +195,7 @@ class KVTierHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
             tier.chunks.purge()
 
     def get_stats(self) -> StorageMetrics:
-        """Return pages and GB/s of each call since the last statistics, for SGLang's histograms."""
+        """Return pages and GB/s of each transfer since the last call, for SGLang's histograms."""
         from sglang.srt.observability.metrics_collector import StorageMetrics
 
         with self._lock:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KVTierCPUTieringSpec", "KVTierOffloadingSpec", "KVTierSecondaryTier"]
 
-#: Maps the name of each class to the module of this package that defines the class.
+#: For each public class, the module of this package that defines the class.
 HOMES = {
     "KVTierCPUTieringSpec": "cpu_tiering",
     "KVTierOffloadingSpec": "spec",

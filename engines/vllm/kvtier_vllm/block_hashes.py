@@ -48,7 +48,7 @@ def chunk_keys(tokens: Sequence[int], facts: Mapping[str, Any]) -> list[list[Off
 def _keys_of_group(
     hashes: Sequence[bytes], index: int, tokens_per_block: int, facts: Mapping[str, Any]
 ) -> list[OffloadKey]:
-    # A chunk's key holds the hash of its last block.
+    # A chunk's key holds the hash of the chunk's last block.
     step = tokens_per_block * facts["blocks_per_chunk"] // facts["tokens_per_hash"]
     return [make_offload_key(one, index) for one in hashes[step - 1 :: step]]
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 #: Releases with which this package was tested.
 TRIED = ("0.32", "0.33")
 
-#: True if vLLM reports the end of the copies from before a reset (since 0.33).
+#: True if vLLM reports when all copies from before a reset have ended (since 0.33).
 ANNOUNCES_END_OF_RESET = hasattr(OffloadingManager, "on_reset_flushed")
 
 _HASH_ALGORITHMS = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
@@ -106,7 +106,7 @@ def is_command() -> bool:
 
 
 def computation() -> Any:
-    """Return the stream on which the calling thread computes; ``None`` on a CPU."""
+    """Return the device stream on which the calling thread computes; ``None`` on a CPU."""
     # vLLM's own worker finds the stream in the same way.
     return None if current_platform.is_cpu() else current_platform.current_stream()
 
@@ -132,7 +132,7 @@ def _cpu_packing(dtype: str, block_sizes: Iterable[int]) -> list[str]:
     try:
         from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
-        # The head size is left out, because it follows from the model, which is a fact itself.
+        # Leave out the head size, because the model is a fact too, and determines the head size.
         return sorted({_get_attn_isa(kind, tokens) for tokens in block_sizes})
     except (ImportError, TypeError):
         return _instruction_sets()

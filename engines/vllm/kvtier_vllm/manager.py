@@ -59,8 +59,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("kvtier.vllm")
 
-#: Opens a manager for a namespace and its tiers. The flag is true if the engine waits until the
-#: tiers are open.
+#: A function that opens a manager for a namespace and its tiers. The flag is true if the engine
+#: waits until the tiers are open.
 MakeManager: TypeAlias = Callable[
     [Namespace, Sequence[TierSpec], bool], AbstractContextManager[TieringManager]
 ]
@@ -264,7 +264,7 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
             self._reset_steps = self._steps_in_flight + 2
 
     def on_reset_flushed(self) -> None:
-        """Free the slots of copies from before a reset. vLLM calls this since 0.33."""
+        """Free the slots of copies from before a reset. vLLM 0.33 and later call this method."""
         self._manager.on_reset_flushed()
 
     @property
@@ -301,7 +301,7 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
         ]
 
     def _settle(self) -> None:
-        """Reopen the tiers if the namespace is now certain and differs from the expected one."""
+        """Reopen the tiers once the namespace is certain, if the expected namespace was wrong."""
         if not self._identity.settle():
             return
         _log.info("the seed of the hashes is known now: the tiers are opened under it")

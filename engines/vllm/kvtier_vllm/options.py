@@ -48,7 +48,7 @@ class GuestOptions(IdentityOptions):
 
     Attributes:
         verify: false switches digests off; for measurements and tests only.
-        shutdown_timeout_s: time limit for draining the tier, and the same limit for closing it.
+        shutdown_timeout_s: time limit for draining the tier, and again for closing the tier.
     """
 
     verify: Flag = True
@@ -75,7 +75,7 @@ class SecondaryTierEntry:
 
     @classmethod
     def read_all(cls, entries: Sequence[Mapping[str, Any]]) -> dict[Place, Self]:
-        """Read kvtier's entries; vLLM checks the others."""
+        """Read kvtier's entries. vLLM checks all other entries."""
         ours = {place: place.table(entry) for place, entry in _ours(entries).items()}
         options = {
             place: validate_options(GuestOptions, GuestOptions.take_from(entry), place)
@@ -101,7 +101,7 @@ class EngineOptions(IdentityOptions):
 
     Attributes:
         copies: the worker that copies between the device and the host pool: ``kvtier``, ``vllm``,
-            or ``auto``. The latter is ``vllm`` except on a CPU, where vLLM has no worker.
+            or ``auto``. ``auto`` means ``vllm``, but ``kvtier`` on a CPU, where vLLM has no worker.
     """
 
     copies: Literal["auto", "kvtier", "vllm"] = "auto"
@@ -116,8 +116,8 @@ class SpecOptions(EngineOptions, TieringConfig):
 
     pool_bytes: BytesOrShare | None = Field(None, alias="cpu_bytes_to_use", gt=0)
     policy: str = Field("prefix", alias="eviction_policy")
-    #: The entries as the operator wrote them, or as :meth:`from_dict` has read them. Workers leave
-    #: them unread, because they need no tiers.
+    #: The entries as the operator wrote them, or as :meth:`from_dict` has read them. Workers do not
+    #: read the entries, because workers need no tiers.
     tiers: Any = Field((), alias="secondary_tiers")
 
     # vLLM itself reads these options, with any spec. kvtier only accepts them.

@@ -1,7 +1,7 @@
 """Adds leases to vLLM's shared memory, to find absent members and to remove the memory's name.
 
-vLLM leaves the name in /dev/shm until the process that created it exits normally, and does not
-tell which processes have mapped the memory.
+vLLM removes the name from /dev/shm only when the process that created the memory exits normally,
+and does not tell which processes have mapped the memory.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class JoinedRegion(SharedOffloadRegion):  # type: ignore[misc]
 
 def enter(region: SharedOffloadRegion, workers: int, worker: int | None) -> ReplicaLease:
     """Join the replica that shares a region; the last member to join removes the region's name."""
-    # Without this, vLLM would also remove the name when the region's creator exits.
+    # Unset this flag, or vLLM would remove the name again when the region's creator exits.
     region._creator = False
     return ReplicaLease.enter(region.fd, region.mmap_path, workers=workers, worker=worker)
 

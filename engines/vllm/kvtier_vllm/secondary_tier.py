@@ -311,7 +311,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
         )
 
     def _settle(self) -> None:
-        """Reopen the tier if the namespace has become certain and differs from the expected one."""
+        """Reopen the tier once the namespace is certain, if the expected namespace was wrong."""
         if not self._identity.settle():
             return
         name = self._spec.name

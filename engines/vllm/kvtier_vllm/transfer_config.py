@@ -26,7 +26,7 @@ POOL_DIRECTORY = "/dev/shm"
 CONNECTOR = "OffloadingConnector"
 _HOST_SPEC = "KVTierOffloadingSpec"
 _CPU_SPEC = "KVTierCPUTieringSpec"
-#: The specs of kvtier, and the specs in which kvtier's tiers are guests of vLLM's own manager.
+#: The specs of kvtier, and the specs with vLLM's own manager, under which kvtier's tiers can run.
 OUR_SPECS = (_HOST_SPEC, _CPU_SPEC)
 GUEST_SPECS = ("TieringOffloadingSpec", _CPU_SPEC)
 

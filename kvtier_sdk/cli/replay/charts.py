@@ -14,7 +14,7 @@ from kvtier_sdk.cli.replay import PoolSweep, ReplayReport, SweepPoint
 from kvtier_sdk.cli.replay.view import suggestion
 from kvtier_sdk.options.units import format_bytes
 
-#: The most columns of a chart; a longer trace gets several requests per column.
+#: A chart has at most this many columns. For a longer trace, a column covers several requests.
 _MOST_COLUMNS = 100
 _MOST_DEPTHS = 40
 _TIER_COLORS = ("tier1", "tier2", "tier3")
@@ -79,7 +79,6 @@ def percent(share: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Format a duration, for example ``1.5 ms``."""
     for unit, factor in (("s", 1), ("ms", 10**3)):
         if seconds * factor >= 1:
             return f"{seconds * factor:.3g} {unit}"
@@ -87,7 +86,7 @@ def duration(seconds: float) -> str:
 
 
 def waits(report: ReplayReport) -> list[Series]:
-    """Return the sorted waits, grouped by the last of the tiers that gave the request a chunk."""
+    """Return the requests' waits, sorted, and grouped by the last tier that served the request."""
     *found, computed = sources(report)
     kinds = [("nothing found", computed.color), ("host pool only", "host")]
     kinds += [(f"from {of.name} too", of.color) for of in found[1:]]

@@ -236,7 +236,7 @@ def _workload(
 
 
 def _chunk_bytes(played: Sequence[ReplayRequest]) -> int | None:
-    """Return the chunk length of all requests; ``None`` if it differs between them."""
+    """Return the chunk length of all requests, or ``None`` if the lengths differ."""
     sizes = {request.chunk_bytes for request in played}
     return sizes.pop() if len(sizes) == 1 else None
 

@@ -1,4 +1,4 @@
-"""Stands in for an engine, and plays requests through the manager step by step."""
+"""Plays requests through the manager step by step, as an engine does."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class _Driver:
         self._clock = clock
         self._closed = closed
         self._content = ChunkContent(pool.chunk_bytes)
-        # The most chunks that one step can name without exceeding the pool or a tier's queue.
+        # Limit the chunks that one step asks for, so that they fit the pool and each tier's queue.
         limits = [spec.runner.max_queue_bytes // pool.chunk_bytes for spec in specs]
         self._spills = any(
             load_store_policy(spec.runner.store_policy).moment is StoreMoment.EVICTED
@@ -161,10 +161,10 @@ class _Driver:
                 self._run_model(reported)
 
     def _run_model(self, reported: threading.Event) -> None:
-        """Wait for a tier's report, at most for a step; in a closed loop, wait for all jobs.
+        """Wait for a tier's report, at most ``_STEP_S``. In a closed loop, wait for all jobs.
 
-        If the closed loop made a step after every report, its repeated lookups would count as
-        scheduler time, although an engine does not repeat lookups.
+        A closed loop plays one request at a time. If it made a step after every report, it would
+        repeat lookups that an engine does not repeat, and count them as scheduler time.
         """
         while reported.wait(_STEP_S) and self._closed:
             reported.clear()
@@ -175,7 +175,7 @@ class _Driver:
                 return
 
     def _serve(self, number: int, request: ReplayRequest) -> Iterator[bool]:
-        """Play a request; yield at the end of each step, true if the step made progress."""
+        """Play a request. Yield at the end of each step: true if the step made progress."""
         context = RequestContext(request.request_id)
         meter = _Meter()
         with meter:
@@ -210,7 +210,7 @@ class _Driver:
     def _find(
         self, keys: Sequence[OffloadKey], context: RequestContext, meter: _Meter
     ) -> Generator[bool, None, int]:
-        """Look up keys in each step until none is pending; return the number of hits."""
+        """Look up the keys in each step until no lookup is pending; return the leading hits."""
         lookup = self._manager.lookup
         while True:
             hits = 0
@@ -265,7 +265,7 @@ class _Driver:
 
     def _settle(self) -> Iterator[bool]:
         if self._spills:
-            # End the step, because its end frees slots by storing and evicting chunks.
+            # End the step, because the manager stores and evicts chunks at the end of a step.
             yield True
         while self._manager.has_pending_work():
             yield False

@@ -1,5 +1,3 @@
-"""The result of a replay."""
-
 from __future__ import annotations
 
 from array import array
@@ -24,7 +22,7 @@ class ReplayHistory:
         self.hits_at = [array("q", bytes(8 * longest)) for _ in range(sources)]
 
     def note_hits(self, number: int, depth: int, sources: Sequence[int]) -> None:
-        """Record the sources of successive hits, the first at ``depth``; -1 is the host pool."""
+        """Record the sources of hits from ``depth`` on. Source -1 stands for the host pool."""
         for at, source in enumerate(sources, depth):
             self.hits[source + 1][number] += 1
             self.hits_at[source + 1][at] += 1
@@ -37,13 +35,13 @@ class ReplayReport:
     Attributes:
         chunks: number of chunks that the requests named; a trace calls them blocks.
         hit_chunks: number of these chunks that did not have to be computed.
-        compared_bytes: number of loaded bytes, all of them compared with the bytes stored.
+        compared_bytes: number of loaded bytes, all of which were compared with the stored bytes.
         scheduler_us: mean and percentiles of the scheduler thread's CPU time per chunk, in
             microseconds: the time of a request's calls, divided by its number of chunks.
         tiers: the counters of the primary tier, then of each secondary tier.
         left_over: pinned slots, slots in flight, requests and jobs still held at the end; all
             should be 0.
-        history: each request's hits and wait; not in the JSON object.
+        history: each request's hits and wait; :meth:`as_json` leaves them out.
     """
 
     requests: int
@@ -117,7 +115,7 @@ def _tier_json(tier: TierStats) -> dict[str, Any]:
 
 
 def distribution(samples: Sequence[float], weights: Sequence[int]) -> dict[str, float]:
-    """Return the mean over all chunks, and percentiles and maximum over requests."""
+    """Return the mean over all chunks, and the percentiles and the maximum over requests."""
     if not samples:
         return dict.fromkeys(("mean", "p50", "p99", "max"), 0.0)
     ordered = sorted(samples)

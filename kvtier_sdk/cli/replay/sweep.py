@@ -150,8 +150,8 @@ def _slots_needed(workload: Sequence[ReplayRequest]) -> Iterator[int]:
     """Yield the slots that an ``lru`` pool needs for each hit; skip chunks that always miss.
 
     The pool holds the most recently used chunks. A chunk is a hit if the pool holds it and all
-    chunks before it in the request, so the least recently used of them decides (Mattson et al.,
-    "Evaluation techniques for storage hierarchies", 1970).
+    chunks before it in the request, so the least recently used of these chunks decides (Mattson et
+    al., "Evaluation techniques for storage hierarchies", 1970).
     """
     recency = _Recency(sum(len(request.keys) for request in workload))
     for request in workload:
@@ -204,7 +204,7 @@ class _Recency:
 def _play_share(
     workload: Sequence[ReplayRequest], policy: str, exact: Mapping[int, int], parts: int, part: int
 ) -> dict[int, int]:
-    """Estimate a policy's hits at each size from one part of the keys, in pools scaled to match.
+    """Estimate a policy's hits at each size from a share of the keys, in pools scaled by the share.
 
     Most of the error comes from the few keys that nearly every request names. ``lru`` has the same
     error, but its exact hits are known, so only the policy's gain over ``lru`` is scaled up.

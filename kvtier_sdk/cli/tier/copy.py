@@ -32,7 +32,7 @@ from kvtier_sdk.pool import HostPool
 from kvtier_sdk.runner.jobs import Verdict
 from kvtier_sdk.types import OffloadKey
 
-#: Size of the pool: one half is filled from SRC while the other half is written to DST.
+#: Size of the pool. One half is filled from SRC while the other half is written to DST.
 _POOL_BYTES = 32 * 2**20
 #: Facts that the SDK adds to an engine's facts. They can differ between tiers or releases.
 _ADDED = ("frame_version", "codec")
@@ -91,7 +91,7 @@ def copy_command(
 
 @dataclass(slots=True)
 class _Copied:
-    """``--json`` prints these fields."""
+    """The result for one namespace. ``--json`` prints these fields."""
 
     fingerprint: str
     name: str

@@ -206,7 +206,7 @@ def _show(
     say(f"namespace {named(meant)}")
     for answer in answers:
         say(f"tier {answer.spec.name!r}: {_presence(answer)}")
-        # If the namespace has chunks, another namespace does not explain why keys are missing.
+        # Another namespace explains missing keys only if the namespace itself has no chunks.
         is_asked_for = not groups or not (answer.contents and answer.contents.chunks)
         if answer.nearest is not None and is_asked_for:
             other = answer.nearest
@@ -293,7 +293,7 @@ def _as_json(
 
 
 def _tokens_per_chunk(meant: Namespace, *, of_prompt: bool) -> list[int]:
-    """Return one number for each group, or an empty list if there is no prompt."""
+    """Return a number for each KV cache group, or an empty list if there is no prompt."""
     if not of_prompt:
         return []
     facts: Mapping[str, Any] = meant.facts

@@ -51,12 +51,12 @@ SHOWN_DIGITS = 12
 
 
 class CannotListError(ConfigError):
-    """A backend cannot list its namespaces, and no namespace is given."""
+    """An error: a backend cannot list its namespaces, and the operator has not named one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """An operator's choice: the start of a fingerprint, a part of a model's name, or all facts."""
+    """The namespaces that an operator selects, by fingerprint, by model name, or by all facts."""
 
     digits: str = ""
     model: str = ""
@@ -128,7 +128,6 @@ def model_of(namespace: Namespace) -> str:
 
 
 def named(namespace: Namespace) -> str:
-    """Name a namespace by its fingerprint and its model."""
     model = model_of(namespace)
     digits = namespace.fingerprint[:SHOWN_DIGITS]
     return digits if model == "-" else f"{digits} ({model})"
@@ -136,7 +135,7 @@ def named(namespace: Namespace) -> str:
 
 @dataclass(slots=True)
 class Contents:
-    """The size of a namespace, and its times of use in epoch seconds; ``None`` if unknown."""
+    """The size of a namespace, and the oldest and latest use of its chunks in epoch seconds."""
 
     namespace: Namespace
     chunks: int = 0
@@ -195,7 +194,7 @@ class Faults:
 
     @contextmanager
     def of(self, spec: TierSpec) -> Iterator[None]:
-        """Suppress an error of the block, and record it after earlier errors of the same tier."""
+        """Suppress an error in the block, and append it to the tier's earlier errors."""
         try:
             yield
         except (BackendError, ConfigError, TierError) as error:

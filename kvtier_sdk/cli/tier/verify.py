@@ -173,7 +173,7 @@ class Pace:
         self._never = threading.Event()
 
     def part_bytes(self, most_bytes: int) -> int:
-        """Return how many of ``most_bytes`` to move before the next wait: one second's at most."""
+        """Limit ``most_bytes`` to the number of bytes that may be moved in one second."""
         return most_bytes if self._rate_bytes is None else min(most_bytes, self._rate_bytes)
 
     def wait(self, size_bytes: int) -> None:

@@ -17,7 +17,7 @@ from support.chaos.scenarios import Outcome
 
 T = TypeVar("T")
 
-#: How long the model runs in a step, unless a tier reports earlier.
+#: A step lasts this long, unless a tier reports earlier.
 STEP_S = 0.005
 _MOST_ACTIVE = 16
 _PATIENCE_S = 20.0
@@ -38,7 +38,7 @@ class Engine:
         outcome: Outcome,
     ) -> None:
         self.wall_us = array("d")
-        # Chunks announced as stored and not yet as removed, with the time of the announcement.
+        # For each chunk announced as stored, and not removed since, the time of the announcement.
         self.announced: dict[OffloadKey, float] = {}
         self.began_s = -math.inf
         self.is_destroyed = False
@@ -49,7 +49,7 @@ class Engine:
         self._outcome = outcome
         self._content = ChunkContent(pool.chunk_bytes)
         self._active: list[Iterator[None]] = []
-        # When each chunk was last written, and when it was first stored.
+        # The time of each chunk's last write, and the time of its first store.
         self._written_s: dict[OffloadKey, float] = {}
         self._stored_s: dict[OffloadKey, float] = {}
         self._step_began_s = self._handed_over_s = 0.0
@@ -63,7 +63,7 @@ class Engine:
             now_s = time.monotonic()
             while next_s <= now_s:
                 next_s += 1 / per_second
-                # Serve a limited number of requests at once, as an engine does; the next one waits.
+                # Like an engine, serve a limited number of requests at once. Further requests wait.
                 if len(self._active) < _MOST_ACTIVE:
                     self._active.append(self._serve(next(arrivals)))
             self._step()
@@ -125,7 +125,7 @@ class Engine:
             outcome.wrong_bytes += self._content.wrong_bytes(key, self._pool.view(slot))
             outcome.revived += self.is_destroyed and self._written_s[key] < self.began_s
             outcome.compared_bytes += self._pool.chunk_bytes
-        # The device copies while the model runs.
+        # End the step, because an engine's device copies chunks while the model runs.
         yield None
         call(manager.complete_load, found, context)
         stores = call(manager.prepare_store, rest, context)
@@ -151,9 +151,9 @@ class Engine:
         for key in keys:
             result = self._call(self._manager.lookup, key, context)
             if result is LookupResult.RETRY:
-                # The manager asks the tier at the end of the first step, or of the second if a
-                # known chunk finds no room for its load. A step begins before the manager reads its
-                # clock, so an answer counted as late here is late by the manager's clock too.
+                # Measure from the end of the second step, because the manager asks the tier only
+                # then if a load found no room before. This step began before the manager read its
+                # clock, so a lookup that is late here is also late by the manager's clock.
                 ends_s = pending.setdefault(key, [])
                 until_s = self._step_began_s - self._lookup_deadline_s
                 self._outcome.late_retries += len(ends_s) > 1 and ends_s[1] < until_s

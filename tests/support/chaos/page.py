@@ -14,7 +14,7 @@ from kvtier_sdk import TierSpec
 from support.chaos.play import CHUNK_BYTES, LOOKUP_DEADLINE_S, PER_SECOND, SLOTS, Pace
 from support.chaos.scenarios import FAULTS, Fault, Outcome, Scenario
 
-#: The text below this line is written by hand, and is kept.
+#: The text below this line is written by hand. :func:`write_page` keeps it.
 MARKER = "<!-- written by hand from here on -->\n"
 
 _TEMPLATE = Path(__file__).with_name("reliability.md.in")

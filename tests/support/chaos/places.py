@@ -1,6 +1,6 @@
-"""The stores of the scenarios; each of their faults is a context manager.
+"""The stores of the scenarios, with a context manager for each fault.
 
-The fault lasts until the context manager exits. By then, a killed server answers again.
+A fault lasts until its context manager exits. By then, a killed server answers again.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from support.tier_process import tier_processes
 MODEL = "chaos"
 _HOUR_S = 3600.0
 _TMPFS_BYTES = 64 * 2**20
-# Enough for the directories of a namespace, and some hundred chunks.
+# Enough for the directories of a namespace, and a few hundred chunks.
 _TMPFS_INODES = 700
 _NOBODY = 65534
 # When the second model has this many chunks, its first request has been stored.
 _REQUEST_CHUNKS = 40
 _DISK_BYTES = 256 * 2**20
 _LINK_BYTES_PER_S = 1e6
-# A cut at this length passes replies to lookups, and cuts every chunk.
+# A connection is cut after this many bytes, which are enough for lookups but not for a chunk.
 _CUT_AFTER_BYTES = 20_000
 _MOUNT_WAIT_S = 10.0
 
-#: Code that each new interpreter imports: the wall clock is an hour behind while a file exists.
+#: Code that each new interpreter runs. The wall clock is an hour behind while a file exists.
 _CLOCK_BEHIND = """
 import os, time
 
@@ -93,7 +93,7 @@ class Place(ABC):
     @property
     @abstractmethod
     def url(self) -> str:
-        """The URL of a tier whose calls pass through the part with the fault."""
+        """The URL of the tier under test. For a fault of the link, it leads through the link."""
 
     @property
     def clean_url(self) -> str:

@@ -28,9 +28,9 @@ SLOTS = 96
 PER_SECOND = 15.0
 LOOKUP_DEADLINE_S = 0.1
 _NAMESPACE = Namespace({"engine": "chaos", "model": MODEL})
-#: A tier that needs longer to start or to recover counts as lost.
+#: A tier that does not start or recover within this time counts as lost.
 _PATIENCE_S = 60.0
-#: A store that is reported this soon after the destruction of the chunks can have ended before.
+#: A store that is reported within this time after a destruction may have ended before it.
 _REPORT_DELAY_S = 0.5
 #: More requests than any scenario plays.
 _REQUESTS = 10_000
@@ -38,7 +38,7 @@ _REQUESTS = 10_000
 
 @dataclass(frozen=True)
 class Pace:
-    before_s: float = 2.0  # at least; the fault also waits until the tier has served a chunk
+    before_s: float = 2.0  # a minimum, because the fault also waits until the tier serves a chunk
     fault_s: float = 4.0
     after_s: float = 1.0
     probe_interval_s: float = 1.0  # both the shortest and the longest interval
@@ -60,7 +60,7 @@ def _play(scenario: Scenario, place: Place, pace: Pace, seed: int) -> Outcome:
         "url": place.url,
         "runner": scenario.runner,
         "lookup_deadline": LOOKUP_DEADLINE_S,
-        # Set the maximum too: with an infinite ``recompute_s``, it is the limit of every lookup.
+        # Set the maximum too, because it limits every lookup if ``recompute_s`` is infinite.
         "max_lookup_deadline": LOOKUP_DEADLINE_S,
         "probe_interval": pace.probe_interval_s,
         "max_probe_interval": pace.probe_interval_s,

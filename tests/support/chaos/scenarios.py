@@ -188,9 +188,9 @@ class Outcome:
     restored: int = 0  # chunks stored before the fault, and again after its start
     refused: int = 0  # chunks that the admission rule kept from the tier
     broken: list[str] = field(default_factory=list)
-    # The tier's states during the fault, each with the seconds until it was seen.
+    # The states that the tier showed, each with the seconds since the fault began.
     shown: dict[str, float] = field(default_factory=dict)
-    # The recovery is timed from the fault's end; ``None`` for never.
+    # Seconds from the fault's end to each kind of recovery; ``None`` if the tier did not recover.
     closed_s: float | None = None
     loaded_s: float | None = None
     stored_s: float | None = None

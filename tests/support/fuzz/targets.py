@@ -104,7 +104,7 @@ def s3_reader(data: bytes) -> None:
 
 
 def _pieces(data: bytes) -> list[int]:
-    """Return the lengths of the pieces that arrive; each is the value of the first byte."""
+    """Return the lengths of the pieces in which data arrives, all equal to the first byte."""
     return [data[0]] * (len(data) // data[0]) if data and data[0] else []
 
 

@@ -16,7 +16,7 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 #: The clock rate of an H200. A device with a slower clock sleeps longer.
 _CYCLES_PER_S = 2_000_000_000
 
-#: ``CUdevice_attribute`` and ``cudaDeviceAttr`` number these alike.
+#: ``CUdevice_attribute`` and ``cudaDeviceAttr`` have the same numbers for these attributes.
 ATTRIBUTES = {
     "CanUseHostPointerForRegisteredMem": 91,
     "HostRegisterSupported": 99,

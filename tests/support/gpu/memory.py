@@ -14,7 +14,7 @@ _MIN_SLOTS = 16
 
 
 def pools(size_bytes: int) -> Iterator[tuple[str, HostPool]]:
-    """Yield each kind and a pool of it; the pool in ``/dev/shm`` is smaller if there is no room."""
+    """Yield each kind and its pool. The pool in ``/dev/shm`` is smaller if there is little room."""
     slots = size_bytes // MIB
     kinds: dict[str, Callable[[], HostPool]] = {
         "heap": lambda: HostPool(slots, MIB),

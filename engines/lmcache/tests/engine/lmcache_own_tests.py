@@ -128,7 +128,7 @@ def pytest_configure() -> None:
         create_memory_obj=object_in_arena,
         _memory_obj=lambda n_floats=128: object_in_arena(n_floats),
     )
-    # Without a device the test modules would skip themselves, but none of them uses one.
+    # Pretend that there is a device, or the test modules would be skipped. They use no device.
     torch_dev.is_available = lambda: True
 
 

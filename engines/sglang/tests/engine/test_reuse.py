@@ -62,7 +62,7 @@ def test_no_request_fails_when_the_server_is_killed(store: Store) -> None:
         killer.start()
         while killer.is_alive():
             host.load(PROMPT)
-        # The store is down now, or an empty folder. Requests must be answered all the same.
+        # The store is now down, or its folder is empty. Requests must still be answered.
         host.store(range(20, 26))
         assert host.load(PROMPT) == 0
 

@@ -61,11 +61,11 @@ def test_it_serves_without_its_store(early: Early, plain: Any) -> None:
 def test_it_is_served_from_the_tier_when_the_store_is_back(early: Early, plain: Any) -> None:
     engine, store = early
     store.start()
-    # Settle first, so that the count below includes the attempts that were reported so far.
+    # Settle first, so that ``failures`` includes all attempts so far.
     engine.settle()
     failures = engine.stats()[store.name]["open_failures"]
     settle_until(engine, lambda: engine.stats()[store.name]["is_open"], f"{store.name} is open")
-    # Up to two attempts from before the store's start may still fail or be unreported.
+    # Up to two attempts from before the store's start may be reported as failures later.
     assert engine.stats()[store.name]["open_failures"] - failures <= 2
     assert engine.reset_all()
     engine.generate(prompts=PROMPTS)

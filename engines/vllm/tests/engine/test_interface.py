@@ -1,4 +1,4 @@
-"""Calls of vLLM's scheduler and workers without an engine, on this and the next release of vLLM."""
+"""Makes the calls of vLLM's scheduler and workers without an engine, on two releases of vLLM."""
 
 import inspect
 import json

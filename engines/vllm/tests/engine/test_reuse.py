@@ -96,7 +96,7 @@ def test_a_damaged_chunk_is_recomputed(second: Second, plain: Any) -> None:
     assert [output["cached"] for output in outputs] == [0, 0, 0]
     assert same(outputs, plain.outputs(PROMPTS))
     assert engine.stats()[second.store.name]["failures"] == {"load.corrupt": sum(CHUNKS)}
-    # Recomputed chunks have replaced the damaged ones.
+    # The recomputed chunks have replaced the damaged chunks.
     assert_served_from_the_tier(engine, plain)
 
 
@@ -114,7 +114,6 @@ def test_no_request_fails_when_the_store_goes_away_under_load(second: Second, pl
     settle_until(engine, lambda: not any(engine.leftovers().values()), "nothing is left over")
     if not isinstance(store, ServedStore):
         return
-    # Once the store is back, the tier uses it again.
     store.start()
 
     def is_used() -> bool:

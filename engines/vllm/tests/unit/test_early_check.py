@@ -1,4 +1,4 @@
-"""Checks before vLLM starts a worker. ``tests/integration/messages.txt`` has whole messages."""
+"""Checks before vLLM starts a worker. ``tests/integration/messages.txt`` lists full messages."""
 
 from pathlib import Path
 from typing import Any
