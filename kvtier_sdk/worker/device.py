@@ -41,9 +41,9 @@ class Copy(ABC):
 
 
 class Device(ABC):
-    """Copies the bytes of plans in the background.
+    """An interface to hardware that copies the bytes of plans in the background.
 
-    The engine owns the tensors and the pool owns the slots; a device allocates neither.
+    The engine owns the tensors and the pool owns the slots. A device allocates neither.
     """
 
     @abstractmethod
@@ -66,7 +66,7 @@ class Device(ABC):
         expedited: bool,
         after: StreamOrEvent | None,
     ) -> Copy:
-        """Start a copy and return at once. Several threads may call this at the same time.
+        """Start a copy and return at once. Several threads may call this method at the same time.
 
         Args:
             plan: the blocks and slots of the job, with at least one block.

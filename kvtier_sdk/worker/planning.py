@@ -43,11 +43,11 @@ class GroupLayout:
 
     @property
     def chunk_bytes(self) -> int:
-        """Payload of one chunk, in bytes."""
+        """The size of a chunk's payload in bytes."""
         return int(self.lengths_bytes.sum()) * self.blocks_per_chunk
 
     def slots_for(self, blocks: int, first_block: int) -> int:
-        """Return the number of slots for ``blocks`` blocks that start at index ``first_block``."""
+        """Return the number of slots for ``blocks`` blocks of a request from ``first_block`` on."""
         return -(-(first_block % self.blocks_per_chunk + blocks) // self.blocks_per_chunk)
 
 
@@ -72,7 +72,7 @@ class HostLayout:
 
 @dataclass(frozen=True, eq=False)
 class CopyPlan:
-    """The runs to copy, sorted by ``host``. A run is contiguous on the device and on the host.
+    """The runs to copy, sorted by ``host``. A run's bytes are contiguous on device and host.
 
     Attributes:
         device: address of each run on the device.
@@ -86,7 +86,7 @@ class CopyPlan:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all runs."""
+        """The total size of the runs in bytes."""
         return int(self.lengths_bytes.sum())
 
     def split(self, parts: int) -> list[CopyPlan]:
@@ -110,7 +110,7 @@ class CopyPlan:
         return self._cut((begins[run] + skipped)[crosses])
 
     def _cut(self, cuts: Int64s) -> CopyPlan:
-        """Cut the runs at offsets, in bytes from the start of the plan."""
+        """Cut the runs at offsets in bytes, counted from the start of the first run."""
         begins = self.lengths_bytes.cumsum() - self.lengths_bytes
         run = begins.searchsorted(cuts, side="right") - 1
         inside = cuts > begins[run]
