@@ -71,7 +71,7 @@ class CPUDevice(Device):
         after: StreamOrEvent | None = None,
     ) -> Copy:
         """Start a copy. ``after`` is ignored, because torch queues no work on a CPU."""
-        # Cut one part for each thread, or more parts if one would delay a load for too long.
+        # Cut one part for each thread. Cut more parts if such a part would delay a load too long.
         runs = plan.runs()
         threads = max(1, min(len(self._threads), runs.size_bytes // MIN_PART_BYTES))
         rounds = -(-runs.size_bytes // (threads * MAX_PART_BYTES))

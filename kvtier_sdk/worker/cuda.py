@@ -129,7 +129,7 @@ class _Lane:
     """The stream for one kind of job, and the copies that still have pieces to queue.
 
     An expedited load waits for the queued pieces of all lanes, so a lane queues only a few hundred
-    MiB at a time. When queued pieces end, a thread queues more. It exits once all are queued.
+    MiB at a time. A thread queues more pieces as queued pieces end, and exits after the last one.
     """
 
     def __init__(self, device: CUDADevice, priority: int) -> None:

@@ -41,7 +41,7 @@ class Copy(ABC):
 
 
 class Device(ABC):
-    """An interface to hardware that copies the bytes of plans in the background.
+    """The base class of devices, which copy the bytes of plans in the background.
 
     The engine owns the tensors and the pool owns the slots. A device allocates neither.
     """
@@ -50,7 +50,7 @@ class Device(ABC):
     def register(self, host: HostLayout, groups: Sequence[GroupLayout]) -> None:
         """Pin host memory for asynchronous copies; called once, before the first copy.
 
-        The memory stays pinned until :meth:`close`. If it cannot be pinned, copies are slower.
+        The memory stays pinned until :meth:`close`. If pinning fails, copies are slower.
 
         Args:
             host: the slots.

@@ -93,7 +93,7 @@ class _Part:
 
 
 class _Staging:
-    """The staging parts for one kind of job, used in turn, and the stream for its kernels."""
+    """The staging parts for one kind of job, used in turn, and the stream of the kernels."""
 
     def __init__(self, kernel: PageKernel, priority: int) -> None:
         self.kernels = torch.cuda.Stream(priority=priority)

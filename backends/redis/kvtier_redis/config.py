@@ -168,7 +168,7 @@ class RedisTierConfig(ExpiringTierConfig):
         ``redis+unix:///run/redis.sock?db=1``, the path names the socket.
         """
         if any("@" in name for name in url.options):
-            # Do not show the query, because a password that contains "?" may end in the query.
+            # Do not show the query, because the end of a password that contains "?" may be in it.
             raise ConfigError(f"{url.scheme}: write '%3F' for '?' in a user or a password")
         given: dict[str, Any] = {
             "username": url.username or None,

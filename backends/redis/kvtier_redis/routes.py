@@ -86,7 +86,7 @@ class Route(ABC):
             try:
                 value: bytes = await self._client.getrange(name, 0, _MOST_VALUE_BYTES)
             except ResponseError as error:
-                # WRONGTYPE: another application has a list or hash there, so our value is absent.
+                # Another application stores a list or a hash under this name. Our value is absent.
                 if not str(error).startswith("WRONGTYPE"):
                     raise
                 return None

@@ -156,7 +156,7 @@ class RedisTier(SecondaryTierManager):
             )
 
     def _manifest_beside(self, exchanges: Sequence[Exchange]) -> list[Exchange]:
-        """Return a request that writes the manifest again, if the manifest was lost."""
+        """Return a request that writes the manifest if the server has lost it, or no request."""
         # Skip a server that gets no chunk of this batch, because that server could delay the batch.
         name = self._names.manifest
         with suppress(TierError):
@@ -188,7 +188,7 @@ class RedisTier(SecondaryTierManager):
         self.context.report_removed(
             [key for key, count in zip(keys, counts, strict=True) if count == 1]
         )
-        # Report the deleted keys first, because one failure makes the whole call raise.
+        # A single failure makes the call raise, but only after all other keys were deleted.
         for count in counts:
             if isinstance(count, TierError):
                 raise count

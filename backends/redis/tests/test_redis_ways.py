@@ -469,7 +469,7 @@ async def test_a_dead_node_costs_its_own_keys_only(bench, broken_cluster, is_new
     # The chunks on the dead node make delete() raise, but all other chunks are deleted.
     with pytest.raises(TierUnavailableError):
         await tier.delete(KEYS)
-    # The store wrote the manifest again, unless the dead node should hold the manifest.
+    # The store wrote the manifest again, unless the manifest belongs on the dead node.
     left = [name for server in cluster.alive for name in server.ask("KEYS", "*")]
     assert all(name.endswith(b".manifest") for name in left)
     # Calls that only the dead node could answer fail.

@@ -76,7 +76,7 @@ class Sweeper:
                 await self._context.clock.sleep(self._config.sweep_interval_s)
 
     async def _take_turn(self) -> bool:
-        """Write the signature; if this process is the owner, sweep. Return true to sweep again."""
+        """Write the signature; the owner also sweeps. Return true if another sweep must follow."""
         await self._objects.write(self._signature, [b"{}"])
         signed = {
             found.name: found.modified_s
