@@ -188,7 +188,7 @@ class RedisTier(SecondaryTierManager):
         self.context.report_removed(
             [key for key, count in zip(keys, counts, strict=True) if count == 1]
         )
-        # A single failure makes the call raise, but only after all other keys were deleted.
+        # A single failure makes the call raise, but only after all keys were tried.
         for count in counts:
             if isinstance(count, TierError):
                 raise count
