@@ -71,7 +71,7 @@ class CPUDevice(Device):
         after: StreamOrEvent | None = None,
     ) -> Copy:
         """Start a copy. ``after`` is ignored, because torch queues no work on a CPU."""
-        # Cut one part for each thread, or more if a load would have to wait long for such a part.
+        # Cut one part for each thread. Cut more parts if such a part would delay a load too long.
         runs = plan.runs()
         threads = max(1, min(len(self._threads), runs.size_bytes // MIN_PART_BYTES))
         rounds = -(-runs.size_bytes // (threads * MAX_PART_BYTES))
@@ -110,7 +110,7 @@ class CPUDevice(Device):
             self._run(copy, part)
 
     def _help(self, copy: _ThreadedCopy) -> None:
-        """Copy parts that have not begun in the calling thread, which waits for them anyway."""
+        """Let the calling thread, which waits anyway, copy the parts that have not begun."""
         while True:
             with self._changed:
                 if not copy.parts:
@@ -148,7 +148,7 @@ class CPUDevice(Device):
 
 
 class _ThreadedCopy(Copy):
-    """A copy in parts. The device changes the attributes only while it holds its lock."""
+    """A copy in parts. Only a thread that holds the device's lock may change the attributes."""
 
     def __init__(self, parts: list[_Part], help_with: Callable[[_ThreadedCopy], None]) -> None:
         self.parts = parts
@@ -176,7 +176,7 @@ class _ThreadedCopy(Copy):
 def _cpus_of_the_process() -> set[int]:
     cpus: set[int] = set()
     for task in Path("/proc/self/task").iterdir():
-        # The thread may have ended after it was listed.
+        # The thread may have ended since the listing.
         with contextlib.suppress(ProcessLookupError):
             cpus |= os.sched_getaffinity(int(task.name))
     return cpus

@@ -1,4 +1,4 @@
-"""The device for CUDA and ROCm tensors copies on its own streams, not on the engine's."""
+"""The device for CUDA and ROCm tensors. It copies on its own streams, not on the engine's."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from kvtier_sdk.worker.registration import RefusedError, Registration
 
 _log = logging.getLogger("kvtier.worker")
 
-#: Approximate limit of the bytes queued on a stream. An expedited load waits for these bytes. They
-#: keep a link busy for 5 ms, because a busy interpreter can delay the next pieces for that long.
+#: Approximate limit of the bytes queued on a stream. More bytes would delay expedited loads. Fewer
+#: would let a link run idle, because a busy interpreter can delay the next pieces for 5 ms.
 WINDOW_BYTES = 256 * 1024**2
 #: Copies are queued in pieces of at most this size.
 PIECE_BYTES = 64 * 1024**2
 #: Priorities of the streams for stores, loads and expedited loads.
 _PRIORITIES = (0, -1, -1)
-#: Pause before a failed query is repeated.
+#: Pause before the repetition of a failed query.
 _PAUSE_S = 0.001
 
 _Piece: TypeAlias = CopyPlan | StagedPiece
@@ -63,7 +63,7 @@ class CUDADevice(Device):
                 return
             try:
                 self._gatherer = Gatherer(PageKernel(self.device), groups, _PRIORITIES)
-            except Exception as raised:  # torch and triton have no common class of errors
+            except Exception as raised:  # errors of torch and triton have no common base class
                 _log.warning(
                     "pages of less than 128 KiB are copied one by one, which is slower: %s",
                     _first_line(raised),
@@ -129,7 +129,7 @@ class _Lane:
     """The stream for one kind of job, and the copies that still have pieces to queue.
 
     An expedited load waits for the queued pieces of all lanes, so a lane queues only a few hundred
-    MiB at a time. A thread queues more as queued pieces end, and exits once all are queued.
+    MiB at a time. A thread queues more pieces as queued pieces end, and exits after the last one.
     """
 
     def __init__(self, device: CUDADevice, priority: int) -> None:
@@ -143,7 +143,7 @@ class _Lane:
         self._feeding = False
 
     def add(self, copy: _StreamCopy) -> None:
-        """Queue the pieces that fit in the window; a thread queues the others."""
+        """Queue the pieces that fit in the window, and let a thread queue all other pieces."""
         with self._lock:
             self._waiting.append(copy)
             self._queue()
@@ -189,7 +189,7 @@ class _Mark:
         self._device = device
 
     def is_reached(self) -> bool:
-        """Return true if nothing before the mark is running or will run. Never blocks."""
+        """Return true if no work before the mark is running or will run. Never blocks."""
         with self._device.driver.during_captures():
             try:
                 return bool(self.event.query())

@@ -41,16 +41,16 @@ class Copy(ABC):
 
 
 class Device(ABC):
-    """Copies the bytes of plans in the background.
+    """The base class of devices, which copy the bytes of plans in the background.
 
-    The engine owns the tensors and the pool owns the slots; a device allocates neither.
+    The engine owns the tensors and the pool owns the slots. A device allocates neither.
     """
 
     @abstractmethod
     def register(self, host: HostLayout, groups: Sequence[GroupLayout]) -> None:
         """Pin host memory for asynchronous copies; called once, before the first copy.
 
-        The memory stays pinned until :meth:`close`. If it cannot be pinned, copies are slower.
+        The memory stays pinned until :meth:`close`. If pinning fails, copies are slower.
 
         Args:
             host: the slots.
@@ -66,7 +66,7 @@ class Device(ABC):
         expedited: bool,
         after: StreamOrEvent | None,
     ) -> Copy:
-        """Start a copy and return at once. Several threads may call this at the same time.
+        """Start a copy and return at once. Several threads may call this method at the same time.
 
         Args:
             plan: the blocks and slots of the job, with at least one block.

@@ -1,6 +1,6 @@
 """Makes the CUDA and HIP calls that torch does not expose, through ctypes.
 
-torch has no batched copy, and making a tensor for each run would take longer than copying the run.
+torch has no batched copy, and a tensor for each contiguous run would cost more time than the copy.
 CUDA and HIP copy between plain addresses, both of host memory and of device memory.
 """
 
@@ -27,7 +27,7 @@ _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_size_t
 
 
 class Driver:
-    """The calls of one vendor's driver. Each call applies to the thread's current device."""
+    """An interface to a vendor's driver. Each call applies to the thread's current device."""
 
     _copy_one: Any
     #: The arguments of ``_copy_one`` between the length and the stream.
@@ -50,7 +50,7 @@ class Driver:
         self.copy_each(into, out_of, lengths_bytes, order, stream)
 
     def device_address(self, host_address: int) -> int | None:
-        """Return the device's address of host memory; ``None`` if it is not registered."""
+        """Return the device's address of host memory; ``None`` if the memory is not registered."""
         found = ctypes.c_void_p(0)
         if self._host_get_device_pointer(ctypes.byref(found), host_address, 0):
             forget_error()
@@ -73,7 +73,7 @@ class Driver:
 
 
 class _Attributes(ctypes.Structure):
-    """``CUmemcpyAttributes``; a location of type 0 gives no hint."""
+    """The struct ``CUmemcpyAttributes``. Locations of type 0 give the driver no hint."""
 
     _fields_ = (
         ("order", ctypes.c_int),
@@ -86,7 +86,7 @@ class _Attributes(ctypes.Structure):
 
 
 class CUDADriver(Driver):
-    """Calls ``cuMemcpyBatchAsync``; before CUDA 12.8, ``cuMemcpyAsync`` for each run."""
+    """The driver of CUDA. Before CUDA 12.8, the driver has no ``cuMemcpyBatchAsync``."""
 
     def __init__(self) -> None:
         try:
@@ -98,7 +98,7 @@ class CUDADriver(Driver):
         self._exchange_capture_mode = library.cuThreadExchangeStreamCaptureMode
         self._host_get_device_pointer = library.cuMemHostGetDevicePointer_v2
         self._host_get_device_pointer.argtypes = [_POINTER, _POINTER, ctypes.c_uint]
-        # The call's first version has one more argument, which receives a refused run's index.
+        # The first version of the batch call has one more argument for the index of a refused run.
         self._says_which = not hasattr(library, "cuMemcpyBatchAsync_v2")
         name = "cuMemcpyBatchAsync" if self._says_which else "cuMemcpyBatchAsync_v2"
         self._batch = getattr(library, name, None)
@@ -130,7 +130,7 @@ class CUDADriver(Driver):
 
 
 class HIPDriver(Driver):
-    """Calls ``hipMemcpyAsync`` for each run, because the HIP versions in use lack a batch call."""
+    """The driver of ROCm, which copies run by run. The HIP versions in use have no batch call."""
 
     _copy_arguments = (_HIP_MEMCPY_DEFAULT,)
 
@@ -158,5 +158,5 @@ def forget_error() -> None:
 
 
 def _torch_runtime() -> ctypes.CDLL:
-    """Return torch's library, in which the functions of torch's runtime can be looked up."""
+    """Return torch's library, through which the functions of torch's runtime can be called."""
     return ctypes.CDLL(torch._C.__file__)

@@ -1,4 +1,4 @@
-"""Copies small pages: a kernel gathers them on the device, and one copy per slot moves them.
+"""Copies small pages together: a kernel packs a chunk's pages, and one copy moves the result.
 
 A copy engine needs microseconds even for a short run. So for a store, a kernel first packs the
 pages of a chunk into a *staging part* on the device, in the order of the slot. A load copies the
@@ -29,7 +29,7 @@ from kvtier_sdk.worker.planning import (
 
 _log = logging.getLogger("kvtier.worker")
 
-#: Jobs with shorter runs on average are gathered. Longer runs fill the link without a kernel.
+#: Jobs whose average run is shorter are gathered. Longer runs fill the link without a kernel.
 MIN_DIRECT_RUN_BYTES = 128 * 1024
 #: Jobs with fewer runs are not gathered, because the kernel costs as much as a few runs.
 MIN_GATHERED_RUNS = 16
@@ -37,7 +37,7 @@ MIN_GATHERED_RUNS = 16
 MIN_RUNS_PER_COPY = 4
 #: Size of a staging part. A link needs at least 0.3 ms for a part; the kernel needs much less.
 PART_BYTES = 16 * 1024**2
-#: Staging parts per lane. The kernel works on one part while a copy engine works on the other.
+#: Staging parts for each kind of job. While the kernel uses one part, a copy uses the other part.
 PARTS = 2
 #: Size and alignment of the kernel's memory accesses.
 _WORD_BYTES = 16
@@ -46,7 +46,7 @@ Enqueue: TypeAlias = Callable[[CopyPlan, Operation, torch.cuda.Stream], None]
 
 
 class PageKernel:
-    """The kernel on one device, and its memory there. Creation fails if triton is not installed.
+    """The copying kernel on one device. Creation fails if triton is not installed.
 
     After a failed launch, ``has_failed`` is true and the kernel must not be used any more.
     """
@@ -71,7 +71,7 @@ class PageKernel:
         """Queue the kernel; log a failure, and raise it as ``KVTierError``."""
         try:
             self.start(stream, *arguments, gather=gather)
-        except Exception as raised:  # triton's errors have no common class
+        except Exception as raised:  # triton's errors have no common base class
             self.has_failed = True
             _log.warning("pages are copied one by one from now on: the kernel failed: %s", raised)
             raise KVTierError(f"the kernel that gathers pages failed: {raised}") from raised
@@ -86,14 +86,14 @@ class PageKernel:
 
 @dataclass
 class _Part:
-    """A staging part; ``free`` is the event after its latest use, or ``None`` before any use."""
+    """A staging part; ``free`` is the event after the latest use, or ``None`` before any use."""
 
     memory: torch.Tensor
     free: torch.cuda.Event | None = None
 
 
 class _Staging:
-    """The staging parts of a lane, used in turn, and the stream for the lane's kernels."""
+    """The staging parts for one kind of job, used in turn, and the stream of the kernels."""
 
     def __init__(self, kernel: PageKernel, priority: int) -> None:
         self.kernels = torch.cuda.Stream(priority=priority)
@@ -117,7 +117,7 @@ class _Band(NamedTuple):
 
 
 class Gatherer:
-    """Cuts jobs into pieces that fit into a staging part; each lane has its own parts."""
+    """A planner that cuts jobs into pieces, each small enough for a staging part."""
 
     def __init__(
         self, kernel: PageKernel, layouts: Sequence[GroupLayout], priorities: Sequence[int]
@@ -141,7 +141,7 @@ class Gatherer:
         )
 
     def suits(self, plan: JobPlan) -> bool:
-        """Return true if a job has many short runs per slot, and all its groups can be gathered."""
+        """Return true if a job has many short runs per slot, and all groups can be gathered."""
         runs = sum(share.most_runs() for share in plan.shares)
         slots = sum(len(share.hosts) for share in plan.shares)
         return (
@@ -178,7 +178,7 @@ class Gatherer:
 
 
 class StagedPiece:
-    """One band of several chunks of a group; together they fit into a staging part."""
+    """The same band of several chunks of a group. All of its bytes fit into one staging part."""
 
     def __init__(
         self,
@@ -250,7 +250,7 @@ class StagedPiece:
         )
 
     def _runs(self, part: _Part) -> CopyPlan:
-        """Return one run for each chunk, or several if the job leaves out some of its blocks."""
+        """Return one run for each whole chunk, and several runs for each incomplete chunk."""
         band, layout = self._band, self._share.layout
         begins = part.memory.data_ptr() + np.arange(len(self._share.blocks)) * band.size_bytes
         there = self._share.blocks >= 0
@@ -287,7 +287,7 @@ def _bands(layout: GroupLayout) -> Iterator[_Band]:
 
 
 def _is_possible(layout: GroupLayout) -> bool:
-    """Return true if pages are aligned to words, and the longest segment fits in a staging part."""
+    """Return true if pages are aligned for the kernel, and a part can hold any chunk's segment."""
     numbers = np.concatenate([layout.addresses, layout.strides_bytes, layout.lengths_bytes])
     longest_bytes = int(layout.lengths_bytes.max()) * layout.blocks_per_chunk
     return not (numbers % _WORD_BYTES).any() and longest_bytes <= PART_BYTES

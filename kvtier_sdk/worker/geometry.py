@@ -67,17 +67,17 @@ class KVTensor:
 
     @property
     def blocks(self) -> int:
-        """Number of blocks."""
+        """The number of blocks in the tensor."""
         return self._block_dim()[0]
 
     @property
     def block_stride_bytes(self) -> int:
-        """Distance from one block to the next, in bytes."""
+        """The distance from the start of one block to the start of the next, in bytes."""
         return self._block_dim()[1]
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one block, without gaps."""
+        """The size of one block in bytes, without gaps."""
         return self.tensor.numel() * self.tensor.element_size() // self.blocks
 
     def segments(self) -> tuple[Int64s, int]:
@@ -141,7 +141,7 @@ class KVGroup:
 
     @property
     def chunk_bytes(self) -> int:
-        """Payload of one chunk, in bytes."""
+        """The size of a chunk's payload in bytes."""
         return sum(tensor.page_bytes for tensor in self.tensors) * self.blocks_per_chunk
 
     def layout(self) -> GroupLayout:

@@ -21,9 +21,9 @@ Int64s: TypeAlias = NDArray[np.int64]
 class GroupLayout:
     """The addresses of one KV-cache group's bytes, on the device and in a chunk.
 
-    A block consists of *segments*, its contiguous pieces of memory; each array has one element
+    A block consists of contiguous pieces of memory, its *segments*. Each array below has an element
     for each segment. A chunk holds the first segments of all its blocks, then the second segments
-    of all its blocks, and so on. So blocks that are adjacent on the device are adjacent in a chunk.
+    of all its blocks, and so on, because adjacent blocks can then be copied as one run.
 
     Attributes:
         blocks: number of blocks on the device; every block id is smaller.
@@ -43,11 +43,11 @@ class GroupLayout:
 
     @property
     def chunk_bytes(self) -> int:
-        """Payload of one chunk, in bytes."""
+        """The size of a chunk's payload in bytes."""
         return int(self.lengths_bytes.sum()) * self.blocks_per_chunk
 
     def slots_for(self, blocks: int, first_block: int) -> int:
-        """Return the number of slots for ``blocks`` blocks that start at index ``first_block``."""
+        """Return the number of slots for ``blocks`` blocks of a request from ``first_block`` on."""
         return -(-(first_block % self.blocks_per_chunk + blocks) // self.blocks_per_chunk)
 
 
@@ -58,7 +58,7 @@ class HostLayout:
     Attributes:
         slots: number of slots.
         address: address of this worker's part of slot 0.
-        row_bytes: distance between slots; more than ``part_bytes`` if workers share the slots.
+        row_bytes: distance from one slot to the next; more than ``part_bytes`` for shared slots.
         part_bytes: size of this worker's part of each slot.
         writable: true if stores are allowed.
     """
@@ -72,7 +72,7 @@ class HostLayout:
 
 @dataclass(frozen=True, eq=False)
 class CopyPlan:
-    """The runs to copy, sorted by ``host``. A run is contiguous on the device and on the host.
+    """The runs to copy, sorted by ``host``. A run's bytes are contiguous on device and host.
 
     Attributes:
         device: address of each run on the device.
@@ -86,7 +86,7 @@ class CopyPlan:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all runs."""
+        """The total size of the runs in bytes."""
         return int(self.lengths_bytes.sum())
 
     def split(self, parts: int) -> list[CopyPlan]:
@@ -110,7 +110,7 @@ class CopyPlan:
         return self._cut((begins[run] + skipped)[crosses])
 
     def _cut(self, cuts: Int64s) -> CopyPlan:
-        """Cut the runs at offsets, in bytes from the start of the plan."""
+        """Cut the runs at offsets in bytes, counted from the start of the first run."""
         begins = self.lengths_bytes.cumsum() - self.lengths_bytes
         run = begins.searchsorted(cuts, side="right") - 1
         inside = cuts > begins[run]
@@ -128,8 +128,8 @@ class GroupShare:
 
     Attributes:
         layout: the group's layout.
-        blocks: block ids of shape (chunks, blocks_per_chunk). If the job leaves out blocks of the
-            request's first or last chunk, their ids are -1.
+        blocks: block ids of shape (chunks, blocks_per_chunk). The id is -1 for a block that the
+            job leaves out of the request's first or last chunk.
         hosts: address of this worker's part of each chunk's slot, ascending.
     """
 
@@ -139,7 +139,7 @@ class GroupShare:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all blocks."""
+        """The total size of the blocks in bytes."""
         return int((self.blocks >= 0).sum()) * int(self.layout.lengths_bytes.sum())
 
     def most_runs(self) -> int:
@@ -182,7 +182,7 @@ class JobPlan:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all blocks."""
+        """The total size of the blocks in bytes."""
         return sum(share.size_bytes for share in self.shares)
 
     def runs(self) -> CopyPlan:

@@ -32,7 +32,7 @@ class RefusedError(KVTierError):
 
 @dataclass(eq=False)
 class _Piece:
-    """Whole pages that are registered with the driver."""
+    """A range of whole pages that is registered with the driver."""
 
     begin: int
     end: int
@@ -48,7 +48,7 @@ _pieces: list[_Piece] = []
 
 
 class Registration:
-    """Registers all slots until :meth:`release`. A failure undoes the registrations made so far."""
+    """A registration of all slots until :meth:`release`. A failed creation undoes its own work."""
 
     def __init__(self, host: HostLayout, driver: Driver) -> None:
         self._held: list[_Piece] = []
@@ -63,7 +63,7 @@ class Registration:
         self._shifts = np.array([piece.shift_bytes for piece in self._held], np.int64)
 
     def fit(self, plan: CopyPlan) -> CopyPlan:
-        """Cut the runs where pieces meet, and replace host addresses by device addresses."""
+        """Cut the plan's runs where pieces meet, and replace host addresses by device addresses."""
         if len(self._begins) > 1:
             plan = plan.cut_at(self._begins)
         if self._shifts.any():
@@ -104,7 +104,7 @@ def _register(begin: int, end: int, driver: Driver) -> _Piece:
     status = int(torch.cuda.cudart().cudaHostRegister(begin, end - begin, _PORTABLE))
     if status:
         forget_error()
-    # The owner of memory may have registered it, as torch does with pinned tensors.
+    # The owner of the memory may have registered this range, as torch does with pinned tensors.
     known = status in (0, _ALREADY_REGISTERED)
     address = driver.device_address(begin) if known else None
     if status and (address is None or driver.device_address(end - 1) is None):
@@ -113,7 +113,7 @@ def _register(begin: int, end: int, driver: Driver) -> _Piece:
 
 
 def _cuts(host: HostLayout) -> list[int]:
-    """Return the boundaries of the pieces in ascending order; all are page boundaries."""
+    """Return the boundaries of the pieces in ascending order. Each one is a page boundary."""
     page_bytes = mmap.PAGESIZE
     end = host.address + (host.slots - 1) * host.row_bytes + host.part_bytes
     piece_bytes = max(1, MAX_REGISTER_BYTES // host.row_bytes) * host.row_bytes

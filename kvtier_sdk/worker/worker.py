@@ -23,7 +23,7 @@ from kvtier_sdk.worker.planning import Int64s, JobPlan, are_apart, overlaps, sha
 
 _log = logging.getLogger("kvtier.worker")
 
-#: Longest wait for each dropped worker when the process ends.
+#: At its end, the process waits at most this long for each dropped worker.
 _EXIT_WAIT_S = 5.0
 #: The threads that shut down dropped workers.
 _ends: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
@@ -38,7 +38,7 @@ class CopyResult:
         operation: ``STORE`` or ``LOAD``.
         success: true if the whole job was copied. After a failure the content of the destinations
             is undefined.
-        size_bytes: size of the job, copied or not.
+        size_bytes: size of the whole job, even after a failure.
         duration_s: seconds from the first byte to the last, without queueing.
         error: the reason for a failure; ``None`` after a success.
     """
@@ -56,7 +56,7 @@ class _Job:
     job_id: int
     operation: Operation
     size_bytes: int
-    #: ``None`` before the start. A job without blocks gets no copy and ends at once.
+    #: ``None`` until the copy starts. A job without blocks has no copy and ends at once.
     copy: Copy | None = None
     is_started: bool = False
 
@@ -73,7 +73,7 @@ class _Job:
 
 
 class OffloadWorker:
-    """Copies blocks to slots and back, in the background.
+    """A worker that copies blocks to slots and back, in the background.
 
     A job has ended once ``get_finished`` has reported it or a ``wait`` for it has returned. After
     that, nothing reads or writes the job's blocks and slots, even if the job failed. Until then,
@@ -88,8 +88,8 @@ class OffloadWorker:
             worker keeps the memory alive. Rows may have gaps between them. If the memory is
             read-only, as in a replicated pool for all workers but the first, the worker can only
             load.
-        device: the device that copies the bytes; closed with the worker. The default is chosen
-            by the device of the tensors.
+        device: the device that copies the bytes; the worker closes it. By default, the tensors'
+            device determines the class.
         clock: the clock that measures durations.
 
     Raises:
@@ -147,7 +147,7 @@ class OffloadWorker:
             device_blocks: the sources. Plain ids are blocks of the only group, and the first block
                 begins a chunk.
             slots: the destinations, all different: one for each chunk that the blocks touch, group
-                after group. If the job has only some blocks of a chunk, only these are written.
+                after group. If the job has only some blocks of a chunk, only those are written.
             after: the stream that computes the blocks, or an event recorded there. The copy begins
                 after all work queued on the stream so far, or after the event. Do not record the
                 event again before the job has ended. Required on an accelerator, where a copy
@@ -310,7 +310,7 @@ class OffloadWorker:
 
 
 def _end_dropped(device: Device, jobs: dict[int, _Job], memory: object) -> None:
-    """Shut down in a new thread, because a copying thread may run this and cannot join itself."""
+    """Close the device in a new thread: a copying thread may run this, but cannot join itself."""
     # Log here, because the new thread may still run when the interpreter exits, and must not hold
     # a lock of the log at that time.
     _log.warning("an offload worker was dropped without a call of shutdown()")

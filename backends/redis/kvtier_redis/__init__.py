@@ -1,4 +1,4 @@
-"""kvtier-redis stores chunks as values of a Redis or Valkey server, sentinel group, or cluster."""
+"""A kvtier tier that stores chunks in a Redis or Valkey server, Sentinel group, or Cluster."""
 
 from kvtier_redis.config import RedisTierConfig
 from kvtier_redis.tier import RedisTier

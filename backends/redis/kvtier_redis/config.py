@@ -14,7 +14,7 @@ from kvtier_sdk import ConfigError, Count, ExpiringTierConfig, Flag, Seconds, Ti
 HostPort = tuple[str, int]
 
 _BRACES = frozenset("{}")
-# Separators in URLs and lists. No host name and no address contains them.
+# Separators in URLs and lists. Host names and addresses do not contain them.
 _FOREIGN = frozenset("@/;, ")
 
 
@@ -36,13 +36,13 @@ def _is_host(text: str) -> bool:
 
 
 def _hosts(value: object) -> tuple[str, ...]:
-    """Check a list of servers, or split and check a text such as ``"b:26379,c:26379"``."""
+    """Check the servers in a list, or in a text such as ``"b:26379,c:26379"``."""
     parts = value.split(",") if isinstance(value, str) else value
     if not isinstance(parts, list | tuple) or not all(isinstance(part, str) for part in parts):
         raise ValueError(f"{value!r} is not a list of servers; write for example 'b:26379,c:26379'")
     found = tuple(part.strip() for part in parts if part.strip())
     for part in found:
-        # Without brackets, a port would look like the end of an IPv6 address.
+        # An IPv6 address needs brackets. Without them, a port would look like its last part.
         if _FOREIGN & set(part) or part.rpartition("]")[2].count(":") > 1:
             raise ValueError("one is not a server; write for example 'b:26379,[::1]:26379'")
         split_host(part, default_port=1)
@@ -61,8 +61,8 @@ def split_host(text: str, *, default_port: int) -> HostPort:
 
 
 def _prefix(value: object) -> str:
-    # A cluster hashes only the text between a key's first braces. Braces in the prefix would
-    # therefore put all chunks on one node.
+    # A cluster hashes only the text between a key's first pair of braces. Braces in the prefix
+    # would therefore put all chunks on one node.
     if not isinstance(value, str) or not value or _BRACES & set(value):
         raise ValueError(f"{value!r} should be text without '{{' and '}}'")
     return value
@@ -72,24 +72,24 @@ class RedisTierConfig(ExpiringTierConfig):
     """Options of the Redis tier.
 
     Attributes:
-        host: host of the server; with ``sentinel`` of a Sentinel, with ``cluster`` of any node.
-        port: port of that host.
-        hosts: further Sentinels or nodes, each ``host:port``, to ask if ``host`` cannot be reached;
+        host: the server; a Sentinel if ``sentinel`` is set, any node if ``cluster`` is set.
+        port: port at ``host``.
+        hosts: more Sentinels or nodes, each ``host:port``, to ask if ``host`` cannot be reached;
             only with ``sentinel`` or ``cluster``.
         socket: path of a Unix socket, instead of ``host`` and ``port``.
-        username: name of an ACL user; the server's default user if absent.
+        username: name of an ACL user; by default, the server's default user.
         password: password of that user.
-        db: number of the database; a cluster has only 0.
-        prefix: prefix of all key names; tiers with different prefixes share no chunks.
+        db: number of the database; a cluster has only database 0.
+        prefix: prefix of all keys in Redis; tiers with different prefixes share no chunks.
         connections: maximum number of connections to each server for chunks; each loads one chunk
             at a time, or stores about 2 MiB of chunks at a time.
         connect_timeout_s: time limit for making a connection, and for requests that move no chunk.
         tls: whether to use TLS; a ``rediss:`` URL sets this option.
-        tls_ca: file with the trusted certificates; the system's certificates if absent.
+        tls_ca: file with the trusted certificates; by default, the system's certificates.
         tls_cert: file with this client's certificate, if the server requires a certificate.
-        tls_key: file with the key of ``tls_cert``; ``tls_cert`` itself if absent.
-        tls_verify: whether the server's certificate and name are checked.
-        sentinel: name of the service; ``host`` and ``hosts`` are then Sentinels.
+        tls_key: file with the private key; if absent, ``tls_cert`` must contain the key.
+        tls_verify: whether to check the server's certificate and name.
+        sentinel: name of the service that the Sentinels at ``host`` and ``hosts`` monitor.
         sentinel_username: name of an ACL user of the Sentinels.
         sentinel_password: password of that user.
         cluster: whether the servers form a Cluster.
@@ -149,14 +149,14 @@ class RedisTierConfig(ExpiringTierConfig):
 
     @property
     def young_ms(self) -> int | None:
-        """The time after a store during which a use extends the expiry; ``None`` for no limit."""
+        """Milliseconds after a store in which a use extends the expiry; ``None`` for no limit."""
         if self.max_age_s is None:
             return None
         return round((self.max_age_s - (self.ttl_s or self.max_age_s)) * 1000)
 
     @property
     def seeds(self) -> list[HostPort]:
-        """The servers in the options, in the order in which to ask them."""
+        """The configured servers, in the order in which to ask them."""
         more = [split_host(text, default_port=self.port) for text in self.hosts]
         return [(self.host, self.port), *more]
 
@@ -164,11 +164,11 @@ class RedisTierConfig(ExpiringTierConfig):
     def options_from_url(cls, url: TierURL) -> dict[str, Any]:
         """Read the options in a URL such as ``redis://user:password@host:6379/0?ttl=1h``.
 
-        The path is the number of the database. ``rediss:`` adds TLS. In a URL such as
-        ``redis+unix:///run/redis.sock?db=1``, the path is that of the socket.
+        The URL's path is the number of the database. ``rediss:`` switches TLS on. In a URL such as
+        ``redis+unix:///run/redis.sock?db=1``, the path names the socket.
         """
         if any("@" in name for name in url.options):
-            # Do not show the query. It may be part of a password that contains a question mark.
+            # Do not show the query, because the end of a password that contains "?" may be in it.
             raise ConfigError(f"{url.scheme}: write '%3F' for '?' in a user or a password")
         given: dict[str, Any] = {
             "username": url.username or None,

@@ -1,4 +1,4 @@
-"""Opens connections and makes them ready for requests: TLS, sign-in, choice of the database."""
+"""Opens connections and prepares them: TLS, sign-in, and the choice of the database."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def tls_context(config: RedisTierConfig) -> ssl.SSLContext | None:
     except OSError as error:  # includes SSLError
         reason = error.strerror
         if isinstance(error, ssl.SSLError):
-            # OpenSSL's own reason is only "PEM lib" if a certificate or a key is missing.
+            # If a certificate or a key is missing, OpenSSL's own reason is only "PEM lib".
             reason = "it contains no certificate"
             if option == "tls_cert" and config.tls_key is None:
                 reason += ", or no key beside it; option 'tls_key' names a file with the key"
@@ -45,7 +45,7 @@ def tls_context(config: RedisTierConfig) -> ssl.SSLContext | None:
 
 
 class Connector:
-    """Makes connections that are ready for requests.
+    """A factory of connections that are ready for requests.
 
     Attributes:
         reads_are_uses: true if a server refused ``CLIENT NO-TOUCH``, as servers before Redis 7.2
@@ -105,8 +105,8 @@ class Connector:
         try:
             connection = await self._open(address, context)
         except ssl.SSLError as error:
-            # Only a server that speaks TLS sends an alert. The server may refuse this client
-            # because the client has no certificate.
+            # Only a server that speaks TLS sends an alert. The server may send one because this
+            # client has no certificate.
             return "ALERT" in (error.reason or "")
         connection.close("it was an attempt")
         return True
@@ -143,6 +143,6 @@ class Connector:
             steps.append([b"AUTH", *user, config.password.get_secret_value().encode()])
         if config.db or not steps:
             # Without a password, send SELECT even for database 0, because only a reply shows that
-            # the server works: the kernel accepts connections even for a hung server.
+            # the server works. The kernel accepts connections even for a server that hangs.
             steps.append([b"SELECT", b"%d" % config.db])
         return steps

@@ -1,4 +1,4 @@
-"""Sends requests about chunks to the servers that hold them, and follows redirects."""
+"""Sends requests to the servers that hold the requested chunks, and follows redirects."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from kvtier_redis.resp import Exchange, Kind, Reply, call, run_some
 from kvtier_redis.routes import Route
 from kvtier_sdk import Clock, Connection, ConnectionPool, TierError, TierUnavailableError
 
-# The maximum number of servers for one request: a resharding needs two, a failover one more.
+# A request visits at most this many servers. A resharding needs two, and a failover one more.
 _MOST_HOPS = 5
 
 
 @dataclass(slots=True)
 class _Hop:
-    """A request to one server, after ``ASKING`` if ``is_asking``."""
+    """A request to one server. If ``is_asking``, the command ``ASKING`` precedes the request."""
 
     exchange: Exchange
     address: Address
@@ -30,9 +30,9 @@ class _Hop:
 
 
 class Dispatcher:
-    """Sends batches of requests over a few connections to each server.
+    """A sender of batches of requests, with up to ``connections`` connections to each server.
 
-    A batch gets a connection for every ``share`` requests, and returns it after ``turn`` requests.
+    A batch uses a connection for every ``share`` requests, and returns it after ``turn`` requests.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class Dispatcher:
         self._pools: dict[Address, ConnectionPool[Connection]] = {}
 
     async def run(self, exchanges: Sequence[Exchange]) -> None:
-        """Send each request to the server of its key, and set its outcome."""
+        """Send each request to the server of the request's key, and set the request's outcome."""
         try:
             await self._run(exchanges)
         except asyncio.CancelledError:
-            # The caller may have given up on a hung server. Nothing else reveals a hang.
+            # The caller may have given up on a hung server. A hung server causes no error here.
             self._route.suspect()
             raise
         outcomes = [exchange.outcome for exchange in exchanges]
@@ -91,7 +91,7 @@ class Dispatcher:
         return hops
 
     def _next_hops(self, hops: Sequence[_Hop]) -> list[_Hop]:
-        """Return the requests that a server redirected; turn other refusals into errors."""
+        """Return the requests that a server redirected; turn other error replies into errors."""
         again = []
         for hop in hops:
             reply = hop.exchange.outcome
@@ -112,7 +112,7 @@ class Dispatcher:
         return again
 
     async def _send(self, hops: Sequence[_Hop]) -> None:
-        """Send each server its requests, all servers at once."""
+        """Send the requests to all servers concurrently."""
         queues: dict[Address, deque[Exchange]] = {}
         for hop in hops:
             if not hop.is_asking:
@@ -124,10 +124,10 @@ class Dispatcher:
         await self._clock.gather_bounded(work, limit=len(work))
 
     async def _empty(self, address: Address, queue: deque[Exchange]) -> None:
-        """Send all requests in one server's queue over its connections."""
+        """Send all requests in one server's queue, over several connections."""
         pool = self._pool_of(address)
         count = min(self._connections, math.ceil(len(queue) / self._share))
-        # Divide the queue evenly. Between turns, other batches can use the connections.
+        # Divide the queue evenly. After each turn, another batch can use the connection.
         turn = min(self._turn, math.ceil(len(queue) / count))
         failures = await self._clock.gather_bounded(
             [partial(self._take_turns, pool, queue, turn)] * count, limit=count
@@ -165,7 +165,7 @@ class Dispatcher:
 
 
 def _redirect_address(where: str, asked: Address) -> Address:
-    """Return the node in ``<slot> <host>:<port>``; an empty host means the asked node's host."""
+    """Return the address in ``<slot> <host>:<port>``; an empty host means the host of ``asked``."""
     place = where.rpartition(" ")[2]
     try:
         if place.startswith(":"):

@@ -1,4 +1,4 @@
-"""Translation of error replies and of exceptions to the SDK's errors."""
+"""Translates error replies and exceptions to the SDK's errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class SettingError(TierError):
 _WORDS: dict[str, type[TierError]] = {
     "OOM": TierCapacityError,
     **dict.fromkeys(("NOAUTH", "WRONGPASS", "NOPERM", "DENIED"), TierAuthError),
-    # Temporary states: a start, a failover, a script, a resharding, a full disk.
+    # Temporary states: startup, failover, resharding, a running script, or a full disk.
     **dict.fromkeys(
         (
             "LOADING",
@@ -94,8 +94,8 @@ _UNREACHABLE = re.compile(r"Error -?\d+ connecting to (\S+)\. (.+?)\.?\Z")
 
 # RedisClusterException does not derive from RedisError.
 _THEIRS = (theirs.RedisError, theirs.RedisClusterException, OSError)
-# redis-py raises these for a reply of an unexpected shape or endless nesting, and for a connection
-# that another call has closed.
+# redis-py raises these for a reply of an unexpected type, for a reply that is nested too deeply,
+# and for a connection that another call has closed.
 _OF_REPLIES = (AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
@@ -115,14 +115,14 @@ def reply_error(text: str) -> TierError:
 def client_error(error: Exception) -> TierError:
     """Translate an exception of redis-py or of the operating system."""
     if type(error) is theirs.ConnectionError and isinstance(error.__cause__, theirs.RedisError):
-        # On a Unix socket, redis-py wraps error replies to its first commands.
+        # On a Unix socket, redis-py wraps an error reply to its first commands in this error.
         error = error.__cause__
     refusal = _tls_refusal(error)
     if refusal is not None:
         return TierUnavailableError(refusal, retryable=False)
     if isinstance(error, theirs.RedisClusterException):
-        # redis-py wraps the last node's error. That error says whether the node is unreachable or
-        # not part of a cluster.
+        # redis-py wraps the error of the last node that it asked. That error says whether the node
+        # is unreachable or not part of a cluster.
         reason = error.__cause__ or error.__context__
         if isinstance(reason, _THEIRS + _OF_REPLIES):
             return client_error(reason)
@@ -140,7 +140,7 @@ def client_error(error: Exception) -> TierError:
 
 
 def _plain(text: str) -> str:
-    """Reword a message of redis-py, and add advice for some messages."""
+    """Return a message of redis-py in other words, with advice if possible."""
     unreachable = _UNREACHABLE.match(text)
     if unreachable is not None:
         address, reason = unreachable.groups()
@@ -151,7 +151,7 @@ def _plain(text: str) -> str:
 
 
 def was_reset(error: BaseException | None) -> bool:
-    """Return true if the server has caused the error by resetting the connection."""
+    """Return whether a reset of the connection caused the error."""
     while error is not None and not isinstance(error, ConnectionResetError):
         error = error.__cause__ or error.__context__
     return error is not None

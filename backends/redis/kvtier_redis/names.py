@@ -1,4 +1,4 @@
-"""The keys that the tier uses in Redis. They are called names, because chunks have keys too."""
+"""Names of chunks and manifests in Redis. A "name" is a key of Redis; a "key" is a chunk's key."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _YOUNG = b".young:"
 
 
 class Names:
-    """The names of one namespace below one prefix.
+    """The names of one namespace, with one prefix.
 
     ``<prefix>{}<fingerprint>:<key>`` is a chunk, and ``<prefix>{}<fingerprint>.manifest`` describes
     the namespace. ``<prefix>{}<fingerprint>.young:<key>`` marks a chunk that has a maximum age:
     while the mark exists, a use extends the chunk's expiry. A cluster hashes the text between a
-    name's first pair of braces, or the whole name if that text is empty. The empty pair thus makes
-    a cluster hash the whole name, even if a chunk's key contains braces.
+    name's first pair of braces, or the whole name if that text is empty. Because of the empty pair,
+    a cluster hashes the whole name, even if a chunk's key contains braces.
     """
 
     def __init__(self, prefix: str, namespace: Namespace) -> None:
@@ -30,7 +30,7 @@ class Names:
         return self._start + key
 
     def young(self, key: OffloadKey) -> bytes:
-        """Return the name of a chunk's mark; while the mark exists, a use extends the expiry."""
+        """Return the name of a chunk's mark."""
         return self._young + key
 
     def key_in(self, name: bytes) -> OffloadKey:
@@ -38,16 +38,16 @@ class Names:
 
     @property
     def pattern(self) -> bytes:
-        """A glob pattern for the namespace's chunks and nothing else."""
+        """A glob pattern that matches only the namespace's chunks."""
         return _all_below(self._start)
 
     @property
     def root_pattern(self) -> bytes:
-        """A glob pattern for all names below the prefix, of any namespace."""
+        """A glob pattern that matches the names of all namespaces with this prefix."""
         return _all_below(self._root)
 
     def fingerprint_in(self, name: bytes) -> str | None:
-        """Return the fingerprint in the name of a chunk or a manifest; ``None`` for other names."""
+        """Return the fingerprint in a chunk's or a manifest's name; ``None`` for other names."""
         start, mark = len(self._root), len(self._start)
         fingerprint = name[start : mark - 1].decode(errors="replace")
         is_ours = name[mark - 1 : mark] == b":" or name[mark - 1 :] == _MANIFEST

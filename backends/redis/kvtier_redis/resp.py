@@ -18,28 +18,28 @@ _END = b"\r\n"
 _LINE_LIMIT_BYTES = 4096
 _DIGITS_LIMIT = 19
 _NO_REPLY = "the server sent an invalid reply to a command about a chunk"
-#: The maximum number of requests under way on a connection.
+#: The maximum number of requests without a reply on a connection.
 MOST_AT_ONCE = 128
 
 
 class Kind(Enum):
-    #: The command is done.
+    #: The server executed the command.
     OK = auto()
-    #: The server refused; the text says why.
+    #: The server refused the command; the reply's text says why.
     ERROR = auto()
-    #: The server has no such value.
+    #: The server has no value for the key.
     ABSENT = auto()
-    #: The value is in the buffers.
+    #: The value is in the request's buffers.
     FILLED = auto()
-    #: A value of another length follows.
+    #: The value's length differs from the total length of the buffers.
     OTHER_LENGTH = auto()
-    #: The text is a whole number.
+    #: The reply's text is a whole number.
     NUMBER = auto()
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A reply. ``text`` is its line without the type character; for ``FILLED``, it is empty."""
+    """A reply. ``text`` is the reply's line without the type character; empty for ``FILLED``."""
 
     kind: Kind
     text: str = ""
@@ -60,7 +60,7 @@ class Exchange:
     Attributes:
         name: the key in Redis.
         parts: the pieces of the request; none is empty.
-        target: the buffers for a value of their total length; empty for other requests.
+        target: the buffers for the requested value; empty if the request is not for a value.
         success: the expected kind of reply, if the request is not for a value.
         or_absent: true if :attr:`Kind.ABSENT` is expected too.
         outcome: the reply or an error; ``None`` until the request ends.
@@ -163,7 +163,7 @@ async def _receive_reply(connection: Connection) -> Reply:
 
 
 async def _receive_value(connection: Connection, target: Sequence[memoryview]) -> Reply:
-    """Receive a value into its buffers; if another reply comes instead, return that reply."""
+    """Receive a value into buffers; if the server sends another reply, return that reply."""
     # The expected length determines the line before the value, so one system call can receive both.
     # Any other reply lands in the buffers too; a failed load is allowed to overwrite them.
     value_bytes = sum(map(len, target))

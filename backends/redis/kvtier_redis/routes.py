@@ -1,4 +1,4 @@
-"""Routes to the server that holds a chunk: one server, a Sentinel group, or a Cluster."""
+"""Routes to a chunk's server: one server, the master of a Sentinel group, or a Cluster's node."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Route(ABC):
         """Return the last known server of a key."""
 
     def suspect(self) -> None:
-        """Search for the servers in the background, because the known addresses may be wrong."""
+        """Start a search for the servers in the background, if their addresses can change."""
         return
 
     @abstractmethod
@@ -69,7 +69,7 @@ class Route(ABC):
         await self._client.aclose()
 
     async def names(self, pattern: bytes) -> AsyncIterator[bytes]:
-        """Iterate over the matching string keys on all servers; a key may be repeated."""
+        """Iterate over the matching string keys on all servers; a key may occur twice."""
         # Chunks are strings. Other applications may have lists and hashes below the same prefix.
         rest = ("MATCH", pattern, "COUNT", _SCAN_COUNT, "TYPE", "string")
         for server in self._servers():
@@ -86,14 +86,14 @@ class Route(ABC):
             try:
                 value: bytes = await self._client.getrange(name, 0, _MOST_VALUE_BYTES)
             except ResponseError as error:
-                # WRONGTYPE: another application has a list or hash there, so our value is absent.
+                # Another application stores a list or a hash under this name. Our value is absent.
                 if not str(error).startswith("WRONGTYPE"):
                     raise
                 return None
         return value or None
 
     async def facts(self) -> list[dict[str, Any]]:
-        """Return ``INFO`` of each server that answers; an empty entry for a refusal."""
+        """Return the ``INFO`` of each server that answers; an empty dict if a server refuses."""
         return await self._ask_each(_info)
 
     async def key_count(self) -> int:
@@ -101,7 +101,7 @@ class Route(ABC):
         return sum(await self._ask_each(lambda server: server.execute_command("DBSIZE")))
 
     async def _ask_each(self, ask: Callable[[Any], Awaitable[T]]) -> list[T]:
-        """Return the answers of the servers that reply; raise an error if none does."""
+        """Return the answers of the servers that reply; raise an error if no server replies."""
         outcomes: list[T | TierError] = []
         for server in self._servers():
             try:
@@ -136,7 +136,7 @@ class _Moving(Route):
 
     @abstractmethod
     async def _find(self) -> None:
-        """Find the servers of all keys."""
+        """Update the known addresses of all servers."""
 
     def suspect(self) -> None:
         self._is_in_doubt = True
@@ -176,7 +176,7 @@ class OneServer(Route):
 
 
 class BehindSentinel(_Moving):
-    """The route to a master that Sentinels name; finds the new master after a failover."""
+    """A route to the master that the Sentinels name, which changes in a failover."""
 
     def __init__(self, config: RedisTierConfig, clock: Clock) -> None:
         assert config.sentinel is not None
@@ -211,7 +211,7 @@ class BehindSentinel(_Moving):
 
 
 class _Sentinels(Sentinel):
-    """redis-py's Sentinels, with a search whose error distinguishes a refusal from an outage.
+    """A client of the Sentinels whose errors distinguish a refusal from an outage.
 
     Attributes:
         master: the last known master.
@@ -220,8 +220,8 @@ class _Sentinels(Sentinel):
     master: tuple[str, int] | None = None
 
     async def discover_master(self, service_name: str) -> tuple[str, int]:
-        # redis-py calls this for each new connection. With the last known master, redis-py can
-        # connect while no Sentinel answers. A failed request to the master starts a search.
+        # redis-py calls this method for each new connection. With the last known master, redis-py
+        # can connect while no Sentinel answers. A failed request to the master starts a search.
         return self.master or await self.find_master(service_name)
 
     async def find_master(self, service_name: str) -> tuple[str, int]:
@@ -250,7 +250,7 @@ class _Sentinels(Sentinel):
 
 
 def _no_master(service: str, failures: Sequence[tuple[str, TierError]]) -> TierError:
-    """Return the error of a failed search; prefer an error that an operator can fix."""
+    """Return the error for a failed search; prefer an error that the operator can fix."""
     if not failures:
         return SettingError(f"no Sentinel knows {service!r}; check option 'sentinel'")
     for place, error in failures:
@@ -266,7 +266,7 @@ def _no_master(service: str, failures: Sequence[tuple[str, TierError]]) -> TierE
 
 
 class Cluster(_Moving):
-    """The route by a Cluster's map of slots, which is read again when it may be out of date."""
+    """A route that uses a Cluster's map of slots. A search reads the map again."""
 
     is_cluster = True
 
@@ -300,14 +300,14 @@ class Cluster(_Moving):
 
 
 def open_route(config: RedisTierConfig, clock: Clock) -> Route:
-    """Make the route that the options describe, but do not connect."""
+    """Return the route for the options, without connecting."""
     if config.cluster:
         return Cluster(config, clock)
     return BehindSentinel(config, clock) if config.sentinel else OneServer(config)
 
 
 class _Credentials(CredentialProvider):
-    """Signs in with the password that is current when a connection is made."""
+    """A provider of the password, which may change from one connection to the next."""
 
     def __init__(self, username: str | None, password: SecretStr) -> None:
         self._username = username
@@ -330,8 +330,8 @@ def _connection_options(config: RedisTierConfig) -> dict[str, Any]:
         "protocol": 2,
         "socket_connect_timeout": config.connect_timeout_s,
         "socket_timeout": config.connect_timeout_s,
-        # The SDK retries requests. One more attempt here covers a pooled connection that the server
-        # has closed while it was idle.
+        # One retry is for a pooled connection that the server closed while the connection was idle.
+        # The SDK makes all other retries.
         "retry": Retry(NoBackoff(), 1),
         **_sign_in(config.username, config.password),
     }

@@ -1,4 +1,4 @@
-"""The Redis tier. Requests about chunks use its own connections; other requests use redis-py."""
+"""The Redis tier. Only requests that do not name a chunk, such as ``SCAN``, go through redis-py."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from kvtier_sdk import (
     check_any_answered,
 )
 
-# Bytes that a batch moves on a connection before a waiting batch may use the connection.
+# A batch moves this many bytes on a connection before a waiting batch may use the connection.
 _TURN_BYTES = 2 * 2**20
-# Requests such as lookups are small, so more connections to a server add nothing.
+# Connections to each server for small requests, such as lookups. More would not make them faster.
 _COMMAND_CONNECTIONS = 4
-# The number of keys whose lengths a scan requests at once.
+# A scan requests the lengths of this many keys at once.
 _SCAN_BATCH = 500
 _LIMIT_ADVICE = (
     "set 'maxmemory' and 'maxmemory-policy allkeys-lru', in its configuration or by CONFIG SET"
@@ -49,7 +49,7 @@ _LIMIT_ADVICE = (
 
 
 class RedisTier(SecondaryTierManager):
-    """Chunks as values of a Redis or Valkey server, a master behind Sentinel, or a Cluster.
+    """A tier that stores chunks in a Redis or Valkey server, a Sentinel group, or a Cluster.
 
     A chunk's header and payload are one value, so that the server evicts whole chunks.
     """
@@ -67,8 +67,8 @@ class RedisTier(SecondaryTierManager):
     contract_version: ClassVar[int] = 1
     config: RedisTierConfig
 
-    # Made by open(), on the loop that uses them. Small requests have their own dispatcher, so that
-    # they do not wait for chunks.
+    # open() sets these attributes, on the event loop that uses them. Small requests have their own
+    # dispatcher, so that they do not wait for transfers of chunks.
     _connector: Connector
     _route: Route
     _chunks: Dispatcher
@@ -142,9 +142,9 @@ class RedisTier(SecondaryTierManager):
         return verdicts
 
     async def _mark_young(self, keys: Sequence[OffloadKey], stored_s: float) -> None:
-        """Set the marks of stored chunks. Until a mark expires, uses extend its chunk's expiry."""
-        # Set marks only after the store, because a failed store leaves the old chunk and its age. A
-        # chunk without a mark only expires earlier.
+        """Set the marks of stored chunks; while a mark exists, a use extends the chunk's expiry."""
+        # Set marks only after the store. If a store fails, a new mark would let the old chunk
+        # outlive its maximum age. A chunk without a mark only expires earlier.
         if not self.config.young_ms:
             return
         past_ms = math.ceil((self.context.clock.now_s() - stored_s) * 1000)
@@ -156,8 +156,8 @@ class RedisTier(SecondaryTierManager):
             )
 
     def _manifest_beside(self, exchanges: Sequence[Exchange]) -> list[Exchange]:
-        """Return a request that writes the manifest again, in case the server has lost it."""
-        # Write only to a server that gets chunks too, so that no batch waits for one more server.
+        """Return a request that writes the manifest if the server has lost it, or no request."""
+        # Skip a server that gets no chunk of this batch, because that server could delay the batch.
         name = self._names.manifest
         with suppress(TierError):
             server = self._route.server_of(name)
@@ -188,7 +188,7 @@ class RedisTier(SecondaryTierManager):
         self.context.report_removed(
             [key for key, count in zip(keys, counts, strict=True) if count == 1]
         )
-        # A purge raises if even one key could not be deleted.
+        # A single failure makes the call raise, but only after all keys were tried.
         for count in counts:
             if isinstance(count, TierError):
                 raise count
@@ -218,7 +218,7 @@ class RedisTier(SecondaryTierManager):
             yield entry
 
     async def namespaces(self) -> AsyncIterator[StoredNamespace]:
-        # Look at every key, because the server may have evicted a manifest and kept its chunks.
+        # Look at all names, because the server may have evicted a manifest and kept the chunks.
         fingerprints: set[str] = set()
         async for name in self._route.names(self._names.root_pattern):
             fingerprint = self._names.fingerprint_in(name)
@@ -246,7 +246,7 @@ class RedisTier(SecondaryTierManager):
         )
 
     async def _extended(self, keys: Sequence[OffloadKey]) -> set[OffloadKey]:
-        """Return the keys of the chunks whose expiry a use extends."""
+        """Return the keys of those chunks whose expiry a use extends at present."""
         if self.config.ttl_s is None or self.config.young_ms == 0:
             return set()
         if self.config.young_ms is None:
@@ -262,7 +262,7 @@ class RedisTier(SecondaryTierManager):
         name_of: Callable[[OffloadKey], bytes] | None = None,
         or_absent: bool = False,
     ) -> list[int | TierError | None]:
-        """Run a command on each key; return numbers, errors, or ``None`` for a key that is gone."""
+        """Run a command on each key; return a number or an error, or ``None`` for an absent key."""
         exchanges = []
         for name in map(name_of or self._names.of, keys):
             asks = [command(*words, name, *after)]
@@ -279,7 +279,7 @@ class RedisTier(SecondaryTierManager):
         idle_s: Sequence[int | TierError | None] = [None] * len(keys)
         if self.context.maintenance:
             idle_s = await self._numbers(keys, b"OBJECT", b"IDLETIME", or_absent=True)
-        # If STRLEN would count as a use, report the memory of a key in place of its length.
+        # Where STRLEN would count as a use, ask for a key's memory usage in place of its length.
         words = (b"MEMORY", b"USAGE") if self._connector.reads_are_uses else (b"STRLEN",)
         lengths = await self._numbers(keys, *words, or_absent=True)
         now_s = self.context.clock.wall_s()
@@ -288,13 +288,13 @@ class RedisTier(SecondaryTierManager):
             if isinstance(length, TierError):
                 raise length
             if length:  # the key may have vanished
-                # A server with LFU eviction keeps no idle time and refuses.
+                # A server with LFU eviction keeps no idle times, and answers with an error.
                 used_s = now_s - idle if isinstance(idle, int) else None
                 entries.append(Entry(key, length, used_s))
         return entries
 
     async def _check_servers(self) -> None:
-        """Warn of server settings that will cause errors later; refuse an unexpected Cluster."""
+        """Warn of server settings that cause errors later; raise if ``cluster`` must be set."""
         facts = await self._route.facts()
         if any(fact.get("cluster_enabled") for fact in facts) and not self._route.is_cluster:
             raise reply_error("MOVED")
@@ -309,7 +309,7 @@ class RedisTier(SecondaryTierManager):
         exchange = Exchange(name, [command(b"SET", name, self._manifest)])
         await self._commands.run([exchange])
         error = _error(exchange.outcome)
-        # Chunks can still be loaded from a full server, and from the other nodes of a Cluster.
+        # The tier is usable: a full server still serves loads, and so do a Cluster's other nodes.
         is_harmless = isinstance(error, TierCapacityError) or (
             self._route.is_cluster and isinstance(error, TierUnavailableError)
         )
@@ -338,7 +338,7 @@ def _error(outcome: Reply | TierError | None) -> TierError | None:
 
 
 def _not_loaded(outcome: Reply | TierError | None, object_bytes: int) -> TierError | None:
-    """Return the error of a load; ``None`` if the value is in its buffers."""
+    """Return the error of a load; ``None`` if the chunk was loaded."""
     if not isinstance(outcome, Reply):
         return outcome
     if outcome.kind is Kind.FILLED:
@@ -349,7 +349,7 @@ def _not_loaded(outcome: Reply | TierError | None, object_bytes: int) -> TierErr
 
 
 def _limit_problem(facts: Mapping[str, Any], has_ttl: bool) -> str | None:
-    """Explain why a server will not make room for new chunks, or return ``None``."""
+    """Return a warning if the server has no memory limit or evicts no chunks, else ``None``."""
     if "maxmemory" not in facts:
         return None
     policy = str(facts.get("maxmemory_policy"))

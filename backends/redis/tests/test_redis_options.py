@@ -61,7 +61,7 @@ def test_mistakes_are_explained(url, complaint):
         config(url)
 
 
-# Any text, often with the characters that end a part of a URL.
+# Any text, often with characters that separate the parts of a URL.
 any_text = st.text() | st.text("ab1@:/?#&=%[]'\" \t\n", max_size=8)
 starts = st.sampled_from(["redis://", "rediss://", "redis+unix://", "redis:/", "redis:", "//"])
 rests = st.sampled_from(["", "/0?bogus=1", ":70000/0", "/zero", ":1/0?ttl=soon", "?db=1#x"])

@@ -79,7 +79,7 @@ async def test_without_info_keys_are_counted(bench, guarded):
     guarded.ask("ACL", "SETUSER", "kv", "-info")
     tier = await bench.open(with_user(guarded))
     assert await bench.put(tier, KEYS[0]) == [None]
-    # DBSIZE counts every key, so the manifest adds one to the chunk.
+    # DBSIZE counts every key, so the manifest counts too.
     assert await tier.usage() == Usage(2, 2 * bench.object_bytes, None)
     guarded.ask("ACL", "SETUSER", "kv", "-dbsize")
     with pytest.raises(TierAuthError):

@@ -102,7 +102,7 @@ async def test_a_connection_that_idled_too_long_is_replaced(bench, server):
 
 async def test_a_connection_is_made_when_the_server_has_replied():
     config = TierSpec.from_url("redis:", connect_timeout="200ms").config
-    # The kernel still accepts connections for a hung server, so only the reply is missing.
+    # The kernel accepts connections for this socket, but nothing replies.
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
         pytest.raises(TierTimeoutError, match="no reply from 127.0.0.1:.* within 0.2 s"),
@@ -134,7 +134,7 @@ async def test_a_server_that_replies_before_it_has_the_whole_request():
 
     asked = asyncio.Event()
     async with connection_to(talk) as connection:
-        # The request is larger than the sockets' buffers.
+        # The request is larger than the sockets' buffers, so the reply comes before its end.
         reply = await call(connection, b"SET", bytes(32 * 2**20))
         assert reply == Reply(Kind.ERROR, "ERR too long")
         assert not connection.is_usable
@@ -144,7 +144,7 @@ async def test_a_server_that_replies_before_it_has_the_whole_request():
 async def test_a_batch_goes_on_with_the_connections_that_it_gets(bench, server):
     tier = await bench.open(server.url, connections=4)
     with server.client() as admin:
-        # Allow the tier only two of its four connections, besides those that are open now.
+        # Let the server accept only two of the four connections that the tier would open.
         taken = admin.info("clients")["connected_clients"]
         admin.config_set("maxclients", taken + 2)
         assert await bench.put(tier, *KEYS) == [None] * 20

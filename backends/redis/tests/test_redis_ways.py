@@ -21,7 +21,7 @@ from kvtier_sdk import (
     TierUnavailableError,
 )
 
-# Without Redis's default delay, a replica syncs at once, and can soon take over.
+# By default, Redis delays the sync of a replica. Before the sync, a replica cannot take over.
 AT_ONCE = ["--repl-diskless-sync-delay", "0"]
 
 KEYS = [b"chunk %03d" % index for index in range(120)]
@@ -191,7 +191,7 @@ async def eventually(attempt, server) -> None:
 
 
 def is_up(server) -> bool:
-    # Some releases of redis-py return a parsed reply, so search its text.
+    # redis-py returns text or a parsed reply, depending on the release.
     return re.search(r"cluster_state\W+ok", str(server.ask("CLUSTER", "INFO"))) is not None
 
 
@@ -211,7 +211,7 @@ def sentinel_group(make_server):
     sentinel = make_server(
         sentinel=f"sentinel monitor kv 127.0.0.1 {master.port} 1\n"
         "sentinel auth-pass kv secret\n"
-        # On a busy machine a healthy master can be silent for seconds.
+        # The limit is long, because a healthy master can be silent for seconds on a busy machine.
         "sentinel down-after-milliseconds kv 60000\n"
         "sentinel failover-timeout kv 2000\n"
         "requirepass guarded"
@@ -267,7 +267,7 @@ async def test_a_master_that_hangs_is_left_for_its_successor(bench, sentinel_gro
     )
 
     async def at_the_successor() -> bool:
-        # A call to the hung server ends only at its deadline.
+        # A call to the hung server never ends without a timeout.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0.2):
                 return await bench.loads(tier, *KEYS[:8])
@@ -469,7 +469,7 @@ async def test_a_dead_node_costs_its_own_keys_only(bench, broken_cluster, is_new
     # The chunks on the dead node make delete() raise, but all other chunks are deleted.
     with pytest.raises(TierUnavailableError):
         await tier.delete(KEYS)
-    # The store wrote the manifest again, unless its node is dead.
+    # The store wrote the manifest again, unless the manifest belongs on the dead node.
     left = [name for server in cluster.alive for name in server.ask("KEYS", "*")]
     assert all(name.endswith(b".manifest") for name in left)
     # Calls that only the dead node could answer fail.
@@ -522,7 +522,7 @@ async def test_a_node_that_hangs_is_left(bench, start_cluster, given_up):
     for server in (heir, other):
         server.ask("CONFIG", "SET", "cluster-require-full-coverage", "no")
         server.ask("CLUSTER", "SETSLOT", slot, "NODE", heir_id)
-    # A call to the hung server ends only at its deadline.
+    # A call to the hung server never ends without a timeout.
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2):
             await getattr(bench, given_up)(tier, key)
@@ -540,7 +540,7 @@ async def test_a_node_that_hangs_is_left(bench, start_cluster, given_up):
 async def test_a_node_that_hangs_delays_no_other(bench, start_cluster, monkeypatch):
     servers = start_cluster(3)
     hung = servers[0]
-    # Make redis-py ask the hung node first for the cluster's map, with a very long timeout.
+    # Make redis-py ask the hung node first for the cluster's map. The timeout is one hour.
     monkeypatch.setattr(
         "redis.asyncio.cluster.random.shuffle",
         lambda nodes: nodes.sort(key=lambda node: int(node.port) != hung.port),

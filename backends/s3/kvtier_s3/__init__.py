@@ -1,4 +1,4 @@
-"""kvtier-s3 stores chunks as objects of an S3 bucket."""
+"""A kvtier tier that stores chunks as objects of an S3 bucket."""
 
 from kvtier_s3.config import S3TierConfig
 from kvtier_s3.tier import S3Tier

@@ -40,12 +40,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The address of a bucket's objects, and the region for their signatures.
+    """The address of a bucket's objects.
 
     Attributes:
         authority: host and port, as in a request's Host header.
-        path: the part before an object's name; begins and ends with a slash.
-        region: the region that requests are signed for.
+        path: the part of a URL's path before an object's name; begins and ends with a slash.
+        region: the region in requests' signatures.
     """
 
     is_tls: bool
@@ -71,9 +71,9 @@ class Place:
 
 
 class StoredObject(NamedTuple):
-    """One object of a listing, last written at ``modified_s`` by the server's clock.
+    """An object in a listing; ``modified_s`` is its last write by the server's clock.
 
-    The order of the fields sorts the oldest object first.
+    The first field is the time, so that the oldest object sorts first.
     """
 
     modified_s: float
@@ -156,7 +156,7 @@ class Bucket:
         return Credentials(found.access_key, found.secret_key, found.token)
 
     def refused(self, refusal: Refusal, *, of_object: bool = False) -> TierError:
-        """Translate a refusal; if the server refused the credentials, look for new ones."""
+        """Return the error for a refusal; mark the credentials as suspect after a TierAuthError."""
         error = self.faults.error(refusal, of_object=of_object)
         if isinstance(error, TierAuthError):
             self._credentials.suspect()
@@ -164,7 +164,7 @@ class Bucket:
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
-        """Translate a request's errors; if the credentials are refused, look for new ones."""
+        """Translate aiobotocore's errors; mark the credentials as suspect after a TierAuthError."""
         try:
             with self.faults.translated():
                 yield
@@ -217,13 +217,13 @@ class Bucket:
                 if error.get("Code") not in NO_OBJECT
             ]
             if errors:
-                # Prefer an error that a retry would not fix, because it says more.
+                # Prefer an error that a retry would not fix, because such an error says more.
                 raise min(errors, key=lambda error: error.retryable)
 
 
 @functools.cache
 def _models(data_path: str | None) -> Any:
-    """Return a loader of botocore's models. Caching it saves a tenth of a second per tier."""
+    """Return a loader of botocore's models; the cache saves a tenth of a second per tier."""
     return create_loader(data_path)
 
 
@@ -233,9 +233,9 @@ def _client_config(config: S3TierConfig) -> AioConfig:
         s3={"addressing_style": config.addressing},
         connect_timeout=config.connect_timeout_s,
         read_timeout=max(config.read_timeout_s, _LISTING_TIMEOUT_S),
-        # Use no proxy, as for chunks; None would stand for the environment's proxies.
+        # Use no proxy. None would mean the environment's proxies.
         proxies={},
-        # Let botocore neither retry nor add checksums. The runner retries, and checks digests.
+        # botocore must not retry or add checksums, because the runner retries and checks digests.
         retries={"total_max_attempts": 1},
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",

@@ -22,14 +22,14 @@ _BUCKET = re.compile(
     r"[A-Za-z0-9._-]{1,255}"
     r"|arn:aws[a-z-]*:s3:[a-z0-9-]+:[0-9]{12}:accesspoint[/:][A-Za-z0-9-]+"
 )
-#: Error texts about an endpoint, which may come from AWS's own settings.
+#: Error texts about an endpoint. The endpoint may come from the settings of AWS tools.
 NEEDS_TLS = "option 'sse_secret_key' cannot be sent to an endpoint without TLS"
 NAMES_A_USER = (
     "it cannot hold a user or a password; give options 'access_key_id' and 'secret_access_key'"
 )
 #: Options whose values go into requests' signatures or headers.
 _IN_HEADERS = ("access_key_id", "secret_access_key", "session_token", "region", "sse_kms_key_id")
-#: End of an error text about an option, or about credentials from AWS's own sources.
+#: The end of an error text about an option, or about credentials that no option gives.
 NOT_IN_HEADER = (
     "contains a character that a header cannot hold: a line break, a control character or a "
     "character outside of ASCII; a file's last line break is often copied with a key"
@@ -37,7 +37,7 @@ NOT_IN_HEADER = (
 
 
 def fits_in_header(text: str) -> bool:
-    """Return true if a text is printable ASCII, so that it cannot end a header."""
+    """Return true if a text is printable ASCII. Such a text cannot begin another header."""
     return text.isascii() and text.isprintable()
 
 
@@ -81,12 +81,12 @@ class S3TierConfig(BoundedTierConfig):
     ``ttl``, and ``capacity`` evicts the oldest chunks first. A sweep at intervals enforces both.
 
     Attributes:
-        ttl_s: refused, because a bucket does not record the last use; write ``max_age``.
-        max_age_s: a chunk is deleted this time after it was stored, used or not. Default: never.
+        ttl_s: refused, because a bucket does not record the last use; set ``max_age``.
+        max_age_s: time after its store at which a chunk is deleted, used or not; never by default.
         bucket: name of the bucket, or ARN of an access point in one region; the bucket must exist.
         prefix: prefix of all object names, without slashes at its ends.
         endpoint: URL of a service other than AWS.
-        region: the bucket's region; ``us-east-1`` if no source gives one.
+        region: the bucket's region; ``us-east-1`` if the settings of AWS tools name none.
         access_key_id: access key id of explicit credentials; treated as a secret, because it
             changes together with the secret access key.
         secret_access_key: secret access key of explicit credentials.
@@ -94,21 +94,21 @@ class S3TierConfig(BoundedTierConfig):
         profile: the profile of ``~/.aws`` to use.
         addressing: ``path`` puts the bucket's name into the URL's path, ``virtual`` into the host
             name; ``auto`` chooses by the endpoint.
-        sse: how the server encrypts objects; the bucket's default if absent.
-        sse_kms_key_id: the key for ``aws:kms``; the account's default key if absent.
+        sse: how the server encrypts objects; by default, as the bucket specifies.
+        sse_kms_key_id: the key for ``aws:kms``; by default, the account's default key.
         sse_secret_key: customer-provided key (SSE-C), 32 bytes in base64.
         conditional_put: whether a store leaves an existing object unchanged, if the server supports
             ``If-None-Match``. A chunk that failed to load is replaced in any case.
         sign_payload: whether the signature covers the payload too, for servers that require it;
             this costs a SHA-256 of each chunk.
         connections: maximum number of connections for chunks, each for one chunk at a time. Stores
-            use at most half of them; a single connection serves both directions.
+            use at most half of the connections, or the only one.
         lookup_connections: maximum number of connections for lookups, each for one chunk at a time.
         connect_timeout_s: time limit for making a connection.
         read_timeout_s: time without a byte after which a request fails.
         sweep_interval_s: time between two sweeps, which enforce ``capacity`` and ``max_age``.
-        tls_ca: file with the trusted certificates; the system's certificates if absent.
-        tls_verify: whether the server's certificate and name are checked.
+        tls_ca: file with the trusted certificates; by default, the system's certificates.
+        tls_verify: whether to check the server's certificate and name.
     """
 
     bucket: Annotated[str, BeforeValidator(_bucket)]

@@ -1,4 +1,4 @@
-"""Connections to the server, plain or through TLS."""
+"""Makes connections to the server, with or without TLS."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def tls_context(config: S3TierConfig, ca_file: str | None) -> ssl.SSLContext:
 
 
 def _tls_error(peer: str, error: ssl.SSLError) -> TierUnavailableError:
-    """Return the error for a failed handshake, not retryable if only an option can fix it."""
+    """Return the error for a failed handshake; not retryable if the options must change."""
     if isinstance(error, ssl.SSLCertVerificationError):
         if error.verify_code in _OTHER_NAME:
             text = (

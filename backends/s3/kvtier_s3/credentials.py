@@ -1,4 +1,4 @@
-"""The current credentials, from the options or from the usual AWS sources."""
+"""Current credentials, from the options or from the sources of AWS tools."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from botocore.credentials import ReadOnlyCredentials
 from kvtier_s3.config import S3TierConfig
 from kvtier_sdk import Clock, TierAuthError
 
-#: Pause between searches for credentials while the server refuses them.
+#: Minimum time between two searches for credentials.
 _FIND_PAUSE_S = 0.5
 
 
 class CurrentCredentials(AioCredentials):  # type: ignore[misc]
-    """Holds the current credentials, and searches for others after the server has refused them.
+    """The current credentials; after a refusal by the server, a search may replace them.
 
-    botocore and the requests for chunks sign with the same credentials, so a change applies to all
-    requests at once. Credentials in the options need no search, because the runner reads their
-    files again.
+    botocore and the requests for chunks sign with this object, so a change applies to all requests
+    at once. Credentials in the options need no search, because the runner reads the options' files
+    again.
     """
 
     def __init__(self, config: S3TierConfig, clock: Clock, logger: logging.Logger) -> None:
@@ -43,11 +43,11 @@ class CurrentCredentials(AioCredentials):  # type: ignore[misc]
                 )
 
     async def load_credentials(self) -> CurrentCredentials:
-        """Return these credentials; botocore calls this when it makes a client."""
+        """Return this object; botocore calls this method when it makes a client."""
         return self
 
     def suspect(self) -> None:
-        """Search again before the next request, because the server refused these credentials."""
+        """Make the next request search again, because the server refused the credentials."""
         self._is_suspect = True
 
     async def get_frozen_credentials(self) -> ReadOnlyCredentials:
@@ -75,8 +75,8 @@ class CurrentCredentials(AioCredentials):  # type: ignore[misc]
             found = await self._find()
             is_other = found is not None and await found.get_frozen_credentials() != before
         except Exception as error:
-            # A file may be half written, or a service unreachable. Keep the old credentials; the
-            # server refuses them again, and that error gives the reason.
+            # A file may be half written, or a service unreachable. Keep the old credentials. The
+            # server will refuse them again, and that error gives the reason.
             self._logger.debug("no credentials were found: %s", type(error).__name__)
             return
         if is_other:

@@ -1,4 +1,4 @@
-"""Translation of error responses and of exceptions to the SDK's errors."""
+"""Translates error responses and exceptions to the SDK's errors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SettingError(TierError):
 
 
 class ObjectDeniedError(ChunkError, TierAuthError):
-    """The server denies access to one object, perhaps to all. One request cannot tell."""
+    """The server denied access to one object, and may deny access to all objects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Refusal:
     """A refusal by the server. Fields that the server does not send are empty.
 
     Attributes:
-        code: S3's error code; a code for the status if the server sends no code.
+        code: S3's error code; derived from the status if the server sends no code.
         region: the bucket's region.
         date: the server's time.
     """
@@ -49,7 +49,7 @@ class Refusal:
     date: str
 
 
-# Codes by status, for responses without a code in their body, such as responses to HEAD.
+# Codes by status, for responses whose body has no code, such as responses to HEAD.
 _CODES = {
     301: "PermanentRedirect",
     307: "TemporaryRedirect",
@@ -63,7 +63,7 @@ _CODES = {
 }
 #: Codes for an absent object. After a write or a listing, they show that the server is not S3.
 NO_OBJECT = frozenset({"NoSuchKey", "NotFound"})
-# Error classes by code. Faults removes a final "Exception" from the server's code.
+# Error classes by code, without the prefix "KMS." and the suffix "Exception".
 _KINDS: dict[str, type[TierError]] = {
     **dict.fromkeys(
         (
@@ -85,7 +85,6 @@ _KINDS: dict[str, type[TierError]] = {
         ("EntityTooLarge", "InsufficientCapacity", "QuotaExceeded", "XMinioStorageFull"),
         TierCapacityError,
     ),
-    # Temporary states.
     **dict.fromkeys(
         (
             "BandwidthLimitExceeded",
@@ -118,7 +117,7 @@ _KINDS: dict[str, type[TierError]] = {
         ),
         SettingError,
     ),
-    # An archived object.
+    # The object is archived.
     "InvalidObjectState": ChunkError,
 }
 _STATUSES: dict[int, type[TierError]] = {
@@ -190,8 +189,8 @@ _CLASSES: tuple[tuple[type[Exception] | tuple[type[Exception], ...], type[Except
     ((theirs.ConnectTimeoutError, theirs.ReadTimeoutError, TimeoutError), TierTimeoutError),
     ((theirs.HTTPClientError, theirs.ConnectionError, OSError), TierUnavailableError),
 )
-# botocore does not wrap errors of credential programs and files: invalid JSON, a missing file,
-# renewed credentials that have expired.
+# botocore does not wrap errors of credential programs and files, such as invalid JSON, a missing
+# file, or renewed credentials that have expired.
 _OF_CREDENTIALS = (
     AttributeError,
     FileNotFoundError,
@@ -223,7 +222,7 @@ def refusal_of(response: Response) -> Refusal:
 
 
 def _code(said: str, status: int) -> str:
-    """Return the server's code; if there is none, the code of the status."""
+    """Return the server's code ``said``; if the server sent none, a code for the status."""
     return said if said not in ("", str(status)) else _CODES.get(status, str(status))
 
 
@@ -248,7 +247,7 @@ def refusal_in(response: Mapping[str, Any]) -> Refusal:
 
 
 class Faults:
-    """Explains errors in terms of the options."""
+    """A translator of errors, which adds advice about the tier's options."""
 
     def __init__(self, bucket: str, server: str, region: str) -> None:
         self._bucket = bucket
@@ -314,7 +313,7 @@ class Faults:
 
     @contextmanager
     def bringing_credentials(self) -> Iterator[None]:
-        """Translate as :meth:`translated` does; attribute unknown exceptions to the credentials."""
+        """Translate as :meth:`translated` does; turn unknown exceptions into TierAuthError."""
         with self.translated():
             try:
                 yield

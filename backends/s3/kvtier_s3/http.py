@@ -15,8 +15,8 @@ _LINE_END = b"\r\n"
 _HEAD_END = b"\r\n\r\n"
 _HEAD_LIMIT_BYTES = 32 * 1024
 _LINE_LIMIT_BYTES = 1024
-# The maximum number of bytes to read of a body that is not a chunk. It includes the framing, so
-# that it bounds the work for an error even if the body comes in tiny pieces.
+# The maximum number of bytes to read of a body that is not a stored chunk. In a chunked body, the
+# lengths and line ends count too, so that a body in tiny pieces costs little time.
 _BODY_LIMIT_BYTES = 64 * 1024
 _NO_BODY = frozenset({204, 304})
 _DIGITS_LIMIT = 18
@@ -24,12 +24,12 @@ _DIGITS_LIMIT = 18
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """One response of the server.
+    """A response of the server.
 
     Attributes:
         headers: values by name in lower case.
-        body: the body, unless it is in the buffers or was too long to keep.
-        length_bytes: the body's length; ``None`` if the head does not give it.
+        body: the body; empty if the body is in the buffers or was not read to its end.
+        length_bytes: the body's length; ``None`` if the head does not state a length.
         is_filled: true if the body is in the buffers.
     """
 
@@ -53,8 +53,8 @@ async def request(
     *,
     has_body: bool = True,
 ) -> Response:
-    """Send a request and receive its response. A 200 response fills a target of its length."""
-    # A server that refuses may respond before it has received the whole request.
+    """Return the response to a request; a 200 body of the right length is put into ``target``."""
+    # Ignore unsent buffers, because a server that refuses may respond before it has all of them.
     await connection.send(parts)
     status = 0
     while status < 200:  # 1xx only announces the response
@@ -113,7 +113,7 @@ async def _receive_chunked(connection: Connection) -> bytes | None:
         if not piece.endswith(_LINE_END):
             raise _nonsense("a piece of the wrong length")
         pieces.append(piece[:piece_bytes])
-    # Further headers may follow, then an empty line.
+    # More headers may follow. An empty line ends the body.
     while (line := await _receive_line(connection)) != _LINE_END:
         left_bytes -= len(line)
         if left_bytes < 0:

@@ -1,4 +1,4 @@
-"""The names of a tier's objects in a bucket."""
+"""Names of objects in a bucket."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ class Names:
 
     ``<prefix>/<fingerprint>/<shard>/<key in hex>.kv`` is a chunk, and
     ``<prefix>/<fingerprint>/manifest.json`` describes the namespace. A shard is two hexadecimal
-    digits of a hash of the key, as in the file tier. Shards keep directories small on a server that
-    stores objects as files, and spread chunks over a server that partitions objects by name.
+    digits of a hash of the key. Shards keep directories small on a server that stores objects as
+    files, and spread the load on a server that partitions objects by name.
     """
 
     def __init__(self, prefix: str, namespace: Namespace) -> None:
-        #: The prefix, slash included, of the names of this namespace's objects.
+        #: The beginning of the names of this namespace's objects; ends with a slash.
         self.start = f"{prefix}/{namespace.fingerprint}/".removeprefix("/")
         self.manifest = self.manifest_in(self.start)
-        #: The prefix, slash included, of all object names.
+        #: The beginning of all object names; empty, or ends with a slash.
         self.root = f"{prefix}/".removeprefix("/")
-        #: The prefix, slash included, of the objects that processes write to show that they are
-        #: alive.
+        #: The beginning of the names of the objects that show which processes are alive.
         self.sweepers = f"{self.root}sweepers/"
         self._chunk = re.compile(
             rf"{re.escape(self.root)}[0-9a-f]{{{len(namespace.fingerprint)}}}"
@@ -42,11 +41,11 @@ class Names:
         return f"{self.start}{shard}/{key.hex()}{_SUFFIX}"
 
     def is_chunk(self, name: str) -> bool:
-        """Return true if an object holds a chunk of any namespace below the prefix."""
+        """Return true if the object with this name is a chunk, of any namespace."""
         return self._chunk.fullmatch(name) is not None
 
     def key_in(self, name: str) -> OffloadKey | None:
-        """Return the key of the chunk in an object; ``None`` for other objects."""
+        """Return the key of the chunk with this name; ``None`` for other objects."""
         _, _, last = name.rpartition("/")
         try:
             key = bytes.fromhex(last.removesuffix(_SUFFIX))

@@ -27,7 +27,7 @@ Buffers = Sequence[bytes | memoryview]
 
 
 class Objects:
-    """Reads and writes objects, each in one request."""
+    """A client for a bucket's objects, which reads or writes an object in one request."""
 
     def __init__(
         self, bucket: Bucket, config: S3TierConfig, clock: Clock, logger: logging.Logger
@@ -41,8 +41,8 @@ class Objects:
         self._signer = Signer(place.authority, place.region)
         reach = partial(connect, (place.host, place.port), tls, config, clock)
         self._connections = ConnectionPool(reach, config.connections)
-        # Lookups have a pool of their own, so that they do not wait for payloads. By default, that
-        # pool is larger, because a lookup makes a request for each chunk.
+        # Lookups have their own connections, so that they do not wait for payloads. By default,
+        # lookups have more connections, because a lookup makes a request for each chunk.
         self._lookups = ConnectionPool(reach, config.lookup_connections)
         self._read_headers = config.read_headers
         self._write_headers = config.write_headers
@@ -54,7 +54,7 @@ class Objects:
         self._lookups.close()
 
     async def check(self, start: str) -> None:
-        """Check that the bucket exists and can be listed."""
+        """Raise an error unless the bucket exists and can be listed."""
         query = f"list-type=2&max-keys=1&prefix={quote(start, safe='')}"
         response = await self._ask("GET", self._path.removesuffix("/") or "/", {}, query=query)
         if response.status != 200:
@@ -87,13 +87,13 @@ class Objects:
         )
 
     async def write(self, name: str, buffers: Buffers) -> None:
-        """Write an object, replacing an existing object."""
+        """Write an object; replace an existing object."""
         response = await self._put(name, buffers, self._write_headers)
         if response.status != 200:
             raise self._refused(response)
 
     async def add(self, name: str, buffers: Buffers) -> None:
-        """Write an object, but keep an existing one if the server and the options allow it."""
+        """Write an object; keep an existing object if the server and the options support that."""
         if not self._is_conditional:
             await self.write(name, buffers)
             return

@@ -1,7 +1,7 @@
 """Signs requests about chunks with AWS Signature Version 4.
 
-botocore's signer handles every kind of request, but takes longer than the rest of a request. A test
-compares the signatures of the two signers.
+botocore's signer handles every kind of request, but takes longer than all other work on a request.
+A test compares the signatures of both signers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Credentials(NamedTuple):
 
 
 class Signer:
-    """Signs requests to one host in one region."""
+    """A signer of requests to one host in one region."""
 
     def __init__(self, host: str, region: str) -> None:
         self._host = host

@@ -1,4 +1,4 @@
-"""Keeps a bucket's prefix within its limits. At intervals, one process deletes old chunks."""
+"""Enforces ``capacity`` and ``max_age``: at intervals, one process deletes the oldest chunks."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _SIGN_OFF_S = 2.0
 
 
 class Sweeper:
-    """Sweeps a prefix at intervals, unless another process that shares the prefix does.
+    """A task that deletes old chunks at intervals, in one of the processes that share a prefix.
 
-    At each interval, each process signs: it writes a small object of its own, its signature. Of the
-    processes that signed lately, the oldest owns the prefix and sweeps; its signature has the
-    smallest name. Ages come from the server's listing, so no process's clock needs to be right. Two
-    processes may own the prefix for one interval. Both then delete the same oldest objects.
+    At each interval, every process writes a small object, its signature. A signature's name begins
+    with its process's start time. The process with the smallest name among the recent signatures is
+    the owner and deletes chunks. Ages come from the server's listing, not from a process's clock.
+    Two processes may both be the owner for one interval. Both then delete the same oldest objects.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Sweeper:
         self._bucket = bucket
         self._objects = objects
         self._names = names
-        # The name begins with the start time, so that the oldest process stays the owner.
+        # The start time comes first, so that the oldest process stays the owner.
         started_ms = int(context.clock.wall_s() * 1000)
         self._signature = f"{names.sweepers}{started_ms:013x}-{uuid.uuid4().hex}"
         self._task: asyncio.Task[None] | None = None
@@ -55,7 +55,7 @@ class Sweeper:
         self._task = self._context.clock.spawn(self._run(), name="sweeper")
 
     async def close(self) -> None:
-        """Stop, and let another process take over."""
+        """Stop, and delete the signature, so that another process takes over at once."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -76,7 +76,7 @@ class Sweeper:
                 await self._context.clock.sleep(self._config.sweep_interval_s)
 
     async def _take_turn(self) -> bool:
-        """Sign, and sweep if this process is the owner; return true if more must be deleted."""
+        """Write the signature; the owner also sweeps. Return true if another sweep must follow."""
         await self._objects.write(self._signature, [b"{}"])
         signed = {
             found.name: found.modified_s
@@ -84,7 +84,7 @@ class Sweeper:
         }
         now_s = signed.get(self._signature)
         if now_s is None:
-            return False  # this process's signature was deleted; sign again
+            return False  # another process deleted the signature; the next turn writes it again
         silent_s = now_s - _RESOLUTION_S - _SILENT_INTERVALS * self._config.sweep_interval_s
         dead = [name for name, signed_s in signed.items() if signed_s < silent_s]
         if self._signature != min(signed.keys() - dead):
@@ -111,7 +111,7 @@ class Sweeper:
     def _victims(
         self, oldest: Iterable[StoredObject], total_bytes: int, now_s: float
     ) -> dict[bool, list[str]]:
-        """Return the names to delete: false maps to expired objects, true to evicted objects."""
+        """Return the names to delete: expired objects under false, evicted objects under true."""
         capacity_bytes, max_age_s = self._config.capacity_bytes, self._config.max_age_s
         victims: dict[bool, list[str]] = {False: [], True: []}
         for found in oldest:

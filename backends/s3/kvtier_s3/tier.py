@@ -1,4 +1,4 @@
-"""The S3 tier. Loads, stores and lookups use its own connections; aiobotocore lists and deletes."""
+"""The S3 tier. It uses aiobotocore only to list and delete, and its own connections otherwise."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from kvtier_sdk import (
 )
 
 _MOST_MANIFEST_BYTES = 1 << 20
-# After this time, the next store also writes the manifest, in case the bucket was emptied.
+# A store also writes the manifest if the last write is this old, in case the bucket was emptied.
 _MANIFEST_INTERVAL_S = 60.0
 
 
 class S3Tier(ChunkTierManager):
-    """Chunks as objects of an S3 bucket.
+    """A tier that stores chunks as objects of an S3 bucket.
 
     A chunk's header and payload are one object, written in one request, so an existing object is
     always whole.
@@ -55,7 +55,7 @@ class S3Tier(ChunkTierManager):
     contract_version: ClassVar[int] = 1
     config: S3TierConfig
 
-    # Made by open(), on the loop that uses them.
+    # open() sets these attributes, on the event loop that uses them.
     _bucket: Bucket
     _objects: Objects
 

@@ -98,14 +98,14 @@ def make_reply() -> Callable[..., bytes]:
 
 @dataclass
 class Scripted:
-    """An HTTP server that sends the given responses, each once, and then 200."""
+    """An HTTP server that sends each of the given responses once, and then only status 200."""
 
     requests: list[Request] = field(default_factory=list)
     #: The next responses; ``None`` closes the connection.
     answers: list[bytes | None] = field(default_factory=list)
-    #: True if the body of a request is read before the response is sent.
+    #: True if the server reads a request's body before it responds.
     reads_bodies: bool = True
-    #: While this event is not set, a store waits for its response.
+    #: The server responds to a PUT only after this event is set.
     answers_puts: asyncio.Event = field(default_factory=asyncio.Event)
     connections: int = 0
     _server: asyncio.Server | None = None

@@ -11,7 +11,7 @@ from kvtier_sdk import ConfigError
 KEYS = [index.to_bytes(20, "big") for index in range(20)]
 OFTEN = "100ms"
 
-# The program of a process that opens the tier, prints a line, and sweeps until it is killed.
+# A program that opens the tier, prints a line, and sweeps until the test kills the process.
 OWNER = """
 import asyncio, sys
 from support.workbench import Workbench
@@ -82,7 +82,7 @@ async def test_all_namespaces_count_and_only_chunks_are_deleted(bench, filled):
     await bench.open(bench.url, capacity=2 * bench.object_bytes, sweep_interval=OFTEN)
     bench.facts = facts
     await wait_until(lambda: are(bench, filled, *[False] * 4, True, True))
-    # The sweep removed chunks of the other namespace, which the tier does not report.
+    # The sweep removed only chunks of another namespace. A tier does not report such chunks.
     assert bench.removed == []
     manifest = f"{bench.prefix}/{bench.namespace.fingerprint}/manifest.json"
     assert await bench.stored(manifest)
@@ -100,7 +100,7 @@ async def test_one_of_two_processes_sweeps_and_the_other_succeeds_it(bench, fill
         await wait_until(lambda: are(bench, filled, False, True, True, True, True, True))
         await bench.open(url)
         await wait_until(lambda: asyncio.sleep(0, len(signatures(bench)) == 2))
-        # While both run, the older process sweeps, so this tier has removed nothing.
+        # While both processes run, only the older process sweeps, so this tier removed nothing.
         await bench.put(filled, KEYS[6])
         await wait_until(lambda: are(bench, filled, False, False, True, True, True, True, True))
         assert bench.removed == []

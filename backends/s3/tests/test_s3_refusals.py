@@ -126,7 +126,7 @@ async def test_what_is_no_s3_service_is_no_missing_chunk(bench, scripted, make_r
     scripted.answers = [make_reply(404, body)]
     with pytest.raises(TierError, match="option 'endpoint'"):
         await tier.delete(KEYS)
-    # For a single chunk, a bare 404 means that the chunk is missing.
+    # A load or a lookup treats these responses as a missing chunk.
     scripted.answers = [make_reply(404, body), make_reply(404)]
     (loaded,) = await tier.load([bench.empty(KEYS[0])])
     assert type(loaded) is ChunkNotFoundError

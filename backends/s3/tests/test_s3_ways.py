@@ -249,7 +249,7 @@ async def test_what_is_written_says_how_it_is_encrypted(bench, scripted):
 
 
 async def test_our_own_key_goes_with_every_request(bench, tls_server, papers):
-    # rclone accepts the headers but encrypts nothing. The test shows only that they do no harm.
+    # rclone accepts the headers but encrypts nothing. The test shows only that they cause no error.
     bench.use(tls_server)
     key = base64.b64encode(bytes(range(32))).decode()
     tier = await bench.open(bench.url, tls_ca=papers.ca, sse_secret_key=key)
