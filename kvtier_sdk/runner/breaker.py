@@ -62,6 +62,8 @@ class Direction(Enum):
     A full disk must stop stores but not loads, so each direction has its own breaker.
     """
 
+    __hash__ = object.__hash__  # as in Operation
+
     #: Lookups and loads.
     READ = "read"
     #: Stores.

@@ -33,6 +33,9 @@ from kvtier_sdk.types import OffloadKey, RequestContext, Usage
 class Operation(Enum):
     """The kind of a job."""
 
+    # Every job hashes members several times, and the hash of Enum is a Python function.
+    __hash__ = object.__hash__
+
     LOOKUP = "lookup"
     LOAD = "load"
     STORE = "store"
@@ -47,6 +50,8 @@ EVERY_CHUNK: OffloadKey = b""
 
 class Verdict(Enum):
     """The outcome of a job for one key. The metrics count failures by these values."""
+
+    __hash__ = object.__hash__  # as in Operation
 
     OK = "ok"
     NOT_FOUND = "not_found"

@@ -23,6 +23,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -43,14 +44,23 @@
 #define MOST_THREADS 8
 #define STACK_BYTES (256 << 10)
 #define DIGEST_BYTES 16
+/* Fits into a processor's own cache; smaller pieces cost more system calls. */
+#define PIECE_BYTES (256 << 10)
 
 enum outcome { NOT_DONE = 0, DONE = 1, ABSENT = 2 };
 
-/* The xxh3-128 function of the library that use_digests loaded; NULL without a library. */
+/* The xxh3-128 functions of the library that use_digests loaded, if has_digests is true. */
 struct hash {
     uint64_t low, high;
 };
-static struct hash (*xxh3_128)(const void *, size_t);
+static struct {
+    void *(*create)(void);
+    int (*release)(void *);
+    int (*reset)(void *);
+    int (*update)(void *, const void *, size_t);
+    struct hash (*result)(const void *);
+} xxh3;
+static bool has_digests;
 
 /* The arguments that all files of a call share. */
 struct call {
@@ -140,34 +150,67 @@ static int open_shard(const struct call *call, const struct file *file)
     return -1;
 }
 
-/* Write a digest in its canonical form, which is big-endian. */
-static void digest_payload(const struct call *call, const struct file *file)
+static Py_ssize_t least(Py_ssize_t one, Py_ssize_t other)
 {
-    struct hash hash = xxh3_128(file->payload.buf, (size_t)call->digest_bytes);
+    return one < other ? one : other;
+}
+
+/* Write a digest in its canonical form, which is big-endian. */
+static void write_digest(struct hash hash, unsigned char *digest)
+{
     for (int at = 0; at < 8; at++) {
-        file->digest[at] = (unsigned char)(hash.high >> (56 - 8 * at));
-        file->digest[8 + at] = (unsigned char)(hash.low >> (56 - 8 * at));
+        digest[at] = (unsigned char)(hash.high >> (56 - 8 * at));
+        digest[8 + at] = (unsigned char)(hash.low >> (56 - 8 * at));
     }
+}
+
+/* Read the header and the payload's first bytes, or further bytes of the payload. */
+static bool read_piece(const struct file *file, int fd, Py_ssize_t at, Py_ssize_t bytes)
+{
+    struct iovec vectors[2] = {{file->header.buf, (size_t)file->header.len},
+                               {(char *)file->payload.buf + at, (size_t)bytes}};
+    if (at > 0)
+        return preadv(fd, &vectors[1], 1, file->header.len + at) == bytes;
+    return preadv(fd, vectors, 2, 0) == file->header.len + bytes;
+}
+
+/* Digest a payload. If fd is not -1, read it first, piece by piece: a piece is digested while the
+ * processor's cache still holds it. */
+static bool digest_payload(const struct call *call, const struct file *file, int fd)
+{
+    bool is_digested = call->digest_bytes > 0;
+    bool in_pieces = is_digested && !(call->flags & O_DIRECT);
+    void *state = is_digested ? xxh3.create() : NULL;
+    bool is_good = !is_digested || (state != NULL && xxh3.reset(state) == 0);
+    Py_ssize_t at = 0, bytes;
+    do {
+        bytes = least(in_pieces ? PIECE_BYTES : PY_SSIZE_T_MAX, file->payload.len - at);
+        is_good = is_good && (fd < 0 || read_piece(file, fd, at, bytes));
+        if (is_good && at < call->digest_bytes) {
+            char *piece = (char *)file->payload.buf + at;
+            is_good = xxh3.update(state, piece, (size_t)least(bytes, call->digest_bytes - at)) == 0;
+        }
+        at += bytes;
+    } while (is_good && at < file->payload.len);
+    if (is_good && is_digested)
+        write_digest(xxh3.result(state), file->digest);
+    if (state != NULL)
+        (void)xxh3.release(state);
+    return is_good;
 }
 
 static enum outcome digest_one(const struct call *call, const struct file *file)
 {
-    if (call->digest_bytes)
-        digest_payload(call, file);
-    return DONE;
+    return digest_payload(call, file, -1) ? DONE : NOT_DONE;
 }
 
 static bool read_open(const struct call *call, const struct file *file, int fd)
 {
     struct stat status;
-    struct iovec vectors[2] = {{file->header.buf, (size_t)file->header.len},
-                               {file->payload.buf, (size_t)file->payload.len}};
     if (fstat(fd, &status) != 0 || !is_usable(call, &status))
         return false;
-    if (preadv(fd, vectors, 2, 0) != file->header.len + file->payload.len)
+    if (!digest_payload(call, file, fd))
         return false;
-    if (call->digest_bytes)
-        digest_payload(call, file);
     struct timespec used = time_after(call, &status, file->used_ns);
     /* Ignore errors, because the bytes were read and the time of the use matters less. */
     (void)futimens(fd, (struct timespec[2]){status.st_atim, used});
@@ -280,11 +323,6 @@ static void *work_on(void *shared)
     return NULL;
 }
 
-static Py_ssize_t least(Py_ssize_t one, Py_ssize_t other)
-{
-    return one < other ? one : other;
-}
-
 /* Divide the work among this thread and new threads. If the system refuses a thread, use fewer. */
 static void work_in_threads(struct work *work)
 {
@@ -327,7 +365,7 @@ static PyObject *run(struct call *call, PyObject *items, parser parse, operation
         PyErr_SetString(PyExc_ValueError, "a negative length");
         return NULL;
     }
-    if (xxh3_128 == NULL)
+    if (!has_digests)
         call->digest_bytes = 0;
     Py_ssize_t count = PyTuple_Size(items), parsed = 0;
     Py_ssize_t digest_bytes = call->digest_bytes ? DIGEST_BYTES : 0;
@@ -406,19 +444,28 @@ static int parse_touched(PyObject *item, struct file *file)
 }
 
 /* The functions below take their arguments in the order that _batch_io.pyi declares. */
+static bool find_function(void *library, const char *name, void *function)
+{
+    void *found = library ? dlsym(library, name) : NULL;
+    /* Copy the pointer, because ISO C forbids a cast from void * to a function pointer. */
+    memcpy(function, &found, sizeof found);
+    return found != NULL;
+}
+
 static PyObject *py_use_digests(PyObject *module, PyObject *arguments)
 {
     const char *path;
     if (!PyArg_ParseTuple(arguments, "s", &path))
         return NULL;
-    /* Never close the library, because its function is used until the process ends. */
+    /* Never close the library, because its functions are used until the process ends. */
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    void *function = library ? dlsym(library, "XXH3_128bits_dispatch") : NULL;
-    if (library && !function)
-        function = dlsym(library, "XXH3_128bits");
-    /* Assign through a pointer, because ISO C forbids a cast from void * to a function pointer. */
-    *(void **)&xxh3_128 = function;
-    return PyBool_FromLong(function != NULL);
+    has_digests = find_function(library, "XXH3_createState", &xxh3.create)
+                  && find_function(library, "XXH3_freeState", &xxh3.release)
+                  && find_function(library, "XXH3_128bits_reset", &xxh3.reset)
+                  && (find_function(library, "XXH3_128bits_update_dispatch", &xxh3.update)
+                      || find_function(library, "XXH3_128bits_update", &xxh3.update))
+                  && find_function(library, "XXH3_128bits_digest", &xxh3.result);
+    return PyBool_FromLong(has_digests);
 }
 
 static PyObject *py_digest(PyObject *module, PyObject *arguments)
@@ -427,7 +474,15 @@ static PyObject *py_digest(PyObject *module, PyObject *arguments)
     PyObject *payloads;
     if (!PyArg_ParseTuple(arguments, "nO!", &call.digest_bytes, &PyTuple_Type, &payloads))
         return NULL;
-    return item_of(run(&call, payloads, parse_digested, digest_one), 1);
+    PyObject *result = run(&call, payloads, parse_digested, digest_one);
+    if (result != NULL) {
+        PyObject *outcomes = PyTuple_GetItem(result, 0);
+        if (memchr(PyBytes_AsString(outcomes), NOT_DONE, (size_t)PyBytes_Size(outcomes))) {
+            Py_DECREF(result);
+            return PyErr_NoMemory();
+        }
+    }
+    return item_of(result, 1);
 }
 
 static PyObject *py_read(PyObject *module, PyObject *arguments)
