@@ -448,7 +448,7 @@ class TieringManager:
     def on_request_finished(
         self, request: RequestContext, end_tokens: Mapping[OffloadKey, int] | None = None
     ) -> None:
-        """End a complete or aborted request; only the two ``complete`` methods may be called after.
+        """End a complete or aborted request; only the two ``complete`` calls may come after this.
 
         The request's pins are released, except the pins of running copies. The request's stores
         are handed to the tiers at once, because the engine may make no further step.

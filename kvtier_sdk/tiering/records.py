@@ -355,7 +355,6 @@ class RequestState:
 
     @property
     def over(self) -> bool:
-        """True if the request has finished and all its copies and stores have ended."""
         return self.finished and not self.copies and not self.writes
 
     def wait_in(self, step: int) -> Wait:

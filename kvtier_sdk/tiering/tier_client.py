@@ -289,7 +289,7 @@ class TierClient:
             request: the request that needs the chunks.
             tag: any object, which the listener finds in ``job.tag``.
             worth_s: seconds that the engine would take to compute the chunks. This is the lookup's
-                time limit, within ``lookup_deadline`` and ``max_lookup_deadline``.
+                time limit, but at least ``lookup_deadline`` and at most ``max_lookup_deadline``.
         """
         options = self.spec.runner
         within_s = max(options.lookup_deadline_s, min(worth_s, options.max_lookup_deadline_s))
