@@ -93,7 +93,7 @@ def unreadable_packages() -> list[str]:
 
 
 def load_backend(name: str) -> type[SecondaryTierManager]:
-    """Import the backend of this ``name``, and no other backend.
+    """Return the tier class of the backend ``name``. No other backend is imported.
 
     Args:
         name: a backend's name, or one of its other URL schemes; ``my-tier`` also finds
@@ -162,7 +162,7 @@ def url_schemes(info: BackendInfo) -> list[str]:
 
 
 def load_policy(name: str) -> type[EvictionPolicy]:
-    """Import the eviction policy class of a ``name``, for example ``"lru"``.
+    """Return the class of the eviction policy ``name``, for example ``"lru"``.
 
     Raises:
         BackendError: the policy cannot be found or loaded, or is not an :class:`EvictionPolicy`.

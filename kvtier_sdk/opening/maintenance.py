@@ -65,7 +65,7 @@ class BlockingTier:
         return cls(client, reported, clock)
 
     def result_of(self, job: Job | None) -> JobResult:
-        """Wait for a job's result, which comes at the latest shortly after the job's deadline."""
+        """Return a job's result, which comes at the latest shortly after the job's deadline."""
         # The queue was empty, so ``None`` means a refusal, usually because the breaker is open.
         if job is None:
             raise TierUnavailableError(f"{self.client.spec.name}: its breaker is open")

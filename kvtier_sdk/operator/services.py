@@ -76,7 +76,7 @@ class OperatorServices:
 
 
 class _ManagerControl:
-    """A responder to admin requests. It never waits for the engine's thread."""
+    """A handler of admin requests. It never waits for the engine's thread."""
 
     def __init__(
         self,

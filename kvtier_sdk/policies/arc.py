@@ -23,7 +23,7 @@ class ARCPolicy(EvictionPolicy):
     recently, and T2 chunks that were seen at least twice. A victim comes from T1 if T1 is longer
     than its target, and from T2 otherwise. B1 and B2 hold the keys of chunks evicted from T1 and
     T2. If B1 has the key of a new chunk, T1 was too small, so T1's target grows. If B2 has the key,
-    the target shrinks. If T1 is exactly as long as its target, the paper chooses the list by the
+    the target shrinks. If T1 is exactly as long as its target, the paper's choice depends on the
     new chunk. Here the new chunk is not known yet, so the victim comes from T2.
 
     A promoted chunk is inserted and then used, so the chunk moves to T2. The store that brought the

@@ -16,10 +16,10 @@ _SHORTEST_S = 0.002
 class ComputeRate:
     """The median time per chunk over the last bursts, weighted by each burst's number of chunks.
 
-    A burst is a series of steps in which some request computes several chunks per step. The burst
-    ends one step after these, because an engine that schedules ahead begins the next step before
-    the prompt is computed. Decoding does not begin a burst, because decoding needs many steps for
-    one chunk, and does not show how fast the engine computes a prompt.
+    A burst begins with a step in which some request computes several chunks. The burst ends one
+    step after the last such step, because an engine that schedules ahead begins the next step
+    before the prompt is computed. Decoding does not begin a burst, because decoding needs many
+    steps for one chunk, and does not show how fast the engine computes a prompt.
 
     Attributes:
         chunk_s: seconds per chunk; ``None`` until enough bursts are known.

@@ -189,8 +189,6 @@ class TieringManager:
             "jobs": sum(tier.client.jobs.unreleased for tier in self._tiers),
         }
 
-    # --- a request ----------------------------------------------------------------------------
-
     def on_new_request(self, request: RequestContext, tiers: Collection[str] | None = None) -> None:
         """Register a new request.
 
@@ -475,8 +473,6 @@ class TieringManager:
         self._end_if_over(state)
         self._flush()
 
-    # --- a step -------------------------------------------------------------------------------
-
     def on_schedule_end(self, preempted_request_ids: Collection[str] = ()) -> None:
         """End a step: apply results, record uses, and hand the collected jobs to the tiers.
 
@@ -519,8 +515,6 @@ class TieringManager:
         for tier in self._tiers:
             events += tier.client.take_events()
         return events
-
-    # --- the whole cache ----------------------------------------------------------------------
 
     def reset_cache(self, scope: ResetScope = ResetScope.PRIMARY) -> None:
         """Forget all cached chunks; lookups after this call find no chunk in the primary tier.
@@ -578,8 +572,6 @@ class TieringManager:
             for tier in reversed(self._tiers):
                 closing.callback(tier.client.close, timeout_s)
         self._requests.clear()
-
-    # --- internals ----------------------------------------------------------------------------
 
     def _state(self, request: RequestContext) -> RequestState:
         try:

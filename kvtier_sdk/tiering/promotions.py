@@ -104,7 +104,7 @@ class Promotions:
             self._primary.unpin(slot)
 
     def let_go(self, key: OffloadKey, state: RequestState) -> int:
-        """Release a request's claim on a chunk; return the index of its source tier."""
+        """Release a request's claim on a chunk; return the index of the chunk's source tier."""
         slot = state.claims.pop(key)
         promotion = slot.promotion
         assert promotion is not None

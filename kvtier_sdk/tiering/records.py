@@ -195,7 +195,7 @@ class PrefixOrder:
     """The parents and positions of one request's chunks, learnt from the order of the calls.
 
     An engine looks a prefix up from its start in each step, and stores the chunks in prefix order.
-    So a new chunk's parent is the chunk of the same KV-cache group that the engine passed last.
+    So a new chunk's parent is the chunk of its KV-cache group that was last looked up or stored.
     """
 
     __slots__ = ("_known", "_latest")

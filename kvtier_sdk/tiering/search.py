@@ -24,9 +24,9 @@ _OK: Final = Verdict.OK
 _NOT_FOUND: Final = Verdict.NOT_FOUND
 
 #: The most chunks to look up at once, which takes about 15 ms of a step. Requests further back in
-#: the engine's queue wait for device blocks anyway, so that early answers would be outdated.
+#: the engine's queue wait for device blocks anyway, and early answers would be outdated.
 MOST_CHUNKS: Final = 16_384
-#: Maps the verdict of a failed lookup to the reason for the miss; others mean LOOKUP_FAILED.
+#: Maps a failed lookup's verdict to the reason for the miss. Other verdicts mean LOOKUP_FAILED.
 _DOUBTS = {
     Verdict.TIMEOUT: MissReason.TIMEOUT.value,
     Verdict.UNAVAILABLE: MissReason.UNAVAILABLE.value,

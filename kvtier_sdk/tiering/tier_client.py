@@ -197,8 +197,6 @@ class TierClient:
         self.poll()
         return ended
 
-    # --- state ----------------------------------------------------------------------------------
-
     def stats_now(self) -> TierStats:
         """Return a copy of the counters with the tier's current state; any thread may call it.
 
@@ -217,12 +215,12 @@ class TierClient:
 
     @property
     def takes_reads(self) -> bool:
-        """True if the read breaker is closed, no purge is due, and the tier is not drained."""
+        """True unless the read breaker is open, a purge is due, or the tier is drained."""
         return not (self.stats.reads_open or self._stale or self.is_drained)
 
     @property
     def takes_stores(self) -> bool:
-        """True if the write breaker is closed, no purge is due, and the tier is in use and fast."""
+        """True unless the write breaker is open, a purge is due, or the tier is drained or slow."""
         stats = self.stats
         return not (stats.stores_open or self._stale or self.is_drained or stats.is_slow)
 
@@ -238,12 +236,12 @@ class TierClient:
 
     @property
     def load_room(self) -> int:
-        """Number of chunks that still fit the queue of loads."""
+        """Number of chunks that still fit into the load queue."""
         return max(0, (self._max_load_bytes - self.load_bytes) // self._chunk_bytes)
 
     @property
     def store_room(self) -> int:
-        """Number of chunks that still fit the queue of stores; a slow tier has a shorter queue."""
+        """Number of chunks that still fit into the store queue; a slow tier has a shorter queue."""
         limit_bytes = min(self._max_store_bytes, self.pace.store_bytes)
         return int(max(0, (limit_bytes - self.store_bytes) // self._chunk_bytes))
 
@@ -253,7 +251,7 @@ class TierClient:
             yield from job.slots
 
     def expected_load_s(self, chunks: int) -> float:
-        """Estimate the seconds for the queued loads and ``chunks`` more; 0.0 if not measured."""
+        """Estimate the seconds to load all queued chunks and ``chunks`` more; 0.0 if unknown."""
         size_bytes = self.load_bytes + chunks * self._chunk_bytes
         return self.pace.expected_s(size_bytes, self._clock.now_s())
 
@@ -271,8 +269,6 @@ class TierClient:
     def forget_chunks(self) -> None:
         """Forget the known chunks, so that the next loads need a lookup."""
         self._known.clear()
-
-    # --- collecting -----------------------------------------------------------------------------
 
     def lookup(
         self,
@@ -366,7 +362,7 @@ class TierClient:
         return self._collect(_DELETE, keys, (), request, self.spec.runner.store_deadline_s, tag)
 
     def touch(self, keys: Sequence[OffloadKey]) -> None:
-        """Tell a tier with ``Capability.TOUCH`` that ``keys`` were used, the latest use last.
+        """Tell a tier with ``Capability.TOUCH`` that ``keys`` were used, the most recent last.
 
         The ``keys`` replace the keys of an earlier call in the same step.
         """
@@ -405,8 +401,6 @@ class TierClient:
         for job in withdrawn:
             self._return_bytes(job)
             self._listener.released(self, job)
-
-    # --- a step ---------------------------------------------------------------------------------
 
     def flush(self) -> None:
         """Hand the collected jobs to the tier's runner."""
@@ -448,8 +442,6 @@ class TierClient:
     def take_events(self) -> list[OffloadingEvent]:
         """Return the events since the last call, oldest first."""
         return self._events.take()
-
-    # --- internals ------------------------------------------------------------------------------
 
     def _collect(
         self,
@@ -592,7 +584,7 @@ class TierClient:
                 self._release(job.job_id)
 
     def _conclude_overdue(self, now_s: float) -> None:
-        """Conclude overdue jobs, because the tier probably blocks the runner's event loop."""
+        """End overdue jobs as timeouts; the tier probably blocks the runner's event loop."""
         for job in self.jobs.running:
             if now_s > job.deadline_s + _CONCLUSION_GRACE_S:
                 name, operation = self.spec.name, job.operation.value
