@@ -19,7 +19,7 @@ from typing import Any, Self
 from kvtier_sdk.aio.clock import SystemClock
 from kvtier_sdk.errors import ConfigError
 
-#: Time limit of one client. Clients are served in turn, so a slow client delays all others.
+#: Time limit of one client. Clients are served one by one, so a slow client delays the others.
 _CLIENT_TIMEOUT_S = 2.0
 _MOST_REQUEST_BYTES = 64 * 1024
 _MOST_ANSWER_BYTES = 16 * 1024 * 1024
@@ -29,7 +29,7 @@ _log = logging.getLogger("kvtier.admin")
 
 
 class AdminSocket:
-    """A Unix socket, on which a thread of its own serves one client at a time.
+    """A Unix socket that a separate thread serves, one client at a time.
 
     The socket has mode 0600: only the engine's user and root can connect. A socket left by a dead
     process is replaced.
@@ -98,7 +98,7 @@ class AdminSocket:
             try:
                 client, _ = self._socket.accept()
             except OSError:
-                # The process may lack descriptors, so pause. A call of close() ends the pause.
+                # The process may be out of descriptors, so pause. A call of close() ends the pause.
                 self._closed.wait(_PAUSE_S)
                 continue
             with client, contextlib.suppress(OSError):

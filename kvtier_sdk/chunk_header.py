@@ -9,7 +9,7 @@ Layout, little-endian, 64 bytes::
     8       8       header length: 64 plus the envelope, rounded up to the tier's alignment
     16      8       payload length, before padding
     24      16      binding: xxh3-128 of the namespace's fingerprint and the key
-    40      16      payload digest: xxh3-128; zeros if the payload is sealed
+    40      16      payload digest: xxh3-128; zeros if the payload is sealed or digests are off
     56      8       header check: xxh3-64 of the 56 bytes before it
     64              a sealed payload's envelope, in the codec's own layout; then zeros as padding
 
@@ -44,7 +44,7 @@ def round_up(size_bytes: int, alignment: int) -> int:
 
 
 class ChunkHeader:
-    """A writer and checker of one tier's headers. It keeps no state, so any thread may use it."""
+    """A writer and checker of one tier's headers. It is immutable, so any thread may use it."""
 
     def __init__(
         self, fingerprint: str, chunk_bytes: int, *, verify: bool = True, sealed: bool = False

@@ -100,7 +100,7 @@ class ChunkAuthError(CorruptChunkError):
         message: a description of the failure for an operator.
         retryable: as for :class:`TierError`.
         unknown_key: true if the chunk names a key that this engine does not have. Another engine
-            may have it, so the chunk is not deleted.
+            may have the key, so the chunk is not deleted.
     """
 
     def __init__(

@@ -76,7 +76,7 @@ def serve_metrics(
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """A server that limits the number and the duration of connections, to cost the engine little.
+    """A server that limits the number and duration of connections, to protect the engine.
 
     At the limit a new connection replaces the oldest, because clients that never finish a request
     would otherwise block the endpoint.

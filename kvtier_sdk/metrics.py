@@ -100,8 +100,8 @@ class Histogram:
         return HistogramValue(tuple(self.counts), self.total)
 
 
-# List the labels' values, because every series must exist from the start. Enums of higher layers
-# repeat the values, because this module cannot import them. A test compares the two.
+# List the labels' values, because every series must exist from the start. This module cannot import
+# the enums that define the values, so a test compares these tuples with the enums.
 _JOBS = ("lookup", "load", "store")
 _OPERATIONS = (*_JOBS, "delete", "purge")
 _FAULTS = (
@@ -149,7 +149,7 @@ def _declare(
     keys: Iterable[str] = (),
 ) -> Any:
     stem = name.removesuffix("_total")
-    # A metric with a reason counts chunks, although its name does not end with the unit.
+    # A metric labelled ``reason`` counts chunks, although its name does not end with the unit.
     unit = next((unit for unit in _UNITS if stem.endswith(unit)), "chunks" * ("reason" in labels))
     metric = Metric(f"kvtier_{name}", kind, unit, text, labels, bounds)
     return field(default_factory=make, metadata={_DECLARED: _Declared(metric, of, tuple(keys))})
@@ -307,7 +307,6 @@ class TierStats:
         "tier_free_bytes",
         "Free bytes of the disk under the tier; absent if it has none or is down.",
     )
-    #: The backend's own counters, by name.
     backend_counters: dict[str, float] = _declare(
         MetricKind.COUNTER,
         "backend_counter_total",
@@ -393,7 +392,7 @@ _OF_STATS, _OF_USAGE = _declared(TierStats), _declared(PoolUsage)
 _OF_TIERS = [(name, each) for name, each in _OF_STATS.items() if each.of != "pool"]
 _OF_POOL = [(name, each) for name, each in _OF_STATS.items() if each.of != "behind"]
 
-#: Every metric, once.
+#: All metrics, each once.
 METRICS: tuple[Metric, ...] = tuple(
     each.metric for each in (*_OF_STATS.values(), *_OF_USAGE.values())
 )

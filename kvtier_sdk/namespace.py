@@ -16,7 +16,7 @@ from kvtier_sdk.options.secrets import masked
 
 _FINGERPRINT_HEX = 32
 _FINGERPRINT = re.compile(rf"[0-9a-f]{{{_FINGERPRINT_HEX}}}")
-#: The deepest nesting of tables and lists in a manifest, because the reader is recursive.
+#: The deepest nesting accepted in a manifest. A limit is needed because ``_is_flat`` is recursive.
 _MOST_LEVELS = 32
 
 

@@ -1,6 +1,6 @@
 """The backends, policies and codecs of installed packages, found through their entry points.
 
-Listing their names imports no package, because the packages' metadata holds the names.
+Listing the names imports no package, because the packages' metadata holds the names.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ class BackendInfo:
     """An installed backend, as its package's metadata describes it.
 
     Attributes:
-        name: the name by which a configuration chooses it.
-        distribution: the package that provides it.
-        version: that package's version.
+        name: the backend's name in a configuration.
+        distribution: the package that provides the backend.
+        version: the package's version.
         target: the tier's class, as ``module:class``.
     """
 
@@ -93,7 +93,7 @@ def unreadable_packages() -> list[str]:
 
 
 def load_backend(name: str) -> type[SecondaryTierManager]:
-    """Import the backend of this name, without importing any other.
+    """Return the tier class of the backend ``name``. No other backend is imported.
 
     Args:
         name: a backend's name, or one of its other URL schemes; ``my-tier`` also finds
@@ -101,7 +101,7 @@ def load_backend(name: str) -> type[SecondaryTierManager]:
 
     Raises:
         UnknownBackendError: no installed package offers the name; the message lists all names.
-        DuplicateBackendError: two packages offer the name, as a backend's or as a URL scheme.
+        DuplicateBackendError: two packages offer the name, as a backend's name or as a URL scheme.
         BackendLoadError: the backend cannot be imported, or does not implement this version of
             the contract; the message names package, version and fault.
     """
@@ -144,7 +144,7 @@ def build_facts(backend: str, contract_version: int = CONTRACT_VERSION) -> tuple
 
 
 def backend_name(name: str) -> str:
-    """Return the name of the backend with this name or URL scheme, or an unknown name unchanged."""
+    """Return the backend's name for a name or URL scheme, or an unknown name unchanged."""
     found = _find_backend(name)
     if not found:
         return name
@@ -162,7 +162,7 @@ def url_schemes(info: BackendInfo) -> list[str]:
 
 
 def load_policy(name: str) -> type[EvictionPolicy]:
-    """Import the eviction policy class of a ``name``, for example ``"lru"``.
+    """Return the class of the eviction policy ``name``, for example ``"lru"``.
 
     Raises:
         BackendError: the policy cannot be found or loaded, or is not an :class:`EvictionPolicy`.
@@ -219,7 +219,7 @@ def _installed() -> tuple[Mapping[str, list[_Found]], Sequence[str]]:
     return _scan(tuple(places), tuple(map(os.path.getmtime, places)))
 
 
-# Cache the result, because reading all packages is slow and a configuration needs it repeatedly.
+# Reading all packages is slow, and a configuration looks up several names, so cache the result.
 @lru_cache(maxsize=1)
 def _scan(
     places: tuple[str, ...], times: tuple[float, ...]

@@ -142,7 +142,7 @@ class Transfer:
 
     Computing the payload's digest costs least in the thread that moves the bytes. For a store, the
     thread that first uses :attr:`header` or :attr:`buffers` computes the digest. After a load, the
-    SDK computes it on the tier's event loop, unless a thread of the tier called :meth:`verify`.
+    SDK computes the digest on the event loop, unless a thread of the tier called :meth:`verify`.
 
     Attributes:
         key: the name of the chunk.
@@ -186,11 +186,11 @@ class Transfer:
         return self._header
 
     def seal(self, digest: bytes | None = None) -> None:
-        """Write a store's header, once. Tiers need this, in any thread, only to supply a digest.
+        """Write a store's header, once. A tier calls this, in any thread, only to supply a digest.
 
         Args:
             digest: the 16 bytes of xxh3-128, in canonical byte order, over the payload's first
-                ``context.digest_bytes``; ``None`` to compute the digest here.
+                ``context.digest_bytes`` bytes; ``None`` to compute the digest here.
         """
         if self.unsealed is not None:
             self.unsealed(self.key, self._header, self.payload, digest)
@@ -212,7 +212,7 @@ class Transfer:
     def with_payload(self, payload: memoryview) -> Transfer:
         """Return a copy with another ``payload``, for a tier that wraps another tier.
 
-        Both share the header, which this call seals. On the copy, :meth:`verify` does nothing.
+        The copy shares the header, which this call seals. On the copy, :meth:`verify` does nothing.
         """
         return Transfer(self.key, self.request, self.header, payload, replace=self.replace)
 

@@ -28,7 +28,7 @@ class ChunkCodec(ABC):
       name.
 
     Attributes:
-        envelope_bytes: length of the envelope.
+        envelope_bytes: length of the envelope in bytes.
 
     Args:
         argument: the text after the codec's name and a colon; ``None`` if there is no colon.
@@ -69,5 +69,5 @@ class ChunkCodec(ABC):
             payload: the memory for the content, which may hold anything after an error.
 
         Raises:
-            ChunkAuthError: these parts do not belong together, or the codec lacks the secret key.
+            ChunkAuthError: the arguments do not belong together, or the codec lacks the secret key.
         """

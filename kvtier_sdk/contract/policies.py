@@ -24,8 +24,8 @@ class StoreMoment(Enum):
 class StorePolicy(ABC):
     """A policy that chooses which chunks a tier gets, and when.
 
-    A policy does no I/O, and is used on the engine's thread only. If this policy is installed under
-    the entry point ``kvtier.store_policies`` as ``of_tenant``, the option
+    A policy does no I/O, and is used on the engine's thread only. If the policy below is installed
+    under the entry point ``kvtier.store_policies`` as ``of_tenant``, the option
     ``store_policy = "of_tenant:acme"`` selects it::
 
         class OfTenant(StorePolicy):
@@ -73,8 +73,8 @@ class StorePolicy(ABC):
 class EvictionPolicy(ABC):
     """A policy that chooses the chunks to evict from a full primary tier.
 
-    A policy does no I/O, reads no clock, and is used by one thread. The SDK tells the policy of a
-    chunk once the chunk is readable, not during its writing. This policy evicts the oldest chunk::
+    A policy does no I/O, reads no clock, and is used by one thread. The policy learns of a chunk
+    once the chunk is readable, not while it is written. This policy evicts the oldest chunk::
 
         class Oldest(EvictionPolicy):
             uses_prefix = False

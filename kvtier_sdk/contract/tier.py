@@ -61,15 +61,15 @@ class TierContext:
             never blocks. ``evicted=True`` says that a full tier removed the chunks to make room;
             leave it out for chunks that expired, were deleted or were found damaged.
         regions: the memory of all transfers' buffers in this process: the slots, and the SDK's own
-            buffers. It stays valid from before ``open`` until ``close`` has returned, so a client
-            library (RDMA, GPUDirect) needs to register it only once.
+            buffers. The regions stay valid from before ``open`` until ``close`` has returned, so a
+            client library (RDMA, GPUDirect) needs to register them only once.
         metrics: the counters and gauges that the tier has made; for the SDK only.
         maintenance: true if a tool opens the tier beside the engines that use it. The tier then
             changes nothing by itself: ``open`` makes no namespace and evicts nothing, ``lookup``
             and ``load`` record no use and remove nothing. ``store`` is not called; ``delete``
             works as usual.
-        digest_bytes: length of the part of a payload, from its beginning, that a digest covers; 0
-            if the SDK wants none. Only a tier that computes digests itself needs this
+        digest_bytes: number of bytes at the start of a payload that a digest covers; 0 if the SDK
+            wants no digest. Only a tier that computes digests itself needs this number
             (:meth:`Transfer.seal`).
     """
 
@@ -94,15 +94,15 @@ class TierContext:
     def counter(self, name: str) -> TierCounter:
         """Make a counter for this tier, exported as ``kvtier_backend_counter_total``.
 
-        Make it in ``__init__`` or :meth:`SecondaryTierManager.open`; a second call with the same
-        name returns the same counter. The SDK reads its gains once a second.
+        Make counters in ``__init__`` or :meth:`SecondaryTierManager.open`; a second call with the
+        same name returns the same counter. The SDK reads the counters once a second.
 
         Args:
             name: the counter's name in this tier, unit included: ``resends``, ``read_bytes``.
 
         Raises:
-            TierContractError: the name is malformed or names a gauge, there are 32 already, or the
-                tier is open.
+            TierContractError: the name is malformed or names a gauge, the tier has 32 counters and
+                gauges already, or the tier is open.
         """
         return self.metrics.counter(name)
 
@@ -150,7 +150,7 @@ class SecondaryTierManager(ABC):
       retried until it ends.
     - *A closed tier leaves nothing behind*: no task, thread, file descriptor or buffer.
 
-    A whole tier, which keeps its chunks in a dictionary::
+    A complete tier, which keeps its chunks in a dictionary::
 
         class DictionaryTier(SecondaryTierManager):
             contract_version = 1
@@ -190,8 +190,8 @@ class SecondaryTierManager(ABC):
         max_batch_keys: the most keys of one call of ``lookup``, ``load``, ``store``, ``touch`` and
             ``delete``; the SDK splits longer batches. ``None`` for no limit.
         runner_defaults: the tier's own defaults for the options that every tier has, as they are
-            written in a configuration. The operator's setting wins. Example for a store behind a
-            slow link: ``{"lookup_deadline": "200ms", "concurrency": 4}``.
+            written in a configuration. The operator's settings override them. Example for a store
+            behind a slow link: ``{"lookup_deadline": "200ms", "concurrency": 4}``.
         contract_version: the :data:`CONTRACT_VERSION` that the tier was written for.
         config: the validated options.
         context: the tier's :class:`TierContext`: its name, namespace, clock, logger and more.
@@ -335,8 +335,8 @@ class SecondaryTierManager(ABC):
 class ChunkTierManager(SecondaryTierManager):
     """A tier whose methods handle one chunk each, and raise an error if the chunk fails.
 
-    The SDK calls a method once for each chunk of a batch, for :attr:`fan_out` chunks at once. All
-    rules of :class:`SecondaryTierManager` hold. The backend authors' guide builds such a tier.
+    The SDK calls a method once for each chunk of a batch, for up to :attr:`fan_out` chunks at once.
+    All rules of :class:`SecondaryTierManager` hold. The backend authors' guide builds such a tier.
 
     Attributes:
         fan_out: the most chunks of one batch to handle at once. Set it in the class, or in

@@ -24,13 +24,13 @@ from kvtier_sdk.types import Capability, Entry, OffloadKey, Usage
 
 T = TypeVar("T")
 
-#: The longest pause between polls. Only a poll can conclude an overdue job.
+#: The longest pause between polls. Only a poll can end an overdue job.
 _LOOK_S = 1.0
 #: The most chunks to list, delete or look up at once.
 _PAGE = 1000
 #: The memory for chunks that are examined at once.
 _EXAMINED_BYTES = 64 * 2**20
-#: The chunk length to use if the real length is unknown; such chunks are never loaded.
+#: A stand-in for an unknown chunk length. Chunks of unknown length are never loaded.
 _UNKNOWN_BYTES = 4096
 #: The largest chunk length accepted from a manifest, because a pool of such chunks is allocated.
 _MOST_CHUNK_BYTES = 2**30
@@ -65,8 +65,8 @@ class BlockingTier:
         return cls(client, reported, clock)
 
     def result_of(self, job: Job | None) -> JobResult:
-        """Wait for a job's result, at most until shortly after the job's deadline."""
-        # The queue was empty, so the tier refuses such jobs, usually because its breaker is open.
+        """Return a job's result, which comes at the latest shortly after the job's deadline."""
+        # The queue was empty, so ``None`` means a refusal, usually because the breaker is open.
         if job is None:
             raise TierUnavailableError(f"{self.client.spec.name}: its breaker is open")
         self.client.flush()

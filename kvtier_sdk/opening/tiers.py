@@ -93,7 +93,7 @@ def open_manager(
             stack.callback(runner.close, config.shutdown_timeout_s)
         stack.callback(manager.shutdown, config.shutdown_timeout_s)
         if is_owner:
-            # Services close before the manager, because they ask the manager for answers.
+            # Close the services before the manager, because they call the manager.
             stack.callback(services.close)
         for runner in runners:
             runner.begin()
@@ -168,7 +168,7 @@ def make_client(
     events: bool = False,
     engine: str | None = None,
 ) -> TierClient:
-    """Make a client, which the caller opens."""
+    """Make a client. The caller must open and close the client."""
     runner = make_runner(spec, pool, namespace=namespace, clock=clock, notify=notify)
     if engine is not None:
         log_start(pool, engine, [(spec, runner)], namespace)

@@ -29,8 +29,8 @@ _COMMANDS = ("status", "purge", "drain", "resume")
 class OperatorServices:
     """The services that a configuration enables for an engine.
 
-    They stay open when the engine closes its manager and opens another. The ``recorder`` records
-    finished requests, and is ``None`` if no trace is configured.
+    The services stay open when the engine closes its manager and opens another. The ``recorder``
+    records finished requests, and is ``None`` if no trace is configured.
 
     Args:
         config: the configuration of the services.
@@ -76,7 +76,7 @@ class OperatorServices:
 
 
 class _ManagerControl:
-    """A responder to admin requests. It never waits for the engine's thread."""
+    """A handler of admin requests. It never waits for the engine's thread."""
 
     def __init__(
         self,

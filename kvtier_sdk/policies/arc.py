@@ -19,11 +19,11 @@ _Order = OrderedDict[OffloadKey, None]
 class ARCPolicy(EvictionPolicy):
     """A policy that balances recency against frequency, with one list of chunks for each.
 
-    The policy keeps the paper's four lists, least recent first. T1 holds chunks that were used only
-    at their insertion, and T2 chunks that were used again. A victim comes from T1 if T1 is longer
+    The policy keeps the paper's four lists, least recent first. T1 holds chunks that were seen once
+    recently, and T2 chunks that were seen at least twice. A victim comes from T1 if T1 is longer
     than its target, and from T2 otherwise. B1 and B2 hold the keys of chunks evicted from T1 and
     T2. If B1 has the key of a new chunk, T1 was too small, so T1's target grows. If B2 has the key,
-    the target shrinks. If T1 is exactly as long as its target, the paper chooses the list by the
+    the target shrinks. If T1 is exactly as long as its target, the paper's choice depends on the
     new chunk. Here the new chunk is not known yet, so the victim comes from T2.
 
     A promoted chunk is inserted and then used, so the chunk moves to T2. The store that brought the
@@ -88,7 +88,7 @@ class ARCPolicy(EvictionPolicy):
             over = left_once > self._target
             victim = next(once if over else again, None)
             if victim is None:
-                # Take the rest from the other list, because this list has no more evictable chunks.
+                # This list has no more victims, so take all further victims from the other list.
                 victims += islice(again if over else once, count - len(victims))
                 break
             left_once -= over
@@ -96,7 +96,7 @@ class ARCPolicy(EvictionPolicy):
         return victims
 
     def _forget_ghosts(self) -> None:
-        """Limit T1 and B1 together to the number of slots, and all four lists to twice that."""
+        """Limit T1 and B1 together to the number of slots, and all lists to twice that number."""
         known_once = len(self._once) + len(self._once_ghosts)
         if known_once > self._slots:
             self._once_ghosts.popitem(last=False)

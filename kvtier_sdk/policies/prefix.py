@@ -1,4 +1,4 @@
-"""An eviction policy by recency and number of uses, with a weight that simulations choose.
+"""An eviction policy by recency and number of uses. Simulations choose the weight of the uses.
 
 Each weight is simulated on a sample of the chunks, as in C. Waldspurger et al., "Cache Modeling and
 Optimization using Miniature Simulations", USENIX ATC 2017.
@@ -22,13 +22,13 @@ _MOST_USES = _CLASSES[-1]
 _CLASS_OF = tuple(sum(uses >= least for least in _CLASSES) - 1 for uses in range(_MOST_USES + 1))
 # The simulated weights. If several weights have the most hits, the policy uses the first of them.
 _WEIGHTS = (0.25, 0.5, 0.0, 1.0, 2.0, 4.0, 8.0)
-# At least this many evicted keys are remembered per slot, and sampled keys per simulated slot.
+# The fewest keys to remember: evicted keys per slot, and sampled keys per simulated slot.
 _GHOSTS = 3
 _SAMPLED_HISTORY = 8
 # One chunk in 16 is sampled, and more in a small pool, so that each simulation has enough slots.
 _MOST_SPARSE = 16
 _LEAST_SAMPLED_SLOTS = 128
-# After this many references per slot, earlier hits count half.
+# After this many inserts and uses per slot, earlier simulated hits count half.
 _HALF_LIFE = 6
 _BUCKETS = 64
 _CLASS_BITS = 3
@@ -51,8 +51,8 @@ class PrefixPolicy(EvictionPolicy):
     with the most hits. Older hits count less.
 
     An engine uses a chunk together with all earlier chunks of the prefix, and the use of the last
-    chunk is recorded first. So a later chunk has at most as many uses and an older last use, and
-    is evicted first.
+    chunk is recorded first. So a chunk has an older last use than the chunks before it, and at
+    most as many uses, and is evicted before them.
     """
 
     # Parents are not needed, because the calls come in the order of the prefix.

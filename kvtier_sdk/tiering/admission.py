@@ -14,14 +14,14 @@ from kvtier_sdk.tiering.records import Slot
 from kvtier_sdk.types import OffloadKey
 
 _HASHES = 2**32
-# The most chunks to follow per tier. In a larger tier, a sample is chosen by the keys' hashes.
+# The most chunks to follow per tier. In a larger tier, the keys' hashes select a sample.
 _MOST_FOLLOWED = 1024
 # The number of keys to remember for each chunk that the tier has room for.
 _MEMORY = 8
 _MIN_PERIOD = 64
 # The most hashes in each generation of seen keys, to bound the memory for a large tier.
 _MOST_SEEN = 2**17
-# The second model must lead by more than this many standard deviations of a random lead.
+# The second model must lead by more than this number of standard deviations of a random lead.
 _DEVIATIONS = 2
 # After this many hits in only one model, older hits count half, so that recent hits decide.
 _MUCH_EVIDENCE = 64
@@ -156,7 +156,7 @@ class Admission:
         return True
 
     def _note(self, key: OffloadKey, *, is_hit: bool = True) -> bool:
-        """Return true if the key was seen before."""
+        """Record a key; return true if the key was seen before."""
         hashed = crc32(key)
         if hashed < self._limit:
             self._compete(key, is_hit)

@@ -1,4 +1,4 @@
-"""The cascade of readable chunks from the primary tier to the secondary tiers."""
+"""Sends readable chunks from the primary tier to the secondary tiers."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class ManagedTier:
         self.store_policy = store_policy
         options = client.spec.runner
         self.whole_requests = options.offload_policy == "request"
-        # Policies by hits or by whole requests choose the chunks themselves, so admission is off.
+        # Admission is off if hits or whole requests already decide which chunks the tier gets.
         is_open = store_policy.moment is not StoreMoment.HIT and not self.whole_requests
         enabled = is_open and options.admission == "auto"
         self.admission = Admission(client.stats, client.log, enabled=enabled)
 
 
 class Cascade:
-    """A sender of readable chunks to each tier, at the moment that the tier's store policy names.
+    """A sender of readable chunks to each tier, at the moment that the tier's store policy defines.
 
     A chunk that is sent to a tier is pinned until the tier has finished the store. If a tier gets
     chunks just before their eviction, each chunk is *owed* to the tier, and an owed chunk cannot be
@@ -41,8 +41,8 @@ class Cascade:
     While a chunk stays in the primary tier, each tier gets the chunk once. The tier gets the chunk
     again only after a failed store, or after the tier reports the chunk removed.
 
-    ``tracks`` is true if the offers of each chunk must be recorded, because some tier may get the
-    chunk later than at its store.
+    ``tracks`` is true if each chunk's offers must be recorded, because some tier does not get the
+    chunk as soon as the device has written it.
     """
 
     def __init__(self, primary: PrimaryTier, headroom_slots: int) -> None:
@@ -55,7 +55,7 @@ class Cascade:
         self._tiers: list[ManagedTier] = []
         self._owed_mask = 0
         self._stored_mask = 0
-        # True once a write-through tier has missed a chunk. A later hit offers the chunk again.
+        # True once a write-through tier did not get a chunk. A later hit offers the chunk again.
         self._has_failed = False
         # The largest number of slots that a store has lacked since the last step ended.
         self._missing = 0
@@ -98,7 +98,7 @@ class Cascade:
             self._serve_followers(slots)
 
     def landed(self, slots: Sequence[Slot]) -> None:
-        """Send each promoted chunk to the tiers that wait for it."""
+        """Record promoted chunks; send each to the tiers that wait to store it."""
         for slot in slots:
             assert slot.promotion is not None
             self._tiers[slot.promotion.tier].admission.read(slot.key)
@@ -111,7 +111,7 @@ class Cascade:
             self._serve_followers(slots)
 
     def used(self, slots: Sequence[Slot], sources: Sequence[int], request: RequestContext) -> None:
-        """Record a copy of chunks to the device, and offer them to tiers that lack them."""
+        """Record a copy of chunks to the device; offer the chunks to the tiers that lack them."""
         for tier in self._tiers:
             tier.admission.used(slots, (source == tier.index for source in sources))
         if self._has_failed:
@@ -146,7 +146,7 @@ class Cascade:
         if not self._on_evict:
             return
         shortage = max(self.headroom_slots, self._missing)
-        # Chunks on their way to a tier count as room, because their slots will be free soon.
+        # Chunks on their way to a tier count as free slots, because their slots will be free soon.
         chunk_bytes = self._primary.chunk_bytes
         under_way = max(tier.client.store_bytes for tier in self._on_evict) // chunk_bytes
         shortage -= self._primary.free_slots + under_way
@@ -158,7 +158,7 @@ class Cascade:
         for tier in self._on_evict:
             owed = [slot for slot in victims if self._offers(slot).owed & tier.bit]
             if not tier.client.takes_stores:
-                # While the tier is down or slow, its owed chunks must not fill the pool.
+                # While the tier is down or slow, chunks owed to the tier must not fill the pool.
                 tier.client.drop_stores(len(owed))
                 for slot in owed:
                     self._offers(slot).owed &= ~tier.bit
@@ -169,7 +169,7 @@ class Cascade:
         )
 
     def settled(self, bit: int, job: Job, verdicts: Sequence[Verdict]) -> None:
-        """Apply the verdicts of a store; its chunks are no longer owed to the tier."""
+        """Apply the verdicts of a store; the store's chunks are no longer owed to the tier."""
         if not self.tracks and verdicts.count(_OK) == len(verdicts):
             return
         for key, index, verdict in zip(job.keys, job.slots, verdicts, strict=True):
@@ -239,7 +239,7 @@ class Cascade:
             slot.offers.sent &= ~bit
 
     def _take_failed(self, tier: ManagedTier, slots: Sequence[Slot]) -> list[Slot]:
-        """Return the slots whose store failed, up to the tier's room, and clear the failures."""
+        """Return slots that the tier failed to store and now has room for; clear their failures."""
         if not tier.client.takes_stores:
             return []
         failed = [

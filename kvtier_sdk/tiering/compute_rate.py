@@ -7,7 +7,7 @@ from collections import deque
 _BURSTS = 31
 #: An estimate needs this many bursts, because an engine's first bursts are slow.
 _FEWEST = 3
-#: A burst that lasts longer ends with the current step.
+#: A longer burst ends at the end of the current step.
 _LONGEST_S = 1.0
 #: A shorter burst is ignored, because no model computes a prompt this fast.
 _SHORTEST_S = 0.002
@@ -16,10 +16,10 @@ _SHORTEST_S = 0.002
 class ComputeRate:
     """The median time per chunk over the last bursts, weighted by each burst's number of chunks.
 
-    A burst is a series of steps in which some request computes several chunks per step. The burst
-    ends one step later, because an engine that schedules ahead begins the next step before the
-    prompt is computed. Decoding does not begin a burst, because decoding needs many steps for one
-    chunk of a request, and does not show how fast the engine computes a prompt.
+    A burst begins with a step in which some request computes several chunks. The burst ends one
+    step after the last such step, because an engine that schedules ahead begins the next step
+    before the prompt is computed. Decoding does not begin a burst, because decoding needs many
+    steps for one chunk, and does not show how fast the engine computes a prompt.
 
     Attributes:
         chunk_s: seconds per chunk; ``None`` until enough bursts are known.

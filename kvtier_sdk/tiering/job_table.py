@@ -14,15 +14,15 @@ _MOVES = (Operation.STORE, Operation.LOAD)
 class JobTable:
     """A tier's jobs and removals. A quarantined job has a result, but its I/O may still run.
 
-    If a tier reports a removal while a job stores or loads the chunk, the removal may have come
-    last, so the chunk counts as removed. Job ids grow, so a removal affects all jobs up to the
-    newest job at that time.
+    If a tier reports the removal of a chunk while a job stores or loads the chunk, the removal may
+    have happened after the job's I/O, so the chunk counts as removed. Job ids increase, so a
+    removal concerns all jobs up to the newest job at that time.
     """
 
     def __init__(self) -> None:
         self._running: dict[int, Job] = {}
         self._quarantined: dict[int, Job] = {}
-        # For each removed chunk, the id of the newest job at that time; the latest removal is last.
+        # Maps each removed chunk to the newest job's id at the removal; the latest removal is last.
         self._removals: OrderedDict[OffloadKey, int] = OrderedDict()
 
     def __bool__(self) -> bool:

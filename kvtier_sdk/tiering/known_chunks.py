@@ -61,10 +61,10 @@ class KnownChunks:
             self.add(keys)
 
     def loaded(self, job: Job, verdicts: Sequence[Verdict], present: Iterable[OffloadKey]) -> None:
-        """Apply a load's verdicts; chunks outside ``present`` were removed meanwhile."""
+        """Apply a load's verdicts; chunks outside ``present`` were removed during the load."""
         if _NOT_FOUND in verdicts or _TIMEOUT in verdicts:
             # Forget all chunks. After a loss, other chunks may be lost too. After a timeout, the
-            # tier may hang, and lookups detect this sooner than loads.
+            # tier may hang, and the next lookups detect a hang sooner than loads would.
             self.clear()
         elif verdicts.count(_OK) == len(verdicts):
             self.found(job, present)

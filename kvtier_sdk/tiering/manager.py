@@ -36,7 +36,7 @@ from kvtier_sdk.tiering.tier_listener import TierListener
 from kvtier_sdk.trace import TraceRecorder
 from kvtier_sdk.types import LookupResult, OffloadKey, RequestContext
 
-# Module-level names, because compiled code reads these faster than an enumeration's members.
+# Compiled code reads these module-level names faster than the members of an enumeration.
 _HIT: Final = LookupResult.HIT
 _MISS: Final = LookupResult.MISS
 _HIT_PENDING: Final = LookupResult.HIT_PENDING
@@ -49,15 +49,15 @@ _LOADING: Final = SlotState.LOADING
 class TieringManager:
     """The manager of an engine's tiers. It moves chunks between primary and secondary tiers.
 
-    A step never blocks and never raises a storage error. All methods belong to the thread of the
+    A step never blocks and never raises a storage error. Call all methods on the thread of the
     engine's scheduler, unless a method's description says otherwise.
 
     For each request the engine calls ``on_new_request``. Then, in each step until no chunk is
     pending, it calls ``lookup`` for the request's chunks up to the first ``MISS``. The calls
     ``prepare_load``, ``complete_load``, ``prepare_store`` and ``complete_store`` follow, then
-    ``on_request_finished``. Completions may come even after that. Each step ends with
-    ``on_schedule_end``. For an unknown request, lookups and prepare calls raise ``KVTierError``,
-    and completions do nothing.
+    ``on_request_finished``. The two ``complete`` calls may also come later. Each step ends with
+    ``on_schedule_end``. For an unknown request, lookups and ``prepare`` calls raise
+    ``KVTierError``, and ``complete`` calls do nothing.
 
     Args:
         pool: the slots' memory, which the caller closes after :meth:`shutdown`.
@@ -71,7 +71,7 @@ class TieringManager:
         recompute_s: seconds that the engine takes to compute a chunk; measured if ``None``. A chunk
             that a tier would load more slowly is a ``MISS``. A lookup may wait this long for each
             chunk.
-        recorder: records each finished request with its chunks. The caller closes the recorder.
+        recorder: traces each finished request and its chunks. The caller closes the recorder.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class TieringManager:
         self._recompute_s = recompute_s
         self._events = events
         self._primary = PrimaryTier(pool.slots, pool.chunk_bytes, policy, events=events)
-        # A second name for the primary tier's table, to save time in the engine's thread.
+        # A second reference to the primary tier's table, which saves an attribute access per chunk.
         self._by_key = self._primary.by_key
         self._primary.stats.recompute_s = recompute_s
         self._compute_rate = ComputeRate()
@@ -159,11 +159,11 @@ class TieringManager:
 
     @property
     def last_step_s(self) -> float:
-        """Clock time of the last poll of the tiers' reports."""
+        """Clock time at which the manager last polled the tiers' reports."""
         return self._now_s
 
     def samples(self) -> list[Sample]:
-        """Return the current value of each metric, also while the engine is idle.
+        """Return the current value of each metric, even while the engine is idle.
 
         Any thread may call this method, for example a thread of :func:`kvtier_sdk.serve_metrics`.
         """
@@ -172,7 +172,7 @@ class TieringManager:
         return list(metric_samples(stats, self.usage()))
 
     def usage(self) -> PoolUsage:
-        """Count the host pool's slots by use; too slow to call in each step."""
+        """Count the host pool's slots by use. This method is too slow to call in each step."""
         held = set(itertools.chain.from_iterable(tier.client.held_slots() for tier in self._tiers))
         # Copy the table, because the engine's thread may change it while another thread reads it.
         for state in list(self._requests.values()):
@@ -188,8 +188,6 @@ class TieringManager:
             "requests": len(self._requests),
             "jobs": sum(tier.client.jobs.unreleased for tier in self._tiers),
         }
-
-    # --- a request ----------------------------------------------------------------------------
 
     def on_new_request(self, request: RequestContext, tiers: Collection[str] | None = None) -> None:
         """Register a new request.
@@ -329,7 +327,7 @@ class TieringManager:
         state.begin_copies(keys, slots)
         sources = []
         for key in keys:
-            # A chunk that was promoted for this request counts as a hit of the chunk's tier.
+            # A chunk that was promoted for this request counts as a hit of the tier that had it.
             if key in state.claims:
                 tier = self._promotions.let_go(key, state)
                 sources.append(tier)
@@ -448,10 +446,10 @@ class TieringManager:
     def on_request_finished(
         self, request: RequestContext, end_tokens: Mapping[OffloadKey, int] | None = None
     ) -> None:
-        """End a request that is complete or aborted; only completions may follow.
+        """End a complete or aborted request; only the two ``complete`` calls may come after this.
 
         The request's pins are released, except the pins of running copies. The request's stores
-        are handed to the tiers at once, because the engine may not make another step.
+        are handed to the tiers at once, because the engine may make no further step.
 
         Args:
             request: the request; an unknown request is ignored.
@@ -469,16 +467,14 @@ class TieringManager:
             state.finished = True
             self._alive -= 1
             if not self._alive:
-                # End the burst now, because the engine may make no further step.
+                # End the measured burst now, because the engine may make no further step.
                 self._compute_rate.burst_ended(self._clock.now_s())
         self._promotions.abandon(state)
         self._end_if_over(state)
         self._flush()
 
-    # --- a step -------------------------------------------------------------------------------
-
     def on_schedule_end(self, preempted_request_ids: Collection[str] = ()) -> None:
-        """End a step: apply results, record uses, and hand over the collected jobs.
+        """End a step: apply results, record uses, and hand the collected jobs to the tiers.
 
         Args:
             preempted_request_ids: ids of requests that have lost their device blocks. The manager
@@ -509,7 +505,7 @@ class TieringManager:
     def has_pending_work(self) -> bool:
         """Return true if the engine should make further steps even without scheduled requests."""
         self._collect()
-        # The next step must collect again, because the engine may sleep after this call.
+        # The next step must poll the tiers again, because the engine may sleep after this call.
         self._collected = False
         return self._cascade.behind or any(tier.client.has_work for tier in self._tiers)
 
@@ -520,14 +516,12 @@ class TieringManager:
             events += tier.client.take_events()
         return events
 
-    # --- the whole cache ----------------------------------------------------------------------
-
     def reset_cache(self, scope: ResetScope = ResetScope.PRIMARY) -> None:
         """Forget all cached chunks; lookups after this call find no chunk in the primary tier.
 
         Live requests start over: their pending lookups, loads and stores are dropped. The engine
         must not complete copies that were prepared before the reset. Their slots are not reused
-        until :meth:`on_reset_flushed`. The running jobs of a tier go on, but have no effect.
+        until :meth:`on_reset_flushed`. The tiers' running jobs continue, but have no effect.
 
         With :attr:`ResetScope.ALL` the secondary tiers are emptied too, in the background. A tier
         gets no lookups, loads or stores until all chunks of the namespace are deleted from the
@@ -556,7 +550,7 @@ class TieringManager:
         """Forget the host pool's chunks at the start of the next step; any thread may call this.
 
         Chunks in use, for example by a store into a tier, are forgotten in later steps, which
-        update the returned purge. Live requests go on.
+        update the returned purge. Live requests continue.
         """
         return self._primary.purge()
 
@@ -574,12 +568,10 @@ class TieringManager:
         """
         self._flush()
         with contextlib.ExitStack() as closing:
-            # An interrupt while one tier is closed must not leave the others open.
+            # An interrupt while one tier closes must not leave the other tiers open.
             for tier in reversed(self._tiers):
                 closing.callback(tier.client.close, timeout_s)
         self._requests.clear()
-
-    # --- internals ----------------------------------------------------------------------------
 
     def _state(self, request: RequestContext) -> RequestState:
         try:

@@ -1,4 +1,4 @@
-"""The values that the manager returns to the engine."""
+"""Types of the manager's interface: its results, reset scopes, and reasons for a miss."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ class MissReason(Enum):
     UNAVAILABLE = "unavailable"
     #: A tier that may have the chunk failed to look it up.
     LOOKUP_FAILED = "lookup_failed"
-    #: A tier has the chunk, but failed to load the chunk.
+    #: A tier has the chunk, but failed to load it.
     LOAD_FAILED = "load_failed"
     #: A tier has the chunk, but the primary tier has no room.
     PRIMARY_FULL = "primary_full"
     #: A tier has the chunk, but the tier's queue of loads is full.
     QUEUE_FULL = "queue_full"
-    #: A tier has the chunk, but recomputing the chunk is faster than loading it.
+    #: A tier has the chunk, but recomputing it is faster than loading it.
     SLOWER_THAN_RECOMPUTE = "slower_than_recompute"

@@ -26,14 +26,14 @@ _TIMEOUT: Final = Verdict.TIMEOUT
 class Pace:
     def __init__(self, options: RunnerOptions, chunk_bytes: int) -> None:
         call_bytes = max(chunk_bytes, options.max_batch_bytes)
-        # The bytes that the tier stores in SLOW_S, by its measured speed.
+        # The bytes that the tier can store in SLOW_S, at its measured speed.
         self.store_bytes = float(call_bytes * options.concurrency)
         self._call_bytes = call_bytes
         # For stores and for loads, the number of running jobs and the time of the last progress.
         # The index is ``operation is _LOAD``, because hashing an enumeration's member is slow.
         self._under_way = [0, 0]
         self._progress_s = [-math.inf, -math.inf]
-        # The time of the tier's last answer, or of the last load that began while no load ran.
+        # The time of the tier's last answer, or of a later load that began while no other load ran.
         self._heard_s = 0.0
         # The mean speed of loads, over the time in which at least one load is running.
         self._bytes_per_s = 0.0
@@ -98,8 +98,8 @@ class Pace:
         self._since_s = self._sampled_s = now_s
 
     def _learn_store(self, store: Job, result: JobResult) -> None:
-        # During this store, the tier also moved the stores ahead in the queue. A short queue may
-        # hide the tier's full speed, so a store within SLOW_S can only raise the estimate.
+        # During this store, the tier also finished the stores ahead in the queue. A short queue may
+        # hide the tier's full speed, so a store shorter than SLOW_S can only raise the estimate.
         moved_bytes = store.queue_bytes * SLOW_S / max(result.duration_s, 1e-3)
         is_faster = result.moved_bytes and moved_bytes > self.store_bytes
         if is_faster or result.duration_s > SLOW_S:

@@ -12,7 +12,7 @@ from kvtier_sdk.tiering.records import PendingLookup, Promotion, RequestState, S
 from kvtier_sdk.tiering.slots import PrimaryTier
 from kvtier_sdk.types import OffloadKey
 
-#: The most failed loads to remember. A request with an older lookup does not repeat such a load.
+#: The most failed loads to remember. A lookup from before the failure does not repeat the load.
 _MOST_FAILED = 4096
 
 _OK: Final = Verdict.OK
@@ -20,19 +20,19 @@ _LOADING: Final = SlotState.LOADING
 
 
 class Promotions:
-    """The loads of chunks into slots. A slot stays pinned until the requests have used its chunk.
+    """The chunks that are being loaded into slots, or were loaded and wait for their requests.
 
     A request *claims* each chunk that is promoted for it; the claim pins the slot until the request
     uses the chunk. A slot has a ``Promotion`` while the slot is loading, claimed, or in quarantine
     after a failed load. The number of promotions is limited, so that many waiting requests leave
-    room for the stores of running requests.
+    slots for the stores of running requests.
     """
 
     def __init__(self, primary: PrimaryTier, limit: int) -> None:
         self._primary = primary
         self._limit = limit
         self._occupied = 0
-        # For a chunk and a tier, the step of the last failed load; the newest failure is last.
+        # Maps a chunk and a tier to the step of their last failed load; the newest failure is last.
         self.failed: OrderedDict[tuple[OffloadKey, int], int] = OrderedDict()
 
     def start(
@@ -68,7 +68,7 @@ class Promotions:
         slot.pins += 1
         state.claims[slot.key] = slot
         if promotion.pending.shared and not promotion.pending.is_known:
-            # If the load fails, the request tries the other tiers that have the chunk.
+            # If the load fails, the request uses these answers to find the next tier to try.
             state.asked[slot.key] = promotion.pending
 
     def concluded(self, job: Job, verdicts: Sequence[Verdict]) -> list[Slot]:
@@ -104,7 +104,7 @@ class Promotions:
             self._primary.unpin(slot)
 
     def let_go(self, key: OffloadKey, state: RequestState) -> int:
-        """Release a request's claim on a chunk; return the index of the chunk's tier."""
+        """Release a request's claim on a chunk; return the index of the chunk's source tier."""
         slot = state.claims.pop(key)
         promotion = slot.promotion
         assert promotion is not None
@@ -140,7 +140,7 @@ class Promotions:
 
     def _fail(self, slot: Slot) -> None:
         # At the next lookup, a waiting request tries the next tier that has the chunk, or asks all
-        # tiers if none was asked before this load. Without such a tier, the chunk is a miss.
+        # tiers if none was asked before this load. If no tier is left, the chunk is a miss.
         promotion = slot.promotion
         assert promotion is not None
         pending = promotion.pending

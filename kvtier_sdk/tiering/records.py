@@ -41,11 +41,11 @@ class PendingLookup:
 
     Attributes:
         waiting: tiers that have not answered.
-        hits: for each chunk, the tiers that have the chunk and have not failed to load it.
-            The mask is 0 if all these tiers have failed; a chunk that no tier has is left out.
+        hits: maps each chunk to the tiers that have the chunk and have not failed to load it. The
+            mask is 0 once all of them have failed. A chunk that no tier has is not in the mapping.
         deadline_s: clock time after which a missing answer counts as a miss; infinite until the
             tiers are asked.
-        doubt: the reason to count for a miss, if some tier could not be asked or has failed to
+        doubt: the reason to record for a miss, if some tier could not be asked or has failed to
             answer; otherwise ``None``.
         skipped: tiers that may have the chunks and could not be asked.
         sealed: true once the lookup is handed to the tiers, after which no chunks are added.
@@ -90,7 +90,7 @@ class PendingLookup:
         return (mask & -mask).bit_length() - 1
 
     def run_from(self, key: OffloadKey, tier: int, limit: int) -> list[OffloadKey]:
-        """Return up to ``limit`` successive chunks from ``key`` on whose first tier is ``tier``."""
+        """Return the run of chunks from ``key`` with ``tier`` as first tier, at most ``limit``."""
         hits, bit = self.hits, 1 << tier
         before = bit - 1
         start = self.keys.index(key)
@@ -131,7 +131,7 @@ class Offers:
         hits: number of copies to the device since the chunk came into the primary tier.
         sent: tiers that have the chunk or are storing it.
         owed: tiers that must get the chunk before its eviction.
-        failed: write-through tiers that do not have the chunk.
+        failed: write-through tiers that did not get the chunk; a later hit offers it again.
         followers: maps a tier's index to a request. Once the chunk is readable, the tier gets the
             chunk for this request.
     """
@@ -152,7 +152,7 @@ class Slot:
     Attributes:
         key: the key of the slot's chunk; meaningless in a free or quarantined slot.
         pins: number of uses that prevent eviction and reuse: one for the writer, and one for each
-            copy to the device, each store into a tier, and each claim.
+            copy to the device, each store into a tier, and each request's claim.
         hit_step: the step in which a lookup last answered ``HIT`` for the chunk. The chunk is not
             evicted before this step ends, so that ``prepare_load`` finds the chunk.
         used_s: time of the chunk's last store or use.
@@ -195,7 +195,7 @@ class PrefixOrder:
     """The parents and positions of one request's chunks, learnt from the order of the calls.
 
     An engine looks a prefix up from its start in each step, and stores the chunks in prefix order.
-    So a new chunk's parent is the previous chunk of the same KV-cache group that the engine named.
+    So a new chunk's parent is the chunk of its KV-cache group that was last looked up or stored.
     """
 
     __slots__ = ("_known", "_latest")
@@ -209,7 +209,7 @@ class PrefixOrder:
         return self._known.keys()
 
     def note(self, key: OffloadKey) -> tuple[OffloadKey | None, int]:
-        """Record that the engine named a chunk; return the chunk's parent and position."""
+        """Record that the engine looked up or stored a chunk; return its parent and position."""
         group = key[-GROUP_BYTES:]
         place = self._known.get(key)
         if place is None:
@@ -221,7 +221,7 @@ class PrefixOrder:
 
 
 class NameOrder:
-    """The chunks of one request, in the order in which the engine first named them.
+    """The chunks of one request, in the order of their first lookup or store.
 
     A trace uses this class if the policy needs no parents and positions, because this class takes
     less than half the time of :class:`PrefixOrder`.
@@ -243,7 +243,7 @@ class Wait:
     Attributes:
         latest: the pending lookup that was recorded last.
         prefix: the first and the last chunk, if a whole prefix was looked up.
-        hits: number of chunks of the prefix, before its first miss, that were present or loading.
+        hits: number of chunks before the prefix's first miss that were present or loading.
         put_off: a chunk whose lookup begins once fewer other lookups are pending.
         slot: the first slot in which a lookup found a chunk that is not readable yet.
     """
@@ -296,20 +296,20 @@ class RequestState:
     Attributes:
         asked: the pending lookup of each chunk.
         asking: the pending lookup to which the new chunks of this step are added.
-        known: the chunks of this step that are loaded without a lookup.
+        known: a pending lookup that asks no tier; its chunks are loaded at the end of the step.
         asks_first: true once a load without a lookup could not begin; from then on the tiers are
             asked before each load.
         claims: slots of chunks that are promoted for the request, pinned until the request uses
             the chunks or ends.
-        copies: for each chunk, the slot of each running copy to the device.
-        writes: for each chunk that the device is writing, the slot; in prefix order.
+        copies: maps each chunk to the slots of its running copies to the device.
+        writes: maps each chunk that the device is writing to its slot, in prefix order.
         prefix_order: the order of the request's chunks, if the policy or a trace needs the order.
         arrived_s: clock time of the request's arrival, if a trace is recorded.
         tiers: mask of the tiers that the request may ask; -1 for all.
-        turn: the step in which the request may begin lookups.
+        turn: the last step in which the request was allowed to begin lookups; -1 at first.
         wait: the request's latest wait; ``None`` if the wait is over.
         missed: the chunks whose miss was counted, so that each miss is counted once.
-        finished: true once the engine has ended the request; completions may still arrive.
+        finished: true once the engine has ended the request; copies and stores may still run.
     """
 
     __slots__ = (
@@ -355,7 +355,6 @@ class RequestState:
 
     @property
     def over(self) -> bool:
-        """True if the request has finished and all its copies and stores have ended."""
         return self.finished and not self.copies and not self.writes
 
     def wait_in(self, step: int) -> Wait:
@@ -365,7 +364,7 @@ class RequestState:
 
     def held_slots(self) -> list[int]:
         """Return the slots that the request has claimed or is copying to the device."""
-        # Copy the tables, because the engine's thread may change them during another thread's call.
+        # Any thread may call this, so copy the tables, which the engine's thread may change.
         held = [slot.index for slot in list(self.claims.values())] if self.claims else []
         if self.copies:
             held += [slot.index for copied in list(self.copies.values()) for slot in copied]
@@ -382,7 +381,7 @@ class RequestState:
                 copies[key] = [slot]
 
     def start_over(self) -> list[Slot]:
-        """Forget all chunks; return the slots that copies may still read or write."""
+        """Forget all chunks; return the slots that the device may still read or write."""
         touched = [slot for copied in self.copies.values() for slot in copied]
         touched += self.writes.values()
         self.copies.clear()

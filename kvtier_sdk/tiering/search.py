@@ -15,7 +15,7 @@ from kvtier_sdk.tiering.slots import PrimaryTier
 from kvtier_sdk.tiering.tier_client import TierClient
 from kvtier_sdk.types import LookupResult, OffloadKey
 
-# Module-level names, because compiled code reads these faster than an enumeration's members.
+# Compiled code reads these module-level names faster than the members of an enumeration.
 _MISS: Final = LookupResult.MISS
 _HIT_PENDING: Final = LookupResult.HIT_PENDING
 _RETRY: Final = LookupResult.RETRY
@@ -24,9 +24,9 @@ _OK: Final = Verdict.OK
 _NOT_FOUND: Final = Verdict.NOT_FOUND
 
 #: The most chunks to look up at once, which takes about 15 ms of a step. Requests further back in
-#: the queue wait for device blocks anyway, and early answers would be outdated by then.
+#: the engine's queue wait for device blocks anyway, and early answers would be outdated.
 MOST_CHUNKS: Final = 16_384
-#: The reason for a miss, by the verdict of the failed lookup; LOOKUP_FAILED for other verdicts.
+#: Maps a failed lookup's verdict to the reason for the miss. Other verdicts mean LOOKUP_FAILED.
 _DOUBTS = {
     Verdict.TIMEOUT: MissReason.TIMEOUT.value,
     Verdict.UNAVAILABLE: MissReason.UNAVAILABLE.value,
@@ -37,7 +37,7 @@ class LookupTable:
     """The pending lookups, and the limit on chunks that are looked up at once.
 
     Attributes:
-        open: the pending lookup of each chunk, which other requests can share.
+        open: maps each chunk to a pending lookup that other requests can share.
         waiting_chunks: number of chunks for which a tier has not answered.
         limit: number of chunks at which no further request begins lookups in the step.
         new: the lookups that began in this step; the tiers get them at the end of the step.
@@ -47,7 +47,7 @@ class LookupTable:
         self.open: dict[OffloadKey, PendingLookup] = {}
         self.waiting_chunks = 0
         self.limit = MOST_CHUNKS
-        # Chunks looked up in this step without asking a tier. They count, because each takes time.
+        # Chunks looked up in this step without asking a tier. They count, because each costs time.
         self._joined = 0
         self.new: list[PendingLookup] = []
 
@@ -183,7 +183,7 @@ class TierSearch:
                 self._load_known(pending)
                 continue
             recompute_s = self._primary.stats.recompute_s
-            # If the time is unknown, allow the longest wait, because recomputing is usually slower.
+            # If this time is unknown, allow the longest wait; recomputing is usually slower still.
             worth_s = inf if recompute_s is None else len(pending.keys) * recompute_s
             pending.deadline_s = 0.0
             for tier in self._tiers:
@@ -202,7 +202,7 @@ class TierSearch:
         if not self._tiers:
             self._count_miss(key, state, _ABSENT)
             return None
-        # A request that may ask only some tiers cannot share a lookup in all tiers.
+        # A request that may ask only some tiers cannot share a lookup that asks all tiers.
         pending = self.lookups.join(key) if state.tiers == -1 else None
         if pending is None:
             pending = state.asking
@@ -251,7 +251,7 @@ class TierSearch:
         return pending
 
     def _known_tiers(self, key: OffloadKey, state: RequestState) -> int:
-        """Return the tiers known to have a chunk; 0 if the first readable tier may lack it."""
+        """Return a mask of tiers known to have a chunk; 0 if the first usable tier may lack it."""
         known = 0
         for tier in self._tiers:
             if tier.bit & state.tiers and tier.client.takes_reads:
@@ -282,7 +282,7 @@ class TierSearch:
             if key not in self._primary.by_key and not state.asks_first:
                 # If the load cannot begin, the next step asks the tiers, and counts any miss.
                 state.asks_first = self._begin_load(key, pending, state) is not None
-            # The chunk may leave its tier at any time, so a later load must check again.
+            # The chunk may leave its tier at any time, so a later load needs a new check.
             del state.asked[key]
 
     def _begin_load(
@@ -328,7 +328,7 @@ class TierSearch:
         return pending.worth_loading
 
     def _count_miss(self, key: OffloadKey, state: RequestState, reason: str) -> bool:
-        """Count each chunk's miss once; return false if it was counted before."""
+        """Count a request's miss of a chunk; return false if the miss was already counted."""
         if key in state.missed:
             return False
         state.missed.add(key)

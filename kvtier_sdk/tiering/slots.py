@@ -12,7 +12,7 @@ from kvtier_sdk.registry import build_facts
 from kvtier_sdk.tiering.records import Slot, SlotState
 from kvtier_sdk.types import Locality, Medium, OffloadKey, RequestContext
 
-# Module-level names, because compiled code reads these faster than an enumeration's members.
+# Compiled code reads these module-level names faster than the members of an enumeration.
 _FREE: Final = SlotState.FREE
 _WRITING: Final = SlotState.WRITING
 _LOADING: Final = SlotState.LOADING
@@ -24,8 +24,8 @@ class Purge:
     """The progress of an operator's purge of the primary tier.
 
     Attributes:
-        left: chunks that are in use and must still be removed; ``None`` until the engine's next
-            step, in which the purge begins.
+        left: the chunks that are not removed yet, because they were in use; ``None`` until the
+            purge begins in the engine's next step.
         forgotten: number of chunks removed so far.
     """
 
@@ -39,8 +39,8 @@ class Purge:
 class PrimaryTier:
     """The slots of the host pool and the chunks in them, for use by one thread.
 
-    A free slot holds no chunk and has no pin. The manager sets ``step`` and ``now_s`` to the number
-    and the time of the engine's current step.
+    A pin prevents the eviction and the reuse of a slot. A free slot has no chunk and no pin. The
+    manager sets ``step`` and ``now_s`` to the number and the time of the engine's current step.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class PrimaryTier:
         self.chunk_bytes = chunk_bytes
         self.step = 0
         self.now_s = 0.0
-        # The number of slots that the device is writing, and the number that a tier is writing.
+        # The number of slots in the states WRITING and LOADING.
         self.writing = 0
         self.loading = 0
         self.stats = TierStats(PRIMARY, "primary", build_facts("primary"))
@@ -74,7 +74,7 @@ class PrimaryTier:
         return sum(slot.pins for slot in self.slots)
 
     def take(self, count: int) -> tuple[list[Slot], Sequence[OffloadKey]]:
-        """Take free slots, after evictions if needed; return the slots and the evicted keys."""
+        """Take up to ``count`` slots, evicting if needed; return the slots and the evicted keys."""
         free = self._free
         evicted: Sequence[OffloadKey] = ()
         if count > len(free):
@@ -96,13 +96,13 @@ class PrimaryTier:
             slot.pins = 1
 
     def publish(self, slots: Sequence[Slot], request: RequestContext) -> None:
-        """Make written chunks readable; the slots stay pinned until the writer releases them."""
+        """Make written chunks readable. The slots stay pinned until the caller unpins them."""
         if not slots:
             return
         self._count(slots[0].state, -len(slots))
         insert, now_s = self._policy.on_insert, self.now_s
-        # Insert the last chunk first, so that the start of the prefix is evicted last, because a
-        # chunk is useless without the chunks before it.
+        # Insert the last chunk first, so that the start of the prefix is evicted last. A chunk is
+        # useless without the chunks before it.
         for slot in reversed(slots):
             slot.state = _READY
             slot.used_s = now_s
@@ -111,7 +111,7 @@ class PrimaryTier:
             self.events.add([slot.key for slot in slots], removed=False)
 
     def unpin(self, slot: Slot, count: int = 1) -> None:
-        """Release pins. A quarantined slot becomes free with the release of its last pin."""
+        """Release pins. A quarantined slot becomes free when its last pin is released."""
         slot.pins -= count
         if not slot.pins and slot.state is _QUARANTINED:
             self._set_free(slot)
@@ -143,7 +143,7 @@ class PrimaryTier:
     def evict(self, keys: Sequence[OffloadKey]) -> None:
         if not keys:
             return
-        # Chunks that are evicted together are about equally old, so the first age counts for all.
+        # Chunks that are evicted together are about equally old, so all get the age of the first.
         age_s = self.now_s - self.by_key[keys[0]].used_s
         self.stats.evicted_age_s.observe_several(age_s, len(keys))
         pop, remove, free = self.by_key.pop, self._policy.on_remove, self._free
@@ -177,7 +177,7 @@ class PrimaryTier:
                 self._purges.remove(purge)
 
     def usage(self, held: Iterable[int]) -> PoolUsage:
-        """Count the slots by state. ``held`` are the slots that requests and tiers hold."""
+        """Count the slots by state. Requests and tiers hold the slots with the indices ``held``."""
         count, free, known = len(self.slots), self.free_slots, len(self.by_key)
         writing, loading = self.writing, self.loading
         return PoolUsage(

@@ -37,12 +37,12 @@ from kvtier_sdk.tiering.tier_counts import Outages, count_result, note_state
 from kvtier_sdk.tiering.tier_listener import TierListener
 from kvtier_sdk.types import Capability, OffloadKey, RequestContext
 
-#: The request of jobs that serve no particular request.
+#: The request context of jobs that serve no particular request.
 NO_REQUEST = RequestContext("kvtier")
 
 #: Time limit of one attempt to empty a tier. The next attempt deletes the remaining chunks.
 _PURGE_DEADLINE_S = 600.0
-#: A job without a result this long after its deadline is overdue; the client concludes it.
+#: A job without a result this long after its deadline is overdue and gets the verdict TIMEOUT.
 _CONCLUSION_GRACE_S = 1.0
 #: The interval between checks for overdue jobs and for a slow tier.
 _LOOK_S = 0.25
@@ -65,7 +65,7 @@ class TierClient:
     The engine collects lookups, loads and stores during a step, hands them over together with
     :meth:`flush`, and applies the results with :meth:`poll`, which calls the listener. Only
     :meth:`open`, :meth:`drain` and :meth:`close` wait, and only :meth:`open` raises storage errors.
-    All methods belong to one thread, unless they say otherwise.
+    Call all methods on one thread, unless a method says otherwise.
 
     The client owns the tier's queue limits, job table, counters and events. There is no event for
     the store of a chunk that leaves the tier during the store.
@@ -84,11 +84,11 @@ class TierClient:
     Attributes:
         spec: the tier's specification.
         stats: live counters; the caller counts ``hit_chunks``.
-        jobs: jobs that were handed over and are not yet released.
+        jobs: jobs that were handed to the runner and are not yet released.
         load_bytes: payload of collected and running loads.
         store_bytes: payload of collected and running stores.
-        is_drained: true to take the tier out of use: running jobs still end, but
-            :attr:`takes_reads` and :attr:`takes_stores` are false. Any thread may set it.
+        is_drained: true to take the tier out of use. Running jobs still end, but
+            :attr:`takes_reads` and :attr:`takes_stores` are false. Any thread may set this.
 
     Args:
         runner: the tier's runner, which the client owns from now on.
@@ -173,7 +173,7 @@ class TierClient:
     def close(self, timeout_s: float = 10.0) -> None:
         """Hand over the collected jobs, let stores finish, close the tier, and end its runner.
 
-        Every job is concluded when this method returns. If a job is not released, its I/O hangs
+        Every job has a result when this method returns. If a job is not released, its I/O hangs
         in a thread, and its slots must not be reused. Draining and closing have a time limit of
         ``timeout_s`` seconds each. A second call does nothing.
         """
@@ -197,8 +197,6 @@ class TierClient:
         self.poll()
         return ended
 
-    # --- state ----------------------------------------------------------------------------------
-
     def stats_now(self) -> TierStats:
         """Return a copy of the counters with the tier's current state; any thread may call it.
 
@@ -217,12 +215,12 @@ class TierClient:
 
     @property
     def takes_reads(self) -> bool:
-        """True if the read breaker is closed, no purge is due, and the tier is not drained."""
+        """True unless the read breaker is open, a purge is due, or the tier is drained."""
         return not (self.stats.reads_open or self._stale or self.is_drained)
 
     @property
     def takes_stores(self) -> bool:
-        """True if the write breaker is closed, no purge is due, and the tier is in use and fast."""
+        """True unless the write breaker is open, a purge is due, or the tier is drained or slow."""
         stats = self.stats
         return not (stats.stores_open or self._stale or self.is_drained or stats.is_slow)
 
@@ -238,12 +236,12 @@ class TierClient:
 
     @property
     def load_room(self) -> int:
-        """Number of chunks that still fit the queue of loads."""
+        """Number of chunks that still fit into the load queue."""
         return max(0, (self._max_load_bytes - self.load_bytes) // self._chunk_bytes)
 
     @property
     def store_room(self) -> int:
-        """Number of chunks that still fit the queue of stores; a slow tier has a shorter queue."""
+        """Number of chunks that still fit into the store queue; a slow tier has a shorter queue."""
         limit_bytes = min(self._max_store_bytes, self.pace.store_bytes)
         return int(max(0, (limit_bytes - self.store_bytes) // self._chunk_bytes))
 
@@ -253,17 +251,17 @@ class TierClient:
             yield from job.slots
 
     def expected_load_s(self, chunks: int) -> float:
-        """Estimate the seconds for the queued loads and ``chunks`` more; 0.0 if not measured."""
+        """Estimate the seconds to load all queued chunks and ``chunks`` more; 0.0 if unknown."""
         size_bytes = self.load_bytes + chunks * self._chunk_bytes
         return self.pace.expected_s(size_bytes, self._clock.now_s())
 
     def knows(self, key: OffloadKey) -> bool:
         """Return true if a chunk (``key``) can be loaded without a lookup.
 
-        If so, the tier has stored or loaded the chunk and has not reported the removal of the
-        chunk. If the tier has lost the chunk without a report, the load fails, and the client
-        forgets all known chunks. While loads run, and the tier has been silent for
-        ``lookup_deadline``, the result is false: lookups detect a hanging tier sooner than loads.
+        If so, the tier has stored or loaded the chunk and has not reported its removal. If the
+        tier has lost the chunk without a report, the load fails, and the client forgets all known
+        chunks. The result is false if loads run and the tier has been silent for
+        ``lookup_deadline``, because a lookup detects a hanging tier sooner than a load.
         """
         within_s = self.spec.runner.lookup_deadline_s
         return key in self._known and self.pace.answers(self._clock.now_s(), within_s)
@@ -271,8 +269,6 @@ class TierClient:
     def forget_chunks(self) -> None:
         """Forget the known chunks, so that the next loads need a lookup."""
         self._known.clear()
-
-    # --- collecting -----------------------------------------------------------------------------
 
     def lookup(
         self,
@@ -289,7 +285,7 @@ class TierClient:
             request: the request that needs the chunks.
             tag: any object, which the listener finds in ``job.tag``.
             worth_s: seconds that the engine would take to compute the chunks. This is the lookup's
-                time limit, raised to ``lookup_deadline`` or cut to ``max_lookup_deadline``.
+                time limit, but at least ``lookup_deadline`` and at most ``max_lookup_deadline``.
         """
         options = self.spec.runner
         within_s = max(options.lookup_deadline_s, min(worth_s, options.max_lookup_deadline_s))
@@ -366,7 +362,7 @@ class TierClient:
         return self._collect(_DELETE, keys, (), request, self.spec.runner.store_deadline_s, tag)
 
     def touch(self, keys: Sequence[OffloadKey]) -> None:
-        """Tell a tier with ``Capability.TOUCH`` that ``keys`` were used, the latest use last.
+        """Tell a tier with ``Capability.TOUCH`` that ``keys`` were used, the most recent last.
 
         The ``keys`` replace the keys of an earlier call in the same step.
         """
@@ -377,7 +373,7 @@ class TierClient:
         """Delete every chunk of the namespace, beginning with the next :meth:`flush`.
 
         The tier gets no lookups, loads or stores until the purge has succeeded; a failed purge is
-        tried again. A tier that cannot list and delete its chunks stays out of use.
+        retried. A tier that cannot list and delete its chunks stays out of use.
         """
         if not self._stale and not self._erasable:
             _log.warning(
@@ -405,8 +401,6 @@ class TierClient:
         for job in withdrawn:
             self._return_bytes(job)
             self._listener.released(self, job)
-
-    # --- a step ---------------------------------------------------------------------------------
 
     def flush(self) -> None:
         """Hand the collected jobs to the tier's runner."""
@@ -449,8 +443,6 @@ class TierClient:
         """Return the events since the last call, oldest first."""
         return self._events.take()
 
-    # --- internals ------------------------------------------------------------------------------
-
     def _collect(
         self,
         operation: Operation,
@@ -475,7 +467,7 @@ class TierClient:
     def _admit(self, operation: Operation, count: int, *, whole: bool) -> int:
         """Return how many of ``count`` chunks the queue accepts. Count the others as dropped."""
         is_load = operation is _LOAD
-        # A drained tier still accepts loads that were decided just before the draining.
+        # A drained tier still accepts loads that the manager chose just before the draining.
         if (self.stats.reads_open or self._stale) if is_load else not self.takes_stores:
             taken, reason = 0, "unavailable" if is_load else self._refusal
         else:
@@ -551,7 +543,7 @@ class TierClient:
             self._known.discard(job.keys)
             self._listener.deleted(self, job, verdicts)
         elif operation is _PURGE:
-            # One purge serves several requests, because the tier gets no stores before its end.
+            # One purge answers several calls of purge(), as the tier gets no stores before the end.
             self._purging = False
             self._stale = verdicts[0] is not _OK
 
@@ -592,7 +584,7 @@ class TierClient:
                 self._release(job.job_id)
 
     def _conclude_overdue(self, now_s: float) -> None:
-        """Conclude overdue jobs, because the tier probably blocks the runner's event loop."""
+        """End overdue jobs as timeouts; the tier probably blocks the runner's event loop."""
         for job in self.jobs.running:
             if now_s > job.deadline_s + _CONCLUSION_GRACE_S:
                 name, operation = self.spec.name, job.operation.value

@@ -99,12 +99,12 @@ class Outages:
     def __init__(self, stats: TierStats, log_end: Callable[[str, str], None]) -> None:
         self._stats = stats
         self._log_end = log_end
-        # For reads and writes, the number of missed chunks when the last outage began.
+        # For each direction, the total of missed chunks at the start of the last outage.
         self._missed_before = dict.fromkeys(Direction, 0)
 
     @contextmanager
     def followed(self) -> Iterator[None]:
-        """Log the misses of an outage that ends in the block; count from an outage that begins."""
+        """Note an outage that begins in the block; log the missed chunks of an outage that ends."""
         before = self._under_way()
         yield
         for direction, is_out in self._under_way().items():

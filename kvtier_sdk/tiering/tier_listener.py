@@ -29,14 +29,14 @@ class TierListener:
     def loaded(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
         """Handle the ``verdicts`` of a load (``job``) from ``tier``, one per key.
 
-        Slots with the verdict ``OK`` hold verified chunks. The tier may write the other slots
-        until :meth:`released`.
+        Slots with the verdict ``OK`` hold verified chunks. The tier may still write to the other
+        slots until the client calls :meth:`released`.
         """
 
     def stored(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
         """Handle the ``verdicts`` of a store (``job``) into ``tier``, one per key.
 
-        The tier may read the slots until :meth:`released`.
+        The tier may still read the slots until the client calls :meth:`released`.
         """
 
     def deleted(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
@@ -46,14 +46,14 @@ class TierListener:
         """Handle the removal of chunks from the tier.
 
         Args:
-            tier: the client.
+            tier: the tier's client.
             keys: the keys of the chunks.
             evicted: true if the tier evicted the chunks to make room; false if the chunks expired,
                 were deleted or were lost.
         """
 
     def released(self, tier: TierClient, job: Job) -> None:
-        """Handle the end of a ``job``'s I/O in ``tier``: the job's slots may be reused.
+        """Handle the end of a ``job``'s I/O in ``tier``; from now on the job's slots may be reused.
 
         The client calls this method after the method for the job's verdicts. For a job that
         :meth:`TierClient.withdraw` cancels, the client calls only this method.
