@@ -6,6 +6,7 @@ import itertools
 import threading
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 
 from kvtier_sdk import Job, Namespace, Operation, RequestContext, TierSpec, Verdict
 from kvtier_sdk.engine import TierClient, TierListener, open_tier
@@ -26,12 +27,14 @@ class EngineWay(Way, TierListener):
         *,
         start: int = 0,
         keep: bool = False,
+        verify: bool = True,
         **options: object,
     ) -> None:
         super().__init__(work)
-        self._spec = TierSpec.from_options(
+        spec = TierSpec.from_options(
             {**options, "load_deadline": _PATIENT, "store_deadline": _PATIENT}
         )
+        self._spec = replace(spec, verify=verify)
         self._start = start
         self._keep = keep
         self._opened = ExitStack()

@@ -8,8 +8,11 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
+from ways.compiled_files import CompiledFiles
 from ways.engine_way import EngineWay
 from ways.tier_way import TierWay
 from ways.way import Subject, Way, Work
@@ -105,6 +108,24 @@ class VLLMFiles(PlainFiles):
         return paths, [self.work.slots[number][1] for number in numbers]
 
 
+class CompiledWay(Way):
+    """The limit with digests. As in the tier, files bypass the page cache where they can."""
+
+    def __init__(self, work: Work, root: Path) -> None:
+        super().__init__(work)
+        self._files = CompiledFiles(root, direct=True)
+        self._chunks = [(f"{number:020}", *buffers) for number, buffers in enumerate(work.slots)]
+
+    async def close(self) -> None:
+        self._files.close()
+
+    async def store(self) -> None:
+        self._files.store(self._chunks)
+
+    async def load(self) -> None:
+        self._files.load(self._chunks)
+
+
 class FileSubject(Subject):
     """A directory for files; ``backends.py`` describes the options."""
 
@@ -123,7 +144,8 @@ class FileSubject(Subject):
         shutil.rmtree(self._directory)
 
     def clear(self) -> None:
-        for file in () if self._keep or self._full else self._directory.glob("client-*/*"):
+        patterns = () if self._keep or self._full else ("client-*/*", "compiled-*/00/*")
+        for file in chain.from_iterable(map(self._directory.glob, patterns)):
             file.unlink()
 
     def ways(self, work: Work) -> Mapping[str, Callable[[int], Way]]:
@@ -140,7 +162,7 @@ class FileSubject(Subject):
             place.mkdir(mode=0o700, exist_ok=True)
             return place
 
-        def engine(number: int, name: str = "tier", **options: str) -> Way:
+        def engine(number: int, name: str = "tier", **options: Any) -> Way:
             start = (number + 1) * work.keys if self._keep or self._full else 0
             keep, root = self._keep or self._full, str(place(name))
             return EngineWay(work, start=start, keep=keep, root=root, **tier, **options)
@@ -162,7 +184,9 @@ class FileSubject(Subject):
             keys.write_text(os.urandom(32).hex())
             made["kvtier, sealed"] = partial(engine, name="sealed", codec=f"aes-gcm:{keys}")
         if not self._full:
+            made["kvtier, no digests"] = partial(engine, name="undigested", verify=False)
             made["the tier alone"] = alone
+            made["compiled part"] = lambda number: CompiledWay(work, place("compiled", number))
         if vllm_io is not None:
             made["vllm.fs_io_C"] = lambda number: files(VLLMFiles, number)
         return {**made, "preadv/pwritev": lambda number: files(PlainFiles, number)}

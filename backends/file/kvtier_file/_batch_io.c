@@ -17,6 +17,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -25,6 +26,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -355,6 +357,14 @@ static void work_in_threads(struct work *work)
 
 /* The functions below need the interpreter lock. */
 
+/* Clear O_DIRECT on tmpfs, which accepts the flag but still copies from and to memory. */
+static int real_flags(int directory_fd, int flags)
+{
+    struct statfs status;
+    bool is_memory = fstatfs(directory_fd, &status) == 0 && status.f_type == TMPFS_MAGIC;
+    return is_memory ? flags & ~O_DIRECT : flags;
+}
+
 typedef int (*parser)(PyObject *, struct file *);
 
 /* Parse all items, and then handle the files without the lock. Return a pair: an outcome for each
@@ -493,6 +503,7 @@ static PyObject *py_read(PyObject *module, PyObject *arguments)
                           &call.digest_bytes, &call.flags, &call.strict, &call.latest_ns,
                           &call.expired_ns, &call.aged_ns, &PyTuple_Type, &items))
         return NULL;
+    call.flags = real_flags(call.namespace_fd, call.flags);
     return run(&call, items, parse_read, read_one);
 }
 
@@ -503,6 +514,7 @@ static PyObject *py_write(PyObject *module, PyObject *arguments)
     if (!PyArg_ParseTuple(arguments, "iiO!", &call.temporaries_fd, &call.flags, &PyTuple_Type,
                           &items))
         return NULL;
+    call.flags = real_flags(call.temporaries_fd, call.flags);
     return item_of(run(&call, items, parse_written, write_one), 0);
 }
 
