@@ -277,8 +277,8 @@ class HostPool:
     def close(self) -> None:
         """Release the memory, now or as soon as no view is in use.
 
-        Memory with views stays mapped, because an access would otherwise crash the process. In this
-        case, most likely a tier's I/O hangs; a warning names the holders. A second call does nothing.
+        Memory with views stays mapped, because an access would otherwise crash the process. A
+        warning then names the holders; most likely, a tier's I/O hangs. A second call does nothing.
         """
         file, self._file = self._file, None
         if file is not None:
