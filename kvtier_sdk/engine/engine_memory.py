@@ -148,7 +148,7 @@ class EngineSlots(_Mapping):
     Args:
         engine: the engine's name, for messages.
         view: the engine's memory, of shape (slots, row bytes), contiguous.
-        on_close: called by :meth:`close`, to release a mapping that the engine itself keeps.
+        on_close: called by :meth:`close`, to release a mapping that the engine does not release.
 
     Raises:
         ConfigError: the view has another shape, or a row's length is no multiple of 4,096 bytes.

@@ -137,7 +137,7 @@ class ModelTier(TierListener):
         return self._thread.is_alive()
 
     def close(self) -> None:
-        """Ask the thread to drain and close the tier; :meth:`join` waits until this is done."""
+        """Ask the thread to finish running stores and close the tier; :meth:`join` waits for it."""
         self._closing = True
         self._wake.set()
 
