@@ -10,7 +10,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class CompiledCore(BuildHookInterface[Any]):
-    """A build hook that compiles the sources that pyproject.toml names, and adds them to the wheel.
+    """A build hook that compiles the sources named in pyproject.toml into modules of the wheel.
 
     The hook writes nothing into the checkout, where Python always runs the sources.
     """
