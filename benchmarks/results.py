@@ -113,7 +113,7 @@ def gain(own: Series | None, peer: Series | None) -> str | None:
 
 
 def in_turns(ways: Iterable[_Way], number: int) -> list[_Way]:
-    """Return the ways in an order that depends on the round, so that each way is first at times."""
+    """Rotate the ways, so that each round begins with a different way."""
     ways = list(ways)
     start = number % len(ways)
     return ways[start:] + ways[:start]

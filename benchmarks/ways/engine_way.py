@@ -1,4 +1,4 @@
-"""A tier as an engine uses it: behind its client and runner, with digests."""
+"""A tier, used as an engine uses a tier: through a client and a runner, with digests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PATIENT = "600s"
 
 
 class EngineWay(Way, TierListener):
-    """A way that keeps ``at_a_time`` jobs of a tier in flight, as an engine's thread does."""
+    """A user of a tier that keeps ``at_a_time`` jobs in flight, as an engine's thread does."""
 
     _tier: TierClient
 
@@ -45,7 +45,7 @@ class EngineWay(Way, TierListener):
 
     async def close(self) -> None:
         if not self._keep:
-            # Delete through the tier, because it keeps its directories for the next round.
+            # Delete through the tier, because the tier keeps the directories for the next round.
             self._tier.delete(self._keys(range(self.work.keys)))
             self._tier.flush()
             while not self._tier.is_idle:

@@ -1,4 +1,4 @@
-"""The ways for files: the tier, vLLM's C extension, and plain vectored reads and writes."""
+"""The programs for files: the tier, vLLM's C extension, and plain vectored reads and writes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ways.engine_way import EngineWay
 from ways.tier_way import TierWay
 from ways.way import Subject, Way, Work
 
-# Only vLLM's environment has the extension. In others, the table has no figures of it.
+# Only vLLM's environment has the extension. Other environments leave the extension out.
 try:
     from vllm import fs_io_C as vllm_io
 except ImportError:
@@ -22,7 +22,7 @@ except ImportError:
 
 
 class PlainFiles(Way):
-    """The limit: ``pwritev`` and a rename, or ``preadv``, without the page cache if possible."""
+    """The limit: ``pwritev`` with a rename, and ``preadv``, without the page cache if possible."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class PlainFiles(Way):
         self._write(numbers)
 
     def _calls(self) -> list[range]:
-        """Return the numbers of the files in each call; here each call has a single file."""
+        """Return the range of file numbers for each call; here, one file per call."""
         return [range(number, number + 1) for number in range(self.work.keys)]
 
     def _write(self, numbers: range) -> None:
@@ -86,8 +86,8 @@ class PlainFiles(Way):
 class VLLMFiles(PlainFiles):
     """The C extension of vLLM's tier for files: a batch per call, from ``at_a_time`` threads.
 
-    All files are in one directory. vLLM itself spreads them over a million directories, which costs
-    more. This way always uses O_DIRECT; vLLM uses it if a probe succeeds. No header is stored.
+    All files are in one directory. vLLM itself uses a million directories, which costs more. This
+    class always uses O_DIRECT; vLLM uses it after a successful test. No headers are stored.
     """
 
     def _calls(self) -> list[range]:
@@ -106,9 +106,9 @@ class VLLMFiles(PlainFiles):
 
 
 class FileSubject(Subject):
-    """A directory for files; ``backends.py`` describes the options."""
+    """A directory for files. The help of ``backends.py`` describes the options."""
 
-    # O_DIRECT needs aligned payloads, so the header is as long as the tier's alignment.
+    # O_DIRECT needs aligned payloads, so the header is as long as the file tier's alignment.
     header_bytes = 4096
 
     def __init__(
