@@ -2,12 +2,13 @@
 
 Usage: python benchmarks/backends.py [--backend NAME ...] [--kib N ...] [--rounds N] ...
 
-The benchmark starts its own servers on the loopback. The last program in each table is the limit:
+The benchmark starts its own servers on the loopback. The last program in each table is the limit.
+It has as many clients or threads as the tier has connections:
 
-    redis     redis-benchmark, with as many clients as the tier has connections
-    file      preadv and pwritev of the same buffers in the same directory, from as many threads
+    redis     redis-benchmark
+    file      preadv and pwritev of the same buffers in the same directory
     s3        requests over bare sockets to the same server, signed in advance
-    mooncake  the client's calls with one buffer per chunk, from as many threads
+    mooncake  the client's calls with one buffer per chunk
 
 A tier gets the calls that a runner makes: batches of up to 8 MiB, as many at a time as the clients
 have connections. The file tier is measured twice: alone, and as an engine uses it, in the engine's
@@ -30,8 +31,7 @@ from ways.way import Subject, Way, Work
 
 from kvtier_sdk.options.units import parse_bytes
 
-#: The class of each backend's subject, in the module ``ways.<backend>_ways``. A module is imported
-#: only if the backend is measured, because the module needs the backend's clients.
+#: Each backend's class in the module ``ways.<backend>_ways``, which needs the backend's clients.
 SUBJECTS = {
     "file": "FileSubject",
     "redis": "RedisSubject",

@@ -83,7 +83,7 @@ class _Optimum(EvictionPolicy):
         # For each resident chunk, the number of the next request that uses the chunk.
         self._next: dict[OffloadKey, float] = {}
         # A heap of these numbers, highest first, with some stale entries. Of chunks with equal
-        # numbers, the chunk that the pool reports first is evicted first: the end of the prefix.
+        # numbers, the end of a prefix is evicted first, because the pool reports the end first.
         self._order: list[tuple[float, int, OffloadKey]] = []
         self._noted = 0
 

@@ -90,7 +90,6 @@ class Benchmark:
                     print(f"  {case:24} {quantity:18} {cells}".rstrip(), flush=True)
 
     def finish(self) -> None:
-        """Write the figures if ``--json`` is given."""
         if self.options.json is not None:
             root = Path(self.options.root)
             results.write(self.options.json, self._measured, root=root, absent=self.absent)

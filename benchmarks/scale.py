@@ -319,7 +319,7 @@ class _Keys(Iterator[list[bytes]]):
         return self.earlier(1)
 
     def earlier(self, requests: int) -> list[bytes]:
-        """Return the keys of an earlier request, counted back from 1, the latest request."""
+        """Return the keys of an earlier request; ``requests`` is 1 for the latest request."""
         start = (self._requests - requests + 1) * _REQUEST_CHUNKS
         numbers = range(start, start + _REQUEST_CHUNKS)
         return [make_offload_key(number.to_bytes(32, "little")) for number in numbers]

@@ -54,7 +54,7 @@ class VLLMSide:
         self.manager = TieringOffloadingManager(primary, [self._tier])
 
     def context(self, request: ReplayRequest) -> ReqContext:
-        """Return the context that vLLM's connector makes: the request's id and the keys' positions."""
+        """Return a context like the connector's, with the request's id and the keys' positions."""
         context = ReqContext(request.request_id)
         for position, key in enumerate(request.keys, 1):
             context.set_offload_key_position(OffloadKey(key), position)

@@ -1,6 +1,7 @@
 """The shared part of the scripts that make an engine's virtual environment for a CPU.
 
-An up-to-date environment is not changed. Its stamp files hold hashes of the files that define it.
+An up-to-date environment is not changed. Stamp files in an environment hold hashes of the files
+that define the environment.
 """
 
 from __future__ import annotations
@@ -23,10 +24,7 @@ Pip: TypeAlias = Callable[..., None]
 
 
 def requirements(wheel: Path) -> Iterator[tuple[str, str]]:
-    """Yield the name and the text of each requirement of a wheel, except those of extras.
-
-    Names are normalized.
-    """
+    """Yield the normalized name and the text of each requirement of a wheel, except extras'."""
     with zipfile.ZipFile(wheel) as archive:
         name = next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
         metadata = archive.read(name).decode()

@@ -67,7 +67,7 @@ class Panel:
         ways: the compared programs. The first is kvtier, shown with ratios to peers and limits.
         cases: the cases to show; empty for all that were measured.
         start: start of the axis and its bars.
-        glance: for the table at a glance and the README: cases, with their names there.
+        glance: cases that the table at a glance and the README show, with the names used there.
     """
 
     title: str

@@ -16,7 +16,7 @@ _PATIENT = "600s"
 
 
 class EngineWay(Way, TierListener):
-    """A user of a tier that keeps ``at_a_time`` jobs in flight, as an engine's thread does."""
+    """A way that keeps ``at_a_time`` jobs of a tier in flight, as an engine's thread does."""
 
     _tier: TierClient
 

@@ -14,7 +14,7 @@ from ways.engine_way import EngineWay
 from ways.tier_way import TierWay
 from ways.way import Subject, Way, Work
 
-# Only vLLM's environment has the extension. Other environments leave the extension out.
+# Only vLLM's environment has the extension. Elsewhere, the extension is not measured.
 try:
     from vllm import fs_io_C as vllm_io
 except ImportError:
@@ -87,7 +87,7 @@ class VLLMFiles(PlainFiles):
     """The C extension of vLLM's tier for files: a batch per call, from ``at_a_time`` threads.
 
     All files are in one directory. vLLM itself uses a million directories, which costs more. This
-    class always uses O_DIRECT; vLLM uses it after a successful test. No headers are stored.
+    class always uses O_DIRECT; vLLM first tests whether O_DIRECT works. No headers are stored.
     """
 
     def _calls(self) -> list[range]:

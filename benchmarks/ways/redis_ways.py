@@ -46,7 +46,7 @@ class RedisBenchmark(Way):
         self._server = server
 
     async def open(self) -> None:
-        # Set all keys first, because redis-benchmark reads random keys; some reads would miss.
+        # Set all keys first, because redis-benchmark reads random keys and no read may miss.
         for number, value in enumerate(self.work.values):
             self._server.ask("SET", f"key:{number:012}", value)
 

@@ -1,8 +1,8 @@
 """A griffe extension that turns docstrings into Markdown for mkdocstrings.
 
 In a docstring, two backquotes mark code, a role such as ``:class:`` marks a name, and ``::`` marks
-a block of code. A constant's docstring is the comment ``#:`` above it. The docstring of a metric's
-field is the help text in its declaration.
+a block of code. A constant's docstring is the comment ``#:`` above the constant. The docstring of a
+metric's field is the help text in the field's declaration.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reads a tier's options in an engine's configuration, and checks the store before a start."""
+"""Reads a tier's options in an engine's configuration, and checks that the store works."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def check_store(spec: TierSpec) -> None:
     """Contact the store of ``spec`` to find errors that would keep an engine from starting.
 
     The check changes nothing in the store. It skips stores on this machine, and backends that may
-    write to the store when they open it.
+    write to the store on opening.
 
     Raises:
         ConfigError: an option is wrong, or the tier cannot work with an option's value.

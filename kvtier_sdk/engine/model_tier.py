@@ -59,7 +59,7 @@ class ModelTier(TierListener):
 
     Args:
         spec: the tier's specification, with a unique name.
-        memory: the slots; the payload of each is a chunk.
+        memory: the slots; each slot's payload is one chunk.
         namespace: the namespace of the model's chunks.
         engine: the name of the engine that owns the memory.
         clock: the source of time.
@@ -137,7 +137,7 @@ class ModelTier(TierListener):
         return self._thread.is_alive()
 
     def close(self) -> None:
-        """Ask the thread to finish running stores and close the tier; :meth:`join` waits for it."""
+        """Ask the thread to let stores finish and close the tier; :meth:`join` waits for both."""
         self._closing = True
         self._wake.set()
 
@@ -157,7 +157,7 @@ class ModelTier(TierListener):
                     self._wake.clear()
                 self._step()
         except Exception:
-            # This is a bug. The code below finishes all work, because the engine waits for it.
+            # This is a bug. The code below finishes all work, because the engine is waiting.
             _log.exception("tier %s: its thread has ended; all that follows is a miss", self.name)
         finally:
             self._has_ended = True

@@ -102,9 +102,9 @@ class HostPool:
     ) -> HostPool:
         """Make a replica's pool, or map it if another process of the replica has made it.
 
-        The method first removes pools in ``directory`` that killed replicas left behind.
-        The method does not wait for other processes to join. The pool has a name in ``directory``
-        until the scheduler and all workers have joined.
+        The method first removes pools in ``directory`` that killed replicas left behind. The method
+        does not wait for other processes to join. The pool has a name in ``directory`` until the
+        scheduler and all workers have joined.
 
         Args:
             replica: an id that all processes of the replica share. Each replica needs a new id at

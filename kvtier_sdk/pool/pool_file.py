@@ -107,7 +107,7 @@ def sweep(directory: Path) -> None:
 
 
 def enter_named(fd: int, path: Path, layout: PoolLayout, worker: int | None) -> PoolFile | None:
-    """Join a named file as the scheduler or a worker; the last one to join removes the name.
+    """Join a named file as the scheduler or a worker; the last to join removes the name.
 
     If the file has lost its name meanwhile, close ``fd`` and return ``None``.
     """
