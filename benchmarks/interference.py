@@ -8,8 +8,8 @@ gets as many stores and loads, of 2 MiB of random bytes each, as the rate requir
     apart     the limit: another program moves the same bytes, and shares only the machine with the
               engine
 
-The load is alternately off and on, for a quarter of a second each. p50 and p99 are the ratios of the
-steps' times with the load to the times without the load. "longer" is the growth of the mean step.
+The load is alternately off and on, for a quarter of a second each. p50 and p99 are the ratios of
+the steps' times with the load to the times without it. "longer" is the growth of the mean step.
 "running" is the part of this growth in which the step's thread ran. During the rest of the growth,
 the thread waited for a processor or for the interpreter lock.
 """
