@@ -104,7 +104,7 @@ class ConnectorLoop:
             active = [serving for serving in active if next(serving, _FINISHED) is not _FINISHED]
 
     def costs(self) -> Iterator[Sample]:
-        """Yield the work per chunk, which is equal for all sides, and the calls' times per chunk."""
+        """Yield the work per chunk, equal for all sides, and the calls' times per chunk."""
         for name, count in self._work.items():
             yield name, "a chunk", "", count / self._chunks
         for kind, us in self._meter.samples_us().items():
