@@ -1,7 +1,7 @@
 """Configures Hypothesis for all tests, and checks that they leave the checkout clean.
 
-Hypothesis has no deadline, because the machine may be busy. It tries the same examples in each run,
-so that only a change can cause a new failure; ``make search`` tries other examples.
+Examples have no deadline, because the machine may be busy. Hypothesis tries the same examples in
+each run, so that only a changed file can cause a new failure. ``make search`` tries other examples.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ settings.register_profile(
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 
-#: Caches of tools, environments and the built site, which may appear while tests run.
+#: Tools' caches, environments and the built site. These may appear while tests run.
 _CACHES = re.compile(r"\.git$|\.venv|\.\w+_cache$|\.hypothesis$|__pycache__$|site$")
 _BEFORE = pytest.StashKey[set[str]]()
 _LEFT = pytest.StashKey[list[str]]()
@@ -33,7 +33,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail if a test has left a file or a directory. Git would not show empty directories."""
+    """Fail if a test has left a file or a directory, even an empty directory."""
     if (before := session.config.stash.get(_BEFORE, None)) is not None:
         left = sorted(_names(session.config.rootpath) - before)
         session.config.stash[_LEFT] = left
@@ -49,7 +49,7 @@ def pytest_terminal_summary(
 
 
 def _names(root: Path) -> set[str]:
-    """Return the paths of all files and directories of the checkout, except caches."""
+    """Return the paths of all files and directories in the checkout, except caches."""
     found = set()
     for place, directories, files in os.walk(root):
         directories[:] = [name for name in directories if not _CACHES.match(name)]

@@ -10,9 +10,9 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class CompiledCore(BuildHookInterface[Any]):
-    """A build hook that adds an extension module beside each source that pyproject.toml names.
+    """A build hook that compiles the sources named in pyproject.toml into modules of the wheel.
 
-    Nothing is written into the checkout, which always runs from its sources.
+    The hook writes nothing into the checkout, where Python always runs the sources.
     """
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
@@ -22,7 +22,7 @@ class CompiledCore(BuildHookInterface[Any]):
         from mypyc.build import mypycify
         from setuptools import Distribution
 
-        # The attribute keeps the directory until its files are in the wheel.
+        # The attribute keeps the directory alive until its files are in the wheel.
         self._directory = tempfile.TemporaryDirectory(prefix="kvtier-core-")
         work = Path(self._directory.name)
         sources = self._named("compiled") - self._named("interpreted")

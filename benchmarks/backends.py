@@ -2,19 +2,20 @@
 
 Usage: python benchmarks/backends.py [--backend NAME ...] [--kib N ...] [--rounds N] ...
 
-Starts its own servers on the loopback. The last way to move chunks in each table is the limit:
+The benchmark starts its own servers on the loopback. The last program in each table is the limit.
+It has as many clients or threads as the tier has connections:
 
-    redis     redis-benchmark, with as many clients as the tier has connections
-    file      preadv and pwritev of the same vectors into the same directory, from as many threads
-    s3        the same server's objects over bare sockets, with requests signed in advance
-    mooncake  the client's calls for one buffer a chunk, from as many threads
+    redis     redis-benchmark
+    file      preadv and pwritev of the same buffers in the same directory
+    s3        requests over bare sockets to the same server, signed in advance
+    mooncake  the client's calls with one buffer per chunk
 
-A tier is called as a runner calls it: with batches of up to 8 MiB, as many at a time as the other
-ways have connections. The file tier is measured twice: alone, and as an engine uses it, in the
-engine's process and with digests on. Bytes are random, and are compared and removed after each way
-has moved them. Files bypass the page cache where the disk allows it. vLLM's C extension needs
-vLLM's environment and is left out elsewhere. MiB/s count the payload. CPU is the client's processor
-time per chunk, in user and kernel mode; on a busy machine it is more reliable than wall time.
+A tier gets the calls that a runner makes: batches of up to 8 MiB, as many at a time as the clients
+have connections. The file tier is measured twice: alone, and as an engine uses it, in the engine's
+process and with digests on. Each program moves random bytes, which are then compared and removed.
+Files bypass the page cache if the disk allows it. vLLM's C extension needs vLLM's environment and
+is left out elsewhere. MiB/s count the payload. CPU is the client's processor time per chunk, in
+user and kernel mode. On a busy machine, this time is more reliable than wall time.
 """
 
 from __future__ import annotations
@@ -30,8 +31,7 @@ from ways.way import Subject, Way, Work
 
 from kvtier_sdk.options.units import parse_bytes
 
-#: Each backend's subject, in the module ``ways.<backend>_ways``. A module is imported only if its
-#: backend is measured, because it needs the clients of that backend.
+#: Each backend's class in the module ``ways.<backend>_ways``, which needs the backend's clients.
 SUBJECTS = {
     "file": "FileSubject",
     "redis": "RedisSubject",
@@ -81,7 +81,7 @@ def _work(subject: Subject, chunk_bytes: int, total_bytes: int, at_a_time: int) 
 def _turn(subject: Subject, make: Callable[[int], Way], number: int) -> Iterator[Sample]:
     yield from make(number).samples()
     subject.clear()
-    # Write dirty pages back now, because a later write would slow the next way.
+    # Write dirty pages back now, because a later write-back would slow the next measurement.
     os.sync()
 
 

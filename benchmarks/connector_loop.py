@@ -1,15 +1,15 @@
-"""Drives any manager as the scheduler side of vLLM's OffloadingConnector does, without an engine.
+"""Drives a manager as the scheduler side of vLLM's OffloadingConnector does, without an engine.
 
 Each step makes the connector's calls in the connector's order:
 
-    1. for each waiting request: ``lookup`` from its first chunk to the first miss; if any answer
-       is pending, again in the next step; else ``prepare_load`` of the hits
+    1. for each waiting request: ``lookup`` from the first chunk to the first miss. If an answer is
+       pending, the lookups are repeated in the next step. Otherwise ``prepare_load`` of the hits.
     2. ``on_schedule_end``
     3. ``prepare_store`` of the chunks that a request has computed; ``on_request_finished``
     4. the model runs; then ``complete_load`` and ``complete_store``, with sets of keys
 
-The manager's calls are measured. The model's run is not: it writes and compares the bytes in the
-slots. Each ``Side`` decides whether the model also waits for the tiers.
+The manager's calls are measured. The model's run is not measured: it writes and compares the bytes
+in the slots. Each ``Side`` decides whether the model also waits for the tiers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FINISHED = object()
 
 
 class Side(Protocol):
-    """A manager to measure, behind an interface that all measured managers share."""
+    """The common interface of the measured managers."""
 
     hit: Any
     miss: Any
@@ -63,7 +63,7 @@ class Meter:
         return result
 
     def samples_us(self) -> dict[str, np.ndarray]:
-        """Return the samples of each kind and of ``all``, minus the cost of the clock itself."""
+        """Return the samples of each kind and of ``all``, minus the time of reading the clock."""
         samples = {
             kind: np.maximum(np.array(samples) - self._own_ns, 0) / 1e3
             for kind, samples in self._samples_ns.items()
@@ -104,7 +104,7 @@ class ConnectorLoop:
             active = [serving for serving in active if next(serving, _FINISHED) is not _FINISHED]
 
     def costs(self) -> Iterator[Sample]:
-        """Yield the work per chunk, equal for all sides, and the time per chunk of each call."""
+        """Yield the work per chunk, equal for all sides, and the calls' times per chunk."""
         for name, count in self._work.items():
             yield name, "a chunk", "", count / self._chunks
         for kind, us in self._meter.samples_us().items():
@@ -116,7 +116,7 @@ class ConnectorLoop:
             yield f"p{share:g}", quantity, "us", float(of_call)
 
     def _serve(self, request: ReplayRequest) -> Iterator[None]:
-        """Yield after each of the three parts of a step."""
+        """Serve a request; yield three times in each step, after each part of the step."""
         keys = request.keys
         context = self._side.context(request)
         self._call("on_new_request", self._manager.on_new_request, context)

@@ -1,12 +1,12 @@
-"""Measure the MiB/s of an engine's own storages and of kvtier's.
+"""Measure the throughput of an engine's own storages and of kvtier's storages.
 
 Usage, in the engine's environment: python benchmarks/engine_storage.py lmcache|sglang [--mib N] ...
 
 Each storage stores and loads one batch, with the calls that the engine's own threads make. A batch
 has new random bytes, which are all compared after the load. After each load, the storage's files
 are unlinked and dirty pages are written back, so every store begins with an idle disk. A load reads
-the bytes of the preceding store from the page cache, or in group "disk" from the disk. CPU is the
-time of this process and of the tiers' processes, without servers. kvtier's storages check digests.
+the bytes from the page cache or, in the group "disk", from the disk. CPU is the time of this
+process and of the tiers' processes, without servers. Only kvtier's storages check digests.
 """
 
 from __future__ import annotations

@@ -3,15 +3,15 @@
 Usage: python benchmarks/file_tier.py [--root DIR] [--rounds N] [--total SIZE] ...
 
 Each measurement moves the same number of bytes, split among its processes. So the ratio to one
-process shows the cost or the gain of sharing. Each round measures every way and every number of
-processes in turn, so that the machine's noise affects all of them. The tables show medians over the
-rounds. The ways:
+process shows the cost or the gain of sharing. Each round measures every program with every number
+of processes, so that the machine's noise affects all measurements. The tables show medians over the
+rounds. The programs:
 
     tier    FileTier, no capacity
     evict   FileTier, with a capacity of half of the bytes written, so that most stores evict
     plain   the limit: files of the same length are only written, renamed and read
 
-MiB/s count payload and header; each ratio is to one process of the same way.
+MiB/s count payload and header. Each ratio is to one process of the same program.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def _measure(
 
 
 def _phase(workers: Sequence[subprocess.Popen[str]]) -> float:
-    """Start the next phase of all workers; return the seconds from first start to last end."""
+    """Start the next phase of all workers; return the seconds until the last worker has ended."""
     for worker in workers:
         if worker.stdout is None or worker.stdout.readline() != "ready\n":
             raise SystemExit("a worker did not start")
@@ -190,7 +190,7 @@ async def _run(way: Way) -> None:
         sys.stdin.readline()
         start_s = time.perf_counter()
         await move()
-        # The parent can compare these times, because perf_counter has one clock for all processes.
+        # The parent can compare these times, because all processes share the clock of perf_counter.
         print(start_s, time.perf_counter(), flush=True)
     await way.close()
 

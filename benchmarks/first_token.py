@@ -1,12 +1,12 @@
-"""Compare vLLM's file tier and kvtier's: time to first token, and answers from a damaged store.
+"""Compare vLLM's file tier and kvtier's by time to first token and by answers from damaged files.
 
 Usage: .venv-vllm/bin/python benchmarks/first_token.py [--tokens N] [--rounds N] [--layers N]
 
 Real engines on the CPU, one for each way to offload, serve the same random prompts in turns. Each
-round serves a new prompt twice. The first time, the engine computes and stores it. Then the device
-cache and the host pool are emptied. The second time, the prompt's chunks come from the files, which
-the tiers read past the page cache where the disk allows it. Both answers must be equal. No file is
-removed. At the end one byte of each file is flipped, and a stored prompt is served from the files.
+round serves a new prompt twice. The first time, the engine computes and stores the prompt's chunks.
+Then the device cache and the host pool are emptied. The second time, the chunks come from the
+files, without the page cache if the disk allows it. Both answers must be equal. No file is removed.
+At the end, one byte of each file is inverted, and a stored prompt is served from the files.
 """
 
 from __future__ import annotations
@@ -91,12 +91,12 @@ def flip_byte(path: Path) -> None:
 
 
 def offloading(name: str, root: Path) -> dict[str, Any]:
-    """Return vLLM's ``kv_connector_extra_config``."""
+    """Return ``kv_connector_extra_config`` for vLLM."""
     way = OUR_MANAGER if name == OURS_B else OUR_TIERS
     ours = way.offloading(f"file://{root}", host_bytes=_POOL_BYTES) or {}
     if name == VLLM:
-        # Use kvtier's spec, because vLLM's own does not run on a CPU. The two specs differ only in
-        # their copies to the device.
+        # Use kvtier's spec, because vLLM's own spec does not run on a CPU. The two specs differ
+        # only in the copies to the device.
         return {**ours, "secondary_tiers": [{"type": "fs", "root_dir": str(root)}]}
     return ours
 

@@ -5,13 +5,13 @@ gets as many stores and loads, of 2 MiB of random bytes each, as the rate requir
 
     process   the tier in a process of its own, the default for disks and remote stores
     thread    the tier in a thread of the engine's process
-    apart     the limit: another program moves the same bytes, and the engine only shares the
-              machine with it
+    apart     the limit: another program moves the same bytes, and shares only the machine with the
+              engine
 
-Each quarter of a second with the load follows one without it, and p50 and p99 are the ratios of
-the steps' times with and without the load. "longer" is the growth of the mean step. "running" is
-the part of this growth in which the step's thread ran. In the other part, the thread waited for a
-processor or for the interpreter lock.
+The load is alternately off and on, for a quarter of a second each. p50 and p99 are the ratios of
+the steps' times with the load to the times without it. "longer" is the growth of the mean step.
+"running" is the part of this growth in which the step's thread ran. During the rest of the growth,
+the thread waited for a processor or for the interpreter lock.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def main() -> None:
 def _turn(
     engine: BusyEngine, url: str, mbps: float, seconds: float, way: str, number: int
 ) -> Iterator[Sample]:
-    """Measure steps without and with the load, in turns."""
+    """Measure steps without and with the load alternately."""
     idle, busy, moved = [], [], []
     turns = max(1, round(seconds / _TURN_S))
     opening = offered_apart(url, mbps) if way == "apart" else offered_here(url, mbps, way)
@@ -71,7 +71,7 @@ def _turn(
             moved.append(load.rest())
     moved_bytes, spent_s = np.sum(moved, axis=0)
     all_busy, all_idle = np.concatenate(busy), np.concatenate(idle)
-    # Ratios of neighbouring turns cancel changes of the machine's own speed from second to second.
+    # The ratio of two successive turns cancels slow changes of the machine's speed.
     by_turn = [
         np.median(one[:, 0]) / np.median(other[:, 0]) for one, other in zip(busy, idle, strict=True)
     ]
@@ -89,8 +89,8 @@ def _turn(
 class BusyEngine:
     """An engine that does the same work in each step.
 
-    Half of the work is Python, as in a scheduler. The other half is small calls of torch, which
-    release the interpreter lock and acquire it again, as a kernel launch does.
+    Half of the work is Python code, as in a scheduler. The other half is small calls of torch. They
+    release the interpreter lock and acquire the lock again, as a kernel launch does.
     """
 
     def __init__(self, step_s: float) -> None:
@@ -104,7 +104,7 @@ class BusyEngine:
         self._pieces = max(1, round(step_s / float(np.quantile(spent_s, 0.1))))
 
     def run(self, seconds: float, turn: Callable[[], object]) -> npt.NDArray[np.float64]:
-        """Call ``turn`` first in each step; return the wall and CPU seconds of each step."""
+        """Call ``turn`` at the start of each step; return each step's wall and CPU seconds."""
         # Freeze objects, as an engine does after its start, so that the collector skips them.
         gc.collect()
         gc.freeze()

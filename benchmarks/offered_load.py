@@ -33,7 +33,7 @@ _REQUEST = RequestContext("bench")
 
 
 class OfferedLoad(TierListener):
-    """Submits the chunks that are due at each engine step, alternating stores and loads.
+    """A load that submits the due chunks at each engine step, alternating stores and loads.
 
     A chunk is skipped if no slot is free, so a slow tier moves less than the offered load.
     """
@@ -41,7 +41,7 @@ class OfferedLoad(TierListener):
     def __init__(self, url: str, runner: str, pool: HostPool, mb_per_s: float) -> None:
         self._bytes_per_s = mb_per_s * 1e6
         self._moved_bytes = 0
-        # Each run of the benchmark stores new chunks, because a tier can skip chunks that it has.
+        # Each run of the benchmark stores new chunks, because a tier may skip a chunk that it has.
         numbers = itertools.count(time.time_ns())
         self._new_keys = (make_offload_key(number.to_bytes(8, "big") * 4) for number in numbers)
         self._stored = deque[bytes](maxlen=_FIRST_CHUNKS)
@@ -63,7 +63,7 @@ class OfferedLoad(TierListener):
         self._begun_s = self._due_since_s = time.perf_counter()
 
     def turn(self) -> None:
-        """Run one step of the engine's thread, without waiting."""
+        """Submit the chunks that are due at this step of the engine, without waiting."""
         self._tier.poll()
         now_s = time.perf_counter()
         due = int((now_s - self._due_since_s) * self._bytes_per_s / CHUNK_BYTES)
@@ -73,7 +73,7 @@ class OfferedLoad(TierListener):
         self._tier.flush()
 
     def rest(self) -> tuple[int, float]:
-        """Wait for all jobs; return the bytes moved and the seconds passed before this call."""
+        """Wait for all jobs; return the bytes and seconds between :meth:`begin` and this call."""
         moved_bytes, spent_s = self._moved_bytes, time.perf_counter() - self._begun_s
         while self._tier.jobs.unreleased:
             time.sleep(0.001)
@@ -138,7 +138,7 @@ def offered_apart(url: str, mb_per_s: float) -> Iterator[_Apart]:
 
 
 class _Apart:
-    """Starts and stops the load in the other process, with one message each."""
+    """A load in another process, started and stopped with one message each."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
@@ -156,7 +156,7 @@ class _Apart:
 
 
 def _offer(url: str, mb_per_s: float, pipe: Connection) -> None:
-    """Start or stop the load at each message; after a stop, reply with the bytes and seconds."""
+    """Start or stop the load at each message; after a stop, send the bytes and seconds back."""
     with offered_here(url, mb_per_s, "thread") as load, suppress(EOFError):
         pipe.send(None)
         while True:

@@ -3,12 +3,12 @@
 Usage: python benchmarks/policies.py [--trace FILE] [--slots N ...] [--requests N] [--seed N]
 
 Only the second half of a block-hash trace is counted. The first half fills the pool, lets policies
-learn, and may have been used to tune them. Without a trace, generated workloads are played, each of
-which is difficult for some policy. The optimum knows the future, and evicts the chunk whose next
-use is farthest away.
+learn, and may have been used to tune the policies. Without a trace, generated workloads are played,
+each of which is difficult for some policy. The optimum knows the future, and evicts the chunk whose
+next use is farthest away.
 
-Hits are counted as by ``kvtier replay`` without tiers, one request at a time. Each run gives the
-same figures.
+Hits are counted as ``kvtier replay`` counts them without tiers, one request at a time. Each run
+gives the same figures.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ def _rates(
 
 
 class _Optimum(EvictionPolicy):
-    """Evicts the chunk whose next use is farthest in the future.
+    """A policy that evicts the chunk whose next use is farthest in the future.
 
-    After L. Belady, "A study of replacement algorithms for a virtual-storage computer", 1966.
+    Source: L. Belady, "A study of replacement algorithms for a virtual-storage computer", 1966.
     """
 
     uses_prefix = False
@@ -80,10 +80,10 @@ class _Optimum(EvictionPolicy):
         for number in range(len(workload) - 1, -1, -1):
             for key in dict.fromkeys(workload[number].keys):
                 self._uses[key].append(number)
-        # The number of the request that next uses each resident chunk.
+        # For each resident chunk, the number of the next request that uses the chunk.
         self._next: dict[OffloadKey, float] = {}
-        # A heap of the same numbers, highest first, with some stale entries. Of chunks with equal
-        # numbers, the prefix's end is evicted first, because the pool reports it first.
+        # A heap of these numbers, highest first, with some stale entries. Of chunks with equal
+        # numbers, the end of a prefix is evicted first, because the pool reports the end first.
         self._order: list[tuple[float, int, OffloadKey]] = []
         self._noted = 0
 

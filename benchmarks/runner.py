@@ -14,7 +14,7 @@ from results import ROOT, Series, gain
 # Benchmarks import ``tests/support``, which starts servers and engines.
 sys.path.append(str(ROOT / "tests"))
 
-#: Case, quantity, unit and value of one figure of a side in one round.
+#: The case, quantity, unit and value of one measurement.
 Sample = tuple[str, str, str, float]
 
 
@@ -24,12 +24,12 @@ class Benchmark:
     Args:
         text: the program's docstring, for ``--help``.
         rounds: default of ``--rounds``; 0 for a benchmark without that option.
-        root: default of ``--root``; the directory for temporary files if empty.
+        root: default of ``--root``; if empty, the default is the directory for temporary files.
 
     Attributes:
         option: declares an option, as ``ArgumentParser.add_argument`` does.
         options: the values, after :meth:`parse`.
-        absent: the reasons why ways cannot be measured here, by way.
+        absent: for each side that cannot be measured here, the reason.
     """
 
     options: argparse.Namespace
@@ -58,13 +58,13 @@ class Benchmark:
         *,
         warm_up: bool = False,
     ) -> None:
-        """Measure each side once per round, in an order that rotates, and print the figures.
+        """Measure each side once per round, in rotating order, and print the figures.
 
         Args:
             group: subject of the measurement.
-            sides: the sides by name, kvtier's first. Each function gets the number of the round,
-                and ends all its work before it returns.
-            warm_up: play one more round first, numbered -1, and drop its figures.
+            sides: the measured programs by name, kvtier's first. Each function gets the number of
+                the round, and ends all its work before it returns.
+            warm_up: first measure a round numbered -1, whose figures are dropped.
         """
         values: dict[tuple[str, str, str, str], list[float]] = {}
         for number in range(-int(warm_up), self.options.rounds):
@@ -75,7 +75,7 @@ class Benchmark:
         self.add([Series(group, *names, each) for names, each in values.items()], next(iter(sides)))
 
     def add(self, series: Sequence[Series], own: str | None = None) -> None:
-        """Record the figures of one group, and print them beside those of the way ``own``."""
+        """Record and print the figures of one group, with the ratios of ``own`` to the others."""
         self._measured += series
         title = f"{series[0].group}: {len(series[0].values)} round(s), medians (quartiles)"
         compared = f"; {own} beside it in the same round, above 1 is better for {own}"
@@ -90,7 +90,6 @@ class Benchmark:
                     print(f"  {case:24} {quantity:18} {cells}".rstrip(), flush=True)
 
     def finish(self) -> None:
-        """Write the figures if ``--json`` is given."""
         if self.options.json is not None:
             root = Path(self.options.root)
             results.write(self.options.json, self._measured, root=root, absent=self.absent)

@@ -3,12 +3,12 @@
 Usage: python benchmarks/scale.py [SECTION ...] [--slots N ...] [--root DIR] ...
 
     slots     the manager's memory and time, by the number of slots of the host pool
-    tiers     a step and a lookup, by the number of tiers
+    tiers     the times of a step and a lookup, by the number of tiers
     waiting   10,000 requests of 500 chunks, looked up in each step while they wait for a tier
     files     the start of a file tier over a root with a million chunks
 
-Times are medians of the calling thread's CPU time, except for wall time in ``files``. Memory is the
-growth of the process's resident memory. Every measurement has a process of its own.
+Times are medians of the calling thread's CPU time; in ``files``, they are wall time. Memory is the
+growth of the process's resident memory. Each measurement runs in a new process.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def main() -> None:
 
 @dataclass
 class _Slots:
-    """Slot numbers without memory, because no tier accesses the slots."""
+    """A host pool without memory, because no tier accesses the slots."""
 
     slots: int
     chunk_bytes: int = _CHUNK_BYTES
@@ -118,7 +118,7 @@ def _measure_slots(slots: int) -> Row:
     pool: Any = _Slots(slots)
     manager = TieringManager(pool, policy=load_policy("lru")(), clock=SystemClock())
     meter = _Meter()
-    # These requests fill the pool. Every second request of the next loop then hits.
+    # These requests fill the pool, so that every second request of the next loop hits.
     for _ in range(-(-slots // _REQUEST_CHUNKS)):
         _compute(manager, _Meter(), next(keys), "")
     row = {"bytes": (_resident_bytes() - before_bytes) / slots}
@@ -224,7 +224,7 @@ def _measure_waiting(requests: int) -> Row:
 
 
 def _measure_answers(requests: int) -> Row:
-    """Measure the steps until every request has its answer, which is always a miss."""
+    """Measure the steps until every request has its answers, which are all misses."""
     meter = _Meter()
     with _engine(1) as manager:
         waiting = _make_waiting(manager, requests)
@@ -264,7 +264,7 @@ def _measure_start(root: str, files: int) -> Row:
 
 
 async def _start(root: str, files: int) -> Row:
-    # This fits all chunks but not more: the tier refuses a capacity above the disk's size.
+    # Just enough for all chunks, because the tier refuses a capacity above the disk's size.
     capacity = (files + _REQUEST_CHUNKS) * 2 * _CHUNK_BYTES
     spec = TierSpec.from_url(f"file://{root}", capacity=capacity, min_free=0)
     context = TierContext(
@@ -309,7 +309,7 @@ async def _start(root: str, files: int) -> Row:
 
 
 class _Keys(Iterator[list[bytes]]):
-    """An iterator over the keys of each request; the keys are as long as an engine's."""
+    """An endless iterator over the keys of each request, which are as long as an engine's keys."""
 
     def __init__(self) -> None:
         self._requests = 0
@@ -319,20 +319,20 @@ class _Keys(Iterator[list[bytes]]):
         return self.earlier(1)
 
     def earlier(self, requests: int) -> list[bytes]:
-        """Return the keys of an earlier request; 1 is the latest."""
+        """Return the keys of an earlier request; ``requests`` is 1 for the latest request."""
         start = (self._requests - requests + 1) * _REQUEST_CHUNKS
         numbers = range(start, start + _REQUEST_CHUNKS)
         return [make_offload_key(number.to_bytes(32, "little")) for number in numbers]
 
 
 class _Meter:
-    """Samples of the calling thread's CPU time in calls, by name."""
+    """Samples of the CPU time that calls take in the calling thread, by name."""
 
     def __init__(self) -> None:
         self.samples: dict[str, list[float]] = defaultdict(list)
 
     def call(self, name: str, scale: float, function: Callable[..., Any], *args: Any) -> None:
-        """Sample the seconds of one call, times ``scale``."""
+        """Record the CPU seconds of one call, multiplied by ``scale``."""
         started_s = time.thread_time()
         function(*args)
         self.samples[name].append((time.thread_time() - started_s) * scale)
@@ -340,11 +340,11 @@ class _Meter:
     def batch(
         self, name: str, function: Callable[..., Any], keys: Sequence[bytes], *a: Any
     ) -> None:
-        """Sample the microseconds per key of one call with all keys."""
+        """Record the microseconds per key of one call with all keys."""
         self.call(name, 1e6 / len(keys), function, keys, *a)
 
     def each(self, name: str, function: _Call, keys: Sequence[bytes], *a: Any) -> None:
-        """Sample the microseconds of a call for each key."""
+        """Record the mean microseconds of calls with one key each."""
 
         def run() -> None:
             for key in keys:

@@ -2,16 +2,16 @@
 
 Usage: python benchmarks/scheduler.py [TRACE] [--rounds N] [--concurrency N ...]
 
-First the cost: CPU microseconds of the scheduler's thread per chunk, in the calls of vLLM's
-connector (see ``connector_loop.py``). The sides are the memory tier and no tier, both also with the
-policy ``lru``. If vllm is installed, two more sides have vLLM's tiering manager with a tier in
-memory. One tier answers from a thread, as vLLM's tiers for files and objects do. The other answers
-at once, which is the best case; no real store does that. Between two steps the tiers finish all
-their jobs, so that all sides do the same work. All loaded bytes are compared.
+The cost is the CPU time of the scheduler's thread in the calls of vLLM's connector, in microseconds
+per chunk (see ``connector_loop.py``). kvtier is measured with a memory tier and without a tier, and
+both also with the policy ``lru``. If vllm is installed, vLLM's tiering manager is measured with two
+tiers in memory. "thread" answers from a thread, as vLLM's tiers for files and objects do. "at once"
+answers without delay, which is the best case; no real store does that. Between two steps, the tiers
+finish all their jobs, so that all sides do the same work. All loaded bytes are compared.
 
-Then the interference: wall microseconds of a single call while the file tier writes as fast as it
-can, beside the same loop without tiers. Here the steps have a fixed length and do not wait for the
-tier, so the tier's queue is full.
+The interference is the wall time of a call, in microseconds, while the file tier writes as fast as
+possible, beside the same loop without tiers. Here the steps have a fixed length and do not wait for
+the tier, so the tier's queue is full.
 """
 
 from __future__ import annotations
@@ -49,11 +49,10 @@ from kvtier_sdk.runner import ThreadRunner
 from kvtier_sdk.runner.jobs import Report
 
 _POLL_S = 50e-6
-# Longer than any job takes, so that no job reaches its deadline while the loop waits for tiers.
+# No job takes this long, so no job reaches its deadline while the loop waits for the tiers.
 _PATIENT_S = 600.0
 _DEADLINES = ("lookup_deadline", "load_deadline", "store_deadline")
 _SMALL_CHUNK_BYTES = 4096
-#: The length of a chunk in the saturated file tier.
 _FILE_CHUNK_BYTES = 64 * 1024
 _STEP_S = 0.002
 _VLLM_SIDES = {"vLLM, thread": True, "vLLM, at once": False}
@@ -149,9 +148,9 @@ def _play(
 
 
 class KVTierSide:
-    """``TieringManager`` with digests on.
+    """kvtier's manager, with digests on.
 
-    The model runs for ``step_s`` or, if that is ``None``, until the tier has reported all jobs.
+    The model runs for ``step_s`` seconds; if ``None``, until the tier has reported all jobs.
     """
 
     hit = LookupResult.HIT
@@ -175,7 +174,7 @@ class KVTierSide:
             self._pool,
             policy=eviction,
             clock=clock,
-            # If computing takes infinitely long, the manager loads every chunk that it finds.
+            # With an infinite time for recomputing, the manager loads every chunk that it finds.
             recompute_s=math.inf,
         )
         if url is None:
@@ -214,8 +213,6 @@ class KVTierSide:
 
 
 class _CountingRunner(ThreadRunner):
-    """Counts the submitted and the reported jobs."""
-
     _submitted = 0
     _reported = 0
 

@@ -1,9 +1,9 @@
-"""Runs a benchmark with two versions of kvtier in turns, to compare them.
+"""Runs a benchmark with two versions of kvtier alternately, to compare the versions.
 
 Usage: python benchmarks/versions.py [--rounds N] OLD NEW BENCHMARK.py [OPTION ...]
 
-OLD and NEW are checkouts, or wheels to unpack. In each round, each version runs this
-checkout's benchmark in a process of its own.
+OLD and NEW are checkouts or wheels. In each round, this checkout's benchmark runs once with each
+version, in a new process.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""vLLM's tiering manager as a side of ``scheduler.py``, imported only if vllm is installed."""
+"""vLLM's tiering manager, as one of the managers that ``scheduler.py`` measures."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class VLLMSide:
         self.manager = TieringOffloadingManager(primary, [self._tier])
 
     def context(self, request: ReplayRequest) -> ReqContext:
-        """Return the context that the connector makes: the request's id and each key's position."""
+        """Return a context like the connector's, with the request's id and the keys' positions."""
         context = ReqContext(request.request_id)
         for position, key in enumerate(request.keys, 1):
             context.set_offload_key_position(OffloadKey(key), position)
@@ -86,7 +86,7 @@ class VLLMSide:
 
 
 class SteppedTier(SecondaryTierManager):
-    """A tier over a dictionary, which answers lookups at once and copies between the steps."""
+    """A tier over a dictionary that answers lookups at once and copies between the steps."""
 
     medium = Medium.CPU
 
@@ -95,7 +95,7 @@ class SteppedTier(SecondaryTierManager):
         self._slots = np.frombuffer(flat, np.uint8).reshape(-1, self.block_size_bytes)
         self._objects: dict[OffloadKey, np.ndarray] = {}
         self._waiting: list[TransferJob] = []
-        # The results to poll, in a deque, because one thread appends while another removes.
+        # A deque, because one thread may append results while another thread removes results.
         self._finished: deque[JobResult] = deque()
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
@@ -121,7 +121,7 @@ class SteppedTier(SecondaryTierManager):
             time.sleep(0.001)
 
     def is_settled(self) -> bool:
-        """Return true if all lookups are answered and all jobs are reported."""
+        """Do all waiting jobs, and return true because nothing is left to wait for."""
         for job in self._waiting:
             self._work(job)
         self._waiting.clear()
@@ -141,7 +141,7 @@ class SteppedTier(SecondaryTierManager):
 
 
 class ThreadedTier(SteppedTier):
-    """A tier like vLLM's for files and objects, with ``AsyncLookupManager`` and a thread."""
+    """A tier with ``AsyncLookupManager`` and a thread, like vLLM's tiers for files and objects."""
 
     def __init__(self, view: memoryview, flat: memoryview) -> None:
         super().__init__(view, flat)
@@ -192,7 +192,7 @@ class _Lookups(AsyncLookupManager):
         return [key in self._objects for key in keys]
 
     def are_answered(self) -> bool:
-        """Return true if the last flush is answered; all its answers arrive as one item."""
+        """Return true if all answers to the last flush are here; they arrive as a single item."""
         return self._pending_results.qsize() > 0 or not any(
             state.phase is LookupPhase.IN_FLIGHT for state in self._lookup_state.values()
         )

@@ -1,16 +1,16 @@
-"""Measure the worker's GB/s between blocks and slots, beside one contiguous copy of the same size.
+"""Measure the worker's GB/s between blocks and slots, beside one contiguous copy of equal size.
 
 Usage: python benchmarks/worker.py [--layers 1,32] [--pages 16,256,4096] [--kib 16,128] [--rounds N]
 
-A page is one block of one tensor, and a slot holds one block of every tensor: a job of 256 pages in
-32 layers copies 8,192 runs. "scattered" uses random blocks and slots, so that hardly any runs can
-be merged; "contiguous" uses neighbours on both sides. On a GPU "run by run" is the scattered job
-without the kernel that gathers short runs; every side has a stream of its own. Bytes are random,
-and each way's bytes are compared once, before the rounds.
+A page is one block of one tensor, and a slot holds one block of every tensor. So a job of 256 pages
+in 32 layers copies 8,192 runs of bytes. "scattered" uses random blocks and slots, so that hardly
+any runs can be merged. "contiguous" uses adjacent blocks and adjacent slots. On a GPU, "run by run"
+is the scattered job without the kernel that gathers short runs, and each copy has its own stream.
+Bytes are random. The bytes of each kind of copy are compared once, before the rounds.
 
 The peer is torch.Tensor.copy_ of one buffer, on a GPU from or to pinned memory. A worker's time is
 from submit to the end of wait. "unmoved", on a CPU, is a worker that does everything except the
-copying: the upper limit for a worker. Its GB/s count the bytes that it would have moved.
+copying: the upper limit for a worker. Its GB/s count the bytes that a worker would have copied.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Setting:
         self.unmoved = None if idle is None else OffloadWorker([group], host, device=idle)
 
     def copies(self, operation: str) -> dict[str, Callable[[], None]]:
-        """Return the functions that a round measures, by name."""
+        """Return the functions to measure, by name."""
         device_end, host_end = self.peer
         into, out_of = (host_end, device_end) if operation == "store" else (device_end, host_end)
         blocks, slots = self.ids["scattered"]
@@ -77,7 +77,7 @@ class Setting:
         return found
 
     def check(self, operation: str, name: str, copy: Callable[[], None]) -> None:
-        """Copy once, and end the benchmark if the bytes are wrong."""
+        """Copy once, and exit if the bytes are wrong."""
         layers, host = self.ours
         blocks, slots = (torch.from_numpy(ids) for ids in self.ids.get(name, self.ids["scattered"]))
         if name == "unmoved":
@@ -110,7 +110,7 @@ class Setting:
             into.copy_(out_of, non_blocking=True)
 
     def _run_by_run(self, operation: str, stream: torch.cuda.Stream | None) -> None:
-        """Copy each run with a call of its own, even a short one."""
+        """Copy each run with a separate call, without the kernel that gathers short runs."""
         device = self.worker._device
         gatherer, device._gatherer = device._gatherer, None
         try:
@@ -136,7 +136,7 @@ class Setting:
 
 @contextlib.contextmanager
 def used(stream: torch.cuda.Stream | None) -> Iterator[None]:
-    """Let torch use a stream, and wait for the stream at the end; on a CPU, do nothing."""
+    """Let torch use ``stream``, and wait for the stream at the end. If ``None``, do nothing."""
     with contextlib.nullcontext() if stream is None else torch.cuda.stream(stream):
         yield
     if stream is not None:
@@ -144,7 +144,7 @@ def used(stream: torch.cuda.Stream | None) -> Iterator[None]:
 
 
 def turn(case: str, size_bytes: int, copy: Callable[[], None], number: int) -> Iterator[Sample]:
-    # A clock cannot measure a small copy, so repeat the copy until 4 MiB are moved.
+    # A small copy is too short to measure, so repeat the copy until 4 MiB are copied.
     repeats = max(1, 4 * MIB // size_bytes)
     began_s = time.perf_counter()
     for _ in range(repeats):

@@ -1,13 +1,13 @@
-"""An operator's afternoon: the mishaps of a cache in daily use, and kvtier's reports of them.
+"""An operator's afternoon: common failures of a cache, and how kvtier reports them.
 
     python examples/afternoon.py
 
 Two small engines, one per model, share a directory and a Redis server, with default options. Then a
 model is deleted, the disk and the server fail, the directory is recreated, and the engines restart.
 In between, an operator's commands run and print their output. Every chunk that an engine loads is
-compared with the stored chunk. The exit status is 1 if a scene did not end as it should.
+compared with the stored chunk. The exit status is 1 if a check of a scene failed.
 
-It needs redis-server. The scene of the full disk mounts a small file system, which needs root.
+The example needs redis-server. The scene of the full disk needs root, to mount a small file system.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _PATIENCE_S = 60.0
 
 
 class Engine:
-    """A small engine, which computes prompts, offloads them, and loads them again."""
+    """A small engine that computes prompts, offloads their chunks, and loads the chunks again."""
 
     def __init__(self, name: str, model: str) -> None:
         self.name, self.model = name, model
@@ -67,7 +67,7 @@ class Engine:
             yield
 
     def serve(self, prompt: int) -> bool:
-        """Serve a prompt; return true if no chunk of it had to be computed."""
+        """Serve a prompt; return true if all chunks of the prompt were loaded."""
         keys = [
             make_offload_key(f"{self.model} {prompt} {place}".encode().ljust(32, b"."))
             for place in range(PROMPT_CHUNKS)
@@ -80,8 +80,8 @@ class Engine:
         for key, slot in zip(found, slots, strict=True):
             self.unequal_chunks += self.pool.view(slot) != content(key)
         self.manager.complete_load(found, request)
-        # Compute one chunk per step, so that kvtier learns the time of computing: it loads a chunk
-        # only if loading is faster.
+        # Compute one chunk per step, so that kvtier can measure how long computing takes. kvtier
+        # loads a chunk only if loading is faster.
         for key in keys[len(found) :]:
             output = self.manager.prepare_store([key], request)
             for slot in output.slots:
@@ -93,12 +93,12 @@ class Engine:
         return len(found) == len(keys)
 
     def step(self) -> None:
-        """End a step, and sleep in place of the model."""
+        """End a step, and sleep instead of running a model."""
         self.manager.on_schedule_end()
         rest()
 
     def _look_up(self, keys: Sequence[OffloadKey], request: RequestContext) -> int:
-        """Return the number of leading chunks that hit."""
+        """Return the number of chunks before the first miss."""
         for count, key in enumerate(keys):
             while (result := self.manager.lookup(key, request)) is not LookupResult.HIT:
                 if result is LookupResult.MISS:
@@ -108,7 +108,7 @@ class Engine:
 
 
 class Afternoon:
-    """The scenes, with the operator's commands and the checks of their outcome."""
+    """The scenes, with the operator's commands and the checks of the outcome."""
 
     def __init__(self, folder: Path) -> None:
         self.failed = 0
@@ -195,8 +195,6 @@ class Afternoon:
         self._check("A prompt of before comes back", self._llama.serve(33))
         self._type("tier verify llama.toml")
 
-    # Parts of the scenes.
-
     @contextmanager
     def _running(self) -> Iterator[None]:
         with ExitStack() as stack:
@@ -211,7 +209,7 @@ class Afternoon:
                 until(lambda: not engine.manager.has_pending_work(), engine.step)
 
     def _type(self, line: str) -> None:
-        """Run a command while the engines step."""
+        """Run a command of ``kvtier`` while the engines step."""
         print(f"\n$ kvtier {line}", flush=True)
         kvtier = str(Path(sys.executable).with_name("kvtier"))
         with subprocess.Popen([kvtier, *shlex.split(line)], cwd=self._folder) as command:
@@ -231,7 +229,7 @@ class Afternoon:
 
 
 class RedisServer:
-    """A redis-server on a free port of the loopback, without a password."""
+    """A redis-server on a free loopback port, without a password."""
 
     def __init__(self, folder: Path) -> None:
         with socket.socket() as probe:
@@ -284,7 +282,7 @@ def small_disk(folder: Path) -> Iterator[bool]:
 
 
 def is_ok(tier: TierStats) -> bool:
-    """Return true if a tier is not slow and none of its breakers is open."""
+    """Return true if a tier is not slow and its circuit breakers are closed."""
     return not (tier.is_slow or tier.reads_open or tier.stores_open)
 
 

@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import Any
 
 #: A chunk holds 16 tokens of a model with 32 KiB of keys and values per token, such as Llama 3.2 1B
-#: in bfloat16. The pool is smaller than all stored chunks, so that both processes load chunks.
+#: in bfloat16. The pool is too small for all chunks, so that both processes load chunks from files.
 CHATS = ["--requests", "200", "--slots", "256", "--chunk-bytes", "512KiB"]
 CHAT_TOKENS = 16
 
-#: A block of Mooncake's traces has 512 tokens. Chunks are small here, because traces are long.
+#: A block of Mooncake's traces has 512 tokens. Chunks are kept small, because traces are long.
 TRACE = ["--chunk-bytes", "4KiB", "--trace"]
 TRACE_TOKENS = 512
 
 
 def main() -> int:
-    """Run ``kvtier replay`` twice over one directory, and return the first bad exit status."""
+    """Run ``kvtier replay`` twice over one directory; return the first nonzero exit status."""
     kvtier = os.path.relpath(Path(sys.executable).with_name("kvtier"))
     trace = sys.argv[1:]
     workload, chunk_tokens = ([*TRACE, *trace], TRACE_TOKENS) if trace else (CHATS, CHAT_TOKENS)
@@ -43,10 +43,10 @@ def main() -> int:
 
 
 def summary(second: dict[str, Any], chunk_tokens: int) -> str:
-    """Describe the outcome of the two processes in a sentence.
+    """Describe what the second process found, in a sentence.
 
     Args:
-        second: the report of the second process, which found no wrong byte.
+        second: the report of the second process, which compared all bytes and found no difference.
         chunk_tokens: the number of tokens in a chunk.
     """
     found, wanted = second["hit_blocks"], second["blocks"]

@@ -1,4 +1,4 @@
-"""Two vLLM engines, one after the other, over one file tier.
+"""Run two vLLM engines, one after the other, with the same file tier.
 
     make demo-vllm
 
@@ -46,7 +46,7 @@ ENVIRONMENT = {
 
 
 def serve(model: Path, chunks: Path) -> None:
-    """Serve the conversations in this process; print one JSON document per turn."""
+    """Serve the conversations in this process; print a JSON document for each turn."""
     from vllm import LLM, SamplingParams
     from vllm.config import KVTransferConfig
 
@@ -68,7 +68,7 @@ def serve(model: Path, chunks: Path) -> None:
                 "cpu_bytes_to_use": "512MiB",
                 # The weights are generated, so kvtier cannot identify the model by its files.
                 "model_revision": "made up",
-                # A slower lookup is a miss, and a busy machine needs more time than the default.
+                # Lookups after the deadline are misses, and a busy machine exceeds the default.
                 "secondary_tiers": [{"type": "file", "root": str(chunks), "lookup_deadline": "1s"}],
             },
         ),
@@ -99,13 +99,13 @@ def serve(model: Path, chunks: Path) -> None:
             }
             print(json.dumps(document), flush=True)
             prompt += document["answer"]
-    # Run one more step, which carries out the stores that the last step prepared.
+    # Run one more step, because that step carries out the stores that the last step prepared.
     answer([1, 2, 3])
     llm.llm_engine.engine_core.shutdown()
 
 
 def run_engine(model: Path, chunks: Path) -> list[dict[str, Any]]:
-    """Serve the conversations in a new process, and return one document per turn."""
+    """Serve the conversations in a new process, and return a document for each turn."""
     log = chunks.with_suffix(".log")
     with log.open("w") as errors:
         engine = subprocess.run(

@@ -1,4 +1,4 @@
-"""An engine that keeps its own manager: one tier, one slot table, one step.
+"""An engine that manages its slots itself and offloads chunks to a single tier.
 
     python examples/own_manager.py file:///tmp/kvtier-own-manager
 
@@ -30,7 +30,7 @@ SLOTS = 16
 
 
 class SlotTable(TierListener):
-    """The chunks in the slots, the free slots, and the slots that the tier may read or write."""
+    """The chunks in slots, the free slots, and the busy slots, which the tier may read or write."""
 
     def __init__(self) -> None:
         self.chunks: dict[OffloadKey, int] = {}
@@ -53,16 +53,16 @@ class SlotTable(TierListener):
 
 
 class Engine:
-    """The engine; one thread calls its methods."""
+    """An engine, whose methods are called by a single thread."""
 
     def __init__(self, tier: TierClient, pool: HostPool, table: SlotTable) -> None:
         self.tier, self.pool, self.table = tier, pool, table
 
     def write(self, key: OffloadKey, content: bytes, request: RequestContext) -> None:
-        """Fill a slot, and offer the chunk to the tier."""
+        """Write a chunk to a free slot, and offer the chunk to the tier."""
         slot = self.table.chunks[key] = self.table.free.pop()
         self.pool.view(slot)[:] = content
-        if self.tier.store([key], [slot], request):  # None if the queue is full or the tier down
+        if self.tier.store([key], [slot], request):  # None if the queue is full or the tier is down
             self.table.busy.add(slot)
 
     def evict(self, key: OffloadKey) -> None:
@@ -73,7 +73,7 @@ class Engine:
         self.table.free.append(slot)
 
     def fetch(self, keys: Sequence[OffloadKey], request: RequestContext) -> list[OffloadKey]:
-        """Load chunks, and return the keys of the loaded ones. The engine recomputes the others."""
+        """Load chunks, and return the loaded keys. An engine would recompute the missing chunks."""
         lookup = self.tier.lookup(keys, request)
         self.step_until(lambda: lookup.result is not None)
         found = [key for key in keys if self.table.present[key]]
@@ -86,7 +86,7 @@ class Engine:
         return [key for key in keys if key in self.table.chunks]
 
     def step_until(self, done: Callable[[], bool]) -> None:
-        """Flush, poll and compute until ``done``. The jobs' deadlines end every wait."""
+        """Repeat steps until ``done``. Every wait ends, because each job has a deadline."""
         while True:
             self.tier.flush()
             self.tier.poll()

@@ -1,6 +1,7 @@
-"""Makes virtual environments for engines on a CPU, for the scripts of all engines.
+"""The shared part of the scripts that make an engine's virtual environment for a CPU.
 
-An up-to-date environment is not changed. Stamp files in it hold hashes of the files that define it.
+An up-to-date environment is not changed. Stamp files in an environment hold hashes of the files
+that define the environment.
 """
 
 from __future__ import annotations
@@ -23,10 +24,7 @@ Pip: TypeAlias = Callable[..., None]
 
 
 def requirements(wheel: Path) -> Iterator[tuple[str, str]]:
-    """Yield each project's normalized name and its requirement, markers included.
-
-    The requirements of extras are left out.
-    """
+    """Yield the normalized name and the text of each requirement of a wheel, except extras'."""
     with zipfile.ZipFile(wheel) as archive:
         name = next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
         metadata = archive.read(name).decode()
@@ -45,7 +43,7 @@ def our_packages() -> list[Path]:
 
 
 def install_ours(pip: Pip) -> None:
-    """Install this repository's packages in editable mode, with their tests' servers and peers."""
+    """Install this repository's packages in editable mode, and packages that their tests need."""
     own = [".[testing]", *map(str, our_packages()), "examples/kvtier-memcached"]
     packages = [part for package in own for part in ("-e", package)]
     lines = DEVELOPMENT.read_text().splitlines()

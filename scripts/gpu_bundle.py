@@ -2,7 +2,7 @@
 
     python scripts/gpu_bundle.py [--no-wheels] [FOLDER]
 
-The machine must have Python 3.12, torch and numpy. The folder holds the rest: this project's
+The machine must have Python 3.12, torch and numpy. The folder holds everything else: this project's
 packages as their wheels install them, the requirements of packages and tests from the package
 index, the tests in tests/gpu, the worker's benchmark, and run.py. Start run.py on that machine
 (python3 run.py --help).
@@ -22,15 +22,15 @@ ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("tests/gpu", "tests/support/gpu", "benchmarks")
 PACKAGES = (ROOT, ROOT / "backends/file")
 PYTHON = "3.12"
-#: The oldest system that the wheels support: glibc 2.17 on x86-64.
+#: The downloaded wheels run on x86-64 with glibc 2.17 or newer.
 PLATFORM = "manylinux2014_x86_64"
-#: Requirements left out, because the machine has a version that fits its torch.
+#: Requirements left out, because the machine has versions that fit the machine's torch.
 LEFT_OUT = frozenset({"numpy"})
 MAX_BYTES = 60 * 1024 * 1024
 
 
 def make(folder: Path, *, wheels: bool) -> None:
-    """Make the folder, replacing an older one; ``wheels`` also downloads the requirements."""
+    """Make the folder, replacing an older one. If ``wheels``, also download the requirements."""
     if folder.exists() and any(folder.iterdir()) and not (folder / "run.py").exists():
         raise SystemExit(f"{folder} holds something else: name another folder, or remove it")
     shutil.rmtree(folder, ignore_errors=True)
@@ -46,7 +46,7 @@ def make(folder: Path, *, wheels: bool) -> None:
 
 
 def requirements() -> list[str]:
-    """Return the requirements of the packages and the tests, except torch's."""
+    """Return the requirements of the packages and the tests, without ``LEFT_OUT``."""
     declared = (ROOT / "requirements-dev.txt").read_text().splitlines()
     found = [line for line in declared if re.match(r"pytest(-asyncio)?\b(?!-)", line)]
     for package in PACKAGES:

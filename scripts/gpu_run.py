@@ -2,10 +2,10 @@
 
     python3 run.py [--out FOLDER] [--only NAME,NAME] [--limit-s SECONDS]
 
-This program needs Python 3.12, torch and numpy, but no network; the rest lies beside this file.
-Another version of Python uses its own packages, not those in python3.12/. The report is printed as
+This program needs Python 3.12, torch and numpy, but no network. All else is beside this file.
+With another version of Python, the packages in python3.12/ are not used. The report is printed as
 it grows, and written to FOLDER/report.txt and FOLDER/report.json (default: $OUT, or the current
-folder). The exit status is 1 if a check failed. Without a device, parts that need it are skipped.
+folder). The exit status is 1 if a check failed. Without a device, tests that need one are skipped.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 TESTS = HERE / "tests/gpu"
-#: Use only bundled plugins, because others may not fit, and ignore a checkout around this folder.
+#: These options make pytest ignore the configuration of a checkout around this folder.
 PYTEST = [
     *("-m", "pytest", "-q", "-s", "-rs", "--import-mode=importlib", "-p", "no:cacheprovider"),
     *("-c", os.devnull, "--rootdir", str(HERE), "--confcutdir", str(TESTS)),
     *("-o", "markers=gpu", "-o", "junit_family=xunit1"),
 ]
-#: The time limit of each check in seconds. A longer check is killed, because a driver can hang.
+#: The seconds after which a check is killed. The limits exist because a driver can hang.
 LIMITS_S = {
     "machine": 60,
     "registration": 60,
@@ -47,7 +47,7 @@ LIMITS_S = {
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of a check, with the packages beside this file on Python's path."""
+    """Return a check's environment: the packages beside this file, without pytest's plugins."""
     paths = [str(HERE / "kvtier"), str(HERE / "tests")]
     if sys.version_info[:2] == (3, 12):
         paths.append(str(HERE / "python3.12"))
@@ -60,7 +60,7 @@ def environment() -> dict[str, str]:
 
 
 def run(name: str, limit_s: float, out: Path) -> dict[str, Any]:
-    """Run a check in its own process group, because it may crash, hang or lose the device."""
+    """Run a check in its own process group, because a check may crash, hang or lose the device."""
     results = out / f"{name}.xml"
     command = [sys.executable, *PYTEST, f"--junitxml={results}", str(TESTS / f"test_{name}.py")]
     if name == "bandwidth":
@@ -85,7 +85,7 @@ def run(name: str, limit_s: float, out: Path) -> dict[str, Any]:
 
 
 def figures(results: Path) -> dict[str, str]:
-    """Read the figures of a check from its results, and remove the results."""
+    """Read the figures from the results file of a check, and remove the file."""
     found = {}
     if results.exists():
         for figure in ElementTree.parse(results).iter("property"):
@@ -123,7 +123,7 @@ def main() -> int:
             checks.append(run(name, min(LIMITS_S[name], left_s), arguments.out))
             say(checks[-1]["output"].rstrip())
             say(f"{name}: {checks[-1]['fault'] or 'passed'}; took {checks[-1]['took_s']:.1f} s")
-            # Write after each check, because the next check may end the run.
+            # Write after each check, because a later check may end the run.
             (arguments.out / "report.json").write_text(json.dumps({"checks": checks}, indent=1))
         failed = [check["name"] for check in checks if check["fault"]]
         say(f"\n{len(checks) - len(failed)} passed")

@@ -4,8 +4,8 @@
 
 SGLang's wheel requires CUDA's libraries, but imports them only on a machine with a GPU. So this
 script installs only what SGLang's host pools, cache controller and storage backends import.
-torchvision's wheel is built for another torch, so only its Python code runs here, and
-``tests/support/sglang_platform.py`` declares its operators.
+torchvision's wheel is built for another torch, so only its Python code runs here.
+``tests/support/sglang_platform.py`` declares torchvision's operators.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ NEEDED = frozenset(
         "xxhash",
     }
 )
-# Packages that SGLang imports but does not require.
+# Packages that SGLang imports without declaring them as requirements.
 UNNAMED = ("dill", "loguru", "sortedcontainers", "traitlets", "triton")
 WITHOUT_DEPENDENCIES = ("torchvision==0.28.0",)
 

@@ -28,7 +28,7 @@ LEFT_OUT = frozenset(
     }
 )
 WITHOUT_DEPENDENCIES = ("numba==0.65.0", "llvmlite==0.47.*", "intel-openmp==2024.2.1")
-#: LMCache under vLLM. vLLM requires the other packages that LMCache needs.
+#: LMCache, and the packages that LMCache needs but vLLM does not require.
 UNDER_LMCACHE = (LMCACHE, "nvtx", "opentelemetry-exporter-prometheus")
 
 

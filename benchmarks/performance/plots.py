@@ -47,7 +47,7 @@ def draw(section: Section, figures: Figures, scheme: str, file: Path) -> None:
         "svg.hashsalt": section.name,
         "svg.fonttype": "none",
         "font.family": "sans-serif",
-        # The SVG names all these fonts; matplotlib measures texts with the first font.
+        # The SVG lists all these fonts, and matplotlib measures texts with the first font.
         "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial"],
         "font.size": 10,
         "text.color": colours["text"],

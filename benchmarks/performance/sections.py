@@ -17,12 +17,12 @@ class Run:
     """One run of a benchmark.
 
     Attributes:
-        name: its name within the section.
+        name: name of the run within the section.
         command: the benchmark's file and options; ``{trace}`` stands for a trace, or for nothing.
         quick: the command of a short run.
-        rounds: default of the report's ``--rounds``; 0 for a benchmark without this option.
+        rounds: number of rounds without ``--rounds``; 0 for a benchmark without this option.
         engine: the engine whose environment the run needs.
-        vllm: ways that can be measured only in vLLM's environment.
+        vllm: names of the ways that can be measured only in vLLM's environment.
         needs_trace: true if nothing can be measured without a trace.
     """
 
@@ -36,13 +36,13 @@ class Run:
 
 
 class Way(NamedTuple):
-    """A way to do the work, with its names in plots and tables.
+    """A measured program, with its colour and its names in plots and tables.
 
     Attributes:
         role: ``kvtier``, ``variant`` (kvtier with other options), ``vllm``, ``client`` or
             ``limit``.
-        name: its name in the figures.
-        label: its name in the table, if the names differ.
+        name: name of the program in the figures.
+        label: name of the program on the page, if the name differs.
     """
 
     role: str
@@ -64,10 +64,10 @@ class Panel:
         group: group of the shown series.
         quantity: quantity of the shown series.
         axis: label of the axis, with the unit.
-        ways: the compared ways. The first is kvtier; its ratio to each peer and limit is shown.
+        ways: the compared programs. The first is kvtier, shown with ratios to peers and limits.
         cases: the cases to show; empty for all that were measured.
         start: start of the axis and its bars.
-        glance: cases in the table at a glance and in the README, with their names there.
+        glance: cases that the table at a glance and the README show, with the names used there.
     """
 
     title: str
@@ -95,7 +95,7 @@ class Section:
     Attributes:
         name: name of the section's file, and the section's value for ``--only``.
         title: the section's heading.
-        question: the subject of the measurement and its peers.
+        question: text about what is measured, and beside which programs.
         runs: the benchmarks of the section.
         panels: parts of the plot and the table. Without panels there is no plot, and each group has
             a table with the cases as columns and the quantities as rows.
@@ -117,7 +117,7 @@ class Section:
         return bool(self.panels) and any(run.series for run in figures.runs.values())
 
     def said(self, figures: Figures) -> str:
-        """Fill the figures into the answer; leave out a sentence if a figure is missing."""
+        """Return the answer with its figures; leave out a sentence if a figure is missing."""
         said = []
         for sentence in self.answer:
             parts: list[str | None] = [*re.split(r"\{(.+?)\}", sentence)]
@@ -126,7 +126,7 @@ class Section:
         return " ".join(filter(None, said))
 
     def legend(self) -> dict[str, str]:
-        """Map each role to the names of its ways."""
+        """Map each role to the names of all programs with this role."""
         names: dict[str, dict[str, None]] = {}
         for way in (way for panel in self.panels for way in panel.ways):
             names.setdefault(way.role, {})[way.shown.replace("`", "")] = None
@@ -153,7 +153,7 @@ def _value(figures: Figures, panels: Sequence[Panel], wanted: str) -> str | None
 
 
 def label(case: str) -> str:
-    """Return a case's name; it is empty for the only case of a benchmark."""
+    """Return the text for a case, which is empty for the case ``all``."""
     return "" if case == "all" else case
 
 
@@ -265,8 +265,7 @@ FILES = Section(
     [
         Run(name, f"{_FILE} {full}", f"{_FILE} {quick}", 9, vllm=["vllm.fs_io_C"])
         for name, full, quick in (
-            # Files are kept between the rounds, because ext4 is slow for a while after many
-            # removals.
+            # Keep files between the rounds, because ext4 is slow for a while after many removals.
             ("disk", "--total 64MiB --keep", "--total 16MiB --keep"),
             ("full", "--total 128MiB --full", "--total 16MiB --full"),
             ("tmpfs", "--root /dev/shm", "--root /dev/shm --total 32MiB"),

@@ -1,1 +1,1 @@
-"""Ways to store and load chunks, measured side by side."""
+"""The programs and clients that the benchmarks measure, each a way to store and load chunks."""

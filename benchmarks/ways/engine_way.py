@@ -1,4 +1,4 @@
-"""A tier as an engine uses it: behind its client and runner, with digests."""
+"""A tier, used as an engine uses a tier: through a client and a runner, with digests."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class EngineWay(Way, TierListener):
 
     async def close(self) -> None:
         if not self._keep:
-            # Delete through the tier, because it keeps its directories for the next round.
+            # Delete through the tier, because the tier keeps the directories for the next round.
             self._tier.delete(self._keys(range(self.work.keys)))
             self._tier.flush()
             while not self._tier.is_idle:

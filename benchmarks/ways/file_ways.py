@@ -1,4 +1,4 @@
-"""The ways for files: the tier, vLLM's C extension, and plain vectored reads and writes."""
+"""The programs for files: the tier, vLLM's C extension, and plain vectored reads and writes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ways.engine_way import EngineWay
 from ways.tier_way import TierWay
 from ways.way import Subject, Way, Work
 
-# Only vLLM's environment has the extension. In others, the table has no figures of it.
+# Only vLLM's environment has the extension. Elsewhere, the extension is not measured.
 try:
     from vllm import fs_io_C as vllm_io
 except ImportError:
@@ -25,7 +25,7 @@ except ImportError:
 
 
 class PlainFiles(Way):
-    """The limit: ``pwritev`` and a rename, or ``preadv``, without the page cache if possible."""
+    """The limit: ``pwritev`` with a rename, and ``preadv``, without the page cache if possible."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class PlainFiles(Way):
         self._write(numbers)
 
     def _calls(self) -> list[range]:
-        """Return the numbers of the files in each call; here each call has a single file."""
+        """Return the range of file numbers for each call; here, one file per call."""
         return [range(number, number + 1) for number in range(self.work.keys)]
 
     def _write(self, numbers: range) -> None:
@@ -89,8 +89,8 @@ class PlainFiles(Way):
 class VLLMFiles(PlainFiles):
     """The C extension of vLLM's tier for files: a batch per call, from ``at_a_time`` threads.
 
-    All files are in one directory. vLLM itself spreads them over a million directories, which costs
-    more. This way always uses O_DIRECT; vLLM uses it if a probe succeeds. No header is stored.
+    All files are in one directory. vLLM itself uses a million directories, which costs more. This
+    class always uses O_DIRECT; vLLM first tests whether O_DIRECT works. No headers are stored.
     """
 
     def _calls(self) -> list[range]:
@@ -127,9 +127,9 @@ class CompiledWay(Way):
 
 
 class FileSubject(Subject):
-    """A directory for files; ``backends.py`` describes the options."""
+    """A directory for files. The help of ``backends.py`` describes the options."""
 
-    # O_DIRECT needs aligned payloads, so the header is as long as the tier's alignment.
+    # O_DIRECT needs aligned payloads, so the header is as long as the file tier's alignment.
     header_bytes = 4096
 
     def __init__(

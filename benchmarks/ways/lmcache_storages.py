@@ -1,4 +1,4 @@
-"""LMCache's adapters and kvtier's, behind an L1 configured by LMCache's command-line options."""
+"""LMCache's L2 adapters and kvtier's, under an L1 made from LMCache's command-line options."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _ours(url: str, **options: str) -> dict[str, Any]:
 
 
 def _adapters(folder: Path, port: int) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return each adapter's configuration, by group and way."""
+    """Return each adapter's configuration, by group and name."""
     files, redis = folder / "file", f"redis://127.0.0.1:{port}"
     cached = "?direct_io=off"
     return {
@@ -89,7 +89,7 @@ def storages(folder: Path, batch_bytes: int, stack: ExitStack) -> dict[str, dict
 
 
 class _Adapter(Storage):
-    """An adapter, called as LMCache's controllers call it, with one task for all objects."""
+    """An L2 adapter, called as LMCache's controllers do, with one task for all objects."""
 
     object_bytes = _OBJECT_BYTES
 

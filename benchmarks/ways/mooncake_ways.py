@@ -1,4 +1,4 @@
-"""The ways for Mooncake: the tier, and the plain calls of Mooncake's client."""
+"""The programs for Mooncake: the tier, and plain calls of Mooncake's client."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Slots = list[list[memoryview]]
 
 
 class PlainClient(Way):
-    """Calls the client's batch functions in threads; objects are payloads without headers."""
+    """Batch calls of Mooncake's client in threads; objects are payloads without headers."""
 
     def __init__(self, work: Work, port: int) -> None:
         super().__init__(work)
@@ -63,7 +63,7 @@ class PlainClient(Way):
 
 
 class TwoBuffers(PlainClient):
-    """The tier's calls, without the tier. An object has two buffers: header and payload."""
+    """The calls of the client that the tier makes, with two buffers: header and payload."""
 
     def put(self, names: list[str], slots: Slots) -> bool:
         return set(self._client.batch_put_from_multi_buffers(names, *_places(slots))) == {0}
@@ -83,7 +83,7 @@ def _places(slots: Slots) -> tuple[list[list[int]], list[list[int]]]:
 
 
 class MooncakeSubject(Subject):
-    """A master and a node on the loopback."""
+    """A Mooncake master and a Mooncake node on the loopback."""
 
     def __init__(self, root: Path) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="kvtier-bench-")

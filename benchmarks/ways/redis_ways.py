@@ -1,4 +1,4 @@
-"""The ways for Redis: the tier, redis-py's plain calls, and redis-benchmark."""
+"""The programs for Redis: the tier, plain calls of redis-py, and redis-benchmark."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class RedisPy(ClientWay):
 class RedisBenchmark(Way):
     """redis-benchmark with ``at_a_time`` clients: the limit of the server and the loopback.
 
-    redis-benchmark moves bytes of its own, which cannot be compared.
+    redis-benchmark moves its own bytes, so the loaded bytes cannot be compared.
     """
 
     def __init__(self, work: Work, server: Server) -> None:
@@ -46,7 +46,7 @@ class RedisBenchmark(Way):
         self._server = server
 
     async def open(self) -> None:
-        # Set all keys first, because redis-benchmark reads random keys and some reads would miss.
+        # Set all keys first, because redis-benchmark reads random keys and no read may miss.
         for number, value in enumerate(self.work.values):
             self._server.ask("SET", f"key:{number:012}", value)
 

@@ -1,4 +1,4 @@
-"""The ways for S3: the tier, the obstore tier, obstore, and bare sockets to the same server."""
+"""The programs for S3: the tier, the obstore tier, obstore, and bare sockets."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Obstore(ClientWay):
             access_key_id=ACCESS_KEY_ID,
             secret_access_key=SECRET_ACCESS_KEY,
             region=REGION,
-            # Like the tier, sign no payloads: a digest costs more than the rest of a request.
+            # Sign no payloads, like the tier, because digests cost more than the rest of a request.
             unsigned_payload=True,
             client_options={"allow_http": True, **client},
         )
@@ -71,8 +71,8 @@ class BareSockets(Way):
             [self._head(client, operation, number) for number in range(self.work.keys)]
             for operation in ("put_object", "get_object")
         )
-        # Make the directory first, as for the tier's shards, because the server fails one of two
-        # requests that create it at once. obstore needs no such help, because it retries.
+        # Make the directory first, because the server fails one of two requests that create a
+        # directory at the same time. obstore needs no directory, because obstore retries.
         client.put_object(Bucket=_BUCKET, Key=f"{self._place}/bare/first")
         client.close()
 
@@ -99,7 +99,7 @@ class BareSockets(Way):
             with socket.create_connection(self._address) as sock:
                 for number in rest:
                     _send_all(sock, [self._gets[number]])
-                    # Bytes that came with the response's head are the start of the object.
+                    # Bytes received with the response's head are the start of the object.
                     came, left = _answer(sock), []
                     for view in self.work.slots[number]:
                         view[: len(came)] = came[: len(view)]
@@ -144,7 +144,7 @@ def _fill(sock: socket.socket, views: Sequence[memoryview]) -> None:
 
 
 class S3Subject(Subject):
-    """rclone's S3 server on the loopback; with ``tls`` over https."""
+    """rclone's S3 server on the loopback, with https if ``tls`` is true."""
 
     def __init__(self, root: Path, *, tls: bool = False) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="kvtier-bench-", dir=root)
@@ -171,7 +171,7 @@ class S3Subject(Subject):
         endpoint = self._server.endpoint
 
         def place(number: int) -> str:
-            # Each round has its own directory, because the server caches a directory's content.
+            # Use a new directory in each round, because the server caches a directory's content.
             return f"round-{work.chunk_bytes}-{number}"
 
         def tier(number: int, **more: object) -> Way:

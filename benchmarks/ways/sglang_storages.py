@@ -18,7 +18,7 @@ from ways.storage import Storage
 #: With this number of layers, a page has 1 MiB of keys and 1 MiB of values.
 _LAYERS = 128
 _PAGE_BYTES = 2 << 20
-#: The host pool's layout and the tier's options, by way; ``None`` for SGLang's own storage.
+#: The host pool's layout and the tier's options; ``None`` for SGLang's own storage.
 _WAYS: dict[str, tuple[str, dict[str, str] | None]] = {
     "kvtier": ("page_first_direct", {}),
     "kvtier, process": ("page_first_direct", {"runner": "process"}),
@@ -44,7 +44,7 @@ def storages(folder: Path, batch_bytes: int, stack: ExitStack) -> dict[str, dict
 
 
 class _Attached(Storage):
-    """A storage, called through the functions that SGLang's storage threads call."""
+    """A storage, used through the functions that SGLang's storage threads call."""
 
     object_bytes = _PAGE_BYTES // 2  # keys and values are two files
 
@@ -69,7 +69,7 @@ class _Attached(Storage):
         assert loaded == self._pages
 
     def holds(self, content: Any) -> bool:
-        """Compare only the batch's pages, because the pool has more pages."""
+        """Compare only the batch's pages, because the pool has other pages too."""
         (kept,) = content
         pool = self._host.pool
         starts = [int(index) for index in self._indices[::PAGE_TOKENS]]

@@ -16,7 +16,7 @@ class Storage(ABC):
 
     @abstractmethod
     def parts(self) -> Sequence[torch.Tensor]:
-        """Return the memory of the batch, in order."""
+        """Return the pieces of the batch's memory, in order."""
 
     @abstractmethod
     def store(self, number: int) -> None: ...

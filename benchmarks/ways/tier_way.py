@@ -1,4 +1,4 @@
-"""A tier alone, called as a runner calls it."""
+"""A tier that is called directly, with the calls that a runner makes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class TierWay(Way):
         await self._tier.open()
 
     async def close(self) -> None:
-        # Delete through the tier, because it keeps its directories for the next round.
+        # Delete through the tier, because the tier keeps the directories for the next round.
         for numbers in () if self._keep else self.work.batches():
             await self._tier.delete(list(map(self._key, numbers)))
         await self._tier.close()

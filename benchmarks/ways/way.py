@@ -1,4 +1,4 @@
-"""The chunks that a benchmark moves, and the ways to move them."""
+"""The chunks that a benchmark stores and loads, and the base classes of the measured programs."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from support.tier_process import tier_processes
 from kvtier_sdk import HostPool, PoolLayout, Region, SystemClock, format_bytes
 from kvtier_sdk.aio.blocking import close_blocking_threads
 
-# The maximum payload of one call of a tier.
+# The maximum payload of one call to a tier.
 _BATCH_BYTES = 8 * 2**20
 _Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True)
 class Work:
-    """The chunks of one measurement, which each way stores and loads once.
+    """The chunks of one measurement, which each measured program stores and loads.
 
     Attributes:
         chunk_bytes: length of a payload.
@@ -38,7 +38,7 @@ class Work:
         slots: header and payload of each chunk, the payload in a slot of a host pool.
         pool: the host pool.
         regions: the memory of all headers and of the pool.
-        values: the random bytes of each key, header and payload.
+        values: random bytes for each key: a header and a payload.
     """
 
     chunk_bytes: int
@@ -80,12 +80,12 @@ class Work:
             np.frombuffer(payload, np.uint8).fill(0)
 
     def compare(self, number: int, payload: bytes | memoryview) -> None:
-        """End the benchmark if ``payload`` is not the payload of key ``number``."""
+        """Exit if ``payload`` differs from the stored payload of chunk ``number``."""
         stored = memoryview(self.values[number % self.keys])[self.header_bytes :]
         must_be_equal(np.array_equal(*(np.frombuffer(one, np.uint8) for one in (stored, payload))))
 
     def batches(self) -> list[range]:
-        """Return the numbers of the chunks in each call of a tier."""
+        """Return the range of chunk numbers for each call to a tier."""
         step = self.batch_chunks
         return [
             range(start, min(start + step, self.chunks)) for start in range(0, self.chunks, step)
@@ -94,7 +94,7 @@ class Work:
     async def each(
         self, move: Callable[[_Item], Awaitable[object]], items: Iterable[_Item]
     ) -> None:
-        """Call ``move`` for each item, ``at_a_time`` items at once."""
+        """Call ``move`` for each item, with up to ``at_a_time`` calls at once."""
         rest = iter(items)
 
         async def lane() -> None:
@@ -123,23 +123,23 @@ class Way(ABC):
         self.work = work
 
     async def open(self) -> None:
-        """Connect. This time is not measured."""
+        """Connect, before the measured time."""
         return
 
     async def close(self) -> None:
-        """Release everything. This time is not measured."""
+        """Release all resources, after the measured time."""
         return
 
     @abstractmethod
     async def store(self) -> float | None:
-        """Store all chunks; return the seconds if the way measures them itself, else ``None``."""
+        """Store all chunks; return the seconds if the method measures the time, else ``None``."""
 
     @abstractmethod
     async def load(self) -> float | None:
-        """Load all chunks into their slots; return the seconds or ``None``, like :meth:`store`."""
+        """Load all chunks into their slots; return what :meth:`store` returns."""
 
     async def check(self) -> None:
-        """Compare all loaded payloads. This time is not measured."""
+        """Compare all loaded payloads, after the measured time."""
         for number, (_, payload) in enumerate(self.work.slots):
             self.work.compare(number, payload)
 
@@ -171,7 +171,7 @@ class Way(ABC):
         return {"store": stored, "load": loaded}
 
     async def _cost(self, move: Callable[[], Awaitable[float | None]]) -> tuple[float, float]:
-        """Return the wall and CPU seconds of a move."""
+        """Return the wall and CPU seconds of a store or a load."""
         start_cpu_s, start_s = cpu_s(), time.perf_counter()
         seconds = await move()
         wall_s = time.perf_counter() - start_s
@@ -192,7 +192,7 @@ class ClientWay(Way):
         await self.work.each(lambda number: self.get(number % keys), range(self.work.chunks))
 
     async def check(self) -> None:
-        """Load all values again to compare them, because the measured load keeps none."""
+        """Load all values again and compare them, because the measured load discards the values."""
 
         async def compare(number: int) -> None:
             value = memoryview(await self.get(number))
@@ -208,10 +208,10 @@ class ClientWay(Way):
 
 
 class Subject(ABC):
-    """A running backend, with all the ways to use it.
+    """A running backend, and the programs that are measured with the backend.
 
     Attributes:
-        keys_bytes: payload of all different keys; if ``None``, each chunk has its own key.
+        keys_bytes: total payload of all different keys; if ``None``, each chunk has its own key.
         header_bytes: length of each chunk's header.
     """
 
@@ -220,7 +220,7 @@ class Subject(ABC):
 
     @abstractmethod
     def ways(self, work: Work) -> Mapping[str, Callable[[int], Way]]:
-        """Return a function per way that makes it for a round: kvtier first, the limit last."""
+        """Return functions that make a way for a round, by name: kvtier first, the limit last."""
 
     @abstractmethod
     def clear(self) -> None: ...

@@ -1,8 +1,8 @@
 """A griffe extension that turns docstrings into Markdown for mkdocstrings.
 
 In a docstring, two backquotes mark code, a role such as ``:class:`` marks a name, and ``::`` marks
-a block of code. A constant's docstring is the comment ``#:`` above it. The docstring of a metric's
-field is the help text in its declaration.
+a block of code. A constant's docstring is the comment ``#:`` above the constant. The docstring of a
+metric's field is the help text in the field's declaration.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def to_markdown(text: str, owner: griffe.Object) -> str:
 
 
 def _comment_above(attribute: griffe.Attribute) -> str:
-    """Return the comment ``#:`` above the attribute or above its group of lines."""
+    """Return the comment ``#:`` above the attribute or above the attribute's block of lines."""
     above = attribute.module.source.splitlines()[: (attribute.lineno or 1) - 1]
     comment: list[str] = []
     for line in reversed(above):
@@ -90,9 +90,9 @@ def _reference(name: str, last: bool, owner: griffe.Object) -> str:
 
 
 def _path_of(name: str, owner: griffe.Object) -> str:
-    """Return the path of the object that a name in a docstring means.
+    """Return the path of the object that a name in a docstring refers to.
 
-    An attribute without a docstring is explained by its class, so return the path of the class.
+    For an attribute without a docstring, return its class, whose docstring explains the attribute.
     """
     first, *rest = name.split(".")
     scope: griffe.Object | griffe.Alias | None = owner

@@ -1,5 +1,5 @@
 // Make search work in pages that are opened as files. A browser starts no worker for file://, so an
-// iframe replaces it. The theme's plugin `offline` would load such a script from another host.
+// iframe runs the worker's script. The theme's plugin `offline` would load code from another host.
 if (location.protocol === "file:") {
   window.Worker = class extends EventTarget {
     constructor(url) {

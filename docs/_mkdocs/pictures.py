@@ -1,6 +1,6 @@
 """A hook that switches light and dark pictures together with the site's colours.
 
-The pages use ``<picture>`` elements, with which GitHub follows the reader's colour scheme.
+The sources have ``<picture>`` elements, because GitHub then follows the reader's colour scheme.
 """
 
 from __future__ import annotations

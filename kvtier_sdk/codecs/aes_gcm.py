@@ -1,15 +1,15 @@
 """Seals chunks with AES-256-GCM.
 
-The envelope, 48 bytes::
+The envelope has 48 bytes::
 
     offset  length  field
-    0       8       id, derived from the key
+    0       8       id, derived from a key of the key file
     8       24      salt, random for each chunk
     32      16      GCM's tag
 
-Each chunk is encrypted with a key of its own: HKDF-Expand (RFC 5869, SHA-256) of the file's key and
-the salt. So the nonce can be constant, and the file's key can seal any number of chunks. Random
-96-bit nonces under one key would limit all engines together to 2^32 chunks.
+Each chunk has its own key, which HKDF-Expand (RFC 5869, SHA-256) derives from the file's key and
+the salt. So the nonce can be constant, and the file's key can seal any number of chunks. With
+random 96-bit nonces under one key, all engines together could seal only 2^32 chunks.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _NONCE = bytes(12)
 
 
 class AESGCMCodec(ChunkCodec):
-    """The codec ``aes-gcm:FILE``: seals with the first key of the file, and opens with any key.
+    """The codec ``aes-gcm:FILE``, which seals with the file's first key and opens with any key.
 
-    The file is read once, when the codec is made. The id of a key reveals nothing about the key.
+    The constructor reads the file once. The id of a key reveals nothing about the key.
     """
 
     envelope_bytes = _TAG_AT + _TAG_BYTES
@@ -92,5 +92,5 @@ def _key_id(key: bytes) -> bytes:
 
 
 def _expand(key: bytes, info: bytes) -> bytes:
-    """Return the first block, 32 bytes, of HKDF-Expand."""
+    """Return the first block (32 bytes) of the output of HKDF-Expand."""
     return hmac.digest(key, info + b"\x01", "sha256")

@@ -17,15 +17,15 @@ from kvtier_sdk.options.tier import RunnerOptions, TierConfig
 from kvtier_sdk.options.url import TierURL
 from kvtier_sdk.registry import backend_name, load_backend, load_codec, load_store_policy
 
-#: Options of a tier entry that are neither the backend's nor the runner's.
+#: Options of a tier that are neither the backend's nor the runner's.
 _ENTRY_OPTIONS = ("type", "backend", "name", "url")
-#: Options that an entry of any backend can have.
+#: Options that a tier of any backend can have.
 _COMMON = (*_ENTRY_OPTIONS, *RunnerOptions.option_names())
 
 
 @dataclass(frozen=True, slots=True)
 class TierSpec:
-    """A validated tier entry.
+    """The validated configuration of a tier.
 
     Attributes:
         name: the tier's name, unique in its manager.
@@ -33,9 +33,9 @@ class TierSpec:
         tier_class: the backend's class.
         config: the backend's options.
         runner: the options that every tier has.
-        engine_waits: false for an engine that serves already. Its tier is opened in the background,
-            and opening is retried after any error.
-        verify: false switches digests off; for measurements and tests only.
+        engine_waits: false if the engine is already serving. Then the tier is opened in the
+            background, and opening is retried after any error.
+        verify: false turns digests off; for measurements and tests only.
     """
 
     name: str
@@ -65,13 +65,13 @@ class TierSpec:
 
     @classmethod
     def from_options(cls, entry: Mapping[str, Any], *, where: str = "tier", path: str = "") -> Self:
-        """Read a tier entry: flat options, a ``url`` or both, with an optional ``name``.
+        """Read the configuration of a tier: options, a ``url`` or both, with an optional ``name``.
 
         Args:
             entry: the options. ``type`` is the backend's name, or ``"kvtier"`` if
-                ``backend`` gives the name; a ``url`` replaces or completes these options.
-            where: the source of the entry; each error message begins with it.
-            path: the entry's place in that source, such as ``tiers[1]``.
+                ``backend`` gives the name. A ``url`` replaces or completes these options.
+            where: the source of the entry; each error message begins with this text.
+            path: the entry's place in the source, such as ``tiers[1]``.
 
         Raises:
             ConfigError: an option is wrong, missing or given twice, or the store policy or the
@@ -134,15 +134,15 @@ class TierSpec:
         return namespace if codec is None else namespace.sealed_by(codec.partition(":")[0])
 
     def needed(self, required: bool = True) -> Self:
-        """Return a copy of the entry with this value of ``required``."""
+        """Return a copy in which the tier is ``required`` or not."""
         return replace(self, runner=self.runner.model_copy(update={"required": required}))
 
     def in_background(self) -> Self:
-        """Return the entry for an engine that already serves and waits for no tier."""
+        """Return a copy for an engine that is already serving and does not wait for tiers."""
         return replace(self.needed(False), engine_waits=False)
 
     def to_dict(self, *, secrets: bool = False, defaults: bool = False) -> dict[str, Any]:
-        """Return the entry as plain data that :meth:`from_options` reads.
+        """Return the configuration as plain data that :meth:`from_options` reads.
 
         Args:
             secrets: write secrets in the clear instead of as ``"***"``.
@@ -162,7 +162,7 @@ def _faults_of_url(place: Place) -> Iterator[None]:
 
 
 def _backend_given(entry: Mapping[str, Any], url: TierURL | None, place: Place) -> tuple[str, str]:
-    """Return the option that names the backend, and the name or URL scheme in it."""
+    """Return the option that names the backend, and its value (for a URL, the scheme)."""
     if entry.get("type", "kvtier") != "kvtier":
         option, name = "type", entry["type"]
     elif entry.get("backend", "kvtier") != "kvtier":
@@ -170,7 +170,7 @@ def _backend_given(entry: Mapping[str, Any], url: TierURL | None, place: Place) 
     elif url is not None:
         option, name = "url", url.scheme
     else:
-        # Report a misspelt 'type' as unknown, because 'missing' would hide the mistake.
+        # Report a misspelt 'type' as unknown, because the error 'missing' would hide the mistake.
         unknown = entry.keys() - set(_COMMON)
         misspelt = {key: None for key in unknown if closest(key, _COMMON) in _ENTRY_OPTIONS}
         validate_options(RunnerOptions, misspelt, place, _ENTRY_OPTIONS)

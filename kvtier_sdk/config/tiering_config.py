@@ -23,34 +23,34 @@ from kvtier_sdk.registry import load_policy
 
 
 class TieringConfig(StrictModel):
-    """The configuration of a manager: the host pool, its use, and the tiers behind it.
+    """The configuration of a manager: the host pool, the policies and the secondary tiers.
 
-    Build one with :meth:`from_dict` or :meth:`from_file`; either ``slots`` or ``pool_bytes`` is
-    needed.
+    Make a configuration with :meth:`from_dict` or :meth:`from_file`. Exactly one of ``slots`` and
+    ``pool_bytes`` is required.
 
     Attributes:
         slots: number of chunks in the host pool.
-        pool_bytes: the host pool's size, or its share of the machine's memory, instead of
-            ``slots``: ``64GiB``, ``25%``.
-        chunk_bytes: payload of a chunk; not needed where the engine knows it.
-        policy: the host pool's eviction policy: ``prefix``, ``lru``, ``arc`` or one of a package.
-        store_reserve: share of the slots that promotions leave to stores; the same share is kept
-            free where a tier gets evicted chunks.
+        pool_bytes: size of the host pool (``64GiB``), or the pool's share of the machine's memory
+            (``25%``), instead of ``slots``.
+        chunk_bytes: payload of a chunk; not needed if the engine gives this size.
+        policy: eviction policy of the host pool: ``prefix``, ``lru``, ``arc`` or another package's.
+        store_reserve: share of the slots that loads from tiers leave free for stores. If a tier
+            gets evicted chunks, the manager also keeps this share free of chunks.
         recompute_s: time that the engine needs to recompute a chunk; a chunk that a tier would
             load more slowly is a miss. If absent, the manager measures the time.
-        verify: false switches digests off; for measurements and tests only.
+        verify: false turns digests off; for measurements and tests only.
         shutdown_timeout_s: time limit for draining each tier, and again for closing it.
-        metrics_port: port of the metrics endpoint; absent for none.
+        metrics_port: port of the metrics endpoint; no endpoint if absent.
         metrics_host: address of the metrics endpoint.
-        namespace: further facts by name, which must match for stored bytes to be reused:
-            ``{"model": "my-model", "revision": "v2"}``; an engine adds its own facts.
-        trace_dir: directory for a block-hash trace of all requests; absent for none.
-        trace_file_bytes: size of one file of the trace.
-        trace_files: number of the newest files to keep.
+        namespace: additional facts, such as ``{"model": "my-model", "revision": "v2"}``. Stored
+            chunks are reused only if all facts are equal. An engine adds its own facts.
+        trace_dir: directory for a block-hash trace of all requests; no trace if absent.
+        trace_file_bytes: size at which a trace file ends and the next file begins.
+        trace_files: number of trace files to keep; the oldest files are removed.
         admin_socket: path of a Unix socket for ``kvtier top``, ``drain``, ``resume`` and
-            ``tier rm``, or of a directory in which each engine makes its socket. Absent for none.
-        tiers: the secondary tiers, in the order in which they are asked. Each is a URL, or a table
-            with ``type``, optional ``name``, and ``url`` or flat options.
+            ``tier rm``, or of a directory for each engine's socket. No socket if absent.
+        tiers: the secondary tiers, in the order of lookups. Each tier is a URL, or a table with
+            ``type``, an optional ``name``, and a ``url`` or options.
     """
 
     slots: Count | None = Field(None, ge=1)
@@ -72,14 +72,14 @@ class TieringConfig(StrictModel):
 
     @classmethod
     def from_dict(cls, options: Mapping[str, Any], *, where: str = "configuration") -> Self:
-        """Read options, and import the backends and policies that they name.
+        """Read options, and import the backends and policies that the options name.
 
         Args:
-            options: option name to value; ``tiers`` is a list of URLs, tables and specs.
-            where: the source of the options; each error message begins with it.
+            options: the values by option name; ``tiers`` is a list of URLs, tables and specs.
+            where: the source of the options; each error message begins with this text.
 
         Raises:
-            ConfigError: one line per mistake, with the path of its option.
+            ConfigError: an option is wrong; the message has a line for each mistake.
         """
         place = Place(where)
         own = place.table(options)
@@ -155,11 +155,11 @@ class TieringConfig(StrictModel):
 
 
 def read_tiers(entries: Mapping[Place, object]) -> dict[Place, TierSpec]:
-    """Read tier entries (URLs, tables or specs), keyed by place.
+    """Read the configurations of tiers (URLs, tables or specs), keyed by place.
 
     Raises:
-        ConfigError: one line per mistake: an invalid entry, a repeated name, or conflicting
-            locations.
+        ConfigError: an entry is invalid, a name is repeated, or locations conflict; the message
+            has a line for each mistake.
     """
     mistakes: list[str] = []
     owners = {PRIMARY: "the host pool"}
@@ -193,7 +193,7 @@ def _read_tier(entry: object, place: Place) -> TierSpec:
 
 @contextmanager
 def _noting(mistakes: list[str]) -> Iterator[None]:
-    """Append the block's error to ``mistakes``, so that all mistakes are reported at once."""
+    """Append an error in the ``with`` block to ``mistakes``, to report all mistakes at once."""
     try:
         yield
     except (BackendError, ConfigError) as error:
@@ -208,7 +208,7 @@ def _tell(mistakes: list[str]) -> None:
 def _location_conflicts(specs: Mapping[Place, TierSpec]) -> Iterator[str]:
     """Yield a message for tiers in one location with different options, or in nested locations.
 
-    In nested locations, the outer tier would count the inner tier's chunks or sweep them away.
+    In nested locations, the outer tier could count or remove the inner tier's chunks.
     """
     for (one_place, one), (place, tier) in combinations(specs.items(), 2):
         first, location = one.config.location(), tier.config.location()

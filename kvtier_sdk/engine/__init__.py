@@ -1,6 +1,6 @@
-"""The interface for authors of engine adapters: the manager, a single tier, an engine's memory.
+"""The interface for authors of engine adapters: the manager, single tiers and engine memory.
 
-Adapters import these names from this module, and values, errors and options from
+Adapters import the names in ``__all__`` from this module, and values, errors and options from
 :mod:`kvtier_sdk`. The worker's classes need the extra ``torch``, and import torch on first use.
 """
 

@@ -1,4 +1,4 @@
-"""Reads a tier's options in an engine's configuration, and checks the tier's store early."""
+"""Reads a tier's options in an engine's configuration, and checks that the store works."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _PATIENCE_S = 5.0
 
 
 class AdapterOptions(StrictModel):
-    """The adapter's own options in the configuration of a tier.
+    """The options of an engine's adapter in the configuration of a tier.
 
     Attributes:
-        namespace: additional facts that must be equal for stored bytes to be reused, such as
-            ``{"revision": "v2"}``.
+        namespace: additional facts, such as ``{"revision": "v2"}``. Stored chunks are reused only
+            if all facts are equal.
         metrics_port: port of the metrics endpoint; ``None`` for no endpoint.
         metrics_host: address of the metrics endpoint.
-        shutdown_timeout_s: seconds for draining each model's tier, and as many for closing it.
+        shutdown_timeout_s: time limit for draining each model's tier, and again for closing it.
     """
 
     namespace: Mapping[str, Any] = Field(default_factory=dict)
@@ -38,7 +38,7 @@ class AdapterOptions(StrictModel):
 
     @classmethod
     def read(cls, entry: object, place: Place) -> tuple[TierSpec, Self]:
-        """Read a tier's ``entry`` in an engine's configuration, a URL or a table of options.
+        """Read a tier's ``entry``, a URL or a table of options, in an engine's configuration.
 
         Each error message begins with the ``place`` of the entry.
 
@@ -55,15 +55,15 @@ class AdapterOptions(StrictModel):
 def check_store(spec: TierSpec) -> None:
     """Contact the store of ``spec`` to find errors that would keep an engine from starting.
 
-    The check changes nothing in the store. It skips stores on this machine, and backends that
-    could write to a store when they open it.
+    The check changes nothing in the store. It skips stores on this machine, and backends that may
+    write to the store on opening.
 
     Raises:
-        ConfigError: an option is wrong, or the tier cannot work with its value.
+        ConfigError: an option is wrong, or the tier cannot work with an option's value.
         TierError: the store refuses the credentials, or the store is required and unreachable.
     """
     tier_class = spec.tier_class
-    # A backend without NAMESPACES may ignore the rules for maintenance, and write to the store.
+    # Only a backend with NAMESPACES is sure to write nothing when it is opened for maintenance.
     keeps_rules = Capability.NAMESPACES in tier_class.capabilities
     if not keeps_rules or tier_class.locality is not Locality.REMOTE:
         return

@@ -1,4 +1,4 @@
-"""Slots for a runner in memory that belongs to an engine."""
+"""Slots in memory that belongs to an engine, for a tier's reads and writes."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ class EngineMemory(_Mapping):
     """A contiguous range of memory in which an engine keeps its objects.
 
     Attributes:
-        region: the whole memory.
+        region: the address and size of the memory.
 
     Args:
         engine: the engine's name, for messages.
-        region: the whole memory; its address is a multiple of 4,096 bytes.
+        region: the address and size of the memory; the address is a multiple of 4,096.
     """
 
     def __init__(self, engine: str, region: Region) -> None:
@@ -85,7 +85,7 @@ class OverlappingSlots:
     The slots overlap, but the engine's objects never do.
 
     Attributes:
-        chunk_bytes: payload of a slot, the length of an object.
+        chunk_bytes: payload of a slot, which is the length of an object.
         slots: number of slots.
         region: the engine's whole memory.
         layout: the geometry of the slots, for a process that maps the memory.
@@ -119,10 +119,10 @@ class OverlappingSlots:
         return self._memory.fd
 
     def padded_view(self, slot: int, alignment: int, holder: str = UNNAMED_HOLDER) -> memoryview:
-        """Return a writable view of the object in a ``slot``, padded up to ``alignment``.
+        """Return a writable view of the object in ``slot`` and its padding up to ``alignment``.
 
         The padding holds no other object, because each object occupies whole pages of 4,096 bytes.
-        The ``holder`` is ignored.
+        ``holder`` is ignored.
 
         Raises:
             IndexError: there is no such slot.
@@ -137,7 +137,7 @@ class OverlappingSlots:
 class EngineSlots(_Mapping):
     """Slots in a memory mapping that belongs to an engine, one slot per row.
 
-    A tier in a child process can map the memory too, if this process has its file open.
+    A tier in a child process can map the memory too, if this process has the mapping's file open.
 
     Attributes:
         slots: number of slots.
@@ -148,10 +148,10 @@ class EngineSlots(_Mapping):
     Args:
         engine: the engine's name, for messages.
         view: the engine's memory, of shape (slots, row bytes), contiguous.
-        on_close: called by :meth:`close`, to release the mapping if the engine does not.
+        on_close: called by :meth:`close`, to release a mapping that the engine does not release.
 
     Raises:
-        ConfigError: rows do not begin at multiples of 4,096 bytes.
+        ConfigError: the view has another shape, or a row's length is no multiple of 4,096 bytes.
     """
 
     def __init__(
@@ -166,14 +166,14 @@ class EngineSlots(_Mapping):
         self.slots, self.chunk_bytes = shape
         self.layout = PoolLayout(self.slots, self.chunk_bytes)
         self._on_close = on_close
-        # Use no numpy array, because it would prevent the engine from releasing its view.
+        # Keep no numpy array, because an array would prevent the engine from releasing its view.
         flat = view.cast("B")
         super().__init__(engine, Region.of(flat), flat, descriptor_of(view))
 
     def padded_view(self, slot: int, alignment: int, holder: str = UNNAMED_HOLDER) -> memoryview:
-        """Return a writable view of a ``slot``; the view keeps the memory alive.
+        """Return a writable view of ``slot``; the view keeps the memory alive.
 
-        ``alignment`` is ignored because every slot is a whole row; ``holder`` is ignored too.
+        ``alignment`` is ignored, because every slot is a whole row. ``holder`` is ignored too.
 
         Raises:
             IndexError: there is no such slot.
@@ -192,7 +192,7 @@ class EngineSlots(_Mapping):
 
 
 def _open_shared(memory: Region) -> int | None:
-    """Open the file of shared memory by its name; return ``None`` if that is impossible."""
+    """Open the file of shared memory by path; return ``None`` if that is impossible."""
     mapped = MappedRegion.at(memory.address)
     if (
         mapped is None
@@ -203,7 +203,7 @@ def _open_shared(memory: Region) -> int | None:
     with contextlib.suppress(OSError):
         fd = os.open(mapped.path, os.O_RDWR | os.O_CLOEXEC)
         status = os.fstat(fd)
-        # Refuse a device, whose size is 0, because opening it again would give different memory.
+        # Refuse a device (size 0), because opening a device again would give different memory.
         if (status.st_dev, status.st_ino) == mapped.file and status.st_size >= memory.size_bytes:
             return fd
         os.close(fd)
@@ -211,9 +211,9 @@ def _open_shared(memory: Region) -> int | None:
 
 
 def descriptor_of(view: memoryview) -> int | None:
-    """Return a new descriptor of the file whose start ``view`` maps, or ``None``.
+    """Return a new descriptor of the file whose start ``view`` maps, or ``None`` if none is open.
 
-    The engine may hide the file, but the kernel lists this process's open files.
+    The engine may not expose its descriptor, but the kernel lists this process's open files.
     """
     address = int(np.asarray(view).ctypes.data)
     region = MappedRegion.at(address)
@@ -224,7 +224,7 @@ def descriptor_of(view: memoryview) -> int | None:
 
 def _open_descriptor(file: tuple[int, int]) -> int | None:
     for name in os.listdir("/proc/self/fd"):
-        # Check a duplicate, because another thread can close the file or reuse its number.
+        # Check a duplicate, because another thread may close the descriptor or reuse its number.
         with contextlib.suppress(OSError):
             copy = os.dup(int(name))
             status = os.fstat(copy)

@@ -38,7 +38,7 @@ class Work:
 
     Attributes:
         operation: a lookup, a load, a store or a deletion.
-        request: the request that needs the work.
+        request: the request that causes the work.
         done: called once, after all I/O on the slots has ended, with one verdict per key and the
             number of bytes moved. The model's thread calls it, unless that thread has ended.
         keys: the chunks.
@@ -53,20 +53,20 @@ class Work:
 
 
 class ModelTier(TierListener):
-    """A tier for the chunks of one model and layout, driven by its own thread.
+    """A tier for the chunks of one model and layout, used by a thread of its own.
 
     Any thread may call the methods.
 
     Args:
         spec: the tier's specification, with a unique name.
-        memory: the slots, each as long as a chunk.
+        memory: the slots; each slot's payload is one chunk.
         namespace: the namespace of the model's chunks.
         engine: the name of the engine that owns the memory.
         clock: the source of time.
         shutdown_timeout_s: seconds allowed for draining the tier, and as many for closing it.
         changed: called in the model's thread with chunks and a boolean: true if the chunks have
-            left the tier, false if the tier has stored them. The call comes before the ``done``
-            of the work that caused the change.
+            left the tier, false if the tier has stored them. The call comes before the call of
+            ``done`` for the work that caused the change.
 
     Raises:
         ConfigError: the tier cannot store chunks of this length, or a setting cannot work.
@@ -109,14 +109,14 @@ class ModelTier(TierListener):
                 engine=engine,
             )
         )
-        # The tier's speed need not limit the queue of stores, because the queued chunks are in the
-        # engine's memory, not in slots of a pool.
+        # Do not limit the queue of stores by the tier's speed, because queued chunks stay in the
+        # engine's memory and occupy no slots of a pool.
         self._client.pace.store_bytes = math.inf
         self._thread = threading.Thread(target=self._run, name=f"kvtier-{spec.name}", daemon=True)
         self._thread.start()
 
     def submit(self, work: Work) -> None:
-        """Queue ``work``; its ``done`` is called by the deadline, or later when its I/O ends."""
+        """Queue ``work``; ``done`` is called by the deadline, or later if I/O lasts longer."""
         self._inbox.append(work)
         self._wake.set()
         if self._has_ended:
@@ -137,7 +137,7 @@ class ModelTier(TierListener):
         return self._thread.is_alive()
 
     def close(self) -> None:
-        """Ask the thread to close the tier after running stores; :meth:`join` waits for the end."""
+        """Ask the thread to let stores finish and close the tier; :meth:`join` waits for both."""
         self._closing = True
         self._wake.set()
 
@@ -157,7 +157,7 @@ class ModelTier(TierListener):
                     self._wake.clear()
                 self._step()
         except Exception:
-            # This is a bug. The code below finishes all work, because the engine waits for it.
+            # This is a bug. The code below finishes all work, because the engine is waiting.
             _log.exception("tier %s: its thread has ended; all that follows is a miss", self.name)
         finally:
             self._has_ended = True
@@ -189,7 +189,7 @@ class ModelTier(TierListener):
         while self._inbox:
             self._collect(self._inbox.popleft())
         if self._found:
-            # Touch the chunks that the engine looks up, because they should stay in the tier.
+            # Touch the chunks that lookups have found, so that the tier evicts other chunks first.
             client.touch(self._found)
             self._found = []
         client.flush()
@@ -248,10 +248,10 @@ class ModelTier(TierListener):
 
 
 def _fitted(spec: TierSpec, memory: PoolMemory) -> TierSpec:
-    """Set the defaults for engines in the options that are not given."""
+    """Use better defaults for an engine, except in options that the configuration gives."""
     better = {
         "lookup_deadline_s": _LOOKUP_DEADLINE_S,
-        # Queued chunks stay in the engine's memory, so its size limits the queue already.
+        # Queued chunks stay in the engine's memory, whose size already limits the queue.
         "max_queue_bytes": memory.region.size_bytes,
     }
     given = spec.runner.model_fields_set

@@ -1,4 +1,4 @@
-"""Leases of the processes that share an engine's memory file."""
+"""Leases on a memory file that the processes of an engine's replica share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvtier_sdk.pool.pool_file import PoolFile, enter_named
 
 
 class ReplicaLease:
-    """One process's membership in a replica; all members share a memory file.
+    """The membership of one process in a replica whose processes share a memory file.
 
     The last process to enter removes the file's name, because no other process needs the name.
     The kernel then frees the memory when the last process ends, even after a crash.
@@ -27,15 +27,15 @@ class ReplicaLease:
 
     @classmethod
     def enter(cls, fd: int, path: str | Path, *, workers: int, worker: int | None) -> Self:
-        """Enter a replica of one scheduler and a number of ``workers``.
+        """Enter a replica that has one scheduler and as many workers as ``workers`` says.
 
         Args:
             fd: a descriptor of the file, which the caller still owns.
-            path: the file's name, which the engine must not remove.
+            path: the file's path, which the engine must not remove.
             worker: index of this process among the workers, from 0; ``None`` for the scheduler.
 
         Raises:
-            ConfigError: another process has entered as this member, or all members have entered.
+            ConfigError: another process has entered with this ``worker``, or all have entered.
         """
         # Only the number of workers matters here, because the engine defines the memory's layout.
         file = enter_named(os.dup(fd), Path(path), PoolLayout(1, 1, workers), worker)
@@ -44,7 +44,7 @@ class ReplicaLease:
         return cls(file, worker)
 
     def absent(self) -> list[str]:
-        """Return the names of the members that have not entered yet."""
+        """Return which of the scheduler and the workers have not entered, such as "worker 1"."""
         return self._file.absent(self._worker)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The interface by which the command ``kvtier`` supports an engine."""
+"""The interface through which the command ``kvtier`` supports an engine."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from kvtier_sdk.types import OffloadKey
 
 
 class EngineTools(ABC):
-    """Describes one engine to the command ``kvtier``: its configuration, keys and commands.
+    """A description of an engine for the command ``kvtier``: configuration, keys and commands.
 
     An engine's package declares a subclass as an entry point of the group ``kvtier.engines``. The
-    entry point's name is the value of the fact ``engine`` in a namespace. The constructor takes no
-    arguments. The module must not import the engine, because the command also runs on machines
+    entry point's name equals the fact ``engine`` in the engine's namespaces. The constructor takes
+    no arguments. The module must not import the engine, because the command also runs on machines
     without the engine.
 
     Attributes:
         commands: additional commands of ``kvtier``. Each name maps to a typer function.
         pool_directory: the directory in which the engine's processes share the host pool; ``None``
-            if they share none.
+            if they do not share a pool.
     """
 
     commands: ClassVar[Mapping[str, Callable[..., None]]] = {}
@@ -29,7 +29,7 @@ class EngineTools(ABC):
 
     @abstractmethod
     def reads(self, options: Mapping[str, Any]) -> bool:
-        """Return true if ``options`` are a configuration of this engine, not of kvtier."""
+        """Return true if ``options`` are this engine's configuration rather than kvtier's."""
 
     @abstractmethod
     def read(self, options: Mapping[str, Any], *, where: str) -> TieringConfig:
@@ -45,7 +45,7 @@ class EngineTools(ABC):
     def chunk_keys(self, tokens: Sequence[int], facts: Mapping[str, Any]) -> list[list[OffloadKey]]:
         """Compute the keys that the engine gives a prompt's chunks, for each KV-cache group.
 
-        ``tokens`` are the token ids of the prompt, and ``facts`` describe the namespace.
+        ``tokens`` are the token ids of the prompt, and ``facts`` are the facts of the namespace.
 
         Raises:
             ConfigError: the facts do not determine the keys.

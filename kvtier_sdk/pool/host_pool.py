@@ -22,18 +22,18 @@ from kvtier_sdk.types import Region
 
 _SHARED_MEMORY = "/dev/shm"
 
-#: The holder of a view (see :meth:`HostPool.view`) if the caller names none.
+#: The default ``holder`` of :meth:`HostPool.view`.
 UNNAMED_HOLDER = "an unnamed holder"
 
 _log = logging.getLogger("kvtier.pool")
 
 
 class HostPool:
-    """A memory mapping, divided into slots for chunks, for one process or for several.
+    """A memory mapping that is divided into slots for chunks, for one process or several.
 
     ``HostPool(slots, chunk_bytes)`` is for one process. :meth:`join` is for the scheduler and the
-    workers of a replica, which share only a configuration. :meth:`create` and :meth:`attach` are
-    for a process and its children. A closed pool raises ``KVTierError`` when it is used.
+    workers of an engine's replica, which share only a configuration. :meth:`create` and
+    :meth:`attach` are for a process and its children. Using a closed pool raises ``KVTierError``.
 
     >>> pool = HostPool(slots=8, chunk_bytes=5000)
     >>> pool.view(3)[:5] = b"chunk"
@@ -42,18 +42,18 @@ class HostPool:
     >>> pool.close()
 
     Attributes:
-        layout: the geometry of the pool; defines the next three attributes.
+        layout: the geometry of the pool, which determines the next three attributes.
         slots: number of slots.
         chunk_bytes: payload of a slot, in bytes.
-        row_bytes: distance between slots: ``chunk_bytes`` rounded up to 4,096.
-        worker: index of this process as a worker; None for the scheduler and other processes.
-        huge_page_bytes: bytes that lay in transparent huge pages when the pool was mapped.
+        row_bytes: distance from slot to slot: ``chunk_bytes`` rounded up to a multiple of 4,096.
+        worker: index of this process among the workers; None if it is not a worker.
+        huge_page_bytes: bytes in transparent huge pages, counted when the pool was mapped.
 
     Args:
         slots: number of slots, at least 1.
         chunk_bytes: payload of a slot in bytes, at least 1.
         prefault: map every page now, because a page fault during a copy would stall the engine.
-        huge_pages: request transparent huge pages; the kernel's settings decide.
+        huge_pages: request transparent huge pages; the kernel's settings may refuse them.
 
     Raises:
         ConfigError: a number is out of range, or there is not enough memory.
@@ -70,10 +70,10 @@ class HostPool:
     def create(
         cls, layout: PoolLayout, *, prefault: bool = True, huge_pages: bool = True
     ) -> HostPool:
-        """Make an unnamed pool that other processes can map; this process is its scheduler.
+        """Make an unnamed pool that other processes can map; this process becomes the scheduler.
 
-        Other processes :meth:`attach` the pool by :attr:`fd` (``pass_fds``) or by the path
-        ``/proc/<pid>/fd/<fd>``. The size of /dev/shm does not limit the pool.
+        Other processes call :meth:`attach` with an inherited :attr:`fd` (``pass_fds``) or with the
+        path ``/proc/<pid>/fd/<fd>``. The size of /dev/shm does not limit the pool.
 
         Args:
             layout: the geometry of the pool.
@@ -102,23 +102,23 @@ class HostPool:
     ) -> HostPool:
         """Make a replica's pool, or map it if another process of the replica has made it.
 
-        This method never waits for other processes. The pool has a name in ``directory`` until the
-        scheduler and all workers have joined. The method first removes the pools in ``directory``
-        whose processes were all killed.
+        The method first removes pools in ``directory`` that killed replicas left behind. The method
+        does not wait for other processes to join. The pool has a name in ``directory`` until the
+        scheduler and all workers have joined.
 
         Args:
-            replica: an id that all processes of the replica share. The id differs from the ids of
-                other replicas and changes at each start. A process that joins after all members
-                makes a second pool (see :meth:`absent`).
+            replica: an id that all processes of the replica share. Each replica needs a new id at
+                each start. A process that joins after the scheduler and all workers makes a second
+                pool (see :meth:`absent`).
             layout: the geometry of the pool, the same in all processes.
-            worker: index of this process as a worker; None if it is the scheduler.
+            worker: index of this process among the workers; None for the scheduler.
             prefault: as for :meth:`create`.
             huge_pages: as for :class:`HostPool`.
             directory: a directory on a tmpfs.
 
         Raises:
-            ConfigError: there is not enough room, another process has joined as the same member,
-                or the processes disagree on the layout.
+            ConfigError: there is not enough room, another process has joined with the same
+                ``worker``, or the processes disagree on the layout.
         """
         pool = cls.__new__(cls)
         file = join_named(Path(directory), replica, layout, worker)
@@ -138,15 +138,15 @@ class HostPool:
         """Map the pool of another process.
 
         Args:
-            handle: an inherited descriptor, which the caller still owns and closes, or the path
-                ``/proc/<pid>/fd/<n>`` of a process of this user.
+            handle: an inherited descriptor, which the caller still has to close, or a path
+                ``/proc/<pid>/fd/<n>`` of a process of the same user.
             layout: the expected geometry; required for a file that kvtier did not make.
-            worker: index of this process as a worker; None for any other process.
+            worker: index of this process among the workers; None if it is not a worker.
             prefault: as for :class:`HostPool`.
             huge_pages: as for :class:`HostPool`.
 
         Raises:
-            ConfigError: the handle leads to no pool or to a pool with another layout, or another
+            ConfigError: the handle leads to no pool, the pool has another layout, or another
                 process has joined as this worker.
         """
         pool = cls.__new__(cls)
@@ -160,12 +160,12 @@ class HostPool:
 
         Args:
             layout: the geometry of the pool.
-            directory: the directory for :meth:`join`, or None for :meth:`create`. Room that is used
-                by pools of killed processes does not count as free.
+            directory: the directory for :meth:`join`, or None for :meth:`create`. Memory that the
+                pools of killed processes still occupy does not count as free.
 
         Raises:
-            ConfigError: there is not enough room; the message gives the size needed, the size
-                free, and a remedy.
+            ConfigError: there is not enough room; the message gives the needed size, the free
+                size and a remedy.
         """
         check_room(layout.size_bytes, None if directory is None else Path(directory))
 
@@ -179,7 +179,7 @@ class HostPool:
         huge_pages: bool,
         reserve: bool = False,
     ) -> None:
-        """Map the file, or new private memory if there is none; close the file on failure."""
+        """Map ``file``, or private memory if ``file`` is None. Close the file on failure."""
         self.layout = layout
         self.slots: int = layout.slots
         self.chunk_bytes: int = layout.chunk_bytes
@@ -204,12 +204,12 @@ class HostPool:
 
     @property
     def is_shared(self) -> bool:
-        """True if other processes can map the pool; False once it is closed."""
+        """True if other processes can map the pool; False once the pool is closed."""
         return self._file is not None
 
     @property
     def fd(self) -> int:
-        """The descriptor of a shared pool, for a child's ``pass_fds``; :meth:`close` closes it."""
+        """The descriptor of a shared pool, for a child's ``pass_fds``, open until :meth:`close`."""
         return self._shared_file().fd
 
     @property
@@ -218,10 +218,10 @@ class HostPool:
         return Region.of(self._open_mapping())
 
     def absent(self) -> list[str]:
-        """Return the names of members that have not joined the pool, such as "worker 1".
+        """Return which of the scheduler and the workers have not joined, such as "worker 1".
 
-        A member that is still absent when the engine starts to work has another pool or none.
-        A pool of one process raises ``KVTierError``.
+        A process that is still absent when the engine starts to work has another pool or none.
+        The method raises ``KVTierError`` if the pool is not shared.
         """
         return self._shared_file().absent(self.worker)
 
@@ -234,7 +234,7 @@ class HostPool:
 
         Returns:
             An array of shape (slots, ``part_bytes``) over the pool's memory. The array keeps the
-            memory alive, and a slot's part is contiguous. If the layout is replicated, only the
+            memory alive. Each slot's part is contiguous. If the layout is replicated, only the
             array of worker 0 is writable.
 
         Raises:
@@ -252,11 +252,11 @@ class HostPool:
         Args:
             slot: index of the slot, from 0.
             holder: name of the component that gets the view. :meth:`close` logs the name if the
-                view is still in use. Use few names, because the pool keeps an array for each.
+                view is still in use. Use few names, because the pool keeps an array for each name.
 
         Returns:
-            A writable view of ``chunk_bytes`` bytes, contiguous, format ``B``. The view, and
-            everything made from it, keeps the memory alive.
+            A writable, contiguous view of ``chunk_bytes`` bytes in format ``B``. The view keeps the
+            memory alive, and so does everything made from the view.
 
         Raises:
             IndexError: there is no such slot.
@@ -266,8 +266,8 @@ class HostPool:
     def padded_view(self, slot: int, alignment: int, holder: str = UNNAMED_HOLDER) -> memoryview:
         """Return a slot's payload and the padding after it; see :meth:`view`.
 
-        The view's length is rounded up to ``alignment``, a power of two up to 4,096. ``slot`` and
-        ``holder`` are as for :meth:`view`.
+        The length is rounded up to a multiple of ``alignment``, which is a power of two up to
+        4,096. ``slot`` and ``holder`` are as for :meth:`view`.
         """
         if not 0 <= slot < self.slots:
             raise IndexError(f"slot {slot} of a pool of {self.slots}")
@@ -277,8 +277,8 @@ class HostPool:
     def close(self) -> None:
         """Release the memory, now or as soon as no view is in use.
 
-        Unmapping memory under a view would crash the process. If views are in use, a warning names
-        their holders: most likely a tier whose I/O hangs. A second call does nothing.
+        Memory with views stays mapped, because an access would otherwise crash the process. A
+        warning then names the holders; most likely, a tier's I/O hangs. A second call does nothing.
         """
         file, self._file = self._file, None
         if file is not None:
@@ -293,7 +293,7 @@ class HostPool:
             return sorted(holder for holder, array in arrays.items() if array() is not None)
 
         if holders():
-            # Collect garbage first, because an exception's traceback may keep frames with views.
+            # Collect garbage first, because the traceback of an exception may keep views alive.
             gc.collect()
         if holders():
             _log.warning(

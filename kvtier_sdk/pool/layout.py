@@ -12,7 +12,7 @@ from kvtier_sdk.errors import ConfigError
 ROW_ALIGNMENT = 4096
 #: Parts begin at multiples of this many bytes, so that no two workers write to one cache line.
 PART_ALIGNMENT = 64
-#: Size of the header, the page after the last row. It is never mapped, so no stray write hits it.
+#: The header is the page after the last row. It is never mapped, so no stray write can damage it.
 HEADER_BYTES = 4096
 
 _MAGIC = b"KVTIPOOL"
@@ -22,20 +22,20 @@ _HEADER = struct.Struct("<8sIIQQQ")
 
 @dataclass(frozen=True)
 class PoolLayout:
-    """The geometry of a host pool, which must be the same in all its processes.
+    """The geometry of a host pool, the same in all processes that map the pool.
 
-    A slot's row holds the parts of all workers, one after the other. Parts begin at multiples of
-    64 bytes, rows at multiples of 4,096.
+    The memory of a slot is a row, which holds the parts of all workers in order. Parts begin at
+    multiples of 64 bytes, and rows begin at multiples of 4,096 bytes.
 
     Attributes:
         slots: number of slots, at least 1.
         part_bytes: number of bytes of a chunk that one worker holds, at least 1.
         workers: number of workers that map the pool, at least 1.
-        replicated: all workers hold the same bytes, which are stored once: a row has one part,
-            worker 0 writes it, and all workers read it.
+        replicated: true if all workers hold the same bytes. Then a row has a single part, which
+            worker 0 writes and all workers read.
         stride_bytes: distance between slots, a multiple of 4,096, in the memory of an engine that
             places chunks itself. A chunk may begin at any slot. Slots may overlap, but the engine
-            never uses overlapping slots at the same time. None if rows follow one another.
+            never uses overlapping slots at the same time. None if slots do not overlap.
 
     Raises:
         ConfigError: a number is out of range.
@@ -63,17 +63,17 @@ class PoolLayout:
 
     @property
     def chunk_bytes(self) -> int:
-        """Length of a slot's payload in secondary tiers: all parts and the padding between them."""
+        """Length of a chunk in secondary tiers: a slot's parts and the padding between them."""
         return (self.parts - 1) * round_up(self.part_bytes, PART_ALIGNMENT) + self.part_bytes
 
     @property
     def row_bytes(self) -> int:
-        """Distance between slots: ``chunk_bytes`` rounded up to 4,096, or the stride."""
+        """Distance from slot to slot: the stride, or else ``chunk_bytes`` rounded up to 4,096."""
         return self.stride_bytes or round_up(self.chunk_bytes, ROW_ALIGNMENT)
 
     @property
     def size_bytes(self) -> int:
-        """Size of the whole pool, without its header."""
+        """Size of the whole pool, without the header."""
         return (self.slots - 1) * self.row_bytes + round_up(self.chunk_bytes, ROW_ALIGNMENT)
 
     def check_worker(self, worker: int) -> None:
@@ -106,7 +106,7 @@ class PoolLayout:
         """Read a layout from ``header``, the last 4,096 bytes of a file.
 
         Returns:
-            The layout, or None if this is not the header of a host pool.
+            The layout, or None if the bytes are not a host pool's header.
 
         Raises:
             ConfigError: the header has another format version.

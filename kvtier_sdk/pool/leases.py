@@ -1,8 +1,8 @@
-"""Leases on a pool's file: one lock for each process that has mapped the file.
+"""Leases on a pool's file, which show that processes still use the file.
 
 A lease is a lock of an open file description (``F_OFD_SETLK``). The kernel releases the lease when
-the last descriptor is closed, however the process ends. Leases also work between containers that
-share the file. Each member locks one byte at its own offset; the byte's value has no meaning.
+the last descriptor is closed, even if the process is killed. Leases also work between containers
+that share the file. Each member, the scheduler or a worker, locks the byte at its own offset.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from contextlib import contextmanager
 
 #: ``struct flock``: type, whence, start, length, process (always 0 here).
 _FLOCK = struct.Struct("hhqqi0q")
-#: A process holds this lock while it joins or sweeps, so that only one checks the members at once.
+#: Offset of the lock for joining and sweeping, which only one process may do at a time.
 _JOINING = 0
-#: Processes that are not members, such as a child that does the I/O, share this lock.
+#: Offset of the lock that non-members share, such as a child process that does the I/O.
 _GUESTS = 1
 _SCHEDULER = 2
 _FIRST_WORKER = 3
 
 
 def claim(fd: int, worker: int | None) -> bool:
-    """Claim a member's lease until ``fd`` and its duplicates close; return false if it is taken."""
+    """Claim a member's lease; return false if another process holds the lease."""
     return _try_lock(fd, _offset_of(worker), 1)
 
 
 def claim_as_guest(fd: int) -> None:
-    """Keep a file from being swept, without becoming a member."""
+    """Keep the file from being removed by a sweep, without becoming a member."""
     _lock(fd, fcntl.F_OFD_SETLKW, fcntl.F_RDLCK, _GUESTS, 1)
 
 
 def claim_whole(fd: int) -> bool:
-    """Claim every lease, so that no process can join; return false if any lease is taken."""
+    """Claim every lease, so that no process can join; return false if a process holds a lease."""
     return _try_lock(fd, 0, 0)
 
 

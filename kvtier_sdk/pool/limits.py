@@ -16,7 +16,7 @@ _CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
 class Room(NamedTuple):
-    """A limit on memory, with the bytes still free and a remedy if they are too few."""
+    """A limit on memory, with the number of free bytes and a remedy if a pool does not fit."""
 
     where: str
     free_bytes: int
@@ -50,13 +50,13 @@ def check_room(size_bytes: int, directory: Path | None = None) -> None:
 
 
 def total_memory_bytes(proc: Path = _PROC, cgroup_root: Path = _CGROUP_ROOT) -> int:
-    """Return the machine's memory, or the limit of a control group if it is lower."""
+    """Return the machine's memory or the lowest control-group limit, whichever is smaller."""
     limits = (limit_bytes for _, limit_bytes, _ in _memory_limits(proc, cgroup_root))
     return min([_meminfo_bytes("MemTotal", proc), *limits])
 
 
 def rooms_of_cgroups(proc: Path = _PROC, cgroup_root: Path = _CGROUP_ROOT) -> Iterator[Room]:
-    """Yield the room below each memory limit that can be read."""
+    """Yield the room in each control group whose memory limit can be read."""
     for directory, limit_bytes, used_bytes in _memory_limits(proc, cgroup_root):
         with contextlib.suppress(OSError):
             free_bytes = limit_bytes - used_bytes + _cached_bytes(directory)
@@ -65,11 +65,11 @@ def rooms_of_cgroups(proc: Path = _PROC, cgroup_root: Path = _CGROUP_ROOT) -> It
 
 
 def file_system_of(directory: Path) -> str | None:
-    """Return the type of the directory's file system, such as ``tmpfs``."""
+    """Return the type of the directory's file system, such as ``tmpfs``; None if unknown."""
     device = os.stat(directory).st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
     with contextlib.suppress(OSError), open("/proc/self/mountinfo", encoding="utf-8") as file:
-        # proc_pid_mountinfo(5): the device is the third field; the type follows the separator.
+        # proc_pid_mountinfo(5): the third field is the device, and the type follows " - ".
         for line in file:
             fields, _, rest = line.partition(" - ")
             if fields.split()[2] == wanted:
@@ -86,7 +86,7 @@ def _meminfo_bytes(name: str, proc: Path) -> int:
 
 
 def _memory_limits(proc: Path, cgroup_root: Path) -> Iterator[tuple[Path, int, int]]:
-    """Yield the directory, the limit and the use of each control group, of version 1 or 2."""
+    """Yield the directory, limit and use of each control group of this process (v1 and v2)."""
     try:
         lines = (proc / "self" / "cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -15,10 +15,10 @@ import numpy as np
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.options.units import format_bytes
 
-#: Linux has this advice since 5.14. Python's ``mmap`` lacks the constant, and its ``madvise`` holds
-#: the interpreter lock, so ``_libc.madvise`` is called instead.
+#: Linux has had this advice since 5.14. Python's ``mmap`` lacks the constant, and holds the
+#: interpreter lock during ``madvise``, so this module calls the C library instead.
 _MADV_POPULATE_WRITE = 23
-#: A thread faults in this many bytes at a time.
+#: Each call of ``madvise`` faults in this many bytes.
 _STRETCH_BYTES = 64 << 20
 _MAX_THREADS = 16
 _HUGE_PAGE_BYTES = 2 << 20
@@ -44,12 +44,12 @@ def prefault(mapping: mmap.mmap, fd: int | None) -> None:
     if errno.EINVAL in failures:
         _touch(mapping, fd)
     elif failures:
-        # EFAULT means that the kernel found no memory for a page; a touch would raise SIGBUS.
+        # EFAULT means that the kernel found no memory for a page. Touching it would raise SIGBUS.
         raise _out_of_memory(size_bytes)
 
 
 def reserve(fd: int, size_bytes: int) -> None:
-    """Allocate every page of a file without mapping it, so that a later access cannot fail."""
+    """Allocate all pages of a file without mapping them, so that no later access can fail."""
     try:
         os.posix_fallocate(fd, 0, size_bytes)
     except OSError as error:
@@ -57,7 +57,7 @@ def reserve(fd: int, size_bytes: int) -> None:
 
 
 def ask_for_huge_pages(mapping: mmap.mmap) -> None:
-    """Request huge pages; call this before any page is touched."""
+    """Request huge pages. Call this function before any page is touched."""
     with contextlib.suppress(OSError):
         mapping.madvise(mmap.MADV_HUGEPAGE)
 
@@ -90,7 +90,7 @@ def _touch(mapping: mmap.mmap, fd: int | None) -> None:
     if fd is None:
         pages[:] = 0
     else:
-        # Only read, because a write could undo another process's. A read maps reserved pages too.
+        # Do not write, because that could undo another process's write. Reading maps the pages too.
         reserve(fd, len(mapping))
         pages.max()
 

@@ -24,7 +24,7 @@ _log = logging.getLogger("kvtier.pool")
 
 
 class PoolFile:
-    """An open pool file. ``close`` closes ``fd``; so does an exec of another program."""
+    """An open pool file. ``close``, garbage collection or an exec closes the descriptor ``fd``."""
 
     def __init__(self, fd: int, layout: PoolLayout, path: Path | None = None) -> None:
         self.fd = fd
@@ -41,7 +41,7 @@ class PoolFile:
 
 
 def make_unnamed(layout: PoolLayout) -> PoolFile:
-    """Make a file of constant size in memory, and join it as the scheduler."""
+    """Make an in-memory file of constant size, and join it as the scheduler."""
     fd = os.memfd_create("kvtier-pool", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     with _closed_on_failure(fd):
         _shape(fd, layout)
@@ -70,10 +70,10 @@ def open_handle(handle: int | str, layout: PoolLayout | None, worker: int | None
 
 
 def join_named(directory: Path, replica: str, layout: PoolLayout, worker: int | None) -> PoolFile:
-    """Open the file of a replica as a member; make the file if no member has made it."""
+    """Open a replica's file and join it; make the file if no other process has made it."""
     digest = hashlib.blake2b(replica.encode(), digest_size=12).hexdigest()
     path = directory / f"{_PREFIX}{os.geteuid()}-{digest}"
-    # A round fails only if another process has made or removed the file's name meanwhile.
+    # An attempt fails only if another process has made or removed the file's name meanwhile.
     while True:
         sweep(directory)
         fd = _open_own(path)
@@ -86,7 +86,7 @@ def join_named(directory: Path, replica: str, layout: PoolLayout, worker: int | 
 
 
 def sweep(directory: Path) -> None:
-    """Remove files of this user that no process holds; killed replicas leave such files."""
+    """Remove this user's pool files that no process holds; killed replicas leave such files."""
     for path in directory.glob(f"{_PREFIX}*"):
         try:
             fd = _open_own(path)
@@ -98,7 +98,7 @@ def sweep(directory: Path) -> None:
             with leases.joining(fd):
                 # If this file has lost its name, the path may lead to another process's new file.
                 if leases.claim_whole(fd) and os.fstat(fd).st_nlink:
-                    # Free the bytes first, so that the room is free once the name is gone.
+                    # Truncate first, so that the memory is already free when the name is gone.
                     os.ftruncate(fd, 0)
                     path.unlink()
                     _log.info("removed %s, a host pool that no process holds", path)
@@ -107,7 +107,7 @@ def sweep(directory: Path) -> None:
 
 
 def enter_named(fd: int, path: Path, layout: PoolLayout, worker: int | None) -> PoolFile | None:
-    """Become a member of a named file; the last member to join removes the name.
+    """Join a named file as the scheduler or a worker; the last to join removes the name.
 
     If the file has lost its name meanwhile, close ``fd`` and return ``None``.
     """
@@ -128,7 +128,7 @@ def enter_named(fd: int, path: Path, layout: PoolLayout, worker: int | None) -> 
 
 
 def _open_own(path: Path) -> int | None:
-    """Return ``None`` if the file does not exist."""
+    """Open a file that belongs to this user; return ``None`` if the file does not exist."""
     fault = f"{path} is not a host pool of this user: remove it"
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -144,12 +144,12 @@ def _open_own(path: Path) -> int | None:
 
 
 def _make_named(path: Path, layout: PoolLayout, worker: int | None) -> PoolFile | None:
-    """Return ``None`` if another process has made a file of that name."""
+    """Make and join the file; return ``None`` if another process has made ``path`` meanwhile."""
     directory = path.parent
     try:
         check_room(layout.size_bytes, directory)
     except ConfigError:
-        # The room may be short because another member has made the pool meanwhile.
+        # Another process may have made the pool meanwhile, and so used the room.
         if os.path.lexists(path):
             return None
         raise
@@ -173,7 +173,7 @@ def _make_named(path: Path, layout: PoolLayout, worker: int | None) -> PoolFile 
         with _closed_on_failure(fd):
             _shape(fd, layout)
             _claim(fd, layout, worker)
-            # link() follows links in /proc only if it is called with a directory descriptor.
+            # os.link follows a link in /proc only if it is called with a directory descriptor.
             os.link(f"/proc/self/fd/{fd}", path.name, dst_dir_fd=parent, follow_symlinks=True)
     except FileExistsError:
         return None
@@ -188,7 +188,7 @@ def _shape(fd: int, layout: PoolLayout) -> None:
 
 
 def _layout_of(fd: int, expected: PoolLayout | None) -> PoolLayout:
-    """Raise ConfigError if the file's layout is unknown or is not ``expected``."""
+    """Return the layout in the file's header; if there is no header, return ``expected``."""
     size_bytes = os.fstat(fd).st_size
     found = PoolLayout.from_header(os.pread(fd, HEADER_BYTES, max(0, size_bytes - HEADER_BYTES)))
     if found is None:
@@ -229,8 +229,8 @@ def _closed_on_failure(fd: int) -> Iterator[None]:
 def _release(fd: int, path: Path | None, pid: int) -> None:
     """Close the file, and remove its name unless another process holds the file."""
     try:
-        # A forked child shares its parent's locks, so the child cannot tell that the parent holds
-        # the file.
+        # A forked child must not remove the name. The child shares its parent's locks, so it
+        # cannot see that the parent still holds the file.
         own = path is not None and os.getpid() == pid and leases.claim_whole(fd)
         if path is not None and own and os.fstat(fd).st_nlink:
             path.unlink()

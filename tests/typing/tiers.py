@@ -1,4 +1,4 @@
-"""Tiers for a test of mypy, which must report each error marked ``# E: code``, and no other."""
+"""Tiers that a test checks with mypy, which must report exactly the errors marked ``# E:``."""
 
 from __future__ import annotations
 
