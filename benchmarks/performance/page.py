@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from results import gain
+from results import Series, gain
 
 from performance.figures import Figures, median
 from performance.sections import SECTIONS, Section, Way, label
@@ -32,14 +32,14 @@ _QUICK = (
 def page(figures: Mapping[str, Figures]) -> str:
     parts = [_INTRODUCTION, *([_QUICK + "\n"] if _is_quick(figures) else [])]
     if rows := list(_glance(figures, "")):
-        parts.append("## At a glance\n\n" + _glance_table(figures, rows) + "\n")
+        parts.append("## At a glance\n\n" + _glance_table(rows) + "\n")
     parts += [_section(section, figures[section.name]) for section in SECTIONS.values()]
     parts.append(_machines(figures))
     return "\n".join(parts)
 
 
 def readme(text: str, figures: Mapping[str, Figures]) -> str:
-    table = _glance_table(figures, list(_glance(figures, "docs/performance.md")))
+    table = _glance_table(list(_glance(figures, "docs/performance.md")))
     quick = " A quick run." if _is_quick(figures) else ""
     caption = (
         f"Medians, from {_machine_words(figures)}.{quick} `make bench` measures yours;\n"
@@ -53,20 +53,28 @@ def readme(text: str, figures: Mapping[str, Figures]) -> str:
 
 
 def _glance(figures: Mapping[str, Figures], page: str) -> Iterator[list[str]]:
-    """Yield rows: a subject, vLLM's figure, kvtier's figure and the ratio of the figures."""
+    """Yield rows: a subject, a peer's figure, kvtier's figure and the ratio of the figures."""
 
     def link(section: str, subject: str) -> str:
         return f"[{subject}]({page}#{_anchor(SECTIONS[section].title)})"
 
+    def row(subject: str, beside: str, own: Series | None, peer: Series | None) -> list[list[str]]:
+        if own is None or peer is None:
+            return []
+        return [[subject, f"{beside}: {median(peer)}", median(own) or "", gain(own, peer) or ""]]
+
+    panel, of_token = SECTIONS["first-token"].panels[0], figures["first-token"]
+    cases = ("from files", "computed")
+    own, computed = (panel.find(of_token, case, panel.ways[0].name) for case in cases)
+    subject = "first token of a prompt of 2,048 tokens, all of it in files"
+    yield from row(link("first-token", subject), "computed", own, computed)
     for name, section in SECTIONS.items():
         for panel in section.panels:
-            peers = [way for way in panel.ways if way.role == "vllm"]
-            for case, subject in panel.glance.items() if peers else ():
-                ways = (panel.ways[0], peers[0])
-                own, peer = (panel.find(figures[name], case, way.name) for way in ways)
-                if own and peer:
-                    shown = [median(peer) or "", median(own) or "", gain(own, peer) or ""]
-                    yield [link(name, subject), *shown]
+            peers = [way for role in ("client", "vllm") for way in panel.ways if way.role == role]
+            for case, subject in panel.glance.items():
+                ways = (panel.ways[0], peers[-1])
+                found = (panel.find(figures[name], case, way.name) for way in ways)
+                yield from row(link(name, subject), peers[-1].shown, *found)
     panel = SECTIONS["first-token"].panels[0]
     ways = (panel.ways[-1].name, panel.ways[0].name)
     of = (panel.run, panel.group, "damaged files")
@@ -77,17 +85,8 @@ def _glance(figures: Mapping[str, Figures], page: str) -> Iterator[list[str]]:
         yield [subject, *(said[one.median] for one in answers if one), ""]
 
 
-def _glance_table(figures: Mapping[str, Figures], rows: Sequence[Sequence[str]]) -> str:
-    head = ["", f"vLLM{_vllm_release(figures)}", "kvtier", "ratio"]
-    return _table([head, ["---"] * 4, *rows]).replace("|  |", "| |", 1)
-
-
-def _vllm_release(figures: Mapping[str, Figures]) -> str:
-    for of in figures.values():
-        for run in of.runs.values():
-            if found := re.search(r"vllm(?:-cpu)? (\d+\.\d+)", run.machine.get("software", "")):
-                return f" {found[1]}"
-    return ""
+def _glance_table(rows: Sequence[Sequence[str]]) -> str:
+    return _table([["", "peer", "kvtier", "ratio"], ["---"] * 4, *rows]).replace("|  |", "| |", 1)
 
 
 # --- sections ---------------------------------------------------------------------------------

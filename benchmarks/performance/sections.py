@@ -186,7 +186,7 @@ FIRST_TOKEN = Section(
                 Way("vllm", _VLLM_FILES, "vLLM's file tier"),
             ],
             ["from files"],
-            glance={"from files": "first token of a prompt of 2,048 tokens, all of it in files"},
+            glance={"from files": "the same"},
         )
     ],
     [
@@ -254,14 +254,17 @@ SCHEDULER = Section(
 # --- files ------------------------------------------------------------------------------------
 
 _FILE = "backends.py --backend file"
+_UNDIGESTED = Way("variant", "kvtier, no digests", "without digests")
+_COMPILED = Way("limit", "compiled part", "limit with digests")
 
 
 FILES = Section(
     "files",
     "Chunks in files",
     "Four requests at a time store and load the same chunks in every way. The limit is `preadv` "
-    "and `pwritev` of the same bytes in four threads, with a rename for each store. On the disk "
-    "all go past the page cache. On a full disk each store removes another chunk.",
+    "and `pwritev` of the same bytes in four threads, with a rename for each store; the limit with "
+    "digests is the tier's compiled part alone. On the disk all go past the page cache. On a full "
+    "disk each store removes another chunk.",
     [
         Run(name, f"{_FILE} {full}", f"{_FILE} {quick}", 9, vllm=["vllm.fs_io_C"])
         for name, full, quick in (
@@ -280,16 +283,18 @@ FILES = Section(
             "MiB/s",
             [
                 _KVTIER,
+                *without,
                 Way("vllm", "vllm.fs_io_C", "vLLM's C extension"),
+                *with_digests,
                 Way("limit", "preadv/pwritev", "limit"),
             ],
             cases,
             glance={case: f"chunks in files on {where}: {case}" for case in cases[:2]},
         )
-        for title, run, where, cases in (
-            ("disk", "disk", "a disk", _CHUNKS),
-            ("full disk", "full", "a full disk", _CHUNKS[::2]),
-            ("tmpfs", "tmpfs", "tmpfs", _CHUNKS),
+        for title, run, where, cases, without, with_digests in (
+            ("disk", "disk", "a disk", _CHUNKS, [_UNDIGESTED], [_COMPILED]),
+            ("full disk", "full", "a full disk", _CHUNKS[::2], [], []),
+            ("tmpfs", "tmpfs", "tmpfs", _CHUNKS, [_UNDIGESTED], [_COMPILED]),
         )
     ],
     [
@@ -497,7 +502,18 @@ def _engine_section(
         "is written back. kvtier makes and checks digests of every byte, and the others do not.",
         [Run(name, command, f"{command} --mib 16", 15, engine)],
         [
-            Panel(f"{where}, {what}", name, group, quantity, axis, ways)
+            Panel(
+                f"{where}, {what}",
+                name,
+                group,
+                quantity,
+                axis,
+                ways,
+                glance={
+                    case: f"LMCache's task of 128 MiB in {_PLACES[group]}: {case}"
+                    for case in (("store", "load") if _NATIVE in ways and axis == "MiB/s" else ())
+                },
+            )
             for group, (where, ways) in groups.items()
             for quantity, what, axis in (
                 ("throughput", "wall time", "MiB/s"),
@@ -507,6 +523,7 @@ def _engine_section(
     )
 
 
+_PLACES = {"file": "the page cache", "disk": "files on a disk"}
 _PROCESS = Way("kvtier", "kvtier", "kvtier in a process")
 _THREAD = Way("variant", "kvtier, thread", "kvtier in a thread")
 _NATIVE = Way("client", "fs_native", "`fs_native`")
@@ -517,8 +534,11 @@ LMCACHE = _engine_section(
     "Each adapter gets tasks of 128 MiB in objects of 2 MiB, over one L1 in shared memory. A load "
     "finds the bytes in the page cache, or past it on the disk (`O_DIRECT`).",
     {
-        "file": ("page cache", [_PROCESS, _THREAD, Way("client", "fs", "`fs`"), _NATIVE]),
-        "disk": ("disk", [_PROCESS, _NATIVE]),
+        "file": (
+            "page cache",
+            [_PROCESS, _THREAD, _UNDIGESTED, Way("client", "fs", "`fs`"), _NATIVE, _COMPILED],
+        ),
+        "disk": ("disk", [_PROCESS, _UNDIGESTED, _NATIVE, _COMPILED]),
         "redis": ("Redis", [_PROCESS, _THREAD, Way("client", "resp", "`resp`")]),
     },
 )

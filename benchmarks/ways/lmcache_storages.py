@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import mmap
 import os
 import select
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +23,15 @@ from lmcache.v1.multiprocess.config import add_mp_server_args
 from lmcache.v1.platform import consume_fd
 from support.redis_server import Server
 
+from ways.compiled_files import CompiledFiles
 from ways.storage import Storage
 
 _OBJECT_BYTES = 2 << 20
 _LAYOUT = MemoryLayoutDesc([torch.Size([_OBJECT_BYTES // 1024, 512])], [torch.bfloat16])
 _PATIENCE_S = 120
+# As long as the header of a tier whose files bypass the page cache.
+_HEADER_BYTES = 4096
+_UNDIGESTED = "kvtier, no digests"
 
 
 def _ours(url: str, **options: str) -> dict[str, Any]:
@@ -45,11 +51,13 @@ def _adapters(folder: Path, port: int) -> dict[str, dict[str, dict[str, Any]]]:
         "file": {
             "kvtier": _ours(f"file://{files}/kvtier{cached}"),
             "kvtier, thread": _ours(f"file://{files}/kvtier, thread{cached}", runner="thread"),
+            _UNDIGESTED: _ours(f"file://{files}/{_UNDIGESTED}{cached}"),
             "fs": {"type": "fs", "base_path": f"{files}/fs"},
             "fs_native": {"type": "fs_native", "base_path": f"{files}/fs_native"},
         },
         "disk": {
             "kvtier": _ours(f"file://{folder}/disk/kvtier"),
+            _UNDIGESTED: _ours(f"file://{folder}/disk/{_UNDIGESTED}"),
             "fs_native": {
                 "type": "fs_native",
                 "base_path": f"{folder}/disk/fs_native",
@@ -83,9 +91,43 @@ def storages(folder: Path, batch_bytes: int, stack: ExitStack) -> dict[str, dict
             parsed = get_l2_adapter_config_class(entry["type"]).from_dict(entry)
             adapter = create_l2_adapter(parsed, l1.get_l1_memory_desc())
             stack.callback(adapter.close)
+            if way == _UNDIGESTED:
+                # The adapter has no option for this, and opens its tiers later.
+                adapter._spec = replace(adapter._spec, verify=False)
             storage = _Adapter(f"{group} {way}", adapter, objects, clear)
             made.setdefault(group, {})[way] = storage
+    for group in ("file", "disk"):
+        (folder / group).mkdir(exist_ok=True)
+        files = CompiledFiles(folder / group / "compiled part", direct=group == "disk")
+        stack.callback(files.close)
+        made[group]["compiled part"] = _Limit(files, objects)
     return made
+
+
+class _Limit(Storage):
+    """The compiled part of the file tier alone."""
+
+    object_bytes = _OBJECT_BYTES
+
+    def __init__(self, files: CompiledFiles, objects: Sequence[Any]) -> None:
+        self._files = files
+        self._parts = [held.raw_data[:_OBJECT_BYTES] for held in objects]
+        headers = memoryview(mmap.mmap(-1, len(objects) * _HEADER_BYTES))
+        self._chunks = [
+            (str(number), headers[start : start + _HEADER_BYTES], memoryview(part.numpy()))
+            for number, (start, part) in enumerate(
+                zip(range(0, len(headers), _HEADER_BYTES), self._parts, strict=True)
+            )
+        ]
+
+    def parts(self) -> list[torch.Tensor]:
+        return self._parts
+
+    def store(self, number: int) -> None:
+        self._files.store(self._chunks)
+
+    def load(self, number: int) -> None:
+        self._files.load(self._chunks)
 
 
 class _Adapter(Storage):

@@ -21,8 +21,9 @@ class Storage(ABC):
     @abstractmethod
     def store(self, number: int) -> None: ...
 
-    @abstractmethod
-    def find(self, number: int) -> None: ...
+    def find(self, number: int) -> None:
+        """Look the batch up, if a load needs a lookup before it."""
+        return
 
     @abstractmethod
     def load(self, number: int) -> None: ...
