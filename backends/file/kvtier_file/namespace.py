@@ -166,10 +166,9 @@ class NamespaceDirectory:
             return bytes(len(written))
 
     def sync_name(self, key: OffloadKey) -> None:
-        """Make a chunk's name survive a power failure, if option ``fsync`` is set."""
-        if self._sync:
-            with self._shard(key) as shard_fd:
-                os.fsync(shard_fd)
+        """Make a chunk's name survive a power failure."""
+        with self._shard(key) as shard_fd:
+            os.fsync(shard_fd)
 
     def touch(self, key: OffloadKey, used_ns: int, size_bytes: int) -> bool:
         """Record a use of a chunk; return false if its file is missing, incomplete or expired."""

@@ -164,11 +164,15 @@ class ChunkStore:
                 batch, ids, times_ns, outcomes, made, strict=True
             ):
                 key = transfer.key
-                with self._verdict(key, verdicts, "readable", at_file=True):
-                    if outcome == NOT_DONE:
+                if outcome == NOT_DONE:
+                    with self._verdict(key, verdicts, "readable", at_file=True):
                         directory.read(key, transfer.buffers, used_ns)
-                        digest = None
-                    transfer.verify(digest)
+                        transfer.verify()
+                else:
+                    try:
+                        transfer.verify(digest)
+                    except TierError as damage:
+                        verdicts[key] = damage
                 found = not isinstance(verdicts.get(key), ChunkNotFoundError)
                 if found != (chunk_id in self._usage.budget):
                     surprising.append(key)
@@ -251,17 +255,18 @@ class ChunkStore:
         )
         for transfer, used_ns, outcome in zip(batch, times_ns, outcomes, strict=True):
             key = transfer.key
-            with self._verdict(key, verdicts, "writable"):
-                # A file of the right length counts as the chunk. If the file is unreadable or
-                # damaged, a load fails, and the SDK then stores the chunk with ``replace``.
-                is_there = outcome == DONE and not transfer.replace
-                if outcome == NOT_DONE and not transfer.replace:
-                    with self._fault(key, {}, "writable"):
-                        is_there = directory.touch(key, used_ns, self._object_bytes)
-                if not is_there:
-                    missing[key] = transfer
-                elif self._id(key) not in self._usage.budget:
-                    uncounted.append(key)
+            # A file of the right length counts as the chunk. If the file is unreadable or damaged,
+            # a load fails, and the SDK then stores the chunk with ``replace``.
+            if outcome == NOT_DONE and not transfer.replace:
+                with self._verdict(key, verdicts, "writable"), self._fault(key, {}, "writable"):
+                    if directory.touch(key, used_ns, self._object_bytes):
+                        outcome = DONE
+                if key in verdicts:
+                    continue
+            if outcome != DONE or transfer.replace:
+                missing[key] = transfer
+            elif self._id(key) not in self._usage.budget:
+                uncounted.append(key)
         self._reconcile(directory, uncounted)
         return missing
 
@@ -301,7 +306,7 @@ class ChunkStore:
             # Place the files even after an error, so that no reservation or temporary file remains.
             if reserved:
                 placed = self._place(directory, written, len(reserved), verdicts)
-        for key in placed:
+        for key in placed if self._config.fsync else ():
             with self._verdict(key, verdicts, "writable"):
                 directory.sync_name(key)
         if placed:
