@@ -1,4 +1,4 @@
-"""The shared part of the scripts that make an engine's virtual environment for a CPU.
+"""Code shared by the scripts that create an engine's virtual environment for a CPU.
 
 An up-to-date environment is not changed. Stamp files in an environment hold hashes of the files
 that define the environment.

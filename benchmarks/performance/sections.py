@@ -95,13 +95,13 @@ class Section:
     Attributes:
         name: name of the section's file, and the section's value for ``--only``.
         title: the section's heading.
-        question: text about what is measured, and beside which programs.
+        question: text that names what is measured, and the compared programs.
         runs: the benchmarks of the section.
         panels: parts of the plot and the table. Without panels there is no plot, and each group has
             a table with the cases as columns and the quantities as rows.
         answer: sentences with placeholders: ``{panel:case:way}`` for a median and
-            ``{panel:case:way:peer}`` for a ratio, where ``panel`` is a number; for ratios of hit
-            rates ``{run:least:way:peer}`` and ``{run:most:way:peer}``.
+            ``{panel:case:way:peer}`` for a ratio, where ``panel`` is a number.
+            ``{run:least:way:peer}`` is the least ratio of the run's cases, and ``most`` the most.
         columns: number of parts side by side in the plot.
     """
 

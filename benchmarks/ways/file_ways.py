@@ -109,7 +109,7 @@ class VLLMFiles(PlainFiles):
 
 
 class CompiledWay(Way):
-    """The limit with digests. As in the tier, files bypass the page cache where they can."""
+    """The tier's compiled part alone, with digests: no tier can be faster. It uses O_DIRECT."""
 
     def __init__(self, work: Work, root: Path) -> None:
         super().__init__(work)

@@ -1,4 +1,4 @@
-"""The programs for S3: the tier, the obstore tier, obstore, and bare sockets."""
+"""The clients that the S3 benchmarks compare: two tiers, obstore alone, and bare sockets."""
 
 from __future__ import annotations
 

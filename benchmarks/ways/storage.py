@@ -11,7 +11,7 @@ import torch
 class Storage(ABC):
     """An engine's storage, and the memory of the batch that it stores and loads."""
 
-    #: Length of a stored object; shorter files hold no object.
+    #: Length of a stored object. Shorter files, such as manifests, are no objects.
     object_bytes: int
 
     @abstractmethod

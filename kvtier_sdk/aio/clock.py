@@ -118,7 +118,7 @@ async def wait_out(tasks: Sequence[asyncio.Future[Any]]) -> None:
 
 
 class SystemClock(Clock):
-    """The machine's clock. The event loops are uvloop's if uvloop is installed and usable."""
+    """The machine's clock. Its :meth:`new_event_loop` returns a uvloop loop if uvloop is usable."""
 
     def now_s(self) -> float:
         return time.monotonic()

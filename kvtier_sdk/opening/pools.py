@@ -1,4 +1,4 @@
-"""Opens the host pool of a configuration."""
+"""Computes the size of a configured host pool, checks it, and opens the pool."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ def _open_own(path: Path) -> int | None:
 
 
 def _make_named(path: Path, layout: PoolLayout, worker: int | None) -> PoolFile | None:
-    """Make and join the file; return ``None`` if another process has made ``path`` meanwhile."""
+    """Create and join the file; return ``None`` if another process has created it meanwhile."""
     directory = path.parent
     try:
         check_room(layout.size_bytes, directory)

@@ -32,8 +32,7 @@ class PoolMemory(SlotMemory, Protocol):
     """The part of the host pool's interface that a runner with a separate process needs."""
 
     @property
-    def slots(self) -> int:
-        ...
+    def slots(self) -> int: ...
 
     @property
     def layout(self) -> PoolLayout:

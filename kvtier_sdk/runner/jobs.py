@@ -33,7 +33,7 @@ from kvtier_sdk.types import OffloadKey, RequestContext, Usage
 class Operation(Enum):
     """The kind of a job."""
 
-    # Every job hashes members several times, and the hash of Enum is a Python function.
+    # Each job hashes several members, and Enum.__hash__ is a slow Python function.
     __hash__ = object.__hash__
 
     LOOKUP = "lookup"

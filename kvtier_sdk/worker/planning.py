@@ -171,8 +171,8 @@ class GroupShare:
 class JobPlan:
     """The blocks and slots of a job. All ids are in range, and no two destinations overlap.
 
-    A device copies the runs, or derives other pieces from the blocks. A large job has many more
-    runs than blocks, so the runs are computed only on request.
+    A device copies the contiguous :meth:`runs`, or works from the blocks directly. A large job has
+    many more runs than blocks, so the runs are computed only on request.
 
     Attributes:
         shares: one share for each group that has blocks in the job.

@@ -218,8 +218,7 @@ class SharedUsage:
                     # No process kept the count until now, so files may have come and gone
                     # unnoticed.
                     self._header.clean = False
-                # Enter the reservation now, so that other processes check whether this process
-                # lives.
+                # Enter a reservation now, because other processes test a lease only if it has one.
                 self._enter_reservation()
                 files.header.write(self._header)
         except OSError:

@@ -60,9 +60,7 @@ class ObstoreTier(ChunkTierManager):
 
     async def open(self) -> None:
         try:
-            with _translating():
-                async for _ in obstore.list(self._store(), prefix=self._start, chunk_size=1):
-                    break
+            await self._call(obstore.list_with_delimiter_async, self._start)
             if not self.context.maintenance:
                 manifest = self.context.namespace.manifest_json().encode()
                 await self._call(self._put, self._start + _MANIFEST, [memoryview(manifest)])
@@ -73,11 +71,10 @@ class ObstoreTier(ChunkTierManager):
         self._made = None  # dropping the last reference closes the store's connections
 
     async def contains_chunk(self, key: OffloadKey) -> bool:
-        try:
+        with suppress(ChunkNotFoundError):
             await self._call(obstore.head_async, self._name(key))
-        except ChunkNotFoundError:
-            return False
-        return True
+            return True
+        return False
 
     async def store_chunk(self, transfer: Transfer) -> None:
         put = partial(self._put, replace=transfer.replace or not self.config.conditional_put)

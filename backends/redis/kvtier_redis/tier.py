@@ -156,7 +156,7 @@ class RedisTier(SecondaryTierManager):
             )
 
     def _manifest_beside(self, exchanges: Sequence[Exchange]) -> list[Exchange]:
-        """Return a request that writes the manifest if the server has lost it, or no request."""
+        """Return a request that restores the manifest, if a chunk of the batch is on its server."""
         # Skip a server that gets no chunk of this batch, because that server could delay the batch.
         name = self._names.manifest
         with suppress(TierError):

@@ -58,7 +58,7 @@ _log = logging.getLogger("kvtier.lmcache")
 
 @dataclass(eq=False, slots=True)
 class _Task:
-    """A task of LMCache, with a part for each tier. ``open_parts`` counts the unfinished parts.
+    """A task of LMCache. Its objects may be of several models; each :class:`ModelTier` has a part.
 
     Only a deletion has the event ``ended``. LMCache polls for the end of other tasks.
     """

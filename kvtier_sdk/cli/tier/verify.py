@@ -65,7 +65,7 @@ def verify_command(
 
         kvtier tier verify --rate 100MiB --repair kv.toml#cache
 
-    The exit status is 1 if chunks are damaged and stay, or if a tier could not be read.
+    The exit status is 1 if damaged chunks remain, or if a tier could not be read.
     """
     target, timeout_s = read_target(tiers), read_timeout(timeout)
     selection, pace = Selection.read(namespace, model), Pace(rate)

@@ -297,7 +297,7 @@ async def check_an_empty_batch_is_no_results(subject: TierSubject) -> None:
 
 @check(says=_LENGTH)
 async def check_results_have_the_order_of_the_batch(subject: TierSubject) -> None:
-    """Each result stands at the position of its chunk in the batch."""
+    """The results have the same order as the chunks of the batch."""
     async with subject.opened() as probe:
         stored = await probe.put(subject.new_keys(3))
         absent = subject.new_keys(1)

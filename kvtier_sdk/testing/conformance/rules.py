@@ -134,7 +134,7 @@ def judged(name: str, rule: str, says: str) -> Iterator[None]:
 
 
 def _unexpected(error: Exception) -> str:
-    """Describe an exception by the innermost line outside the kit."""
+    """Describe an exception, with the innermost line of its traceback outside the kit."""
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [frame for frame in frames if not Path(frame.filename).is_relative_to(_KIT)]
     where = f" ({theirs[-1].filename}:{theirs[-1].lineno})" if theirs else ""

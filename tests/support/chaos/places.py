@@ -69,7 +69,7 @@ class FlaggedClock(SystemClock):
 
 
 class Place(ABC):
-    """An empty store, made for one fault."""
+    """A new store, in which a scenario injects one kind of fault."""
 
     def __init__(self, directory: Path, fault: str) -> None:
         self.config = directory / "kv.json"
