@@ -37,7 +37,7 @@ def _split(value: object, example: str) -> tuple[Fraction, str]:
 
 
 def parse_bytes(value: object) -> int:
-    """Parse a size in bytes: an ``int`` ``value``, or text such as ``"64KiB"``, ``"4 GiB"``, ``"1.5GB"``.
+    """Parse a size in bytes: ``value`` is an ``int``, or text such as ``"64KiB"`` or ``"1.5GB"``.
 
     KiB, MiB, ... are powers of 1,024; KB, MB, ... are powers of 1,000.
     """
