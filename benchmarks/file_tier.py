@@ -2,16 +2,15 @@
 
 Usage: python benchmarks/file_tier.py [--root DIR] [--rounds N] [--total SIZE] ...
 
-Each measurement moves the same number of bytes, split among its processes. So the ratio to one
-process shows the cost or the gain of sharing. Each round measures every program with every number
-of processes, so that the machine's noise affects all measurements. The tables show medians over the
-rounds. The programs:
+Each measurement moves the same number of bytes, split among its processes. Each round measures
+every program with every number of processes. The ratios are to the first, the tier in one process.
+The programs:
 
     tier    FileTier, no capacity
     evict   FileTier, with a capacity of half of the bytes written, so that most stores evict
     plain   the limit: files of the same length are only written, renamed and read
 
-MiB/s count payload and header. Each ratio is to one process of the same program.
+MiB/s count payload and header.
 """
 
 from __future__ import annotations
@@ -21,21 +20,21 @@ import asyncio
 import itertools
 import json
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
-import results
+from runner import Benchmark, Sample, positive
 from ways.file_ways import FileSubject, PlainFiles
 from ways.tier_way import TierWay
 from ways.way import Way, Work
 
-from kvtier_sdk.options.units import format_bytes, parse_bytes
+from kvtier_sdk.options.units import parse_bytes
 
 WAYS = ("tier", "evict", "plain")
 
@@ -56,53 +55,32 @@ def main() -> None:
     if sys.argv[1:2] == ["--worker"]:
         _serve(Job(**json.loads(sys.argv[2])))
         return
-    arguments = _arguments()
-    figures: dict[tuple[str, int], list[tuple[float, float]]] = {}
-    with tempfile.TemporaryDirectory(prefix="kvtier-bench-", dir=arguments.root) as root:
-        print(
-            f"{root}: {format_bytes(arguments.total)} a measurement in chunks of "
-            f"{format_bytes(arguments.chunk)}, {arguments.rounds} rounds"
-        )
-        for number in range(arguments.rounds):
-            measured = itertools.product(WAYS, arguments.processes)
-            for way, processes in results.in_turns(measured, number):
-                place = Path(root) / "kv"
-                rates = _measure(way, processes, place, arguments)
-                figures.setdefault((way, processes), []).append(rates)
-                print(f"{way} {processes}: {rates[0]:.0f} MiB/s stored", file=sys.stderr)
-                shutil.rmtree(place)
-    object_bytes = arguments.chunk + FileSubject.header_bytes
-    for which, title in enumerate(("store", "load")):
-        print(
-            f"\n{title:8}{'processes':>10}{'MiB/s':>10}{'least':>10}{'most':>10}{'ratio':>8}"
-            f"{'chunks/s':>10}"
-        )
-        for way, processes in itertools.product(WAYS, arguments.processes):
-            if (way, title) == ("evict", "load"):
-                continue  # half of the chunks have been evicted, so loads would miss
-            rates = [pair[which] for pair in figures[way, processes]]
-            alone = statistics.median(pair[which] for pair in figures[way, arguments.processes[0]])
-            middle = statistics.median(rates)
-            print(
-                f"{way:8}{processes:10}{middle:10.0f}{min(rates):10.0f}{max(rates):10.0f}"
-                f"{middle / alone:8.2f}{middle * 2**20 / object_bytes:10.0f}"
-            )
+    bench = Benchmark(__doc__, rounds=5)
+    bench.option("--processes", type=positive, nargs="+", default=[1, 2, 4], help="1 2 4")
+    bench.option("--total", type=parse_bytes, default="512MiB", help="%(default)s")
+    bench.option("--chunk", type=parse_bytes, default="1MiB", help="%(default)s")
+    at_a_time = "calls, or threads, at a time (%(default)s)"
+    bench.option("--concurrency", type=positive, default=4, help=at_a_time)
+    bench.option("--direct-io", choices=("auto", "on", "off"), default="auto")
+    options = bench.parse()
+    with tempfile.TemporaryDirectory(prefix="kvtier-bench-", dir=options.root) as root:
+        sides = {
+            f"{way}, {processes}": partial(_turn, way, processes, Path(root) / "kv", options)
+            for way, processes in itertools.product(WAYS, options.processes)
+        }
+        bench.measure("processes at one root", sides)
+    bench.finish()
 
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--root", type=Path, help="a directory on the disk to measure")
-    parser.add_argument("--rounds", type=int, default=5, help="to take medians over (%(default)s)")
-    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4], help="1 2 4")
-    parser.add_argument("--total", type=parse_bytes, default="512MiB", help="%(default)s")
-    parser.add_argument("--chunk", type=parse_bytes, default="1MiB", help="%(default)s")
-    parser.add_argument(
-        "--concurrency", type=int, default=4, help="calls, or threads, at a time (%(default)s)"
-    )
-    parser.add_argument("--direct-io", choices=("auto", "on", "off"), default="auto")
-    return parser.parse_args()
+def _turn(
+    way: str, processes: int, place: Path, options: argparse.Namespace, number: int
+) -> Iterator[Sample]:
+    rates = dict(zip(("store", "load"), _measure(way, processes, place, options), strict=True))
+    shutil.rmtree(place)
+    if way == "evict":
+        del rates["load"]  # half of the chunks have been evicted, so loads would miss
+    for operation, rate in rates.items():
+        yield operation, "throughput", "MiB/s", rate
 
 
 def _measure(

@@ -5,17 +5,21 @@ Usage: .venv-vllm/bin/python benchmarks/first_token.py [--tokens N] [--rounds N]
 Real engines on the CPU, one for each way to offload, serve the same random prompts in turns. Each
 round serves a new prompt twice. The first time, the engine computes and stores the prompt's chunks.
 Then the device cache and the host pool are emptied. The second time, the chunks come from the
-files, without the page cache if the disk allows it. Both answers must be equal. No file is removed.
-At the end, one byte of each file is inverted, and a stored prompt is served from the files.
+files, without the page cache if the disk allows it. Both answers must be equal. Then the new files
+are read without an engine, which shows the disk's share of the time. No file is removed. At the
+end, one byte of each file is inverted, and a stored prompt is served from the files.
 """
 
 from __future__ import annotations
 
+import mmap
+import os
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +47,16 @@ SHAPE = {
 }
 VLLM, OURS_A, OURS_B = "vLLM's file tier", "kvtier (a), our tier", "kvtier (b), our manager"
 _POOL_BYTES = 2**30
+_MOST_FILE_BYTES = 2**25
 
 
 class Side:
-    def __init__(self, engine: Engine, root: Path, chunks: int) -> None:
+    def __init__(self, engine: Engine, root: Path, chunks: int, chunk_bytes: int) -> None:
         self._engine = engine
         self._root = root
         self._chunks = chunks
+        self._chunk_bytes = chunk_bytes
+        self._read: set[Path] = set()
 
     def serve(self, number: int) -> Iterator[Sample]:
         prompt = make_prompt(number, self._chunks)
@@ -59,13 +66,20 @@ class Side:
         must_be_equal(same([computed], [loaded]) and loaded["cached"] > 0)
         for case, served in (("computed", computed), ("from files", loaded)):
             yield case, "time to first token", "ms", 1e3 * served["first_token_s"]
+        files = [
+            path
+            for path in self._root.rglob("*")
+            if path.is_file() and path.stat().st_size >= self._chunk_bytes
+        ]
+        yield "disk alone", "time to first token", "ms", 1e3 * read_s(set(files) - self._read)
+        self._read.update(files)
 
-    def serve_damaged(self, number: int, chunk_bytes: int) -> Iterator[Sample]:
+    def serve_damaged(self, number: int) -> Iterator[Sample]:
         prompt = make_prompt(number, self._chunks)
         before = self._serve(prompt)
         self._forget()
         for path in self._root.rglob("*"):
-            if path.is_file() and path.stat().st_size >= chunk_bytes:
+            if path.is_file() and path.stat().st_size >= self._chunk_bytes:
                 flip_byte(path)
         after = self._serve(prompt)
         yield "damaged files", "tokens from them", "tokens", after["cached"]
@@ -88,6 +102,23 @@ def flip_byte(path: Path) -> None:
         (byte,) = file.read(1)
         file.seek(middle)
         file.write(bytes([byte ^ 0xFF]))
+
+
+def read_s(paths: Iterable[Path]) -> float:
+    """Return the seconds in which four threads read the files, without the page cache."""
+    rest = iter(paths)
+
+    def read(buffer: mmap.mmap) -> None:
+        for path in rest:
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+            os.preadv(fd, [buffer], 0)
+            os.close(fd)
+
+    buffers = [mmap.mmap(-1, _MOST_FILE_BYTES) for _ in range(4)]
+    with ThreadPoolExecutor(len(buffers)) as threads:
+        start_s = time.perf_counter()
+        list(threads.map(read, buffers))
+        return time.perf_counter() - start_s
 
 
 def offloading(name: str, root: Path) -> dict[str, Any]:
@@ -121,20 +152,19 @@ def main() -> None:
             root.mkdir(mode=0o700)
             log = folder / f"engine-{number}.log"
             engine = Engine(interpreter, model, log, offloading(name, root), **lengths)
-            sides[name] = Side(stack.enter_context(engine), root, options.tokens // BLOCK_TOKENS)
+            chunks, chunk_bytes = (
+                options.tokens // BLOCK_TOKENS,
+                BLOCK_TOKENS * options.layers * 4096,
+            )
+            sides[name] = Side(stack.enter_context(engine), root, chunks, chunk_bytes)
             print(f"started: {name}", file=sys.stderr, flush=True)
         group = f"{options.tokens:,} tokens"
         bench.measure(group, {name: side.serve for name, side in sides.items()})
-        damage = partial(
-            Side.serve_damaged,
-            number=options.rounds,
-            chunk_bytes=BLOCK_TOKENS * options.layers * 4096,
-        )
         bench.add(
             [
                 Series(group, case, name, quantity, unit, [value])
                 for name, side in sides.items()
-                for case, quantity, unit, value in damage(side)
+                for case, quantity, unit, value in side.serve_damaged(options.rounds)
             ]
         )
     bench.finish()

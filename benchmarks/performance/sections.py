@@ -185,14 +185,15 @@ FIRST_TOKEN = Section(
                 Way("variant", _OUR_TIER, "kvtier's tier, vLLM's manager"),
                 Way("vllm", _VLLM_FILES, "vLLM's file tier"),
             ],
-            ["from files"],
+            ["from files", "disk alone"],
             glance={"from files": "the same"},
         )
     ],
     [
         "Computing the prompt takes {0:computed:kvtier (b), our manager}. With kvtier the first "
         "token is there after {0:from files:kvtier (b), our manager}; vLLM's own file tier needs "
-        "{0:from files:kvtier (b), our manager:vLLM's file tier} times as long."
+        "{0:from files:kvtier (b), our manager:vLLM's file tier} times as long. Four threads that "
+        "only read the same files take {0:disk alone:kvtier (b), our manager}."
     ],
     columns=1,
 )
@@ -524,8 +525,7 @@ def _engine_section(
 
 
 _PLACES = {"file": "the page cache", "disk": "files on a disk"}
-_PROCESS = Way("kvtier", "kvtier", "kvtier in a process")
-_THREAD = Way("variant", "kvtier, thread", "kvtier in a thread")
+_PROCESS = Way("kvtier", "kvtier")
 _NATIVE = Way("client", "fs_native", "`fs_native`")
 
 LMCACHE = _engine_section(
@@ -536,10 +536,10 @@ LMCACHE = _engine_section(
     {
         "file": (
             "page cache",
-            [_PROCESS, _THREAD, _UNDIGESTED, Way("client", "fs", "`fs`"), _NATIVE, _COMPILED],
+            [_PROCESS, _UNDIGESTED, Way("client", "fs", "`fs`"), _NATIVE, _COMPILED],
         ),
         "disk": ("disk", [_PROCESS, _UNDIGESTED, _NATIVE, _COMPILED]),
-        "redis": ("Redis", [_PROCESS, _THREAD, Way("client", "resp", "`resp`")]),
+        "redis": ("Redis", [_PROCESS, Way("client", "resp", "`resp`")]),
     },
 )
 

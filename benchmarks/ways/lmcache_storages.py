@@ -34,12 +34,12 @@ _HEADER_BYTES = 4096
 _UNDIGESTED = "kvtier, no digests"
 
 
-def _ours(url: str, **options: str) -> dict[str, Any]:
+def _ours(url: str) -> dict[str, Any]:
     return {
         "type": "plugin",
         "module_path": "kvtier_lmcache",
         "class_name": "KVTierL2Adapter",
-        "adapter_params": {"url": url.replace(" ", "%20"), **options},
+        "adapter_params": {"url": url.replace(" ", "%20")},
     }
 
 
@@ -50,7 +50,6 @@ def _adapters(folder: Path, port: int) -> dict[str, dict[str, dict[str, Any]]]:
     return {
         "file": {
             "kvtier": _ours(f"file://{files}/kvtier{cached}"),
-            "kvtier, thread": _ours(f"file://{files}/kvtier, thread{cached}", runner="thread"),
             _UNDIGESTED: _ours(f"file://{files}/{_UNDIGESTED}{cached}"),
             "fs": {"type": "fs", "base_path": f"{files}/fs"},
             "fs_native": {"type": "fs_native", "base_path": f"{files}/fs_native"},
@@ -66,7 +65,6 @@ def _adapters(folder: Path, port: int) -> dict[str, dict[str, dict[str, Any]]]:
         },
         "redis": {
             "kvtier": _ours(f"{redis}/1"),
-            "kvtier, thread": _ours(f"{redis}/2", runner="thread"),
             "resp": {"type": "resp", "host": "127.0.0.1", "port": port},
         },
     }

@@ -25,7 +25,7 @@ def bench(program: str, *arguments: str) -> str:
     ("command", "says"),
     [
         ("scheduler.py --requests 10 --rounds 1 --slots 200", "memory tier, lru"),
-        ("file_tier.py --rounds 1 --total 4MiB --processes 1 2", "ratio"),
+        ("file_tier.py --rounds 1 --total 4MiB --processes 1 2", "plain, 2"),
         ("backends.py --rounds 1 --total 4MiB --kib 256", "redis-benchmark"),
         ("backends.py --backend file --rounds 1 --total 4MiB --kib 256 --full", "preadv/pwritev"),
         ("backends.py --backend file --sealed --rounds 1 --total 4MiB --kib 256", "kvtier, sealed"),
