@@ -36,13 +36,13 @@ def _is_host(text: str) -> bool:
 
 
 def _hosts(value: object) -> tuple[str, ...]:
-    """Check the servers in a list, or in a text such as ``"b:26379,c:26379"``."""
+    """Check and return the servers of a list, or of a text such as ``"b:26379,c:26379"``."""
     parts = value.split(",") if isinstance(value, str) else value
     if not isinstance(parts, list | tuple) or not all(isinstance(part, str) for part in parts):
         raise ValueError(f"{value!r} is not a list of servers; write for example 'b:26379,c:26379'")
     found = tuple(part.strip() for part in parts if part.strip())
     for part in found:
-        # An IPv6 address needs brackets. Without them, a port would look like its last part.
+        # An IPv6 address needs brackets, which tell its last part from a port.
         if _FOREIGN & set(part) or part.rpartition("]")[2].count(":") > 1:
             raise ValueError("one is not a server; write for example 'b:26379,[::1]:26379'")
         split_host(part, default_port=1)
@@ -81,8 +81,8 @@ class RedisTierConfig(ExpiringTierConfig):
         password: password of that user.
         db: number of the database; a cluster has only database 0.
         prefix: prefix of all keys in Redis; tiers with different prefixes share no chunks.
-        connections: maximum number of connections to each server for chunks; each loads one chunk
-            at a time, or stores about 2 MiB of chunks at a time.
+        connections: maximum number of connections for chunks to each server; a connection loads one
+            chunk at a time, or stores about 2 MiB of chunks at a time.
         connect_timeout_s: time limit for making a connection, and for requests that move no chunk.
         tls: whether to use TLS; a ``rediss:`` URL sets this option.
         tls_ca: file with the trusted certificates; by default, the system's certificates.
@@ -149,7 +149,7 @@ class RedisTierConfig(ExpiringTierConfig):
 
     @property
     def young_ms(self) -> int | None:
-        """Milliseconds after a store in which a use extends the expiry; ``None`` for no limit."""
+        """How long after a store a use still extends the expiry; ``None`` for no limit."""
         if self.max_age_s is None:
             return None
         return round((self.max_age_s - (self.ttl_s or self.max_age_s)) * 1000)

@@ -82,7 +82,7 @@ class Connector:
         return connection
 
     async def tls_mismatch(self) -> TierError | None:
-        """Return an error if only the server or only the options use TLS, else ``None``."""
+        """Return an error if a server uses TLS and the options do not, or the reverse."""
         if self._config.socket is not None:
             return None
         if self._tls:

@@ -32,7 +32,8 @@ class _Hop:
 class Dispatcher:
     """A sender of batches of requests, with up to ``connections`` connections to each server.
 
-    A batch uses a connection for every ``share`` requests, and returns it after ``turn`` requests.
+    A batch uses one connection for every ``share`` requests. After ``turn`` requests, the batch
+    returns the connection to the pool, so that another batch can use the connection.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Dispatcher:
         try:
             await self._run(exchanges)
         except asyncio.CancelledError:
-            # The caller may have given up on a hung server. A hung server causes no error here.
+            # The caller may have given up because a server hangs, which raises no error here.
             self._route.suspect()
             raise
         outcomes = [exchange.outcome for exchange in exchanges]
@@ -112,7 +113,6 @@ class Dispatcher:
         return again
 
     async def _send(self, hops: Sequence[_Hop]) -> None:
-        """Send the requests to all servers concurrently."""
         queues: dict[Address, deque[Exchange]] = {}
         for hop in hops:
             if not hop.is_asking:
@@ -127,7 +127,7 @@ class Dispatcher:
         """Send all requests in one server's queue, over several connections."""
         pool = self._pool_of(address)
         count = min(self._connections, math.ceil(len(queue) / self._share))
-        # Divide the queue evenly. After each turn, another batch can use the connection.
+        # A turn is at most an even part of the queue, so that all connections get requests.
         turn = min(self._turn, math.ceil(len(queue) / count))
         failures = await self._clock.gather_bounded(
             [partial(self._take_turns, pool, queue, turn)] * count, limit=count

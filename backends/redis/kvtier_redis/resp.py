@@ -104,10 +104,10 @@ async def call(connection: Connection, *words: bytes) -> Reply:
 async def run_some(connection: Connection, queue: deque[Exchange], most: int) -> None:
     """Take up to ``most`` requests from the left of a queue, send them and set their outcomes.
 
-    Other connections may share the queue. After a cancellation, nothing touches the buffers.
+    Several calls may share a queue. After a cancellation, nothing touches the buffers.
     """
-    # Send requests for values one at a time, because with several under way each system call
-    # would receive only a piece of a value. Send other requests together, to save system calls.
+    # Request one value at a time. If several values were requested at once, each system call would
+    # receive only a piece of a value. Send other requests together, to save system calls.
     while queue and most:
         batch = [queue.popleft()]
         if not batch[0].target:
@@ -164,8 +164,8 @@ async def _receive_reply(connection: Connection) -> Reply:
 
 async def _receive_value(connection: Connection, target: Sequence[memoryview]) -> Reply:
     """Receive a value into buffers; if the server sends another reply, return that reply."""
-    # The expected length determines the line before the value, so one system call can receive both.
-    # Any other reply lands in the buffers too; a failed load is allowed to overwrite them.
+    # The line before a value states only its length, which is known, so one system call can receive
+    # both. Any other reply lands in the buffers too; a failed load is allowed to overwrite them.
     value_bytes = sum(map(len, target))
     line = b"$%d\r\n" % value_bytes
     start, end = memoryview(bytearray(len(line))), memoryview(bytearray(len(_END)))

@@ -93,7 +93,7 @@ class Route(ABC):
         return value or None
 
     async def facts(self) -> list[dict[str, Any]]:
-        """Return the ``INFO`` of each server that answers; an empty dict if a server refuses."""
+        """Return the ``INFO`` of each server that answers; an empty dict for a refusal."""
         return await self._ask_each(_info)
 
     async def key_count(self) -> int:
@@ -176,7 +176,7 @@ class OneServer(Route):
 
 
 class BehindSentinel(_Moving):
-    """A route to the master that the Sentinels name, which changes in a failover."""
+    """A route to the master that the Sentinels name. A failover changes the master."""
 
     def __init__(self, config: RedisTierConfig, clock: Clock) -> None:
         assert config.sentinel is not None
@@ -211,7 +211,7 @@ class BehindSentinel(_Moving):
 
 
 class _Sentinels(Sentinel):
-    """A client of the Sentinels whose errors distinguish a refusal from an outage.
+    """A client of the Sentinels. Its errors distinguish a refusal from an outage.
 
     Attributes:
         master: the last known master.
@@ -226,7 +226,7 @@ class _Sentinels(Sentinel):
 
     async def find_master(self, service_name: str) -> tuple[str, int]:
         failures: list[tuple[str, TierError]] = []
-        # Iterate over a copy, because another search may change the list meanwhile.
+        # Iterate over a copy, because another search may change the list during the loop.
         for sentinel in list(self.sentinels):
             try:
                 with translated():

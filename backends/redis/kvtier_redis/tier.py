@@ -156,8 +156,8 @@ class RedisTier(SecondaryTierManager):
             )
 
     def _manifest_beside(self, exchanges: Sequence[Exchange]) -> list[Exchange]:
-        """Return a request that restores the manifest, if a chunk of the batch is on its server."""
-        # Skip a server that gets no chunk of this batch, because that server could delay the batch.
+        """Return a request that restores a lost manifest, if its server also gets a chunk."""
+        # If that server gets no chunk, the batch should not have to wait for it.
         name = self._names.manifest
         with suppress(TierError):
             server = self._route.server_of(name)
@@ -246,7 +246,7 @@ class RedisTier(SecondaryTierManager):
         )
 
     async def _extended(self, keys: Sequence[OffloadKey]) -> set[OffloadKey]:
-        """Return the keys of those chunks whose expiry a use extends at present."""
+        """Return the keys of the chunks whose expiry a use still extends."""
         if self.config.ttl_s is None or self.config.young_ms == 0:
             return set()
         if self.config.young_ms is None:
@@ -262,7 +262,7 @@ class RedisTier(SecondaryTierManager):
         name_of: Callable[[OffloadKey], bytes] | None = None,
         or_absent: bool = False,
     ) -> list[int | TierError | None]:
-        """Run a command on each key; return a number or an error, or ``None`` for an absent key."""
+        """Run a command on each key; return numbers, errors, and ``None`` for absent keys."""
         exchanges = []
         for name in map(name_of or self._names.of, keys):
             asks = [command(*words, name, *after)]
@@ -279,7 +279,7 @@ class RedisTier(SecondaryTierManager):
         idle_s: Sequence[int | TierError | None] = [None] * len(keys)
         if self.context.maintenance:
             idle_s = await self._numbers(keys, b"OBJECT", b"IDLETIME", or_absent=True)
-        # Where STRLEN would count as a use, ask for a key's memory usage in place of its length.
+        # If STRLEN would count as a use, ask for the key's memory usage instead.
         words = (b"MEMORY", b"USAGE") if self._connector.reads_are_uses else (b"STRLEN",)
         lengths = await self._numbers(keys, *words, or_absent=True)
         now_s = self.context.clock.wall_s()
@@ -309,7 +309,7 @@ class RedisTier(SecondaryTierManager):
         exchange = Exchange(name, [command(b"SET", name, self._manifest)])
         await self._commands.run([exchange])
         error = _error(exchange.outcome)
-        # The tier is usable: a full server still serves loads, and so do a Cluster's other nodes.
+        # The tier stays usable: loads work on a full server, and on a Cluster's other nodes.
         is_harmless = isinstance(error, TierCapacityError) or (
             self._route.is_cluster and isinstance(error, TierUnavailableError)
         )

@@ -191,7 +191,7 @@ async def eventually(attempt, server) -> None:
 
 
 def is_up(server) -> bool:
-    # redis-py returns text or a parsed reply, depending on the release.
+    # redis-py returns text or a parsed reply, depending on its version.
     return re.search(r"cluster_state\W+ok", str(server.ask("CLUSTER", "INFO"))) is not None
 
 
@@ -211,7 +211,7 @@ def sentinel_group(make_server):
     sentinel = make_server(
         sentinel=f"sentinel monitor kv 127.0.0.1 {master.port} 1\n"
         "sentinel auth-pass kv secret\n"
-        # The limit is long, because a healthy master can be silent for seconds on a busy machine.
+        # One minute, because a healthy master can be silent for seconds on a busy machine.
         "sentinel down-after-milliseconds kv 60000\n"
         "sentinel failover-timeout kv 2000\n"
         "requirepass guarded"
@@ -395,7 +395,7 @@ async def test_slots_that_move_are_followed(bench, start_cluster):
         if server.ask("DBSIZE") and server.ask("CLUSTER", "COUNTKEYSINSLOT", slot)
     ]
     target = (source + 1) % 3
-    # The slot is migrating, and this chunk has already moved.
+    # Start to migrate the slot, and move this chunk to the new node.
     servers[target].ask("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[source])
     servers[source].ask("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[target])
     servers[source].ask("MIGRATE", "127.0.0.1", servers[target].port, name, 0, 5000)
@@ -472,7 +472,7 @@ async def test_a_dead_node_costs_its_own_keys_only(bench, broken_cluster, is_new
     # The store wrote the manifest again, unless the manifest belongs on the dead node.
     left = [name for server in cluster.alive for name in server.ask("KEYS", "*")]
     assert all(name.endswith(b".manifest") for name in left)
-    # Calls that only the dead node could answer fail.
+    # A call fails if only the dead node could answer it.
     for call in (lambda: bench.has(tier, *cluster.lost), lambda: tier.touch(cluster.lost)):
         with pytest.raises(TierUnavailableError):
             await call()
@@ -540,7 +540,7 @@ async def test_a_node_that_hangs_is_left(bench, start_cluster, given_up):
 async def test_a_node_that_hangs_delays_no_other(bench, start_cluster, monkeypatch):
     servers = start_cluster(3)
     hung = servers[0]
-    # Make redis-py ask the hung node first for the cluster's map. The timeout is one hour.
+    # Make redis-py ask the hung node first for the map, and wait an hour for the reply.
     monkeypatch.setattr(
         "redis.asyncio.cluster.random.shuffle",
         lambda nodes: nodes.sort(key=lambda node: int(node.port) != hung.port),

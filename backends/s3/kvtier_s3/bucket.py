@@ -71,7 +71,7 @@ class Place:
 
 
 class StoredObject(NamedTuple):
-    """An object in a listing; ``modified_s`` is its last write by the server's clock.
+    """An object in a listing; ``modified_s`` is the time of its last write, by the server's clock.
 
     The first field is the time, so that the oldest object sorts first.
     """
@@ -233,7 +233,7 @@ def _client_config(config: S3TierConfig) -> AioConfig:
         s3={"addressing_style": config.addressing},
         connect_timeout=config.connect_timeout_s,
         read_timeout=max(config.read_timeout_s, _LISTING_TIMEOUT_S),
-        # Use no proxy. None would mean the environment's proxies.
+        # Use no proxy. The value None would select the environment's proxies.
         proxies={},
         # botocore must not retry or add checksums, because the runner retries and checks digests.
         retries={"total_max_attempts": 1},

@@ -22,14 +22,14 @@ _BUCKET = re.compile(
     r"[A-Za-z0-9._-]{1,255}"
     r"|arn:aws[a-z-]*:s3:[a-z0-9-]+:[0-9]{12}:accesspoint[/:][A-Za-z0-9-]+"
 )
-#: Error texts about an endpoint. The endpoint may come from the settings of AWS tools.
+#: Error texts about an endpoint, from the options or from the settings of AWS tools.
 NEEDS_TLS = "option 'sse_secret_key' cannot be sent to an endpoint without TLS"
 NAMES_A_USER = (
     "it cannot hold a user or a password; give options 'access_key_id' and 'secret_access_key'"
 )
 #: Options whose values go into requests' signatures or headers.
 _IN_HEADERS = ("access_key_id", "secret_access_key", "session_token", "region", "sse_kms_key_id")
-#: The end of an error text about an option, or about credentials that no option gives.
+#: The end of an error text about an option, or about credentials from another source.
 NOT_IN_HEADER = (
     "contains a character that a header cannot hold: a line break, a control character or a "
     "character outside of ASCII; a file's last line break is often copied with a key"
@@ -82,13 +82,13 @@ class S3TierConfig(BoundedTierConfig):
 
     Attributes:
         ttl_s: refused, because a bucket does not record the last use; set ``max_age``.
-        max_age_s: time after its store at which a chunk is deleted, used or not; never by default.
+        max_age_s: age at which a chunk is deleted, counted from its store; by default, never.
         bucket: name of the bucket, or ARN of an access point in one region; the bucket must exist.
         prefix: prefix of all object names, without slashes at its ends.
         endpoint: URL of a service other than AWS.
         region: the bucket's region; ``us-east-1`` if the settings of AWS tools name none.
-        access_key_id: access key id of explicit credentials; treated as a secret, because it
-            changes together with the secret access key.
+        access_key_id: access key id of explicit credentials; treated as a secret, so that its file
+            is read again whenever the file of the secret access key is read again.
         secret_access_key: secret access key of explicit credentials.
         session_token: session token of explicit credentials that are temporary.
         profile: the profile of ``~/.aws`` to use.
@@ -102,7 +102,7 @@ class S3TierConfig(BoundedTierConfig):
         sign_payload: whether the signature covers the payload too, for servers that require it;
             this costs a SHA-256 of each chunk.
         connections: maximum number of connections for chunks, each for one chunk at a time. Stores
-            use at most half of the connections, or the only one.
+            use at most half of the connections; if there is only one, stores use it too.
         lookup_connections: maximum number of connections for lookups, each for one chunk at a time.
         connect_timeout_s: time limit for making a connection.
         read_timeout_s: time without a byte after which a request fails.

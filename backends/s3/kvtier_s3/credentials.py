@@ -19,9 +19,9 @@ _FIND_PAUSE_S = 0.5
 class CurrentCredentials(AioCredentials):  # type: ignore[misc]
     """The current credentials; after a refusal by the server, a search may replace them.
 
-    botocore and the requests for chunks sign with this object, so a change applies to all requests
-    at once. Credentials in the options need no search, because the runner reads the options' files
-    again.
+    All requests are signed with this object, those of botocore too, so that a change applies to
+    all at once. Credentials in the options need no search: if they are in files, the runner reads
+    the files again.
     """
 
     def __init__(self, config: S3TierConfig, clock: Clock, logger: logging.Logger) -> None:
@@ -66,7 +66,7 @@ class CurrentCredentials(AioCredentials):  # type: ignore[misc]
         return await self._found.get_frozen_credentials()
 
     async def _find(self) -> Any:
-        """Search with a new session and provider chain, because both cache their findings."""
+        """Search with a new session, because a session keeps the credentials that it found."""
         return await AioSession(profile=self._config.profile).get_credentials()
 
     async def _find_again(self) -> None:

@@ -255,7 +255,7 @@ class Faults:
         self._region = region
 
     def error(self, refusal: Refusal, *, of_object: bool = False) -> TierError:
-        # Services behind S3 add to the codes, as in "KMS.ThrottlingException".
+        # Services behind S3 add a prefix or a suffix to a code, as in "KMS.ThrottlingException".
         word = refusal.code.removeprefix("KMS.").removesuffix("Exception")
         kind = _KINDS.get(word) or _STATUSES.get(refusal.status)
         if kind is None:
@@ -313,7 +313,7 @@ class Faults:
 
     @contextmanager
     def bringing_credentials(self) -> Iterator[None]:
-        """Translate as :meth:`translated` does; turn unknown exceptions into TierAuthError."""
+        """Translate as :meth:`translated` does; turn ``_OF_CREDENTIALS`` into TierAuthError."""
         with self.translated():
             try:
                 yield

@@ -15,8 +15,8 @@ _LINE_END = b"\r\n"
 _HEAD_END = b"\r\n\r\n"
 _HEAD_LIMIT_BYTES = 32 * 1024
 _LINE_LIMIT_BYTES = 1024
-# The maximum number of bytes to read of a body that is not a stored chunk. In a chunked body, the
-# lengths and line ends count too, so that a body in tiny pieces costs little time.
+# The maximum number of bytes to read of a body that is not a chunk of the tier. If HTTP's chunked
+# encoding is used, lengths and line ends count too, so that many tiny pieces cost little time.
 _BODY_LIMIT_BYTES = 64 * 1024
 _NO_BODY = frozenset({204, 304})
 _DIGITS_LIMIT = 18
@@ -53,7 +53,7 @@ async def request(
     *,
     has_body: bool = True,
 ) -> Response:
-    """Return the response to a request; a 200 body of the right length is put into ``target``."""
+    """Return the response; its body is in ``target`` if the status is 200 and the length fits."""
     # Ignore unsent buffers, because a server that refuses may respond before it has all of them.
     await connection.send(parts)
     status = 0

@@ -41,8 +41,7 @@ class Objects:
         self._signer = Signer(place.authority, place.region)
         reach = partial(connect, (place.host, place.port), tls, config, clock)
         self._connections = ConnectionPool(reach, config.connections)
-        # Lookups have their own connections, so that they do not wait for payloads. By default,
-        # lookups have more connections, because a lookup makes a request for each chunk.
+        # Lookups have their own connections, so that they do not wait for payloads.
         self._lookups = ConnectionPool(reach, config.lookup_connections)
         self._read_headers = config.read_headers
         self._write_headers = config.write_headers

@@ -28,9 +28,9 @@ class Sweeper:
     """A task that deletes old chunks at intervals, in one of the processes that share a prefix.
 
     At each interval, every process writes a small object, its signature. A signature's name begins
-    with its process's start time. The process with the smallest name among the recent signatures is
-    the owner and deletes chunks. Ages come from the server's listing, not from a process's clock.
-    Two processes may both be the owner for one interval. Both then delete the same oldest objects.
+    with its process's start time. Of the recent signatures, the one with the smallest name belongs
+    to the owner, which deletes chunks. Ages come from the server's listing, not from a process's
+    clock. If two processes are owners for one interval, both delete the same oldest chunks.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The S3 tier. It uses aiobotocore only to list and delete, and its own connections otherwise."""
+"""The S3 tier. aiobotocore finds credentials, lists and deletes; the tier reads and writes."""
 
 from __future__ import annotations
 
