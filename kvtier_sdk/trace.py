@@ -19,7 +19,7 @@ from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.types import OffloadKey
 
-#: Seconds between writes. A killed process loses the requests since the last write.
+#: Seconds between writes. A killed process loses the requests that ended since the last write.
 _INTERVAL_S = 0.5
 #: The maximum number of chunks in requests that wait to be written. Further requests are dropped.
 _MOST_WAITING = 2**18
@@ -98,7 +98,7 @@ class TraceRecorder:
         named: Collection[OffloadKey],
         end_tokens: Mapping[OffloadKey, int],
     ) -> None:
-        """Add a finished request without waiting. Call this only on the engine's thread."""
+        """Queue a finished request to be written. Call this only on the engine's thread."""
         if not named:
             return
         request = _Request(arrived_s, named, end_tokens)
@@ -204,7 +204,7 @@ def _chunks(request: _Request) -> int:
 
 
 def _end_of(path: Path) -> int | None:
-    """Return the time of a finished file's last write in ns, or ``None`` for any other file."""
+    """Return the time of a file's last write in ns; ``None`` if unfinished or unreadable."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:

@@ -140,7 +140,7 @@ class SystemClock(Clock):
 def _has_standard_streams() -> bool:
     """Return true if descriptors 0 to 2 are open.
 
-    If one of them is closed, uvloop may get its number, and abort the process on closing it.
+    If one is closed, uvloop may open a descriptor with its number; closing that aborts the process.
     """
     try:
         for stream_fd in range(3):

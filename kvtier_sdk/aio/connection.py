@@ -86,7 +86,7 @@ class Connection:
         self._rooms: Sequence[Any] = ()
         self._takes_some = False
         self._unsent: Sequence[Any] = ()
-        # True if the last send ended early, and if a write to the socket has failed, respectively.
+        # Whether the last send ended early, and whether a write to the socket has failed.
         self._is_cut_short = False
         self._is_refused = False
         # False if the socket may hold unread bytes, so that a call must read before it waits.
@@ -118,7 +118,7 @@ class Connection:
         Raises:
             TierTimeoutError: the time limit has passed.
             TierUnavailableError: the server cannot be reached.
-            ssl.SSLError: the TLS handshake failed. A tier should name the option to change.
+            ssl.SSLError: the TLS handshake failed. A tier should report which option to change.
 
         After a cancellation no socket is left open.
         """
@@ -174,7 +174,7 @@ class Connection:
         self._is_cut_short = bool(rest)
         if not rest:
             # The next call can wait without reading first, because the event loop will report new
-            # bytes, and an earlier reset would have failed this send.
+            # bytes. The connection was not reset earlier, because then this send would have failed.
             self._is_drained = not self._stream.has_pending()
         return rest
 

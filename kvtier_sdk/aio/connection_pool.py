@@ -35,7 +35,7 @@ class ConnectionPool(Generic[C]):
 
     Args:
         dial: a function that opens a :class:`Connection`, or any object with ``is_usable`` and
-            ``close(reason)``. At each call, fewer than ``limit`` connections are lent.
+            ``close(reason)``. The pool calls it only while fewer than ``limit`` are lent.
         limit: the maximum number of connections.
     """
 

@@ -51,7 +51,7 @@ class TierRunner(Protocol):
     """A runner of a tier's jobs. Only the engine's thread calls it, except for :meth:`peek`.
 
     The runner reports one :class:`~kvtier_sdk.runner.jobs.JobResult` per submitted job. If the
-    tier's loop or process ends, one ``RunnerStopped`` report ends all jobs without a result.
+    tier's loop or process ends, one ``RunnerStopped`` report replaces all missing results.
     """
 
     def start(self) -> bool:

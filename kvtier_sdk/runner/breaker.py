@@ -62,7 +62,7 @@ class Direction(Enum):
     A full disk must stop stores but not loads, so each direction has its own breaker.
     """
 
-    __hash__ = object.__hash__  # as in Operation
+    __hash__ = object.__hash__  # Enum.__hash__ is a slow Python function
 
     #: Lookups and loads.
     READ = "read"
@@ -112,8 +112,8 @@ def outcome_of(direction: Direction, errors: Sequence[TierError | None]) -> Outc
 class Breaker:
     """The breaker of one tier and direction.
 
-    A faulty object counts once, even if it is loaded many times. But a dead disk fails object by
-    object too, so several *distinct* faulty objects open the breaker unless a transfer succeeds in
+    A faulty object counts once, even if it is loaded many times. With a dead disk, every object is
+    faulty, so several *distinct* faulty objects open the breaker unless a transfer succeeds in
     between. A successful lookup does not reset the count, because a lookup reads no object.
     """
 

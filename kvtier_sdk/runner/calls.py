@@ -57,7 +57,7 @@ class TierCaller:
         self.tier = self._new_tier()
         self.quarantine: TierContractError | None = None
         self._is_used = False
-        # Incremented at each change of a secret.
+        # The number of times that a secret has changed.
         self._version = 0
 
     @property
@@ -67,7 +67,7 @@ class TierCaller:
         return Capability.DELETE in tier.capabilities and not tier.context.maintenance
 
     async def open(self) -> None:
-        """Open the tier. A second call closes the first instance and opens a new one."""
+        """Open the tier. A second call closes the first tier object and opens a new one."""
         await self._renewing(self._open_once)
 
     async def _open_once(self) -> None:
@@ -199,7 +199,7 @@ class TierCaller:
             if is_not_tiers(error):
                 raise
             fault = translate(error)
-        # Raise outside of the handler. Inside it, the unmasked error would become the context.
+        # Raise outside of the handler. Inside it, Python would attach the unmasked error.
         try:
             raise fault
         finally:

@@ -52,7 +52,7 @@ class ChunkMover:
 
     @contextmanager
     def transfers(self, job: Job, batch: Sequence[int]) -> Iterator[dict[int, Transfer]]:
-        """Yield transfers by their index in the job. A store's headers are written at first use."""
+        """Yield transfers by index in the job. A store's header is written at its first use."""
         headers = self._headers.take(len(batch))
         # If the pool is closed while slots are in use, the pool logs this name.
         holder = f"{self._context.name} {job.operation.value}"

@@ -18,8 +18,8 @@ from kvtier_sdk.runner.jobs import BreakerMoved, Operation
 from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.types import OffloadKey, RequestContext, Transfer, make_offload_key
 
-#: The key of the probes' chunk. No engine creates this key, because its hash is text, and its
-#: KV-cache group is higher than any model's.
+#: The key of the probes' chunk. No engine creates this key, because its KV-cache group is higher
+#: than any model's.
 CANARY_KEY: OffloadKey = make_offload_key(b"kvtier canary".ljust(32, b"\0"), 0xFFFF_FFFF)
 
 NO_ROOM = "calls that hang leave no room for another"
@@ -76,12 +76,12 @@ class DirectionHealth:
 
     @property
     def admits(self) -> bool:
-        """True if calls are allowed. In quarantine, calls are allowed but fail."""
+        """True if jobs may start. In quarantine, jobs start but fail without a call to the tier."""
         return self._breaker.is_closed or self._call.quarantine is not None
 
     @property
     def tasks(self) -> list[asyncio.Task[bool] | asyncio.Task[None]]:
-        """The tasks to cancel at close. A hanging probe may outlive its prober."""
+        """The tasks to cancel at close. A hanging probe may outlive the task that started it."""
         return [task for task in (self._prober, self._attempt) if task is not None]
 
     def note(self, outcome: Outcome, reason: str, objects: Sequence[OffloadKey] = ()) -> None:
@@ -126,8 +126,8 @@ class DirectionHealth:
         self._hindered_s = 0.0
         attempt = self._clock.spawn(self._attempt_once(), name=f"{self._direction.value} probe")
         self._attempt = attempt
-        # A probe may take as long as the pause before it, but no longer than a request. The first
-        # probes are short, to detect a quick recovery. Later probes give a slow tier enough time.
+        # A probe may take as long as the pause before it, but no longer than a load or store. The
+        # first probes are short, to detect a quick recovery. Later ones give a slow tier more time.
         try:
             async with self._clock.timeout(min(self._breaker.pause_s, self._deadline_s)):
                 await asyncio.wait([attempt])
@@ -180,8 +180,8 @@ class DirectionHealth:
     async def _look(self) -> None:
         asked_s = self._clock.now_s()
         await self._call.lookup([CANARY_KEY], _PROBER)
-        # The first lookup may need to reconnect, so it has no deadline of its own. A second lookup
-        # uses the open connection, and must be as quick as a request's lookup.
+        # The first lookup may need to reconnect, so it may exceed the lookup deadline. If it does,
+        # a second lookup uses the open connection, and must meet the deadline.
         if self._clock.now_s() - asked_s > self._lookup_deadline_s:
             async with self._clock.timeout(self._lookup_deadline_s):
                 await self._call.lookup([CANARY_KEY], _PROBER)

@@ -51,7 +51,7 @@ EVERY_CHUNK: OffloadKey = b""
 class Verdict(Enum):
     """The outcome of a job for one key. The metrics count failures by these values."""
 
-    __hash__ = object.__hash__  # as in Operation
+    __hash__ = object.__hash__  # Enum.__hash__ is a slow Python function
 
     OK = "ok"
     NOT_FOUND = "not_found"
@@ -124,7 +124,7 @@ class JobResult(msgspec.Struct, eq=False, tag=True):
         moved_bytes: payload bytes of the loaded or stored chunks.
         duration_s: time from the job's arrival at the tier's loop to the job's conclusion.
         error: the text of the first error, for the log. An absent chunk is not an error.
-        released: true if the job's I/O has ended too; otherwise
+        released: true if the job's I/O has ended too; otherwise a call of
             :meth:`kvtier_sdk.engine.TierListener.released` follows.
         retries: number of repeated calls to the tier.
     """

@@ -46,9 +46,9 @@ class TierLog(logging.LoggerAdapter[logging.Logger]):
     def often(self, level: int, topic: str, message: str, *, ends_outage: bool = False) -> None:
         """Log a message that may repeat, at most once a minute per ``topic``.
 
-        Further messages within the minute are held back. When the minute ends, a timer logs the
-        last of these messages and their number. Without a running event loop, the next message
-        triggers that line. If ``ends_outage`` is true, other held-back messages are logged first.
+        For a minute after a logged message, messages of its topic are held back. Then a timer logs
+        the last of them and their number. If no event loop runs, the topic's next message is logged
+        with that number. If ``ends_outage`` is true, messages held back earlier are logged first.
         """
         now_s = self._clock.now_s()
         known = self._topics.get(topic)

@@ -58,7 +58,7 @@ T = TypeVar("T")
 #: The largest alignment in bytes that a tier may require. The pool aligns each slot to this number.
 _MAX_ALIGNMENT = 4096
 
-#: Time limit at close for cancelled calls to end, and again for probes and the store watch.
+#: At close, cancelled calls get this time to end. Then probes and the store watch get it too.
 _CALLS_END_S = 1.0
 
 #: Shortest interval between two progress reports for the same operation.
@@ -396,7 +396,7 @@ class TierLoop:
         allowed_s = getattr(self.options, f"{operation}_deadline_s", None)
         when = "in time"
         if allowed_s is not None:
-            # A lookup job may have a longer deadline than the option allows.
+            # A lookup job may have a longer deadline than the option says.
             allowed_s = max(allowed_s, round(run.job.deadline_s - run.started_s, 3))
             when = f"within {format_seconds(allowed_s)} ('{operation}_deadline')"
         self._log.often(
@@ -438,7 +438,7 @@ class TierLoop:
         errors: Sequence[TierError | None],
         objects: Sequence[OffloadKey] = (),
     ) -> None:
-        """Report a call's outcome to the breaker, unless the job was concluded meanwhile."""
+        """Report a call's outcome to the breaker, unless the job is already concluded."""
         if not run.concluded:
             reason = next((str(error) for error in errors if error is not None), "")
             outcome = outcome_of(run.direction, errors)
@@ -561,7 +561,7 @@ class TierLoop:
         if operation is Operation.STORE:
             return errors
         if not any(error is not None and error.retryable for error in errors.values()):
-            # Start the next call before computing digests, so that the tier is not idle meanwhile.
+            # Start the next call before computing digests, so that the tier does not wait for them.
             task = asyncio.current_task()
             assert task is not None
             self._verifying.add(task)

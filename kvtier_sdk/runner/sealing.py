@@ -14,7 +14,7 @@ from kvtier_sdk.runner.calls import TierCaller
 from kvtier_sdk.runner.jobs import Operation
 from kvtier_sdk.types import OffloadKey, Transfer
 
-#: The maximum number of foreign chunks to remember. The sealer forgets the oldest chunks first.
+#: The maximum number of foreign chunks (see ChunkSealer) to remember. The oldest are forgotten.
 _MAX_FOREIGN = 16_384
 
 

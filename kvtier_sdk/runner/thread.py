@@ -66,7 +66,7 @@ class ThreadRunner(LoopRunner):
         )
 
     def submit(self, jobs: Sequence[Job]) -> Sequence[JobResult]:
-        """Hand over jobs; cancel them before ``start`` and after ``close``."""
+        """Hand over jobs; before ``start`` and after ``close``, return them as cancelled."""
         if not self.is_running:
             return [uniform_result(job, Verdict.CANCELLED) for job in jobs]
         # If the loop ends right now, RunnerStopped concludes the jobs left in the inbox.
@@ -124,7 +124,7 @@ class ThreadRunner(LoopRunner):
         await close_tier(self._tier_loop.close, self._log)
 
     def _ended(self) -> None:
-        """Report the end. Hanging calls may still run, so ``io_ended`` is false."""
+        """Report the loop's end. Hanging calls may still run, so ``io_ended`` is false."""
         self._tier_loop.abandon()
         self._reports.append(RunnerStopped(Verdict.CANCELLED, io_ended=False))
         self._notify_engine()

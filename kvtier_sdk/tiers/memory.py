@@ -100,7 +100,7 @@ class MemoryTier(SecondaryTierManager):
         return Usage(len(self._objects), self._used_bytes, self.config.capacity_bytes)
 
     async def _travel(self, chunks: int) -> None:
-        """Wait for a simulated network link, which carries one batch at a time, to move chunks."""
+        """Wait as long as a simulated network link takes to move chunks, one batch at a time."""
         now_s = sent_s = self.context.clock.now_s()
         if self.config.bandwidth_bytes is not None:
             size_bytes = chunks * self.context.object_bytes

@@ -33,7 +33,7 @@ class MooncakeTier(SecondaryTierManager):
     config_model = MooncakeTierConfig
     locality = Locality.REMOTE
     capabilities = Capability.DELETE
-    # A client's set-up and close hold the interpreter lock for seconds. The engine must not wait.
+    # Set-up and close of a client hold the interpreter lock for seconds: too long for the engine.
     needs_process = True
     contract_version = 1
     config: MooncakeTierConfig
@@ -95,7 +95,7 @@ class MooncakeTier(SecondaryTierManager):
 
     async def _remove(self, keys: Sequence[OffloadKey]) -> None:
         # Force the removal, because a lookup protects its object with a lease for some seconds. A
-        # concurrent load may then read another object's bytes, which the chunk's header reveals.
+        # concurrent load may then read another object's bytes, and the check of the header fails.
         statuses = await self._ask("batch_remove", keys, True)
         removed = [key for key, status in zip(keys, statuses, strict=True) if status == 0]
         self.context.report_removed(removed)

@@ -47,7 +47,7 @@ class ObstoreTierConfig(TierConfig):
         service: the service that keeps the bucket: Google Cloud Storage, Azure Blob Storage, or S3.
         bucket: the bucket, or Azure's container, which must exist.
         prefix: prefix of all object names.
-        endpoint: URL of a server to use in place of the provider's, with the same protocol.
+        endpoint: URL of another server that speaks the provider's protocol.
         region: the bucket's region, for S3.
         access_key_id: access key id, for S3; a secret, because it changes with the secret key.
         secret_access_key: secret access key, for S3.
@@ -56,8 +56,8 @@ class ObstoreTierConfig(TierConfig):
         sas_token: a shared access signature, for Azure.
         service_account_key: a service account's key, as JSON, for Google.
         settings: further settings, under obstore's names. They must not contain secrets.
-        conditional_put: true if a store keeps an existing object, unless a load of that object
-            failed; false if a store always overwrites.
+        conditional_put: true if a store overwrites an existing object only after a failed load of
+            that object; false if a store always overwrites.
         connections: the maximum number of requests that a batch runs at once.
         connect_timeout_s: the time limit for making a connection.
         timeout_s: the time limit for a request, including the transfer of the chunk.
@@ -102,7 +102,7 @@ class ObstoreTierConfig(TierConfig):
 
     @classmethod
     def options_from_url(cls, url: TierURL) -> dict[str, Any]:
-        """Read a URL such as ``gs://bucket/prefix`` or ``obstore://bucket/prefix?service=s3``."""
+        """Parse a URL such as ``gs://bucket/prefix`` or ``obstore://bucket/prefix?service=s3``."""
         place = {"bucket": url.host, "prefix": url.path.strip("/") or None, "port": url.port}
         # A URL with a port, a user or a password is refused later, because no such options exist.
         place |= {"username": url.username, "password": url.password}
@@ -111,7 +111,7 @@ class ObstoreTierConfig(TierConfig):
         return url.options_beside(place)
 
     def location(self) -> str:
-        """Return the service, the bucket and the prefix as a URL."""
+        """Return the service, the endpoint, the bucket and the prefix as a URL."""
         return f"{self.service}://{self.endpoint or ''}/{self.bucket}/{self.prefix}"
 
     def store_settings(self) -> dict[str, str]:

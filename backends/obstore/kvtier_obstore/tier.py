@@ -127,7 +127,7 @@ class ObstoreTier(ChunkTierManager):
             return await call(self._store(), *arguments)
 
     async def _to_its_end(self, call: Coroutine[object, object, None]) -> None:
-        """Await a call until it ends, even if this task is cancelled meanwhile."""
+        """Wait until the call ends, even if this task is cancelled."""
         task = self.context.clock.spawn(call, name="obstore")
         try:
             await asyncio.shield(task)

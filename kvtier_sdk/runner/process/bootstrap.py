@@ -53,7 +53,7 @@ def fault_of(spec: TierSpec) -> str | None:
 def write_bootstrap(
     spec: TierSpec, *, namespace: Namespace, layout: PoolLayout, pool_fd: int
 ) -> dict[str, Any]:
-    """Return a tier's bootstrap data, with its secrets. :func:`fault_of` must return ``None``."""
+    """Return bootstrap data with secrets, for a tier in which :func:`fault_of` finds no fault."""
     return {
         "version": PROTOCOL_VERSION,
         "name": spec.name,
@@ -123,9 +123,9 @@ def write_error(error: BaseException) -> dict[str, Any]:
 def read_error(told: Mapping[str, Any]) -> BaseException:
     """Rebuild an exception from the data of :func:`write_error`.
 
-    Use the first of the original class and its bases that the engine has imported and that
-    reproduces the text. Without such a class, return a :class:`TierError` that names the original
-    class.
+    Try the original class, and then its bases. Skip a class that the engine has not imported, or
+    whose exception would have another text. If no class is left, return a :class:`TierError` that
+    names the original class.
     """
     for path in told["classes"]:
         found = _known_class(path)

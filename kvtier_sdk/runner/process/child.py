@@ -1,4 +1,4 @@
-"""The main program of a tier's process: an event loop reads jobs, runs the tier and reports.
+"""The main program of a tier's process: an event loop reads jobs, calls the tier and sends reports.
 
 :mod:`kvtier_sdk.runner.process.child_process` starts this program; do not run it by hand.
 """
@@ -297,7 +297,7 @@ def _exit() -> NoReturn:
 
 
 def main(name: str, control_fd: int, data_fd: int) -> None:
-    # Ignore these signals, because the engine closes the tier first, and then ends this process.
+    # Ignore these signals, because the engine must close the tier before this process ends.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     _open_standard_streams()

@@ -40,7 +40,7 @@ _PROGRAM = (
 _PARTING_S = 1.0
 #: The errors that reading an invalid message can raise.
 _NONSENSE = (MessageError, LookupError, TypeError, ValueError)
-#: Interval between pings of a suspected process, and the most pings in a row without an answer. The
+#: Interval between pings of a process that may be stuck, and the most pings without an answer. The
 #: limit is a number of pings, not a time, so that a suspension of the machine does not count.
 _PING_S = 1.0
 _MAX_UNANSWERED = 10
@@ -92,7 +92,7 @@ class ChildProcess:
         return None if self._process is None else self._process.pid
 
     async def start(self, bootstrap: Mapping[str, Any], pool_fd: int) -> None:
-        """Start the process, and wait until it has opened the tier and accepts jobs.
+        """Start the process, and wait until it accepts jobs. The tier may open later.
 
         After an error or a cancellation, the caller must call :meth:`end`.
         """

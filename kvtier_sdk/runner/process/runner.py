@@ -47,7 +47,7 @@ _MAX_PAUSE_S = 30.0
 #: Time beyond ``open_deadline`` after which a silent process is killed, because its tier must be
 #: blocking the loop.
 _START_S = 30.0
-#: Time limit for the end of a cancelled opening.
+#: Time limit for the end of a process whose start failed or was cancelled.
 _CANCEL_S = 5.0
 
 
