@@ -93,7 +93,7 @@ def _server() -> _Server:
 
 
 def serve() -> None:
-    """Fork for each line on standard input. Only the child returns, set up as the line asks."""
+    """Fork a child for each input line. Only a child returns, with the line's settings applied."""
     # Import before forking, because imports are slow. Forking is safe: imports start no thread.
     for module in ("kvtier_sdk.cli.app", "kvtier_file", "kvtier_redis", "kvtier_s3"):
         importlib.import_module(module)

@@ -19,7 +19,7 @@ def _address_of(view: bytes | memoryview) -> int:
 
 
 class ByteLedger:
-    """Counts of the bytes that calls like ``os.readv`` move in and outside transfers' buffers."""
+    """Counts of bytes that calls like ``os.readv`` move inside and outside transfers' buffers."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *calls: str) -> None:
         self._spans: list[tuple[int, int]] = []
@@ -53,7 +53,7 @@ class ByteLedger:
 
 
 class Peak:
-    """The peak of allocated memory in a :func:`traced_peak` block, set when the block ends."""
+    """The peak of memory allocated in a :func:`traced_peak` block, known once the block ends."""
 
     allocated_bytes = 0
 

@@ -2,10 +2,10 @@
 
 Usage: python -m support.endurance [--requests N] [--concurrency N] [--faults | --tier URL ...]
 
-The host pool has room for a tenth of the chats' chunks, and at most 4,000, so that evictions and
-promotions never stop. The run samples memory, descriptors, threads and /dev/shm. The tiers have a
-capacity, so that the samples are flat once the tiers are full. With ``--faults``, a file tier runs
-in a process and a Redis tier in a thread, and each second a fault hits one of the two tiers.
+The host pool has room for a tenth of the chats' chunks, but for at most 4,000 chunks, so that
+evictions and promotions never stop. The run samples memory, descriptors, threads and /dev/shm. The
+default tiers stop growing once they have reached their capacity. With ``--faults``, a file tier
+runs in a process and a Redis tier in a thread, and each second a fault hits one of the two tiers.
 The exit status is 1 if anything is wrong.
 """
 
@@ -35,12 +35,12 @@ from support.tier_process import tier_processes
 _CHUNK_BYTES = 4096
 _SAMPLES = 40
 _MOST_SLOTS = 4000
-#: A shorter run is still warming up, which looks like growth.
+#: A run with fewer requests is not checked for growth, because it ends while memory still fills.
 _LONG_REQUESTS = 20_000
 #: Allowed relative growth from the second quarter of the run to the last quarter, because
 #: allocators grow in steps.
 _GROWTH = 0.05
-_MORE = 4  # absolute growth that is allowed too, because faults reopen connections
+_MORE = 4  # absolute growth allowed in addition, because tiers reconnect after faults
 _FAULT_EVERY_S = 1.0
 _FAULT_S = 0.2
 

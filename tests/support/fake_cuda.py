@@ -157,7 +157,7 @@ class FakeCUDA:
         return error
 
     def hold_calls(self) -> tuple[threading.Event, threading.Event]:
-        """Hold calls that queue copies; return events for a call's start and for its release."""
+        """Hold calls that queue copies. A call sets the first event; the second frees calls."""
         entered, leave = threading.Event(), threading.Event()
 
         def stay() -> None:

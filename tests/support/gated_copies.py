@@ -53,7 +53,7 @@ def error_of(worker: OffloadWorker, job_id: int) -> str:
 
 
 def until_finished(worker: OffloadWorker, jobs: int) -> None:
-    """Poll until ``jobs`` jobs have finished, because ``wait`` would copy in this thread."""
+    """Poll until ``jobs`` jobs have finished; do not call ``wait``, which copies in this thread."""
     ended = 0
     end_s = time.monotonic() + PATIENCE_S
     while ended < jobs:

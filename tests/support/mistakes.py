@@ -198,7 +198,7 @@ def _filled(text: str, places: Mapping[str, str]) -> str:
 
 
 def _without_places(lines: Sequence[str], places: Mapping[str, str]) -> str:
-    """Replace everything that differs between machines and runs with a name or with dots."""
+    """Put names or dots in place of all text that differs between machines or between runs."""
     # The line "still opening after" appears only on a busy machine.
     text = "\n".join(line for line in lines if "still opening after" not in line)
     for name in ("dir", "endpoint", "redis"):

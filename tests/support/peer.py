@@ -71,7 +71,7 @@ async def settle() -> None:
 def converse(
     talk: Callable[[Connection], Awaitable[T]], text: bytes, pieces: Iterable[int] = ()
 ) -> T:
-    """Return the result of ``talk`` with a server that sends ``text`` and hangs up.
+    """Return ``talk``'s result for a connection to a server that sends ``text`` and hangs up.
 
     The server first sends pieces of the lengths in ``pieces``, and then the rest of ``text``.
     """

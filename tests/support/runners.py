@@ -103,8 +103,8 @@ class MisbehavingConfig(MemoryTierConfig):
 class MisbehavingTier(MemoryTier):
     """A memory tier whose options make it hang, fail or crash.
 
-    Each ``on_`` option names an action, which ``_do`` or ``_act`` performs. The tier logs its calls
-    in the file ``diary``, which outlives the tier's process.
+    Each ``on_`` option names an action, which ``_do`` or ``_act`` performs. The tier notes events
+    such as "opened" in the file ``diary``, which outlives the tier's process.
     """
 
     config_model = MisbehavingConfig
@@ -263,7 +263,7 @@ class MisbehavingTier(MemoryTier):
             raise TierAuthError("wrong key")
 
     def _quote_secret(self) -> None:
-        """Raise an error that quotes the secret, as redis-server does if it needs no password."""
+        """Raise an error that quotes the secret, as a careless server's reply could."""
         secret = self.config.secret_key.get_secret_value()
         try:
             raise OSError(5, secret)
@@ -271,7 +271,7 @@ class MisbehavingTier(MemoryTier):
             raise TierAuthError(f"ERR AUTH {secret} called without a password") from error
 
     def _wrap_secret(self) -> None:
-        """Raise an error whose text is that of an inner object, which holds the secret."""
+        """Raise an error whose text comes from an inner object that holds the secret."""
 
         class WrapError(Exception):
             def __init__(self, inner: object) -> None:
@@ -307,7 +307,7 @@ class MisbehavingTier(MemoryTier):
         return self._past().split("\n").count("open")
 
     def _fail_differently(self) -> None:
-        """Raise a different error at each of the first four attempts, and then open."""
+        """Raise a different error at each of the first four attempts to open the tier."""
         actions = ["refuse", "expire", "misconfigure", "misbehave"]
         if self._attempts() <= len(actions):
             self._act(actions[self._attempts() - 1])
@@ -425,7 +425,7 @@ class Rig(TierListener):
         Path(f"{self._diary}.released").touch()
 
     def job(self, operation: Operation, *chunks: int) -> Job:
-        """Make a job for numbered chunks; the slot of a chunk has the same number."""
+        """Make a job for numbered chunks. A load or store uses slots with the chunks' numbers."""
         slots = chunks if operation in (Operation.LOAD, Operation.STORE) else ()
         deadline_s = self.clock.now_s() + 60
         keys = [KEYS[chunk] for chunk in chunks]

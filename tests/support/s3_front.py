@@ -1,8 +1,8 @@
 """A proxy that makes requests to ``rclone serve s3`` atomic, as requests to S3 are.
 
 S3 shows an object only when it has arrived whole, and the last of two writers wins. ``rclone serve
-s3`` writes the file while a request arrives, and answers a second writer with an error. The proxy
-reads each request to its end first, and forwards requests one by one. The proxy can also add two
+s3`` writes an object's file while the request arrives, and answers a second writer with an error.
+The proxy reads each request to its end, and forwards requests one by one. It can also add two
 features that rclone lacks: conditional puts, and credentials that may not delete.
 
 The proxy is its own process, ``python s3_front.py PORT [BUCKETS]``. ``PORT`` is rclone's port.

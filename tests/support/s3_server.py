@@ -61,7 +61,7 @@ class S3Server(ServerProcess):
     def make_shards(self, place: str) -> None:
         """Make the directories of a namespace's shards in advance.
 
-        If two requests made one directory at once, the server would answer one with status 500.
+        If two requests made the same directory at once, the server would fail one of the requests.
         """
         for shard in range(256):
             (self.buckets / place / f"{shard:02x}").mkdir(parents=True)

@@ -226,7 +226,7 @@ class ScriptedTier(SecondaryTierManager):
 
     @contextmanager
     def _lent(self, batch: Sequence[Transfer]) -> Iterator[None]:
-        """Record a breach if concurrent transfers share a header, or the batch breaks a promise."""
+        """Record a breach if transfers share a header, or if the batch breaks the contract."""
         if fault := fault_of_batch(self, batch):
             self.account.breaches.append(fault)
         addresses = {transfer.regions[0].address for transfer in batch}
@@ -350,7 +350,7 @@ class Rig:
         *,
         names: Sequence[OffloadKey] = (),
     ) -> Job:
-        """Make a job in new slots, with the keys ``names`` or with new keys."""
+        """Make a job in new slots, for ``names`` or, without names, for ``keys`` new keys."""
         job_id = len(self.account.jobs)
         names = names or [make_offload_key(b"%d.%d" % (job_id, n)) for n in range(keys)]
         slots = [1000 * job_id + n for n in range(len(names))] if operation in MOVES else []

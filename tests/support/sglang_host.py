@@ -176,7 +176,7 @@ def _process_group() -> Any:
 
 
 def _make_device_pool(kind: Kind) -> Any:
-    """Make a pool on the CPU in place of the GPU's; nothing is copied to or from the pool."""
+    """Make the device's pool in CPU memory; nothing is copied to or from the pool."""
     common = {
         "size": _DEVICE_TOKENS,
         "page_size": PAGE_TOKENS,

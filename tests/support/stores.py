@@ -20,7 +20,7 @@ from support.mooncake_store import MooncakeStore
 from support.redis_server import Server
 from support.s3_server import S3Server
 
-#: Offset in a payload of the byte that :meth:`Store.damage` changes, in a float32's exponent.
+#: Offset of the payload byte that :meth:`Store.damage` changes: part of a float32's exponent.
 DAMAGED_BYTE = 4003
 _MEMCACHED = Path(__file__).parents[2] / "examples/kvtier-memcached/tests/memcached_server.py"
 
@@ -216,7 +216,7 @@ def _plant(directory: Path, manifest: bytes) -> None:
 
 
 def _files(folder: Path, pattern: str, chunk_bytes: int) -> list[Path]:
-    """Return the files large enough for a chunk; skip files that vanish meanwhile."""
+    """Return the files large enough for a chunk; skip files that vanish during the search."""
     found = []
     for path in folder.rglob(pattern):
         with suppress(FileNotFoundError):

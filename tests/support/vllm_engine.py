@@ -95,9 +95,9 @@ OUR_TIERS = Way("a", "KVTierCPUTieringSpec", "kvtier")
 OUR_MANAGER = Way("b", "KVTierOffloadingSpec")
 
 
-#: Allowed difference of log-probabilities. The order of a sum depends on the number of rows that
-#: are multiplied at once, and changes log-probabilities by about 1e-6. A wrong token in a prompt
-#: changes all of the top five by at least 7e-3.
+#: Allowed difference of log-probabilities. The number of tokens computed at once affects the order
+#: of floating-point sums, and so changes log-probabilities by about 1e-6. A wrong token in a prompt
+#: changes all of the top five log-probabilities by at least 7e-3.
 LOGPROB_ERROR = 2e-5
 
 

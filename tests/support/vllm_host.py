@@ -36,7 +36,7 @@ TICK = [1, 2, 3]
 
 
 def give_weight() -> None:
-    """Give each parameter other dummy weights, so large that keys and values affect outputs."""
+    """Give each parameter its own dummy weights, so large that keys and values affect outputs."""
     from vllm.model_executor.model_loader import dummy_loader
 
     make_up = dummy_loader.initialize_single_dummy_weight
@@ -52,7 +52,7 @@ def give_weight() -> None:
 
 
 def hide_llvmlite() -> None:
-    """Hide ``__dict__`` of llvmlite's library, because llvmlite wraps it like a C function."""
+    """Hide ``__dict__`` of llvmlite's library, because llvmlite takes the name for a C function."""
     from llvmlite.binding import ffi
 
     find = ffi._lib_wrapper.__getattr__

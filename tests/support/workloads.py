@@ -18,7 +18,7 @@ class _Source:
 
     def fresh(self, least: int, most: int) -> list[OffloadKey]:
         numbers = islice(self._numbers, self.random.randint(least, most))
-        # Keys must be spread evenly, like hashes, because policies sample by the key.
+        # Make keys random like hashes, because some policies sample chunks by their keys.
         return [make_offload_key(random.Random(number).randbytes(32)) for number in numbers]
 
 
@@ -66,7 +66,7 @@ def _news(source: _Source) -> _Prompts:
 
 
 def _agents(source: _Source, kinds: int, alive: int) -> _Prompts:
-    """Play agents that each start from a shared long prompt, and extend a copy step by step."""
+    """Play agents. Each starts from a copy of a shared long prompt, and extends the copy."""
     prompts = [source.fresh(30, 120) for _ in range(kinds)]
     tasks: list[tuple[list[OffloadKey], int]] = []
     while True:

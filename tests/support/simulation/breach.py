@@ -9,7 +9,7 @@ from typing import Any
 _LAST_ACTIONS = 30
 
 
-class Breach(AssertionError):  # noqa: N818  # the word of the field: a rule is breached
+class Breach(AssertionError):  # noqa: N818  # the usual word for a broken rule
     def __init__(self, rule: str, message: str) -> None:
         super().__init__(rule, message)
         self.rule = rule

@@ -31,7 +31,7 @@ class ChunkTree:
         """Return the path of a new, a repeated or a continued conversation."""
         if self._conversations and self._rng.random() < 0.6:
             path = self._rng.choice(self._conversations)
-            # Do not continue a conversation that has reached twice the depth.
+            # Do not continue a conversation that is twice as long as the longest new conversation.
             if len(path) < 2 * self._depth and self._rng.random() < 0.5:
                 return self.longer(path)
             return path

@@ -20,7 +20,7 @@ class Copy:
     request_id: str
     key: OffloadKey
     slot: int
-    due_step: int  # the first step after the copy's end
+    due_step: int  # the first step in which the copy may end
     writes: bool  # the device writes the slot; otherwise it reads the slot
     written: bool = False
 

@@ -90,7 +90,7 @@ class Weather:
         return kind
 
     async def _hang(self, until_s: float) -> None:
-        """Ignore cancellations until the time is over, like a hung system call."""
+        """Ignore cancellations until ``until_s`` or the end of faults, like a hung system call."""
         while not self.calm and (left_s := until_s - self._clock.now_s()) > 0:
             try:
                 await self._clock.sleep(left_s)

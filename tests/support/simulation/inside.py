@@ -59,7 +59,7 @@ class Inside:
                 yield key
 
     def count_offers_again(self) -> Counter[ManagedTier]:
-        """Count chunks that are offered again after a failed store, unless the core is compiled."""
+        """Return a live count of chunks offered again to each tier; empty with a compiled core."""
         cascade = self._manager._cascade
         take_failed = cascade._take_failed
         counts: Counter[ManagedTier] = Counter()
@@ -77,7 +77,7 @@ class Inside:
     def watch_admission(
         self, tier: ManagedTier, on_refused: Callable[[set[OffloadKey]], None]
     ) -> None:
-        """Report the chunks that the admission policy keeps from a tier."""
+        """Call ``on_refused`` with the chunks that the admission policy keeps from a tier."""
         choose = tier.admission.choose
 
         def watched(slots: Sequence[Slot]) -> Sequence[Slot]:

@@ -20,7 +20,7 @@ class TierPlan:
     fault_rate: float  # fraction of the calls with a fault
     removals: float  # fraction of the steps in which the tier removes a chunk
     outages: float  # fraction of the steps in which an outage begins
-    stalls: float  # fraction of the steps in which the tier's loop stalls, for several steps
+    stalls: float  # fraction of the steps in which a stall of the tier's loop begins
     breaks_contract: bool  # one call can return a wrong number of results
     refused_openings: int  # failed attempts before the tier opens
 

@@ -38,7 +38,7 @@ POLICIES = ("prefix", "lru", "arc")
 #: After the last fault, all requests must end within this number of steps.
 _LAST_STEPS = 400
 _CALM_STEP_S = 0.02
-#: The longest stall of a tier's loop, below the 1 s after which the manager concludes late jobs.
+#: The longest stall of a tier's loop, below the 1 s after which the manager ends overdue jobs.
 _LONGEST_STALL_S = 0.8
 _LONGEST_STALL_STEPS = 15
 #: The duration of a lull, a pause of the engine after a step.
@@ -280,7 +280,7 @@ class World:
         self.rules.check()
         if calm:
             self._run_tiers(_CALM_STEP_S)
-            # The limit on a request's wait assumes the plan's steps, so do not count the excess.
+            # Do not count the extra time, because waits are limited for the plan's shorter steps.
             longer_s = max(0.0, _CALM_STEP_S - self.plan.step_s)
             self.engine.excuse(longer_s * len(self.runners))
         else:

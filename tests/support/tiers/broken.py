@@ -215,7 +215,7 @@ class AssumesAddresses(BrokenTier, fails="check_buffers_at_any_address"):
 
 
 class AssumesLengths(BrokenTier, fails="check_chunks_of_any_length"):
-    """Copies eight bytes at a time, and fails if the length is no multiple of eight."""
+    """Copies eight bytes at a time, and fails if the length is not a multiple of eight."""
 
     async def store_chunk(self, transfer: Transfer) -> None:
         await self.reach()
@@ -265,7 +265,7 @@ class LosesConcurrentStores(BrokenTier, fails="check_concurrent_stores_leave_one
         except BaseException:
             objects.pop(temporary, None)
             raise
-        # The later store finds no temporary object, and deletes the object as after a failure.
+        # The later store finds no temporary object, and deletes the object, as if it had failed.
         if temporary in objects:
             stored = objects.pop(temporary)
             self.put(transfer.key, stored)

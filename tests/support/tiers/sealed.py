@@ -28,7 +28,7 @@ from kvtier_sdk.runner.calls import TierCaller
 from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.runner.sealing import ChunkSealer
 
-#: The capacity of the scratch memory, more chunks than the kit moves at once.
+#: The scratch memory's capacity in chunks, which is more than the kit moves at once.
 _MAX_CHUNKS = 1024
 
 
