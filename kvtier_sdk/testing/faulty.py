@@ -39,7 +39,7 @@ class FaultKind(Enum):
     CORRUPT = "corrupt"
     #: Each chunk in the second half of the batch fails with :attr:`Fault.error`, and is not moved.
     PARTIAL = "partial"
-    #: For :attr:`Fault.delay_s`, this and every later call raises :class:`TierUnavailableError`.
+    #: All calls raise :class:`TierUnavailableError` for :attr:`Fault.delay_s` seconds.
     DISCONNECT = "disconnect"
 
 
@@ -155,7 +155,7 @@ class FaultyTier(SecondaryTierManager):
             return await self.inner.load(batch)
         if fault.kind is FaultKind.PARTIAL:
             return await self._half(self.inner.load, batch, fault)
-        # Pass new transfers, because the wrapped tier would verify the originals before the damage.
+        # Pass copies, because the wrapped tier would verify the originals before they are damaged.
         inside = [transfer.with_payload(transfer.payload) for transfer in batch]
         verdicts = await self.inner.load(inside)
         for transfer, verdict in zip(batch, verdicts, strict=True):
@@ -192,7 +192,7 @@ class FaultyTier(SecondaryTierManager):
         await self.inner.close()
 
     async def _take_fault(self, operation: str) -> Fault | None:
-        """Apply a fault of the whole call, or return a fault of single chunks for the caller."""
+        """Apply the next fault, or return it if the caller must apply it to single chunks."""
         clock = self.context.clock
         fault = self.plan.next_fault(operation)
         if fault is not None and fault.kind is FaultKind.DISCONNECT:

@@ -14,8 +14,8 @@ class InlineRunner:
     """A runner on the caller's thread: a tier's loop runs only in calls such as :meth:`run_for`.
 
     Args:
-        make_loop: makes the tier's loop from a function to which the loop passes its reports.
-        clock: makes the event loop; a virtual clock makes the run deterministic.
+        make_loop: makes the tier's loop; its argument is a function that receives the reports.
+        clock: makes the event loop; a virtual clock makes the test deterministic.
     """
 
     def __init__(
@@ -36,16 +36,16 @@ class InlineRunner:
         return ()
 
     def poll(self) -> Sequence[Report]:
-        """Return the reports since the last call."""
+        """Return the reports since the last poll."""
         taken, self._reports[:] = list(self._reports), []
         return taken
 
     def peek(self) -> Sequence[Report]:
-        """Return the reports of the next poll, without removing them."""
+        """Return the reports that the next :meth:`poll` will return, and keep them."""
         return list(self._reports)
 
     def suspect(self) -> None:
-        """Do nothing, because a tier that blocks its loop also blocks the caller of this runner."""
+        """Do nothing: a tier that blocks its loop also blocks the caller, who cannot call this."""
 
     def log_end(self, topic: str, message: str) -> bool:
         """Log ``message`` under ``topic`` when the loop runs; return false after :meth:`close`."""

@@ -75,7 +75,7 @@ def _free_bytes(root: Path) -> int:
 def test_a_capacity_is_kept_while_sixteen_times_as_much_is_written(
     mount: Callable[[int], Path],
 ) -> None:
-    """Fails if ``ChunkStore._reserve`` reserves no room: writes would exceed the capacity."""
+    """If ``ChunkStore._reserve`` reserved no room, writes would exceed the capacity."""
     root = mount(256 * MIB)
     chunk_bytes, chunks = MIB // 4, 64
     workload = [
@@ -122,7 +122,7 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FullDisk:
 
 
 def test_a_replay_goes_on_when_the_disk_runs_full(disk: FullDisk) -> None:
-    """Fails if ``TierCapacityError`` does not open the breaker: every store would be tried."""
+    """If ``TierCapacityError`` did not open the breaker, every store would be tried."""
     workload = chat_workload(300, 0)
 
     def progressed(done: int) -> None:
@@ -170,7 +170,7 @@ def test_a_disk_that_others_fill_keeps_what_was_stored_last(
 
 
 def test_a_full_disk_stops_stores_and_not_loads_until_there_is_room(disk: FullDisk) -> None:
-    """Fails if a full disk opens the breaker of loads too: the lookups below would miss."""
+    """If a full disk opened the breaker of loads too, the lookups below would miss."""
     keys = [b"%036d" % n for n in range(128)]
     with live([disk.url], slots=16) as engine:
         stats = engine.manager.stats[1]
@@ -248,7 +248,7 @@ def remove_files(root: Path) -> None:
 def test_nothing_is_refused_while_a_full_root_has_room_again(
     tmp_path: Path, runner: str, remove: Callable[[Path], None]
 ) -> None:
-    """Fails if ``Admission._full`` survives a removal, or ``ChunkStore.usage`` does not recount."""
+    """After a removal, ``ChunkStore.usage`` must recount, and ``Admission`` must see the room."""
     root = tmp_path / "kv"
     url = f"file://{root}?capacity=512KiB&min_free=0&runner={runner}"
     with live([url], slots=16, policy="lru") as engine:
@@ -261,7 +261,7 @@ def test_nothing_is_refused_while_a_full_root_has_room_again(
 def test_nothing_is_refused_while_a_full_disk_has_room_again(
     mount: Callable[..., Path], runner: str
 ) -> None:
-    """Fails if ``Admission._is_full`` still counts a disk as full once it has free space."""
+    """``Admission._is_full`` must not count a disk as full once it has free space."""
     disk = mount(MIB)
     filler = disk / "filler"
     filler.write_bytes(bytes(MIB // 2 - 2**15))

@@ -46,7 +46,7 @@ def chunk_files(root: Path) -> list[Path]:
 def test_case_01_a_file_is_truncated_after_its_lookup_was_a_hit(
     tmp_path: Path, runner: str
 ) -> None:
-    """Fails without ``strike`` in ``Promotions._fail``: every step would try the load again."""
+    """Without ``strike`` in ``Promotions._fail``, every step would try the load again."""
     with live([f"file://{tmp_path}?runner={runner}"]) as engine:
         engine.store(engine.begin("a"), KEYS[0])
     with live([f"file://{tmp_path}?runner={runner}"]) as engine:
@@ -65,7 +65,7 @@ def test_case_01_a_file_is_truncated_after_its_lookup_was_a_hit(
 
 
 def test_case_03_the_pool_runs_out_in_the_middle_of_a_batch(make: EngineFactory) -> None:
-    """Fails if ``Promotions.start`` counts keys that got no slot: they would seem to be loading."""
+    """If ``Promotions.start`` counted keys that got no slot, they would seem to be loading."""
     engine = make(slots=4, manager={"store_reserve": 0.5})
     stored_below(engine, *KEYS[:4])
     assert engine.settle(B, *KEYS[:4]) == ["HIT", "HIT", "MISS", "MISS"]
@@ -74,7 +74,7 @@ def test_case_03_the_pool_runs_out_in_the_middle_of_a_batch(make: EngineFactory)
 
 
 def test_case_04_the_second_key_of_a_store_fails(make: EngineFactory) -> None:
-    """Fails if ``TierLoop`` gives all keys of a job one verdict: stored keys would not count."""
+    """If ``TierLoop`` gave all keys of a job one verdict, stored keys would not count."""
     engine = make()
     engine.tiers[0].on_store = lambda t: TierError("no") if t.key == KEYS[1] else None
     engine.store(A, *KEYS[:3])
@@ -88,7 +88,7 @@ def test_case_04_the_second_key_of_a_store_fails(make: EngineFactory) -> None:
 
 
 def test_case_05_a_store_raises_what_nobody_expects(make: EngineFactory) -> None:
-    """Fails if ``TierCaller`` translates only ``TierError``: the error would not be counted."""
+    """If ``TierCaller`` translated only ``TierError``, this error would not be counted."""
     engine = make()
     engine.tiers[0].raises = ZeroDivisionError("bug")
     engine.store(A, KEYS[0])
@@ -102,7 +102,7 @@ def test_case_05_a_store_raises_what_nobody_expects(make: EngineFactory) -> None
 
 
 def test_case_06_a_backend_never_answers(make: EngineFactory) -> None:
-    """Fails without the timer in ``TierLoop._start``: the load would be pending for ever."""
+    """Without the timer in ``TierLoop._start``, the load would be pending for ever."""
     engine = make(load_deadline="5s")
     start_promotion(engine, KEYS[0])
     tier = engine.tiers[0]
@@ -120,7 +120,7 @@ def test_case_06_a_backend_never_answers(make: EngineFactory) -> None:
 def test_case_07_a_request_is_aborted_with_its_load_in_flight(
     make: EngineFactory, steps: int
 ) -> None:
-    """Fails without ``abandon`` in ``on_request_finished``: the claim would keep its slot."""
+    """Without ``abandon`` in ``on_request_finished``, the claim would keep its slot."""
     engine = make()
     stored_below(engine, *KEYS[:3])
     for _ in range(steps):
@@ -131,7 +131,7 @@ def test_case_07_a_request_is_aborted_with_its_load_in_flight(
 
 
 def test_case_08_the_request_ends_before_its_copies_do(make: EngineFactory) -> None:
-    """Fails if ``on_request_finished`` drops the state at once: no tier would get the store."""
+    """If ``on_request_finished`` dropped the state at once, no tier would get the store."""
     engine = make()
     engine.manager.prepare_store(KEYS[:2], A)
     engine.manager.on_request_finished(A)
@@ -143,7 +143,7 @@ def test_case_08_the_request_ends_before_its_copies_do(make: EngineFactory) -> N
 
 
 def test_case_09_preempted_with_a_store_in_flight_and_admitted_again(make: EngineFactory) -> None:
-    """Fails if ``prepare_store`` takes slots for keys in the pool: a chunk would have two slots."""
+    """If ``prepare_store`` took slots for keys in the pool, a chunk would have two slots."""
     engine = make()
     engine.tiers[0].gate = asyncio.Event()
     engine.write(engine.manager.prepare_store(KEYS[:2], A))
@@ -159,7 +159,7 @@ def test_case_09_preempted_with_a_store_in_flight_and_admitted_again(make: Engin
 
 
 def test_case_10_a_reset_with_a_load_in_flight(make: EngineFactory) -> None:
-    """Fails if ``PrimaryTier.forget`` frees pinned slots: the load would overwrite a chunk."""
+    """If ``PrimaryTier.forget`` freed pinned slots, the load would overwrite a chunk."""
     engine = make(slots=1)
     start_promotion(engine, KEYS[0])
     gate = engine.tiers[0].gate = asyncio.Event()
@@ -176,9 +176,9 @@ def test_case_10_a_reset_with_a_load_in_flight(make: EngineFactory) -> None:
 
 
 def test_case_11_a_deep_waiting_queue_and_a_small_pool(make: EngineFactory) -> None:
-    """Fails without the limit in ``Promotions.start``: promotions would leave no slot for stores.
+    """Without the limit in ``Promotions.start``, promotions would leave no slot for stores.
 
-    Fails without the claims of requests: promoted chunks would evict each other before their use.
+    Without the claims of requests, promoted chunks would evict each other before their use.
     """
     engine = make(slots=10, manager={"store_reserve": 0.2})
     stored_below(engine, *KEYS[:20])
@@ -209,7 +209,7 @@ _STOPS_IN_A_STORE = """
 
 
 def test_case_14_a_crash_before_the_rename(tmp_path: Path) -> None:
-    """Fails without the sweep in ``SharedUsage._reap_dead_leases``: a temporary file would stay."""
+    """Without the sweep in ``SharedUsage._reap_dead_leases``, a temporary file would stay."""
     path = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
     child = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(_STOPS_IN_A_STORE.format(root=tmp_path))],
@@ -230,9 +230,9 @@ def test_case_14_a_crash_before_the_rename(tmp_path: Path) -> None:
 
 
 def test_case_16_three_failures_and_then_the_server_recovers(make: EngineFactory) -> None:
-    """Fails if ``DirectionHealth._probe`` does nothing: the breaker would never close.
+    """If ``DirectionHealth._probe`` did nothing, the breaker would never close.
 
-    Fails if ``Breaker.end_probe`` keeps its doubled pause: the next outage would last longer.
+    If ``Breaker.end_probe`` kept its doubled pause, the next outage would last longer.
     """
     engine = make(breaker_failures=3, probe_interval="1s")
     tier = engine.tiers[0]
@@ -260,7 +260,7 @@ def test_case_16_three_failures_and_then_the_server_recovers(make: EngineFactory
 def test_case_18_a_process_starts_with_an_empty_table_beside_a_full_store(
     tmp_path: Path, runner: str
 ) -> None:
-    """Fails without ``recount`` in ``SharedUsage._begin``: the store would count as empty."""
+    """Without ``recount`` in ``SharedUsage._begin``, the store would count as empty."""
     url = f"file://{tmp_path}?runner={runner}&capacity=512KiB"
     with live([url]) as engine:
         request = engine.begin("a")
@@ -278,7 +278,7 @@ def test_case_18_a_process_starts_with_an_empty_table_beside_a_full_store(
 
 
 def test_case_19_the_last_request_ends_with_stores_in_flight(make: EngineFactory) -> None:
-    """Fails without ``_flush`` in ``on_request_finished``: no later step would start the stores."""
+    """Without ``_flush`` in ``on_request_finished``, no later step would start the stores."""
     engine = make()
     engine.store(A, KEYS[0])
     engine.manager.on_request_finished(A)
@@ -290,7 +290,7 @@ def test_case_19_the_last_request_ends_with_stores_in_flight(make: EngineFactory
 
 
 def test_case_20_a_restart_after_sigkill_where_there_is_room_for_one_pool() -> None:
-    """Fails without ``sweep`` in ``join_named``: no later start would find room."""
+    """Without ``sweep`` in ``join_named``, no later start would find room."""
     run_with_shm(
         64 << 20,
         """
@@ -310,7 +310,7 @@ def test_case_20_a_restart_after_sigkill_where_there_is_room_for_one_pool() -> N
 
 
 def test_case_22_a_verdict_does_not_outlive_its_request(make: EngineFactory) -> None:
-    """Fails if the manager keeps answers beyond their request: every step would repeat the load."""
+    """If the manager kept answers after their request, every step would repeat the load."""
     engine = make()
     stored_below(engine, KEYS[0])
     engine.look(A, KEYS[0])
@@ -327,7 +327,7 @@ def test_case_22_a_verdict_does_not_outlive_its_request(make: EngineFactory) -> 
 def test_case_23_a_stored_value_is_smaller_or_larger_than_the_slot(
     make: EngineFactory, change: int
 ) -> None:
-    """Fails if a load checks no length: a slot would overflow, or keep some old bytes."""
+    """If a load checked no length, a slot would overflow, or keep some old bytes."""
     engine = make()
     stored_below(engine, *KEYS[:2])
     stored = engine.tiers[0]._objects[KEYS[0]]
@@ -340,7 +340,7 @@ def test_case_23_a_stored_value_is_smaller_or_larger_than_the_slot(
 
 
 def test_chunks_of_another_length_are_in_another_namespace(tmp_path: Path, runner: str) -> None:
-    """Fails if the fingerprint omits the length: each engine would delete the other's chunks."""
+    """If the fingerprint omitted the length, each engine would delete the other's chunks."""
     for chunk_bytes, expected in ((4096, "MISS"), (8192, "MISS"), (4096, "HIT"), (8192, "HIT")):
         with live(
             [f"file://{tmp_path}?runner={runner}"],
@@ -386,7 +386,7 @@ def test_a_frozen_redis_is_slow_long_before_its_deadline(server: Server, runner:
 def test_a_frozen_store_that_was_given_nothing_before_pins_what_it_is_given_at_once(
     tmp_path: Path, kind: str
 ) -> None:
-    """Fails if ``Pace`` begins without a limit: stores to a frozen tier would pin half the pool."""
+    """If ``Pace`` began without a limit, stores to a frozen tier would pin half the pool."""
     server: Server | S3Server = Server(tmp_path) if kind == "redis" else S3Server(tmp_path)
     server.start()
     try:
@@ -412,7 +412,7 @@ def test_a_frozen_store_that_was_given_nothing_before_pins_what_it_is_given_at_o
 def test_whole_stores_are_bounded_too_and_a_slow_tier_gets_none(
     server: Server, runner: str
 ) -> None:
-    """Fails if ``whole`` stores may exceed the queue's limit, or go to a tier that is slow."""
+    """If ``whole`` stores ignored the queue's limit and ``is_slow``, a slow tier would get them."""
     spec = TierSpec.from_url(server.url, runner=runner, max_batch="1MiB")
     request = RequestContext("a")
     with (
@@ -437,7 +437,7 @@ def test_whole_stores_are_bounded_too_and_a_slow_tier_gets_none(
 def test_what_was_held_back_of_an_outage_comes_before_its_end(
     server: Server, runner: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Fails if the client logs the outage's end: the held-back lines would come a minute later."""
+    """If the client logged the outage's end, the held-back lines would come a minute later."""
     spec = TierSpec.from_url(server.url, runner=runner, max_lookup_deadline="50ms")
     with live([spec], slots=64) as engine:
         request = engine.begin("a")

@@ -72,7 +72,7 @@ def test_a_process_finds_what_only_the_engine_can_import(
 
 
 class Killer:
-    """A driver that stores and loads chunks, and meanwhile kills the file tier's process."""
+    """A driver that stores and loads chunks while it kills the file tier's process."""
 
     def __init__(self, engine: Live, seed: int) -> None:
         self.engine = engine
@@ -128,7 +128,7 @@ class Killer:
         return thread
 
     def kill_with(self, monkeypatch: pytest.MonkeyPatch, loads: bool) -> int:
-        """Kill the process before it reads its next loads (or stores). Return the process's PID."""
+        """Kill the process before its next loads (stores if ``loads`` is false). Return its PID."""
         pid, flush = self.await_process(), self._client.flush
         wanted = Operation.LOAD if loads else Operation.STORE
         done = False

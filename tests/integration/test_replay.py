@@ -59,7 +59,7 @@ def test_the_closed_loop_is_exact_whatever_the_pool(slots: str) -> None:
 
 @pytest.mark.parametrize("tiers", [[], ["memory:?capacity=3MiB"]], ids=["pool", "tier"])
 def test_a_recorded_trace_hits_what_its_engine_has_hit(tmp_path: Path, tiers: list[str]) -> None:
-    # Use LRU, because the default policy samples chunks by key, and traces have other keys.
+    # Use LRU, because the default policy samples chunks by key, and a trace changes the keys.
     options = {"slots": 100, "chunk_bytes": "8KiB", "tiers": tiers, "policy": "lru"}
     recording = {**options, "trace_dir": str(tmp_path / "trace"), "trace_file_size": "40KB"}
     workload = chat_workload(300, 5)

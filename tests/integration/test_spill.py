@@ -16,7 +16,7 @@ SLOTS = 150
 
 def play(engine: Live, request: ReplayRequest) -> tuple[set[bytes], set[bytes]]:
     context = engine.begin(request.request_id)
-    # A step can use no more slots than this, because the headroom returns at the end of the step.
+    # A step can use no more slots than this, because slots are freed only at the end of the step.
     window = engine.manager.headroom_slots
     for start in range(0, len(request.keys), window):
         keys = request.keys[start : start + window]
@@ -42,7 +42,7 @@ def test_the_tier_holds_what_was_evicted_and_nothing_else(tmp_path: Path, runner
     evicted: set[bytes] = set()
     stored: set[bytes] = set()
     url = f"file://{tmp_path}?store_policy=on_evict&runner={runner}"
-    # Use LRU: likely victims are stored early, and an adaptive policy might evict other chunks.
+    # Use LRU, because other policies might evict other chunks than those that were stored early.
     with live([url], slots=SLOTS, events=True, policy="lru") as engine:
         for request in chat_workload(100, seed=3):
             gone, kept = play(engine, request)

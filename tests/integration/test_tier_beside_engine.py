@@ -31,7 +31,7 @@ def play(root: Path) -> ReplayReport:
 
 @contextmanager
 def tools_at_work(root: Path, runs: list[str]) -> Iterator[None]:
-    """Run ``kvtier tier`` commands during the block; append those that succeed to ``runs``."""
+    """Run ``kvtier tier`` commands during the block; append the successful ones to ``runs``."""
     # The limits are so low that a command which applied them would remove chunks.
     url = f"file://{root}?direct_io=off&capacity=400KiB&min_free=90%"
     ended = threading.Event()

@@ -47,7 +47,7 @@ def public_names() -> set[str]:
     for module in MODULES:
         package = directory_of(module)
         for name in set(exported(package)) - known:
-            # Repeat a name that a module has too, or the page would document the module.
+            # If a module has this name too, repeat it, or the page would document the module.
             hidden = (package / f"{name}.py").exists()
             found.add(f"{module}.{name}.{name}" if hidden else f"{module}.{name}")
             known.add(name)

@@ -24,7 +24,7 @@ _GUARD = b"\xa5" * _GUARD_BYTES
 
 
 class LentMemory:
-    """A single mapping for all buffers, because some tiers register the memory that they use."""
+    """The memory of all buffers: a single mapping, so that a tier can register it as a whole."""
 
     def __init__(self, size_bytes: int) -> None:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
@@ -50,7 +50,7 @@ class LentMemory:
 
     def _gap(self, size_bytes: int) -> int:
         start = 0
-        # Sort a copy, because any allocation may run the garbage collector, which removes items.
+        # Sort a copy: an allocation may run the garbage collector, which removes items of _used.
         for used, end in sorted(self._used.copy().items()):
             if used - start >= size_bytes:
                 break
@@ -59,7 +59,7 @@ class LentMemory:
 
 
 class _BroughtDigests:
-    """A stand-in for the SDK as the receiver of digests; it compares them with the payload."""
+    """A receiver of the digests that a tier brings. It compares each with the payload's digest."""
 
     def __init__(self, digest_bytes: int) -> None:
         self._digest_bytes = digest_bytes
@@ -173,7 +173,7 @@ def _is_of_the_kit(holder: object) -> bool:
 
 
 def _name_in(holder: object, held: object) -> str:
-    """Return the name of a reference, such as ``Tier._last``; empty if no name would help."""
+    """Return the name of a reference, such as ``Tier._last``; or "" if no name would help."""
     if isinstance(holder, FrameType):
         where = f"{Path(holder.f_code.co_filename).name}:{holder.f_lineno}"
         return f"{holder.f_code.co_name} ({where})"

@@ -359,7 +359,7 @@ async def check_only_tier_errors_are_raised(subject: TierSubject) -> None:
             if await subject.call(Hook.WRITE_RAW, key, content) is False:
                 continue
             written += 1
-            # Both calls turn any error but a TierError into a breach. Other checks judge answers.
+            # Both calls turn any error but a TierError into a breach. Ignore their answers.
             await probe.get(key)
             await probe.lookup([key])
         if subject.keeps_chunks and not written:

@@ -21,7 +21,7 @@ from kvtier_sdk.testing.conformance.subject import TierSubject
 from kvtier_sdk.types import Medium, OffloadKey
 
 _LENT = "Buffers belong to the SDK, which lends them until the coroutine returns."
-#: Delays before a call is cancelled, in iterations of the loop and in seconds. There is no 0,
+#: Delays before a call is cancelled, in iterations of the loop and in seconds. All are above 0,
 #: because a task that is cancelled before it starts never calls the tier.
 _TURNS = (1, 2, 3, 4, 6, 9, 14)
 _DELAYS_S = (0.0005, 0.002, 0.005, 0.01)
@@ -149,7 +149,7 @@ async def check_a_cancelled_store_leaves_no_part(subject: TierSubject) -> None:
 async def _cancelled(
     probe: Probe, operation: str, *, stored: bool
 ) -> AsyncIterator[tuple[LentBuffers, bool]]:
-    """Cancel one call after each delay. Yield the call's buffers, and true if the call ended."""
+    """Cancel one call after each delay. Yield its buffers, and true if the call ended in time."""
     for turns, delay_s in [*((turns, 0.0) for turns in _TURNS), *((1, s) for s in _DELAYS_S)]:
         (key,) = probe.subject.new_keys(1)
         if stored:

@@ -118,7 +118,7 @@ async def _answer(call: Awaitable[Any]) -> Any:
 
 
 def _check_answer(state: str, operation: str, answer: Any) -> None:
-    """Require an outage error or a success, because the tier may answer from a cache."""
+    """Require an outage error, or a success: the tier may have answered from a cache."""
     if answer is not None and answer is not True:
         _check_error(operation, answer, state)
 
@@ -131,7 +131,7 @@ def _check_error(operation: str, answer: Any, state: str = _UNREACHABLE) -> None
 
 
 async def _check_recovery(probe: Probe, disturbance: str) -> None:
-    """Require that a lookup, a store and a load succeed in time."""
+    """Require that a lookup succeeds within the timeout, and then a store and a load."""
     subject = probe.subject
     end_s = subject.clock.now_s() + subject.timeout_s
     while isinstance(error := await _answer(probe.lookup(subject.new_keys(1))), TierError):
@@ -181,7 +181,7 @@ def _opened_for_large_chunks(subject: TierSubject) -> AbstractAsyncContextManage
 
 
 async def _moved_through_an_outage(probe: Probe) -> list[_Mover]:
-    """Store and load before, during and after an outage."""
+    """Store and load chunks before, during and after an outage; return the movers."""
     subject = probe.subject
     movers = [_Mover(probe, key) for key in subject.new_keys(_MOVERS)]
     tasks: list[asyncio.Task[None]] = []
@@ -206,7 +206,7 @@ async def _moved_through_an_outage(probe: Probe) -> list[_Mover]:
 
 
 class _Mover:
-    """A loop of stores and loads of one chunk, until ``goes_on`` is false."""
+    """A worker that stores and loads one chunk in turn, until ``goes_on`` is false."""
 
     def __init__(self, probe: Probe, key: OffloadKey) -> None:
         self.calls = 0

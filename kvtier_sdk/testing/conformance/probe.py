@@ -46,7 +46,7 @@ class Probe:
     """A caller of one tier instance. Each call has a timeout; a malformed answer is a breach.
 
     As in the SDK, an error raised for a whole batch becomes the verdict on each chunk. Lookups,
-    stores and loads are retried after a retryable error. Calls without verdicts raise errors.
+    stores and loads are retried after a retryable error. A call without verdicts raises its error.
 
     Args:
         subject: the tier under test.
@@ -216,8 +216,8 @@ class Probe:
             operation: its name, for messages.
 
         Raises:
-            Breach: the call did not end, or raised an error other than a TierError or, in ``open``,
-                a ConfigError.
+            Breach: the call did not end, or raised an error that is not a TierError. ``open`` may
+                also raise a ConfigError.
         """
         task = asyncio.ensure_future(awaitable)
         if not await self.ends(task):
@@ -266,7 +266,7 @@ class Probe:
         return [verdicts[index] for index in range(len(batch))]
 
     def _pauses_s(self) -> Iterator[float | None]:
-        """Yield the SDK's pause after each attempt, and ``None`` after the last attempt."""
+        """Yield the seconds to wait after each attempt, as in the SDK; ``None`` after the last."""
         options = self.subject.spec.runner
         yield from (options.retry_delay_s * 2**attempt for attempt in range(options.retries))
         yield None
@@ -279,7 +279,7 @@ class Probe:
                 if pause_s is None or not error.retryable:
                     raise
                 await self.subject.clock.sleep(pause_s)
-        raise AssertionError  # the last pause is None
+        raise AssertionError  # the last attempt returns or raises
 
     async def _move_some(
         self, operation: str, batch: Sequence[LentBuffers]
@@ -292,7 +292,7 @@ class Probe:
         return self._read(verdicts_in, verdicts, len(batch), operation)
 
     def _calls(self, keys: Sequence[OffloadKey]) -> list[Sequence[int]]:
-        """Split the positions of ``keys`` into calls as the SDK does; no keys make one call."""
+        """Split the positions of ``keys`` into the SDK's batches. No keys give one empty batch."""
         return batches_of(keys, self.tier.max_batch_keys or sys.maxsize) or [()]
 
     def _read(

@@ -73,7 +73,7 @@ class Check:
     Attributes:
         name: name of the function.
         rule: the rule in one line.
-        says: the contract's sentence behind the rule.
+        says: the sentence of the contract that states the rule.
         needs: capabilities, hooks or medium without which the check is skipped.
         run: the coroutine function.
     """
@@ -129,12 +129,12 @@ def judged(name: str, rule: str, says: str) -> Iterator[None]:
         what = f"the store is in order, but the tier raised {type(error).__name__}: {error}"
         raise ConformanceError(name, rule, what, says) from error
     except Exception as error:
-        # A hook raised the error, or a call of the tier that should not have failed.
+        # For example, a hook or the tier's constructor raised this error.
         raise ConformanceError(name, rule, _unexpected(error), says) from error
 
 
 def _unexpected(error: Exception) -> str:
-    """Describe an exception, with the innermost line of its traceback outside the kit."""
+    """Describe an exception, and name the innermost line outside the kit in its traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [frame for frame in frames if not Path(frame.filename).is_relative_to(_KIT)]
     where = f" ({theirs[-1].filename}:{theirs[-1].lineno})" if theirs else ""

@@ -138,7 +138,7 @@ class TierSubject:
         report_removed: ReportRemoved | None = None,
         maintenance: bool = False,
     ) -> TierContext:
-        """Make the context of a tier. By default it has the subject's tier, namespace and length.
+        """Make the context of a tier. The first three arguments default to the subject's values.
 
         Args:
             spec: the tier.

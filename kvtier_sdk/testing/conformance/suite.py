@@ -193,8 +193,8 @@ def _test_any_sequence_of_calls(self: TierConformance, subject: TierSubject) -> 
 
 def _run_machine(subject: TierSubject, sequences: int, shrink_s: int) -> None:
     __tracebackhide__ = True
-    # Hypothesis has no setting for this limit, which is five minutes by default. A tier that hangs
-    # would use it up, because each sequence of calls would last until its timeout.
+    # Hypothesis searches for a shorter sequence for up to five minutes, and has no setting for this
+    # limit. A tier that hangs would use it up, because each sequence would last until a timeout.
     before, engine.MAX_SHRINKING_SECONDS = engine.MAX_SHRINKING_SECONDS, shrink_s
     try:
         run_state_machine_as_test(

@@ -1,4 +1,4 @@
-"""The connection pool keeps its limit, lends in order, and closes unusable connections."""
+"""The pool keeps to its limit, lends connections in turn, and closes unusable connections."""
 
 from __future__ import annotations
 

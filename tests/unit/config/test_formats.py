@@ -1,4 +1,4 @@
-"""A dict and a file in TOML, JSON or YAML give the same configuration, and so does a round trip."""
+"""A dict and files in TOML, JSON and YAML give one configuration, which can be written as JSON."""
 
 from __future__ import annotations
 

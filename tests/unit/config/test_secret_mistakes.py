@@ -1,4 +1,4 @@
-"""An error in a configuration shows no secret, even one written into the wrong option."""
+"""A message about a mistake shows no secret, even one written into the wrong option."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ def order_after(name: str, slots: int, calls: str) -> str:
         ("lru", "abcA", "bca"),
         ("lru", "abcBA", "cba"),
         ("lru", "abc-bAbC", "abc"),
-        # Chunks used once go first, even if they were used more recently than chunks used twice.
+        # Chunks used once are evicted first, even if they were used later than chunks used twice.
         ("arc", "abA" + "cd", "bcda"),
         ("arc", "abcdBA", "cdba"),
         ("arc", "abcC-ad-ba", "cad"),
@@ -228,7 +228,7 @@ def hot_prompts_between_scans() -> Iterator[int]:
 def test_a_scan_hurts_lru_but_neither_arc_nor_prefix() -> None:
     rates = {name: hit_rate(name, 100, hot_prompts_between_scans()) for name in NAMES}
     best = 199 * 40 / (200 * 80 + 50 * 150)
-    # ARC misses hot chunks once, and some more often while it adapts. After a scan LRU misses all.
+    # ARC misses hot chunks once, some more often while it adapts. LRU misses all after each scan.
     assert rates["arc"] > 0.95 * best
     assert rates["lru"] < 0.80 * best
     assert rates["prefix"] > 0.95 * best

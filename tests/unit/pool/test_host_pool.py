@@ -1,4 +1,4 @@
-"""Views of the host pool share its memory, and closing the pool names the views' holders."""
+"""Views of the host pool share its memory; closing the pool logs which holders still use views."""
 
 from __future__ import annotations
 

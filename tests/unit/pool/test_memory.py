@@ -1,4 +1,4 @@
-"""A host pool's memory, shared or private, is prefaulted and stays below the lowest limit."""
+"""A host pool's memory is prefaulted; a pool that exceeds a limit of memory is refused."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ V1 = {
     [
         ("0::/pod/box\n", V2, "pod"),
         ("9:cpu:/x\n4:memory:/box\n", V1, "memory/box"),
-        # In a container, the path is the host's, but the mount begins at the container's group.
+        # In a container, /proc has the host's path, but the mount begins at the container's group.
         ("4:memory:/docker/1234\n", {k.replace("box/", ""): v for k, v in V1.items()}, "memory"),
         ("0::/../elsewhere\n", {k.replace("pod/", ""): v for k, v in V2.items()}, ""),
     ],

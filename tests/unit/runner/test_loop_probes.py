@@ -108,7 +108,7 @@ def test_calls_that_never_end_are_given_up_after_a_minute(
     assert "stay refused" not in caplog.text
     rig.run_for(1000.0)
     (given_up_s,) = rig.given_up_s
-    # The probes end with the first pause that passes the minute. Each pause has some jitter.
+    # The SDK gives up once the pauses between probes add up to 60 s. Each pause has some jitter.
     assert 2.0 + 54.0 <= given_up_s <= 2.0 + 90.0
     told = STAY_REFUSED.format("calls that hang leave no room for another")
     assert caplog.text.count(f"tier: {'writes' if operation is STORE else 'reads'} {told}") == 1

@@ -129,7 +129,7 @@ def store_each(engine: Engine, keys: Iterable[OffloadKey], steps: int = 1) -> No
 
 
 def thrashed(make: Make, **options: object) -> Engine:
-    """Return an engine whose tier of 8 chunks got, 40 times, the same 4 chunks and 8 new ones."""
+    """Return an engine whose tier of 8 chunks got 8 new and 4 known chunks in each of 40 rounds."""
     engine = make(slots=4, **options)
     limit(engine, 8)
     for first in range(4, 324, 8):

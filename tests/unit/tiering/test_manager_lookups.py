@@ -162,7 +162,7 @@ def test_no_room_in_the_queue_of_loads(make: Make) -> None:
 
 
 def slow_below(make: Make, **manager: Any) -> Engine:
-    """Return an engine whose tier needs 10 ms per chunk; one load of KEYS[0] has shown that."""
+    """Return an engine whose tier needs 10 ms per chunk, as a load of KEYS[0] has shown."""
     engine = make(manager=manager, load_deadline="10s", lookup_deadline="1s")
     stored_below(engine, *KEYS[:4])
     config = engine.tiers[0].config
@@ -356,7 +356,7 @@ def test_chunks_that_another_request_asked_for_count_too(make: Make) -> None:
     for request in requests:
         engine.manager.on_new_request(request)
         engine.look(request, *shared)
-    # The first request makes two lookups, and two requests wait for both. Six exceed the limit.
+    # Each request looks up two chunks. After three requests, six lookups exceed the limit of five.
     assert [engine.manager.is_put_off(each) for each in requests] == [False] * 3 + [True]
     engine.step()
     engine.look(requests[3], *shared)

@@ -22,7 +22,7 @@ def gate() -> Iterator[Gate]:
 
 @pytest.fixture
 def gated(gate: Gate) -> Iterator[Callable[..., OffloadWorker]]:
-    """Yield a function that makes workers whose copies stop at the gate; shut them down."""
+    """Yield a function that makes workers whose copies stop at the gate; then shut them down."""
     workers: list[OffloadWorker] = []
 
     def make(kv: KVTensor, *, threads: int = 1) -> OffloadWorker:
@@ -47,7 +47,7 @@ def runtime(request: pytest.FixtureRequest) -> Iterator[FakeCUDA]:
 
 @pytest.fixture
 def opened(runtime: FakeCUDA) -> Iterator[Callable[..., OffloadWorker]]:
-    """Yield a function that makes workers whose device memory is a CPU tensor; shut them down."""
+    """Yield a function that makes workers with CPU tensors as device memory; then shut all down."""
     workers: list[OffloadWorker] = []
 
     def make(kv: KVGroup | KVTensor, host: np.ndarray) -> OffloadWorker:

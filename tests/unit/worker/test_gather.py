@@ -1,4 +1,4 @@
-"""Jobs move the same bytes whether a kernel gathers their pages or each run is copied."""
+"""Jobs move the same bytes whether a kernel gathers pages or each run of bytes is copied."""
 
 from __future__ import annotations
 
@@ -140,11 +140,11 @@ def test_a_gathered_job_moves_the_same_bytes_as_one_that_is_copied_run_by_run(
     ("tensors", "pages", "page_bytes", "is_gathered"),
     [
         (8, 2, 8 * WORDS, True),
-        # Not gathered: a job with too few runs, one with too few runs per slot, one with long runs.
+        # Jobs that are not gathered: they have too few runs, too few per slot, or too long runs.
         (8, 1, 8 * WORDS, False),
         (3, 8, 8 * WORDS, False),
         (8, 2, 128 * 1024, False),
-        # Not gathered: the pages are not whole words of 16 bytes.
+        # This job is not gathered, because its pages are not whole words of 16 bytes.
         (8, 2, 8 * WORDS - 8, False),
     ],
 )

@@ -210,7 +210,7 @@ def test_a_result_that_does_not_fit_fails(make_rig: Make, caplog: pytest.LogCapt
 def test_the_end_of_a_dead_process_is_not_charged_to_the_next_one(
     make_rig: Make, clock: HeldBackClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An idle engine may notice that the old socket is closed when a new process already runs."""
+    """A new process may already run when an idle engine notices that the old socket is closed."""
     suspected: list[int | None] = []
     monkeypatch.setattr(ChildProcess, "lost", lambda child, error: suspected.append(child.pid))
     rig = make_rig().open()
