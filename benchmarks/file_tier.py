@@ -4,14 +4,14 @@ Usage: python benchmarks/file_tier.py [--root DIR] [--rounds N] [--total SIZE] .
 
 Each measurement moves the same number of bytes, split among its processes. So the ratio to one
 process shows the cost or the gain of sharing. Each round measures every program with every number
-of processes, so that the machine's noise affects all measurements. The tables show medians over the
+of processes, so that the machine's noise affects them all alike. The tables show medians over the
 rounds. The programs:
 
     tier    FileTier, no capacity
     evict   FileTier, with a capacity of half of the bytes written, so that most stores evict
     plain   the limit: files of the same length are only written, renamed and read
 
-MiB/s count payload and header. Each ratio is to one process of the same program.
+MiB/s count payload and header. Each ratio is to the program's first row.
 """
 
 from __future__ import annotations
