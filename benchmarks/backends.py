@@ -1,9 +1,9 @@
-"""Measure the throughput of each backend, of a plain client and of the limit.
+"""Measure the throughput of each backend, beside a plain client and a limit.
 
 Usage: python benchmarks/backends.py [--backend NAME ...] [--kib N ...] [--rounds N] ...
 
-The benchmark starts its own servers on the loopback. The last program in each table is the limit.
-It has as many clients or threads as the tier has connections:
+The benchmark starts its own servers on the loopback. The last program in each table is the limit,
+because it only moves bytes. It has as many clients or threads as the tier has connections:
 
     redis     redis-benchmark
     file      preadv and pwritev of the same buffers in the same directory

@@ -1,15 +1,15 @@
 """Measure how much longer an engine's steps take while a tier works.
 
 A thread acts as the engine and runs steps of Python and torch back to back. At each step the tier
-gets as many stores and loads, of 2 MiB of random bytes each, as the rate requires. The ways:
+gets stores and loads of 2 MiB of random bytes, so many that they add up to ``--mbps``. The ways:
 
-    process   the tier in a process of its own, the default for disks and remote stores
+    process   the tier in a separate process, the default for disks and remote stores
     thread    the tier in a thread of the engine's process
     apart     the limit: another program moves the same bytes, and shares only the machine with the
               engine
 
-The load is alternately off and on, for a quarter of a second each. p50 and p99 are the ratios of
-the steps' times with the load to the times without it. "longer" is the growth of the mean step.
+The tier rests and works alternately, for a quarter of a second each. p50 and p99 are the ratios of
+the steps' times during work to the times during rest. "longer" is the growth of the mean step.
 "running" is the part of this growth in which the step's thread ran. During the rest of the growth,
 the thread waited for a processor or for the interpreter lock.
 """
@@ -59,7 +59,7 @@ def main() -> None:
 def _turn(
     engine: BusyEngine, url: str, mbps: float, seconds: float, way: str, number: int
 ) -> Iterator[Sample]:
-    """Measure steps without and with the load alternately."""
+    """Measure steps alternately while the tier rests and while it works."""
     idle, busy, moved = [], [], []
     turns = max(1, round(seconds / _TURN_S))
     opening = offered_apart(url, mbps) if way == "apart" else offered_here(url, mbps, way)

@@ -1,4 +1,4 @@
-"""Submits stores and loads to a tier at a steady rate, even if the tier falls behind."""
+"""Submits stores and loads to a tier at a steady rate."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _REQUEST = RequestContext("bench")
 
 
 class OfferedLoad(TierListener):
-    """A load that submits the due chunks at each engine step, alternating stores and loads.
+    """A source of work for a tier. At each engine step, it submits the chunks that are due.
 
-    A chunk is skipped if no slot is free, so a slow tier moves less than the offered load.
+    Stores and loads alternate. A chunk is skipped if no slot is free, so a slow tier gets fewer.
     """
 
     def __init__(self, url: str, runner: str, pool: HostPool, mb_per_s: float) -> None:
@@ -110,7 +110,7 @@ class OfferedLoad(TierListener):
 
 @contextmanager
 def offered_here(url: str, mb_per_s: float, runner: str) -> Iterator[OfferedLoad]:
-    """Open a tier in this process; the caller starts the load."""
+    """Open a tier in this process; the caller starts the tier's work."""
     pool = HostPool.create(PoolLayout(_SLOTS, CHUNK_BYTES))
     for slot in range(_SLOTS):
         pool.view(slot)[:] = os.urandom(CHUNK_BYTES)
@@ -123,7 +123,7 @@ def offered_here(url: str, mb_per_s: float, runner: str) -> Iterator[OfferedLoad
 
 @contextmanager
 def offered_apart(url: str, mb_per_s: float) -> Iterator[_Apart]:
-    """Open a tier in another process; the caller starts the load."""
+    """Open a tier in another process; the caller starts the tier's work."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     other = context.Process(target=_offer, args=(url, mb_per_s, there), daemon=True)
@@ -138,7 +138,7 @@ def offered_apart(url: str, mb_per_s: float) -> Iterator[_Apart]:
 
 
 class _Apart:
-    """A load in another process, started and stopped with one message each."""
+    """A tier's work in another process. One message starts the work, and the next stops it."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
@@ -156,7 +156,7 @@ class _Apart:
 
 
 def _offer(url: str, mb_per_s: float, pipe: Connection) -> None:
-    """Start or stop the load at each message; after a stop, send the bytes and seconds back."""
+    """Start or stop the tier's work at each message; after a stop, send its bytes and seconds."""
     with offered_here(url, mb_per_s, "thread") as load, suppress(EOFError):
         pipe.send(None)
         while True:

@@ -120,7 +120,7 @@ def in_turns(ways: Iterable[_Way], number: int) -> list[_Way]:
 
 
 def figure(value: float) -> str:
-    """Format a number with more decimals the smaller it is: ``12,345``, ``12.3``, ``0.12``."""
+    """Format a number. Small numbers get more decimals: ``12,345``, ``12.3``, ``0.12``."""
     if abs(value) >= 100:
         return f"{value:,.0f}"
     digits = 1 if abs(value) >= 10 else 2 if abs(value) >= 0.1 or value == 0 else 3

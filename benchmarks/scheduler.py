@@ -4,8 +4,8 @@ Usage: python benchmarks/scheduler.py [TRACE] [--rounds N] [--concurrency N ...]
 
 The cost is the CPU time of the scheduler's thread in the calls of vLLM's connector, in microseconds
 per chunk (see ``connector_loop.py``). kvtier is measured with a memory tier and without a tier, and
-both also with the policy ``lru``. If vllm is installed, vLLM's tiering manager is measured with two
-tiers in memory. "thread" answers from a thread, as vLLM's tiers for files and objects do. "at once"
+both also with the policy ``lru``. If vllm is installed, vLLM's tiering manager is measured with one
+tier at a time. "thread" answers from a thread, as vLLM's tiers for files and objects do. "at once"
 answers without delay, which is the best case; no real store does that. Between two steps, the tiers
 finish all their jobs, so that all sides do the same work. All loaded bytes are compared.
 

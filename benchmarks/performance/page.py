@@ -162,7 +162,7 @@ def _table(lines: Sequence[Sequence[str]]) -> str:
 
 
 def compared(ways: Sequence[Way]) -> list[Way]:
-    """Return the ways beside which kvtier is shown: vLLM's (or else the clients'), and limits."""
+    """Return vLLM's ways, or the clients' ways if vLLM has none, and the limits."""
     peer = "vllm" if any(way.role == "vllm" for way in ways) else "client"
     return [way for way in ways if way.role in (peer, "limit")]
 

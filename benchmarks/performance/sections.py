@@ -18,7 +18,7 @@ class Run:
 
     Attributes:
         name: name of the run within the section.
-        command: the benchmark's file and options; ``{trace}`` stands for a trace, or for nothing.
+        command: the benchmark's file and options; the trace's path, if any, replaces ``{trace}``.
         quick: the command of a short run.
         rounds: number of rounds without ``--rounds``; 0 for a benchmark without this option.
         engine: the engine whose environment the run needs.
@@ -67,7 +67,7 @@ class Panel:
         ways: the compared programs. The first is kvtier, shown with ratios to peers and limits.
         cases: the cases to show; empty for all that were measured.
         start: start of the axis and its bars.
-        glance: cases that the table at a glance and the README show, with the names used there.
+        glance: for each case in the README and in the page's section "At a glance", its text there.
     """
 
     title: str
@@ -99,9 +99,9 @@ class Section:
         runs: the benchmarks of the section.
         panels: parts of the plot and the table. Without panels there is no plot, and each group has
             a table with the cases as columns and the quantities as rows.
-        answer: sentences with placeholders: ``{panel:case:way}`` for a median and
-            ``{panel:case:way:peer}`` for a ratio, where ``panel`` is a number.
-            ``{run:least:way:peer}`` is the least ratio of the run's cases, and ``most`` the most.
+        answer: sentences with placeholders. A median replaces ``{panel:case:way}``, and a ratio
+            replaces ``{panel:case:way:peer}``; ``panel`` is an index. The smallest ratio of a run's
+            cases replaces ``{run:least:way:peer}``, and the largest ``{run:most:way:peer}``.
         columns: number of parts side by side in the plot.
     """
 
@@ -153,7 +153,7 @@ def _value(figures: Figures, panels: Sequence[Panel], wanted: str) -> str | None
 
 
 def label(case: str) -> str:
-    """Return the text for a case, which is empty for the case ``all``."""
+    """Return the text for a case. The text for the case ``all`` is empty."""
     return "" if case == "all" else case
 
 

@@ -129,7 +129,7 @@ class _Limit(Storage):
 
 
 class _Adapter(Storage):
-    """An L2 adapter, called as LMCache's controllers do, with one task for all objects."""
+    """An L2 adapter, called as LMCache's controllers call it, with one task for all objects."""
 
     object_bytes = _OBJECT_BYTES
 

@@ -63,7 +63,7 @@ class PlainClient(Way):
 
 
 class TwoBuffers(PlainClient):
-    """The calls of the client that the tier makes, with two buffers: header and payload."""
+    """The same client calls as the tier's, with two buffers per chunk: header and payload."""
 
     def put(self, names: list[str], slots: Slots) -> bool:
         return set(self._client.batch_put_from_multi_buffers(names, *_places(slots))) == {0}

@@ -11,7 +11,7 @@ import torch
 class Storage(ABC):
     """An engine's storage, and the memory of the batch that it stores and loads."""
 
-    #: Length of a stored object. Shorter files, such as manifests, are no objects.
+    #: Length of a stored object. Shorter files, such as manifests, are not objects.
     object_bytes: int
 
     @abstractmethod

@@ -136,7 +136,7 @@ class Way(ABC):
 
     @abstractmethod
     async def load(self) -> float | None:
-        """Load all chunks into their slots; return what :meth:`store` returns."""
+        """Load all chunks into their slots; return seconds or ``None``, as :meth:`store` does."""
 
     async def check(self) -> None:
         """Compare all loaded payloads, after the measured time."""

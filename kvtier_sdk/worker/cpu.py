@@ -71,7 +71,7 @@ class CPUDevice(Device):
         after: StreamOrEvent | None = None,
     ) -> Copy:
         """Start a copy. ``after`` is ignored, because torch queues no work on a CPU."""
-        # Cut one part for each thread. Cut more parts if such a part would delay a load too long.
+        # Cut one part for each thread, or more if parts of that size would delay a load too long.
         runs = plan.runs()
         threads = max(1, min(len(self._threads), runs.size_bytes // MIN_PART_BYTES))
         rounds = -(-runs.size_bytes // (threads * MAX_PART_BYTES))
@@ -96,7 +96,7 @@ class CPUDevice(Device):
             thread.join()
 
     def _work(self) -> None:
-        # Allow all cores of the process, because this thread inherits an engine thread's pinning.
+        # Use all cores of the process, because this thread inherits the engine thread's pinning.
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, self._cpus)
         while True:

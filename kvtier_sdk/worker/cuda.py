@@ -20,8 +20,8 @@ from kvtier_sdk.worker.registration import RefusedError, Registration
 
 _log = logging.getLogger("kvtier.worker")
 
-#: Approximate limit of the bytes queued on a stream. More bytes would delay expedited loads. Fewer
-#: would let a link run idle, because a busy interpreter can delay the next pieces for 5 ms.
+#: Approximate limit of the bytes queued on a stream. More bytes would delay expedited loads. With
+#: fewer, the link to the host could fall idle while a busy interpreter delays pieces for 5 ms.
 WINDOW_BYTES = 256 * 1024**2
 #: Copies are queued in pieces of at most this size.
 PIECE_BYTES = 64 * 1024**2
@@ -86,7 +86,7 @@ class CUDADevice(Device):
         number = 0 if store else 2 if expedited else 1
         lane = self._lanes[number]
         with self.driver.during_captures(), torch.cuda.device(self.device):
-            # Record now, because the copy must wait only for the work queued before this call.
+            # Record an event now, because the copy must wait only for work queued before this call.
             event = after.record_event() if isinstance(after, torch.Stream) else after
             pieces: Sequence[_Piece]
             if self._gatherer is not None and self._gatherer.suits(plan):
@@ -129,7 +129,7 @@ class _Lane:
     """The stream for one kind of job, and the copies that still have pieces to queue.
 
     An expedited load waits for the queued pieces of all lanes, so a lane queues only a few hundred
-    MiB at a time. A thread queues more pieces as queued pieces end, and exits after the last one.
+    MiB at a time. As pieces end, a thread queues more, and it exits when all pieces are queued.
     """
 
     def __init__(self, device: CUDADevice, priority: int) -> None:
@@ -179,8 +179,8 @@ class _Lane:
 class _Mark:
     """An event that a stream records after a piece.
 
-    A failed query is repeated, because the copy may still run unless the device's context is lost.
-    If the context was lost before the stream reached the mark, ``error`` gives the reason.
+    While the device's context is intact, a failed query is repeated, because the copy may still be
+    running. If the context was lost before the stream reached the mark, ``error`` says why.
     """
 
     def __init__(self, device: CUDADevice) -> None:

@@ -37,7 +37,7 @@ class Copy(ABC):
 
     @abstractmethod
     def duration_s(self) -> float:
-        """Return the seconds from an ended copy's first byte to its last, without queueing."""
+        """Return the seconds that an ended copy took, without its time in a queue."""
 
 
 class Device(ABC):

@@ -1,6 +1,6 @@
 """Makes the CUDA and HIP calls that torch does not expose, through ctypes.
 
-torch has no batched copy, and a tensor for each contiguous run would cost more time than the copy.
+torch has no batched copy. Making a tensor for each contiguous run would take longer than the copy.
 CUDA and HIP copy between plain addresses, both of host memory and of device memory.
 """
 
@@ -50,7 +50,7 @@ class Driver:
         self.copy_each(into, out_of, lengths_bytes, order, stream)
 
     def device_address(self, host_address: int) -> int | None:
-        """Return the device's address of host memory; ``None`` if the memory is not registered."""
+        """Return the address that the device uses for registered host memory, else ``None``."""
         found = ctypes.c_void_p(0)
         if self._host_get_device_pointer(ctypes.byref(found), host_address, 0):
             forget_error()
@@ -73,7 +73,7 @@ class Driver:
 
 
 class _Attributes(ctypes.Structure):
-    """The struct ``CUmemcpyAttributes``. Locations of type 0 give the driver no hint."""
+    """The struct ``CUmemcpyAttributes``. Type 0 tells the driver nothing about a location."""
 
     _fields_ = (
         ("order", ctypes.c_int),
@@ -130,7 +130,7 @@ class CUDADriver(Driver):
 
 
 class HIPDriver(Driver):
-    """The driver of ROCm, which copies run by run. The HIP versions in use have no batch call."""
+    """The driver of ROCm. It copies run by run, because not every HIP version can copy a batch."""
 
     _copy_arguments = (_HIP_MEMCPY_DEFAULT,)
 

@@ -258,7 +258,7 @@ class StagedPiece:
         hosts = self._share.hosts + band.begin_bytes
         plans = [CopyPlan(begins[whole], hosts[whole], np.full(whole.sum(), band.size_bytes))]
         for chunk in np.flatnonzero(~whole):
-            # The job leaves out some blocks of this chunk, so copy a piece of each segment.
+            # The job leaves out some blocks of this chunk, so make a run for each segment.
             lengths = layout.lengths_bytes[band.segments]
             in_band = layout.offsets_bytes[band.segments] - band.begin_bytes
             in_band = in_band + int(there[chunk].argmax()) * lengths
@@ -287,7 +287,7 @@ def _bands(layout: GroupLayout) -> Iterator[_Band]:
 
 
 def _is_possible(layout: GroupLayout) -> bool:
-    """Return true if pages are aligned for the kernel, and a part can hold any chunk's segment."""
+    """Return true if pages are aligned, and a part can hold a segment of each block in a chunk."""
     numbers = np.concatenate([layout.addresses, layout.strides_bytes, layout.lengths_bytes])
     longest_bytes = int(layout.lengths_bytes.max()) * layout.blocks_per_chunk
     return not (numbers % _WORD_BYTES).any() and longest_bytes <= PART_BYTES

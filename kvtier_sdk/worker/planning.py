@@ -58,7 +58,7 @@ class HostLayout:
     Attributes:
         slots: number of slots.
         address: address of this worker's part of slot 0.
-        row_bytes: distance from one slot to the next; more than ``part_bytes`` for shared slots.
+        row_bytes: distance from slot to slot; more than ``part_bytes`` if workers share each slot.
         part_bytes: size of this worker's part of each slot.
         writable: true if stores are allowed.
     """
@@ -222,7 +222,7 @@ def join(plans: Sequence[CopyPlan]) -> CopyPlan:
 def are_apart(layouts: Sequence[GroupLayout]) -> bool:
     """Return true if blocks with different ids never share a byte, even in different groups.
 
-    If the result is false, the caller must compare the blocks of each load, which may overlap.
+    If the result is false, the blocks of a load may overlap, so the caller must compare them.
     """
     tables = [np.stack([of.addresses, of.strides_bytes, of.lengths_bytes], 1) for of in layouts]
     if any(len(np.unique(table, axis=0)) < len(table) for table in tables):

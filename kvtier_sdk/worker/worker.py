@@ -23,7 +23,7 @@ from kvtier_sdk.worker.planning import Int64s, JobPlan, are_apart, overlaps, sha
 
 _log = logging.getLogger("kvtier.worker")
 
-#: At its end, the process waits at most this long for each dropped worker.
+#: At exit, the process waits at most this long for each worker dropped without ``shutdown``.
 _EXIT_WAIT_S = 5.0
 #: The threads that shut down dropped workers.
 _ends: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
@@ -39,7 +39,7 @@ class CopyResult:
         success: true if the whole job was copied. After a failure the content of the destinations
             is undefined.
         size_bytes: size of the whole job, even after a failure.
-        duration_s: seconds from the first byte to the last, without queueing.
+        duration_s: seconds from the first byte to the last, without the time in a queue.
         error: the reason for a failure; ``None`` after a success.
     """
 
@@ -93,8 +93,8 @@ class OffloadWorker:
         clock: the clock that measures durations.
 
     Raises:
-        ConfigError: the groups or the memory are unsuitable, a chunk does not fit into a part, or
-            no device supports these tensors.
+        ConfigError: the groups or the memory are unsuitable, a chunk is longer than a row of
+            ``host``, or no device supports these tensors.
     """
 
     def __init__(
@@ -310,7 +310,7 @@ class OffloadWorker:
 
 
 def _end_dropped(device: Device, jobs: dict[int, _Job], memory: object) -> None:
-    """Close the device in a new thread: a copying thread may run this, but cannot join itself."""
+    """Close the device in a new thread. A copying thread may run this, and cannot join itself."""
     # Log here, because the new thread may still run when the interpreter exits, and must not hold
     # a lock of the log at that time.
     _log.warning("an offload worker was dropped without a call of shutdown()")

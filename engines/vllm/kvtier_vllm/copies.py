@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class KVTierOffloadingWorker(OffloadingWorker):  # type: ignore[misc]
     """A worker that copies between vLLM's KV blocks and this worker's part of each slot.
 
-    The worker calls ``on_shutdown`` once all copies have ended, or if the constructor raises.
+    ``on_shutdown`` is called when ``shutdown`` has finished, or if the constructor raises.
     """
 
     def __init__(

@@ -32,7 +32,7 @@ class KVTierCPUTieringSpec(TieringOffloadingSpec):  # type: ignore[misc]
         if self._manager is None and current_platform.is_cpu():
             manager = super().get_manager()
             try:
-                # Closing the lease does not leave the replica: vLLM's region keeps the file open.
+                # closing() does not leave the replica, because vLLM's region keeps the file open.
                 lease = enter(self._scheduler_mmap, self.config.parallel.world_size, None)
                 with closing(lease):
                     refuse_absent(lease.absent())

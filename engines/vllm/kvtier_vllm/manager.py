@@ -73,8 +73,8 @@ _RESULTS = {
 }
 #: Interval between counts of the host pool's slots.
 _USAGE_INTERVAL_S = 1.0
-#: Steps to make after the last work. The work may end in the first of these steps, and vLLM reads
-#: the metrics in the second.
+#: Number of steps that vLLM is asked to make after kvtier's last work. That work may end only in
+#: the first of these steps, and vLLM reads the metrics in the second.
 _STEPS_TO_TELL = 2
 
 
@@ -155,7 +155,7 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
         try:
             self._manager.on_new_request(request, tiers)
         except KVTierError:
-            # The id is still in use: an ended request with this id may still have copies under way.
+            # The id is in use if chunks of an ended request with this id are still being copied.
             request = request_context(req_context, f"{req_context.req_id}#{id(req_context)}")
             self._manager.on_new_request(request, tiers)
         req_context.set_state(_Request(request))

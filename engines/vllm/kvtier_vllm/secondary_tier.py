@@ -71,7 +71,7 @@ class _Request:
         answers: for each chunk, true if the tier has it; ``None`` until the tier answers.
         new: chunks to look up in the tier at the end of the step.
         deadline_s: time after which missing answers count as misses.
-        scheduled_s: start of the computation; ``None`` before, and once chunks are stored.
+        scheduled_s: start of the computation; ``None`` before it and after the first store.
     """
 
     context: RequestContext

@@ -133,7 +133,7 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
     ) -> KVTierOffloadingManager:
         config = self._options.config
         if config.metrics_port:
-            # Each replica of a data-parallel engine has a port of its own.
+            # Each replica of a data-parallel engine has a different port.
             port = config.metrics_port + self.config.parallel.data_parallel_index
             config = config.model_copy(update={"metrics_port": port})
         clock = SystemClock()

@@ -77,7 +77,7 @@ def vllm_config_command(
 
 
 class VLLMTools(EngineTools):
-    """The description of vLLM for the command ``kvtier``: its configuration, keys and command."""
+    """The functions through which the command ``kvtier`` reads vLLM's options and finds keys."""
 
     commands: ClassVar[Mapping[str, Callable[..., None]]] = {"vllm-config": vllm_config_command}
     pool_directory = POOL_DIRECTORY
