@@ -66,7 +66,7 @@ class TierError(KVTierError):
         """Drop the cause and all tracebacks; return the error.
 
         A traceback's frames keep the failed call's buffers alive. The causes lose their tracebacks
-        too, because a client library in Rust keeps its last exception until its next call.
+        too, because a client library in Rust may keep a cause alive until its next call.
         """
         for error in chain_of(self):
             error.__traceback__ = None
@@ -94,7 +94,7 @@ class CorruptChunkError(ChunkError):
 
 
 class ChunkAuthError(CorruptChunkError):
-    """A sealed chunk cannot be opened: forged, moved, damaged, or sealed with another key.
+    """A sealed chunk cannot be opened: it is forged, moved, damaged, or sealed with another key.
 
     Args:
         message: a description of the failure for an operator.

@@ -78,8 +78,8 @@ def serve_metrics(
 class _Server(ThreadingMixIn, WSGIServer):
     """A server that limits the number and duration of connections, to protect the engine.
 
-    At the limit a new connection replaces the oldest, because clients that never finish a request
-    would otherwise block the endpoint.
+    If too many are open, a new connection replaces the oldest, because clients that never finish a
+    request would otherwise block the endpoint.
     """
 
     daemon_threads = True
@@ -116,7 +116,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         """Ignore a broken connection, because the base class would write to the engine's stderr."""
 
     def _cut_off(self, connection: Any) -> None:
-        # After a shutdown, the connection's thread reads the end of the stream and returns.
+        # After the shutdown below, the connection's thread reads the end of the stream and returns.
         self._began_s.pop(connection, None)
         with suppress(OSError):
             connection.shutdown(socket.SHUT_RDWR)

@@ -149,7 +149,7 @@ def _declare(
     keys: Iterable[str] = (),
 ) -> Any:
     stem = name.removesuffix("_total")
-    # A metric labelled ``reason`` counts chunks, although its name does not end with the unit.
+    # A metric labelled ``reason`` counts chunks, even if its name does not end with the unit.
     unit = next((unit for unit in _UNITS if stem.endswith(unit)), "chunks" * ("reason" in labels))
     metric = Metric(f"kvtier_{name}", kind, unit, text, labels, bounds)
     return field(default_factory=make, metadata={_DECLARED: _Declared(metric, of, tuple(keys))})
@@ -419,7 +419,7 @@ def metric_samples(
             if type(value) is int:
                 yield Sample(metric, own, value)
             elif isinstance(value, dict):
-                # Copy the items, because the counting thread can add a key meanwhile.
+                # Copy the items, because the counting thread can add a key during the loop.
                 items = list(value.items())
                 if zeros:
                     items += [(key, 0) for key in declared.keys if key not in value]

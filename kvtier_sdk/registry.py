@@ -144,7 +144,7 @@ def build_facts(backend: str, contract_version: int = CONTRACT_VERSION) -> tuple
 
 
 def backend_name(name: str) -> str:
-    """Return the backend's name for a name or URL scheme, or an unknown name unchanged."""
+    """Return the name of the backend with this name or URL scheme, or an unknown name unchanged."""
     found = _find_backend(name)
     if not found:
         return name

@@ -87,7 +87,7 @@ class RequestContext:
     Attributes:
         request_id: the request's id, unique among the live requests.
         params: the client's parameters (vLLM's ``kv_transfer_params``), which tiers may read.
-            Their size has no limit, but a tier in a process of its own gets none if their JSON
+            Their size has no limit, but a tier in a separate process gets none if their JSON
             exceeds 16 KiB.
     """
 
@@ -179,8 +179,8 @@ class Transfer:
     def header(self) -> memoryview:
         """The integrity header, which only the SDK interprets.
 
-        Its address and length are multiples of the tier's ``alignment``. The first use of a store's
-        header seals the header.
+        Its address and length are multiples of the tier's ``alignment``. For a store, the first use
+        writes the header.
         """
         self.seal()
         return self._header

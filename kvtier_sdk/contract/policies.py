@@ -114,7 +114,7 @@ class EvictionPolicy(ABC):
             key: the chunk.
             parent: the previous chunk of the prefix; ``None`` for the first chunk, or if the
                 order is not known.
-            position: the chunk's index in the prefix, counted from the first chunk of known order.
+            position: the chunk's index in the prefix; 0 is the first chunk whose order is known.
             request: the request that stored the chunk, or for which the chunk was loaded.
         """
 

@@ -185,7 +185,7 @@ class SecondaryTierManager(ABC):
         capabilities: the optional methods that the tier implements.
         alignment: alignment of each buffer's address and length, in bytes; a power of two up to
             4,096.
-        needs_process: true for a tier that must run in a process of its own, for example because
+        needs_process: true for a tier that must run in a separate process, for example because
             its client can crash, or holds the interpreter lock for long.
         max_batch_keys: the most keys of one call of ``lookup``, ``load``, ``store``, ``touch`` and
             ``delete``; the SDK splits longer batches. ``None`` for no limit.
@@ -223,7 +223,7 @@ class SecondaryTierManager(ABC):
         """Connect, and check every setting that can be checked.
 
         The SDK calls this once per instance, and cancels the call after ``open_deadline``. If the
-        store cannot be reached, the SDK closes the instance, and may open a new one in its place.
+        store cannot be reached, the SDK closes the instance, and may open a new instance.
 
         Raises:
             ConfigError: a setting cannot work.

@@ -17,7 +17,7 @@ from kvtier_sdk.runner.factory import wants_process
 def open_pool(config: TieringConfig, *, chunk_bytes: int | None = None) -> Iterator[HostPool]:
     """Make the configured host pool, and close it at the end.
 
-    The pool is in shared memory if a tier runs in a process of its own.
+    The pool is in shared memory if a tier runs in a separate process.
 
     Args:
         config: the configuration, which gives the pool's size.

@@ -123,7 +123,7 @@ def open_tier(
     Args:
         tier: the tier's URL or specification. For an engine that serves requests already, pass
             the result of :meth:`TierSpec.in_background`.
-        pool: the slots' memory, which the caller closes afterwards. A tier in a process of its own
+        pool: the slots' memory, which the caller closes afterwards. A tier in a separate process
             needs memory from ``HostPool.create``.
         namespace: the facts that decide whether stored bytes can be reused.
         listener: the receiver of each job's outcome.

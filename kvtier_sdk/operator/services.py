@@ -55,7 +55,7 @@ class OperatorServices:
             self._stack.callback(self.recorder.close)
 
     def attend(self, manager: TieringManager, fingerprints: Set[str]) -> None:
-        """Report on and control an open ``manager`` from now on, in place of any earlier manager.
+        """Report on and control an open ``manager`` from now on, instead of any earlier manager.
 
         ``fingerprints`` holds the fingerprint of each tier's namespace.
         """
@@ -159,12 +159,12 @@ class _ManagerControl:
 
 
 def _counters(stats: TierStats) -> dict[str, Any]:
-    """Return the fields that hold a number, string, ``None``, list or dict of numbers."""
+    """Return the fields that are numbers, strings, ``None``, lists, or dicts of numbers."""
     found: dict[str, Any] = {}
     for field in fields(stats):
         value = getattr(stats, field.name)
         if isinstance(value, dict):
-            # Copy the table in one call, because the engine's thread may add to it meanwhile.
+            # Copy the table in one call, because the engine's thread may add to it at any time.
             table = dict(value)
             if all(isinstance(number, int | float) for number in table.values()):
                 found[field.name] = table

@@ -49,7 +49,7 @@ class ARCPolicy(EvictionPolicy):
     ) -> None:
         if not self._slots:
             raise KVTierError("policy arc: open() was not called, so it does not know the capacity")
-        # The target moves further for a hit in the shorter of the two ghost lists.
+        # A key in the shorter of the lists B1 and B2 moves the target further.
         once, again = len(self._once_ghosts), len(self._again_ghosts)
         if key in self._once_ghosts:
             self._target = min(float(self._slots), self._target + max(1.0, again / once))
@@ -96,7 +96,7 @@ class ARCPolicy(EvictionPolicy):
         return victims
 
     def _forget_ghosts(self) -> None:
-        """Limit T1 and B1 together to the number of slots, and all lists to twice that number."""
+        """Limit T1 and B1 together to the number of slots, and all four lists to twice as many."""
         known_once = len(self._once) + len(self._once_ghosts)
         if known_once > self._slots:
             self._once_ghosts.popitem(last=False)

@@ -46,16 +46,16 @@ class PrefixPolicy(EvictionPolicy):
     evicted chunks, for at least three chunks per slot.
 
     The best weight depends on the workload. Weight 0 evicts the least recently used chunk. Weights
-    4 and 8 have twice as many hits if conversations pause for longer than a chunk stays in the
-    pool. So each weight is simulated with a sample of the chunks, and the policy uses the weight
-    with the most hits. Older hits count less.
+    4 and 8 have twice as many hits as weight 0 if conversations pause for longer than a chunk stays
+    in the pool. So each weight is simulated with a sample of the chunks, and the policy uses the
+    weight with the most hits. Older hits count less.
 
     An engine uses a chunk together with all earlier chunks of the prefix, and the use of the last
     chunk is recorded first. So a chunk has an older last use than the chunks before it, and at
     most as many uses, and is evicted before them.
     """
 
-    # Parents are not needed, because the calls come in the order of the prefix.
+    # Parents are not needed, because the calls come in the reverse order of the prefix.
     uses_prefix = False
 
     def __init__(self) -> None:

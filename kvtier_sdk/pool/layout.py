@@ -10,9 +10,9 @@ from kvtier_sdk.errors import ConfigError
 
 #: Rows begin at multiples of this many bytes, as direct I/O requires.
 ROW_ALIGNMENT = 4096
-#: Parts begin at multiples of this many bytes, so that no two workers write to one cache line.
+#: Workers' parts of a row begin at multiples of this, so no two workers write to one cache line.
 PART_ALIGNMENT = 64
-#: The header is the page after the last row. It is never mapped, so no stray write can damage it.
+#: A pool file's header follows the last row. It is never mapped, so stray writes cannot damage it.
 HEADER_BYTES = 4096
 
 _MAGIC = b"KVTIPOOL"
@@ -35,7 +35,7 @@ class PoolLayout:
             worker 0 writes and all workers read.
         stride_bytes: distance between slots, a multiple of 4,096, in the memory of an engine that
             places chunks itself. A chunk may begin at any slot. Slots may overlap, but the engine
-            never uses overlapping slots at the same time. None if slots do not overlap.
+            never uses overlapping slots at the same time. None in all other pools.
 
     Raises:
         ConfigError: a number is out of range.
@@ -68,7 +68,7 @@ class PoolLayout:
 
     @property
     def row_bytes(self) -> int:
-        """Distance from slot to slot: the stride, or else ``chunk_bytes`` rounded up to 4,096."""
+        """Slot distance: the stride, or else ``chunk_bytes`` rounded up to a multiple of 4,096."""
         return self.stride_bytes or round_up(self.chunk_bytes, ROW_ALIGNMENT)
 
     @property

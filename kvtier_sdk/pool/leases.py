@@ -17,7 +17,7 @@ from contextlib import contextmanager
 _FLOCK = struct.Struct("hhqqi0q")
 #: Offset of the lock for joining and sweeping, which only one process may do at a time.
 _JOINING = 0
-#: Offset of the lock that non-members share, such as a child process that does the I/O.
+#: Offset of the lock that guests share. A child process that does a tier's I/O is a guest.
 _GUESTS = 1
 _SCHEDULER = 2
 _FIRST_WORKER = 3

@@ -73,7 +73,7 @@ def join_named(directory: Path, replica: str, layout: PoolLayout, worker: int | 
     """Open a replica's file and join it; make the file if no other process has made it."""
     digest = hashlib.blake2b(replica.encode(), digest_size=12).hexdigest()
     path = directory / f"{_PREFIX}{os.geteuid()}-{digest}"
-    # An attempt fails only if another process has made or removed the file's name meanwhile.
+    # An attempt fails only if another process makes or removes the file's name at the same time.
     while True:
         sweep(directory)
         fd = _open_own(path)
@@ -109,7 +109,7 @@ def sweep(directory: Path) -> None:
 def enter_named(fd: int, path: Path, layout: PoolLayout, worker: int | None) -> PoolFile | None:
     """Join a named file as the scheduler or a worker; the last to join removes the name.
 
-    If the file has lost its name meanwhile, close ``fd`` and return ``None``.
+    If the file no longer has its name, close ``fd`` and return ``None``.
     """
     file = PoolFile(fd, layout, path)
     try:
@@ -144,12 +144,12 @@ def _open_own(path: Path) -> int | None:
 
 
 def _make_named(path: Path, layout: PoolLayout, worker: int | None) -> PoolFile | None:
-    """Create and join the file; return ``None`` if another process has created it meanwhile."""
+    """Create and join the file; return ``None`` if another process has created it first."""
     directory = path.parent
     try:
         check_room(layout.size_bytes, directory)
     except ConfigError:
-        # Another process may have made the pool meanwhile, and so used the room.
+        # Another process may have made the pool first, and so used the room.
         if os.path.lexists(path):
             return None
         raise

@@ -14,14 +14,14 @@ from kvtier_sdk.tiering.records import Slot
 from kvtier_sdk.types import OffloadKey
 
 _HASHES = 2**32
-# The most chunks to follow per tier. In a larger tier, the keys' hashes select a sample.
+# The most chunks to follow per tier. If a tier holds more, the keys' hashes select a sample.
 _MOST_FOLLOWED = 1024
 # The number of keys to remember for each chunk that the tier has room for.
 _MEMORY = 8
 _MIN_PERIOD = 64
 # The most hashes in each generation of seen keys, to bound the memory for a large tier.
 _MOST_SEEN = 2**17
-# The second model must lead by more than this number of standard deviations of a random lead.
+# The second model of Admission must lead by more standard deviations of a random lead than this.
 _DEVIATIONS = 2
 # After this many hits in only one model, older hits count half, so that recent hits decide.
 _MUCH_EVIDENCE = 64
@@ -42,9 +42,9 @@ class Admission:
     chunks seen before.
 
     An eviction shows that the tier is full. The tier counts as full until it reports a removal that
-    is not an eviction, or until its usage is clearly below the limit. The limit is the capacity, or
-    the size of the disk if the tier evicted below its capacity. A tier that reports no evictions or
-    no usage gets every chunk.
+    is not an eviction, or until it clearly has room. Room means free bytes within its capacity, or
+    free bytes on its disk if the tier evicted below its capacity. A tier that reports no evictions
+    or no usage gets every chunk.
     """
 
     def __init__(self, stats: TierStats, log: TierLog, *, enabled: bool) -> None:
@@ -106,7 +106,7 @@ class Admission:
         if evicted:
             self._stats.evicted_unread_chunks += unread * (_HASHES // self._limit)
             if self._enabled and (capacity < followed or self._capacity):
-                # The models have the tier's former size, so after a large change they start anew.
+                # The models have the tier's former size, so after a large change they start empty.
                 if not self._capacity / 2 <= capacity <= self._capacity * 2:
                     self._forget()
                 self._capacity = capacity
@@ -139,7 +139,7 @@ class Admission:
         used, free = self._stats.used_bytes, self._stats.free_bytes
         if self._full is None or used is None:
             return False
-        # Unchanged counts may be older than the eviction, so the tier may still be full.
+        # Unchanged numbers may date from before the eviction, so the tier may still be full.
         if (used, free) == self._full:
             return True
         least_room = used // _ROOM_SHARE

@@ -25,7 +25,7 @@ class ManagedTier:
         self.store_policy = store_policy
         options = client.spec.runner
         self.whole_requests = options.offload_policy == "request"
-        # Admission is off if hits or whole requests already decide which chunks the tier gets.
+        # Admission is off if the tier gets chunks only after hits, or gets whole requests.
         is_open = store_policy.moment is not StoreMoment.HIT and not self.whole_requests
         enabled = is_open and options.admission == "auto"
         self.admission = Admission(client.stats, client.log, enabled=enabled)
@@ -176,7 +176,7 @@ class Cascade:
             if verdict is not _OK:
                 self._tier_of(bit).admission.failed(key)
             slot = self._primary.slots[index]
-            # A reset may have forgotten the chunk meanwhile.
+            # A reset during the store may have removed the chunk from the slot.
             if slot.state is not _READY:
                 continue
             if verdict is not _OK:
@@ -239,7 +239,7 @@ class Cascade:
             slot.offers.sent &= ~bit
 
     def _take_failed(self, tier: ManagedTier, slots: Sequence[Slot]) -> list[Slot]:
-        """Return slots that the tier failed to store and now has room for; clear their failures."""
+        """Return slots marked as failed for a tier, up to the tier's room; clear these marks."""
         if not tier.client.takes_stores:
             return []
         failed = [

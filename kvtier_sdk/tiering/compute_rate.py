@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import deque
 
 _BURSTS = 31
-#: An estimate needs this many bursts, because an engine's first bursts are slow.
+#: An estimate needs this many bursts (see ComputeRate), because an engine's first bursts are slow.
 _FEWEST = 3
-#: A longer burst ends at the end of the current step.
+#: A burst that is longer than this ends with the current step.
 _LONGEST_S = 1.0
-#: A shorter burst is ignored, because no model computes a prompt this fast.
+#: A burst that is shorter than this is ignored, because no model computes a prompt this fast.
 _SHORTEST_S = 0.002
 
 

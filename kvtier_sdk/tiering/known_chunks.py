@@ -63,8 +63,8 @@ class KnownChunks:
     def loaded(self, job: Job, verdicts: Sequence[Verdict], present: Iterable[OffloadKey]) -> None:
         """Apply a load's verdicts; chunks outside ``present`` were removed during the load."""
         if _NOT_FOUND in verdicts or _TIMEOUT in verdicts:
-            # Forget all chunks. After a loss, other chunks may be lost too. After a timeout, the
-            # tier may hang, and the next lookups detect a hang sooner than loads would.
+            # Forget all chunks, so that loads need lookups. After a loss, more chunks may be lost.
+            # After a timeout, the tier may hang, and a lookup detects a hang sooner than a load.
             self.clear()
         elif verdicts.count(_OK) == len(verdicts):
             self.found(job, present)

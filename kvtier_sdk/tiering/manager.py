@@ -63,8 +63,8 @@ class TieringManager:
         pool: the slots' memory, which the caller closes after :meth:`shutdown`.
         policy: chooses the chunks to evict from the primary tier.
         clock: the source of time.
-        store_reserve: fraction of the slots, 0.0 to 1.0, that promotions leave to stores. If a tier
-            gets chunks just before their eviction, this fraction is also kept free.
+        store_reserve: fraction of the slots, 0.0 to 1.0, that loads from tiers leave to stores. If
+            a tier gets chunks just before their eviction, this fraction is also kept free.
         events: true to collect events, which the engine must take with :meth:`take_events`.
         one_copy: true to let a request wait while another request copies the same chunk to the
             device, so that one copy serves both; false if the engine already does this.
@@ -253,8 +253,8 @@ class TieringManager:
         """Return true if nothing that a request waits for has changed since its last lookups.
 
         While the result is true, further lookups would not end the wait, so the engine can skip
-        them. The request's readable chunks may be evicted meanwhile. If no chunk of the request is
-        pending, the result is false, and the engine should look the chunks up.
+        them. During the wait, the request's readable chunks may be evicted. If no chunk of the
+        request is pending, the result is false, and the engine should look the chunks up.
         """
         return self._wait_of(self._state(request)) is not None
 
@@ -274,9 +274,9 @@ class TieringManager:
         """Look up the chunks of a prefix from the start to the first miss.
 
         Returns:
-            The number of chunks before the first miss that are readable or on their way, and true
-            if an answer or a chunk is pending. If so, the engine should ask again next step. While
-            nothing has changed, the method returns the earlier result without new lookups.
+            Two values: the number of chunks before the first miss that are readable or on their
+            way, and true if an answer or a chunk is pending. If so, the engine should ask again
+            next step. While nothing has changed, that call repeats the result without new lookups.
 
         ::
 
@@ -453,10 +453,10 @@ class TieringManager:
 
         Args:
             request: the request; an unknown request is ignored.
-            end_tokens: for a trace, all chunks of the request in prefix order, including chunks
-                that were on the device, each with the number of tokens up to the end of the chunk.
-                The caller must not change the mapping afterwards. Without ``end_tokens`` a trace
-                has no lengths, and only the chunks that were looked up or stored.
+            end_tokens: for a trace, maps each chunk of the request, in prefix order, to the number
+                of tokens up to the chunk's end. Chunks that were on the device are included. The
+                caller must not change the mapping afterwards. Without ``end_tokens`` a trace has no
+                lengths, and lacks the chunks that were neither looked up nor stored.
         """
         state = self._requests.get(request.request_id)
         if state is None:
@@ -467,7 +467,7 @@ class TieringManager:
             state.finished = True
             self._alive -= 1
             if not self._alive:
-                # End the measured burst now, because the engine may make no further step.
+                # End the compute rate's burst now, because the engine may make no further step.
                 self._compute_rate.burst_ended(self._clock.now_s())
         self._promotions.abandon(state)
         self._end_if_over(state)
@@ -520,8 +520,8 @@ class TieringManager:
         """Forget all cached chunks; lookups after this call find no chunk in the primary tier.
 
         Live requests start over: their pending lookups, loads and stores are dropped. The engine
-        must not complete copies that were prepared before the reset. Their slots are not reused
-        until :meth:`on_reset_flushed`. The tiers' running jobs continue, but have no effect.
+        must not call ``complete`` methods for copies prepared before the reset. Their slots are not
+        reused until :meth:`on_reset_flushed`. The tiers' running jobs go on, but have no effect.
 
         With :attr:`ResetScope.ALL` the secondary tiers are emptied too, in the background. A tier
         gets no lookups, loads or stores until all chunks of the namespace are deleted from the
@@ -555,7 +555,7 @@ class TieringManager:
         return self._primary.purge()
 
     def on_reset_flushed(self) -> None:
-        """Free the slots of copies from before the last reset. These copies must have ended."""
+        """Free the slots of copies that began before the last reset. The copies must have ended."""
         stale, self._stale_copies = self._stale_copies, []
         for slot in stale:
             self._primary.unpin(slot)

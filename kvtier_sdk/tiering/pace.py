@@ -12,7 +12,7 @@ from kvtier_sdk.runner.jobs import Job, JobResult, Operation, Verdict
 #: stores holds at most the bytes that the tier stores in this time.
 SLOW_S: Final = 2.0
 
-#: Weight of the newest sample in the running mean.
+#: Weight of the newest sample in the running mean of the speed of loads.
 _NEWEST_WEIGHT = 0.2
 #: A tier that seems too slow gets no loads, so no new sample could correct the estimate. After
 #: this long without a sample, the estimate is ignored, and the tier gets loads again.
@@ -33,7 +33,7 @@ class Pace:
         # The index is ``operation is _LOAD``, because hashing an enumeration's member is slow.
         self._under_way = [0, 0]
         self._progress_s = [-math.inf, -math.inf]
-        # The time of the tier's last answer, or of a later load that began while no other load ran.
+        # The time of the last answer, or of the start of a later load if no other load ran then.
         self._heard_s = 0.0
         # The mean speed of loads, over the time in which at least one load is running.
         self._bytes_per_s = 0.0
@@ -77,7 +77,7 @@ class Pace:
         )
 
     def answers(self, now_s: float, within_s: float) -> bool:
-        """Return true if no load is running, or the tier answered in the last ``within_s``."""
+        """Return true if no load runs, or the tier answered in the last ``within_s`` seconds."""
         return not self._under_way[True] or now_s - self._heard_s <= within_s
 
     def expected_s(self, size_bytes: int, now_s: float) -> float:

@@ -12,7 +12,7 @@ from kvtier_sdk.tiering.records import PendingLookup, Promotion, RequestState, S
 from kvtier_sdk.tiering.slots import PrimaryTier
 from kvtier_sdk.types import OffloadKey
 
-#: The most failed loads to remember. A lookup from before the failure does not repeat the load.
+#: The most failed loads to remember. A request with an older lookup does not repeat the load.
 _MOST_FAILED = 4096
 
 _OK: Final = Verdict.OK

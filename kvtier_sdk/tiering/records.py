@@ -90,7 +90,7 @@ class PendingLookup:
         return (mask & -mask).bit_length() - 1
 
     def run_from(self, key: OffloadKey, tier: int, limit: int) -> list[OffloadKey]:
-        """Return the run of chunks from ``key`` with ``tier`` as first tier, at most ``limit``."""
+        """Return up to ``limit`` chunks from ``key`` on, while ``tier`` is their first tier."""
         hits, bit = self.hits, 1 << tier
         before = bit - 1
         start = self.keys.index(key)

@@ -47,7 +47,7 @@ class LookupTable:
         self.open: dict[OffloadKey, PendingLookup] = {}
         self.waiting_chunks = 0
         self.limit = MOST_CHUNKS
-        # Chunks looked up in this step without asking a tier. They count, because each costs time.
+        # Chunks looked up in this step without asking a tier. The limit counts these too.
         self._joined = 0
         self.new: list[PendingLookup] = []
 
@@ -144,7 +144,7 @@ class TierSearch:
             if pending is None:
                 return _MISS
         having = pending.hits.get(key)
-        # The answers may come from another request, which is allowed to ask more tiers.
+        # The answers may come from another request, which may ask more tiers than this request.
         if having and having & state.tiers:
             if not pending.sealed:
                 return _RETRY
@@ -183,7 +183,7 @@ class TierSearch:
                 self._load_known(pending)
                 continue
             recompute_s = self._primary.stats.recompute_s
-            # If this time is unknown, allow the longest wait; recomputing is usually slower still.
+            # Without an estimate, allow the longest wait, because recomputing usually takes longer.
             worth_s = inf if recompute_s is None else len(pending.keys) * recompute_s
             pending.deadline_s = 0.0
             for tier in self._tiers:

@@ -143,7 +143,7 @@ class PrimaryTier:
     def evict(self, keys: Sequence[OffloadKey]) -> None:
         if not keys:
             return
-        # Chunks that are evicted together are about equally old, so all get the age of the first.
+        # Chunks that are evicted together are about equally old, so the first one's age is used.
         age_s = self.now_s - self.by_key[keys[0]].used_s
         self.stats.evicted_age_s.observe_several(age_s, len(keys))
         pop, remove, free = self.by_key.pop, self._policy.on_remove, self._free

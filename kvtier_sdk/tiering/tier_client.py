@@ -67,8 +67,8 @@ class TierClient:
     :meth:`open`, :meth:`drain` and :meth:`close` wait, and only :meth:`open` raises storage errors.
     Call all methods on one thread, unless a method says otherwise.
 
-    The client owns the tier's queue limits, job table, counters and events. There is no event for
-    the store of a chunk that leaves the tier during the store.
+    The client owns the tier's queue limits, job table, counters and events. If a chunk leaves
+    the tier during its store, there is no event for the store.
 
     ::
 
@@ -160,7 +160,7 @@ class TierClient:
         """Start the runner and open the tier, waiting at most ``open_deadline``.
 
         A tier that is not ``required`` may still refuse reads and stores when this method returns.
-        The runner opens the tier once the store can be reached; :meth:`poll` updates the counters.
+        The runner opens it once the store can be reached; :meth:`poll` then updates :attr:`stats`.
 
         Raises:
             ConfigError: a setting cannot work; the runner has ended.
@@ -171,11 +171,11 @@ class TierClient:
         self.stats.note_open(self._runner.start())
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Hand over the collected jobs, let stores finish, close the tier, and end its runner.
+        """Hand over the collected jobs, drain and close the tier, and end its runner.
 
         Every job has a result when this method returns. If a job is not released, its I/O hangs
-        in a thread, and its slots must not be reused. Draining and closing have a time limit of
-        ``timeout_s`` seconds each. A second call does nothing.
+        in a thread, and its slots must not be reused. ``timeout_s`` is the limit for
+        :meth:`drain`, and again for closing. A second call does nothing.
         """
         self.flush()
         self._runner.close(timeout_s)
@@ -188,9 +188,9 @@ class TierClient:
         self.stats.is_open = 0
 
     def drain(self, timeout_s: float) -> bool:
-        """Cancel queued jobs, wait for running jobs, and apply their results.
+        """Cancel queued loads and stores, wait for running jobs, and apply the results.
 
-        Running calls are cancelled after ``timeout_s`` seconds, and have as many seconds to end.
+        After ``timeout_s`` seconds, running jobs are cancelled, and get as many seconds to end.
         Return true if all I/O on the slots has ended.
         """
         ended = self._runner.drain(timeout_s)
@@ -203,7 +203,7 @@ class TierClient:
         An idle engine does not poll, so the copy includes the reports since the last poll.
         """
         now_s = self._clock.now_s()
-        # Copy first, so that a report that a poll applies meanwhile is not counted twice.
+        # Copy before the peek, so that a report that a poll applies in between counts once.
         stats = self.stats.copy()
         reports = self._runner.peek()
         for report in reports:
@@ -543,7 +543,7 @@ class TierClient:
             self._known.discard(job.keys)
             self._listener.deleted(self, job, verdicts)
         elif operation is _PURGE:
-            # One purge answers several calls of purge(), as the tier gets no stores before the end.
+            # One job serves several calls of purge(), because no stores come before the job's end.
             self._purging = False
             self._stale = verdicts[0] is not _OK
 
@@ -572,7 +572,7 @@ class TierClient:
             self._listener.released(self, job)
 
     def _stopped(self, report: RunnerStopped, now_s: float) -> None:
-        # A tier in the memory of the stopped process has lost all chunks.
+        # If the tier kept its chunks in the stopped process's memory, they are lost.
         self._known.clear()
         for job in self.jobs.running:
             error = None
