@@ -12,7 +12,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 class CompiledCore(BuildHookInterface[Any]):
     """A build hook that compiles the sources named in pyproject.toml into modules of the wheel.
 
-    The hook writes nothing into the checkout, where Python always runs the sources.
+    The hook writes nothing into the checkout, so Python runs the sources there.
     """
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:

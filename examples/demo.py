@@ -19,7 +19,7 @@ from typing import Any
 CHATS = ["--requests", "200", "--slots", "256", "--chunk-bytes", "512KiB"]
 CHAT_TOKENS = 16
 
-#: A block of Mooncake's traces has 512 tokens. Chunks are kept small, because traces are long.
+#: For Mooncake's traces, whose blocks have 512 tokens. Chunks are small, because traces are long.
 TRACE = ["--chunk-bytes", "4KiB", "--trace"]
 TRACE_TOKENS = 512
 

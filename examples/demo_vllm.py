@@ -68,7 +68,7 @@ def serve(model: Path, chunks: Path) -> None:
                 "cpu_bytes_to_use": "512MiB",
                 # The weights are generated, so kvtier cannot identify the model by its files.
                 "model_revision": "made up",
-                # Lookups after the deadline are misses, and a busy machine exceeds the default.
+                # A longer lookup counts as a miss. The default is too short on a busy machine.
                 "secondary_tiers": [{"type": "file", "root": str(chunks), "lookup_deadline": "1s"}],
             },
         ),

@@ -1,4 +1,4 @@
-"""Make one folder that checks the worker on a machine with a GPU but without a network.
+"""Make one folder that checks kvtier_sdk.worker on a machine with a GPU but without a network.
 
     python scripts/gpu_bundle.py [--no-wheels] [FOLDER]
 

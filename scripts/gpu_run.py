@@ -1,8 +1,8 @@
-"""Check the worker on this machine's accelerator, and write one report of figures.
+"""Check kvtier_sdk.worker on this machine's accelerator, and write one report of figures.
 
     python3 run.py [--out FOLDER] [--only NAME,NAME] [--limit-s SECONDS]
 
-This program needs Python 3.12, torch and numpy, but no network. All else is beside this file.
+This program needs Python 3.12, torch and numpy, but no network. The rest is beside this file.
 With another version of Python, the packages in python3.12/ are not used. The report is printed as
 it grows, and written to FOLDER/report.txt and FOLDER/report.json (default: $OUT, or the current
 folder). The exit status is 1 if a check failed. Without a device, tests that need one are skipped.
@@ -47,7 +47,7 @@ LIMITS_S = {
 
 
 def environment() -> dict[str, str]:
-    """Return a check's environment: the packages beside this file, without pytest's plugins."""
+    """Return variables that let a check import the packages here, and keep pytest's plugins out."""
     paths = [str(HERE / "kvtier"), str(HERE / "tests")]
     if sys.version_info[:2] == (3, 12):
         paths.append(str(HERE / "python3.12"))

@@ -46,7 +46,7 @@
 #define MOST_THREADS 8
 #define STACK_BYTES (256 << 10)
 #define DIGEST_BYTES 16
-/* Fits into a processor's own cache; smaller pieces cost more system calls. */
+/* A piece fits into a processor's own cache. Smaller pieces would need more system calls. */
 #define PIECE_BYTES (256 << 10)
 
 enum outcome { NOT_DONE = 0, DONE = 1, ABSENT = 2 };
@@ -176,8 +176,8 @@ static bool read_piece(const struct file *file, int fd, Py_ssize_t at, Py_ssize_
     return preadv(fd, vectors, 2, 0) == file->header.len + bytes;
 }
 
-/* Digest a payload. If fd is not -1, read it first, piece by piece: a piece is digested while the
- * processor's cache still holds it. */
+/* Digest a payload. If fd is not -1, first read the header and the payload. Without O_DIRECT, read
+ * in pieces, so that a piece is digested while the processor's cache still holds it. */
 static bool digest_payload(const struct call *call, const struct file *file, int fd)
 {
     bool is_digested = call->digest_bytes > 0;
@@ -341,7 +341,7 @@ static void work_in_threads(struct work *work)
         wanted = least(wanted, sysconf(_SC_NPROCESSORS_ONLN));
     if (wanted > 1 && pthread_attr_init(&attributes) == 0) {
         (void)pthread_attr_setstacksize(&attributes, STACK_BYTES);
-        /* Block all signals, because the interpreter's own threads must handle them. */
+        /* Block all signals in the new threads: the interpreter's threads must handle them. */
         sigfillset(&all);
         pthread_sigmask(SIG_SETMASK, &all, &before);
         while (started < wanted - 1
@@ -357,7 +357,7 @@ static void work_in_threads(struct work *work)
 
 /* The functions below need the interpreter lock. */
 
-/* Clear O_DIRECT on tmpfs, which accepts the flag but still copies from and to memory. */
+/* Clear O_DIRECT on tmpfs, which accepts the flag although it has no disk to wait for. */
 static int real_flags(int directory_fd, int flags)
 {
     struct statfs status;
@@ -453,7 +453,7 @@ static int parse_touched(PyObject *item, struct file *file)
     return PyArg_ParseTuple(item, "ssL", &file->shard, &file->name, &file->used_ns);
 }
 
-/* The functions below take their arguments in the order that _batch_io.pyi declares. */
+/* The py_ functions below take their arguments in the order that _batch_io.pyi declares. */
 static bool find_function(void *library, const char *name, void *function)
 {
     void *found = library ? dlsym(library, name) : NULL;

@@ -2,11 +2,11 @@
 
 A file's outcome is a byte: 0 (not done), 1 (done), or 2 (only from ``touch``: the file is missing,
 but its directory, the shard, exists). After a 0 the chunk's file is unchanged, and the caller
-repeats the work in Python to find the reason. With ``strict``, a shard that other users could
-change gives 0.
+repeats the work in Python to find the reason. With ``strict``, the outcome is 0 for each file in a
+shard that other users could change.
 ``namespace_fd`` and ``temporaries_fd`` are descriptors of directories, ``object_bytes`` is the
-length of a whole file, ``direct`` is ``os.O_DIRECT`` or 0, ``used_ns`` is in nanoseconds since the
-epoch, and ``lifetime`` is a :class:`~kvtier_file.chunks.Lifetime`.
+length of a whole file, ``direct`` is ``os.O_DIRECT`` or 0, ``used_ns`` is a time of use in
+nanoseconds since the epoch, and ``lifetime`` is a :class:`~kvtier_file.chunks.Lifetime`.
 """
 
 def use_digests(library: str, /) -> bool:
@@ -30,8 +30,8 @@ def read(
 ) -> tuple[bytes, bytes]:
     """Fill buffers from files that have not expired, and record a use of each file.
 
-    Each file is given by its shard, name, writable header and payload, and ``used_ns``. Return the
-    outcomes and the digests. There are no digests if ``digest_bytes`` is 0.
+    The tuple of a file has its shard, name, writable header, writable payload and ``used_ns``.
+    Return the outcomes and the joined digests. There are no digests if ``digest_bytes`` is 0.
     """
 
 def write(
@@ -40,9 +40,9 @@ def write(
     files: tuple[tuple[str, bool, memoryview, memoryview, int], ...],
     /,
 ) -> bytes:
-    """Write new files, or overwrite spares, the files of evicted chunks. Remove unusable spares.
+    """Write new files, or overwrite spares (files of evicted chunks). Remove unusable spares.
 
-    Each file is given by its name, true for a spare, its header, its payload and ``used_ns``.
+    The tuple of a file has its name, true if it is a spare, its header, payload and ``used_ns``.
     """
 
 def place(
@@ -54,7 +54,7 @@ def place(
 ) -> bytes:
     """Give temporary files their final names, replacing existing files.
 
-    Each file is given by its temporary name, its shard and its name in the shard.
+    The tuple of a file has its temporary name, its shard and its final name in the shard.
     """
 
 def touch(
@@ -67,5 +67,5 @@ def touch(
 ) -> bytes:
     """Look for whole files that have not expired, and record a use of each.
 
-    Each file is given by its shard, name and ``used_ns``, or -1 to record no use.
+    The tuple of a file has its shard, name and ``used_ns``. If ``used_ns`` is -1, record no use.
     """

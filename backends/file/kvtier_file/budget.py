@@ -11,7 +11,7 @@ from kvtier_sdk import OffloadKey, TierCapacityError, format_bytes
 
 
 class Budget:
-    """A count of all chunks under a root, which also chooses the chunks to evict.
+    """Counts all chunks under a root, and chooses the chunks to evict.
 
     The class is not thread-safe, except for ``in``.
 
@@ -116,8 +116,8 @@ class Budget:
                 chunk_id, index = ChunkId(fingerprint, key), self._indices[fingerprint]
                 if chunk_id not in pinned:
                     used_ns = last_used_ns(chunk_id)
-                    # If another process has used the chunk meanwhile, the file's time is later.
-                    # Record that time and choose again.
+                    # If another process has used the chunk, its file has a later time than this
+                    # budget. Record the file's time and choose again.
                     if used_ns is not None and used_ns > counted_ns:
                         self.touch(chunk_id, used_ns)
                         continue

@@ -1,4 +1,4 @@
-"""Names of chunks under a root, and the file times that record their stores and uses.
+"""Names of chunks under a root, and the file times that record when chunks were stored and used.
 
 The time of a chunk's last use is its file's modification time, in nanoseconds. The last two digits
 of that time count the earlier uses. So every process that shares the root sees the count, and the
@@ -22,16 +22,16 @@ MAX_USED_NS = 2**62
 #: that share a root differ by less.
 MOST_AHEAD_NS = 10 * 10**9
 
-#: The last six digits of a store's recorded time. If a foreign program reads the file, the kernel
-#: sets a time with other digits.
+#: The last six digits of a file's access time, which records the store. If a foreign program reads
+#: the file, the kernel sets an access time with other digits.
 _STORED_DIGITS = 271_800
 _STORED_NS = 1_000_000
 
 #: A time of use is a multiple of this plus the count of earlier uses.
 USE_NS = 100
 MOST_EARLIER_USES = 15
-#: Uses in the same second of the clock count as one, because a load is also reported as a use. If
-#: uses less than a second apart counted as one, a chunk in constant use would gain no count.
+#: Uses in the same second of the clock count as one, because the SDK also touches a chunk that it
+#: loads. If uses less than a second apart counted as one, constant use would raise no count.
 SAME_USE_NS = 1_000_000_000
 
 
@@ -50,7 +50,7 @@ def next_use_ns(known_ns: int, used_ns: int) -> int:
 
 
 def stored_time_ns(stored_ns: int) -> int:
-    """Round a store's time down to the millisecond, and add the digits that mark such times."""
+    """Round the time of a store down to the millisecond, and add ``_STORED_DIGITS``."""
     return stored_ns // _STORED_NS * _STORED_NS + _STORED_DIGITS
 
 
@@ -101,7 +101,7 @@ class RecencyClock:
     """A source of times of use: the wall clock's time, or a time just after the latest known use.
 
     Uses stay in order even if clocks differ or are set back a little. A known use far in the future
-    is ignored. Otherwise later uses would get times in the future, and their chunks never expire.
+    is ignored. Otherwise later uses would get future times, and their chunks would never expire.
     """
 
     def __init__(self, clock: Clock, latest_ns: Callable[[], int]) -> None:

@@ -29,9 +29,9 @@ def _extension_file() -> str:
 
 def find_digests(part: ModuleType) -> bool:
     """Let a compiled part compute digests with libxxhash; return false if no library works."""
-    # A little longer than the pieces in which the compiled part digests.
+    # The compiled part digests this in three pieces: two whole pieces and a short one.
     sample = bytes(range(256)) * 2049
-    # The extension may hide its copy's functions, so try the system's library too.
+    # xxhash's extension may hide the functions of its copy, so try the system's library too.
     for library in (_extension_file(), "libxxhash.so.0"):
         if part.use_digests(library):
             digest = part.digest(len(sample), (memoryview(sample),))
@@ -51,7 +51,7 @@ def split(digests: bytes, count: int) -> list[bytes | None]:
 
 
 def seal(batch: Sequence[Transfer], digest_bytes: int) -> None:
-    """Seal a batch's headers in the compiled part. Otherwise, each is sealed at its first use."""
+    """Seal headers with compiled digests. Without the compiled part, their first use seals them."""
     if digest_bytes and batch_io is not None:
         payloads = tuple(transfer.payload for transfer in batch)
         digests = batch_io.digest(digest_bytes, payloads)

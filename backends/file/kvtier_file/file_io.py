@@ -31,7 +31,7 @@ def has_direct_io(fd: int) -> bool:
 def is_sole_owner(fd: int, size_bytes: int) -> bool:
     """Return true if a file is regular, has this size and a single link, and is open only here."""
     status = os.fstat(fd)
-    # A copy of the root may consist of hard links to the same files.
+    # A second link may belong to a copy of the root, and the copy must not change.
     if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1 or status.st_size != size_bytes:
         return False
     try:
@@ -63,7 +63,7 @@ def read_buffers(fd: int, buffers: Iterable[memoryview]) -> None:
 def _transfer(
     move: Callable[[int, Sequence[memoryview], int], int], fd: int, buffers: Iterable[memoryview]
 ) -> Iterable[int]:
-    """Repeat ``move`` until all buffers are transferred; yield the bytes moved by each call."""
+    """Repeat ``move`` until all buffers are transferred; yield how many bytes each call moved."""
     rest = [buffer for buffer in buffers if len(buffer)]
     offset = 0
     while rest:
@@ -72,7 +72,7 @@ def _transfer(
         except OSError as error:
             if error.errno != errno.EINVAL or not has_direct_io(fd):
                 raise
-            # Switch O_DIRECT off, because it refuses this file or an unaligned rest of the buffers.
+            # O_DIRECT does not work for this file or for an unaligned rest, so switch it off.
             fcntl.fcntl(fd, fcntl.F_SETFL, 0)
             continue
         yield moved_bytes

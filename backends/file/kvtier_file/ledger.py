@@ -1,6 +1,6 @@
 """The ledger: every store and removal under a root, in order.
 
-Each process keeps the list of chunks in its own memory and reads only the new part of the ledger.
+Each process keeps the list of chunks in memory, and reads only changes that the list lacks.
 So no process needs to list directories to learn of another process's changes.
 """
 
@@ -23,7 +23,7 @@ DELETED, EVICTED = -1, -2
 
 _READ_BYTES = 2**20
 _PART_RECORDS = 2**12
-# Fingerprint, file length, time of use, and the length of the key, which follows.
+# Fingerprint, file length, time of use, and length of the key. The key follows these fields.
 _RECORD = struct.Struct("<16sqqB")
 
 

@@ -66,7 +66,7 @@ class NamespaceDirectory:
         self.temporaries.close()
 
     def find(self, key: OffloadKey) -> StoredChunk | None:
-        """Return the chunk in a key's file, or ``None`` if there is no regular file."""
+        """Return a key's chunk, or ``None`` if its file is missing or is not a regular file."""
         try:
             with self._shard(key) as shard_fd:
                 status = os.stat(_file_name(key), dir_fd=shard_fd, follow_symlinks=False)
@@ -145,7 +145,7 @@ class NamespaceDirectory:
     def write_batch(
         self, batch: Sequence[Transfer], times_ns: Sequence[int]
     ) -> Sequence[str | None]:
-        """Write a batch; return the temporary files' names, ``None`` for each chunk not written."""
+        """Write a batch; return temporary files' names, or ``None`` for each chunk not written."""
         try:
             for store in batch:
                 self._make_shard(store.key)
@@ -209,7 +209,7 @@ class NamespaceDirectory:
         return outcomes
 
     def remove(self, key: OffloadKey, into: Temporaries | None = None) -> bool:
-        """Remove a chunk's file or move it to ``into`` as a spare; return false if none exists."""
+        """Remove a chunk's file or make it a spare in ``into``; return false if it is missing."""
         try:
             with self._shard(key) as shard_fd:
                 name = _file_name(key)

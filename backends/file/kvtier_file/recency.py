@@ -15,7 +15,7 @@ Use: TypeAlias = tuple[int, OffloadKey, int]
 
 # Each doubling of a chunk's uses lengthens its stay by this fraction of the stay after one use.
 _WEIGHT = 0.5
-# The class for a time's last digits: log2 of the uses. Each class evicts its oldest use first.
+# A chunk's class by the last digits of its time: log2 of the number of uses, rounded down.
 _CLASS_OF = tuple((earlier_uses(digits) + 1).bit_length() - 1 for digits in range(USE_NS))
 _STAY = tuple(1 + _WEIGHT * of for of in range(max(_CLASS_OF) + 1))
 

@@ -22,7 +22,7 @@ class Root:
     """The root directory, in which the tier owns one namespace. Methods block and are thread-safe.
 
     Attributes:
-        is_closing: set to true to end a running scan.
+        is_closing: true makes a running scan fail.
     """
 
     def __init__(self, config: FileTierConfig, context: TierContext, names: TemporaryNames) -> None:
@@ -75,7 +75,7 @@ class Root:
     def namespace(
         self, fingerprint: str | None = None, *, create: bool = True
     ) -> Iterator[NamespaceDirectory]:
-        """Open a namespace's directory for a block; by default, the tier's own namespace."""
+        """Open a namespace's directory for a block. The default is the tier's own namespace."""
         # Open the directory in each call, because it may have been removed and must be recreated.
         fingerprint = fingerprint or self._fingerprint
         with ClosingFd(self.directories.open(fingerprint, self.fd, create=create)) as fd:
@@ -201,7 +201,7 @@ class Root:
         return None
 
     def namespaces(self) -> Iterator[NamespaceDirectory]:
-        """Open and yield each namespace; skip foreign files and namespaces removed meanwhile."""
+        """Open and yield each namespace. Skip foreign files and namespaces that no longer exist."""
         for name in os.listdir(self.fd):
             if StoredNamespace.is_fingerprint(name):
                 with (

@@ -8,7 +8,7 @@ Layout below the root::
 
 A lease is a file that its process keeps locked (``flock``). The lease's name marks the process's
 temporary files and reservations. The operating system releases the lock however the process ends.
-Unlike a process id, a lease can be checked from another container and is never used again.
+Unlike a process id, a lease can be checked from another container, and its name is never reused.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class SharedFiles:
     def are_lost(self) -> bool:
         """Return true if a file was removed, so that other processes would create a new one."""
         header_fd, ledger_fd, _ = self._fds
-        # The directory of leases needs no check, because the lease in it must be removed first.
+        # The directory of leases needs no check: it can be removed only after the lease in it.
         return (
             os.fstat(header_fd).st_nlink == 0
             or os.fstat(ledger_fd).st_nlink == 0

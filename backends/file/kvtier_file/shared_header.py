@@ -1,7 +1,7 @@
 """The shared header: a small file with the lock, the counters and the reservations of a root.
 
-The file is read and written with ``pread`` and ``pwrite`` under the lock, and not mapped. On a
-network file system the lock makes reads and writes coherent between machines, but not mappings.
+The file is read and written with ``pread`` and ``pwrite`` under the lock. It is not mapped, because
+on a network file system the lock does not make mappings coherent between machines.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class HeaderFile:
         """Return the header; for a new or damaged file, an empty header that is not clean."""
         self._content = os.pread(self._fd, _PAGE_BYTES, 0)
         if len(self._content) == _PAGE_BYTES and any(self._content[-_LEASE.size :]):
-            # The first page is full of leases, so further pages may hold more.
+            # The first page is full of reservations, so further pages may hold more of them.
             self._content += os.pread(self._fd, _MAX_BYTES, _PAGE_BYTES)
         return _decode(self._content) or SharedHeader()
 

@@ -123,7 +123,7 @@ class SharedUsage:
         self._replica.replace((*one.chunk_id, one.size_bytes, one.used_ns) for one in found)
 
     def reserve(self, size_bytes: int) -> None:
-        """Reserve room that the caller has made. :meth:`locked` releases the reservation."""
+        """Reserve room that the caller has made. A later call of :meth:`locked` releases it."""
         self._reserved_bytes += size_bytes
         self._enter_reservation()
 
@@ -164,7 +164,7 @@ class SharedUsage:
         self._replica.apply([change])
 
     def _enter_reservation(self) -> None:
-        # Use this process's own count, because the header may have been lost and replaced.
+        # Use the number that this process keeps, because the header may have been replaced.
         reservation = Reservation(self._fingerprint, self._reserved_bytes)
         self._header.reservations[self._lease] = reservation
 
@@ -172,7 +172,7 @@ class SharedUsage:
         return {*self._header.reservations, *self._files.leases.names()} - {self._lease}
 
     def _next_lease(self) -> list[str]:
-        """Return one other process's lease, in turn, because checking all leases would be slow."""
+        """Return one other lease, in each call the next one, because checking all would be slow."""
         others = sorted(self._header.reservations.keys() - {self._lease})
         later = [one for one in others if one > self._last_asked]
         asked = (later or others)[:1]
@@ -205,7 +205,7 @@ class SharedUsage:
 
     def _join(self) -> None:
         """Open the shared files and acquire the lease, if they are not open or were removed."""
-        # An earlier store may have joined already, and a process cannot acquire its lease twice.
+        # A store before `open` may have joined, and a process cannot acquire its lease twice.
         if self._opened is not None and not self._opened.are_lost():
             return
         self._leave()
@@ -215,10 +215,9 @@ class SharedUsage:
                 files.leases.acquire(self._lease)
                 self._header = files.header.read()
                 if not any(map(files.leases.is_held, self._other_leases())):
-                    # No process kept the count until now, so files may have come and gone
-                    # unnoticed.
+                    # No other process is alive, so files may have come and gone unnoticed.
                     self._header.clean = False
-                # Enter a reservation now, because other processes test a lease only if it has one.
+                # Enter a reservation now, because `_next_lease` returns only leases that have one.
                 self._enter_reservation()
                 files.header.write(self._header)
         except OSError:

@@ -122,8 +122,8 @@ class ChunkStore:
         """Return true for each key whose chunk is on disk; remove files that cannot be loaded."""
         hits = []
         faults: Verdicts = {}
-        # Only chunks whose file disagrees with the count need the lock. Plain misses are common, so
-        # they must not wait for the lock.
+        # Collect the misses that have a file or are counted. Only these need the lock: plain misses
+        # are common, so they must not wait for it.
         surprising = []
         with self._directory("readable") as directory:
             outcomes = directory.touch_batch(keys, None, self._object_bytes)
@@ -198,7 +198,7 @@ class ChunkStore:
                 raise failure
 
     def touch(self, keys: Sequence[OffloadKey]) -> None:
-        """Record a use of each chunk; the last key is the most recent."""
+        """Record uses of chunks in order, so that the last key becomes the most recently used."""
         times_ns = self._clock.take(len(keys))
         with self._directory("writable") as directory:
             outcomes = directory.touch_batch(keys, times_ns, self._object_bytes)
@@ -282,7 +282,7 @@ class ChunkStore:
         placed: Collection[OffloadKey] = ()
         try:
             self._reserve(missing, reserved, verdicts, directory.temporaries)
-            # Take the times after the reservation, which reads the latest times of other processes.
+            # Take the times after the reservation, so that they are later than those of others.
             chunks = {
                 key: StoredChunk(self._id(key), self._object_bytes, used_ns)
                 for key, used_ns in zip(reserved, self._clock.take(len(reserved)), strict=True)
@@ -317,8 +317,8 @@ class ChunkStore:
 
     def _write_one(self, directory: NamespaceDirectory, transfer: Transfer, used_ns: int) -> str:
         """Write a chunk's file; evict other chunks if the file system unexpectedly refuses."""
-        # The free space does not show that inodes or a quota run out. Evict twice, because both the
-        # shard and the file may need an inode.
+        # The free space says nothing about inodes and quotas. Evict twice, because the shard and
+        # the file may need an inode each.
         for _ in range(2):
             try:
                 return directory.write(transfer.key, transfer.buffers, used_ns)
@@ -358,7 +358,7 @@ class ChunkStore:
         with usage.locked():
             self._remove_expired()
             free_bytes = self._root.headroom_bytes()
-            # Compute this only once, because some file systems free removed files late.
+            # Compute this only once, because some file systems free the room of removed files late.
             most_bytes = None if free_bytes is None else free_bytes + usage.budget.used_bytes
 
             def reserve(keys: Collection[OffloadKey]) -> None:
@@ -427,7 +427,7 @@ class ChunkStore:
         *,
         spares: int = 0,
     ) -> None:
-        """Evict chunks; move ``spares`` files to ``into``. The caller must hold the shared lock."""
+        """Evict chunks; move up to ``spares`` files to ``into``. The caller must hold the lock."""
         victims = self._usage.victims(
             need_bytes,
             headroom_bytes,
@@ -512,7 +512,7 @@ class ChunkStore:
     def _verdict(
         self, key: OffloadKey, verdicts: Verdicts, ability: str, *, at_file: bool = False
     ) -> _Verdict:
-        """Record a block's error; with ``at_file``, an error in ``FAULTS`` is a ``ChunkError``."""
+        """Record a block's error; with ``at_file``, an error in ``FAULTS`` as a ``ChunkError``."""
         return _Verdict(self._config.root, key, verdicts, ability, FAULTS if at_file else ())
 
     @contextmanager
@@ -537,7 +537,7 @@ class ChunkStore:
 
 
 class _Verdict:
-    """A context manager that records an error as a verdict. A generator would be twice as slow."""
+    """Records an error of a block as a verdict. ``@contextmanager`` would be twice as slow."""
 
     __slots__ = ("_ability", "_faults", "_key", "_root", "_verdicts")
 

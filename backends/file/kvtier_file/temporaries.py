@@ -63,7 +63,7 @@ class Temporaries:
 
     def adopt(self, name: str, directory_fd: int) -> bool:
         """Move an evicted chunk's file here as a spare; return false if that is not possible."""
-        # With ``sync``, a power failure might leave a file with its old name and new content.
+        # Not with ``sync``: a power failure might leave new content under the evicted chunk's name.
         if self._sync:
             return False
         spare = self._names.new()
@@ -122,7 +122,7 @@ class Temporaries:
         os.rename(temporary, name, src_dir_fd=self._open(), dst_dir_fd=directory_fd)
 
     def discard(self, name: str) -> None:
-        """Remove a file. After a failure, the file is swept once this process has ended."""
+        """Remove a file. If that fails, another process sweeps it once this process has ended."""
         with suppress(OSError):
             os.unlink(name, dir_fd=self._open())
 
@@ -157,7 +157,7 @@ class Temporaries:
                     os.unlink(name, dir_fd=directory_fd)
 
     def keeps_times(self, used_ns: int) -> bool:
-        """Return true if reading a file leaves its times unchanged to the nanosecond."""
+        """Return true if a file's times stay as they were set, to the nanosecond, after a read."""
         name = self.write([memoryview(b"times")], used_ns=used_ns)
         try:
             with ClosingFd(open_file(name, os.O_RDONLY | os.O_NOATIME, self._open())) as fd:

@@ -11,7 +11,7 @@ from kvtier_file.shared_header import SharedHeader
 from kvtier_sdk import OffloadKey
 
 # A ledger is compacted once it has this length and has grown by this factor since it was compacted.
-# Compactions must be rare, because every process then reads the whole ledger under the lock.
+# Compactions must be rare, because after each, every process reads the whole ledger under the lock.
 _MIN_COMPACTION_BYTES = 2**20
 _COMPACTION_GROWTH = 8
 

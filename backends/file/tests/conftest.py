@@ -124,7 +124,7 @@ def part(tmp_path_factory) -> ModuleType:
 
 @pytest.fixture(autouse=True)
 def without_compiled_part(request: pytest.FixtureRequest) -> None:
-    """Turn the compiled part off, because ``monkeypatch`` cannot replace its system calls."""
+    """Turn the compiled part off in tests with ``monkeypatch``, which cannot patch C code."""
     if "monkeypatch" in request.fixturenames:
         request.getfixturevalue("monkeypatch").setattr(compiled, "batch_io", None)
 

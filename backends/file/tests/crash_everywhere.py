@@ -1,4 +1,4 @@
-"""Kills a process after each of its system calls, and checks the count of another process.
+"""Kills child processes, one at each system call, and checks the count that a survivor keeps.
 
 Usage: crash_everywhere.py ROOT
 

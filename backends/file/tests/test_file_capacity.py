@@ -12,7 +12,7 @@ from kvtier_file.chunks import earlier_uses
 from kvtier_sdk import ChunkNotFoundError, ConfigError, TierCapacityError, Usage
 
 KEYS = [index.to_bytes(20, "big") for index in range(60)]
-# The ledger may have grown by this many bytes since the last store made room.
+# After a store has made room, the ledger may grow by this many bytes.
 LEDGER_BYTES = 2 * 4096
 
 
@@ -197,7 +197,7 @@ async def test_a_batch_evicts_no_more_than_min_free_requires(small):
     tier = await small.open(min_free="512KiB")
     await fill(small, tier)
     assert await small.put(tier, *KEYS[:5]) == [None] * 5
-    # If the ledger has grown, a sixth chunk is evicted to make room for it.
+    # If the ledger has grown, a sixth chunk is evicted to make room for the ledger.
     assert len(small.removed) in {5, 6}
     assert free_bytes(small) >= 512 * 1024 - LEDGER_BYTES
 
@@ -418,7 +418,7 @@ async def test_a_quota_is_met_by_eviction_and_said_once(bench, monkeypatch, capl
     assert await bench.loads(tier, *KEYS[6:10])
     (message,) = caplog.messages
     assert re.search(r"refused a write with \S+ \S+ free \(Disk quota exceeded\)", message)
-    # The warning is repeated after a pause.
+    # A refusal more than ten minutes after the last refusal is logged again.
     bench.clock.ahead_s = 700
     await bench.put(tier, KEYS[10])
     assert len(caplog.messages) == 2

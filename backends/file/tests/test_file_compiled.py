@@ -456,7 +456,7 @@ async def test_the_tier_uses_it(bench, part, monkeypatch):
     assert all(bench.holds(load) for load in loads)
     assert set(await bench.put(tier, *keys)) == {None}
     await tier.touch(keys)
-    # The first store finds no shards, so it makes them.
+    # The first store's touch finds no shards, so the store makes them.
     assert calls[0] == ("touch", {NOT_DONE})
     names = ["write", "place", "touch", "read", "touch", "touch"]
     assert calls[1:] == [(name, {DONE}) for name in names]

@@ -55,7 +55,7 @@ class Watch:
 
     def _run(self):
         while not self._stop.is_set():
-            # Read the ledger's size before the free space. Growth in between then counts as used.
+            # Read the ledger's size first, so that growth before the other read counts as used.
             ledger_bytes = (self._root / ".shared" / "ledger").stat().st_blocks * 512
             used_bytes = self._free_before - self._free_bytes() - ledger_bytes
             self.most_bytes = max(self.most_bytes, used_bytes)

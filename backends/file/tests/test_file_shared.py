@@ -1,4 +1,4 @@
-"""Several tiers in one process share a root; each has its own lease, lock and replica.
+"""Several tiers in one process share a root. Each has its own lease, descriptors and replica.
 
 The tests with real processes are in ``test_file_processes.py``.
 """
@@ -261,7 +261,7 @@ async def test_a_compacted_ledger_is_followed(pair, monkeypatch):
     assert len(generations) > 3
     assert max(lengths) < 2000
     await other.put(second, KEYS[0])
-    # The second tier has missed whole generations of the ledger, so it reports only known chunks.
+    # The second tier missed whole generations of the ledger, so it reports only chunks it knew.
     assert other.removed == [b"old", KEYS[56]]
     assert (await second.usage()).chunks == 4
     await one.put(first, *KEYS[1:5])

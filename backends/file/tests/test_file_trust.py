@@ -61,7 +61,7 @@ async def test_a_planted_copy_is_refused(bench, part, monkeypatch, how, below, i
                 await call([KEYS[0]])
         except TierError as error:
             verdict = error
-        # A fault of one shard affects few chunks, so it counts as a fault of each chunk.
+        # A fault of one shard affects few chunks, so the tier reports it for each chunk.
         is_own_fault = below.endswith("shard") and call in (tier.load, tier.lookup)
         assert isinstance(verdict, ChunkError if is_own_fault else TierAuthError)
         assert str(place) in str(verdict)

@@ -65,7 +65,7 @@ class Pieces:
     :meth:`store` first writes an object's pieces under names that contain a new random version.
     Then it writes a small index under the object's own name. So a load never mixes two versions,
     and a store that fails midway leaves the old object whole. After concurrent stores one whole
-    object remains. An object with a lost piece is missing. A tier uses the class like this::
+    object remains. If a piece is lost, the object is missing. A tier uses the class like this::
 
         class MyTier(ChunkTierManager):  # with the coroutines of a ValueStore
             async def open(self):
@@ -124,7 +124,7 @@ class Pieces:
         """Store the joined buffers as an object.
 
         An existing whole object is kept unless ``replace`` is true. After an error or a
-        cancellation nothing reads the buffers, and the name still has its old or the new object.
+        cancellation nothing reads the buffers, and the name has either its old or the new object.
         """
         try:
             index = await self._index(name)
@@ -163,7 +163,7 @@ class Pieces:
         """Remove an object. A missing object is ignored.
 
         Raises:
-            TierError: some values could not be removed. Without its index, the object is missing.
+            TierError: some values were not removed. Without its index, the object is missing.
         """
         try:
             pieces = (await self._index(name)).pieces(name)
