@@ -5,7 +5,7 @@ Usage: python tests/wheels.py [--keep] [PYTEST-OPTION ...]
 The wheels are installed into a new environment. The tests are copied away from the source tree, so
 that they fail if a wheel lacks a file or does not declare a requirement. The unit tests, the
 simulation and the tests of backends and engines run. The long tests with Hypothesis do not run,
-because packaging cannot break what they test. If the core's wheel is compiled, the tests use that.
+because packaging cannot break what they test. The tests use the wheel's core, compiled or not.
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ def backends_command(
 ) -> None:
     """List the installed backends: package, abilities and options of each.
 
-    A backend that cannot be loaded, or a package whose entry points cannot be read, is listed with
-    the reason, and the exit status is 1.
+    The list also gives the reason if a backend cannot be loaded, or if a package's entry points
+    cannot be read. Then the exit status is 1.
     """
     unreadable = unreadable_packages()
     described = [_describe(info) for info in _wanted(names or [])]

@@ -46,7 +46,7 @@ def ask_engine(socket: Path, **request: Any) -> dict[str, Any]:
 def purge_pools(
     config: TieringConfig, namespaces: Collection[str], before: Sequence[dict[str, Any]] = ()
 ) -> list[dict[str, Any]]:
-    """Purge the engines' host pools; return their reports, with the counts of ``before`` added."""
+    """Purge the engines' host pools; return reports whose counts include those of ``before``."""
     if config.admin_socket is None:
         return []
     path = Path(config.admin_socket)

@@ -101,7 +101,7 @@ def installed_engines() -> Mapping[str, EngineTools]:
 
 
 def tools_for(options: Mapping[str, Any], *, where: str) -> EngineTools | None:
-    """Return the tools of the engine that ``options`` are for; ``None`` if they are kvtier's."""
+    """Return the tools of the engine that reads ``options``; ``None`` if kvtier reads them."""
     for tools in installed_engines().values():
         if tools.reads(options):
             return tools

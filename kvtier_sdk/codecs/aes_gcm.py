@@ -3,7 +3,7 @@
 The envelope has 48 bytes::
 
     offset  length  field
-    0       8       id, derived from a key of the key file
+    0       8       id of the sealing key, derived from that key
     8       24      salt, random for each chunk
     32      16      GCM's tag
 
@@ -42,7 +42,7 @@ _NONCE = bytes(12)
 
 
 class AESGCMCodec(ChunkCodec):
-    """The codec ``aes-gcm:FILE``, which seals with the file's first key and opens with any key.
+    """The codec ``aes-gcm:FILE`` seals with the file's first key, and opens with any of its keys.
 
     The constructor reads the file once. The id of a key reveals nothing about the key.
     """

@@ -35,7 +35,7 @@ class TieringConfig(StrictModel):
         chunk_bytes: payload of a chunk; not needed if the engine gives this size.
         policy: eviction policy of the host pool: ``prefix``, ``lru``, ``arc`` or another package's.
         store_reserve: share of the slots that loads from tiers leave free for stores. If a tier
-            gets evicted chunks, the manager also keeps this share free of chunks.
+            gets chunks when they are evicted, the manager also keeps this share free of chunks.
         recompute_s: time that the engine needs to recompute a chunk; a chunk that a tier would
             load more slowly is a miss. If absent, the manager measures the time.
         verify: false turns digests off; for measurements and tests only.

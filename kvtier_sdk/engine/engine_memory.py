@@ -151,7 +151,7 @@ class EngineSlots(_Mapping):
         on_close: called by :meth:`close`, to release a mapping that the engine does not release.
 
     Raises:
-        ConfigError: the view has another shape, or a row's length is no multiple of 4,096 bytes.
+        ConfigError: the view has another shape, or a row's length is not a multiple of 4,096.
     """
 
     def __init__(
@@ -211,7 +211,7 @@ def _open_shared(memory: Region) -> int | None:
 
 
 def descriptor_of(view: memoryview) -> int | None:
-    """Return a new descriptor of the file whose start ``view`` maps, or ``None`` if none is open.
+    """Return a duplicate of an open descriptor of the file whose start ``view`` maps, or ``None``.
 
     The engine may not expose its descriptor, but the kernel lists this process's open files.
     """

@@ -53,7 +53,7 @@ class Work:
 
 
 class ModelTier(TierListener):
-    """A tier for the chunks of one model and layout, used by a thread of its own.
+    """A tier for the chunks of one model and layout, and the thread that uses the tier.
 
     Any thread may call the methods.
 
@@ -116,7 +116,7 @@ class ModelTier(TierListener):
         self._thread.start()
 
     def submit(self, work: Work) -> None:
-        """Queue ``work``; ``done`` is called by the deadline, or later if I/O lasts longer."""
+        """Queue ``work``. ``done`` is called before the deadline, or later if I/O takes longer."""
         self._inbox.append(work)
         self._wake.set()
         if self._has_ended:
@@ -171,7 +171,7 @@ class ModelTier(TierListener):
                 self._finish(self._inbox.popleft(), [], 0)
 
     def _await_opening(self) -> None:
-        """Wait until the tier has opened or failed, because earlier lookups would miss."""
+        """Wait until the tier is open or could not be opened, because until then lookups miss."""
         stats, options = self._client.stats, self._client.spec.runner
         end_s = self._clock.now_s() + min(options.open_deadline_s, _OPENING_S)
         while not (stats.is_open or stats.open_failures or self._closing):

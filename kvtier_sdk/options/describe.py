@@ -49,7 +49,7 @@ class OptionInfo:
 
 
 def describe_options(model: type[StrictModel]) -> list[OptionInfo]:
-    """Describe a model's options. The option for a secret's file follows the secret."""
+    """Describe a model's options. Each secret is followed by the option for the secret's file."""
     meanings, secrets, files = _meanings(model), model.secret_names(), model.secret_files()
     described = []
     for attribute, field in model.model_fields.items():

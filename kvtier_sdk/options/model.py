@@ -207,7 +207,7 @@ def validate_options(
         return model.model_validate(given)
     except ValidationError as error:
         faults = error.errors()
-    # Raise outside the handler, or pydantic's error, which shows secrets, would be the context.
+    # Raise outside the handler, or a traceback would include pydantic's error, which shows secrets.
     known = [*model.option_names(), *model.secret_files().values(), *also_known]
     mask = _secrets_in(model, given).mask
     raise ConfigError("\n".join(_complaint(fault, place, known, model, mask) for fault in faults))

@@ -169,7 +169,7 @@ def masked_error(error: BaseException, secrets: Secrets) -> BaseException:
             setattr(masked, name, secrets.mask(value) if isinstance(value, str) else value)
     if (cause := error.__cause__ or error.__context__) is not None:
         masked.__cause__ = masked_error(cause, secrets)
-    # Move the traceback, because it holds the call's buffers, and clients may keep the original.
+    # Move the traceback, or a client that keeps the original would keep the call's buffers too.
     masked.__traceback__, error.__traceback__ = error.__traceback__, None
     return masked  # type: ignore[no-any-return]
 

@@ -1,4 +1,4 @@
-"""A batch of a single run is copied correctly, in each direction and for each kind of memory."""
+"""A job of one block is copied correctly, in each direction and for each kind of memory."""
 
 from __future__ import annotations
 

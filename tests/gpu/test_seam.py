@@ -1,7 +1,7 @@
-"""A merged run that crosses the end of a piece of registered memory.
+"""Neighbouring blocks lie on both sides of the end of a piece of registered memory.
 
-Neighbouring blocks of a job are merged into one run, and the driver may have to register memory in
-pieces. The driver treats each piece as separate memory, so one copy must not span two pieces.
+The worker merges neighbouring blocks into one copy, and may have to register memory in pieces. The
+driver treats each piece as separate memory, so one copy must not span two pieces.
 """
 
 from __future__ import annotations

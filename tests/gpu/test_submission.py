@@ -1,4 +1,4 @@
-"""The time that the engine's thread takes to submit 131,072 runs that cannot begin yet."""
+"""The time that the engine's thread takes to submit 131,072 copies that cannot begin yet."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_submission(figure: Figure) -> None:
     blocks = random_blocks(2 * _RUNS, page_bytes)
     host = np.zeros((2 * _RUNS, page_bytes), np.uint8)
     chooser = np.random.default_rng(0)
-    # Use every second block, in random order, so that no neighbouring runs are merged.
+    # Use every second block, in random order, so that no two blocks are copied as one.
     ids, slots = 2 * chooser.permutation(_RUNS), 2 * chooser.permutation(_RUNS)
     with open_worker(blocks, host) as worker:
         for operation in ("store", "load"):

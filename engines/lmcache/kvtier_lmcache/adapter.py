@@ -58,9 +58,9 @@ _log = logging.getLogger("kvtier.lmcache")
 
 @dataclass(eq=False, slots=True)
 class _Task:
-    """A task of LMCache. Its objects may be of several models; each :class:`ModelTier` has a part.
+    """A task of LMCache. Its objects may be of several models; each model's tier gets one part.
 
-    Only a deletion has the event ``ended``. LMCache polls for the end of other tasks.
+    A deletion's caller waits for the event ``ended``. LMCache polls for the end of other tasks.
     """
 
     task_id: int
@@ -78,9 +78,9 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     Each layout of each model's objects has its own namespace and client, opened when LMCache first
     names the layout. Transfers read and write LMCache's L1 memory directly.
 
-    LMCache reuses an object's memory as soon as the object's task is reported. So a load or a store
-    is reported only when its I/O has ended. If a backend hangs in a system call, the report comes
-    after the deadline.
+    LMCache reuses an object's memory as soon as the adapter reports that the object's task is done.
+    So the adapter reports a load or a store only when its I/O has ended. If a backend hangs in a
+    system call, the report comes after the deadline.
 
     Args:
         config: the tier, and the options of the adapter.
@@ -103,7 +103,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         self._task_ids = itertools.count()
         self._done: dict[Operation, dict[int, _Task]] = {_LOOKUP: {}, _LOAD: {}, _STORE: {}}
         self._tiers: dict[tuple[str, ObjectLayout], ModelTier | None] = {}
-        # The layout of a model's objects by rank and group, for lookups without a layout.
+        # The layout by model, rank and group, for lookups in which LMCache gives no layout.
         self._layouts: dict[tuple[str, int, int], ObjectLayout] = {}
         # The tenants' salts by their digests. Keys contain the digests.
         self._salts: dict[bytes, str] = {}
@@ -174,7 +174,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         return self._pop(_LOAD, task_id)
 
     def delete(self, keys: list[ObjectKey]) -> None:
-        """Delete objects, and wait for the end. If the tier cannot delete, the objects stay."""
+        """Delete objects, and wait until they are deleted; do nothing if the tier cannot delete."""
         if Capability.DELETE in self._spec.tier_class.capabilities:
             ended = threading.Event()
             layouts = [self._layouts.get(_kind_of(key)) for key in keys]
@@ -188,7 +188,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         return [tier.stats_now() for tier in self._open_tiers()]
 
     def get_usage(self) -> AdapterUsage:
-        """Return the usage that the tier reports, or else the usage of this server's objects."""
+        """Return the usage that the tier reports, or else the bytes that LMCache has counted."""
         usage = super().get_usage()
         known = [stats for stats in self.stats_now() if stats.used_bytes is not None]
         if not known:
@@ -241,12 +241,12 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         slots: list[int | None] = []
         for key, memory_object in zip(keys, objects, strict=True):
             meta = memory_object.meta
-            # LMCache's own benchmark sets only the single shape and dtype.
+            # LMCache's own benchmark sets ``shape`` and ``dtype`` instead of the lists.
             layout = ObjectLayout.of(
                 meta.shapes or [meta.shape], meta.dtypes or [meta.dtype], self._serde
             )
             slot = None
-            # Lookups use the layout, so they would not find an object of another length.
+            # Do not store an object of another length, because lookups by layout would miss it.
             if memory_object.get_size() == layout.size_bytes:
                 slot = self._memory.slot_at(memory_object.data_ptr, layout.size_bytes)
             self._layouts[_kind_of(key)] = layout
@@ -320,13 +320,13 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         removed: bool,
     ) -> None:
         """Tell LMCache's listeners about objects that the tier has stored or lost."""
-        # LMCache adds up the bytes that this server stored, so only objects stored here have a
-        # size.
+        # LMCache adds the sizes of stored objects, and subtracts those of removed objects. Give
+        # size 0 for a stored object that it has counted, and for a removed object that it has not.
         objects, sizes = [], []
         for key in keys:
             chunk_hash, rank, salt, group = key_parts(key)
-            # Skip a tenant with an unknown salt: without the salt there is no ObjectKey, and this
-            # LMCache knows none of the tenant's objects.
+            # Skip an object whose salt no request has named here. An ObjectKey needs the salt, and
+            # this LMCache knows none of that tenant's objects.
             if salt in self._salts:
                 objects.append(ObjectKey(chunk_hash, model, rank, group, self._salts[salt]))
                 sizes.append(size_bytes if (key in counted) is removed else 0)

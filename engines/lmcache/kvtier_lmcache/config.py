@@ -50,8 +50,8 @@ class KVTierL2AdapterConfig(L2AdapterConfigBase):  # type: ignore[misc]
 
 def _serde_beside(params: Mapping[str, Any]) -> str | None:
     """Return the serde that is configured beside ``adapter_params``."""
-    # The adapter needs the serde, because lookups name the tensors before serialization. LMCache
-    # does not pass the serde on, so search the frames of its loader, which calls ``from_dict``.
+    # The adapter needs the serde, because a lookup's layout describes tensors before serialization.
+    # LMCache does not pass the serde on, so search the frames of its loader.
     frame = sys._getframe(1)
     while frame.f_back is not None:
         frame = frame.f_back

@@ -44,7 +44,7 @@ class PoolTier:
     def move_tensors(
         self, operation: Operation, hashes: Sequence[str], tensors: Sequence[torch.Tensor]
     ) -> list[bool]:
-        """Move flat pages outside of the host pool; move nothing if pages are used in place."""
+        """Move pages between tensors and the tier; do nothing if the pool's pages move in place."""
         if not isinstance(self._pages, StagedPages):
             return [False] * len(hashes)
         return self._pages.move_tensors(operation, tensors, partial(self._move, operation, hashes))
@@ -55,7 +55,7 @@ class PoolTier:
         return self._pages.parts * self._pages.memory.chunk_bytes
 
     def close(self) -> None:
-        """Wait until the tier has ended, and release the memory. The tier must be closed before."""
+        """Wait until the tier has ended, and release the memory. Call ``chunks.close()`` first."""
         self.chunks.join()
         self._pages.close()
 

@@ -41,9 +41,9 @@ class KVTierHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
     in threads and reads and writes pages in place. Otherwise pages are copied through shared
     memory, and the tier may run in its own process.
 
-    SGLang calls from its own threads, and reuses a page's memory when a call returns. So a call
-    returns only when its I/O has ended. If a backend hangs in a system call, the call returns after
-    the deadline.
+    SGLang's threads call the methods, and reuse a page's memory as soon as a call returns. So a
+    call returns only when its I/O has ended. If a backend hangs in a system call, the call returns
+    after the deadline.
 
     Args:
         storage_config: SGLang's configuration; ``extra_config`` has kvtier's option ``tier``.
@@ -95,12 +95,12 @@ class KVTierHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
         pool_transfers: list[PoolTransfer] | None = None,
         extra_info: Any = None,
     ) -> PoolTransferResult:
-        """Return the number of leading pages to restore, and each pool's hits among them."""
+        """Return how many leading pages can be restored, and each pool's number of hits."""
         kv_pages = self.batch_exists(keys)
         hits = {PoolName.KV: kv_pages} if kv_pages else {}
         restorable = list(range(1, kv_pages + 1))
         for transfer in pool_transfers or []:
-            # Groups of blocks are never stored, and a hit does not need them.
+            # Skip pools with this policy, because a hit of keys and values never depends on them.
             if not restorable or transfer.hit_policy is PoolHitPolicy.BLOCK_GROUPS:
                 continue
             found = self._tier_of(transfer.name).exist(keys[:kv_pages])

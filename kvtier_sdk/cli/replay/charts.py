@@ -53,7 +53,7 @@ class Source(NamedTuple):
 
 
 def sources(report: ReplayReport) -> list[Source]:
-    """Return the host pool, the tiers in order, and then the engine."""
+    """Return all origins of chunks: the host pool, the tiers in order, and then the engine."""
     names = ["host pool", *(tier.name for tier in report.tiers[1:])]
     colors = ["host"]
     colors += [_TIER_COLORS[at % len(_TIER_COLORS)] for at in range(len(report.tiers) - 1)]
@@ -100,7 +100,7 @@ def waits(report: ReplayReport) -> list[Series]:
 
 
 def ticks(top: float) -> tuple[float, list[float]]:
-    """Return the axis's end, at ``top`` or above, and at most six round values."""
+    """Return an axis's end, which is ``top`` or more, and at most six round values on the axis."""
     if not top:
         return 1.0, [0.0, 1.0]
     decade = 10.0 ** math.floor(math.log10(top))

@@ -210,7 +210,7 @@ class _Driver:
     def _find(
         self, keys: Sequence[OffloadKey], context: RequestContext, meter: _Meter
     ) -> Generator[bool, None, int]:
-        """Look up the keys in each step until no lookup is pending; return the leading hits."""
+        """Look up the keys in each step until none is pending; return how many leading keys hit."""
         lookup = self._manager.lookup
         while True:
             hits = 0

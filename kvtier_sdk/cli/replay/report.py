@@ -22,7 +22,7 @@ class ReplayHistory:
         self.hits_at = [array("q", bytes(8 * longest)) for _ in range(sources)]
 
     def note_hits(self, number: int, depth: int, sources: Sequence[int]) -> None:
-        """Record the sources of hits from ``depth`` on. Source -1 stands for the host pool."""
+        """Record the source of each hit, from the chunk at ``depth`` on; -1 is the host pool."""
         for at, source in enumerate(sources, depth):
             self.hits[source + 1][number] += 1
             self.hits_at[source + 1][at] += 1
@@ -63,7 +63,7 @@ class ReplayReport:
 
     @property
     def dropped(self) -> int:
-        """Chunks that were not stored or not loaded for lack of room."""
+        """The number of chunks that could not be stored or loaded for lack of room."""
         return sum(sum(tier.dropped.values()) for tier in self.tiers)
 
     @property

@@ -20,7 +20,7 @@ from kvtier_sdk.types import OffloadKey, RequestContext
 
 _LRU = "lru"
 _HASHES = 2**32
-# Simulate a policy with at most this many chunks; of a longer workload, use only some keys.
+# Simulate a policy with at most this many chunks; use only some keys of a longer workload.
 _MOST_PLAYED = 2**17
 # Doubling a pool is worth the memory if at least this fraction of all chunks become hits.
 _WORTHWHILE = 0.01

@@ -55,7 +55,7 @@ def copy_command(
 
     Each chunk is checked against its header on the way; damaged chunks are left out. Chunks that
     DST has already are not copied again, so the same command resumes an interrupted copy. SRC is
-    not changed; DST keeps to its capacity, and at the end the chunks in it are counted. For example
+    not changed. DST evicts chunks beyond its capacity; the command reports how many. For example
 
         kvtier tier copy file:///data/kv redis://cache:6379/0 --rate 100MiB
 

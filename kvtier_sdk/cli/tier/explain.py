@@ -125,7 +125,7 @@ def _meant(selection: Selection, held: Sequence[Contents]) -> Namespace:
     """Return the selected namespace; raise :class:`ConfigError` unless there is exactly one."""
     if selection.given is not None:
         return selection.given
-    # If no digits are given, skip empty namespaces, which would only make the choice ambiguous.
+    # Unless the operator gave digits, skip empty namespaces, which make the choice ambiguous.
     offered = [one.namespace for one in held if one.chunks or selection.digits]
     digits = selection.digits
     found = {one.fingerprint: one for one in offered if one.fingerprint.startswith(digits)}
@@ -206,7 +206,7 @@ def _show(
     say(f"namespace {named(meant)}")
     for answer in answers:
         say(f"tier {answer.spec.name!r}: {_presence(answer)}")
-        # Another namespace explains missing keys only if the namespace itself has no chunks.
+        # Another namespace explains missing keys only if the selected namespace has no chunks.
         is_asked_for = not groups or not (answer.contents and answer.contents.chunks)
         if answer.nearest is not None and is_asked_for:
             other = answer.nearest
@@ -293,7 +293,7 @@ def _as_json(
 
 
 def _tokens_per_chunk(meant: Namespace, *, of_prompt: bool) -> list[int]:
-    """Return a number for each KV cache group, or an empty list if there is no prompt."""
+    """Return the tokens in a chunk, for each KV cache group; an empty list without a prompt."""
     if not of_prompt:
         return []
     facts: Mapping[str, Any] = meant.facts

@@ -92,7 +92,7 @@ def rm_command(
     # Purge first, because chunks that a pool is still storing would reappear after the deletion.
     before = purge_pools(target.config, meant) if in_pools else []
     deleted = [_delete(victims, faults, timeout_s) for victims in found]
-    # Purge again, because chunks that were loaded from the tier meanwhile are back in the pool.
+    # Purge again, because engines may have loaded chunks from the tier before their deletion.
     purged = purge_pools(target.config, meant, before) if in_pools else []
     if as_json:
         removed = [

@@ -103,7 +103,7 @@ def stored_namespaces(spec: TierSpec, timeout_s: float) -> list[StoredNamespace]
 
 
 def in_tier(spec: TierSpec, namespace: Namespace) -> Namespace:
-    """Return a namespace as a tier stores it: sealed, if the tier has a codec."""
+    """Return a namespace as a tier stores it: with the fact ``codec`` if the tier seals chunks."""
     if spec.runner.codec is None:
         return namespace
     return namespace.sealed_by(spec.runner.codec.partition(":")[0])

@@ -143,7 +143,7 @@ class Engine:
         context: RequestContext,
         pending: dict[OffloadKey, list[float]],
     ) -> int | None:
-        """Look chunks up like vLLM's connector; return the hits, or ``None`` if some are pending.
+        """Look chunks up as vLLM does; return the number of hits, or ``None`` if some are pending.
 
         ``pending`` lists, for each pending chunk, the ends of the steps in which it was pending.
         """
@@ -151,9 +151,9 @@ class Engine:
         for key in keys:
             result = self._call(self._manager.lookup, key, context)
             if result is LookupResult.RETRY:
-                # Measure from the end of the second step, because the manager asks the tier only
-                # then if a load found no room before. This step began before the manager read its
-                # clock, so a lookup that is late here is also late by the manager's clock.
+                # Measure from the end of the second step. If a load found no room in the first
+                # step, the manager asks the tier only in the second. This step began before the
+                # manager read its clock, so a lookup that is late here is late by its clock too.
                 ends_s = pending.setdefault(key, [])
                 until_s = self._step_began_s - self._lookup_deadline_s
                 self._outcome.late_retries += len(ends_s) > 1 and ends_s[1] < until_s

@@ -1,8 +1,8 @@
 """A mirror of a directory, served through FUSE, whose calls a test can make fail.
 
 ``python -m support.chaos.mirror BEHIND AT REFUSAL`` serves ``BEHIND`` at ``AT``. While the file
-``REFUSAL`` holds the name of an error, calls fail with this error: all calls, or with ``EROFS``
-only the writing calls. While the process is stopped (SIGSTOP), the file system does not answer.
+``REFUSAL`` holds the name of an error, all calls fail with this error. With ``EROFS``, only
+the writing calls fail. While the process is stopped (SIGSTOP), the file system does not answer.
 """
 
 from __future__ import annotations

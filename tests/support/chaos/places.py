@@ -33,7 +33,7 @@ from support.tier_process import tier_processes
 MODEL = "chaos"
 _HOUR_S = 3600.0
 _TMPFS_BYTES = 64 * 2**20
-# Enough for the directories of a namespace, and a few hundred chunks.
+# Enough inodes for the directories of a namespace and for a few hundred chunks.
 _TMPFS_INODES = 700
 _NOBODY = 65534
 # When the second model has this many chunks, its first request has been stored.
@@ -44,7 +44,7 @@ _LINK_BYTES_PER_S = 1e6
 _CUT_AFTER_BYTES = 20_000
 _MOUNT_WAIT_S = 10.0
 
-#: Code that each new interpreter runs. The wall clock is an hour behind while a file exists.
+#: Code that each new interpreter runs. It sets the clock back an hour while a file exists.
 _CLOCK_BEHIND = """
 import os, time
 
@@ -57,7 +57,7 @@ _KVTIER = (sys.executable, "-m", "kvtier_sdk.cli")
 
 
 class CannotHappenError(Exception):
-    """A fault cannot be made on this machine; the message says why."""
+    """This machine cannot produce the fault; the message says why."""
 
 
 class FlaggedClock(SystemClock):

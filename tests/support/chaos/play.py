@@ -30,7 +30,7 @@ LOOKUP_DEADLINE_S = 0.1
 _NAMESPACE = Namespace({"engine": "chaos", "model": MODEL})
 #: A tier that does not start or recover within this time counts as lost.
 _PATIENCE_S = 60.0
-#: A store that is reported within this time after a destruction may have ended before it.
+#: A store reported within this time after a destruction may have ended before the destruction.
 _REPORT_DELAY_S = 0.5
 #: More requests than any scenario plays.
 _REQUESTS = 10_000
@@ -70,7 +70,7 @@ def _play(scenario: Scenario, place: Place, pace: Pace, seed: int) -> Outcome:
     options["admin_socket"] = str(place.config.with_suffix(".sock"))
     place.config.write_text(json.dumps(options))
     config = TieringConfig.from_file(place.config)
-    # Nothing is computed here, so never skip a load because computing would be faster.
+    # This engine computes nothing, so every load must count as faster than computing.
     config = config.model_copy(update={"recompute_s": math.inf})
     with (
         open_pool(config) as pool,

@@ -1,7 +1,7 @@
 """``python -m support.fuzz``: fuzz all targets in turn, and keep inputs that reach new code.
 
-The command needs atheris, and runs one target at a time. It saves an input that breaks a rule in
-the corpus, and each run of the tests tries the corpus again.
+The command needs atheris, and runs one target at a time. If an input breaks a rule, the command
+adds the input to the corpus. Each run of the tests tries the whole corpus again.
 """
 
 from __future__ import annotations

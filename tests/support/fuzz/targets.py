@@ -1,4 +1,4 @@
-"""Targets of the fuzzers: each is a function of bytes, and raises if a rule is broken.
+"""Targets of the fuzzers: functions of bytes. Each raises an error if it finds the rule broken.
 
 The rule is the same for all targets: untrusted bytes are read, or refused with a declared error.
 They are never accepted in part, and no length in them decides how much memory is allocated.
@@ -104,7 +104,7 @@ def s3_reader(data: bytes) -> None:
 
 
 def _pieces(data: bytes) -> list[int]:
-    """Return the lengths of the pieces in which data arrives, all equal to the first byte."""
+    """Return the lengths of the pieces in which data arrives; the first byte is each length."""
     return [data[0]] * (len(data) // data[0]) if data and data[0] else []
 
 
@@ -181,7 +181,7 @@ def tier_url(data: bytes) -> None:
 
 
 def messages(data: bytes) -> None:
-    """Bytes from a tier's process are refused, or are jobs and reports."""
+    """Bytes from a tier's process are refused, or can be read as jobs and reports."""
     splitter = MessageSplitter()
     with suppress(MessageError):
         for start in range(0, len(data), 7):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from kvtier_sdk import HostPool, PoolLayout
 from support.gpu.accelerator import MIB
 
-#: Enough for a test, but too little to measure seconds per GB.
+#: Enough slots for a test, but too few to measure seconds per GB.
 _MIN_SLOTS = 16
 
 

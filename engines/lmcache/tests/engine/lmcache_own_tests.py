@@ -2,7 +2,7 @@
 
 Usage: python -m lmcache_own_tests SOURCES [--url URL] [PYTEST-OPTION ...]
 
-``SOURCES`` is the unpacked source distribution of LMCache, in the environment's version. This
+``SOURCES`` is the unpacked source distribution of the LMCache version that is installed. This
 project contains no copy of it. Where the tests construct a ``MockL2Adapter``, they get kvtier's
 adapter. This adapter also has the mock's methods that tell which objects were stored.
 """
