@@ -95,13 +95,13 @@ class Section:
     Attributes:
         name: name of the section's file, and the section's value for ``--only``.
         title: the section's heading.
-        question: text that names what is measured, and the compared programs.
+        question: text that says what is measured, and which programs are compared.
         runs: the benchmarks of the section.
         panels: parts of the plot and the table. Without panels there is no plot, and each group has
             a table with the cases as columns and the quantities as rows.
-        answer: sentences with placeholders. A median replaces ``{panel:case:way}``, and a ratio
-            replaces ``{panel:case:way:peer}``; ``panel`` is an index. The smallest ratio of a run's
-            cases replaces ``{run:least:way:peer}``, and the largest ``{run:most:way:peer}``.
+        answer: sentences with placeholders, in which ``panel`` is an index. ``{panel:case:way}``
+            becomes a median, ``{panel:case:way:peer}`` a ratio. ``{run:least:way:peer}`` becomes
+            the smallest ratio of a run's cases, and ``{run:most:way:peer}`` the largest.
         columns: number of parts side by side in the plot.
     """
 

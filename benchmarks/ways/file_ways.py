@@ -109,7 +109,7 @@ class VLLMFiles(PlainFiles):
 
 
 class CompiledWay(Way):
-    """The tier's compiled part alone, with digests: no tier can be faster. It uses O_DIRECT."""
+    """An upper bound for the tier: its compiled part alone, with digests and O_DIRECT."""
 
     def __init__(self, work: Work, root: Path) -> None:
         super().__init__(work)

@@ -1,4 +1,4 @@
-"""Reads a tier's options in an engine's configuration, and checks that the store works."""
+"""Reads a tier's options from an engine's configuration, and checks that its store can be used."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from kvtier_sdk.tiering.tier_client import TierClient
 from kvtier_sdk.tiering.tier_listener import TierListener
 from kvtier_sdk.types import OffloadKey, RequestContext
 
-#: The longest pause between polls while jobs run, because only a poll ends overdue jobs.
+#: While jobs run, poll at least this often, because only a poll ends overdue jobs.
 _OVERDUE_LOOK_S = 0.25
 #: The lookup deadline is long, because the engine looks chunks up before the step that needs them.
 _LOOKUP_DEADLINE_S = 1.0

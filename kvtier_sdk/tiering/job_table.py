@@ -22,7 +22,7 @@ class JobTable:
     def __init__(self) -> None:
         self._running: dict[int, Job] = {}
         self._quarantined: dict[int, Job] = {}
-        # For each removed chunk, the newest job's id at that time. The latest removal comes last.
+        # For each removed chunk, the id of the newest job when it was removed; latest removal last.
         self._removals: OrderedDict[OffloadKey, int] = OrderedDict()
 
     def __bool__(self) -> bool:

@@ -208,7 +208,7 @@ class TierClient:
         reports = self._runner.peek()
         for report in reports:
             note_state(stats, report, now_s)
-        # Any result is progress, but the pace does not include the results since the last poll.
+        # A result since the last poll is progress too, although the pace does not know it yet.
         is_stuck = not any(isinstance(report, JobResult | Progressed) for report in reports)
         stats.is_slow = int(is_stuck and self.pace.is_slow(now_s))
         return stats
@@ -584,7 +584,7 @@ class TierClient:
                 self._release(job.job_id)
 
     def _conclude_overdue(self, now_s: float) -> None:
-        """End overdue jobs as timeouts; the tier probably blocks the runner's event loop."""
+        """Time out overdue jobs; probably, the tier blocks the runner's event loop."""
         for job in self.jobs.running:
             if now_s > job.deadline_s + _CONCLUSION_GRACE_S:
                 name, operation = self.spec.name, job.operation.value

@@ -248,7 +248,7 @@ def remove_files(root: Path) -> None:
 def test_nothing_is_refused_while_a_full_root_has_room_again(
     tmp_path: Path, runner: str, remove: Callable[[Path], None]
 ) -> None:
-    """After a removal, ``ChunkStore.usage`` must recount, and ``Admission`` must see the room."""
+    """After a removal, ``ChunkStore.usage`` recounts, and ``Admission`` admits stores again."""
     root = tmp_path / "kv"
     url = f"file://{root}?capacity=512KiB&min_free=0&runner={runner}"
     with live([url], slots=16, policy="lru") as engine:

@@ -1,4 +1,4 @@
-"""The example of an engine with its own manager runs, and keeps running when its tier dies."""
+"""``examples/own_manager.py`` runs, and keeps running when its tier dies."""
 
 from __future__ import annotations
 

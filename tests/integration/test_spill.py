@@ -42,7 +42,7 @@ def test_the_tier_holds_what_was_evicted_and_nothing_else(tmp_path: Path, runner
     evicted: set[bytes] = set()
     stored: set[bytes] = set()
     url = f"file://{tmp_path}?store_policy=on_evict&runner={runner}"
-    # Use LRU, because other policies might evict other chunks than those that were stored early.
+    # Use LRU, because it evicts exactly the chunks that the policy has stored in advance.
     with live([url], slots=SLOTS, events=True, policy="lru") as engine:
         for request in chat_workload(100, seed=3):
             gone, kept = play(engine, request)

@@ -29,7 +29,7 @@ def free_port() -> int:
 
 
 class ServerProcess:
-    """A server's process, which a test can launch again after a kill."""
+    """A server process that a test can kill and start again."""
 
     def __init__(self, log: Path) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Options of the obstore tier."""
+"""The options of a bucket and its service, and their translation into obstore's settings."""
 
 from __future__ import annotations
 

@@ -293,7 +293,7 @@ def _as_json(
 
 
 def _tokens_per_chunk(meant: Namespace, *, of_prompt: bool) -> list[int]:
-    """Return the tokens in a chunk, for each KV cache group; an empty list without a prompt."""
+    """Return the tokens per chunk of each KV cache group, or an empty list without a prompt."""
     if not of_prompt:
         return []
     facts: Mapping[str, Any] = meant.facts

@@ -1,4 +1,4 @@
-"""Selects namespaces, and collects their contents and the faults of tiers."""
+"""Selects namespaces, counts their chunks and bytes, and collects the errors of tiers."""
 
 from __future__ import annotations
 

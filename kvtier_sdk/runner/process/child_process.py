@@ -56,8 +56,8 @@ _STACK_STARTS = ("Current thread 0x", "Thread 0x")
 class ChildProcess:
     """The engine's handle to a tier's process.
 
-    Two sockets serve two threads. Jobs, reports and the ends of outages go through ``data``, which
-    belongs to the engine's thread. All other messages go through a control socket, which belongs to
+    Two sockets serve two threads. Jobs, reports and the notice that an outage has ended go through ``data``,
+    which belongs to the engine's thread. All other messages go through a control socket, which belongs to
     the event loop on which this object was created.
 
     Attributes:

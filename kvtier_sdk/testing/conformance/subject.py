@@ -1,4 +1,4 @@
-"""The tier under test, and the hooks of its author."""
+"""The tier under test, and the hooks that its author provides."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ class TierSubject:
         )
 
     def make(self, spec: TierSpec | None = None, **context: Any) -> SecondaryTierManager:
-        """Make an unopened instance of ``spec``; ``context`` holds arguments of :meth:`context`."""
+        """Make an unopened instance of ``spec``; ``context`` is passed on to :meth:`context`."""
         spec = spec or self.spec
         return spec.tier_class(spec.config, self.context(spec, **context))
 

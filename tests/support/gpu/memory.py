@@ -14,7 +14,7 @@ _MIN_SLOTS = 16
 
 
 def pools(size_bytes: int) -> Iterator[tuple[str, HostPool]]:
-    """Yield each kind and its pool. The pool in ``/dev/shm`` is smaller if there is little room."""
+    """Yield the name and a pool of each kind of memory. Without room, the shared one is smaller."""
     slots = size_bytes // MIB
     kinds: dict[str, Callable[[], HostPool]] = {
         "heap": lambda: HostPool(slots, MIB),

@@ -280,7 +280,7 @@ class World:
         self.rules.check()
         if calm:
             self._run_tiers(_CALM_STEP_S)
-            # Do not count the extra time, because waits are limited for the plan's shorter steps.
+            # The limits on waits assume the plan's steps, so do not count a longer step's extra time.
             longer_s = max(0.0, _CALM_STEP_S - self.plan.step_s)
             self.engine.excuse(longer_s * len(self.runners))
         else:

@@ -242,7 +242,7 @@ class OfThisProcess(OddTier):
 
 
 class Aligned(OddTier):
-    """Needs buffers that begin at a page and are whole pages long."""
+    """Requires page-aligned buffers whose lengths are multiples of a page."""
 
     alignment: ClassVar[int] = 4096
 
