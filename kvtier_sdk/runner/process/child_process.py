@@ -56,9 +56,9 @@ _STACK_STARTS = ("Current thread 0x", "Thread 0x")
 class ChildProcess:
     """The engine's handle to a tier's process.
 
-    Two sockets serve two threads. Jobs, reports and the notice that an outage has ended go through ``data``,
-    which belongs to the engine's thread. All other messages go through a control socket, which belongs to
-    the event loop on which this object was created.
+    Two sockets serve two threads. Jobs, reports and notices that an outage has ended go through
+    ``data``, which belongs to the engine's thread. All other messages go through a control socket,
+    which belongs to the event loop on which this object was created.
 
     Attributes:
         data: the channel that the engine's thread uses.

@@ -280,7 +280,7 @@ class World:
         self.rules.check()
         if calm:
             self._run_tiers(_CALM_STEP_S)
-            # The limits on waits assume the plan's steps, so do not count a longer step's extra time.
+            # The limits on waits assume the plan's steps, so do not count any extra time.
             longer_s = max(0.0, _CALM_STEP_S - self.plan.step_s)
             self.engine.excuse(longer_s * len(self.runners))
         else:
