@@ -11,11 +11,11 @@ because it only moves bytes. It has as many clients or threads as the tier has c
     mooncake  the client's calls with one buffer per chunk
 
 A tier gets the calls that a runner makes: batches of up to 8 MiB, as many at a time as the clients
-have connections. The file tier is measured twice: alone, and as an engine uses it, in the engine's
-process and with digests on. Each program moves random bytes, which are then compared and removed.
-Files bypass the page cache if the disk allows it. vLLM's C extension needs vLLM's environment and
-is left out elsewhere. MiB/s count the payload. CPU is the client's processor time per chunk, in
-user and kernel mode. On a busy machine, this time is more reliable than wall time.
+have connections. The file tier gets them as from an engine, behind its runner, with digests and
+without. Each program moves random bytes, which are then compared and removed. Files bypass the page
+cache if the disk allows it. vLLM's C extension is measured in vLLM's environment only. MiB/s count
+the payload. CPU is the client's processor time per chunk, in user and kernel mode, which is more
+reliable than wall time on a busy machine.
 """
 
 from __future__ import annotations

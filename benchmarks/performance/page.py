@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from results import Series, gain
+from results import Series, figure, gain
 
 from performance.figures import Figures, median
 from performance.sections import SECTIONS, Section, Way, label
@@ -15,10 +15,9 @@ _BEGIN, _END = "<!-- written by make bench -->", "<!-- end of what make bench wr
 _INTRODUCTION = """# Performance
 
 What does kvtier gain, beside vLLM's own tiers, the usual clients and the most that the machine can
-do? Each figure is a median over rounds, with the quartiles in brackets. All sides take turns in
-each round, and each begins one. A ratio above 1 is better for kvtier, taken within each round:
-columns "beside ...".
-Bars show medians, and the lines on them quartiles.
+do? Each figure is a median over rounds, in which all sides take turns. kvtier's figures and the
+ratios have quartiles in brackets. A ratio (columns "beside ...") is taken within each round; above
+1 it is better for kvtier. Bars show medians, and the lines on them quartiles.
 
 `make bench` measures it all and writes this page. [Benchmarks](benchmarks.md) says how the figures
 are made, and where the time goes.
@@ -133,7 +132,9 @@ def _tables(section: Section, figures: Figures) -> Iterator[str]:
                 series = {way: panel.find(figures, case, way.name) for way in ways}
                 if any(series.values()):
                     own = series[ways[0]]
-                    cells = [one.spread if one else "" for one in series.values()]
+                    cells = [figure(one.median) if one else "" for one in series.values()]
+                    if own:
+                        cells[0] = own.spread
                     ratios = [gain(own, series[way]) or "" for way in peers]
                     lines.append(
                         [", ".join(filter(None, (panel.title, label(case)))), *cells, *ratios]

@@ -491,7 +491,11 @@ SCALE = Section(
 
 
 def _engine_section(
-    engine: str, title: str, question: str, groups: Mapping[str, tuple[str, Sequence[Way]]]
+    engine: str,
+    title: str,
+    question: str,
+    groups: Mapping[str, tuple[str, Sequence[Way]]],
+    *cases: str,
 ) -> Section:
     name = engine.lower()
     command = f"engine_storage.py {name}"
@@ -510,21 +514,17 @@ def _engine_section(
                 quantity,
                 axis,
                 ways,
-                glance={
-                    case: f"LMCache's task of 128 MiB in {_PLACES[group]}: {case}"
-                    for case in (("store", "load") if _NATIVE in ways and axis == "MiB/s" else ())
-                },
+                glance={case: f"{engine}'s task, {where}: {case}" for case in shown},
             )
             for group, (where, ways) in groups.items()
-            for quantity, what, axis in (
-                ("throughput", "wall time", "MiB/s"),
-                ("per CPU second", "CPU", "GiB a CPU second"),
+            for quantity, what, axis, shown in (
+                ("throughput", "wall time", "MiB/s", cases),
+                ("per CPU second", "CPU", "GiB a CPU second", ()),
             )
         ],
     )
 
 
-_PLACES = {"file": "the page cache", "disk": "files on a disk"}
 _PROCESS = Way("kvtier", "kvtier")
 _NATIVE = Way("client", "fs_native", "`fs_native`")
 
@@ -541,6 +541,8 @@ LMCACHE = _engine_section(
         "disk": ("disk", [_PROCESS, _UNDIGESTED, _NATIVE, _COMPILED]),
         "redis": ("Redis", [_PROCESS, Way("client", "resp", "`resp`")]),
     },
+    "store",
+    "load",
 )
 
 SGLANG = _engine_section(

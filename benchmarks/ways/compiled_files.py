@@ -13,14 +13,14 @@ from kvtier_file.compiled import DONE, batch_io
 #: The name of a chunk, its header and its payload.
 Chunk: TypeAlias = tuple[str, memoryview, memoryview]
 
-THREADS = 4
+_THREADS = 4
 _SHARD = "00"
 _USED_NS = 100
 _LIFETIME = (2**62, 0, 0)
 
 
 class CompiledFiles:
-    """Files of one directory; ``THREADS`` threads each move and digest a part of every batch."""
+    """Files of one directory; four threads each move and digest a part of every batch."""
 
     def __init__(self, root: Path, *, direct: bool) -> None:
         for place in (root, root / "tmp", root / _SHARD):
@@ -28,7 +28,7 @@ class CompiledFiles:
         self._root = os.open(root, os.O_RDONLY)
         self._temporaries = os.open(root / "tmp", os.O_RDONLY)
         self._flags = os.O_DIRECT if direct else 0
-        self._threads = ThreadPoolExecutor(THREADS)
+        self._threads = ThreadPoolExecutor(_THREADS)
 
     def close(self) -> None:
         self._threads.shutdown()
@@ -56,7 +56,7 @@ class CompiledFiles:
 
 
 def _parts(chunks: Sequence[Chunk]) -> list[Sequence[Chunk]]:
-    size = -(-len(chunks) // THREADS)
+    size = -(-len(chunks) // _THREADS)
     return [chunks[start : start + size] for start in range(0, len(chunks), size)]
 
 

@@ -14,7 +14,6 @@ from typing import Any
 
 from ways.compiled_files import CompiledFiles
 from ways.engine_way import EngineWay
-from ways.tier_way import TierWay
 from ways.way import Subject, Way, Work
 
 # Only vLLM's environment has the extension. Elsewhere, the extension is not measured.
@@ -167,10 +166,6 @@ class FileSubject(Subject):
             keep, root = self._keep or self._full, str(place(name))
             return EngineWay(work, start=start, keep=keep, root=root, **tier, **options)
 
-        def alone(number: int) -> Way:
-            start, root = b"%d-" % (number if self._keep else 0), str(place("alone"))
-            return TierWay(work, key_start=start, keep=self._keep, root=root, **tier)
-
         def files(kind: type[PlainFiles], number: int) -> Way:
             # With ``full``, round -1 fills the store and has nothing to remove.
             stale = f"{number - 1}." if self._full and number >= 0 else None
@@ -185,7 +180,6 @@ class FileSubject(Subject):
             made["kvtier, sealed"] = partial(engine, name="sealed", codec=f"aes-gcm:{keys}")
         if not self._full:
             made["kvtier, no digests"] = partial(engine, name="undigested", verify=False)
-            made["the tier alone"] = alone
             made["compiled part"] = lambda number: CompiledWay(work, place("compiled", number))
         if vllm_io is not None:
             made["vllm.fs_io_C"] = lambda number: files(VLLMFiles, number)
