@@ -28,7 +28,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 _EXTRAS = "cli,metrics,seal,testing,torch,uvloop,yaml"
 _SIDES = ("backends", "engines")
-# State machines of Hypothesis lack the mark ``hypothesis``; their only test is named runTest.
+# Hypothesis does not mark its state machines' tests, which are all named runTest.
 _SHORT = ("-m", "not hypothesis", "-k", "not runTest")
 
 

@@ -58,7 +58,7 @@ class RunningCalls:
         """Refuse new calls, and wait for running calls. Closing a second time is harmless.
 
         The wait has no time limit, so each call of the client library should have a time limit.
-        After a cancellation of the wait, new calls are still refused.
+        If the wait is cancelled, new calls are still refused.
         """
         self._is_closed = True
         await self._idle.wait()

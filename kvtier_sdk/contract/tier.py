@@ -347,7 +347,7 @@ class ChunkTierManager(SecondaryTierManager):
 
     @abstractmethod
     async def contains_chunk(self, key: OffloadKey) -> bool:
-        """Return true if the chunk of a ``key`` is stored.
+        """Return true if a chunk is stored under ``key``.
 
         Returns:
             True if :meth:`load_chunk` would find it.

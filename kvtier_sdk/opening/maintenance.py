@@ -65,7 +65,7 @@ class BlockingTier:
         return cls(client, reported, clock)
 
     def result_of(self, job: Job | None) -> JobResult:
-        """Return a job's result, which comes at the latest shortly after the job's deadline."""
+        """Wait for a job and return its result; the wait ends shortly after the job's deadline."""
         # The queue was empty, so ``None`` means a refusal, usually because the breaker is open.
         if job is None:
             raise TierUnavailableError(f"{self.client.spec.name}: its breaker is open")

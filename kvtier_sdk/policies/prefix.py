@@ -65,8 +65,8 @@ class PrefixPolicy(EvictionPolicy):
         # For each class, the time of each chunk's last use, oldest first.
         self._queues: list[_Queue] = [OrderedDict() for _ in _CLASSES]
         self._queue_of = [self._queues[of] for of in _CLASS_OF]
-        # The number of uses of evicted chunks, by a hash of the key, in two generations. Forgetting
-        # chunks one by one, oldest first, would sometimes block the thread for too long.
+        # The number of uses of evicted chunks, by a hash of the key. The older generation is
+        # forgotten at once, because forgetting chunks one by one would sometimes block the thread.
         self._ghosts: dict[int, int] = {}
         self._older_ghosts: dict[int, int] = {}
         self._most_ghosts = 0

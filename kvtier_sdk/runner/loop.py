@@ -230,7 +230,7 @@ class TierLoop:
             self._store_watch = self._clock.spawn(watch, name=f"watch {self.spec.name}")
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Start or queue jobs; cancel them after :meth:`close`. Call this on the loop's thread."""
+        """Start or queue jobs; a closed loop cancels them. Call this on the loop's thread."""
         now_s = self._clock.now_s()
         for job in jobs:
             run = _Run(job, now_s, [None] * len(job.keys))

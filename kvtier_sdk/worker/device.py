@@ -33,7 +33,7 @@ class Copy(ABC):
 
     @abstractmethod
     def error(self) -> str | None:
-        """Return the reason why an ended copy failed, or ``None`` if it succeeded."""
+        """Return why a finished copy failed, or ``None`` if it succeeded."""
 
     @abstractmethod
     def duration_s(self) -> float:

@@ -17,7 +17,7 @@ from kvtier_sdk.runner import ProcessRunner, TierRunner
 
 
 class HeldBackClock(SystemClock):
-    """A clock that records each sleep of a second or more, and ends the sleep at :meth:`go_on`."""
+    """A clock that records each sleep of at least a second, and ends it only in :meth:`go_on`."""
 
     def __init__(self) -> None:
         self.pauses_s: list[float] = []

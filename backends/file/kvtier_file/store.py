@@ -282,7 +282,7 @@ class ChunkStore:
         placed: Collection[OffloadKey] = ()
         try:
             self._reserve(missing, reserved, verdicts, directory.temporaries)
-            # Take the times after the reservation, so that they are later than those of others.
+            # Take the times after the reservation, because only then is every earlier use known.
             chunks = {
                 key: StoredChunk(self._id(key), self._object_bytes, used_ns)
                 for key, used_ns in zip(reserved, self._clock.take(len(reserved)), strict=True)

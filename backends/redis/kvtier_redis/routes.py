@@ -307,7 +307,7 @@ def open_route(config: RedisTierConfig, clock: Clock) -> Route:
 
 
 class _Credentials(CredentialProvider):
-    """A provider of the password, which may change from one connection to the next."""
+    """Gives redis-py the current password for each new connection, because it may change."""
 
     def __init__(self, username: str | None, password: SecretStr) -> None:
         self._username = username

@@ -1,4 +1,4 @@
-"""The S3 tier. aiobotocore finds credentials, lists and deletes; the tier reads and writes."""
+"""The S3 tier. It reads and writes objects; aiobotocore lists, deletes and finds credentials."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
         self._feed = StatsFeed()
         self._step = 0
         self._usage_due_s = 0.0
-        # Steps that are still needed until vLLM has read the metrics of the last work.
+        # Number of further steps in which vLLM must still read the metrics of the last work.
         self._steps_to_tell = 0
         # Steps until all copies from before a reset must have ended; 0 if no reset is pending.
         self._reset_steps = 0

@@ -108,7 +108,7 @@ class EngineOptions(IdentityOptions):
 
 
 class SpecOptions(EngineOptions, TieringConfig):
-    """The ``kv_connector_extra_config`` of kvtier's manager, in part with vLLM's option names."""
+    """The ``kv_connector_extra_config`` of kvtier's manager. Some options have vLLM's names."""
 
     # vLLM determines these values, so they are not options here.
     slots: ClassVar[None] = None  # type: ignore[misc]

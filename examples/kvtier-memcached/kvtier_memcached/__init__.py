@@ -38,7 +38,7 @@ class MemcachedTierConfig(kv.TierConfig):
 
 
 class MemcachedTier(kv.ChunkTierManager):
-    """A tier that cuts each chunk into pieces and keeps the pieces on one memcached server."""
+    """A tier that cuts each chunk into pieces. All pieces of a chunk are on the same server."""
 
     config_model = MemcachedTierConfig
     locality = kv.Locality.REMOTE

@@ -45,7 +45,7 @@ _STDERR = 2
 _READ_BYTES = 1 << 16
 #: The process's niceness, which lets the engine go first on a busy machine.
 _NICENESS = 5
-#: Time limits after the engine's end, for closing the tier and for ending the process.
+#: Once the engine is gone: time limits for closing the tier and for ending this process.
 _ORPHAN_CLOSE_S = 0.5
 _ORPHAN_END_S = 5.0
 #: Time limit for closing a tier that did not open.

@@ -88,7 +88,7 @@ class Probe:
         return await self._move("store", batch)
 
     async def load(self, batch: Sequence[LentBuffers]) -> list[TierError | None]:
-        """Load a ``batch`` of buffers from :meth:`empty`, and return one verdict per chunk."""
+        """Load chunks into a ``batch`` of :meth:`empty` buffers; return one verdict per chunk."""
         return await self._move("load", batch)
 
     async def delete(self, keys: Sequence[OffloadKey]) -> None:

@@ -111,7 +111,7 @@ class World:
         self.rules = Rules(self)
 
     def breach(self, rule: str, message: str) -> None:
-        """Raise a breach. The step's end raises it again, because a runner may have caught it."""
+        """Raise a breach; the end of the step raises it again, in case a runner has caught it."""
         breach = Breach(rule, message)
         self._first_breach = self._first_breach or breach
         raise breach
