@@ -206,9 +206,7 @@ def _busy() -> float:
 
     def ticks() -> tuple[int, int]:
         numbers = [int(text) for text in Path("/proc/stat").read_text().split()[1:9]]
-        return sum(numbers), numbers[3] + numbers[
-            4
-        ]  # idle time, with and without pending disk requests
+        return sum(numbers), numbers[3] + numbers[4]  # idle, and idle with pending disk requests
 
     before, idle_before = ticks()
     time.sleep(1)

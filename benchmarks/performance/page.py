@@ -22,10 +22,7 @@ ratios have quartiles in brackets. A ratio (columns "beside ...") is taken withi
 `make bench` measures it all and writes this page. [Benchmarks](benchmarks.md) says how the figures
 are made, and where the time goes.
 """
-_QUICK = (
-    "**These are figures of a quick run.** They show that the report works, and say nothing about "
-    "speed."
-)
+_QUICK = "**These figures are of a quick run, which shows only that the report works.**"
 
 
 def page(figures: Mapping[str, Figures]) -> str:
@@ -111,7 +108,7 @@ def _section(section: Section, figures: Figures) -> str:
         f"{command} · {rounds} round{'s' * (rounds > 1)} · "
         f"[all figures of all rounds](performance/{section.name}.json)"
     )
-    shown = _grids(figures) if not section.panels else [plot, *_tables(section, figures)]
+    shown = [plot, *_tables(section, figures)] if section.panels else []
     parts = [section.said(figures), section.question, *shown]
     parts += [*_absences(section, figures), notes]
     return head + "\n\n".join(filter(None, parts)) + "\n"
@@ -140,21 +137,6 @@ def _tables(section: Section, figures: Figures) -> Iterator[str]:
                         [", ".join(filter(None, (panel.title, label(case)))), *cells, *ratios]
                     )
         if len(lines) > 2:
-            yield _table(lines)
-
-
-def _grids(figures: Figures) -> Iterator[str]:
-    """Yield a table for each group, with the cases as columns."""
-    for run in figures.runs.values():
-        for group in dict.fromkeys(each.group for each in run.series):
-            of_group = [each for each in run.series if each.group == group]
-            cases = list(dict.fromkeys(each.case for each in of_group))
-            cells = {(each.quantity, each.case): median(each) or "" for each in of_group}
-            lines = [[group, *cases], ["---"] * (len(cases) + 1)]
-            lines += [
-                [quantity, *(cells.get((quantity, case), "") for case in cases)]
-                for quantity in dict.fromkeys(each.quantity for each in of_group)
-            ]
             yield _table(lines)
 
 

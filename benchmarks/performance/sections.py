@@ -97,8 +97,7 @@ class Section:
         title: the section's heading.
         question: text that says what is measured, and which programs are compared.
         runs: the benchmarks of the section.
-        panels: parts of the plot and the table. Without panels there is no plot, and each group has
-            a table with the cases as columns and the quantities as rows.
+        panels: parts of the plot and the table; without panels, the page links to the figures only.
         answer: sentences with placeholders, in which ``panel`` is an index. ``{panel:case:way}``
             becomes a median, ``{panel:case:way:peer}`` a ratio. ``{run:least:way:peer}`` becomes
             the smallest ratio of a run's cases, and ``{run:most:way:peer}`` the largest.
@@ -492,13 +491,14 @@ SCALE = Section(
 
 def _engine_section(
     engine: str,
+    mib: int,
     title: str,
     question: str,
     groups: Mapping[str, tuple[str, Sequence[Way]]],
     *cases: str,
 ) -> Section:
     name = engine.lower()
-    command = f"engine_storage.py {name}"
+    command = f"engine_storage.py {name} --mib {mib}"
     return Section(
         name,
         title,
@@ -530,6 +530,7 @@ _NATIVE = Way("client", "fs_native", "`fs_native`")
 
 LMCACHE = _engine_section(
     "LMCache",
+    128,
     "Beside LMCache's own adapters",
     "Each adapter gets tasks of 128 MiB in objects of 2 MiB, over one L1 in shared memory. A load "
     "finds the bytes in the page cache, or past it on the disk (`O_DIRECT`).",
@@ -547,6 +548,7 @@ LMCACHE = _engine_section(
 
 SGLANG = _engine_section(
     "SGLang",
+    64,  # the host pool's size
     "Beside SGLang's own storage",
     "Each storage gets batches of pages of 2 MiB by the functions that SGLang's storage threads "
     "call. A load finds the bytes in the page cache.",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeAlias
 
@@ -13,51 +12,37 @@ from kvtier_file.compiled import DONE, batch_io
 #: The name of a chunk, its header and its payload.
 Chunk: TypeAlias = tuple[str, memoryview, memoryview]
 
-_THREADS = 4
 _SHARD = "00"
 _USED_NS = 100
 _LIFETIME = (2**62, 0, 0)
 
 
 class CompiledFiles:
-    """Files of one directory; four threads each move and digest a part of every batch."""
+    """Files of one directory. Any thread may store and load a batch."""
 
     def __init__(self, root: Path, *, direct: bool) -> None:
         for place in (root, root / "tmp", root / _SHARD):
-            place.mkdir(mode=0o700, exist_ok=True)
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._root = os.open(root, os.O_RDONLY)
         self._temporaries = os.open(root / "tmp", os.O_RDONLY)
         self._flags = os.O_DIRECT if direct else 0
-        self._threads = ThreadPoolExecutor(_THREADS)
 
     def close(self) -> None:
-        self._threads.shutdown()
         os.close(self._root)
         os.close(self._temporaries)
 
     def store(self, chunks: Sequence[Chunk]) -> None:
-        list(self._threads.map(self._store, _parts(chunks)))
-
-    def load(self, chunks: Sequence[Chunk]) -> None:
-        list(self._threads.map(self._load, _parts(chunks)))
-
-    def _store(self, chunks: Sequence[Chunk]) -> None:
         batch_io.digest(len(chunks[0][2]), tuple(payload for _, _, payload in chunks))
         files = tuple((name, False, *buffers, _USED_NS) for name, *buffers in chunks)
         _check(batch_io.write(self._temporaries, self._flags, files))
         names = tuple((name, _SHARD, name) for name, *_ in chunks)
         _check(batch_io.place(self._temporaries, self._root, False, names))
 
-    def _load(self, chunks: Sequence[Chunk]) -> None:
-        digested = len(chunks[0][2])
-        length = len(chunks[0][1]) + digested
+    def load(self, chunks: Sequence[Chunk]) -> None:
+        header, payload = map(len, chunks[0][1:])
         files = tuple((_SHARD, *chunk, _USED_NS) for chunk in chunks)
-        _check(batch_io.read(self._root, length, digested, self._flags, False, _LIFETIME, files)[0])
-
-
-def _parts(chunks: Sequence[Chunk]) -> list[Sequence[Chunk]]:
-    size = -(-len(chunks) // _THREADS)
-    return [chunks[start : start + size] for start in range(0, len(chunks), size)]
+        sizes = (header + payload, payload)
+        _check(batch_io.read(self._root, *sizes, self._flags, False, _LIFETIME, files)[0])
 
 
 def _check(outcomes: bytes) -> None:

@@ -107,22 +107,22 @@ class VLLMFiles(PlainFiles):
         return paths, [self.work.slots[number][1] for number in numbers]
 
 
-class CompiledWay(Way):
+class CompiledWay(VLLMFiles):
     """An upper bound for the tier: its compiled part alone, with digests and O_DIRECT."""
 
     def __init__(self, work: Work, root: Path) -> None:
-        super().__init__(work)
+        super().__init__(work, root)
         self._files = CompiledFiles(root, direct=True)
         self._chunks = [(f"{number:020}", *buffers) for number, buffers in enumerate(work.slots)]
 
     async def close(self) -> None:
         self._files.close()
 
-    async def store(self) -> None:
-        self._files.store(self._chunks)
+    def _write(self, numbers: range) -> None:
+        self._files.store([self._chunks[number] for number in numbers])
 
-    async def load(self) -> None:
-        self._files.load(self._chunks)
+    def _read(self, numbers: range) -> None:
+        self._files.load([self._chunks[number] for number in numbers])
 
 
 class FileSubject(Subject):

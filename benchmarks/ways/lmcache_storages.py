@@ -8,6 +8,7 @@ import mmap
 import os
 import select
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -95,7 +96,6 @@ def storages(folder: Path, batch_bytes: int, stack: ExitStack) -> dict[str, dict
             storage = _Adapter(f"{group} {way}", adapter, objects, clear)
             made.setdefault(group, {})[way] = storage
     for group in ("file", "disk"):
-        (folder / group).mkdir(exist_ok=True)
         files = CompiledFiles(folder / group / "compiled part", direct=group == "disk")
         stack.callback(files.close)
         made[group]["compiled part"] = _Limit(files, objects)
@@ -103,29 +103,28 @@ def storages(folder: Path, batch_bytes: int, stack: ExitStack) -> dict[str, dict
 
 
 class _Limit(Storage):
-    """The compiled part of the file tier alone."""
+    """The compiled part of the file tier alone, called by four threads."""
 
     object_bytes = _OBJECT_BYTES
 
     def __init__(self, files: CompiledFiles, objects: Sequence[Any]) -> None:
         self._files = files
+        self._threads = ThreadPoolExecutor(4)
         self._parts = [held.raw_data[:_OBJECT_BYTES] for held in objects]
-        headers = memoryview(mmap.mmap(-1, len(objects) * _HEADER_BYTES))
-        self._chunks = [
-            (str(number), headers[start : start + _HEADER_BYTES], memoryview(part.numpy()))
-            for number, (start, part) in enumerate(
-                zip(range(0, len(headers), _HEADER_BYTES), self._parts, strict=True)
-            )
+        chunks = [
+            (str(number), memoryview(mmap.mmap(-1, _HEADER_BYTES)), memoryview(part.numpy()))
+            for number, part in enumerate(self._parts)
         ]
+        self._batches = [chunks[start::4] for start in range(4)]
 
     def parts(self) -> list[torch.Tensor]:
         return self._parts
 
     def store(self, number: int) -> None:
-        self._files.store(self._chunks)
+        list(self._threads.map(self._files.store, self._batches))
 
     def load(self, number: int) -> None:
-        self._files.load(self._chunks)
+        list(self._threads.map(self._files.load, self._batches))
 
 
 class _Adapter(Storage):
