@@ -13,8 +13,7 @@ from kvtier_file.compiled import DONE, batch_io
 Chunk: TypeAlias = tuple[str, memoryview, memoryview]
 
 _SHARD = "00"
-_USED_NS = 100
-_LIFETIME = (2**62, 0, 0)
+_USED_NS, _LIFETIME = 100, (2**62, 0, 0)
 
 
 class CompiledFiles:
