@@ -97,7 +97,8 @@ class Side:
 
 def flip_byte(path: Path) -> None:
     with path.open("r+b") as file:
-        middle = path.stat().st_size // 2
+        # The sign and the exponent of a number in the middle, in little-endian float32.
+        middle = path.stat().st_size // 8 * 4 + 3
         file.seek(middle)
         (byte,) = file.read(1)
         file.seek(middle)

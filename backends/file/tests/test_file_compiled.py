@@ -414,14 +414,20 @@ def test_without_a_library_there_are_no_digests(part):
         assert compiled.find_digests(part)
 
 
-async def test_the_tier_brings_the_digests_of_the_bytes_it_moves(bench, part, monkeypatch):
+# From the page cache, a load of more than 256 KiB is read and digested in pieces.
+@pytest.mark.parametrize("chunk_bytes", [100_000, 256 << 10, 600_001])
+@pytest.mark.parametrize("direct_io", ["auto", "off"])
+async def test_the_tier_brings_the_digests_of_the_bytes_it_moves(
+    bench, part, monkeypatch, chunk_bytes, direct_io
+):
+    bench.chunk_bytes = chunk_bytes
     brought = []
 
     def note(key, header, payload, digest):
         brought.append((digest, xxhash.xxh3_128_digest(payload[: bench.chunk_bytes])))
 
     monkeypatch.setattr(compiled, "batch_io", part)
-    tier = await bench.open()
+    tier = await bench.open(direct_io=direct_io)
     stores = [bench.full(key) for key in (KEY, NEIGHBOUR)]
     loads = [bench.empty(key) for key in (KEY, NEIGHBOUR)]
     for store, load in zip(stores, loads, strict=True):
@@ -430,6 +436,7 @@ async def test_the_tier_brings_the_digests_of_the_bytes_it_moves(bench, part, mo
     assert await tier.load(loads) == [None] * 2
     assert len(brought) == 4
     assert all(digest == expected for digest, expected in brought)
+    assert [bytes(load.payload) for load in loads] == [bytes(store.payload) for store in stores]
 
 
 async def test_the_tier_uses_it(bench, part, monkeypatch):
