@@ -97,8 +97,7 @@ class Side:
 
 def flip_byte(path: Path) -> None:
     with path.open("r+b") as file:
-        # The sign and the exponent of a number in the middle, in little-endian float32.
-        middle = path.stat().st_size // 8 * 4 + 3
+        middle = path.stat().st_size // 8 * 4 + 3  # the sign and exponent of a little-endian float32
         file.seek(middle)
         (byte,) = file.read(1)
         file.seek(middle)
