@@ -97,7 +97,7 @@ class Side:
 
 def flip_byte(path: Path) -> None:
     with path.open("r+b") as file:
-        middle = path.stat().st_size // 8 * 4 + 3  # the sign and exponent of a little-endian float32
+        middle = path.stat().st_size // 8 * 4 + 3  # a float32's sign and exponent
         file.seek(middle)
         (byte,) = file.read(1)
         file.seek(middle)
