@@ -155,7 +155,7 @@ class TieringConfig(StrictModel):
 
 
 def read_tiers(entries: Mapping[Place, object]) -> dict[Place, TierSpec]:
-    """Read the configurations of tiers (URLs, tables or specs), keyed by place.
+    """Read the ``entries`` of tiers, which are URLs, tables or specs, keyed by place.
 
     Raises:
         ConfigError: an entry is invalid, a name is repeated, or locations conflict; the message

@@ -32,7 +32,8 @@ class PoolMemory(SlotMemory, Protocol):
     """The part of the host pool's interface that a runner with a separate process needs."""
 
     @property
-    def slots(self) -> int: ...
+    def slots(self) -> int:
+        """Number of slots."""
 
     @property
     def layout(self) -> PoolLayout:

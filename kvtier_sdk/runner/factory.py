@@ -15,7 +15,7 @@ from kvtier_sdk.types import Locality, Medium
 
 
 def wants_process(spec: TierSpec) -> bool:
-    """Return true if a separate process is preferred or required for the tier.
+    """Return true if a separate process is preferred or required for the tier of a ``spec``.
 
     The runner option ``auto`` chooses a process for a tier that keeps its chunks outside of this
     machine's memory. In the engine's process, a thread that waits for a disk or a network would

@@ -32,8 +32,8 @@ def test_a_backend_tells_its_package_abilities_and_options() -> None:
         "target": "kvtier_redis:RedisTier",
         "url_schemes": ["redis", "redis+unix", "rediss"],
         "fault": None,
-        "summary": "Chunks as values of a Redis or Valkey server, a master behind Sentinel, or "
-        "a Cluster.",
+        "summary": "A tier that stores chunks in a Redis or Valkey server, a Sentinel group, or a "
+        "Cluster.",
         "contract_version": 1,
         "medium": "STORAGE",
         "locality": "REMOTE",
