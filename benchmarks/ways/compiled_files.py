@@ -12,8 +12,7 @@ from kvtier_file.compiled import DONE, batch_io
 #: The name of a chunk, its header and its payload.
 Chunk: TypeAlias = tuple[str, memoryview, memoryview]
 
-_SHARD = "00"
-_USED_NS, _LIFETIME = 100, (2**62, 0, 0)
+_SHARD, _USED_NS, _LIFETIME = "00", 100, (2**62, 0, 0)
 
 
 class CompiledFiles:

@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from ways.compiled_files import CompiledFiles
+from ways.compiled_files import CompiledFiles, batch_io
 from ways.engine_way import EngineWay
 from ways.way import Subject, Way, Work
 
@@ -180,6 +180,7 @@ class FileSubject(Subject):
             made["kvtier, sealed"] = partial(engine, name="sealed", codec=f"aes-gcm:{keys}")
         if not self._full:
             made["kvtier, no digests"] = partial(engine, name="undigested", verify=False)
+        if not self._full and batch_io is not None:
             made["compiled part"] = lambda number: CompiledWay(work, place("compiled", number))
         if vllm_io is not None:
             made["vllm.fs_io_C"] = lambda number: files(VLLMFiles, number)

@@ -24,7 +24,7 @@ from lmcache.v1.multiprocess.config import add_mp_server_args
 from lmcache.v1.platform import consume_fd
 from support.redis_server import Server
 
-from ways.compiled_files import CompiledFiles
+from ways.compiled_files import CompiledFiles, batch_io
 from ways.storage import Storage
 
 _OBJECT_BYTES = 2 << 20
@@ -95,7 +95,7 @@ def storages(folder: Path, batch_bytes: int, stack: ExitStack) -> dict[str, dict
                 adapter._spec = replace(adapter._spec, verify=False)
             storage = _Adapter(f"{group} {way}", adapter, objects, clear)
             made.setdefault(group, {})[way] = storage
-    for group in ("file", "disk"):
+    for group in ("file", "disk") if batch_io is not None else ():
         files = CompiledFiles(folder / group / "compiled part", direct=group == "disk")
         stack.callback(files.close)
         made[group]["compiled part"] = _Limit(files, objects)

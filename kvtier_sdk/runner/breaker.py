@@ -62,8 +62,6 @@ class Direction(Enum):
     A full disk must stop stores but not loads, so each direction has its own breaker.
     """
 
-    __hash__ = object.__hash__  # Enum.__hash__ is a slow Python function
-
     #: Lookups and loads.
     READ = "read"
     #: Stores.

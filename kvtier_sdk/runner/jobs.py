@@ -33,9 +33,6 @@ from kvtier_sdk.types import OffloadKey, RequestContext, Usage
 class Operation(Enum):
     """The kind of a job."""
 
-    # Each job hashes several members, and Enum.__hash__ is a slow Python function.
-    __hash__ = object.__hash__
-
     LOOKUP = "lookup"
     LOAD = "load"
     STORE = "store"
@@ -50,8 +47,6 @@ EVERY_CHUNK: OffloadKey = b""
 
 class Verdict(Enum):
     """The outcome of a job for one key. The metrics count failures by these values."""
-
-    __hash__ = object.__hash__  # Enum.__hash__ is a slow Python function
 
     OK = "ok"
     NOT_FOUND = "not_found"
