@@ -36,6 +36,8 @@ from support.vllm_engine import (
     same,
 )
 
+from kvtier_file.file_io import open_direct
+
 #: A model whose keys and values take 4 KiB per layer and token, in float32.
 SHAPE = {
     "hidden_size": 1024,
@@ -66,24 +68,23 @@ class Side:
         must_be_equal(same([computed], [loaded]) and loaded["cached"] > 0)
         for case, served in (("computed", computed), ("from files", loaded)):
             yield case, "time to first token", "ms", 1e3 * served["first_token_s"]
-        files = [
-            path
-            for path in self._root.rglob("*")
-            if path.is_file() and path.stat().st_size >= self._chunk_bytes
-        ]
-        yield "disk alone", "time to first token", "ms", 1e3 * read_s(set(files) - self._read)
-        self._read.update(files)
+        files = self._files()
+        yield "disk alone", "time to first token", "ms", 1e3 * read_s(files - self._read)
+        self._read = files
 
     def serve_damaged(self, number: int) -> Iterator[Sample]:
         prompt = make_prompt(number, self._chunks)
         before = self._serve(prompt)
         self._forget()
-        for path in self._root.rglob("*"):
-            if path.is_file() and path.stat().st_size >= self._chunk_bytes:
-                flip_byte(path)
+        for path in self._files():
+            flip_byte(path)
         after = self._serve(prompt)
         yield "damaged files", "tokens from them", "tokens", after["cached"]
         yield "damaged files", "same answer", "", float(same([before], [after]))
+
+    def _files(self) -> set[Path]:
+        files = filter(Path.is_file, self._root.rglob("*"))
+        return {path for path in files if path.stat().st_size >= self._chunk_bytes}
 
     def _serve(self, prompt: list[int]) -> dict[str, Any]:
         (output,) = self._engine.generate(prompts=[prompt])
@@ -110,7 +111,7 @@ def read_s(paths: Iterable[Path]) -> float:
 
     def read(buffer: mmap.mmap) -> None:
         for path in rest:
-            fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+            fd = open_direct(str(path), os.O_RDONLY, 0)  # an absolute path
             os.preadv(fd, [buffer], 0)
             os.close(fd)
 
@@ -145,6 +146,7 @@ def main() -> None:
         interpreter = Interpreter(folder / "interpreter", threads=options.threads)
         stack.callback(interpreter.close)
         sides = {}
+        chunks, chunk_bytes = options.tokens // BLOCK_TOKENS, BLOCK_TOKENS * options.layers * 4096
         # With these limits, the engine computes a prompt in one step, as on a GPU.
         lengths = dict.fromkeys(("max_model_len", "max_num_batched_tokens"), options.tokens + 256)
         for number, name in enumerate((OURS_B, OURS_A, VLLM)):
@@ -152,10 +154,6 @@ def main() -> None:
             root.mkdir(mode=0o700)
             log = folder / f"engine-{number}.log"
             engine = Engine(interpreter, model, log, offloading(name, root), **lengths)
-            chunks, chunk_bytes = (
-                options.tokens // BLOCK_TOKENS,
-                BLOCK_TOKENS * options.layers * 4096,
-            )
             sides[name] = Side(stack.enter_context(engine), root, chunks, chunk_bytes)
             print(f"started: {name}", file=sys.stderr, flush=True)
         group = f"{options.tokens:,} tokens"

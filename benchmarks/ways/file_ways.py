@@ -107,7 +107,7 @@ class VLLMFiles(PlainFiles):
         return paths, [self.work.slots[number][1] for number in numbers]
 
 
-class CompiledWay(VLLMFiles):
+class CompiledWay(PlainFiles):
     """An upper bound for the tier: its compiled part alone, with digests and O_DIRECT."""
 
     def __init__(self, work: Work, root: Path) -> None:
@@ -117,6 +117,9 @@ class CompiledWay(VLLMFiles):
 
     async def close(self) -> None:
         self._files.close()
+
+    def _calls(self) -> list[range]:
+        return self.work.batches()
 
     def _write(self, numbers: range) -> None:
         self._files.store([self._chunks[number] for number in numbers])

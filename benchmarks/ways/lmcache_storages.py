@@ -102,23 +102,30 @@ def storages(folder: Path, batch_bytes: int, stack: ExitStack) -> dict[str, dict
     return made
 
 
-class _Limit(Storage):
-    """The compiled part of the file tier alone, called by four threads."""
+class _L1Storage(Storage):
+    """A storage of objects in the L1."""
 
     object_bytes = _OBJECT_BYTES
 
-    def __init__(self, files: CompiledFiles, objects: Sequence[Any]) -> None:
-        self._files = files
-        self._threads = ThreadPoolExecutor(4)
-        self._parts = [held.raw_data[:_OBJECT_BYTES] for held in objects]
-        chunks = [
-            (str(number), memoryview(mmap.mmap(-1, _HEADER_BYTES)), memoryview(part.numpy()))
-            for number, part in enumerate(self._parts)
-        ]
-        self._batches = [chunks[start::4] for start in range(4)]
+    def __init__(self, objects: Sequence[Any]) -> None:
+        self._objects = objects
 
     def parts(self) -> list[torch.Tensor]:
-        return self._parts
+        return [held.raw_data[:_OBJECT_BYTES] for held in self._objects]
+
+
+class _Limit(_L1Storage):
+    """The compiled part of the file tier alone, called by four threads."""
+
+    def __init__(self, files: CompiledFiles, objects: Sequence[Any]) -> None:
+        super().__init__(objects)
+        self._files = files
+        self._threads = ThreadPoolExecutor(4)
+        chunks = [
+            (str(number), memoryview(mmap.mmap(-1, _HEADER_BYTES)), memoryview(part.numpy()))
+            for number, part in enumerate(self.parts())
+        ]
+        self._batches = [chunks[start::4] for start in range(4)]
 
     def store(self, number: int) -> None:
         list(self._threads.map(self._files.store, self._batches))
@@ -127,21 +134,16 @@ class _Limit(Storage):
         list(self._threads.map(self._files.load, self._batches))
 
 
-class _Adapter(Storage):
+class _Adapter(_L1Storage):
     """An L2 adapter, called as LMCache's controllers call it, with one task for all objects."""
-
-    object_bytes = _OBJECT_BYTES
 
     def __init__(
         self, name: str, adapter: Any, objects: Sequence[Any], clear: Callable[[], object]
     ) -> None:
+        super().__init__(objects)
         self._name = name
         self._adapter = adapter
-        self._objects = objects
         self._clear = clear
-
-    def parts(self) -> list[torch.Tensor]:
-        return [held.raw_data[:_OBJECT_BYTES] for held in self._objects]
 
     def store(self, number: int) -> None:
         adapter = self._adapter

@@ -29,14 +29,12 @@ class TierWay(Way):
         *,
         key_start: bytes = b"",
         may_evict: bool = False,
-        keep: bool = False,
         **options: object,
     ) -> None:
         super().__init__(work)
         self._options = options
         self._key_start = key_start
         self._may_evict = may_evict
-        self._keep = keep
 
     async def open(self) -> None:
         spec = TierSpec.from_options(self._options)
@@ -56,7 +54,7 @@ class TierWay(Way):
 
     async def close(self) -> None:
         # Delete through the tier, because the tier keeps the directories for the next round.
-        for numbers in () if self._keep else self.work.batches():
+        for numbers in self.work.batches():
             await self._tier.delete(list(map(self._key, numbers)))
         await self._tier.close()
 

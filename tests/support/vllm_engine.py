@@ -98,7 +98,7 @@ OUR_MANAGER = Way("b", "KVTierOffloadingSpec")
 #: Allowed difference of log-probabilities. The number of tokens computed at once affects the order
 #: of floating-point sums, and so changes log-probabilities by up to 3e-5, with any tier.
 #: A wrong token in a prompt changes all of the top five log-probabilities by at least 7e-3.
-LOGPROB_ERROR = 2e-4
+LOGPROB_ERROR = 1e-4
 
 
 def same(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> bool:
