@@ -5,7 +5,7 @@ Backends, policies and codecs import from this package, and engines' adapters im
 """
 
 from kvtier_sdk.aio.blocking import run_blocking
-from kvtier_sdk.aio.clock import Clock, SystemClock
+from kvtier_sdk.aio.clock import Clock, SystemClock, wait_out
 from kvtier_sdk.aio.connection import Connection
 from kvtier_sdk.aio.connection_pool import ConnectionPool
 from kvtier_sdk.aio.running_calls import RunningCalls
@@ -60,6 +60,7 @@ from kvtier_sdk.metrics import (
     metric_samples,
 )
 from kvtier_sdk.namespace import Namespace, StoredNamespace
+from kvtier_sdk.object_names import ObjectNames
 from kvtier_sdk.options.tier import (
     BoundedTierConfig,
     ExpiringTierConfig,
@@ -136,6 +137,7 @@ __all__ = [
     "Metric",
     "MetricKind",
     "Namespace",
+    "ObjectNames",
     "OffloadKey",
     "OffloadingEvent",
     "Operation",
@@ -187,4 +189,5 @@ __all__ = [
     "run_blocking",
     "serve_metrics",
     "split_offload_key",
+    "wait_out",
 ]

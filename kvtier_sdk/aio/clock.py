@@ -106,7 +106,18 @@ TimerHandle = asyncio.TimerHandle
 
 
 async def wait_out(tasks: Sequence[asyncio.Future[Any]]) -> None:
-    """Wait until all tasks have ended, and only then raise a cancellation of the caller."""
+    """Wait until all tasks have ended, and only then raise a cancellation of the caller.
+
+    A tier needs this function if its client goes on after a cancellation, because the SDK takes the
+    buffers back when the coroutine ends::
+
+        task = context.clock.spawn(client.put(name, transfer.buffers), name="put")
+        await wait_out([task])
+        await task
+
+    Args:
+        tasks: the tasks to wait for. Their exceptions are not raised.
+    """
     cancelled: asyncio.CancelledError | None = None
     while any(not task.done() for task in tasks):
         try:
@@ -114,6 +125,8 @@ async def wait_out(tasks: Sequence[asyncio.Future[Any]]) -> None:
         except asyncio.CancelledError as error:
             cancelled = error
     if cancelled is not None:
+        for task in tasks:
+            task.cancelled() or task.exception()  # asyncio logs an exception that nobody retrieves
         raise cancelled
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from obstore.store import AzureStore, GCSStore, ObjectStore, S3Store
 from pydantic import BeforeValidator, Field, SecretStr, model_validator
 
-from kvtier_sdk import Count, Flag, Seconds, TierConfig, TierURL
+import kvtier_sdk as kv
 
 _MAKERS: dict[str, Any] = {"gs": GCSStore, "az": AzureStore, "s3": S3Store}
 #: The options of each service. _THEIRS has obstore's name for an option if the names differ.
@@ -37,7 +37,7 @@ _Prefix = Annotated[str, _text(r"([\w~-][\w.~-]*(/(?!$)|$))*", "a prefix such as
 _Endpoint = Annotated[str, _text(r"https?://[^/?#@]+(/[^?#@]*)?", "a URL such as 'https://host'")]
 
 
-class ObstoreTierConfig(TierConfig):
+class ObstoreTierConfig(kv.TierConfig):
     """Options of the obstore tier.
 
     Without credentials in the options, obstore looks for them in the environment (``AWS_*``,
@@ -77,12 +77,12 @@ class ObstoreTierConfig(TierConfig):
     sas_token: SecretStr | None = None
     service_account_key: SecretStr | None = None
     settings: dict[str, str] = Field(default_factory=dict)
-    conditional_put: Flag = True
-    connections: Count = Field(16, ge=1, le=1024)
-    connect_timeout_s: Seconds = Field(2.0, alias="connect_timeout", gt=0)
-    timeout_s: Seconds = Field(5.0, alias="timeout", gt=0)
+    conditional_put: kv.Flag = True
+    connections: kv.Count = Field(16, ge=1, le=1024)
+    connect_timeout_s: kv.Seconds = Field(2.0, alias="connect_timeout", gt=0)
+    timeout_s: kv.Seconds = Field(5.0, alias="timeout", gt=0)
     tls_ca: str | None = None
-    tls_verify: Flag = True
+    tls_verify: kv.Flag = True
 
     needs = (
         *(("access_key_id", "secret_access_key"), ("secret_access_key", "access_key_id")),
@@ -101,7 +101,7 @@ class ObstoreTierConfig(TierConfig):
         return self
 
     @classmethod
-    def options_from_url(cls, url: TierURL) -> dict[str, Any]:
+    def options_from_url(cls, url: kv.TierURL) -> dict[str, Any]:
         """Parse a URL such as ``gs://bucket/prefix`` or ``obstore://bucket/prefix?service=s3``."""
         place = {"bucket": url.host, "prefix": url.path.strip("/") or None, "port": url.port}
         # A URL with a port, a user or a password is refused later, because no such options exist.

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import re
 
-from kvtier_sdk import (
-    ChunkNotFoundError,
-    TierAuthError,
-    TierCapacityError,
-    TierError,
-    TierTimeoutError,
-    TierUnavailableError,
-)
+import kvtier_sdk as kv
 
 _STATUS = re.compile(r"\bstatus: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
@@ -24,7 +17,7 @@ _IN_WORDS = {
 _BUSY = frozenset({408, 429, 500, 502, 503, 504})
 
 
-class SettingError(TierUnavailableError):
+class SettingError(kv.TierUnavailableError):
     """An error caused by a wrong setting. ``open`` raises it as :class:`kvtier_sdk.ConfigError`."""
 
 
@@ -33,7 +26,7 @@ def first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0].strip()
 
 
-def error_of(error: BaseException) -> TierError:
+def error_of(error: BaseException) -> kv.TierError:
     text, first = str(error), first_line(error)
     status = int(found[1]) if (found := _STATUS.search(text)) else 0
     code = found[1] if (found := _CODE.search(text)) else ""
@@ -41,18 +34,18 @@ def error_of(error: BaseException) -> TierError:
     if code in ("NoSuchBucket", "ContainerNotFound"):
         return SettingError(f"the bucket does not exist ({said}); create it, or correct 'bucket'")
     if isinstance(error, FileNotFoundError):
-        return ChunkNotFoundError("no such chunk")
+        return kv.ChunkNotFoundError("no such chunk")
     if status in (401, 403):
-        return TierAuthError(f"the server denies access ({said}); check the credentials")
+        return kv.TierAuthError(f"the server denies access ({said}); check the credentials")
     if status == 507:
-        return TierCapacityError(f"the server has no room ({said})")
+        return kv.TierCapacityError(f"the server has no room ({said})")
     if status in _BUSY:
-        return TierUnavailableError(f"the server cannot answer now ({said})")
+        return kv.TierUnavailableError(f"the server cannot answer now ({said})")
     if "BareRedirect" in text:
         return SettingError("the bucket is in another region; set option 'region'")
     if kind := _KIND.search(text):
         if kind[1] == "Timeout":
-            return TierTimeoutError("no answer within 'timeout'")
+            return kv.TierTimeoutError("no answer within 'timeout'")
         reason = next(filter(None, found.groups())) if (found := _REASON.search(text)) else kind[1]
-        return TierUnavailableError(f"no connection: {_IN_WORDS.get(reason, reason)}")
-    return TierError(first or f"obstore failed: {type(error).__name__}")
+        return kv.TierUnavailableError(f"no connection: {_IN_WORDS.get(reason, reason)}")
+    return kv.TierError(first or f"obstore failed: {type(error).__name__}")

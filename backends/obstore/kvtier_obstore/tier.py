@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, ClassVar
@@ -13,30 +11,14 @@ import obstore
 from obstore.exceptions import AlreadyExistsError
 from obstore.store import ObjectStore
 
+import kvtier_sdk as kv
 from kvtier_obstore.config import ObstoreTierConfig
 from kvtier_obstore.faults import SettingError, error_of, first_line
-from kvtier_sdk import (
-    Capability,
-    ChunkNotFoundError,
-    ChunkTierManager,
-    ConfigError,
-    CorruptChunkError,
-    Entry,
-    Locality,
-    Medium,
-    OffloadKey,
-    StoredNamespace,
-    TierContext,
-    TierError,
-    Transfer,
-)
 
-_SUFFIX = ".kv"
-_MANIFEST = "manifest.json"
 _MOST_MANIFEST_BYTES = 1 << 20
 
 
-class ObstoreTier(ChunkTierManager):
+class ObstoreTier(kv.ChunkTierManager):
     """A tier that keeps chunks in a bucket, under the same names as :class:`kvtier_s3.S3Tier`.
 
     A single request writes an object, so an existing object is always whole. A request of obstore
@@ -45,72 +27,75 @@ class ObstoreTier(ChunkTierManager):
     """
 
     config_model = ObstoreTierConfig
-    medium = Medium.STORAGE
-    locality = Locality.REMOTE
-    capabilities = Capability.DELETE | Capability.SCAN | Capability.NAMESPACES
+    medium = kv.Medium.STORAGE
+    locality = kv.Locality.REMOTE
+    capabilities = kv.Capability.DELETE | kv.Capability.SCAN | kv.Capability.NAMESPACES
     contract_version: ClassVar[int] = 1
     config: ObstoreTierConfig
 
-    def __init__(self, config: ObstoreTierConfig, context: TierContext) -> None:
+    def __init__(self, config: ObstoreTierConfig, context: kv.TierContext) -> None:
         super().__init__(config, context)
         self.fan_out = config.connections
-        self._root = f"{config.prefix}/".removeprefix("/")
-        self._start = f"{self._root}{context.namespace.fingerprint}/"
+        self._names = kv.ObjectNames(config.prefix, context.namespace)
         self._made: tuple[dict[str, str], ObjectStore] | None = None
 
     async def open(self) -> None:
         try:
-            await self._call(obstore.list_with_delimiter_async, self._start)
+            await self._call(obstore.list_with_delimiter_async, self._names.start)
             if not self.context.maintenance:
                 manifest = self.context.namespace.manifest_json().encode()
-                await self._call(self._put, self._start + _MANIFEST, [memoryview(manifest)])
+                await self._call(self._put, self._names.manifest, [memoryview(manifest)])
         except SettingError as error:
-            raise ConfigError(str(error)) from None
+            raise kv.ConfigError(str(error)) from None
 
     async def close(self) -> None:
         self._made = None  # dropping the last reference closes the store's connections
 
-    async def contains_chunk(self, key: OffloadKey) -> bool:
-        with suppress(ChunkNotFoundError):
-            await self._call(obstore.head_async, self._name(key))
+    async def contains_chunk(self, key: kv.OffloadKey) -> bool:
+        with suppress(kv.ChunkNotFoundError):
+            await self._call(obstore.head_async, self._names.of(key))
             return True
         return False
 
-    async def store_chunk(self, transfer: Transfer) -> None:
+    async def store_chunk(self, transfer: kv.Transfer) -> None:
         put = partial(self._put, replace=transfer.replace or not self.config.conditional_put)
-        await self._to_its_end(self._call(put, self._name(transfer.key), transfer.buffers))
+        await self._call_to_its_end(put, self._names.of(transfer.key), transfer.buffers)
 
-    async def load_chunk(self, transfer: Transfer) -> None:
-        stored = await self._call(self._get, self._name(transfer.key), self.context.object_bytes)
+    async def load_chunk(self, transfer: kv.Transfer) -> None:
+        stored = await self._call(
+            self._get, self._names.of(transfer.key), self.context.object_bytes
+        )
         split = len(transfer.header)
         transfer.header[:], transfer.payload[:] = stored[:split], stored[split:]
 
-    async def delete(self, keys: Sequence[OffloadKey]) -> None:
-        async def delete(key: OffloadKey) -> None:
-            with suppress(ChunkNotFoundError):
-                await self._to_its_end(self._call(obstore.delete_async, self._name(key)))
+    async def delete(self, keys: Sequence[kv.OffloadKey]) -> None:
+        async def delete(key: kv.OffloadKey) -> None:
+            with suppress(kv.ChunkNotFoundError):
+                await self._call_to_its_end(obstore.delete_async, self._names.of(key))
 
         calls = [partial(delete, key) for key in keys]
         await self.context.clock.gather_bounded(calls, limit=self.fan_out)
         self.context.report_removed(keys)
 
-    async def scan(self) -> AsyncIterator[Entry]:
+    async def scan(self) -> AsyncIterator[kv.Entry]:
         with _translating():
-            async for page in obstore.list(self._store(), prefix=self._start):
+            async for page in obstore.list(self._store(), prefix=self._names.start):
                 for found in page:
-                    key = self._key_in(found["path"])
+                    key = self._names.key_in(found["path"])
                     if key is not None:
-                        yield Entry(key, found["size"], found["last_modified"].timestamp())
+                        yield kv.Entry(key, found["size"], found["last_modified"].timestamp())
 
-    async def namespaces(self) -> AsyncIterator[StoredNamespace]:
-        listing = await self._call(obstore.list_with_delimiter_async, self._root)
+    async def namespaces(self) -> AsyncIterator[kv.StoredNamespace]:
+        listing = await self._call(obstore.list_with_delimiter_async, self._names.root)
         for directory in listing["common_prefixes"]:
             fingerprint = directory.rpartition("/")[2]
-            if StoredNamespace.is_fingerprint(fingerprint):
+            if kv.StoredNamespace.is_fingerprint(fingerprint):
                 manifest = None
-                with suppress(ChunkNotFoundError, CorruptChunkError):
-                    manifest = await self._call(self._get, f"{directory}/{_MANIFEST}", None)
-                yield StoredNamespace.read(fingerprint, bytes(manifest) if manifest else None)
+                with suppress(kv.ChunkNotFoundError, kv.CorruptChunkError):
+                    manifest = await self._call(
+                        self._get, self._names.manifest_of(fingerprint), None
+                    )
+                yield kv.StoredNamespace.read(fingerprint, bytes(manifest) if manifest else None)
 
     def _store(self) -> ObjectStore:
         """Return obstore's store. Make a new store if a secret has changed."""
@@ -126,17 +111,12 @@ class ObstoreTier(ChunkTierManager):
         with _translating():
             return await call(self._store(), *arguments)
 
-    async def _to_its_end(self, call: Coroutine[object, object, None]) -> None:
-        """Wait until the call ends, even if this task is cancelled."""
-        task = self.context.clock.spawn(call, name="obstore")
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError:
-            while not task.done():
-                with suppress(asyncio.CancelledError):
-                    await asyncio.wait([task])
-            task.exception()  # asyncio would log an exception that is never retrieved
-            raise
+    async def _call_to_its_end(
+        self, call: Callable[..., Awaitable[Any]], *arguments: object
+    ) -> None:
+        task = self.context.clock.spawn(self._call(call, *arguments), name="obstore")
+        await kv.wait_out([task])
+        await task
 
     @staticmethod
     async def _put(
@@ -152,26 +132,15 @@ class ObstoreTier(ChunkTierManager):
         found = await obstore.get_async(store, name)
         stored_bytes = found.meta["size"]
         if stored_bytes != size_bytes and (size_bytes or stored_bytes > _MOST_MANIFEST_BYTES):
-            raise CorruptChunkError(f"{stored_bytes} bytes stored; expected {size_bytes}")
+            raise kv.CorruptChunkError(f"{stored_bytes} bytes stored; expected {size_bytes}")
         return memoryview(await found.bytes_async())
-
-    def _name(self, key: OffloadKey) -> str:
-        shard = hashlib.blake2b(key, digest_size=1).hexdigest()
-        return f"{self._start}{shard}/{key.hex()}{_SUFFIX}"
-
-    def _key_in(self, name: str) -> OffloadKey | None:
-        try:
-            key = bytes.fromhex(name.rpartition("/")[2].removesuffix(_SUFFIX))
-        except ValueError:
-            return None
-        return key if self._name(key) == name else None
 
 
 @contextmanager
 def _translating() -> Iterator[None]:
     try:
         yield
-    except TierError:
+    except kv.TierError:
         raise
     except BaseException as error:
         # obstore reports a panic as a BaseException whose class cannot be imported.

@@ -10,9 +10,8 @@ from contextlib import suppress
 
 from kvtier_s3.bucket import Bucket, StoredObject
 from kvtier_s3.config import S3TierConfig
-from kvtier_s3.names import Names
 from kvtier_s3.objects import Objects
-from kvtier_sdk import TierContext, TierError
+from kvtier_sdk import ObjectNames, TierContext, TierError
 
 # A process that has not renewed its signature for this many intervals counts as dead.
 _SILENT_INTERVALS = 3
@@ -39,7 +38,7 @@ class Sweeper:
         context: TierContext,
         bucket: Bucket,
         objects: Objects,
-        names: Names,
+        names: ObjectNames,
     ) -> None:
         self._config = config
         self._context = context
@@ -48,7 +47,8 @@ class Sweeper:
         self._names = names
         # The start time comes first, so that the oldest process stays the owner.
         started_ms = int(context.clock.wall_s() * 1000)
-        self._signature = f"{names.sweepers}{started_ms:013x}-{uuid.uuid4().hex}"
+        self._signatures = f"{names.root}sweepers/"
+        self._signature = f"{self._signatures}{started_ms:013x}-{uuid.uuid4().hex}"
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -79,8 +79,7 @@ class Sweeper:
         """Write the signature; the owner also sweeps. Return true if another sweep must follow."""
         await self._objects.write(self._signature, [b"{}"])
         signed = {
-            found.name: found.modified_s
-            async for found in self._bucket.listing(self._names.sweepers)
+            found.name: found.modified_s async for found in self._bucket.listing(self._signatures)
         }
         now_s = signed.get(self._signature)
         if now_s is None:

@@ -10,7 +10,6 @@ from typing import ClassVar
 from kvtier_s3.bucket import Bucket
 from kvtier_s3.config import S3TierConfig
 from kvtier_s3.faults import SettingError
-from kvtier_s3.names import Names
 from kvtier_s3.objects import Objects
 from kvtier_s3.sweeper import Sweeper
 from kvtier_sdk import (
@@ -23,6 +22,7 @@ from kvtier_sdk import (
     Entry,
     Locality,
     Medium,
+    ObjectNames,
     OffloadKey,
     RequestContext,
     StoredNamespace,
@@ -62,7 +62,7 @@ class S3Tier(ChunkTierManager):
     def __init__(self, config: S3TierConfig, context: TierContext) -> None:
         super().__init__(config, context)
         self.fan_out = config.connections
-        self._names = Names(config.prefix, context.namespace)
+        self._names = ObjectNames(config.prefix, context.namespace)
         self._manifest = context.namespace.manifest_json().encode()
         self._manifest_due_s = 0.0
         self._opened = AsyncExitStack()
@@ -133,10 +133,10 @@ class S3Tier(ChunkTierManager):
         async for directory in self._bucket.directories(self._names.root):
             fingerprint = directory.removeprefix(self._names.root).removesuffix("/")
             if StoredNamespace.is_fingerprint(fingerprint):
-                yield StoredNamespace.read(fingerprint, await self._manifest_in(directory))
+                yield StoredNamespace.read(fingerprint, await self._manifest_of(fingerprint))
 
-    async def _manifest_in(self, directory: str) -> bytes | None:
-        name = self._names.manifest_in(directory)
+    async def _manifest_of(self, fingerprint: str) -> bytes | None:
+        name = self._names.manifest_of(fingerprint)
         async for found in self._bucket.listing(name):
             if found.name == name:
                 if found.size_bytes > _MOST_MANIFEST_BYTES:
