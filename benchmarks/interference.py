@@ -1,12 +1,13 @@
 """Measure how much longer an engine's steps take while a tier works.
 
 A thread acts as the engine and runs steps of Python and torch back to back. At each step the tier
-gets stores and loads of 2 MiB of random bytes, so many that they add up to ``--mbps``. The ways:
+gets stores and loads of 2 MiB of random bytes, as many as ``--mbps`` says. The tier runs in one of
+these ways:
 
     process   the tier in a separate process, the default for disks and remote stores
     thread    the tier in a thread of the engine's process
-    apart     the limit: another program moves the same bytes, and shares only the machine with the
-              engine
+    apart     the best case: another program moves the same bytes, and shares only the machine with
+              the engine
 
 The tier rests and works alternately, for a quarter of a second each. p50 and p99 are the ratios of
 the steps' times during work to the times during rest. "longer" is the growth of the mean step.

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Self
+from typing import ClassVar, Self
 
 from kvtier_sdk.chunk_header import HEADER_VERSION
 from kvtier_sdk.options.secrets import masked
@@ -111,6 +111,9 @@ class StoredNamespace(Namespace):
         fault: the reason why ``facts`` is empty: ``"no manifest"``, ``"unreadable manifest"`` or
             ``"unverified manifest"``; empty if the facts are verified.
     """
+
+    #: A tier reads at most this much of a manifest, because anyone may have written it.
+    MOST_BYTES: ClassVar[int] = 1 << 20
 
     stored_under: str
     fault: str = ""

@@ -245,7 +245,7 @@ def _scan(
                 "remove it, or install it again"
             )
             continue
-        # As in an import, the first package of a name on the path hides the others.
+        # As with imports, the first package on the path with a given name hides later ones.
         name = package.name.replace("_", "-") if points else ""
         if points and name not in seen:
             seen.add(name)

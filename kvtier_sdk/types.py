@@ -9,6 +9,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
+from kvtier_sdk.errors import CorruptChunkError
+
 #: The name of a chunk: the chain hash of its tokens, then the index of its KV-cache group in four
 #: bytes, big-endian. vLLM uses the same layout (``vllm/v1/kv_offload/base.py``), so keys pass
 #: through unchanged.
@@ -208,6 +210,17 @@ class Transfer:
         if self.unverified is not None:
             self.unverified(self.key, self._header, self.payload, digest)
             self.unverified = None
+
+    def fill(self, stored: bytes | memoryview) -> None:
+        """Fill a load's buffers from ``stored``, all bytes of the chunk's object.
+
+        Raises:
+            CorruptChunkError: the object is shorter or longer than the buffers.
+        """
+        if len(stored) != self.object_bytes:
+            raise CorruptChunkError(f"{len(stored)} bytes stored; expected {self.object_bytes}")
+        split = len(self._header)
+        self._header[:], self.payload[:] = stored[:split], stored[split:]
 
     def with_payload(self, payload: memoryview) -> Transfer:
         """Return a copy with another ``payload``, for a tier that wraps another tier.

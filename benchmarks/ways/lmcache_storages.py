@@ -91,7 +91,7 @@ def storages(folder: Path, batch_bytes: int, stack: ExitStack) -> dict[str, dict
             adapter = create_l2_adapter(parsed, l1.get_l1_memory_desc())
             stack.callback(adapter.close)
             if way == _UNDIGESTED:
-                # The adapter has no option for this, and opens its tiers later.
+                # The adapter has no option that turns digests off, but opens its tiers later.
                 adapter._spec = replace(adapter._spec, verify=False)
             storage = _Adapter(f"{group} {way}", adapter, objects, clear)
             made.setdefault(group, {})[way] = storage

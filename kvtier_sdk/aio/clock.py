@@ -111,7 +111,7 @@ async def wait_out(tasks: Sequence[asyncio.Future[Any]]) -> None:
     A tier needs this function if its client goes on after a cancellation, because the SDK takes the
     buffers back when the coroutine ends::
 
-        task = context.clock.spawn(client.put(name, transfer.buffers), name="put")
+        task = context.clock.spawn(tier.store_chunk(transfer), name="put")
         await wait_out([task])
         await task
 

@@ -68,7 +68,7 @@ def _root(
     logging.getLogger("kvtier").setLevel(logging.WARNING)
 
 
-# The help lists the commands in this order, in which an operator usually needs them.
+# The help lists the commands in this order, roughly that in which an operator needs them.
 app.command("check")(check_command)
 tier_app.command("ls")(ls_command)
 tier_app.command("du")(du_command)

@@ -6,6 +6,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, Protocol
 
 from kvtier_sdk.aio.clock import Clock
@@ -174,8 +175,7 @@ class SecondaryTierManager(ABC):
                 stored = self._objects.get(transfer.key)
                 if stored is None:
                     return ChunkNotFoundError("no such chunk")
-                split = len(transfer.header)
-                transfer.header[:], transfer.payload[:] = stored[:split], stored[split:]
+                transfer.fill(stored)
                 return None
 
     Attributes:
@@ -375,6 +375,18 @@ class ChunkTierManager(SecondaryTierManager):
             TierError: the object could not be read for another reason.
         """
 
+    async def delete_chunk(self, key: OffloadKey) -> None:
+        """Delete the chunk under ``key``; a missing one is ignored. (:attr:`Capability.DELETE`)
+
+        Raises:
+            TierError: the chunk was not deleted.
+        """
+        await SecondaryTierManager.delete(self, [key])
+
+    async def delete(self, keys: Sequence[OffloadKey]) -> None:
+        calls = [partial(self.delete_chunk, key) for key in keys]
+        await self.context.clock.gather_bounded(calls, limit=self.fan_out)
+
     async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
         async def contains(key: OffloadKey) -> bool | ChunkError:
             try:
@@ -383,8 +395,7 @@ class ChunkTierManager(SecondaryTierManager):
                 return fault
 
         found = await self.context.clock.gather_bounded(
-            [lambda key=key: contains(key) for key in keys],  # type: ignore[misc]
-            limit=self.fan_out,
+            [partial(contains, key) for key in keys], limit=self.fan_out
         )
         check_any_answered(found)
         return [not isinstance(one, ChunkError) and one for one in found]
@@ -406,6 +417,5 @@ class ChunkTierManager(SecondaryTierManager):
             return None
 
         return await self.context.clock.gather_bounded(
-            [lambda transfer=transfer: verdict(transfer) for transfer in batch],  # type: ignore[misc]
-            limit=self.fan_out,
+            [partial(verdict, transfer) for transfer in batch], limit=self.fan_out
         )

@@ -8,7 +8,7 @@ import threading
 
 from kvtier_sdk.errors import TierContractError
 
-#: The most counters and gauges of one tier, because each adds a series to the monitoring system.
+#: A limit on a tier's counters and gauges, because each adds a series to the monitoring system.
 MAX_METRICS = 32
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")

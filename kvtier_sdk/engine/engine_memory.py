@@ -211,7 +211,7 @@ def _open_shared(memory: Region) -> int | None:
 
 
 def descriptor_of(view: memoryview) -> int | None:
-    """Return a duplicate of an open descriptor of the file whose start ``view`` maps, or ``None``.
+    """If ``view`` maps a file from its start, return a duplicate of a descriptor of that file.
 
     The engine may not expose its descriptor, but the kernel lists this process's open files.
     """

@@ -43,8 +43,8 @@ class Admission:
 
     An eviction shows that the tier is full. The tier counts as full until it reports a removal that
     is not an eviction, or until it clearly has room. Room means free bytes within its capacity, or
-    free bytes on its disk if the tier evicted below its capacity. A tier that reports no evictions
-    or no usage gets every chunk.
+    free bytes on its disk if the tier evicted before it reached its capacity. A tier that reports
+    no evictions or no usage gets every chunk.
     """
 
     def __init__(self, stats: TierStats, log: TierLog, *, enabled: bool) -> None:

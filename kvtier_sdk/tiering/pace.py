@@ -33,7 +33,8 @@ class Pace:
         # The index is ``operation is _LOAD``, because hashing an enumeration's member is slow.
         self._under_way = [0, 0]
         self._progress_s = [-math.inf, -math.inf]
-        # The time of the last answer, or of the start of a later load if no other load ran then.
+        # The time of the last answer, or of the last start of a load while no other load ran,
+        # whichever is later.
         self._heard_s = 0.0
         # The mean speed of loads, over the time in which at least one load is running.
         self._bytes_per_s = 0.0

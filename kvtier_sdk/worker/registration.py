@@ -48,7 +48,7 @@ _pieces: list[_Piece] = []
 
 
 class Registration:
-    """A registration of all slots until :meth:`release`. A failed creation undoes its own work."""
+    """A registration of all slots until :meth:`release`. If it fails, no slot stays registered."""
 
     def __init__(self, host: HostLayout, driver: Driver) -> None:
         self._held: list[_Piece] = []

@@ -1,4 +1,4 @@
-"""An urgent load, submitted after 1 GiB of loads and 1 GiB of stores."""
+"""An urgent load finishes before the 1 GiB of loads and 1 GiB of stores submitted ahead of it."""
 
 from __future__ import annotations
 

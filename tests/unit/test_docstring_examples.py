@@ -63,7 +63,10 @@ def test_a_block_of_code_runs(name: str, tmp_path: Path) -> None:
     async def contains_chunk(key: bytes) -> bool:
         return True
 
-    tier = SimpleNamespace(contains_chunk=contains_chunk)
+    async def store_chunk(transfer: kvtier_sdk.Transfer) -> None:
+        pass
+
+    tier = SimpleNamespace(contains_chunk=contains_chunk, store_chunk=store_chunk)
     given = {"context": context, "clock": context.clock, "key": key, "keys": [key], "tier": tier}
     given |= {"namespace": context.namespace, "pool": kvtier_sdk.HostPool(4, 4096), "slot": 0}
     run(name, path=path, root=tmp_path, transfer=lent.transfer, **given)

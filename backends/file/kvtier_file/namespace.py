@@ -30,12 +30,11 @@ from kvtier_file.directories import ClosingFd, Directories, open_file
 from kvtier_file.errors import ABSENT, FOREIGN
 from kvtier_file.file_io import open_direct, read_buffers
 from kvtier_file.temporaries import Temporaries, TemporaryNames
-from kvtier_sdk import ChunkNotFoundError, CorruptChunkError, OffloadKey, Transfer
+from kvtier_sdk import ChunkNotFoundError, CorruptChunkError, OffloadKey, StoredNamespace, Transfer
 
 SHARDS = tuple(f"{shard:02x}" for shard in range(256))
 
 _MANIFEST = "manifest.json"
-_MOST_MANIFEST_BYTES = 1 << 20
 _SUFFIX = ".kv"
 
 
@@ -247,7 +246,7 @@ class NamespaceDirectory:
         try:
             flags = os.O_RDONLY | os.O_NONBLOCK
             with ClosingFd(open_file(_MANIFEST, flags, self._fd)) as fd:
-                return os.read(fd, _MOST_MANIFEST_BYTES)
+                return os.read(fd, StoredNamespace.MOST_BYTES)
         except OSError:
             return None
 

@@ -458,7 +458,7 @@ class ChunkStore:
             usage.discard(chunk_id, evicted=evicted)
 
     def _reconcile(self, directory: NamespaceDirectory, keys: Sequence[OffloadKey]) -> None:
-        """Count chunks as they are on disk, and remove files that can never be loaded."""
+        """Correct the count to match the disk for ``keys``; remove files that cannot be loaded."""
         # Before the first count there is nothing to correct.
         if not keys or not self._usage.is_counted:
             return

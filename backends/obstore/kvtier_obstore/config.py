@@ -10,16 +10,15 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from obstore.store import AzureStore, GCSStore, ObjectStore, S3Store
 from pydantic import BeforeValidator, Field, SecretStr, model_validator
 
-import kvtier_sdk as kv
+from kvtier_sdk import Count, Flag, Seconds, TierConfig, TierURL
 
 _MAKERS: dict[str, Any] = {"gs": GCSStore, "az": AzureStore, "s3": S3Store}
-#: The options of each service. _THEIRS has obstore's name for an option if the names differ.
+#: The options of each service, with other names in obstore for two of them.
 _OPTIONS = {
-    "gs": {"endpoint", "service_account_key"},
-    "az": {"endpoint", "account_name", "account_key", "sas_token"},
-    "s3": {"endpoint", "region", "access_key_id", "secret_access_key"},
+    "gs": {"endpoint": "base_url", "service_account_key": ""},
+    "az": {"endpoint": "", "account_name": "", "account_key": "", "sas_token": "sas_key"},
+    "s3": dict.fromkeys(("endpoint", "region", "access_key_id", "secret_access_key"), ""),
 }
-_THEIRS = {("gs", "endpoint"): "base_url", ("az", "sas_token"): "sas_key"}
 
 
 def _text(pattern: str, kind: str) -> BeforeValidator:
@@ -37,7 +36,7 @@ _Prefix = Annotated[str, _text(r"([\w~-][\w.~-]*(/(?!$)|$))*", "a prefix such as
 _Endpoint = Annotated[str, _text(r"https?://[^/?#@]+(/[^?#@]*)?", "a URL such as 'https://host'")]
 
 
-class ObstoreTierConfig(kv.TierConfig):
+class ObstoreTierConfig(TierConfig):
     """Options of the obstore tier.
 
     Without credentials in the options, obstore looks for them in the environment (``AWS_*``,
@@ -77,12 +76,12 @@ class ObstoreTierConfig(kv.TierConfig):
     sas_token: SecretStr | None = None
     service_account_key: SecretStr | None = None
     settings: dict[str, str] = Field(default_factory=dict)
-    conditional_put: kv.Flag = True
-    connections: kv.Count = Field(16, ge=1, le=1024)
-    connect_timeout_s: kv.Seconds = Field(2.0, alias="connect_timeout", gt=0)
-    timeout_s: kv.Seconds = Field(5.0, alias="timeout", gt=0)
+    conditional_put: Flag = True
+    connections: Count = Field(16, ge=1, le=1024)
+    connect_timeout_s: Seconds = Field(2.0, alias="connect_timeout", gt=0)
+    timeout_s: Seconds = Field(5.0, alias="timeout", gt=0)
     tls_ca: str | None = None
-    tls_verify: kv.Flag = True
+    tls_verify: Flag = True
 
     needs = (
         *(("access_key_id", "secret_access_key"), ("secret_access_key", "access_key_id")),
@@ -95,13 +94,13 @@ class ObstoreTierConfig(kv.TierConfig):
 
     @model_validator(mode="after")
     def _check_service(self) -> Self:
-        for name in set().union(*_OPTIONS.values()) - _OPTIONS[self.service]:
+        for name in set().union(*_OPTIONS.values()) - _OPTIONS[self.service].keys():
             if getattr(self, name) is not None:
                 raise ValueError(f"option {name!r} is for another service than {self.service!r}")
         return self
 
     @classmethod
-    def options_from_url(cls, url: kv.TierURL) -> dict[str, Any]:
+    def options_from_url(cls, url: TierURL) -> dict[str, Any]:
         """Parse a URL such as ``gs://bucket/prefix`` or ``obstore://bucket/prefix?service=s3``."""
         place = {"bucket": url.host, "prefix": url.path.strip("/") or None, "port": url.port}
         # A URL with a port, a user or a password is refused later, because no such options exist.
@@ -119,12 +118,11 @@ class ObstoreTierConfig(kv.TierConfig):
         # Each chunk's header has a digest, so the request's signature need not cover the payload.
         settings = {"unsigned_payload": "true"} if self.service == "s3" else {}
         settings |= self.settings
-        for name in _OPTIONS[self.service]:
+        for name, theirs in _OPTIONS[self.service].items():
             value = getattr(self, name)
-            if isinstance(value, SecretStr):
-                value = value.get_secret_value()
             if value is not None:
-                settings[_THEIRS.get((self.service, name), name)] = value
+                secret = isinstance(value, SecretStr)
+                settings[theirs or name] = value.get_secret_value() if secret else value
         return settings
 
     def make_store(self, settings: dict[str, str]) -> ObjectStore:

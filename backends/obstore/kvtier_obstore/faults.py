@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import re
 
-import kvtier_sdk as kv
+from kvtier_sdk import (
+    ChunkNotFoundError,
+    TierAuthError,
+    TierCapacityError,
+    TierError,
+    TierTimeoutError,
+    TierUnavailableError,
+)
 
 _STATUS = re.compile(r"\bstatus: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
@@ -14,10 +21,9 @@ _IN_WORDS = {
     "UnknownIssuer": "its certificate is not trusted; set option 'tls_ca'",
     "InvalidContentType": "the server does not speak TLS; write 'http:' in option 'endpoint'",
 }
-_BUSY = frozenset({408, 429, 500, 502, 503, 504})
 
 
-class SettingError(kv.TierUnavailableError):
+class SettingError(TierUnavailableError):
     """An error caused by a wrong setting. ``open`` raises it as :class:`kvtier_sdk.ConfigError`."""
 
 
@@ -26,7 +32,7 @@ def first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0].strip()
 
 
-def error_of(error: BaseException) -> kv.TierError:
+def error_of(error: BaseException) -> TierError:
     text, first = str(error), first_line(error)
     status = int(found[1]) if (found := _STATUS.search(text)) else 0
     code = found[1] if (found := _CODE.search(text)) else ""
@@ -34,18 +40,18 @@ def error_of(error: BaseException) -> kv.TierError:
     if code in ("NoSuchBucket", "ContainerNotFound"):
         return SettingError(f"the bucket does not exist ({said}); create it, or correct 'bucket'")
     if isinstance(error, FileNotFoundError):
-        return kv.ChunkNotFoundError("no such chunk")
+        return ChunkNotFoundError("no such chunk")
     if status in (401, 403):
-        return kv.TierAuthError(f"the server denies access ({said}); check the credentials")
+        return TierAuthError(f"the server denies access ({said}); check the credentials")
     if status == 507:
-        return kv.TierCapacityError(f"the server has no room ({said})")
-    if status in _BUSY:
-        return kv.TierUnavailableError(f"the server cannot answer now ({said})")
+        return TierCapacityError(f"the server has no room ({said})")
+    if status in (408, 429) or status >= 500:
+        return TierUnavailableError(f"the server cannot answer now ({said})")
     if "BareRedirect" in text:
         return SettingError("the bucket is in another region; set option 'region'")
     if kind := _KIND.search(text):
         if kind[1] == "Timeout":
-            return kv.TierTimeoutError("no answer within 'timeout'")
+            return TierTimeoutError("no answer within 'timeout'")
         reason = next(filter(None, found.groups())) if (found := _REASON.search(text)) else kind[1]
-        return kv.TierUnavailableError(f"no connection: {_IN_WORDS.get(reason, reason)}")
-    return kv.TierError(first or f"obstore failed: {type(error).__name__}")
+        return TierUnavailableError(f"no connection: {_IN_WORDS.get(reason, reason)}")
+    return TierError(first or f"obstore failed: {type(error).__name__}")

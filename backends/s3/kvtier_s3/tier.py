@@ -36,7 +36,6 @@ from kvtier_sdk import (
     check_any_answered,
 )
 
-_MOST_MANIFEST_BYTES = 1 << 20
 # A store also writes the manifest if the last write is this old, in case the bucket was emptied.
 _MANIFEST_INTERVAL_S = 60.0
 
@@ -139,7 +138,7 @@ class S3Tier(ChunkTierManager):
         name = self._names.manifest_of(fingerprint)
         async for found in self._bucket.listing(name):
             if found.name == name:
-                if found.size_bytes > _MOST_MANIFEST_BYTES:
+                if found.size_bytes > StoredNamespace.MOST_BYTES:
                     return b""
                 text = bytearray(found.size_bytes)
                 # Another process may have removed or overwritten the object since it was listed.

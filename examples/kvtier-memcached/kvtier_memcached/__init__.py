@@ -82,9 +82,8 @@ class MemcachedTier(kv.ChunkTierManager):
     async def load_chunk(self, transfer: kv.Transfer) -> None:
         await self._pieces.load(self._name(transfer.key), transfer.buffers)
 
-    async def delete(self, keys: Sequence[kv.OffloadKey]) -> None:
-        calls = [partial(self._pieces.remove, self._name(key)) for key in keys]
-        await self.context.clock.gather_bounded(calls, limit=self.fan_out)
+    async def delete_chunk(self, key: kv.OffloadKey) -> None:
+        await self._pieces.remove(self._name(key))
 
     async def close(self) -> None:
         if hasattr(self, "_pieces"):

@@ -2,7 +2,7 @@
 
 import sqlite3
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import kvtier_sdk as kv
@@ -60,9 +60,8 @@ class SQLiteTier(kv.ChunkTierManager):
             raise kv.CorruptChunkError("stored with another length")
         transfer.header[:], transfer.payload[:] = rows[0]
 
-    async def delete(self, keys: Sequence[kv.OffloadKey]) -> None:
-        for key in keys:
-            await self._run(f"DELETE {_MINE}", self._space, key)
+    async def delete_chunk(self, key: kv.OffloadKey) -> None:
+        await self._run(f"DELETE {_MINE}", self._space, key)
 
     async def close(self) -> None:
         if hasattr(self, "_db"):

@@ -375,7 +375,7 @@ class ProcessRunner(LoopRunner):
         self._watched = False
 
     def _readable(self) -> None:
-        """Notify the engine once; the engine's next poll watches the socket again."""
+        """Notify the engine, and stop watching the socket until the engine's next poll."""
         child = self._child
         if child is not None:
             self._remove_reader(child.data)

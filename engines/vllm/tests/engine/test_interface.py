@@ -1,4 +1,4 @@
-"""Makes the calls of vLLM's scheduler and workers without an engine, on two releases of vLLM."""
+"""Calls the connector as vLLM does, on two releases of vLLM, without an engine."""
 
 import inspect
 import json
