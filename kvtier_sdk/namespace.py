@@ -110,9 +110,9 @@ class StoredNamespace(Namespace):
             :meth:`sealed_by` do not change it.
         fault: the reason why ``facts`` is empty: ``"no manifest"``, ``"unreadable manifest"`` or
             ``"unverified manifest"``; empty if the facts are verified.
+        MOST_BYTES: how much of a manifest a tier reads, because anyone may have written it.
     """
 
-    #: A tier reads at most this much of a manifest, because anyone may have written it.
     MOST_BYTES: ClassVar[int] = 1 << 20
 
     stored_under: str

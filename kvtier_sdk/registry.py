@@ -18,6 +18,7 @@ from typing import NamedTuple, TypeVar, cast
 from kvtier_sdk.contract import (
     CONTRACT_VERSION,
     ChunkCodec,
+    ChunkTierManager,
     EvictionPolicy,
     SecondaryTierManager,
     StorePolicy,
@@ -280,8 +281,10 @@ def _fault_of(backend: object, info: BackendInfo) -> str | None:
     if missing:
         return f"{info.target} does not implement {', '.join(missing)}"
     for capability in backend.capabilities:
-        method = str(capability.name).lower()
-        if getattr(backend, method) is getattr(SecondaryTierManager, method):
+        method, base = str(capability.name).lower(), SecondaryTierManager
+        if getattr(backend, method) is ChunkTierManager.delete:
+            method, base = "delete_chunk", ChunkTierManager
+        if getattr(backend, method) is getattr(base, method):
             return f"{info.target} declares {capability.name} but does not implement {method}"
     for method in _METHODS:
         function = inspect.unwrap(getattr(backend, method, None))  # type: ignore[arg-type]

@@ -215,7 +215,7 @@ def test_an_unknown_name_lists_the_installed_and_the_closest(install: Install) -
         (GOOD.replace("contract_version = 1", ""), "declares contract_version None"),
         (INCOMPLETE, "Tier does not implement contains_chunk, load_chunk"),
         ("from kvtier_sdk import ChunkTierManager as Tier", "declares contract_version None"),
-        (ANNOUNCING, "Tier declares DELETE but does not implement delete"),
+        (ANNOUNCING, "Tier declares DELETE but does not implement delete_chunk"),
         (
             GOOD.replace("async def load", "def load"),
             "Tier.load_chunk is not a coroutine function; use 'async def load_chunk'",
