@@ -4,10 +4,11 @@ Layout, little-endian, 64 bytes::
 
     offset  length  field
     0       4       magic, b"KVTC"
-    4       2       format version
-    6       2       flags: 1 if the payload is sealed by a codec, else 0
-    8       8       header length: 64 plus the envelope, rounded up to the tier's alignment
-    16      8       payload length, before padding
+    4       1       format version
+    5       1       flags: 1 if the payload is sealed by a codec, 2 if it is compressed
+    6       2       header length: 64 plus the envelope, rounded up to the tier's alignment
+    8       8       chunk length
+    16      8       payload length, before padding: the chunk length, or less if compressed
     24      16      binding: xxh3-128 of the namespace's fingerprint and the key
     40      16      payload digest: xxh3-128; zeros if the payload is sealed or digests are off
     56      8       header check: xxh3-64 of the 56 bytes before it
@@ -27,11 +28,13 @@ from xxhash import xxh3_64_intdigest, xxh3_128_digest
 from kvtier_sdk.errors import ChunkAuthError, CorruptChunkError, TierContractError
 from kvtier_sdk.types import OffloadKey
 
-HEADER_VERSION = 1
+HEADER_VERSION = 2
 _MAGIC = b"KVTC"
-_FIELDS = struct.Struct("<4sHHQQ16s16s")
+_FIELDS = struct.Struct("<4sBBHQQ16s16s")
 _CHECK = struct.Struct("<Q")
 _DIGEST_BYTES = 16
+_SEALED, _COMPRESSED = 1, 2
+_FLAGS_AT = 5
 _HEADER_BYTES = _FIELDS.size + _CHECK.size
 
 
@@ -47,16 +50,23 @@ class ChunkHeader:
     """A writer and checker of one tier's headers. It is immutable, so any thread may use it."""
 
     def __init__(
-        self, fingerprint: str, chunk_bytes: int, *, verify: bool = True, sealed: bool = False
+        self,
+        fingerprint: str,
+        chunk_bytes: int,
+        alignment: int = 1,
+        *,
+        verify: bool = True,
+        sealed: bool = False,
     ) -> None:
         self._fingerprint = fingerprint.encode()
         self._chunk_bytes = chunk_bytes
+        self._payload_bytes = round_up(chunk_bytes, alignment)
         self._verify = verify
         self._sealed = sealed
 
     @property
     def digest_bytes(self) -> int:
-        """Length of the part of a payload that the digest covers; 0 if there is no digest."""
+        """Maximum length of the part of a payload that the digest covers; 0 for no digest."""
         return self._chunk_bytes if self._verify and not self._sealed else 0
 
     def seal(
@@ -66,19 +76,25 @@ class ChunkHeader:
         payload: memoryview,
         digest: bytes | None = None,
     ) -> None:
-        """Write a chunk's header; compute the payload's digest if ``digest`` is ``None``."""
+        """Write a chunk's header; compute the payload's digest if ``digest`` is ``None``.
+
+        A payload that is shorter than a chunk is marked as compressed.
+        """
+        compressed = len(payload) < self._payload_bytes
+        stored_bytes = len(payload) if compressed else self._chunk_bytes
         if not self.digest_bytes:
             digest = bytes(_DIGEST_BYTES)
         elif digest is None:
-            digest = xxh3_128_digest(payload[: self._chunk_bytes])
+            digest = xxh3_128_digest(payload[:stored_bytes])
         elif len(digest) != _DIGEST_BYTES:
             raise TierContractError(f"brought a digest of {len(digest)} bytes, not {_DIGEST_BYTES}")
         fields = _FIELDS.pack(
             _MAGIC,
             HEADER_VERSION,
-            self._sealed,
+            _SEALED * self._sealed | _COMPRESSED * compressed,
             len(header),
             self._chunk_bytes,
+            stored_bytes,
             self._binding(key),
             digest,
         )
@@ -100,7 +116,9 @@ class ChunkHeader:
             return
         fields = bytes(header[: _FIELDS.size])
         (check,) = _CHECK.unpack(header[_FIELDS.size : _HEADER_BYTES])
-        magic, version, flags, length, chunk_bytes, binding, expected = _FIELDS.unpack(fields)
+        magic, version, flags, length, chunk_bytes, stored_bytes, binding, expected = (
+            _FIELDS.unpack(fields)
+        )
         if magic != _MAGIC:
             raise CorruptChunkError("the object does not begin with a kvtier header")
         if check != xxh3_64_intdigest(fields):
@@ -109,20 +127,28 @@ class ChunkHeader:
             raise CorruptChunkError(
                 f"format version {version}; this release reads {HEADER_VERSION}"
             )
-        if flags != self._sealed:
+        if flags & ~_COMPRESSED != self._sealed:
             if self._sealed:
                 raise ChunkAuthError("the chunk is not sealed")
             raise CorruptChunkError(f"flags {flags}; expected 0")
         if length != len(header):
             raise CorruptChunkError(f"header of {length} bytes; expected {len(header)}")
         if chunk_bytes != self._chunk_bytes:
-            raise CorruptChunkError(f"payload of {chunk_bytes} bytes; expected {self._chunk_bytes}")
+            raise CorruptChunkError(f"chunk of {chunk_bytes} bytes; expected {self._chunk_bytes}")
+        padded_bytes = stored_bytes if flags & _COMPRESSED else self._payload_bytes
+        if len(payload) != padded_bytes:
+            raise CorruptChunkError(f"payload of {len(payload)} bytes; expected {padded_bytes}")
         if binding != self._binding(key):
             raise CorruptChunkError("the chunk belongs to another key or namespace")
         if self._sealed:
             return
-        if (digest or xxh3_128_digest(payload[: self._chunk_bytes])) != expected:
+        if (digest or xxh3_128_digest(payload[:stored_bytes])) != expected:
             raise CorruptChunkError("the payload does not match its digest")
+
+    @staticmethod
+    def is_compressed(header: memoryview) -> bool:
+        """Return true if a checked header says that the payload is compressed."""
+        return bool(header[_FLAGS_AT] & _COMPRESSED)
 
     def associated_data(self, key: OffloadKey, header: memoryview) -> bytes:
         """Return a sealed payload's associated data: header fields, namespace and key."""

@@ -139,6 +139,10 @@ class Transfer:
         os.preadv(fd, transfer.buffers, 0)  # load
         os.close(fd)
 
+    An object may be shorter than the buffers of a load, because the SDK may compress chunks. So a
+    tier whose :attr:`SecondaryTierManager.fixed_length` is false says how long a loaded object is:
+    :meth:`received` after it filled the buffers, or :meth:`fill` in their place.
+
     Both views belong to the SDK. A backend may use them until its ``store`` or ``load`` call ends,
     by returning, by raising or by a cancellation.
 
@@ -149,15 +153,19 @@ class Transfer:
     Attributes:
         key: the name of the chunk.
         request: the request that caused the transfer.
-        payload: a contiguous view of the chunk's bytes, of format ``B``. Its length is
-            ``context.chunk_bytes``, rounded up to the tier's ``alignment``.
+        payload: a contiguous view of the chunk's bytes, of format ``B``. Its length is a multiple
+            of the tier's ``alignment``: for a load ``context.payload_bytes``, for a store that or
+            less.
         replace: for a store, true if the last load of the chunk failed. The tier's object may
             then be damaged, so overwrite it without asking whether it exists.
         unsealed: the function behind :meth:`seal`, or ``None`` once sealed; for the SDK only.
         unverified: the function behind :meth:`verify`, or ``None``; for the SDK only.
     """
 
-    __slots__ = ("_header", "key", "payload", "replace", "request", "unsealed", "unverified")
+    __slots__ = (
+        *("_header", "_received_bytes", "key", "payload", "replace", "request"),
+        *("unsealed", "unverified"),
+    )
 
     def __init__(
         self,
@@ -176,6 +184,7 @@ class Transfer:
         self.unsealed: _Finish | None = unsealed
         self.unverified: _Finish | None = None
         self._header = header
+        self._received_bytes = len(payload)
 
     @property
     def header(self) -> memoryview:
@@ -198,6 +207,23 @@ class Transfer:
             self.unsealed(self.key, self._header, self.payload, digest)
             self.unsealed = None
 
+    def received(self, object_bytes: int) -> None:
+        """Say how long a loaded object is, its header included, once it is in the buffers.
+
+        Raises:
+            CorruptChunkError: the object has no payload, or is longer than the buffers.
+        """
+        if not len(self._header) < object_bytes <= self.object_bytes:
+            raise CorruptChunkError(
+                f"{object_bytes} bytes stored; expected {len(self._header)} to {self.object_bytes}"
+            )
+        self._received_bytes = object_bytes - len(self._header)
+
+    @property
+    def arrived(self) -> memoryview:
+        """The part of :attr:`payload` that the last load filled."""
+        return self.payload[: self._received_bytes]
+
     def verify(self, digest: bytes | None = None) -> None:
         """Check a loaded chunk in this thread, so that the SDK does not check it on the event loop.
 
@@ -208,19 +234,18 @@ class Transfer:
             CorruptChunkError: the bytes are damaged or another chunk's. Return it as the verdict.
         """
         if self.unverified is not None:
-            self.unverified(self.key, self._header, self.payload, digest)
+            self.unverified(self.key, self._header, self.arrived, digest)
             self.unverified = None
 
     def fill(self, stored: bytes | memoryview) -> None:
         """Fill a load's buffers from ``stored``, all bytes of the chunk's object.
 
         Raises:
-            CorruptChunkError: the object is shorter or longer than the buffers.
+            CorruptChunkError: as for :meth:`received`.
         """
-        if len(stored) != self.object_bytes:
-            raise CorruptChunkError(f"{len(stored)} bytes stored; expected {self.object_bytes}")
+        self.received(len(stored))
         split = len(self._header)
-        self._header[:], self.payload[:] = stored[:split], stored[split:]
+        self._header[:], self.arrived[:] = stored[:split], stored[split:]
 
     def with_payload(self, payload: memoryview) -> Transfer:
         """Return a copy with another ``payload``, for a tier that wraps another tier.
@@ -228,6 +253,13 @@ class Transfer:
         The copy shares the header, which this call seals. On the copy, :meth:`verify` does nothing.
         """
         return Transfer(self.key, self.request, self.header, payload, replace=self.replace)
+
+    def compressed(self, payload: memoryview) -> Transfer:
+        """Return a store of the same chunk whose ``payload`` is shorter; for the SDK only."""
+        unsealed = self.unsealed
+        return Transfer(
+            self.key, self.request, self._header, payload, replace=self.replace, unsealed=unsealed
+        )
 
     @property
     def buffers(self) -> tuple[memoryview, memoryview]:

@@ -53,9 +53,9 @@ class TierContext:
         name: the tier's name, unique in its manager.
         namespace: all facts that decide whether stored bytes can be reused; keep chunks of
             different ``namespace.fingerprint`` apart.
-        chunk_bytes: length of a chunk's payload, before rounding up to the tier's alignment.
+        chunk_bytes: length of a chunk, before rounding up to the tier's alignment.
         header_bytes: length of a transfer's header.
-        payload_bytes: length of a transfer's payload view: ``chunk_bytes``, rounded up.
+        payload_bytes: maximum length of a transfer's payload: ``chunk_bytes``, rounded up.
         clock: the source of time, sleeping and tasks; a tier uses no other clock.
         logger: this tier's own logger.
         report_removed: tells the SDK that chunks are gone from the tier. Any thread may call it; it
@@ -69,8 +69,8 @@ class TierContext:
             changes nothing by itself: ``open`` makes no namespace and evicts nothing, ``lookup``
             and ``load`` record no use and remove nothing. ``store`` is not called; ``delete``
             works as usual.
-        digest_bytes: number of bytes at the start of a payload that a digest covers; 0 if the SDK
-            wants no digest. Only a tier that computes digests itself needs this number
+        digest_bytes: number of bytes at the start of a payload that a digest covers, or all of a
+            shorter payload; 0 if the SDK wants no digest. Only a tier that computes digests itself needs this number
             (:meth:`Transfer.seal`).
     """
 
@@ -89,7 +89,7 @@ class TierContext:
 
     @property
     def object_bytes(self) -> int:
-        """Length in bytes of every stored object: header and payload."""
+        """Maximum length in bytes of a stored object: header and payload."""
         return self.header_bytes + self.payload_bytes
 
     def counter(self, name: str) -> TierCounter:
@@ -189,6 +189,8 @@ class SecondaryTierManager(ABC):
             its client can crash, or holds the interpreter lock for long.
         max_batch_keys: the most keys of one call of ``lookup``, ``load``, ``store``, ``touch`` and
             ``delete``; the SDK splits longer batches. ``None`` for no limit.
+        fixed_length: true for a tier whose objects must all be of ``context.object_bytes``. It gets
+            no compressed chunks, and need not call :meth:`Transfer.received`.
         runner_defaults: the tier's own defaults for the options that every tier has, as they are
             written in a configuration. The operator's settings override them. Example for a store
             behind a slow link: ``{"lookup_deadline": "200ms", "concurrency": 4}``.
@@ -204,6 +206,7 @@ class SecondaryTierManager(ABC):
     alignment: ClassVar[int] = 1
     needs_process: ClassVar[bool] = False
     max_batch_keys: ClassVar[int | None] = None
+    fixed_length: ClassVar[bool] = False
     runner_defaults: ClassVar[Mapping[str, Any]] = {}
     contract_version: ClassVar[int]
 
@@ -263,8 +266,8 @@ class SecondaryTierManager(ABC):
     async def load(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
         """Load chunks: fill each transfer's buffers from its object.
 
-        A missing object is a :class:`ChunkNotFoundError`. An object shorter or longer than the
-        buffers is a :class:`CorruptChunkError`. An object that cannot be read, while others can,
+        A missing object is a :class:`ChunkNotFoundError`. An object that does not fit into the
+        buffers is a :class:`CorruptChunkError`; :meth:`Transfer.received` raises it. An object that cannot be read, while others can,
         is a :class:`ChunkError`. A failed load may leave anything in the buffers.
 
         Returns:
@@ -370,7 +373,7 @@ class ChunkTierManager(SecondaryTierManager):
 
         Raises:
             ChunkNotFoundError: there is no such object.
-            CorruptChunkError: the object is shorter or longer than the buffers.
+            CorruptChunkError: the object does not fit; :meth:`Transfer.received` raises it.
             ChunkError: only this object cannot be read.
             TierError: the object could not be read for another reason.
         """

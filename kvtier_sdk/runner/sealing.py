@@ -52,7 +52,7 @@ class ChunkSealer:
         scratch = self._scratch.take(len(batch))
         try:
             sealed = [
-                transfer.with_payload(buffer)
+                transfer.with_payload(buffer[: len(transfer.payload)])
                 for transfer, buffer in zip(batch, scratch, strict=True)
             ]
             if operation is Operation.STORE:
@@ -112,12 +112,13 @@ class ChunkSealer:
     def _open(self, sealed: Transfer, into: Transfer) -> CorruptChunkError | None:
         try:
             # Check for damage first, because a damaged chunk may name a wrong sealing key.
-            self._header.check(sealed.key, sealed.header, sealed.payload)
+            self._header.check(sealed.key, sealed.header, sealed.arrived)
+            into.received(len(sealed.header) + len(sealed.arrived))
             self._codec.open(
                 self._header.associated_data(sealed.key, sealed.header),
                 self._header.envelope(sealed.header, self._codec.envelope_bytes),
-                sealed.payload,
-                into.payload,
+                sealed.arrived,
+                into.arrived,
             )
         except CorruptChunkError as damage:
             damage.tier, damage.operation = self._name, Operation.LOAD.value
