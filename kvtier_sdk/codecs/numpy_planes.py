@@ -166,7 +166,8 @@ def _decode_block(kind: _Kind, count: int, coded: _Bytes) -> _Bytes | None:
 def _pack(values: _Bytes, width: int) -> _Bytes:
     """Pack the lowest bits of each value into a plane."""
     rows = (values & np.uint8(2**width - 1)).reshape(-1, 8 // width, _ROW) << _shifts(width)
-    return np.bitwise_or.reduce(rows, axis=1).ravel()
+    plane: _Bytes = np.bitwise_or.reduce(rows, axis=1).ravel()
+    return plane
 
 
 def _unpack(plane: _Bytes, width: int) -> _Bytes:
