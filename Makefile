@@ -200,7 +200,8 @@ sanitize: setup
 		LD_PRELOAD=$$($(CC) -print-file-name=$$library.so) CFLAGS="-g -fsanitize=$$kind" \
 		ASAN_OPTIONS=detect_leaks=0 TSAN_OPTIONS=report_signal_unsafe=0 \
 		$(BIN)/python -m pytest -q -s -p no:cacheprovider backends/file/tests/test_file_compiled.py \
-			backends/file/tests/test_file_spares.py backends/file/tests/test_file_capacity.py || exit 1; \
+			backends/file/tests/test_file_spares.py backends/file/tests/test_file_capacity.py \
+			tests/unit/codecs/test_planes.py || exit 1; \
 	done
 
 test-wheels: wheels servers

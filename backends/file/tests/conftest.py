@@ -1,11 +1,8 @@
 import asyncio
 import ctypes
-import importlib.util
 import itertools
 import os
-import shutil
 import subprocess
-import sysconfig
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -14,6 +11,7 @@ from types import ModuleType
 
 import pytest
 import support.workbench
+from support.extensions import compile_extension
 
 import kvtier_file
 from kvtier_file import FileTier, compiled
@@ -103,21 +101,10 @@ def part(tmp_path_factory) -> ModuleType:
     """Return the compiled part. If it is not installed, compile it."""
     if compiled.batch_io is not None:
         return compiled.batch_io
-    compiler = shutil.which(os.environ.get("CC", "cc"))
-    headers = Path(sysconfig.get_path("include"))
-    if compiler is None or not (headers / "Python.h").exists():
-        pytest.skip("no C compiler, or no headers of Python")
     source = Path(kvtier_file.__file__).with_name("_batch_io.c")
-    library = tmp_path_factory.mktemp("compiled") / "_batch_io.abi3.so"
-    warnings = ["-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter"]
-    flags = ["-O2", "-shared", "-fPIC", *warnings, *os.environ.get("CFLAGS", "").split()]
-    command = [compiler, *flags, f"-I{headers}", source]
-    subprocess.run([*command, "-o", library], check=True)
-    spec = importlib.util.spec_from_file_location("_batch_io", library)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = compile_extension(source, tmp_path_factory.mktemp("compiled"))
+    if module is None:
+        pytest.skip("no C compiler, or no headers of Python")
     assert compiled.find_digests(module)
     return module
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
+from types import ModuleType
 
 import kvtier_s3.http
 from kvtier_file.ledger import Ledger, LedgerDamagedError
@@ -32,6 +34,7 @@ from kvtier_sdk import (
     make_offload_key,
 )
 from kvtier_sdk.chunk_header import ChunkHeader
+from kvtier_sdk.codecs import numpy_planes, planes
 from kvtier_sdk.runner.process.messages import (
     MessageError,
     MessageSplitter,
@@ -41,12 +44,14 @@ from kvtier_sdk.runner.process.messages import (
     write_job,
     write_reports,
 )
+from support.extensions import compile_extension
 from support.guarded import GuardedBuffers
 from support.peer import converse
 
 _KEY = make_offload_key(b"k" * 32)
 _FINGERPRINT = "ab" * 16
 _PAYLOAD = bytes(range(43))
+_GUARD = b"\xa5" * 64
 
 
 def chunk_header(data: bytes) -> None:
@@ -62,6 +67,32 @@ def chunk_header(data: bytes) -> None:
         assert not is_intact
     else:
         assert is_intact
+
+
+def coded_planes(data: bytes) -> None:
+    """A coded payload fills its memory, or is refused; another coder would do the same."""
+    kind, size = data[0] % 4 if data else 0, int.from_bytes(data[1:3], "little")
+    stored = data[3:]
+    if size >= len(stored) and data[1:2] != b"\xff":
+        # With a correct footer, the fuzzer reaches the code that reads the blocks.
+        stored += struct.pack("<4sHHQ", b"KVPL", 1, kind, size)
+    if len(stored) > size:
+        return
+    results = []
+    for coder in _coders():
+        memory = bytearray(stored.ljust(size, b"\0") + _GUARD)
+        is_good = coder.decode(kind, memoryview(memory), len(stored), size)
+        assert memory[size:] == _GUARD
+        results.append(bytes(memory) if is_good else None)
+    assert results[0] == results[-1]
+
+
+@cache
+def _coders() -> list[ModuleType]:
+    source = Path(planes.__file__).with_name("_planes.c")
+    is_compiled = planes.coder is not numpy_planes
+    compiled = planes.coder if is_compiled else compile_extension(source, _directory())
+    return [numpy_planes] if compiled is None else [numpy_planes, compiled]
 
 
 def redis_reader(data: bytes) -> None:
@@ -233,6 +264,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     target.__name__: target
     for target in (
         chunk_header,
+        coded_planes,
         redis_reader,
         s3_reader,
         manifest,

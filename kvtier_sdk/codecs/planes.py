@@ -1,0 +1,103 @@
+"""Codes payloads of 16-bit and 8-bit floats exactly, in fewer bytes.
+
+The exponents of a KV cache carry 2.5 to 3 bits of information each; signs and mantissas look like
+random bits. So exponents are coded in layers of two bits, and the rest is stored as it is. Bytes
+that are no floats of this kind come back just as exactly, but do not become fewer.
+
+A coded payload, little-endian::
+
+    the coded blocks of 16,384 elements, one after the other; the last block may be shorter
+    the payload's last bytes, if they do not fill a unit of 128 elements
+    zeros, up to the alignment
+    for each block: 4  its coded length; a block of its plain length is stored as it is
+    16  footer:     4  magic, b"KVPL"
+                    2  format, 1
+                    2  number of the kind of floats
+                    8  payload length
+
+A coded block::
+
+    rests: the sign and the mantissa of each element, the sign last
+        the first 8 bits of each rest, if it has as many; then planes of the next 4, 2 or 1 bits
+    head:  4 x 2  the number of rare exponents after each layer
+           4 x 3  the three symbols of each layer: the block's commonest exponents, in a sample
+    four layers of codes: of all exponents, then of the rare ones of the layer before
+        a code has two bits: 0 to 2 for a symbol, 3 for a rare exponent; the last codes are padding
+    the exponents that are rare in the last layer
+
+In a plane of codes or bits, byte j of each 16 bytes has the codes of the elements j, 16 + j, 32 + j
+and so on, from its lowest bits to its highest.
+
+All lengths follow from the payload's length and the heads, so a layer has no length of its own. The
+table is at the end so that no block begins after its place in the payload: a payload is decoded in
+place, from the last block to the first.
+"""
+
+from __future__ import annotations
+
+from kvtier_sdk.codecs import numpy_planes
+from kvtier_sdk.errors import CorruptChunkError
+
+try:
+    from kvtier_sdk.codecs import _planes as coder
+except ImportError:
+    coder = numpy_planes  # type: ignore[misc]
+
+#: Numbers of the kinds of floats: 16 bits with exponents of 8 and 5 bits, 8 bits with 4 and 5.
+_KINDS = {
+    "bfloat16": 0,
+    "float16": 1,
+    "float8_e4m3fn": 2,
+    "float8_e4m3fnuz": 2,
+    "float8_e5m2": 3,
+    "float8_e5m2fnuz": 3,
+}
+
+
+class Planes:
+    """A coder of payloads. Any thread may call it.
+
+    Args:
+        dtype: the elements' type, as ``str`` gives it: ``"bfloat16"`` or ``"torch.bfloat16"``.
+
+    Raises:
+        ValueError: ``dtype`` is not supported.
+    """
+
+    def __init__(self, dtype: str) -> None:
+        if not self.supports(dtype):
+            raise ValueError(f"cannot code elements of {dtype!r}")
+        self._kind = _KINDS[dtype.removeprefix("torch.")]
+
+    @staticmethod
+    def supports(dtype: str) -> bool:
+        return dtype.removeprefix("torch.") in _KINDS
+
+    def encode(self, payload: memoryview, stored: memoryview, alignment: int) -> int:
+        """Write the coded payload to the beginning of ``stored``, and return its length.
+
+        The length is a multiple of ``alignment``. It is 0 if the coded payload would not be at
+        least a sixteenth shorter than the payload; then ``stored`` may hold anything.
+
+        Args:
+            payload: the content, which is not modified.
+            stored: memory that is at least as long as the payload, and does not overlap it.
+            alignment: a number of bytes.
+        """
+        return coder.encode(self._kind, payload, stored, alignment)
+
+    def decode(self, memory: memoryview, stored_bytes: int, payload_bytes: int) -> None:
+        """Decode in place.
+
+        Args:
+            memory: the coded payload at the beginning, later the payload.
+            stored_bytes: length of the coded payload with its padding.
+            payload_bytes: length of the payload, at most that of the memory.
+
+        Raises:
+            CorruptChunkError: this is no coded payload of this length and type. The memory may hold
+                anything then.
+        """
+        fits = 0 <= stored_bytes <= payload_bytes
+        if not fits or not coder.decode(self._kind, memory, stored_bytes, payload_bytes):
+            raise CorruptChunkError("the coded payload is damaged, or is not of this namespace")

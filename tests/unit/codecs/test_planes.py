@@ -1,0 +1,232 @@
+"""Coded payloads come back bit for bit, in all forms of the coder, or are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.extensions import compile_extension
+
+from kvtier_sdk import CorruptChunkError
+from kvtier_sdk.codecs import numpy_planes, planes
+from kvtier_sdk.codecs.planes import Planes
+
+#: For each type the bits of sign and mantissa.
+REST_BITS = {"bfloat16": 8, "float16": 11, "float8_e4m3fn": 4, "float8_e5m2": 3}
+DTYPES = list(REST_BITS)
+BLOCK = 16384
+SOURCE = Path(planes.__file__).with_name("_planes.c")
+in_fixture = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.fixture(scope="session")
+def forms(tmp_path_factory) -> dict[str, ModuleType]:
+    """All forms of the coder: with vectors, in plain C, and in NumPy."""
+    vectors = planes.coder
+    if vectors is numpy_planes:
+        vectors = compile_extension(SOURCE, tmp_path_factory.mktemp("vectors"))
+    plain = compile_extension(SOURCE, tmp_path_factory.mktemp("plain"), "-DPLAIN_C")
+    if plain is None:
+        pytest.skip("no C compiler, or no headers of Python")
+    return {"vectors": vectors, "plain": plain, "numpy": numpy_planes}
+
+
+@pytest.fixture(params=["vectors", "plain", "numpy"])
+def form(request, forms, monkeypatch) -> Iterator[ModuleType]:
+    monkeypatch.setattr(planes, "coder", forms[request.param])
+    return forms[request.param]
+
+
+def normal(dtype: str, elements: int, seed: int = 0) -> bytes:
+    """Normally distributed floats, which can be coded well."""
+    floats = np.random.default_rng(seed).standard_normal(elements).astype("<f4")
+    if dtype == "bfloat16":
+        return (floats.view("<u4") >> 16).astype("<u2").tobytes()
+    half = (floats / 4).astype("<f2").view("<u2")
+    if dtype == "float16":
+        return half.tobytes()
+    if dtype == "float8_e5m2":
+        return (half >> 8).astype(np.uint8).tobytes()
+    # Without the exponent's highest bit, which is 0 for numbers below 2.
+    return (half >> 8 & 128 | half >> 7 & 127).astype(np.uint8).tobytes()
+
+
+def encode(dtype: str, payload: bytes, alignment: int = 1) -> bytes:
+    guard = b"\xa5" * 64
+    length = -(-len(payload) // alignment) * alignment
+    memory = bytearray(guard + bytes(length) + guard)
+    stored_bytes = Planes(dtype).encode(
+        memoryview(payload), memoryview(memory)[64 : 64 + length], alignment
+    )
+    assert memory[:64] == memory[64 + length :] == guard
+    assert stored_bytes % alignment == 0
+    assert stored_bytes <= len(payload) * 15 / 16
+    return bytes(memory[64 : 64 + stored_bytes])
+
+
+def decode(dtype: str, stored: bytes, payload_bytes: int) -> bytes:
+    guard = b"\x5a" * 64
+    memory = bytearray(guard + stored.ljust(payload_bytes, b"\xee")[:payload_bytes] + guard)
+    try:
+        Planes(dtype).decode(memoryview(memory)[64:-64], len(stored), payload_bytes)
+    finally:
+        assert memory[:64] == memory[-64:] == guard
+    return bytes(memory[64:-64])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("elements", [128, 127 * 128, BLOCK, BLOCK + 128, 5 * BLOCK + 640, 200_000])
+def test_floats_come_back(form, dtype, elements):
+    payload = normal(dtype, elements)
+    for extra in (b"", b"\x01", b"tail" * 31):
+        stored = encode(dtype, payload + extra)
+        if elements >= BLOCK:
+            assert stored
+        if stored:
+            assert decode(dtype, stored, len(payload + extra)) == payload + extra
+
+
+@pytest.mark.parametrize(
+    ("dtype", "least"),
+    [("bfloat16", 1.48), ("float16", 1.16), ("float8_e4m3fn", 1.18), ("float8_e5m2", 1.38)],
+)
+def test_the_ratio_of_normally_distributed_floats(form, dtype, least):
+    payload = normal(dtype, 2**18)
+    assert len(payload) / len(encode(dtype, payload, 4096)) > least
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_all_forms_give_the_same_bytes(forms, monkeypatch, dtype):
+    payload = bytearray(normal(dtype, 8 * BLOCK + 1000) + b"odd")
+    payload[5000 : 5000 + BLOCK] = np.random.default_rng(1).bytes(BLOCK)
+    payload[4 * BLOCK : 4 * BLOCK + 999] = bytes(999)
+    coded = []
+    for form in forms.values():
+        monkeypatch.setattr(planes, "coder", form)
+        coded.append(encode(dtype, bytes(payload), 512))
+    assert coded[0]
+    assert coded[0] == coded[1] == coded[2]
+
+
+# NaNs with payloads, infinities, denormals and both zeros are among the patterns.
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_pattern_comes_back(form, dtype):
+    size = 2 if dtype in ("bfloat16", "float16") else 1
+    common = normal(dtype, 80 * BLOCK)
+    patterns = np.random.default_rng(2).permutation(2 ** (8 * size)).astype(f"<u{size}")
+    mixed = np.frombuffer(common, patterns.dtype).copy()
+    mixed[: 20 * len(patterns) : 20] = patterns
+    # Alone in their blocks, the patterns gain nothing; among others, they are rare.
+    for payload in (common + patterns.tobytes(), mixed.tobytes()):
+        stored = encode(dtype, payload)
+        assert stored
+        assert decode(dtype, stored, len(payload)) == payload
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("payload", [b"", b"\x80", bytes(255), b"\xff" * 300, bytes(70_001)])
+def test_small_and_uniform_payloads_come_back(form, dtype, payload):
+    stored = encode(dtype, payload)
+    assert stored or len(payload) < 1000
+    if stored:
+        assert decode(dtype, stored, len(payload)) == payload
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_random_bits_gain_nothing(form, dtype):
+    assert encode(dtype, np.random.default_rng(3).bytes(100_000)) == b""
+
+
+@pytest.mark.parametrize("alignment", [2**power for power in range(13)])
+def test_alignments(form, alignment):
+    payload = normal("bfloat16", 70_000) + b"!"
+    stored = encode("bfloat16", payload, alignment)
+    assert decode("bfloat16", stored, len(payload)) == payload
+
+
+@pytest.mark.parametrize("name", DTYPES + [f"torch.{dtype}" for dtype in DTYPES])
+def test_supported(name):
+    assert Planes.supports(name)
+
+
+@pytest.mark.parametrize("name", ["float32", "torch.int8", "uint8", "", "torch"])
+def test_other_types_are_not_supported(name):
+    assert not Planes.supports(name)
+    with pytest.raises(ValueError, match=f"cannot code elements of '{name}'"):
+        Planes(name)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_another_length_or_type_is_refused(form, dtype):
+    payload = normal(dtype, 3 * BLOCK)
+    stored = encode(dtype, payload)
+    for length in (-1, 0, 8, 16, len(stored) - 1, len(stored) + 1, len(payload), len(payload) + 1):
+        memory = bytearray(stored.ljust(len(payload) + 1, b"\0"))
+        with pytest.raises(CorruptChunkError):
+            Planes(dtype).decode(memoryview(memory), length, len(payload))
+    with pytest.raises(CorruptChunkError):
+        decode(dtype, stored, len(payload) + 1)
+    for other in set(DTYPES) - {dtype}:
+        with pytest.raises(CorruptChunkError):
+            decode(other, stored, len(payload))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@in_fixture
+@given(data=st.data())
+def test_damaged_bytes_are_refused_or_decoded_alike(forms, dtype, data):
+    payload = normal(dtype, BLOCK + 256) + b"end"
+    coder = planes.coder
+    planes.coder = numpy_planes
+    stored = bytearray(encode(dtype, payload))
+    # Most bytes are rests, which may have any value. So aim at a head and at the table too.
+    head, end = BLOCK * REST_BITS[dtype] // 8, len(stored) - 1
+    places = st.integers(0, end) | st.integers(head, head + 40) | st.integers(end - 40, end)
+    for at, value in data.draw(st.lists(st.tuples(places, st.integers(0, 255)), max_size=8)):
+        stored[at] = value
+    results = set()
+    try:
+        for planes.coder in forms.values():
+            try:
+                results.add(decode(dtype, bytes(stored), len(payload)))
+            except CorruptChunkError:
+                results.add(None)
+    finally:
+        planes.coder = coder
+    assert len(results) == 1
+
+
+def test_threads_do_not_disturb_each_other(form):
+    payloads = [normal("bfloat16", 3 * BLOCK, seed) for seed in range(8)]
+    with ThreadPoolExecutor(8) as threads:
+        stored = list(threads.map(encode, ["bfloat16"] * 8, payloads))
+        decoded = threads.map(decode, ["bfloat16"] * 8, stored, map(len, payloads))
+        assert list(decoded) == payloads
+
+
+@pytest.mark.parametrize("name", ["vectors", "plain"])
+@pytest.mark.parametrize(
+    ("call", "arguments"),
+    [
+        ("encode", (4, b"", bytearray(0), 1)),
+        ("encode", (0, b"12", bytearray(1), 1)),
+        ("encode", (0, b"12", bytearray(2), 0)),
+        ("encode", (0, b"12", b"12", 1)),
+        ("encode", (0, "12", bytearray(2), 1)),
+        ("decode", (4, bytearray(9), 1, 9)),
+        ("decode", (0, bytearray(9), 1, 10)),
+        ("decode", (0, bytearray(9), -1, 9)),
+        ("decode", (0, bytearray(9), 9, 8)),
+        ("decode", (0, b"read-only", 1, 9)),
+        ("decode", (0, bytearray(9), 2**64, 9)),
+    ],
+)
+def test_wrong_arguments(forms, name, call, arguments):
+    with pytest.raises((TypeError, ValueError, OverflowError, BufferError)):
+        getattr(forms[name], call)(*arguments)
