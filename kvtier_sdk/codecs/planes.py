@@ -86,8 +86,9 @@ class Planes:
         """
         return coder.encode(self._kind, payload, stored, alignment)
 
-    def decode(self, memory: memoryview, stored_bytes: int, payload_bytes: int) -> None:
-        """Decode in place.
+    @staticmethod
+    def decode(memory: memoryview, stored_bytes: int, payload_bytes: int) -> None:
+        """Decode in place, whatever the kind of floats.
 
         Args:
             memory: the coded payload at the beginning, later the payload.
@@ -98,6 +99,7 @@ class Planes:
             CorruptChunkError: this is no coded payload of this length and type. The memory may hold
                 anything then.
         """
-        fits = 0 <= stored_bytes <= payload_bytes
-        if not fits or not coder.decode(self._kind, memory, stored_bytes, payload_bytes):
-            raise CorruptChunkError("the coded payload is damaged, or is not of this namespace")
+        kind = int.from_bytes(memory[stored_bytes - 10 : stored_bytes - 8], "little")
+        fits = 16 <= stored_bytes <= payload_bytes and kind in _KINDS.values()
+        if not fits or not coder.decode(kind, memory, stored_bytes, payload_bytes):
+            raise CorruptChunkError("the compressed payload is damaged")

@@ -69,9 +69,9 @@ class TierContext:
             changes nothing by itself: ``open`` makes no namespace and evicts nothing, ``lookup``
             and ``load`` record no use and remove nothing. ``store`` is not called; ``delete``
             works as usual.
-        digest_bytes: number of bytes at the start of a payload that a digest covers, or all of a
-            shorter payload; 0 if the SDK wants no digest. Only a tier that computes digests itself needs this number
-            (:meth:`Transfer.seal`).
+        digest_bytes: number of bytes at the start of a payload that a digest covers, if the payload
+            is that long; 0 if the SDK wants no digest. Only a tier that computes digests itself
+            needs this number (:meth:`Transfer.seal`).
     """
 
     name: str
@@ -267,8 +267,9 @@ class SecondaryTierManager(ABC):
         """Load chunks: fill each transfer's buffers from its object.
 
         A missing object is a :class:`ChunkNotFoundError`. An object that does not fit into the
-        buffers is a :class:`CorruptChunkError`; :meth:`Transfer.received` raises it. An object that cannot be read, while others can,
-        is a :class:`ChunkError`. A failed load may leave anything in the buffers.
+        buffers is a :class:`CorruptChunkError`; :meth:`Transfer.received` raises it. An object that
+        cannot be read, while others can, is a :class:`ChunkError`. A failed load may leave anything
+        in the buffers.
 
         Returns:
             One verdict per transfer, in the order of ``batch``.

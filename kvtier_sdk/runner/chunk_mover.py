@@ -15,6 +15,7 @@ from kvtier_sdk.errors import (
 from kvtier_sdk.runner.base import SlotMemory
 from kvtier_sdk.runner.buffers import BufferArena
 from kvtier_sdk.runner.calls import TierCaller
+from kvtier_sdk.runner.compression import ChunkCompressor
 from kvtier_sdk.runner.jobs import Job, Operation
 from kvtier_sdk.runner.sealing import ChunkSealer
 from kvtier_sdk.types import OffloadKey, Transfer
@@ -39,6 +40,7 @@ class ChunkMover:
         memory: SlotMemory,
         headers: BufferArena,
         sealer: ChunkSealer | None,
+        compressor: ChunkCompressor,
     ) -> None:
         self._call = call
         self._context = call.tier.context
@@ -47,6 +49,7 @@ class ChunkMover:
         self._memory = memory
         self._headers = headers
         self._sealer = sealer
+        self._compressor = compressor
         # Chunks whose last load failed or is still under way; oldest first.
         self._unloaded: dict[OffloadKey, None] = {}
 
@@ -77,16 +80,16 @@ class ChunkMover:
         self, operation: Operation, transfers: dict[int, Transfer]
     ) -> dict[int, TierError | None]:
         """Call the tier; return each transfer's error. After a load, call :meth:`verify` too."""
+        tier, batch = self._sealer or self._call, list(transfers.values())
         if operation is Operation.LOAD:
             # Remember the chunks before the call, because a load may never end.
-            self._doubt(transfers.values())
-            for transfer in transfers.values():
+            self._doubt(batch)
+            for transfer in batch:
                 transfer.unverified = self._header.check
-        tier = self._sealer or self._call
-        results = await tier.transfer(operation, list(transfers.values()))
-        errors = dict(zip(transfers, results, strict=True))
-        if operation is Operation.STORE:
-            self._trust(transfers[index] for index, error in errors.items() if error is None)
+            return dict(zip(transfers, await tier.transfer(operation, batch), strict=True))
+        async with self._compressor.compressing(batch) as sent:
+            errors = dict(zip(transfers, await tier.transfer(operation, sent), strict=True))
+        self._trust(transfers[index] for index, error in errors.items() if error is None)
         return errors
 
     async def verify(
@@ -99,8 +102,13 @@ class ChunkMover:
                     try:
                         transfers[index].verify()
                     except CorruptChunkError as damage:
-                        damage.tier, damage.operation = self._context.name, Operation.LOAD.value
                         errors[index] = damage
+        intact = [index for index, error in errors.items() if error is None]
+        expanded = await self._compressor.expand([transfers[index] for index in intact])
+        errors.update(zip(intact, expanded, strict=True))
+        for error in errors.values():
+            if isinstance(error, CorruptChunkError):
+                error.tier, error.operation = self._context.name, Operation.LOAD.value
         self._trust(
             transfers[index]
             for index, error in errors.items()

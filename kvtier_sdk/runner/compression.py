@@ -2,61 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 from kvtier_sdk.aio.blocking import run_blocking
+from kvtier_sdk.chunk_header import ChunkHeader
 from kvtier_sdk.codecs.planes import Planes
-from kvtier_sdk.errors import ChunkError, CorruptChunkError, TierError
+from kvtier_sdk.errors import CorruptChunkError
 from kvtier_sdk.runner.buffers import BufferArena
 from kvtier_sdk.types import Transfer
 
 
 class ChunkCompressor:
-    """A compressor of chunks on their way to a tier. It works in threads, beside the tier's loop.
+    """A compressor that works in threads, so that it does not block the tier's loop.
 
-    A chunk that does not get shorter is stored as it is.
+    It compresses if it has ``planes`` and ``scratch``, and always expands, because other engines
+    may compress the chunks that they share with this one.
     """
 
-    def __init__(self, planes: Planes, chunk_bytes: int, alignment: int, scratch: BufferArena):
-        self._planes = planes
+    def __init__(
+        self, chunk_bytes: int, alignment: int, planes: Planes | None, scratch: BufferArena | None
+    ) -> None:
         self._chunk_bytes = chunk_bytes
         self._alignment = alignment
+        self._planes = planes
         self._scratch = scratch
 
-    async def store(
-        self,
-        batch: Sequence[Transfer],
-        store: Callable[[Sequence[Transfer]], Awaitable[Sequence[TierError | None]]],
-    ) -> Sequence[TierError | None]:
-        """Compress chunks and ``store`` them."""
+    @asynccontextmanager
+    async def compressing(self, batch: Sequence[Transfer]) -> AsyncIterator[Sequence[Transfer]]:
+        """Yield transfers that store compressed chunks, or plain ones where that gains nothing."""
+        if self._planes is None or self._scratch is None:
+            yield batch
+            return
         scratch = self._scratch.take(len(batch))
         try:
-            return await store(await run_blocking(self._compress, batch, scratch))
+            yield await run_blocking(self._compress, self._planes, batch, scratch)
         finally:
             self._scratch.give_back(scratch)
 
     def _compress(
-        self, batch: Sequence[Transfer], scratch: Sequence[memoryview]
-    ) -> Sequence[Transfer]:
-        return [
-            transfer.compressed(buffer[:size_bytes])
-            if (size_bytes := self._planes.encode(self._plain(transfer), buffer, self._alignment))
-            else transfer
-            for transfer, buffer in zip(batch, scratch, strict=True)
-        ]
+        self, planes: Planes, batch: Sequence[Transfer], scratch: Sequence[memoryview]
+    ) -> list[Transfer]:
+        sent = []
+        for transfer, buffer in zip(batch, scratch, strict=True):
+            plain = transfer.payload[: self._chunk_bytes]
+            size_bytes = planes.encode(plain, buffer, self._alignment)
+            sent.append(transfer.compressed(buffer[:size_bytes]) if size_bytes else transfer)
+        return sent
 
-    def _plain(self, transfer: Transfer) -> memoryview:
-        return transfer.payload[: self._chunk_bytes]
+    async def expand(self, transfers: Sequence[Transfer]) -> list[CorruptChunkError | None]:
+        """Expand the compressed ones of loaded and verified chunks in place."""
+        if not any(ChunkHeader.is_compressed(transfer.header) for transfer in transfers):
+            return [None] * len(transfers)
+        return await run_blocking(lambda: [self._expand(transfer) for transfer in transfers])
 
-
-async def expand(transfers: Sequence[Transfer], chunk_bytes: int) -> list[ChunkError | None]:
-    """Expand compressed chunks in place, in a thread."""
-    return await run_blocking(lambda: [_expand(transfer, chunk_bytes) for transfer in transfers])
-
-
-def _expand(transfer: Transfer, chunk_bytes: int) -> ChunkError | None:
-    try:
-        Planes.decode(transfer.payload, len(transfer.arrived), chunk_bytes)
-    except ChunkError as error:
-        return error.detached()
-    return None
+    def _expand(self, transfer: Transfer) -> CorruptChunkError | None:
+        if ChunkHeader.is_compressed(transfer.header):
+            try:
+                Planes.decode(transfer.payload, len(transfer.arrived), self._chunk_bytes)
+            except CorruptChunkError as damage:
+                # Drop the traceback, because its frames would keep the buffers alive.
+                return damage.with_traceback(None)
+        return None

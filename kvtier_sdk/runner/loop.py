@@ -16,6 +16,7 @@ from typing import TypeAlias, TypeVar
 
 from kvtier_sdk.aio.clock import Clock, TimerHandle
 from kvtier_sdk.chunk_header import ChunkHeader, header_bytes, round_up
+from kvtier_sdk.codecs.planes import Planes
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.contract import TierContext
 from kvtier_sdk.errors import (
@@ -33,6 +34,7 @@ from kvtier_sdk.runner.breaker import Direction, Outcome, outcome_of
 from kvtier_sdk.runner.buffers import BufferArena
 from kvtier_sdk.runner.calls import TierCaller
 from kvtier_sdk.runner.chunk_mover import ChunkMover
+from kvtier_sdk.runner.compression import ChunkCompressor
 from kvtier_sdk.runner.health import CANARY_KEY, NO_ROOM, DirectionHealth
 from kvtier_sdk.runner.jobs import (
     ChunksRemoved,
@@ -146,6 +148,7 @@ class TierLoop:
         secrets = secrets_of(spec.config)
         self._log = TierLog(spec.name, clock, secrets)
         codec = None if options.codec is None else load_codec(options.codec)
+        planes = self._planes_for(namespace)
         header_length = header_bytes(alignment, codec.envelope_bytes if codec else 0)
         payload_length = round_up(chunk_bytes, alignment)
         batch_bytes = min(options.max_batch_bytes, memory.region.size_bytes)
@@ -156,12 +159,17 @@ class TierLoop:
         under_way = options.concurrency * self._batch_chunks
         # Allocate twice the headers, because the next call starts while chunks are verified.
         headers = BufferArena(header_length, 2 * under_way)
-        scratch = BufferArena(payload_length, under_way) if codec else None
+        sealed = BufferArena(payload_length, under_way) if codec else None
+        compressed = BufferArena(payload_length, under_way) if planes else None
         probes = BufferArena(header_length + payload_length, len(Direction))
-        arenas = [arena for arena in (headers, scratch, probes) if arena is not None]
+        arenas = [arena for arena in (headers, sealed, compressed, probes) if arena is not None]
         namespace = spec.namespace_of(namespace, chunk_bytes)
         header = ChunkHeader(
-            namespace.fingerprint, chunk_bytes, verify=spec.verify, sealed=codec is not None
+            namespace.fingerprint,
+            chunk_bytes,
+            alignment,
+            verify=spec.verify,
+            sealed=codec is not None,
         )
         context = TierContext(
             name=spec.name,
@@ -178,9 +186,10 @@ class TierLoop:
         )
         self.call = TierCaller(partial(spec.tier_class, spec.config, context), secrets, self._log)
         sealer = None
-        if codec is not None and scratch is not None:
-            sealer = ChunkSealer(self.call, codec, header, scratch)
-        self._mover = ChunkMover(self.call, header, memory, headers, sealer)
+        if codec is not None and sealed is not None:
+            sealer = ChunkSealer(self.call, codec, header, sealed)
+        compressor = ChunkCompressor(chunk_bytes, alignment, planes, compressed)
+        self._mover = ChunkMover(self.call, header, memory, headers, sealer, compressor)
         self._health = {
             direction: DirectionHealth(
                 direction,
@@ -214,6 +223,21 @@ class TierLoop:
         self._store_watch: asyncio.Task[None] | None = None
         self._closed = False
         self._progress_told_s = dict.fromkeys(_MOVES, -math.inf)
+
+    def _planes_for(self, namespace: Namespace) -> Planes | None:
+        """Return the coder of stored chunks, or ``None`` if chunks are stored plain."""
+        if self.options.compress == "never":
+            return None
+        dtype = str(namespace.facts.get("dtype"))
+        fault = None
+        if self.spec.tier_class.fixed_length:
+            fault = "all objects of this tier have one length"
+        elif not Planes.supports(dtype):
+            fault = f"it knows 16-bit and 8-bit floats, and the chunks' dtype is {dtype}"
+        if fault is None:
+            return Planes(dtype)
+        self._log.warning("option 'compress' has no effect: %s", fault)
+        return None
 
     async def open(self) -> bool:
         """Open the tier; return false if further attempts run in the background."""

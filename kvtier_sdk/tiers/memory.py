@@ -70,14 +70,14 @@ class MemoryTier(SecondaryTierManager):
         return [key in self._objects for key in keys]
 
     async def store(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
-        await self._travel(len(batch))
+        await self._travel(sum(transfer.object_bytes for transfer in batch))
         self._remove_expired()
         for transfer in batch:
             self._put(transfer)
         return [None] * len(batch)
 
     async def load(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
-        await self._travel(len(batch))
+        await self._travel(sum(len(self._objects.get(one.key, b"")) for one in batch))
         self._remove_expired()
         return [self._get(transfer) for transfer in batch]
 
@@ -99,11 +99,10 @@ class MemoryTier(SecondaryTierManager):
         self._remove_expired()
         return Usage(len(self._objects), self._used_bytes, self.config.capacity_bytes)
 
-    async def _travel(self, chunks: int) -> None:
-        """Wait as long as a simulated network link takes to move chunks, one batch at a time."""
+    async def _travel(self, size_bytes: int) -> None:
+        """Wait as long as a simulated network link takes to move a batch, one at a time."""
         now_s = sent_s = self.context.clock.now_s()
         if self.config.bandwidth_bytes is not None:
-            size_bytes = chunks * self.context.object_bytes
             sent_s = max(now_s, self._wire_free_s) + size_bytes / self.config.bandwidth_bytes
             self._wire_free_s = sent_s
         arrival_s = sent_s + self.config.latency_s
@@ -129,13 +128,13 @@ class MemoryTier(SecondaryTierManager):
         stored = self._objects.get(transfer.key)
         if stored is None:
             return ChunkNotFoundError("no such chunk")
-        if len(stored) != transfer.object_bytes:
-            return CorruptChunkError(
-                f"{len(stored)} bytes stored; expected {transfer.object_bytes}"
-            )
+        try:
+            transfer.received(len(stored))
+        except CorruptChunkError as damage:
+            return damage.detached()
         split = len(transfer.header)
         np.frombuffer(transfer.header, np.uint8)[:] = stored[:split]
-        np.frombuffer(transfer.payload, np.uint8)[:] = stored[split:]
+        np.frombuffer(transfer.arrived, np.uint8)[:] = stored[split:]
         self._use(transfer.key)
         return None
 
