@@ -194,8 +194,9 @@ async def test_a_chunk_moved_to_another_model_is_refused(make: Make) -> None:
     await other.open("another model")
     moved = bytearray(engine.objects[A])
     # An attacker who knows the format can write a matching header.
-    header = ChunkHeader(other.tier.context.namespace.fingerprint, CHUNK_BYTES, sealed=True)
-    header.seal(A, memoryview(rebound := bytearray(112)), memoryview(b""))
+    fingerprint = other.tier.context.namespace.fingerprint
+    header = ChunkHeader(fingerprint, CHUNK_BYTES, SharedStore.alignment, sealed=True)
+    header.seal(A, memoryview(rebound := bytearray(112)), memoryview(bytes(208)))
     moved[:64] = rebound[:64]
     other.tier._own()[A] = moved
     assert await other.do(LOAD, A) == "auth"

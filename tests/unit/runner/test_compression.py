@@ -1,0 +1,181 @@
+"""With ``compress``, a tier's loop stores chunks in fewer bytes, and every loop reads them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.keys import OURS, write_keys
+
+from kvtier_sdk import (
+    HostPool,
+    Job,
+    JobResult,
+    MemoryTier,
+    Namespace,
+    Operation,
+    RequestContext,
+    SystemClock,
+    TierSpec,
+)
+from kvtier_sdk.runner import TierLoop
+from kvtier_sdk.runner.jobs import Report
+
+CHUNK_BYTES = 20_000
+LOAD, STORE = Operation.LOAD, Operation.STORE
+KEY = b"k" * 36
+FACTS = {"model": "m", "dtype": "bfloat16"}
+
+
+class Aligned(MemoryTier):
+    alignment = 512
+
+
+class FixedLength(MemoryTier):
+    fixed_length = True
+
+
+class Engine:
+    """A tier's loop that runs one job at a time, over a dictionary of objects."""
+
+    def __init__(self, loop: TierLoop, pool: HostPool, reports: list[Report]) -> None:
+        self.loop, self.pool, self._reports = loop, pool, reports
+        assert isinstance(loop.call.tier, MemoryTier)
+        self.objects = loop.call.tier._objects
+
+    async def do(self, operation: Operation) -> str:
+        job = Job(len(self._reports), operation, [KEY], [0], RequestContext("r"), float("inf"))
+        self.loop.submit([job])
+        while not (self._reports and isinstance(self._reports[-1], JobResult)):
+            await asyncio.sleep(0.001)
+        result = self._reports[-1]
+        assert isinstance(result, JobResult)
+        self._reports.append(None)  # type: ignore[arg-type]
+        return result.verdicts[0].value
+
+
+Make = Callable[..., Engine]
+
+
+@pytest.fixture
+async def make() -> AsyncIterator[Make]:
+    async with AsyncExitStack() as stack:
+        tiers: list[MemoryTier] = []
+
+        async def build(
+            *options: str, tier_class: type[MemoryTier] = Aligned, dtype: str = "bfloat16"
+        ) -> Engine:
+            reports: list[Report] = []
+            pool = HostPool(1, CHUNK_BYTES)
+            loop = TierLoop(
+                replace(TierSpec.from_url("memory:?" + "&".join(options)), tier_class=tier_class),
+                namespace=Namespace({**FACTS, "dtype": dtype}),
+                memory=pool,
+                clock=SystemClock(),
+                report=reports.append,
+            )
+            stack.push_async_callback(loop.close)
+            await loop.open()
+            assert isinstance(loop.call.tier, MemoryTier)
+            tiers.append(loop.call.tier)
+            loop.call.tier._objects = tiers[0]._objects
+            return Engine(loop, pool, reports)
+
+        yield build  # type: ignore[misc]
+
+
+def numbers(seed: int = 0) -> bytes:
+    """Return bfloat16 numbers, normally distributed."""
+    floats = np.random.default_rng(seed).normal(size=CHUNK_BYTES // 2).astype(np.float32)
+    return (floats.view(np.uint32) >> 16).astype(np.uint16).tobytes()
+
+
+async def test_a_chunk_is_stored_in_fewer_bytes_and_every_engine_reads_it(make: Make) -> None:
+    engine, plain = await make("compress=always"), await make()
+    engine.pool.view(0)[:] = numbers()
+    assert await engine.do(STORE) == "ok"
+    assert engine.pool.view(0) == numbers()
+    (stored,) = engine.objects.values()
+    assert len(stored) < 512 + 0.8 * CHUNK_BYTES
+    assert len(stored) % 512 == 0
+    for reader in (engine, plain):
+        reader.pool.view(0)[:] = bytes(CHUNK_BYTES)
+        assert await reader.do(LOAD) == "ok"
+        assert reader.pool.view(0) == numbers()
+    plain.pool.view(0)[:] = numbers(1)
+    assert await plain.do(STORE) == "ok"
+    assert len(*engine.objects.values()) == plain.loop.call.tier.context.object_bytes
+    assert await engine.do(LOAD) == "ok"
+    assert engine.pool.view(0) == numbers(1)
+
+
+async def test_a_chunk_is_compressed_before_it_is_sealed(make: Make, tmp_path: Path) -> None:
+    codec = f"codec={write_keys(tmp_path / 'chunk.keys', OURS)}"
+    engine, plain = await make("compress=always", codec), await make(codec)
+    engine.pool.view(0)[:] = numbers()
+    assert await engine.do(STORE) == "ok"
+    (stored,) = engine.objects.values()
+    assert len(stored) < 512 + 0.8 * CHUNK_BYTES
+    assert numbers()[:16] not in bytes(stored)
+    assert await plain.do(LOAD) == "ok"
+    assert plain.pool.view(0) == numbers()
+
+
+async def test_what_gains_nothing_is_stored_as_it_is(make: Make) -> None:
+    engine = await make("compress=always")
+    noise = np.random.default_rng(0).bytes(CHUNK_BYTES)
+    engine.pool.view(0)[:] = noise
+    assert await engine.do(STORE) == "ok"
+    assert len(*engine.objects.values()) == engine.loop.call.tier.context.object_bytes
+    engine.pool.view(0)[:] = bytes(CHUNK_BYTES)
+    assert await engine.do(LOAD) == "ok"
+    assert engine.pool.view(0) == noise
+
+
+async def test_a_damaged_chunk_is_found_whatever_its_length(make: Make) -> None:
+    engine = await make("compress=always")
+    engine.pool.view(0)[:] = numbers()
+    assert await engine.do(STORE) == "ok"
+    whole = engine.objects[KEY]
+    damaged = [whole[: len(whole) - cut] for cut in (1, 512, len(whole) - 512, len(whole))]
+    damaged += [np.append(whole, np.zeros(more, np.uint8)) for more in (1, 512, CHUNK_BYTES)]
+    for at in range(0, len(whole), 97):
+        flipped = whole.copy()
+        flipped[at] ^= 0x10
+        damaged.append(flipped)
+    # Once plain and once compressed, the header of one state does not fit the other's payload.
+    damaged.append(np.append(whole, np.zeros(engine_bytes(engine) - len(whole), np.uint8)))
+    for stored in damaged:
+        engine.objects[KEY] = stored
+        padding = set(range(64, 512))
+        if await engine.do(LOAD) != "corrupt":
+            (at,) = np.flatnonzero(stored != whole)
+            assert at in padding, f"byte {at} of {len(stored)}"
+
+
+def engine_bytes(engine: Engine) -> int:
+    return engine.loop.call.tier.context.object_bytes
+
+
+@pytest.mark.parametrize(
+    ("tier_class", "dtype", "reason"),
+    [
+        (FixedLength, "bfloat16", "all objects of this tier have one length"),
+        (Aligned, "int8", "and the chunks' dtype is int8"),
+    ],
+)
+async def test_where_it_cannot_compress_it_says_why_and_stores_chunks_as_they_are(
+    make: Make, caplog: pytest.LogCaptureFixture, tier_class: type, dtype: str, reason: str
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        engine = await make("compress=always", tier_class=tier_class, dtype=dtype)
+    assert reason in caplog.text
+    engine.pool.view(0)[:] = numbers()
+    assert await engine.do(STORE) == "ok"
+    assert len(*engine.objects.values()) == engine_bytes(engine)
