@@ -23,7 +23,7 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-/* The same values as in planes.py. */
+/* The same values as in numpy_planes.py. */
 #define BLOCK 16384
 #define UNIT 128
 #define LAYERS 4
