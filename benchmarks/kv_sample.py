@@ -24,10 +24,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 DTYPES = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
-_CONTEXT = 512
+_CONTEXT = 256
 _WIDTH = 256
 _HEADS = 4
-_BATCH = 8
+_BATCH = 4
 _HELD_OUT = 20
 
 
@@ -115,7 +115,7 @@ def train(model: Model, text: Tensor, minutes: float) -> None:
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         step += 1
-        if step % 50 == 0:
+        if step % 100 == 0:
             print(f"step {step}: {loss.item() / math.log(2):.2f} bits a byte", flush=True)
 
 
