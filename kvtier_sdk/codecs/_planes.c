@@ -23,7 +23,7 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-/* The same values as in planes.py. */
+/* The same values as in numpy_planes.py. */
 #define BLOCK 16384
 #define UNIT 128
 #define LAYERS 4
@@ -181,12 +181,6 @@ INLINE void join(struct kind kind, uint8_t *restrict plain, size_t count, const 
 
 /* Code whole groups of values in two bits each. Move the values that are not among the symbols to
  * the array's beginning, and return their number. */
-typedef size_t (*narrower)(uint8_t *values, size_t count, const uint8_t *symbols, uint8_t *codes);
-
-/* Do the reverse, and return how many rare values the codes ask for. */
-typedef size_t (*widener)(uint8_t *restrict values, size_t count, const uint8_t *symbols,
-                          const uint8_t *codes, const uint8_t *rare);
-
 static size_t narrow_plain(uint8_t *values, size_t count, const uint8_t *symbols, uint8_t *codes)
 {
     size_t rare = 0;
@@ -206,6 +200,7 @@ static size_t narrow_plain(uint8_t *values, size_t count, const uint8_t *symbols
     return rare;
 }
 
+/* Do the reverse, and return how many rare values the codes ask for. */
 static size_t widen_plain(uint8_t *restrict values, size_t count, const uint8_t *symbols,
                           const uint8_t *codes, const uint8_t *rare)
 {
@@ -230,25 +225,6 @@ typedef uint64_t halves __attribute__((vector_size(ROW)));
 /* For each byte of bits: the places of its ones, and for each one the number of ones before it.
  * A place that is not used is 0x80, which makes pick give 0. */
 static uint8_t places[256][8], ranks[256][8];
-static bool has_vectors;
-
-static void make_tables(void)
-{
-    memset(places, 0x80, sizeof places);
-    memset(ranks, 0x80, sizeof ranks);
-    for (unsigned bits = 0; bits < 256; bits++)
-        for (uint8_t at = 0, rank = 0; at < 8; at++)
-            if (bits >> at & 1) {
-                places[bits][rank] = at;
-                ranks[bits][at] = rank++;
-            }
-#ifdef __x86_64__
-    has_vectors = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("popcnt");
-#else
-    has_vectors = true;
-#endif
-}
-
 VECTORS INLINE row load(const uint8_t *from)
 {
     row loaded;
@@ -347,6 +323,31 @@ VECTORS static size_t widen_vectors(uint8_t *restrict values, size_t count,
 }
 #endif
 
+static size_t (*narrow)(uint8_t *, size_t, const uint8_t *, uint8_t *) = narrow_plain;
+static size_t (*widen)(uint8_t *restrict, size_t, const uint8_t *, const uint8_t *,
+                       const uint8_t *) = widen_plain;
+
+/* Use vectors if this processor has the instructions. */
+static void choose_form(void)
+{
+#ifdef VECTORS
+#ifdef __x86_64__
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("popcnt"))
+        return;
+#endif
+    memset(places, 0x80, sizeof places);
+    memset(ranks, 0x80, sizeof ranks);
+    for (unsigned bits = 0; bits < 256; bits++)
+        for (uint8_t at = 0, rank = 0; at < 8; at++)
+            if (bits >> at & 1) {
+                places[bits][rank] = at;
+                ranks[bits][at] = rank++;
+            }
+    narrow = narrow_vectors;
+    widen = widen_vectors;
+#endif
+}
+
 /* Choose the commonest exponents of a sample; of equally common ones the smallest. */
 static void choose_symbols(const uint8_t *exponents, size_t count, uint8_t *symbols)
 {
@@ -367,8 +368,8 @@ static void choose_symbols(const uint8_t *exponents, size_t count, uint8_t *symb
 }
 
 /* Code a block, and return its coded length: its plain length if the block is stored as it is. */
-INLINE size_t encode_block(unsigned number, const uint8_t *plain, size_t count, uint8_t *coded,
-                           struct scratch *scratch, narrower narrow)
+static size_t encode_block(unsigned number, const uint8_t *plain, size_t count, uint8_t *coded,
+                           struct scratch *scratch)
 {
     size_t plain_bytes = count * kinds[number].bytes, kept = rest_bytes(kinds[number], count);
     uint8_t *exponents = scratch->exponents, *head = scratch->coded, *at = head + HEAD_BYTES;
@@ -398,8 +399,8 @@ INLINE size_t encode_block(unsigned number, const uint8_t *plain, size_t count, 
 }
 
 /* Decode a block; return false if it is malformed. */
-INLINE bool decode_block(unsigned number, uint8_t *plain, size_t count, const uint8_t *coded,
-                         size_t length, struct scratch *scratch, widener widen)
+static bool decode_block(unsigned number, uint8_t *plain, size_t count, const uint8_t *coded,
+                         size_t length, struct scratch *scratch)
 {
     size_t kept = rest_bytes(kinds[number], count), counts[LAYERS + 1] = {count};
     if (length < kept + HEAD_BYTES)
@@ -436,41 +437,6 @@ INLINE bool decode_block(unsigned number, uint8_t *plain, size_t count, const ui
     default: join(kinds[3], plain, count, coded, scratch);
     }
     return true;
-}
-
-#ifdef VECTORS
-VECTORS static size_t encode_with_vectors(unsigned number, const uint8_t *plain, size_t count,
-                                          uint8_t *coded, struct scratch *scratch)
-{
-    return encode_block(number, plain, count, coded, scratch, narrow_vectors);
-}
-
-VECTORS static bool decode_with_vectors(unsigned number, uint8_t *plain, size_t count,
-                                        const uint8_t *coded, size_t length,
-                                        struct scratch *scratch)
-{
-    return decode_block(number, plain, count, coded, length, scratch, widen_vectors);
-}
-#endif
-
-static size_t encode_any(unsigned number, const uint8_t *plain, size_t count, uint8_t *coded,
-                         struct scratch *scratch)
-{
-#ifdef VECTORS
-    if (has_vectors)
-        return encode_with_vectors(number, plain, count, coded, scratch);
-#endif
-    return encode_block(number, plain, count, coded, scratch, narrow_plain);
-}
-
-static bool decode_any(unsigned number, uint8_t *plain, size_t count, const uint8_t *coded,
-                       size_t length, struct scratch *scratch)
-{
-#ifdef VECTORS
-    if (has_vectors)
-        return decode_with_vectors(number, plain, count, coded, length, scratch);
-#endif
-    return decode_block(number, plain, count, coded, length, scratch, widen_plain);
 }
 
 /* How a payload is divided. The bytes after the blocks are stored as they are. */
@@ -510,7 +476,7 @@ static size_t encode(unsigned number, const uint8_t *payload, size_t payload_byt
     size_t length = 0, at = 0, trailer = layout.table_bytes + FOOTER_BYTES;
     for (size_t block = 0; block < layout.blocks; block++) {
         size_t count = block_count(&layout, block);
-        size_t coded = encode_any(number, payload + at, count, stored + length, scratch);
+        size_t coded = encode_block(number, payload + at, count, stored + length, scratch);
         write_number(scratch->table + block * LENGTH_BYTES, LENGTH_BYTES, coded);
         at += count * layout.bytes;
         length += coded;
@@ -564,7 +530,7 @@ static bool decode(unsigned number, uint8_t *memory, size_t stored_bytes, size_t
         }
         if (length + coded > at)
             from = memcpy(scratch->coded, from, coded);
-        if (!decode_any(number, memory + at, count, from, coded, scratch))
+        if (!decode_block(number, memory + at, count, from, coded, scratch))
             return false;
     }
     return true;
@@ -639,9 +605,7 @@ static PyMethodDef methods[] = {
 
 static int start(PyObject *module)
 {
-#ifdef VECTORS
-    make_tables();
-#endif
+    choose_form();
     return 0;
 }
 

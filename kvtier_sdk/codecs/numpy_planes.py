@@ -117,9 +117,10 @@ def _encode_block(kind: _Kind, plain: _Bytes) -> bytes:
     for some in symbols.reshape(_LAYERS, _SYMBOLS):
         code_of = np.full(256, _SYMBOLS, np.uint8)
         code_of[some] = range(_SYMBOLS)
-        codes = code_of[np.pad(values, (0, -len(values) % _GROUP), constant_values=some[0])]
+        padding = np.full(-len(values) % _GROUP, some[0])
+        codes = code_of.take(np.concatenate([values, padding]))
         layers.append(_pack(codes, 2))
-        values = values[codes[: len(values)] == _SYMBOLS]
+        values = values.take(np.flatnonzero(codes == _SYMBOLS))
         rare_counts.append(len(values))
     head = np.frombuffer(_HEAD.pack(*rare_counts, symbols.tobytes()), np.uint8)
     coded = np.concatenate([*rests, head, *layers, values])
@@ -144,11 +145,11 @@ def _decode_block(kind: _Kind, count: int, coded: _Bytes) -> _Bytes | None:
     for layer in reversed(range(_LAYERS)):
         some = np.frombuffer(symbols, np.uint8, _SYMBOLS, layer * _SYMBOLS)
         codes = _unpack(coded[starts[layer] : starts[layer + 1]], 2)
-        is_rare = codes == _SYMBOLS
-        if np.count_nonzero(is_rare) != len(values):
+        rare = np.flatnonzero(codes == _SYMBOLS)
+        if len(rare) != len(values):
             return None
-        widened = np.append(some, np.uint8(0))[codes]
-        widened[is_rare] = values
+        widened = np.append(some, np.uint8(0)).take(codes)
+        widened[rare] = values
         values = widened[: counts[layer]]
     turned = values.astype(kind.dtype) << kind.rest_bits
     place, shift = 0, 0
@@ -164,15 +165,16 @@ def _decode_block(kind: _Kind, count: int, coded: _Bytes) -> _Bytes | None:
 
 
 def _pack(values: _Bytes, width: int) -> _Bytes:
-    """Pack the lowest bits of each value into a plane."""
-    rows = (values & np.uint8(2**width - 1)).reshape(-1, 8 // width, _ROW) << _shifts(width)
-    plane: _Bytes = np.bitwise_or.reduce(rows, axis=1).ravel()
-    return plane
+    """Pack the lowest bits of each value into a plane, eight bytes at a time."""
+    words = (values & np.uint8(2**width - 1)).view("<u8").reshape(-1, 8 // width, _ROW // 8)
+    plane: _Bytes = np.bitwise_or.reduce(words << _shifts(width), axis=1).view(np.uint8)
+    return plane.ravel()
 
 
 def _unpack(plane: _Bytes, width: int) -> _Bytes:
-    return (plane.reshape(-1, 1, _ROW) >> _shifts(width) & np.uint8(2**width - 1)).ravel()
+    words = plane.copy().view("<u8").reshape(-1, 1, _ROW // 8) >> _shifts(width)
+    return words.view(np.uint8).ravel() & np.uint8(2**width - 1)
 
 
-def _shifts(width: int) -> _Bytes:
-    return np.arange(0, 8, width, dtype=np.uint8)[:, None]
+def _shifts(width: int) -> NDArray[np.uint64]:
+    return np.arange(0, 8, width, dtype=np.uint64)[:, None]
