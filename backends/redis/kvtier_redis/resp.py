@@ -29,17 +29,15 @@ class Kind(Enum):
     ERROR = auto()
     #: The server has no value for the key.
     ABSENT = auto()
-    #: The value is in the request's buffers.
-    FILLED = auto()
-    #: The value's length differs from the total length of the buffers.
-    OTHER_LENGTH = auto()
+    #: The reply's text is the value's length. The value is in the request's buffers if it fits.
+    VALUE = auto()
     #: The reply's text is a whole number.
     NUMBER = auto()
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A reply. ``text`` is the reply's line without the type character; empty for ``FILLED``."""
+    """A reply. ``text`` is the reply's line without the type character."""
 
     kind: Kind
     text: str = ""
@@ -48,9 +46,8 @@ class Reply:
 _OK_LINE = b"+OK\r\n"
 _ABSENT_LINE = b"$-1\r\n"
 _OK = Reply(Kind.OK, "OK")
-_FILLED = Reply(Kind.FILLED)
 # The expected kinds of reply to a request for a value.
-_TO_LOADS: tuple[Kind, ...] = (Kind.FILLED, Kind.ABSENT, Kind.OTHER_LENGTH, Kind.ERROR)
+_TO_LOADS: tuple[Kind, ...] = (Kind.VALUE, Kind.ABSENT, Kind.ERROR)
 
 
 @dataclass(slots=True)
@@ -61,6 +58,7 @@ class Exchange:
         name: the key in Redis.
         parts: the pieces of the request; none is empty.
         target: the buffers for the requested value; empty if the request is not for a value.
+        guess_bytes: the likely length of the value. A length of as many digits saves a copy.
         success: the expected kind of reply, if the request is not for a value.
         or_absent: true if :attr:`Kind.ABSENT` is expected too.
         outcome: the reply or an error; ``None`` until the request ends.
@@ -69,6 +67,7 @@ class Exchange:
     name: bytes
     parts: Sequence[bytes | memoryview]
     target: Sequence[memoryview] = ()
+    guess_bytes: int = 0
     success: Kind = Kind.OK
     or_absent: bool = False
     outcome: Reply | TierError | None = None
@@ -132,7 +131,7 @@ async def _run(connection: Connection, batch: Sequence[Exchange]) -> None:
     later_parts = len(parts)
     for exchange in batch:
         if exchange.target:
-            reply, expected = await _receive_value(connection, exchange.target), _TO_LOADS
+            reply, expected = await _receive_value(connection, exchange), _TO_LOADS
         else:
             reply = await _receive_reply(connection)
             expected = (exchange.success, Kind.ERROR, *[Kind.ABSENT] * exchange.or_absent)
@@ -159,34 +158,45 @@ async def _receive_reply(connection: Connection) -> Reply:
         return Reply(Kind.ABSENT, text)
     if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS_LIMIT):
         raise TierUnavailableError("the server sent an invalid number")
-    return Reply(Kind.OTHER_LENGTH if mark == b"$" else Kind.NUMBER, text)
+    return Reply(Kind.VALUE if mark == b"$" else Kind.NUMBER, text)
 
 
-async def _receive_value(connection: Connection, target: Sequence[memoryview]) -> Reply:
+async def _receive_value(connection: Connection, exchange: Exchange) -> Reply:
     """Receive a value into buffers; if the server sends another reply, return that reply."""
-    # The line before a value states only its length, which is known, so one system call can receive
-    # both. Any other reply lands in the buffers too; a failed load is allowed to overwrite them.
-    value_bytes = sum(map(len, target))
-    line = b"$%d\r\n" % value_bytes
-    start, end = memoryview(bytearray(len(line))), memoryview(bytearray(len(_END)))
-    rooms = [start, *target, end]
-    rest = await connection.receive_some(rooms)
-    if start == line:
-        if rest:
-            await connection.receive(rest)
+    # The line before a value states only its length. If the line is as long as expected, one system
+    # call receives both, each in its place. Any other reply lands in the buffers too; a failed load
+    # is allowed to overwrite them.
+    line = memoryview(bytearray(len(b"$%d\r\n" % exchange.guess_bytes)))
+    rooms = [line, *exchange.target, memoryview(bytearray(len(_END)))]
+    room_bytes = sum(map(len, rooms))
+    got_bytes = room_bytes - sum(map(len, await connection.receive_some(rooms)))
+    start, text = len(line), bytes(line)
+    if got_bytes >= start and text[:1] == b"$" and text[-2:] == _END and text[1:-2].isdigit():
+        reply = Reply(Kind.VALUE, text[1:-2].decode())
     else:
-        count_bytes = len(line) + value_bytes + len(_END) - sum(map(len, rest))
-        connection.unread(_beginning(rooms, min(count_bytes, _LINE_LIMIT_BYTES)))
+        connection.unread(b"".join(_cut(rooms, 0, got_bytes)))
         reply = await _receive_reply(connection)
-        if reply.kind is not Kind.OTHER_LENGTH or reply.text != str(value_bytes):
-            if reply.kind is Kind.OTHER_LENGTH:
-                connection.close("a value of another length was on its way")
+        if reply.kind is not Kind.VALUE:
             return reply
-        await connection.receive([*target, end])
-    if end != _END:
+        start = got_bytes = 0
+        rooms, room_bytes = rooms[1:], room_bytes - len(line)
+    end = start + int(reply.text)
+    stop = end + len(_END)
+    if stop > room_bytes:
+        connection.close("a value that is too long was on its way")
+        return reply
+    if got_bytes < stop:
+        await connection.receive(_cut(rooms, got_bytes, stop))
+    if got_bytes > stop or b"".join(_cut(rooms, end, stop)) != _END:
         raise TierUnavailableError("the server sent a value of the wrong length")
-    return _FILLED
+    return reply
 
 
-def _beginning(views: Sequence[memoryview], count_bytes: int) -> bytes:
-    return b"".join(view[:count_bytes] for view in views)[:count_bytes]
+def _cut(views: Sequence[memoryview], start: int, stop: int) -> list[memoryview]:
+    """Return the bytes from ``start`` to ``stop`` of joined views."""
+    parts = []
+    for view in views:
+        if stop > 0 and start < len(view):
+            parts.append(view[max(0, start) : stop])
+        start, stop = start - len(view), stop - len(view)
+    return parts

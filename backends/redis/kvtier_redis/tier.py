@@ -78,6 +78,8 @@ class RedisTier(SecondaryTierManager):
         super().__init__(config, context)
         self._names = Names(config.prefix, context.namespace)
         self._manifest = context.namespace.manifest_json().encode()
+        # Length of the value that was loaded last.
+        self._value_bytes = context.object_bytes
         self._opened = AsyncExitStack()
         self._has_warned = False
 
@@ -170,7 +172,8 @@ class RedisTier(SecondaryTierManager):
         exchanges = []
         for transfer in batch:
             name = self._names.of(transfer.key)
-            exchanges.append(Exchange(name, [command(b"GET", name)], transfer.buffers))
+            asks = [command(b"GET", name)]
+            exchanges.append(Exchange(name, asks, transfer.buffers, self._value_bytes))
         await self._chunks.run(exchanges)
         if self._connector.reads_are_uses and not self._has_warned:
             self._has_warned = True
@@ -178,10 +181,14 @@ class RedisTier(SecondaryTierManager):
                 "this server counts the chunks that are read here as used: CLIENT NO-TOUCH, which "
                 "would hide it, came with Redis 7.2"
             )
-        return [
-            _not_loaded(exchange.outcome, transfer.object_bytes)
+        verdicts = [
+            _not_loaded(exchange.outcome, transfer)
             for exchange, transfer in zip(exchanges, batch, strict=True)
         ]
+        for transfer, verdict in zip(batch, verdicts, strict=True):
+            if verdict is None:
+                self._value_bytes = len(transfer.header) + len(transfer.arrived)
+        return verdicts
 
     async def delete(self, keys: Sequence[OffloadKey]) -> None:
         counts = await self._numbers(keys, b"UNLINK")
@@ -230,7 +237,8 @@ class RedisTier(SecondaryTierManager):
     async def usage(self) -> Usage:
         facts = await self._route.facts()
         if not all("used_memory" in fact for fact in facts):
-            # Without INFO, only the keys can be counted.
+            # Without INFO, only the keys can be counted. Take each value for a chunk that is not
+            # compressed, so that the usage is never reported too low.
             keys = await self._route.key_count()
             return Usage(keys, keys * self.context.object_bytes, None)
         limits = [int(fact.get("maxmemory", 0)) for fact in facts]
@@ -337,15 +345,17 @@ def _error(outcome: Reply | TierError | None) -> TierError | None:
     return outcome if isinstance(outcome, TierError) else None
 
 
-def _not_loaded(outcome: Reply | TierError | None, object_bytes: int) -> TierError | None:
+def _not_loaded(outcome: Reply | TierError | None, transfer: Transfer) -> TierError | None:
     """Return the error of a load; ``None`` if the chunk was loaded."""
     if not isinstance(outcome, Reply):
         return outcome
-    if outcome.kind is Kind.FILLED:
-        return None
     if outcome.kind is Kind.ABSENT:
         return ChunkNotFoundError("no such chunk")
-    return CorruptChunkError(f"{outcome.text} bytes stored; expected {object_bytes}")
+    try:
+        transfer.received(int(outcome.text))
+    except CorruptChunkError as damage:
+        return damage.detached()
+    return None
 
 
 def _limit_problem(facts: Mapping[str, Any], has_ttl: bool) -> str | None:

@@ -15,9 +15,11 @@ VALUE = bytes(range(43))
 PIECES = st.lists(st.integers(1, 12), max_size=20)
 
 
-def replies(text: bytes, pieces=(), *, slots: int = 0, stores: int = 0) -> tuple[list, bool]:
+def replies(
+    text: bytes, pieces=(), *, slots: int = 0, stores: int = 0, guess_bytes: int = 43
+) -> tuple[list, bool]:
     targets = [GuardedBuffers(*LENGTHS) for _ in range(slots)]
-    exchanges = [Exchange(b"k", [b"load"], slot.buffers) for slot in targets]
+    exchanges = [Exchange(b"k", [b"load"], slot.buffers, guess_bytes) for slot in targets]
     exchanges += [Exchange(b"k", [b"store"]) for _ in range(stores)]
 
     async def talk(connection):
@@ -29,19 +31,17 @@ def replies(text: bytes, pieces=(), *, slots: int = 0, stores: int = 0) -> tuple
     is_usable = converse(talk, text, pieces)
     for slot, exchange in zip(targets, exchanges, strict=False):
         assert slot.is_guarded()
-        if isinstance(exchange.outcome, Reply) and exchange.outcome.kind is Kind.FILLED:
-            assert slot.content == VALUE
+        outcome = exchange.outcome
+        if isinstance(outcome, Reply) and outcome.kind is Kind.VALUE and int(outcome.text) <= 43:
+            assert slot.content.startswith(VALUE[: int(outcome.text)])
     return [exchange.outcome for exchange in exchanges], is_usable
 
 
-FILLED = Reply(Kind.FILLED)
-FULL = b"$43\r\n" + VALUE + b"\r\n"
-
-
-@given(PIECES)
-def test_a_value_lands_in_its_buffers(pieces):
-    outcomes, _ = replies(FULL, pieces, slots=1)
-    assert outcomes == [FILLED]
+@given(st.integers(0, 43), st.sampled_from([0, 43, 100]), PIECES)
+def test_a_value_lands_in_its_buffers(length, guess_bytes, pieces):
+    text = b"$%d\r\n%b\r\n" % (length, VALUE[:length])
+    outcomes, _ = replies(text, pieces, slots=1, guess_bytes=guess_bytes)
+    assert outcomes == [Reply(Kind.VALUE, str(length))]
 
 
 LINES = {
@@ -63,10 +63,10 @@ def test_lines_come_one_behind_the_other(lines, pieces):
     assert outcomes == [reply for _, reply in lines]
 
 
-@given(st.integers(0, 10**12).filter(lambda length: length != 43), PIECES)
-def test_another_length_is_never_taken_for_the_value(length, pieces):
+@given(st.integers(44, 10**12), PIECES)
+def test_a_value_that_is_too_long_ends_the_connection(length, pieces):
     outcomes, is_usable = replies(b"$%d\r\n%b" % (length, VALUE * 3), pieces, slots=1)
-    assert outcomes == [Reply(Kind.OTHER_LENGTH, str(length))]
+    assert outcomes == [Reply(Kind.VALUE, str(length))]
     # The next request would read the rest of the value as its reply.
     assert not is_usable
 
@@ -90,6 +90,9 @@ def test_nothing_is_overrun(head, rest, pieces):
         b"$43\r\n" + VALUE + b"xx",
         b"$43\r\n" + VALUE + b"\n\r",
         b"$43\r\n" + VALUE[:-1],
+        b"$40\r\n" + VALUE + b"\r\n",
+        b"$9\r\n" + VALUE + b"\r\n",
+        b"$40\r\n" + VALUE[:40] + b"\r\n+OK\r\n",
         b":17\r\n",
         b"+QUEUED\r\n",
         b"+OK\r\n",

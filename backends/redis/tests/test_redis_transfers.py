@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 
 import pytest
-from support.copies import ByteLedger, check_no_copies
+from support.copies import ByteLedger, check_no_copies, traced_peak
 from support.proxy import Proxy
 
 from kvtier_redis.connector import Connector
@@ -45,6 +45,21 @@ async def test_no_payload_is_copied(bench, server, monkeypatch, operation):
     bench.chunk_bytes = CHUNK_BYTES
     ledger = ByteLedger(monkeypatch, "readv", "writev")
     await check_no_copies(bench, await bench.open(server.url), ledger, operation)
+
+
+async def test_values_of_one_short_length_are_copied_only_at_first(bench, server, monkeypatch):
+    bench.chunk_bytes = CHUNK_BYTES
+    tier = await bench.open(server.url)
+    stored = [bench.full(key) for key in KEYS]
+    await tier.store([one.with_payload(one.payload[:800_000]) for one in stored])
+    assert await tier.load([bench.empty(KEYS[0])]) == [None]
+    batch = [bench.empty(key) for key in KEYS[1:9]]
+    ledger = ByteLedger(monkeypatch, "readv")
+    ledger.begin(batch)
+    with traced_peak() as peak:
+        assert await tier.load(batch) == [None] * 8
+    assert ledger.other_bytes < 8 * 200
+    assert peak.allocated_bytes < 256 * 1024
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 7, 100])

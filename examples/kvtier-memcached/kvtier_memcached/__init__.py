@@ -80,7 +80,7 @@ class MemcachedTier(kv.ChunkTierManager):
         await self._pieces.store(name, buffers, replace=transfer.replace)
 
     async def load_chunk(self, transfer: kv.Transfer) -> None:
-        await self._pieces.load(self._name(transfer.key), transfer.buffers)
+        transfer.received(await self._pieces.load(self._name(transfer.key), transfer.buffers))
 
     async def delete_chunk(self, key: kv.OffloadKey) -> None:
         await self._pieces.remove(self._name(key))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -79,7 +79,8 @@ class Pieces:
                 await self._pieces.store(name, transfer.buffers, replace=transfer.replace)
 
             async def load_chunk(self, transfer):
-                await self._pieces.load(self._name(transfer.key), transfer.buffers)
+                name = self._name(transfer.key)
+                transfer.received(await self._pieces.load(name, transfer.buffers))
 
     A piece's name is the object's name, a dot and up to 59 further characters. If a writer is
     killed, or another writer overwrites the index, pieces remain that no index names. So the value
@@ -141,23 +142,26 @@ class Pieces:
         await self._values.put(name, [memoryview(_FORMAT.pack(*index))])
         await self._each([partial(self._values.remove, at) for at in old])
 
-    async def load(self, name: str, buffers: Sequence[memoryview]) -> None:
-        """Fill buffers, one after the other, with an object.
+    async def load(self, name: str, buffers: Sequence[memoryview]) -> int:
+        """Fill buffers, one after the other, with an object, and return the object's length.
 
-        After an error or a cancellation nothing writes to the buffers. Their content is undefined.
+        The object may be shorter than the buffers. After an error or a cancellation nothing writes
+        to the buffers. Their content is undefined.
 
         Raises:
             ChunkNotFoundError: the object or one of its pieces is missing.
-            CorruptChunkError: the object is shorter or longer than the buffers, or the value under
-                ``name`` is not an index.
+            CorruptChunkError: the object is longer than the buffers, or the value under ``name`` is
+                not an index.
             TierError: the object could not be read.
         """
         index = await self._index(name)
-        object_bytes = sum(map(len, buffers))
-        if index.object_bytes != object_bytes:
-            raise CorruptChunkError(f"{index.object_bytes} bytes stored; expected {object_bytes}")
-        pieces = zip(index.pieces(name), _cut(buffers, index.piece_bytes), strict=True)
+        most_bytes = sum(map(len, buffers))
+        if index.object_bytes > most_bytes:
+            raise CorruptChunkError(f"{index.object_bytes} bytes stored; at most {most_bytes} fit")
+        cut = _cut(_first(buffers, index.object_bytes), index.piece_bytes)
+        pieces = zip(index.pieces(name), cut, strict=True)
         await self._each([partial(self._values.get, at, piece) for at, piece in pieces])
+        return index.object_bytes
 
     async def remove(self, name: str) -> None:
         """Remove an object. A missing object is ignored.
@@ -207,7 +211,14 @@ class Pieces:
         return results
 
 
-def _cut(buffers: Sequence[memoryview], most_bytes: int) -> Iterator[list[memoryview]]:
+def _first(buffers: Iterable[memoryview], count_bytes: int) -> Iterator[memoryview]:
+    """Yield the first bytes of joined buffers, without a copy."""
+    for buffer in buffers:
+        yield buffer[:count_bytes]
+        count_bytes = max(0, count_bytes - len(buffer))
+
+
+def _cut(buffers: Iterable[memoryview], most_bytes: int) -> Iterator[list[memoryview]]:
     """Cut buffers into pieces of ``most_bytes`` without a copy. The last piece may be shorter."""
     piece: list[memoryview] = []
     room = most_bytes

@@ -26,10 +26,10 @@ class TestMemcachedTier(TierConformance):
     async def read_raw(self, key):
         room = bytearray(64 + self.chunk_bytes)
         try:
-            await self._objects().load(self._name(key), [memoryview(room)])
+            object_bytes = await self._objects().load(self._name(key), [memoryview(room)])
         except ChunkNotFoundError:
             return None
-        return bytes(room)
+        return bytes(room[:object_bytes])
 
     async def write_raw(self, key, data):
         await self._objects().store(self._name(key), [memoryview(data)], replace=True)

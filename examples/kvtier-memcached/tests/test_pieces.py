@@ -77,15 +77,16 @@ def an_object(seed: int, payload_bytes: int = 5000) -> list[memoryview]:
 
 async def loaded(pieces: Pieces, payload_bytes: int = 5000) -> bytes:
     rooms = [memoryview(bytearray(64)), memoryview(bytearray(payload_bytes))]
-    await pieces.load("a", rooms)
-    return b"".join(rooms)
+    object_bytes = await pieces.load("a", rooms)
+    return b"".join(rooms)[:object_bytes]
 
 
 @pytest.mark.parametrize("payload_bytes", [0, 1, 959, 960, 961, 1024, 5000, 100_000])
 async def test_an_object_of_any_length_comes_back(pieces, values, payload_bytes):
     await pieces.store("a", an_object(7, payload_bytes))
     assert await pieces.contains("a")
-    assert await loaded(pieces, payload_bytes) == b"".join(an_object(7, payload_bytes))
+    for room_bytes in (payload_bytes, payload_bytes + 1, 200_000):
+        assert await loaded(pieces, room_bytes) == b"".join(an_object(7, payload_bytes))
     assert max(map(len, values.kept.values())) <= MOST_BYTES
     await pieces.remove("a")
     assert not values.kept
@@ -118,9 +119,10 @@ async def test_the_first_object_stays_unless_it_is_to_be_replaced(pieces, values
     await pieces.store("a", an_object(1))
     await pieces.store("a", an_object(2))
     assert await loaded(pieces) == b"".join(an_object(1))
-    await pieces.store("a", an_object(2), replace=True)
-    assert await loaded(pieces) == b"".join(an_object(2))
-    assert len(values.kept) == 6
+    for payload_bytes, count in ((5000, 6), (900, 2), (4000, 5)):
+        await pieces.store("a", an_object(2, payload_bytes), replace=True)
+        assert await loaded(pieces) == b"".join(an_object(2, payload_bytes))
+        assert len(values.kept) == count
 
 
 @pytest.mark.parametrize("puts", range(6))
@@ -157,10 +159,10 @@ async def test_a_load_beside_stores_gets_one_version_or_none(pieces):
     assert found
 
 
-async def test_objects_and_pieces_of_another_length_are_corrupt(pieces, values):
+async def test_objects_without_room_and_pieces_of_another_length_are_corrupt(pieces, values):
     await pieces.store("a", an_object(1))
-    with pytest.raises(CorruptChunkError, match="5064 bytes stored; expected 5065"):
-        await loaded(pieces, 5001)
+    with pytest.raises(CorruptChunkError, match="5064 bytes stored; at most 5063 fit"):
+        await loaded(pieces, 4999)
     piece = list(values.kept)[1]
     values.kept[piece] = values.kept[piece][:-1]
     with pytest.raises(CorruptChunkError):

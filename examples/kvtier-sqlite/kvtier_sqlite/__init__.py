@@ -56,9 +56,7 @@ class SQLiteTier(kv.ChunkTierManager):
         rows = await self._run(f"SELECT header, payload {_MINE}", self._space, transfer.key)
         if not rows:
             raise kv.ChunkNotFoundError("no such chunk")
-        if [len(part) for part in rows[0]] != [len(buffer) for buffer in transfer.buffers]:
-            raise kv.CorruptChunkError("stored with another length")
-        transfer.header[:], transfer.payload[:] = rows[0]
+        transfer.fill(b"".join(rows[0]))
 
     async def delete_chunk(self, key: kv.OffloadKey) -> None:
         await self._run(f"DELETE {_MINE}", self._space, key)

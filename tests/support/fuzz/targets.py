@@ -109,8 +109,10 @@ def redis_reader(data: bytes) -> None:
     for slot in slots:
         assert slot.is_guarded()
     for exchange, slot in zip(exchanges, slots, strict=False):
-        if isinstance(exchange.outcome, Reply) and exchange.outcome.kind is Kind.FILLED:
-            assert b"$43\r\n" + slot.content + b"\r\n" in text
+        reply = exchange.outcome
+        if isinstance(reply, Reply) and reply.kind is Kind.VALUE and int(reply.text) <= 43:
+            value = slot.content[: int(reply.text)]
+            assert b"$%b\r\n%b\r\n" % (reply.text.encode(), value) in text
     for exchange in exchanges:
         assert isinstance(exchange.outcome, Reply | TierError | None)
 
