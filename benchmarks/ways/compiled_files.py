@@ -37,10 +37,9 @@ class CompiledFiles:
         _check(batch_io.place(self._temporaries, self._root, False, names))
 
     def load(self, chunks: Sequence[Chunk]) -> None:
-        header, payload = map(len, chunks[0][1:])
+        digest_bytes = len(chunks[0][2])
         files = tuple((_SHARD, *chunk, _USED_NS) for chunk in chunks)
-        sizes = (header + payload, payload)
-        _check(batch_io.read(self._root, *sizes, self._flags, False, _LIFETIME, files)[0])
+        _check(batch_io.read(self._root, digest_bytes, self._flags, False, _LIFETIME, files)[0])
 
 
 def _check(outcomes: bytes) -> None:

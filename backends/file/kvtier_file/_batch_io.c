@@ -30,6 +30,8 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+/* The same value as in file_io.py. */
+#define ALIGNMENT 4096
 #define NO_TIME (-1)
 #define NS_PER_S 1000000000LL
 /* The same values as in chunks.py. */
@@ -70,8 +72,8 @@ struct call {
     int temporaries_fd;
     int flags; /* O_DIRECT or 0 */
     int strict; /* do nothing in a shard that other users could change */
-    Py_ssize_t object_bytes;
-    Py_ssize_t digest_bytes; /* length of a payload's digested part; 0 for no digests */
+    Py_ssize_t least_bytes, most_bytes; /* the lengths of files to touch */
+    Py_ssize_t digest_bytes; /* maximum length of a payload's digested part; 0 for no digests */
     long long latest_ns, expired_ns, aged_ns; /* the fields of chunks.Lifetime */
 };
 
@@ -84,6 +86,7 @@ struct file {
     Py_buffer header;
     Py_buffer payload;
     long long used_ns;
+    char *file_bytes; /* where a read writes the file's length, an int64_t */
     unsigned char *digest;
 };
 
@@ -131,9 +134,12 @@ static struct timespec time_after(const struct call *call, const struct stat *st
     return time_of((now > next ? now : next) * USE_NS + earlier);
 }
 
-static bool is_usable(const struct call *call, const struct stat *status)
+/* The lengths follow the same rule as namespace.NamespaceDirectory.lengths. */
+static bool is_usable(const struct call *call, const struct stat *status, off_t least_bytes,
+                      off_t most_bytes)
 {
-    return S_ISREG(status->st_mode) && status->st_size == call->object_bytes
+    return S_ISREG(status->st_mode) && status->st_size >= least_bytes
+           && status->st_size <= most_bytes && status->st_size % ALIGNMENT == 0
            && used_ns_of(call, status) >= call->expired_ns;
 }
 
@@ -176,9 +182,11 @@ static bool read_piece(const struct file *file, int fd, Py_ssize_t at, Py_ssize_
     return preadv(fd, vectors, 2, 0) == file->header.len + bytes;
 }
 
-/* Digest a payload. If fd is not -1, first read the header and the payload. Without O_DIRECT, read
- * in pieces, so that a piece is digested while the processor's cache still holds it. */
-static bool digest_payload(const struct call *call, const struct file *file, int fd)
+/* Digest the first bytes of a payload buffer, which are the payload. If fd is not -1, first read the
+ * header and the payload. Without O_DIRECT, read in pieces, so that a piece is digested while the
+ * processor's cache still holds it. */
+static bool digest_payload(const struct call *call, const struct file *file, int fd,
+                           Py_ssize_t length)
 {
     bool is_digested = call->digest_bytes > 0;
     bool in_pieces = is_digested && !(call->flags & O_DIRECT);
@@ -186,14 +194,14 @@ static bool digest_payload(const struct call *call, const struct file *file, int
     bool is_good = !is_digested || (state != NULL && xxh3.reset(state) == 0);
     Py_ssize_t at = 0, bytes;
     do {
-        bytes = least(in_pieces ? PIECE_BYTES : PY_SSIZE_T_MAX, file->payload.len - at);
+        bytes = least(in_pieces ? PIECE_BYTES : PY_SSIZE_T_MAX, length - at);
         is_good = is_good && (fd < 0 || read_piece(file, fd, at, bytes));
         if (is_good && at < call->digest_bytes) {
             char *piece = (char *)file->payload.buf + at;
             is_good = xxh3.update(state, piece, (size_t)least(bytes, call->digest_bytes - at)) == 0;
         }
         at += bytes;
-    } while (is_good && at < file->payload.len);
+    } while (is_good && at < length);
     if (is_good && is_digested)
         write_digest(xxh3.result(state), file->digest);
     if (state != NULL)
@@ -203,15 +211,19 @@ static bool digest_payload(const struct call *call, const struct file *file, int
 
 static enum outcome digest_one(const struct call *call, const struct file *file)
 {
-    return digest_payload(call, file, -1) ? DONE : NOT_DONE;
+    return digest_payload(call, file, -1, file->payload.len) ? DONE : NOT_DONE;
 }
 
 static bool read_open(const struct call *call, const struct file *file, int fd)
 {
     struct stat status;
-    if (fstat(fd, &status) != 0 || !is_usable(call, &status))
+    Py_ssize_t header = file->header.len;
+    if (fstat(fd, &status) != 0
+        || !is_usable(call, &status, header + 1, header + file->payload.len))
         return false;
-    if (!digest_payload(call, file, fd))
+    int64_t bytes = status.st_size;
+    memcpy(file->file_bytes, &bytes, sizeof bytes);
+    if (!digest_payload(call, file, fd, bytes - header))
         return false;
     struct timespec used = time_after(call, &status, file->used_ns);
     /* Ignore errors, because the bytes were read and the time of the use matters less. */
@@ -236,14 +248,15 @@ static enum outcome read_one(const struct call *call, const struct file *file)
     return is_read ? DONE : NOT_DONE;
 }
 
-/* The same rule as file_io.is_sole_owner, where comments explain the signal. */
-static bool is_sole_owner(int fd, off_t bytes)
+/* The same rule as file_io.take_over, where comments explain the signal. */
+static bool take_over(int fd, off_t bytes)
 {
     struct stat status;
     return fstat(fd, &status) == 0 && S_ISREG(status.st_mode) && status.st_nlink == 1
-           && status.st_size == bytes && fcntl(fd, F_SETSIG, SIGURG) == 0
+           && fcntl(fd, F_SETSIG, SIGURG) == 0
            && fcntl(fd, F_SETLEASE, F_WRLCK) == 0
-           && fcntl(fd, F_SETLEASE, F_UNLCK) == 0;
+           && fcntl(fd, F_SETLEASE, F_UNLCK) == 0
+           && (status.st_size <= bytes || ftruncate(fd, bytes) == 0);
 }
 
 static bool write_open(const struct file *file, int fd)
@@ -254,7 +267,7 @@ static bool write_open(const struct file *file, int fd)
     /* The same rule as chunks.stored_time_ns. */
     struct timespec stored = time_of(file->used_ns / STORED_NS * STORED_NS + STORED_DIGITS);
     struct timespec used = time_of(file->used_ns);
-    if (file->is_spare && !is_sole_owner(fd, bytes))
+    if (file->is_spare && !take_over(fd, bytes))
         return false;
     return pwritev(fd, vectors, 2, 0) == bytes
            && futimens(fd, (struct timespec[2]){stored, used}) == 0;
@@ -293,7 +306,7 @@ static enum outcome touch_one(const struct call *call, const struct file *file)
     if (fstatat(shard_fd, file->name, &status, AT_SYMLINK_NOFOLLOW) != 0) {
         if (errno == ENOENT)
             outcome = ABSENT;
-    } else if (is_usable(call, &status)) {
+    } else if (is_usable(call, &status, call->least_bytes, call->most_bytes)) {
         struct timespec used = time_after(call, &status, file->used_ns);
         if (file->used_ns == NO_TIME
             || utimensat(shard_fd, file->name, (struct timespec[2]){status.st_atim, used},
@@ -367,8 +380,8 @@ static int real_flags(int directory_fd, int flags)
 
 typedef int (*parser)(PyObject *, struct file *);
 
-/* Parse all items, and then handle the files without the lock. Return a pair: an outcome for each
- * file, and the joined digests, which are empty without a library. */
+/* Parse all items, and then handle the files without the lock. Return an outcome for each file, the
+ * lengths of read files, and the joined digests, which are empty without a library. */
 static PyObject *run(struct call *call, PyObject *items, parser parse, operation operate)
 {
     if (call->digest_bytes < 0) {
@@ -382,20 +395,18 @@ static PyObject *run(struct call *call, PyObject *items, parser parse, operation
     struct file *files = PyMem_Calloc((size_t)count, sizeof(struct file));
     /* Allocate the results first, because nothing may fail after the work. */
     PyObject *outcomes = PyBytes_FromStringAndSize(NULL, count);
+    PyObject *lengths = PyBytes_FromStringAndSize(NULL, count * (Py_ssize_t)sizeof(int64_t));
     PyObject *digests = PyBytes_FromStringAndSize(NULL, count * digest_bytes);
-    PyObject *result = outcomes && digests ? PyTuple_Pack(2, outcomes, digests) : NULL;
+    PyObject *result = NULL;
+    if (outcomes != NULL && lengths != NULL && digests != NULL)
+        result = PyTuple_Pack(3, outcomes, lengths, digests);
     if (files == NULL || result == NULL) {
         PyErr_NoMemory();
         goto end;
     }
     while (parsed < count && parse(PyTuple_GetItem(items, parsed), &files[parsed])) {
+        files[parsed].file_bytes = PyBytes_AsString(lengths) + parsed * sizeof(int64_t);
         files[parsed].digest = (unsigned char *)PyBytes_AsString(digests) + parsed * digest_bytes;
-        if (files[parsed].payload.len < call->digest_bytes) {
-            PyErr_SetString(PyExc_ValueError, "a payload is shorter than its digested part");
-            PyBuffer_Release(&files[parsed].header);
-            PyBuffer_Release(&files[parsed].payload);
-            break;
-        }
         parsed++;
     }
     if (parsed == count) {
@@ -413,16 +424,17 @@ static PyObject *run(struct call *call, PyObject *items, parser parse, operation
 end:
     PyMem_Free(files);
     Py_XDECREF(outcomes);
+    Py_XDECREF(lengths);
     Py_XDECREF(digests);
     return result;
 }
 
-/* Return an item of a pair, and release the pair. */
-static PyObject *item_of(PyObject *pair, Py_ssize_t index)
+/* Return an item of a tuple, and release the tuple. */
+static PyObject *item_of(PyObject *tuple, Py_ssize_t index)
 {
-    PyObject *item = pair ? PyTuple_GetItem(pair, index) : NULL;
+    PyObject *item = tuple ? PyTuple_GetItem(tuple, index) : NULL;
     Py_XINCREF(item);
-    Py_XDECREF(pair);
+    Py_XDECREF(tuple);
     return item;
 }
 
@@ -492,16 +504,16 @@ static PyObject *py_digest(PyObject *module, PyObject *arguments)
             return PyErr_NoMemory();
         }
     }
-    return item_of(result, 1);
+    return item_of(result, 2);
 }
 
 static PyObject *py_read(PyObject *module, PyObject *arguments)
 {
     struct call call = {0};
     PyObject *items;
-    if (!PyArg_ParseTuple(arguments, "innip(LLL)O!", &call.namespace_fd, &call.object_bytes,
-                          &call.digest_bytes, &call.flags, &call.strict, &call.latest_ns,
-                          &call.expired_ns, &call.aged_ns, &PyTuple_Type, &items))
+    if (!PyArg_ParseTuple(arguments, "inip(LLL)O!", &call.namespace_fd, &call.digest_bytes,
+                          &call.flags, &call.strict, &call.latest_ns, &call.expired_ns,
+                          &call.aged_ns, &PyTuple_Type, &items))
         return NULL;
     call.flags = real_flags(call.namespace_fd, call.flags);
     return run(&call, items, parse_read, read_one);
@@ -532,9 +544,9 @@ static PyObject *py_touch(PyObject *module, PyObject *arguments)
 {
     struct call call = {0};
     PyObject *items;
-    if (!PyArg_ParseTuple(arguments, "inp(LLL)O!", &call.namespace_fd, &call.object_bytes,
-                          &call.strict, &call.latest_ns, &call.expired_ns, &call.aged_ns,
-                          &PyTuple_Type, &items))
+    if (!PyArg_ParseTuple(arguments, "i(nn)p(LLL)O!", &call.namespace_fd, &call.least_bytes,
+                          &call.most_bytes, &call.strict, &call.latest_ns, &call.expired_ns,
+                          &call.aged_ns, &PyTuple_Type, &items))
         return NULL;
     return item_of(run(&call, items, parse_touched, touch_one), 0);
 }

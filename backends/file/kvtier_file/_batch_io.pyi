@@ -4,34 +4,35 @@ A file's outcome is a byte: 0 (not done), 1 (done), or 2 (only from ``touch``: t
 but its directory, the shard, exists). After a 0 the chunk's file is unchanged, and the caller
 repeats the work in Python to find the reason. With ``strict``, the outcome is 0 for each file in a
 shard that other users could change.
-``namespace_fd`` and ``temporaries_fd`` are descriptors of directories, ``object_bytes`` is the
-length of a whole file, ``direct`` is ``os.O_DIRECT`` or 0, ``used_ns`` is a time of use in
-nanoseconds since the epoch, and ``lifetime`` is a :class:`~kvtier_file.chunks.Lifetime`.
+``namespace_fd`` and ``temporaries_fd`` are descriptors of directories, ``direct`` is
+``os.O_DIRECT`` or 0, ``used_ns`` is a time of use in nanoseconds since the epoch, and ``lifetime``
+is a :class:`~kvtier_file.chunks.Lifetime`.
 """
 
 def use_digests(library: str, /) -> bool:
     """Load xxh3-128 from a shared library; return false if the library lacks the function."""
 
 def digest(digest_bytes: int, payloads: tuple[memoryview, ...], /) -> bytes:
-    """Digest the first ``digest_bytes`` of each payload; return the joined digests, 16 bytes each.
+    """Digest the first ``digest_bytes`` of each payload, or all of a shorter payload.
 
-    The result is empty if no library is loaded.
+    Return the joined digests, 16 bytes each. The result is empty if no library is loaded.
     """
 
 def read(
     namespace_fd: int,
-    object_bytes: int,
     digest_bytes: int,
     direct: int,
     strict: bool,
     lifetime: tuple[int, int, int],
     files: tuple[tuple[str, str, memoryview, memoryview, int], ...],
     /,
-) -> tuple[bytes, bytes]:
+) -> tuple[bytes, bytes, bytes]:
     """Fill buffers from files that have not expired, and record a use of each file.
 
     The tuple of a file has its shard, name, writable header, writable payload and ``used_ns``.
-    Return the outcomes and the joined digests. There are no digests if ``digest_bytes`` is 0.
+    A file may be shorter than its buffers. Return the outcomes, the files' lengths (each a native
+    64-bit integer, valid only after a 1) and the joined digests. There are no digests if
+    ``digest_bytes`` is 0.
     """
 
 def write(
@@ -40,7 +41,9 @@ def write(
     files: tuple[tuple[str, bool, memoryview, memoryview, int], ...],
     /,
 ) -> bytes:
-    """Write new files, or overwrite spares (files of evicted chunks). Remove unusable spares.
+    """Write new files, or overwrite spares (files of evicted chunks) of any length.
+
+    Remove unusable spares.
 
     The tuple of a file has its name, true if it is a spare, its header, payload and ``used_ns``.
     """
@@ -59,13 +62,14 @@ def place(
 
 def touch(
     namespace_fd: int,
-    object_bytes: int,
+    lengths: tuple[int, int],
     strict: bool,
     lifetime: tuple[int, int, int],
     files: tuple[tuple[str, str, int], ...],
     /,
 ) -> bytes:
-    """Look for whole files that have not expired, and record a use of each.
+    """Look for files that have not expired, and record a use of each.
 
-    The tuple of a file has its shard, name and ``used_ns``. If ``used_ns`` is -1, record no use.
+    ``lengths`` are the least and the greatest length of a file. The tuple of a file has its shard,
+    name and ``used_ns``. If ``used_ns`` is -1, record no use.
     """

@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from kvtier_file.directories import open_file
 from kvtier_sdk import CorruptChunkError
 
+#: O_DIRECT needs addresses, offsets and lengths that are multiples of this.
+ALIGNMENT = 4096
+
 
 def open_direct(name: str, flags: int, directory_fd: int) -> int:
     """Open a file with O_DIRECT, or without it if the file system refuses the flag."""
@@ -28,11 +31,14 @@ def has_direct_io(fd: int) -> bool:
     return bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT)
 
 
-def is_sole_owner(fd: int, size_bytes: int) -> bool:
-    """Return true if a file is regular, has this size and a single link, and is open only here."""
+def take_over(fd: int, size_bytes: int) -> bool:
+    """Shorten a file to ``size_bytes`` at most; return false if it must not be written over.
+
+    It must be a regular file with a single link, and open only here.
+    """
     status = os.fstat(fd)
     # A second link may belong to a copy of the root, and the copy must not change.
-    if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1 or status.st_size != size_bytes:
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
         return False
     try:
         # When another process opens the file, the kernel signals the owner of the lease. The
@@ -41,6 +47,8 @@ def is_sole_owner(fd: int, size_bytes: int) -> bool:
         # The kernel grants the lease only if nobody else has the file open.
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        if status.st_size > size_bytes:
+            os.ftruncate(fd, size_bytes)
     except OSError:
         return False
     return True

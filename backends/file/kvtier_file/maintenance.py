@@ -58,7 +58,7 @@ class Maintenance(ChunkStore):
                 with self._verdict(key, verdicts, "readable", at_file=True):
                     if directory is None:
                         raise ChunkNotFoundError("no such chunk")
-                    directory.read(key, transfer.buffers, None)
+                    directory.read(transfer, None)
         return [verdicts.get(transfer.key) for transfer in batch]
 
     def delete(self, keys: Sequence[OffloadKey]) -> None:

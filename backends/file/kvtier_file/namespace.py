@@ -39,7 +39,11 @@ _SUFFIX = ".kv"
 
 
 class NamespaceDirectory:
-    """One namespace's directory, open for one call of the tier in one thread. Methods block."""
+    """One namespace's directory, open for one call of the tier in one thread. Methods block.
+
+    Attributes:
+        lengths: the lengths of files that the tier can load from its own namespace.
+    """
 
     def __init__(
         self,
@@ -48,11 +52,13 @@ class NamespaceDirectory:
         names: TemporaryNames,
         directories: Directories,
         lifetime: Lifetime,
+        lengths: range,
         *,
         direct: bool,
     ) -> None:
         self.fingerprint = fingerprint
         self.lifetime = lifetime
+        self.lengths = lengths
         self._fd = fd
         self._directories = directories
         self._direct = direct
@@ -75,29 +81,24 @@ class NamespaceDirectory:
             raise
         return self._stored(key, status)
 
-    def read(
-        self,
-        key: OffloadKey,
-        buffers: Sequence[memoryview],
-        used_ns: int | None,
-    ) -> None:
-        """Read a chunk into buffers; record the use unless ``used_ns`` is ``None``."""
-        expected_bytes = sum(map(len, buffers))
+    def read(self, load: Transfer, used_ns: int | None) -> None:
+        """Read a chunk into its buffers; record the use unless ``used_ns`` is ``None``."""
         try:
             with (
-                self._shard(key) as shard_fd,
-                ClosingFd(self._open(_file_name(key), shard_fd)) as fd,
+                self._shard(load.key) as shard_fd,
+                ClosingFd(self._open(_file_name(load.key), shard_fd)) as fd,
             ):
                 status = os.fstat(fd)
                 if not stat.S_ISREG(status.st_mode):
                     raise CorruptChunkError("the file in the chunk's place is not a regular file")
-                if status.st_size != expected_bytes:
+                load.received(status.st_size)
+                if status.st_size not in self.lengths:
                     raise CorruptChunkError(
-                        f"{status.st_size} bytes stored; expected {expected_bytes}"
+                        f"{status.st_size} bytes stored; expected a multiple of {self.lengths.step}"
                     )
                 if self.lifetime.used_ns(status) < self.lifetime.expired_ns:
                     raise ChunkNotFoundError("the chunk has expired")
-                read_buffers(fd, buffers)
+                read_buffers(fd, (load.header, load.arrived))
                 if used_ns is not None:
                     with suppress(OSError):  # the chunk is loaded, even if its use is not recorded
                         os.utime(fd, ns=self._times(status, used_ns))
@@ -114,27 +115,21 @@ class NamespaceDirectory:
         self,
         batch: Sequence[Transfer],
         times_ns: Sequence[int],
-        object_bytes: int,
         digest_bytes: int,
-    ) -> tuple[bytes, bytes]:
-        """Read a batch and record the uses; return the outcomes and the digests."""
+    ) -> tuple[bytes, Sequence[int], Sequence[bytes | None]]:
+        """Read a batch and record the uses; return the outcomes, files' lengths and digests."""
         if compiled.batch_io is None:
-            return bytes(len(batch)), b""
+            return bytes(len(batch)), [0] * len(batch), [None] * len(batch)
         files = tuple(
             (shard_of(load.key), _file_name(load.key), load.header, load.payload, used_ns)
             for load, used_ns in zip(batch, times_ns, strict=True)
         )
         direct = os.O_DIRECT if self._direct else 0
         strict = self._directories.is_strict
-        return compiled.batch_io.read(
-            self._fd,
-            object_bytes,
-            digest_bytes,
-            direct,
-            strict,
-            self.lifetime,
-            files,
+        outcomes, lengths, digests = compiled.batch_io.read(
+            self._fd, digest_bytes, direct, strict, self.lifetime, files
         )
+        return outcomes, memoryview(lengths).cast("q"), compiled.split(digests, len(batch))
 
     def write(self, key: OffloadKey, buffers: Sequence[memoryview], used_ns: int) -> str:
         """Make a chunk's shard, and write the chunk to a temporary file; return the file's name."""
@@ -169,13 +164,13 @@ class NamespaceDirectory:
         with self._shard(key) as shard_fd:
             os.fsync(shard_fd)
 
-    def touch(self, key: OffloadKey, used_ns: int, size_bytes: int) -> bool:
+    def touch(self, key: OffloadKey, used_ns: int) -> bool:
         """Record a use of a chunk; return false if its file is missing, incomplete or expired."""
         try:
             with self._shard(key) as shard_fd:
                 name = _file_name(key)
                 status = os.stat(name, dir_fd=shard_fd, follow_symlinks=False)
-                if not stat.S_ISREG(status.st_mode) or status.st_size != size_bytes:
+                if not stat.S_ISREG(status.st_mode) or status.st_size not in self.lengths:
                     return False
                 if self.lifetime.used_ns(status) < self.lifetime.expired_ns:
                     return False
@@ -187,12 +182,7 @@ class NamespaceDirectory:
             raise
         return True
 
-    def touch_batch(
-        self,
-        keys: Sequence[OffloadKey],
-        times_ns: Sequence[int] | None,
-        object_bytes: int,
-    ) -> bytes:
+    def touch_batch(self, keys: Sequence[OffloadKey], times_ns: Sequence[int] | None) -> bytes:
         """Return an outcome for each key's file; record the uses if ``times_ns`` is given."""
         if compiled.batch_io is None:
             return bytes(len(keys))
@@ -201,7 +191,8 @@ class NamespaceDirectory:
             for key, used_ns in zip(keys, times_ns or [-1] * len(keys), strict=True)
         )
         strict = self._directories.is_strict
-        outcomes = compiled.batch_io.touch(self._fd, object_bytes, strict, self.lifetime, files)
+        lengths = self.lengths[0], self.lengths[-1]
+        outcomes = compiled.batch_io.touch(self._fd, lengths, strict, self.lifetime, files)
         self._shards.update(
             shard for (shard, *_), outcome in zip(files, outcomes, strict=True) if outcome
         )

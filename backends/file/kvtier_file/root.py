@@ -12,6 +12,7 @@ from kvtier_file.chunks import MOST_AHEAD_NS, ChunkId, Lifetime, StoredChunk
 from kvtier_file.config import FileTierConfig
 from kvtier_file.directories import ClosingFd, Directories
 from kvtier_file.errors import FULL
+from kvtier_file.file_io import ALIGNMENT
 from kvtier_file.namespace import SHARDS, NamespaceDirectory
 from kvtier_file.shared_files import SHARED
 from kvtier_file.temporaries import Temporaries, TemporaryNames
@@ -30,6 +31,7 @@ class Root:
         self._context = context
         self._fingerprint = context.namespace.fingerprint
         self._names = names
+        self._lengths = range(context.header_bytes + ALIGNMENT, context.object_bytes + 1, ALIGNMENT)
         # Use O_DIRECT even before `prepare` probes it, because a file that refuses O_DIRECT is read
         # through the page cache.
         self._direct = config.direct_io != "off"
@@ -85,6 +87,7 @@ class Root:
                 self._names,
                 self.directories,
                 self.lifetime(),
+                self._lengths,
                 direct=self._direct,
             )
             with closing(directory):
@@ -176,8 +179,7 @@ class Root:
                     raise OSError(errno.EBADF, os.strerror(errno.EBADF))
                 for stored in directory.list_shard(shard):
                     fingerprint, key = stored.chunk_id
-                    wrong_length = stored.size_bytes != self._context.object_bytes
-                    if fingerprint == own and wrong_length:
+                    if fingerprint == own and stored.size_bytes not in self._lengths:
                         directory.remove(key)
                     else:
                         yield stored

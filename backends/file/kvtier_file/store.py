@@ -56,10 +56,9 @@ class ChunkStore:
         self._config = config
         self._fingerprint = context.namespace.fingerprint
         self._manifest = context.namespace.manifest_json()
-        self._object_bytes = context.object_bytes
         self._digest_bytes = context.digest_bytes
         capacity_bytes = config.capacity_bytes or _NO_LIMIT_BYTES
-        self._step_chunks = max(1, capacity_bytes // (_MAX_STEPS * self._object_bytes))
+        self._step_chunks = max(1, capacity_bytes // (_MAX_STEPS * context.object_bytes))
         self._pins = _Pins()
         lease = new_lease()
         self._root = Root(config, context, TemporaryNames(lease))
@@ -126,7 +125,7 @@ class ChunkStore:
         # are common, so they must not wait for it.
         surprising = []
         with self._directory("readable") as directory:
-            outcomes = directory.touch_batch(keys, None, self._object_bytes)
+            outcomes = directory.touch_batch(keys, None)
             for key, outcome in zip(keys, outcomes, strict=True):
                 found = None
                 if outcome == NOT_DONE:
@@ -156,20 +155,18 @@ class ChunkStore:
         times_ns = self._clock.take(len(batch))
         ids = [self._id(transfer.key) for transfer in batch]
         with self._pins.held(ids), self._directory("readable") as directory:
-            outcomes, digests = directory.read_batch(
-                batch, times_ns, self._object_bytes, self._digest_bytes
-            )
-            made = compiled.split(digests, len(batch))
-            for transfer, chunk_id, used_ns, outcome, digest in zip(
-                batch, ids, times_ns, outcomes, made, strict=True
+            read = directory.read_batch(batch, times_ns, self._digest_bytes)
+            for transfer, chunk_id, used_ns, outcome, size_bytes, digest in zip(
+                batch, ids, times_ns, *read, strict=True
             ):
                 key = transfer.key
                 if outcome == NOT_DONE:
                     with self._verdict(key, verdicts, "readable", at_file=True):
-                        directory.read(key, transfer.buffers, used_ns)
+                        directory.read(transfer, used_ns)
                         transfer.verify()
                 else:
                     try:
+                        transfer.received(size_bytes)
                         transfer.verify(digest)
                     except TierError as damage:
                         verdicts[key] = damage
@@ -201,11 +198,11 @@ class ChunkStore:
         """Record uses of chunks in order, so that the last key becomes the most recently used."""
         times_ns = self._clock.take(len(keys))
         with self._directory("writable") as directory:
-            outcomes = directory.touch_batch(keys, times_ns, self._object_bytes)
+            outcomes = directory.touch_batch(keys, times_ns)
             for key, used_ns, outcome in zip(keys, times_ns, outcomes, strict=True):
                 if outcome == NOT_DONE:
                     with self._fault(key, {}, "writable"):
-                        directory.touch(key, used_ns, self._object_bytes)
+                        directory.touch(key, used_ns)
 
     def list_shard(self, shard: str) -> list[Entry]:
         """Return the loadable chunks of one shard of this namespace."""
@@ -248,18 +245,14 @@ class ChunkStore:
         missing = {}
         uncounted = []
         times_ns = self._clock.take(len(batch))
-        outcomes = directory.touch_batch(
-            [transfer.key for transfer in batch],
-            times_ns,
-            self._object_bytes,
-        )
+        outcomes = directory.touch_batch([transfer.key for transfer in batch], times_ns)
         for transfer, used_ns, outcome in zip(batch, times_ns, outcomes, strict=True):
             key = transfer.key
-            # A file of the right length counts as the chunk. If the file is unreadable or damaged,
-            # a load fails, and the SDK then stores the chunk with ``replace``.
+            # A file of any possible length counts as the chunk. If the file is unreadable or
+            # damaged, a load fails, and the SDK then stores the chunk with ``replace``.
             if outcome == NOT_DONE and not transfer.replace:
                 with self._verdict(key, verdicts, "writable"), self._fault(key, {}, "writable"):
-                    if directory.touch(key, used_ns, self._object_bytes):
+                    if directory.touch(key, used_ns):
                         outcome = DONE
                 if key in verdicts:
                     continue
@@ -284,7 +277,7 @@ class ChunkStore:
             self._reserve(missing, reserved, verdicts, directory.temporaries)
             # Take the times after the reservation, because only then is every earlier use known.
             chunks = {
-                key: StoredChunk(self._id(key), self._object_bytes, used_ns)
+                key: StoredChunk(self._id(key), missing[key].object_bytes, used_ns)
                 for key, used_ns in zip(reserved, self._clock.take(len(reserved)), strict=True)
             }
             stores = [missing[key] for key in reserved]
@@ -305,7 +298,8 @@ class ChunkStore:
         finally:
             # Place the files even after an error, so that no reservation or temporary file remains.
             if reserved:
-                placed = self._place(directory, written, len(reserved), verdicts)
+                reserved_bytes = sum(missing[key].object_bytes for key in reserved)
+                placed = self._place(directory, written, reserved_bytes, verdicts)
         for key in placed if self._config.fsync else ():
             with self._verdict(key, verdicts, "writable"):
                 directory.sync_name(key)
@@ -328,8 +322,9 @@ class ChunkStore:
                 reason = os.strerror(error.errno)
             with suppress(TierCapacityError), self._usage.locked():
                 self._note_refusal(reason)
-                # A headroom one chunk below the reserved bytes makes this call evict one chunk.
-                self._make_room(0, self._usage.reserved_bytes - self._object_bytes)
+                # A headroom this far below the reserved bytes makes this call evict the length of
+                # the new chunk.
+                self._make_room(0, self._usage.reserved_bytes - transfer.object_bytes)
         return directory.write(transfer.key, transfer.buffers, used_ns)
 
     def _note_refusal(self, reason: str) -> None:
@@ -365,7 +360,7 @@ class ChunkStore:
                 headroom_bytes = (
                     None if most_bytes is None else most_bytes - usage.budget.used_bytes
                 )
-                need_bytes = len(keys) * self._object_bytes
+                need_bytes = sum(missing[key].object_bytes for key in keys)
                 self._make_room(need_bytes, headroom_bytes, temporaries, spares=len(keys))
                 usage.reserve(need_bytes)
                 reserved.extend(keys)
@@ -383,14 +378,14 @@ class ChunkStore:
         self,
         directory: NamespaceDirectory,
         written: Mapping[OffloadKey, tuple[str, StoredChunk]],
-        reserved_chunks: int,
+        reserved_bytes: int,
         verdicts: Verdicts,
     ) -> Collection[OffloadKey]:
         """Rename and count written chunks, and end the reservations; return the placed keys."""
         usage = self._usage
         unplaced = dict(written)
         try:
-            with usage.locked(releasing_bytes=reserved_chunks * self._object_bytes):
+            with usage.locked(releasing_bytes=reserved_bytes):
                 if written:
                     usage.mark_dirty()
                 outcomes = directory.place_batch(
@@ -480,7 +475,7 @@ class ChunkStore:
     def _is_loadable(self, found: StoredChunk | None, directory: NamespaceDirectory) -> bool:
         return (
             found is not None
-            and found.size_bytes == self._object_bytes
+            and found.size_bytes in directory.lengths
             and found.used_ns >= directory.lifetime.expired_ns
         )
 

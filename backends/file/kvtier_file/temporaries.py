@@ -19,17 +19,17 @@ from kvtier_file.chunks import stored_time_ns
 from kvtier_file.compiled import DONE
 from kvtier_file.directories import ClosingFd, Directories, open_file
 from kvtier_file.file_io import (
+    ALIGNMENT,
     has_direct_io,
-    is_sole_owner,
     open_direct,
     read_buffers,
+    take_over,
     write_buffers,
 )
 from kvtier_sdk import Transfer
 
 _DIRECTORY = "tmp"
 _TEMPORARY = re.compile(r"([0-9a-f]{16})-\d+\.tmp")
-_PROBE_BYTES = 4096
 _NEW_FILE = os.O_RDWR | os.O_CREAT | os.O_EXCL
 
 
@@ -80,7 +80,7 @@ class Temporaries:
     def write(
         self, buffers: Sequence[memoryview], *, direct: bool = False, used_ns: int | None = None
     ) -> str:
-        """Write buffers to a new file, or over a spare of the same length; return the name."""
+        """Write buffers to a new file, or over a spare; return the name."""
         name, fd = self._open_spare(sum(map(len, buffers)), direct) or self._open_new(direct)
         try:
             with ClosingFd(fd):
@@ -143,8 +143,8 @@ class Temporaries:
         name = self._names.new()
         directory_fd = self._open()
         # Anonymous memory is aligned to pages, as O_DIRECT requires.
-        with mmap.mmap(-1, _PROBE_BYTES) as written, mmap.mmap(-1, _PROBE_BYTES) as read:
-            written[:] = os.urandom(_PROBE_BYTES)
+        with mmap.mmap(-1, ALIGNMENT) as written, mmap.mmap(-1, ALIGNMENT) as read:
+            written[:] = os.urandom(ALIGNMENT)
             try:
                 opener = open_direct if direct else open_file
                 with ClosingFd(opener(name, _NEW_FILE, directory_fd)) as fd:
@@ -183,13 +183,13 @@ class Temporaries:
             raise
 
     def _open_spare(self, size_bytes: int, direct: bool) -> tuple[str, int] | None:
-        """Open a spare that can be overwritten; remove unusable spares."""
+        """Open a spare that can be overwritten, and cut it; remove unusable spares."""
         opener = open_direct if direct else open_file
         while self._spares:
             name = self._spares.pop()
             with suppress(OSError):
                 fd = opener(name, os.O_WRONLY | os.O_NONBLOCK, self._open())
-                if is_sole_owner(fd, size_bytes):
+                if take_over(fd, size_bytes):
                     return name, fd
                 os.close(fd)
             self.discard(name)

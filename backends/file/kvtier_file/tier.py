@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from kvtier_file import compiled
 from kvtier_file.config import FileTierConfig
+from kvtier_file.file_io import ALIGNMENT
 from kvtier_file.maintenance import Maintenance
 from kvtier_file.namespace import SHARDS
 from kvtier_file.store import ChunkStore
@@ -45,7 +46,7 @@ class FileTier(SecondaryTierManager):
         | Capability.USAGE
         | Capability.NAMESPACES
     )
-    alignment: ClassVar[int] = 4096
+    alignment: ClassVar[int] = ALIGNMENT
     # Use few large calls, because the compiled part spreads each call over several threads.
     runner_defaults: ClassVar[Mapping[str, Any]] = {"max_batch": "32MiB", "concurrency": 4}
     contract_version: ClassVar[int] = 1

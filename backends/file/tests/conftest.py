@@ -16,7 +16,7 @@ from support.extensions import compile_extension
 import kvtier_file
 from kvtier_file import FileTier, compiled
 from kvtier_file.shared_header import HeaderFile, SharedHeader
-from kvtier_sdk import SystemClock, TierSpec
+from kvtier_sdk import SystemClock, TierSpec, Transfer
 
 PAGE_BYTES = 4096
 START_S = float(int(time.time()))
@@ -53,6 +53,13 @@ class Workbench(support.workbench.Workbench):
     def make(self, **options: object) -> FileTier:
         entry = {"type": "file", "root": str(self.root), "min_free": 0, **options}
         return self.make_tier(TierSpec.from_options(entry))
+
+    def pages(
+        self, key: bytes, count: int = 1, seed: int = 0, *, replace: bool = False
+    ) -> Transfer:
+        """Make a store whose payload has only the first pages of the chunk."""
+        whole = self.full(key, seed, replace=replace)
+        return whole.with_payload(whole.payload[: count * PAGE_BYTES])
 
     def file(self, key: bytes) -> Path:
         (found,) = self.directory.glob(f"*/{key.hex()}.kv")

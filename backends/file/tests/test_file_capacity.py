@@ -31,6 +31,26 @@ async def test_the_least_recently_used_chunk_is_evicted(bench):
     assert bench.stored_bytes() == 4 * bench.object_bytes
 
 
+async def test_chunks_take_the_room_of_their_own_lengths(bench, in_both_forms):
+    # A whole chunk has 26 pages with its header, and a short one 2.
+    tier = await bench.open(capacity=2 * bench.object_bytes)
+    assert await tier.store([bench.pages(key) for key in KEYS[:26]]) == [None] * 26
+    assert bench.removed == []
+    assert await tier.store([bench.pages(KEYS[26])]) == [None]
+    assert bench.removed == KEYS[:1]
+    assert await bench.put(tier, KEYS[27]) == [None]
+    assert bench.removed == KEYS[:14]
+    assert await tier.store([bench.pages(key) for key in KEYS[28:41]]) == [None] * 13
+    assert bench.removed == KEYS[:27]
+    assert await tier.store([bench.pages(KEYS[41])]) == [None]
+    assert bench.removed == KEYS[:28]
+    usage = await tier.usage()
+    assert (usage.chunks, usage.used_bytes) == (14, 14 * 2 * 4096)
+    assert bench.stored_bytes() == usage.used_bytes
+    assert bench.header().reserved_bytes == 0
+    assert bench.temporaries() == []
+
+
 @pytest.mark.parametrize("restart", [False, True])
 async def test_a_chunk_that_was_used_often_is_evicted_later(bench, restart):
     capacity = 4 * bench.object_bytes
@@ -401,8 +421,9 @@ async def test_a_file_system_that_runs_short_is_said_once(small, caplog):
     assert "min_free keeps 1 MiB: chunks are evicted" in message
 
 
-async def test_a_quota_is_met_by_eviction_and_said_once(bench, monkeypatch, caplog):
-    real, quota_bytes = os.pwritev, 4 * bench.object_bytes
+@pytest.mark.parametrize("pages", [1, 25])
+async def test_a_quota_is_met_by_eviction_and_said_once(bench, monkeypatch, caplog, pages):
+    real, quota_bytes = os.pwritev, 4 * (1 + pages) * 4096
 
     def limited(fd, buffers, offset):
         stored = sum(found.stat().st_size for found in bench.root.glob("*/*/*.*"))
@@ -413,14 +434,14 @@ async def test_a_quota_is_met_by_eviction_and_said_once(bench, monkeypatch, capl
     monkeypatch.setattr(os, "pwritev", limited)
     tier = await bench.open()
     for key in KEYS[:10]:
-        assert await bench.put(tier, key) == [None]
+        assert await tier.store([bench.pages(key, pages)]) == [None]
     assert bench.removed == bench.evicted == KEYS[:6]
-    assert await bench.loads(tier, *KEYS[6:10])
+    assert await tier.load([bench.empty(key) for key in KEYS[6:10]]) == [None] * 4
     (message,) = caplog.messages
     assert re.search(r"refused a write with \S+ \S+ free \(Disk quota exceeded\)", message)
     # A refusal more than ten minutes after the last refusal is logged again.
     bench.clock.ahead_s = 700
-    await bench.put(tier, KEYS[10])
+    await tier.store([bench.pages(KEYS[10], pages)])
     assert len(caplog.messages) == 2
 
 

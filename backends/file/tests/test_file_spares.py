@@ -71,15 +71,20 @@ async def test_a_copy_made_of_hard_links_stays_as_it_is(bench, full, tmp_path):
     assert bench.temporaries() == []
 
 
-async def test_a_chunk_of_another_length_is_removed(bench, full, make_bench):
-    other = make_bench()
-    other.chunk_bytes = 10_000
-    other.facts = {"model": "smaller"}
-    tier = await other.open(capacity=2 * bench.object_bytes)
-    assert await other.put(tier, KEYS[0]) == [None]
-    assert await other.loads(tier, KEYS[0])
-    assert other.file(KEYS[0]).stat().st_size == other.object_bytes
-    assert (bench.temporaries(), other.temporaries()) == ([], [])
+@pytest.mark.parametrize("direct_io", ["off", "auto"])
+async def test_a_file_is_cut_or_grows_to_the_length_of_its_new_chunk(
+    bench, in_both_forms, direct_io
+):
+    tier = await bench.open(capacity=bench.object_bytes, direct_io=direct_io)
+    for index, pages in enumerate((25, 1, 25, 24, 25)):
+        store, load = bench.pages(KEYS[index], pages, index), bench.empty(KEYS[index])
+        assert await tier.store([store]) == [None]
+        assert is_marked(bench, KEYS[index]) == (index > 0)
+        assert bench.stored_bytes() == store.object_bytes
+        assert await tier.load([load]) == [None]
+        assert (load.header, load.arrived) == store.buffers
+        mark(bench, KEYS[index])
+    assert bench.temporaries() == []
 
 
 async def test_what_is_in_the_place_of_a_chunk_is_not_moved(bench, full):
@@ -142,7 +147,7 @@ async def test_an_open_that_meets_the_lease_ends_no_process(tmp_path):
     path.write_bytes(b"spare")
     program = f"""
 import fcntl, os, sys
-from kvtier_file.file_io import is_sole_owner
+from kvtier_file.file_io import take_over
 real = fcntl.fcntl
 def patched(fd, command, argument):
     result = real(fd, command, argument)
@@ -153,7 +158,7 @@ def patched(fd, command, argument):
             print("met")
     return result
 fcntl.fcntl = patched
-print(is_sole_owner(os.open({str(path)!r}, os.O_WRONLY), 5))
+print(take_over(os.open({str(path)!r}, os.O_WRONLY), 5))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "met\nTrue\n")

@@ -18,6 +18,7 @@ from kvtier_sdk import (
     TierUnavailableError,
     Usage,
 )
+from kvtier_sdk.chunk_header import ChunkHeader
 
 KEYS = [index.to_bytes(20, "big") for index in range(20)]
 
@@ -47,15 +48,17 @@ async def test_fsync_syncs_data_and_names(bench, monkeypatch):
     assert synced[2] == str(shard)
 
 
-@pytest.mark.parametrize("change_bytes", [-1, -4096, 1, 4096])
-async def test_a_file_of_another_length_is_corrupt_and_then_gone(bench, change_bytes):
+@pytest.mark.parametrize("size_bytes", [0, 4096, 8191, 26 * 4096 - 1, 26 * 4096 + 1, 27 * 4096])
+async def test_a_file_of_no_chunks_length_is_corrupt_and_then_gone(
+    bench, in_both_forms, size_bytes
+):
     tier = await bench.open()
     await bench.put(tier, KEYS[0])
-    os.truncate(bench.file(KEYS[0]), bench.object_bytes + change_bytes)
+    os.truncate(bench.file(KEYS[0]), size_bytes)
     target = bench.empty(KEYS[0])
     (verdict,) = await tier.load([target])
     assert isinstance(verdict, CorruptChunkError)
-    assert str(bench.object_bytes) in str(verdict)
+    assert f"{size_bytes} bytes stored" in str(verdict)
     assert not any(target.payload)
     assert await bench.has(tier, KEYS[0]) == [False]
     assert list(bench.directory.glob("*/*.kv")) == []
@@ -63,6 +66,60 @@ async def test_a_file_of_another_length_is_corrupt_and_then_gone(bench, change_b
     assert (await tier.usage()).used_bytes == 0
     assert await bench.put(tier, KEYS[0]) == [None]
     assert await bench.loads(tier, KEYS[0])
+
+
+@pytest.mark.parametrize("direct_io", ["off", "auto"])
+async def test_chunks_of_any_number_of_pages(bench, in_both_forms, direct_io):
+    tier = await bench.open(direct_io=direct_io)
+    stores = [bench.pages(key, count) for key, count in zip(KEYS, (1, 24, 25), strict=False)]
+    keys, lengths = KEYS[:3], [2 * 4096, 25 * 4096, 26 * 4096]
+    assert await tier.store(stores) == [None] * 3
+    for _ in range(2):
+        loads = [bench.empty(key) for key in keys]
+        assert await tier.load(loads) == [None] * 3
+        for store, load in zip(stores, loads, strict=True):
+            assert (load.header, load.arrived) == store.buffers
+            assert not any(load.payload[len(store.payload) :])
+        assert await bench.has(tier, *keys) == [True] * 3
+        found = {entry.key: entry.object_bytes async for entry in tier.scan()}
+        assert found == dict(zip(keys, lengths, strict=True))
+        assert await tier.usage() == Usage(3, sum(lengths), None, ANY)
+        assert bench.header().reserved_bytes == 0
+        used_ns = [bench.file(key).stat().st_mtime_ns for key in keys]
+        await tier.touch(keys)
+        assert all(bench.file(key).stat().st_mtime_ns > used_ns.pop(0) for key in keys)
+        await bench.close()
+        tier = await bench.open(direct_io=direct_io)
+
+
+async def test_a_chunk_is_replaced_by_a_shorter_and_a_longer_one(bench, in_both_forms):
+    tier = await bench.open()
+    for seed, count in enumerate((3, 1, 2, 25)):
+        stored = bench.pages(KEYS[0], count, seed, replace=True)
+        assert await tier.store([stored]) == [None]
+        target = bench.empty(KEYS[0])
+        assert await tier.load([target]) == [None]
+        assert (target.header, target.arrived) == stored.buffers
+        assert await tier.usage() == Usage(1, stored.object_bytes, None, ANY)
+        assert bench.stored_bytes() == stored.object_bytes
+
+
+async def test_a_file_cut_or_extended_by_whole_pages_does_not_match_its_header(
+    bench, in_both_forms
+):
+    tier = await bench.open()
+    header = ChunkHeader("f" * 64, bench.chunk_bytes, 4096)
+    for count, damaged in ((25, 24), (2, 1), (2, 3)):
+        stored = bench.pages(KEYS[0], count, replace=True)
+        stored.unsealed = header.seal
+        assert await tier.store([stored]) == [None]
+        for size_bytes, is_whole in (((1 + count) * 4096, True), ((1 + damaged) * 4096, False)):
+            os.truncate(bench.file(KEYS[0]), size_bytes)
+            target = bench.empty(KEYS[0])
+            target.unverified = header.check
+            (verdict,) = await tier.load([target])
+            assert (verdict is None) is is_whole
+            assert is_whole or isinstance(verdict, CorruptChunkError)
 
 
 async def test_truncated_while_it_is_read(bench, monkeypatch):
