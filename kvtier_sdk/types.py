@@ -208,7 +208,10 @@ class Transfer:
             self.unsealed = None
 
     def received(self, object_bytes: int) -> None:
-        """Say how long a loaded object is, its header included, once it is in the buffers.
+        """Say how long a loaded object is, once it is in the buffers.
+
+        Args:
+            object_bytes: length of the object, header included.
 
         Raises:
             CorruptChunkError: the object has no payload, or is longer than the buffers.
