@@ -171,7 +171,7 @@ async def _receive_value(connection: Connection, exchange: Exchange) -> Reply:
     room_bytes = sum(map(len, rooms))
     got_bytes = room_bytes - sum(map(len, await connection.receive_some(rooms)))
     start, text = len(line), bytes(line)
-    if got_bytes >= start and text[:1] == b"$" and text[-2:] == _END and text[1:-2].isdigit():
+    if text[:1] == b"$" and text[-2:] == _END and text[1:-2].isdigit():
         reply = Reply(Kind.VALUE, text[1:-2].decode())
     else:
         connection.unread(b"".join(_cut(rooms, 0, got_bytes)))
