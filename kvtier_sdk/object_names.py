@@ -20,8 +20,8 @@ class ObjectNames:
     files, and spread the load on a server that partitions objects by name.
 
     >>> names = ObjectNames("kv", Namespace({"model": "llama"}))
-    >>> names.of(b"key")
-    'kv/6d94ef5952a022e76ab2853b64883bbd/33/6b6579.kv'
+    >>> names.of(b"key").removeprefix(names.start)
+    '33/6b6579.kv'
     >>> names.key_in(names.of(b"key"))
     b'key'
 
