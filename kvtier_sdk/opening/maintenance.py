@@ -101,6 +101,8 @@ def open_for_maintenance(
     clock = clock or SystemClock()
     deadlines = ("open_deadline_s", "lookup_deadline_s", "load_deadline_s", "store_deadline_s")
     options: dict[str, object] = {"required": True, **dict.fromkeys(deadlines, timeout_s)}
+    if not stores:
+        options["compress"] = "never"
     if isinstance(namespace, StoredNamespace) and "codec" not in namespace.facts:
         options["codec"] = None
     spec = replace(spec, runner=spec.runner.model_copy(update=options))

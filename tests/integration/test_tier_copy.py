@@ -21,9 +21,10 @@ from typing import Any
 import pytest
 import typer
 from support.command import kvtier, tier
-from support.filled import CHUNK_BYTES, contents, fill, keys_from
+from support.filled import CHUNK_BYTES, contents, fill, floats, keys_from
 from support.keys import OURS, write_keys
 from support.live import content
+from support.s3_server import S3Server
 from support.stores import Folder, RedisStore, S3Store, Store
 
 from kvtier_sdk import Namespace
@@ -161,6 +162,38 @@ def test_sealed_chunks_are_opened_and_sealed_again(folder: Folder, tmp_path: Pat
     tier("copy", sealed, f"file://{tmp_path}/open")
     back = contents(f"file://{tmp_path}/open", NAMESPACE, keys)
     assert back == [content(key, CHUNK_BYTES) for key in keys]
+
+
+def test_compressed_chunks_are_listed_verified_and_copied(tmp_path: Path) -> None:
+    namespace, keys = Namespace({"model": "llama", "dtype": "bfloat16"}), keys_from(0, 20)
+    with S3Server(tmp_path) as server:
+        objects = server.buckets / "kv"
+        less = server.tier_url("kv/less", compress="always")
+        fill(less, namespace, keys, floats)
+        less_bytes = sum(file.stat().st_size for file in objects.rglob("*.kv"))
+        assert 0.6 < less_bytes / 20 / CHUNK_BYTES < 0.85
+        done = kvtier("tier", "ls", less, "--json")
+        (listed,) = json.loads(done.stdout)["tiers"][0]["namespaces"]
+        assert (listed["chunks"], listed["bytes"], done.stderr) == (20, less_bytes, "")
+        # The options of DST decide, whatever the form of a chunk in SRC is.
+        codec = write_keys(tmp_path / "chunk.keys", OURS)
+        plain, again = (server.tier_url(f"kv/{place}") for place in ("plain", "again"))
+        sealed = server.tier_url("kv/sealed", compress="always", codec=codec)
+        tier("copy", less, plain)
+        tier("copy", plain, sealed)
+        tier("copy", "--read-back", sealed, f"{again}&compress=always")
+        for url, stored_bytes in ((plain, 20 * (CHUNK_BYTES + 64)), (again, less_bytes)):
+            assert tier("du", url)["tiers"][0]["bytes"] == stored_bytes
+            assert contents(url, namespace, keys) == [floats(key, CHUNK_BYTES) for key in keys]
+        assert tier("du", sealed)["tiers"][0]["bytes"] < 0.9 * 20 * CHUNK_BYTES
+        damage(files := sorted(objects.glob("less/*/*/*.kv"))[:5])
+        (found,) = tier("verify", less, status=1)["namespaces"]
+        assert (found["whole"], set(found["damaged"])) == (15, {file.stem for file in files})
+        asked = [word for key in keys for word in ("--key", key.hex())]
+        (states,) = tier("explain", less, *asked)["tiers"][0]["states"]
+        assert (states.count("present"), states.count("damaged")) == (15, 5)
+        (found,) = tier("copy", less, server.tier_url("kv/rest"), status=1)["namespaces"]
+        assert (found["copied"], found["damaged"]) == (15, 5)
 
 
 def test_a_manifest_that_hides_a_secret_needs_the_facts(folder: Folder, tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+
+import numpy as np
 
 from kvtier_sdk import (
     HostPool,
@@ -27,6 +29,12 @@ def keys_from(first: int, count: int) -> list[OffloadKey]:
     return [make_offload_key(number.to_bytes(32, "big")) for number in range(first, first + count)]
 
 
+def floats(key: OffloadKey, chunk_bytes: int) -> bytes:
+    """Return a chunk of bfloat16 numbers, distributed as in a KV cache, which can be compressed."""
+    numbers = np.random.default_rng(list(key)).standard_normal(chunk_bytes // 2, np.float32)
+    return (numbers.view(np.uint32) >> 16).astype(np.uint16).tobytes()
+
+
 @contextmanager
 def an_engine(url: str, namespace: Namespace) -> Iterator[tuple[BlockingTier, HostPool]]:
     deadlines = dict.fromkeys(("lookup_deadline", "load_deadline", "store_deadline"), "60s")
@@ -38,7 +46,12 @@ def an_engine(url: str, namespace: Namespace) -> Iterator[tuple[BlockingTier, Ho
             yield tier, pool
 
 
-def fill(url: str, namespace: Namespace, keys: Sequence[OffloadKey]) -> None:
+def fill(
+    url: str,
+    namespace: Namespace,
+    keys: Sequence[OffloadKey],
+    content: Callable[[OffloadKey, int], bytes] = content,
+) -> None:
     with an_engine(url, namespace) as (tier, pool):
         for start in range(0, len(keys), _AT_ONCE):
             part = keys[start : start + _AT_ONCE]

@@ -30,14 +30,12 @@ class Response:
         headers: values by name in lower case.
         body: the body; empty if the body is in the buffers or was not read to its end.
         length_bytes: the body's length; ``None`` if the head does not state a length.
-        is_filled: true if the body is in the buffers.
     """
 
     status: int
     headers: Mapping[str, str]
     body: bytes = b""
     length_bytes: int | None = None
-    is_filled: bool = False
 
 
 def request_head(method: str, target: str, headers: Mapping[str, str]) -> bytes:
@@ -53,7 +51,7 @@ async def request(
     *,
     has_body: bool = True,
 ) -> Response:
-    """Return the response; its body is in ``target`` if the status is 200 and the length fits."""
+    """Return the response; its body is in ``target`` if the status is 200 and the body fits."""
     # Ignore unsent buffers, because a server that refuses may respond before it has all of them.
     await connection.send(parts)
     status = 0
@@ -66,20 +64,27 @@ async def request(
     is_chunked = encoding == "chunked"
     length_bytes = None if is_chunked else _length_in(headers)
     body: bytes | None = b""
-    is_filled = False
     if has_body and status not in _NO_BODY and length_bytes != 0:
-        if status == 200 and length_bytes == sum(map(len, target)):
-            await connection.receive(target)
-            is_filled = True
-        elif is_chunked:
+        if is_chunked:
             body = await _receive_chunked(connection)
+        elif status == 200 and length_bytes and length_bytes <= sum(map(len, target)):
+            await connection.receive(_first(length_bytes, target))
         else:
             body = await _receive_body(connection, length_bytes)
     if connection.has_unread and body is not None:
         raise _nonsense("more than it said")
     if body is None or not is_persistent:
         connection.close("the server ended it")
-    return Response(status, headers, body or b"", length_bytes, is_filled)
+    return Response(status, headers, body or b"", length_bytes)
+
+
+def _first(size_bytes: int, buffers: Sequence[memoryview]) -> list[memoryview]:
+    """Return the parts of ``buffers`` that hold their first ``size_bytes`` bytes."""
+    parts = []
+    for buffer in buffers:
+        parts.append(buffer[:size_bytes])
+        size_bytes -= len(parts[-1])
+    return parts
 
 
 async def _receive_body(connection: Connection, length_bytes: int | None) -> bytes | None:

@@ -18,7 +18,6 @@ from kvtier_sdk import (
     ChunkNotFoundError,
     ChunkTierManager,
     ConfigError,
-    CorruptChunkError,
     Entry,
     Locality,
     Medium,
@@ -116,7 +115,8 @@ class S3Tier(ChunkTierManager):
                 await self._objects.add(self._names.manifest, [self._manifest])
 
     async def load_chunk(self, transfer: Transfer) -> None:
-        await self._objects.read(self._names.of(transfer.key), transfer.buffers)
+        name = self._names.of(transfer.key)
+        transfer.received(await self._objects.read(name, transfer.buffers))
 
     async def delete(self, keys: Sequence[OffloadKey]) -> None:
         await self._bucket.delete([self._names.of(key) for key in keys])
@@ -135,16 +135,11 @@ class S3Tier(ChunkTierManager):
                 yield StoredNamespace.read(fingerprint, await self._manifest_of(fingerprint))
 
     async def _manifest_of(self, fingerprint: str) -> bytes | None:
-        name = self._names.manifest_of(fingerprint)
-        async for found in self._bucket.listing(name):
-            if found.name == name:
-                if found.size_bytes > StoredNamespace.MOST_BYTES:
-                    return b""
-                text = bytearray(found.size_bytes)
-                # Another process may have removed or overwritten the object since it was listed.
-                with suppress(ChunkNotFoundError, CorruptChunkError):
-                    await self._objects.read(name, [memoryview(text)])
-                    return bytes(text)
+        text = bytearray(StoredNamespace.MOST_BYTES)
+        with suppress(ChunkNotFoundError):
+            name = self._names.manifest_of(fingerprint)
+            length_bytes = await self._objects.read(name, [memoryview(text)])
+            return bytes(text[:length_bytes])  # of a longer object only zeros: unreadable
         return None
 
     async def _check(self) -> None:

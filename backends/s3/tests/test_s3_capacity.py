@@ -5,6 +5,7 @@ import sys
 import time
 
 import pytest
+from support.lengths import shorter
 
 from kvtier_sdk import ConfigError
 
@@ -68,6 +69,15 @@ async def test_the_oldest_are_deleted_until_the_rest_fits(bench, filled):
     await bench.put(filled, KEYS[6])
     await wait_until(lambda: are(bench, filled, False, False, False, True, True, True, True))
     await reported(bench, *KEYS[:3])
+
+
+async def test_a_short_object_counts_its_own_length(bench, filled):
+    short = shorter(bench.full(KEYS[6]), 1_000)
+    await filled.store([short])
+    capacity = 5 * bench.object_bytes + short.object_bytes
+    await bench.open(bench.url, capacity=capacity, sweep_interval=OFTEN)
+    await wait_until(lambda: are(bench, filled, False, True, True, True, True, True, True))
+    await reported(bench, KEYS[0])
 
 
 async def test_chunks_expire_by_the_time_of_their_store(bench, filled):

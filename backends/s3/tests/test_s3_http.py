@@ -30,14 +30,23 @@ PIECES = st.lists(st.integers(1, 12), max_size=20)
 FULL = head(200, "Content-Length: 43", "ETag: x") + VALUE
 
 
-@given(PIECES, st.booleans())
-def test_a_body_lands_in_its_buffers(pieces, is_announced):
+@given(PIECES, st.booleans(), st.integers(1, 43))
+def test_a_body_lands_in_its_buffers(pieces, is_announced, length_bytes):
     slot = GuardedBuffers(*LENGTHS)
-    text = head(100) + FULL if is_announced else FULL
-    response, _ = receive(text, pieces, slot)
-    assert (response.status, response.is_filled, response.headers["etag"]) == (200, True, "x")
-    assert slot.content == VALUE
+    text = head(200, f"Content-Length: {length_bytes}", "ETag: x") + VALUE[:length_bytes]
+    response, is_usable = receive(head(100) + text if is_announced else text, pieces, slot)
+    assert (response.status, response.body, response.headers["etag"]) == (200, b"", "x")
+    assert (response.length_bytes, is_usable) == (length_bytes, True)
+    assert slot.content == VALUE[:length_bytes] + bytes(43 - length_bytes)
     assert slot.is_guarded()
+
+
+@given(PIECES, st.integers(1, 43), st.data())
+def test_a_body_that_is_cut_is_an_error(pieces, length_bytes, data):
+    sent_bytes = data.draw(st.integers(0, length_bytes - 1))
+    text = head(200, f"Content-Length: {length_bytes}") + VALUE[:sent_bytes]
+    with pytest.raises(TierUnavailableError):
+        receive(text, pieces, GuardedBuffers(*LENGTHS))
 
 
 OTHERS = [
@@ -62,7 +71,7 @@ def test_what_is_no_whole_value_touches_nothing(other, is_load, pieces):
     text, body, may_go_on = other
     slot = GuardedBuffers(*LENGTHS)
     response, is_usable = receive(text, pieces, slot if is_load else None)
-    assert (response.body, response.is_filled) == (body, False)
+    assert response.body == body
     assert may_go_on or not is_usable
     assert slot.content == b"\0" * 43
 

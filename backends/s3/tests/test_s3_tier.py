@@ -1,6 +1,9 @@
 import time
 
 import pytest
+from support.lengths import check_lengths
+
+from kvtier_sdk import StoredNamespace
 
 KEYS = [index.to_bytes(20, "big") for index in range(20)]
 ODD_KEYS = [b"", b"/../", b"a b+c%20", b"\r\n", bytes(range(64)), b"manifest"]
@@ -22,6 +25,10 @@ async def test_keys_and_prefixes_of_any_kind(bench, inner):
     assert await bench.has(tier, *ODD_KEYS) == [False] * len(ODD_KEYS)
 
 
+async def test_objects_of_any_length(bench):
+    await check_lengths(bench, await bench.open(bench.url, connections=1), KEYS[0])
+
+
 async def test_prefixes_are_apart(bench):
     tier = await bench.open(bench.url)
     await bench.put(tier, KEYS[0])
@@ -41,6 +48,27 @@ async def test_an_emptied_bucket_gets_the_manifest_with_the_next_chunks(bench, m
         await client.delete_object(Bucket="kv", Key=name)
     assert await bench.put(tier, *KEYS[:3]) == [None] * 3
     assert await bench.stored(name) == written
+
+
+@pytest.mark.parametrize(
+    ("manifest", "fault"),
+    [
+        (None, "no manifest"),
+        (b"", "unreadable manifest"),
+        (b'{"facts": {}}', "unverified manifest"),
+        (b" " * StoredNamespace.MOST_BYTES + b"{}", "unreadable manifest"),
+    ],
+)
+async def test_a_manifest_is_read_for_what_it_is(bench, manifest, fault):
+    tier = await bench.open(bench.url, connections=1)
+    name = f"{bench.prefix}/{bench.namespace.fingerprint}/manifest.json"
+    assert [found.fault async for found in tier.namespaces()] == [""]
+    async with bench.client() as client:
+        if manifest is None:
+            await client.delete_object(Bucket="kv", Key=name)
+        else:
+            await client.put_object(Bucket="kv", Key=name, Body=manifest)
+    assert [found.fault async for found in tier.namespaces()] == [fault]
 
 
 async def test_what_is_no_chunk_is_not_listed(bench):
