@@ -20,7 +20,7 @@ from kvtier_sdk.types import Entry, OffloadKey, RequestContext, Transfer, Usage
 #: Class attributes that a faulty tier class copies from the wrapped class.
 _DECLARED = (
     *("config_model", "medium", "locality", "capabilities", "alignment", "max_batch_keys"),
-    *("runner_defaults", "contract_version"),
+    *("fixed_length", "runner_defaults", "contract_version"),
 )
 
 
@@ -33,7 +33,8 @@ class FaultKind(Enum):
     DELAY = "delay"
     #: The call never ends, unless it is cancelled.
     HANG = "hang"
-    #: Each chunk is cut short: a store writes a shorter object; a load fills the end with zeros.
+    #: Each chunk is cut short: a store writes a shorter object, if the tier can hold one; a load
+    #: fills the end with zeros.
     SHORT = "short"
     #: The call succeeds, with one bit of each chunk flipped.
     CORRUPT = "corrupt"
@@ -158,12 +159,10 @@ class FaultyTier(SecondaryTierManager):
         # Pass copies, because the wrapped tier would verify the originals before they are damaged.
         inside = [transfer.with_payload(transfer.payload) for transfer in batch]
         verdicts = await self.inner.load(inside)
-        for transfer, verdict in zip(batch, verdicts, strict=True):
-            if verdict is None and fault.kind is FaultKind.SHORT:
-                kept = len(transfer.payload) // 2
-                transfer.payload[kept:] = bytes(len(transfer.payload) - kept)
-            elif verdict is None:
-                _flip(transfer.payload)
+        for transfer, copy, verdict in zip(batch, inside, verdicts, strict=True):
+            if verdict is None:
+                transfer.received(len(copy.header) + len(copy.arrived))
+                _damage(transfer.arrived, fault.kind)
         return verdicts
 
     async def delete(self, keys: Sequence[OffloadKey]) -> None:
@@ -222,13 +221,13 @@ class FaultyTier(SecondaryTierManager):
 
     def _damaged(self, transfer: Transfer, kind: FaultKind) -> Transfer:
         """Return a damaged copy, because a store must not change its buffers."""
-        if kind is FaultKind.SHORT:
-            kept = len(transfer.payload) // 2 // self.alignment * self.alignment
+        kept = len(transfer.payload) // 2 // self.alignment * self.alignment
+        if kind is FaultKind.SHORT and kept and not self.fixed_length:
             return transfer.with_payload(transfer.payload[:kept])
         # A mapping begins at a page boundary, which satisfies any alignment that a tier requires.
         copy = memoryview(mmap.mmap(-1, len(transfer.payload)))
         copy[:] = transfer.payload
-        _flip(copy)
+        _damage(copy, kind)
         return transfer.with_payload(copy)
 
 
@@ -248,5 +247,9 @@ def faulty(tier_class: type[SecondaryTierManager], plan: FaultPlan) -> type[Faul
     return type(f"Faulty{tier_class.__name__}", (FaultyTier,), declared | own)
 
 
-def _flip(payload: memoryview) -> None:
-    payload[len(payload) // 2] ^= 1
+def _damage(payload: memoryview, kind: FaultKind) -> None:
+    middle = len(payload) // 2
+    if kind is FaultKind.SHORT:
+        payload[middle:] = bytes(len(payload) - middle)
+    else:
+        payload[middle] ^= 1

@@ -94,6 +94,8 @@ def test_an_odd_tier_passes_every_check(tier: type[OddTier]) -> None:
     } == {}
     skipped = {str(error) for error in outcomes.values()}
     reasons = {f"capability {one.name} is not declared" for one in ~tier.capabilities}
+    if tier.fixed_length:
+        reasons.add("fixed_length is declared")
     if tier.medium is Medium.CPU:
         reasons.add("medium CPU is declared, not STORAGE")
     assert skipped == reasons
@@ -104,12 +106,23 @@ def test_a_kept_buffer_names_its_holder() -> None:
     assert "KeepsABuffer._last -> Transfer." in str(error)
 
 
+@pytest.mark.parametrize(
+    ("tier", "message"),
+    [
+        (broken.ForgetsToReportLengths, "the tier must call transfer.received(object_bytes)"),
+        (broken.LeavesTheOldEnd, "followed by the end of the longer one that it replaced"),
+    ],
+)
+def test_a_wrong_length_names_its_cause(tier: type[BrokenTier], message: str) -> None:
+    assert message in str(outcome_of(CHECKS["check_objects_of_any_length"], tier))
+
+
 def test_every_check_but_one_has_a_tier_that_fails_it() -> None:
     # A tier that fails in a thread also fails in a process, so no tier fails only this check.
     assert CHECKS.keys() - {tier.fails for tier in BROKEN_TIERS} == {"check_it_runs_in_a_thread"}
 
 
-@pytest.mark.parametrize("tier", [broken.MixesABatchUp, broken.LeavesAPart])
+@pytest.mark.parametrize("tier", [broken.MixesABatchUp, broken.LeavesAPart, broken.LeavesTheOldEnd])
 def test_the_state_machine_finds_wrong_bytes(tier: type[BrokenTier]) -> None:
     machine = tier_state_machine(lambda: shelf_subject(tier, clock=VirtualClock()))
     with pytest.raises(ConformanceError, match="a load succeeded, but"):

@@ -20,7 +20,8 @@ TESTS = Path(__file__).parents[1]
 
 #: Events that a short run must contain, grouped by their first words.
 MET = {
-    "": "preemptions, choosy requests, touches, results of jobs that were over, lookups put off",
+    "": "preemptions, choosy requests, touches, results of jobs that were over, lookups put off, "
+    "chunks stored compressed",
     "requests ": "finished while running",
     "requests aborted while ": "waiting, loading, running",
     "resets of ": "primary, all",

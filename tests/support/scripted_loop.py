@@ -242,8 +242,7 @@ class ScriptedTier(SecondaryTierManager):
         stored = self.stored.get(transfer.key)
         if stored is None:
             return ChunkNotFoundError("gone")
-        transfer.header[:] = stored[: len(transfer.header)]
-        transfer.payload[:] = stored[len(transfer.header) :]
+        transfer.fill(stored)
         return None
 
     def _put(self, transfer: Transfer) -> None:

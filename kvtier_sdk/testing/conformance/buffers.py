@@ -120,8 +120,8 @@ class LentBuffers:
 
     @property
     def content(self) -> bytes:
-        """The current bytes of the header and the payload."""
-        return b"".join(self.transfer.buffers)
+        """The current bytes of the header, and of the part of the payload that a load filled."""
+        return b"".join((self.transfer.header, self.transfer.arrived))
 
     @property
     def is_overrun(self) -> bool:

@@ -55,16 +55,17 @@ async def check_absent_is_not_found(subject: TierSubject) -> None:
 async def check_a_brought_digest_is_right(subject: TierSubject) -> None:
     """A digest that the tier brings is that of the payload, even of a damaged one."""
     async with subject.opened() as probe:
-        (key,) = subject.new_keys(1)
-        stored, loaded = probe.full(key), probe.empty(key)
-        await probe.store([stored])
-        if subject.has(Hook.READ_RAW) and subject.has(Hook.WRITE_RAW):
-            whole = await subject.call(Hook.READ_RAW, key)
-            if whole:
-                await subject.call(Hook.WRITE_RAW, key, whole[:-1] + bytes([whole[-1] ^ 1]))
-        await probe.load([loaded])
-        if stored.digests.is_wrong or loaded.digests.is_wrong:
-            raise Breach("the tier brought a digest that is not the payload's")
+        for object_bytes in probe.object_lengths():
+            (key,) = subject.new_keys(1)
+            stored, loaded = probe.full(key, object_bytes=object_bytes), probe.empty(key)
+            await probe.store([stored])
+            if subject.has(Hook.READ_RAW) and subject.has(Hook.WRITE_RAW):
+                whole = await subject.call(Hook.READ_RAW, key)
+                if whole:
+                    await subject.call(Hook.WRITE_RAW, key, whole[:-1] + bytes([whole[-1] ^ 1]))
+            await probe.load([loaded])
+            if stored.digests.is_wrong or loaded.digests.is_wrong:
+                raise Breach("the tier brought a digest that is not the payload's")
 
 
 @check(says="Storing a key twice is harmless")
@@ -99,13 +100,47 @@ async def check_store_leaves_its_buffers_alone(subject: TierSubject) -> None:
             raise Breach("a store modified the buffers that it was given")
 
 
+@check(says="how long a loaded object is, its header included, once it is in the buffers.")
+async def check_objects_of_any_length(subject: TierSubject) -> None:
+    """An object that is shorter than the buffers comes back whole, with its own length."""
+    if subject.tier_class.fixed_length:
+        raise CheckSkipped("fixed_length is declared")
+    async with subject.opened() as probe:
+        lengths = probe.object_lengths()
+        objects: dict[OffloadKey, list[bytes]] = {key: [] for key in subject.new_keys(len(lengths))}
+        for version in range(len(lengths)):
+            # Each object is replaced by a shorter or a longer one.
+            lengths = [*lengths[1:], lengths[0]]
+            kept = await probe.put(objects, version, object_lengths=lengths, replace=version > 0)
+            for key, object_bytes in zip(objects, lengths, strict=True):
+                objects[key].append(probe.content(key, version, object_bytes))
+            batch = [probe.empty(key) for key in kept]
+            for lent, verdict in zip(batch, await probe.load(batch), strict=True):
+                if verdict is not None:
+                    raise Breach(f"loading a stored chunk gave {describe(verdict)}")
+                _check_arrival(probe, lent.content, objects[lent.key])
+
+
+def _check_arrival(probe: Probe, found: bytes, stored: list[bytes]) -> None:
+    """Require one of the ``stored`` objects, because another check tells whether it is the last."""
+    *earlier, last = stored
+    if found not in stored and found.startswith(last):
+        if any(found == last + longer[len(last) :] for longer in earlier):
+            raise Breach("an object is followed by the end of the longer one that it replaced")
+        raise Breach(
+            f"an object of {len(last)} bytes was loaded as one of {len(found)}; the tier must call "
+            "transfer.received(object_bytes), or fill the buffers with transfer.fill(stored)"
+        )
+    probe.check_found(found, stored)
+
+
 @check(
     Hook.READ_RAW,
     Hook.WRITE_RAW,
-    says="An object shorter or longer than the buffers is a CorruptChunkError.",
+    says="An object that does not fit into the buffers is a CorruptChunkError",
 )
 async def check_another_length_is_corrupt(subject: TierSubject) -> None:
-    """An object that is too short or too long never loads as the chunk."""
+    """An object that was cut off or extended never loads as the whole chunk."""
     async with subject.opened() as probe:
         neighbour = await probe.put_one()
         written = 0
@@ -125,8 +160,9 @@ async def check_another_length_is_corrupt(subject: TierSubject) -> None:
             if lent.is_overrun:
                 raise Breach("a load wrote outside of its buffers")
             if verdict is None:
-                # A tier that has the whole chunk in a cache is allowed to return it.
-                probe.check_content(key, lent.content, [0])
+                # A tier may report a shorter object's length, because the header's check finds that
+                # a part is missing. A tier that has the whole chunk in a cache may return it.
+                probe.check_found(lent.content, [probe.content(key), changed])
             elif not is_miss(verdict):
                 raise Breach(f"loading an object of another length gave {describe(verdict)}")
             # The wrong length must not disturb later calls, for example on the same connection.
@@ -177,7 +213,7 @@ async def check_buffers_at_any_address(subject: TierSubject) -> None:
             probe.check_content(key, lent.content, [0])
 
 
-@check(says="length of a chunk's payload, before rounding up to the tier's alignment.")
+@check(says="length of a chunk, before rounding up to the tier's alignment.")
 async def check_chunks_of_any_length(subject: TierSubject) -> None:
     """A chunk may have any length, rounded up to the declared alignment and to nothing else."""
     for chunk_bytes in _ODD_LENGTHS:

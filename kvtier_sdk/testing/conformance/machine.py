@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from kvtier_sdk.errors import TierCapacityError
 from kvtier_sdk.runner.loop_thread import end_event_loop
+from kvtier_sdk.testing.conformance.buffers import LentBuffers
 from kvtier_sdk.testing.conformance.probe import Probe, describe, is_miss, start_and_cancel
 from kvtier_sdk.testing.conformance.rules import Breach, judged
 from kvtier_sdk.testing.conformance.subject import TierSubject
@@ -107,7 +108,7 @@ class TierMachine(RuleBasedStateMachine):
         await self._probe.open()
 
     async def _store(self, chunks: Sequence[int]) -> None:
-        batch = [self._probe.full(self._keys[chunk], self._new_version(chunk)) for chunk in chunks]
+        batch = [self._full(chunk, self._new_version(chunk)) for chunk in chunks]
         for verdict in await self._probe.store(batch):
             if verdict is not None and not isinstance(verdict, TierCapacityError):
                 raise Breach(f"the store is in order, but storing gave {describe(verdict)}")
@@ -117,7 +118,11 @@ class TierMachine(RuleBasedStateMachine):
         verdicts = await self._probe.load(batch)
         for chunk, lent, verdict in zip(chunks, batch, verdicts, strict=True):
             if verdict is None:
-                self._probe.check_content(lent.key, lent.content, self._may_hold[chunk])
+                allowed = [
+                    self._probe.content(lent.key, version, self._length(version))
+                    for version in self._may_hold[chunk]
+                ]
+                self._probe.check_found(lent.content, allowed)
             elif not is_miss(verdict):
                 raise Breach(f"the store is in order, but loading gave {describe(verdict)}")
 
@@ -134,13 +139,22 @@ class TierMachine(RuleBasedStateMachine):
                 raise Breach("scan lists a chunk that is not stored")
 
     async def _cancel(self, operation: str, chunk: int, turns: int) -> None:
-        key = self._keys[chunk]
-        version = self._new_version(chunk) if operation == "store" else 0
-        lent = self._probe.full(key, version)
+        if operation == "store":
+            lent = self._full(chunk, self._new_version(chunk))
+        else:
+            lent = self._probe.empty(self._keys[chunk])
         if not await start_and_cancel(self._probe, operation, lent, turns):
             raise Breach(f"a cancelled {operation} did not end")
         # The tier must no longer read these buffers. If it does, a later load finds the zeros.
-        lent.fill(bytes(self._probe.object_bytes))
+        lent.fill(bytes(lent.transfer.object_bytes))
+
+    def _full(self, chunk: int, version: int) -> LentBuffers:
+        length = self._length(version)
+        return self._probe.full(self._keys[chunk], version, object_bytes=length)
+
+    def _length(self, version: int) -> int:
+        lengths = self._probe.object_lengths()
+        return lengths[version % len(lengths)]
 
     def _new_version(self, chunk: int) -> int:
         self._versions += 1

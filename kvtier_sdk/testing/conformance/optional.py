@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import cycle
 
 from kvtier_sdk.errors import ChunkNotFoundError, TierCapacityError
 from kvtier_sdk.namespace import Namespace
@@ -54,16 +55,17 @@ async def check_scan_lists_what_is_stored(subject: TierSubject) -> None:
     """Scan lists every stored chunk once, with the length of its object."""
     async with subject.opened() as probe:
         before = {entry.key for entry in await probe.scan()}
-        stored = await probe.put(subject.new_keys(4))
+        lengths = dict(zip(subject.new_keys(3), cycle(probe.object_lengths()), strict=False))
+        stored = await probe.put(lengths, object_lengths=lengths.values())
         entries = await probe.scan()
         if strangers := {entry.key for entry in entries} - before - set(stored):
             raise Breach(f"scan lists a chunk that was never stored: {strangers.pop().hex()}")
         for key in stored:
-            lengths = [entry.object_bytes for entry in entries if entry.key == key]
-            if lengths != [probe.object_bytes]:
+            listed = [entry.object_bytes for entry in entries if entry.key == key]
+            if listed != [lengths[key]]:
                 raise Breach(
-                    f"an object of {probe.object_bytes} bytes was stored; scan lists "
-                    + (f"it with {lengths}" if lengths else "nothing under its key")
+                    f"an object of {lengths[key]} bytes was stored; scan lists "
+                    + (f"it with {listed}" if listed else "nothing under its key")
                 )
 
 

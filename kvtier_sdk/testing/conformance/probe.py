@@ -5,11 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import itertools
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvtier_sdk.aio.clock import wait_out
+from kvtier_sdk.chunk_header import round_up
 from kvtier_sdk.contract import SecondaryTierManager
 from kvtier_sdk.errors import (
     ChunkNotFoundError,
@@ -117,13 +127,32 @@ class Probe:
 
         return await self.bounded(listed(), "namespaces")
 
-    def empty(self, key: OffloadKey, *, shift_bytes: int = 0, replace: bool = False) -> LentBuffers:
+    def object_lengths(self) -> list[int]:
+        """Return lengths of objects that the tier must hold: short, middle and longest.
+
+        If the tier's ``fixed_length`` is true, return the longest only.
+        """
+        context, unit = self.tier.context, self.tier.alignment
+        if self.tier.fixed_length:
+            return [self.object_bytes]
+        payloads = (unit, round_up(context.payload_bytes // 2, unit), context.payload_bytes)
+        return [context.header_bytes + payload_bytes for payload_bytes in payloads]
+
+    def empty(
+        self,
+        key: OffloadKey,
+        *,
+        shift_bytes: int = 0,
+        replace: bool = False,
+        object_bytes: int | None = None,
+    ) -> LentBuffers:
         """Make buffers to load a chunk into; pass their ``transfer`` to the tier.
 
         Args:
             key: the chunk.
             shift_bytes: offset of header and payload from the start of a page.
             replace: true for a store that must replace the stored chunk.
+            object_bytes: length of header and payload; full length by default.
         """
         context = self.tier.context
         return LentBuffers(
@@ -131,7 +160,7 @@ class Probe:
             key,
             REQUEST,
             header_bytes=context.header_bytes,
-            payload_bytes=context.payload_bytes,
+            payload_bytes=(object_bytes or self.object_bytes) - context.header_bytes,
             digest_bytes=context.digest_bytes,
             shift_bytes=shift_bytes,
             replace=replace,
@@ -146,25 +175,43 @@ class Probe:
             lent_as: further arguments of :meth:`empty`.
         """
         lent = self.empty(key, **lent_as)
-        lent.fill(self.content(key, version))
+        lent.fill(self.content(key, version, lent.transfer.object_bytes))
         return lent
 
-    def content(self, key: OffloadKey, version: int = 0) -> bytes:
-        """Return the content of a ``version`` of the chunk ``key``."""
-        return content_of(key, version, self.object_bytes)
+    def content(self, key: OffloadKey, version: int = 0, object_bytes: int | None = None) -> bytes:
+        """Return the content of a ``version`` of the chunk ``key``.
 
-    async def put(self, keys: Iterable[OffloadKey], version: int = 0) -> list[OffloadKey]:
+        Args:
+            key: the chunk.
+            version: the version.
+            object_bytes: its length; full length by default.
+        """
+        return content_of(key, version, object_bytes or self.object_bytes)
+
+    async def put(
+        self,
+        keys: Iterable[OffloadKey],
+        version: int = 0,
+        *,
+        object_lengths: Iterable[int] = (),
+        replace: bool = False,
+    ) -> list[OffloadKey]:
         """Store chunks in one call, and return the keys that the tier accepted.
 
         Args:
             keys: the chunks.
             version: the version of their content.
+            object_lengths: the lengths of their objects; by default all have full length.
+            replace: true for stores that must replace the stored chunks.
 
         Raises:
             Breach: a store failed for a reason other than lack of room, or an empty tier had no
                 room for any chunk.
         """
-        batch = [self.full(key, version) for key in keys]
+        batch = [
+            self.full(key, version, object_bytes=length, replace=replace)
+            for key, length in itertools.zip_longest(keys, object_lengths)
+        ]
         verdicts = await self.store(batch)
         for verdict in verdicts:
             if verdict is not None and not isinstance(verdict, TierCapacityError):
@@ -205,8 +252,13 @@ class Probe:
 
     def check_content(self, key: OffloadKey, found: bytes, versions: Iterable[int]) -> None:
         """Require that the bytes ``found`` are one of the ``versions`` of the chunk ``key``."""
-        if not any(found == self.content(key, version) for version in versions):
-            raise Breach(f"a load succeeded, but {self._mismatch(found, key, versions)}")
+        self.check_found(found, [self.content(key, version) for version in versions])
+
+    @staticmethod
+    def check_found(found: bytes, allowed: Collection[bytes]) -> None:
+        """Require that the bytes ``found`` are one of the ``allowed`` objects."""
+        if found not in allowed:
+            raise Breach(f"a load succeeded, but {_mismatch(found, allowed)}")
 
     async def bounded(self, awaitable: Awaitable[T], operation: str) -> T:
         """Wait for a call of the tier with the subject's timeout, and return its result.
@@ -303,14 +355,14 @@ class Probe:
         except NonsenseError as nonsense:
             raise Breach(f"{operation} returned {nonsense}") from None
 
-    def _mismatch(self, found: bytes, key: OffloadKey, versions: Iterable[int]) -> str:
-        wholes = [self.content(key, version) for version in versions]
-        matches = [sum(map(bytes.__eq__, pieces_of(found), pieces_of(whole))) for whole in wholes]
-        if sum(map(bool, matches)) > 1:
-            return "the bytes are a mixture of several objects that were stored under the key"
-        if any(matches):
-            return "only a part of the bytes was stored under the key"
-        return "the bytes were never stored under the key"
+
+def _mismatch(found: bytes, allowed: Iterable[bytes]) -> str:
+    matches = [sum(map(bytes.__eq__, pieces_of(found), pieces_of(whole))) for whole in allowed]
+    if sum(map(bool, matches)) > 1:
+        return "the bytes are a mixture of several objects that were stored under the key"
+    if any(matches):
+        return "only a part of the bytes was stored under the key"
+    return "the bytes were never stored under the key"
 
 
 def is_miss(error: TierError) -> bool:

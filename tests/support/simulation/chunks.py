@@ -1,4 +1,4 @@
-"""Chunks of prompts that share prefixes, and the content of each chunk."""
+"""Chunks of prompts that share prefixes, and the content of each chunk, in bfloat16."""
 
 from __future__ import annotations
 
@@ -59,6 +59,15 @@ class ChunkTree:
             keys += [make_offload_key(digest, group) for group in range(self.groups)]
         for key in keys:
             if key not in self.content:
-                seed = xxh3_128_digest(key)
-                self.content[key] = (seed * (self._chunk_bytes // 16 + 1))[: self._chunk_bytes]
+                self.content[key] = _content_of(key, self._chunk_bytes)
         return keys
+
+
+def _content_of(key: OffloadKey, chunk_bytes: int) -> bytes:
+    """Return content that compresses well, less well or not at all, by the number of exponents."""
+    rng = random.Random(key)
+    content = bytearray(rng.randbytes(chunk_bytes))
+    rare = rng.choice((0, 5, 10, 50))
+    # The second byte of an element has the sign and most of the exponent.
+    content[1::2] = rng.choices(range(0x3A, 0x40), (100, *[rare] * 5), k=chunk_bytes // 2)
+    return bytes(content)

@@ -181,11 +181,12 @@ class Ledger:
                     f"{self.name}: {job.operation.value} {job.job_id} was due {job.deadline_s:g}",
                 )
 
-    def may_touch(self, operation: Operation, slot: int, key: OffloadKey) -> bool:
+    def may_touch(self, operation: Operation, slot: int | None, key: OffloadKey) -> bool:
+        """Return true if a job moves ``key`` in ``slot``, or in any slot without one."""
         for job in self._under_way():
             if job.operation is operation:
-                for index, place in enumerate(zip(job.keys, job.slots, strict=True)):
-                    if place == (key, slot) and not self._is_done(job, index):
+                for index, (name, place) in enumerate(zip(job.keys, job.slots, strict=True)):
+                    if name == key and slot in (None, place) and not self._is_done(job, index):
                         return True
         return False
 

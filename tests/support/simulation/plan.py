@@ -6,7 +6,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-CHUNK_BYTES = 64
+#: Enough for compressed chunks to have several lengths, and for some to end at a padded length.
+CHUNK_BYTES = 576
 
 
 @dataclass(frozen=True, slots=True)

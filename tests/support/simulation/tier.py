@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
+
 from kvtier_sdk.errors import TierError
 from kvtier_sdk.runner.jobs import Operation
 from kvtier_sdk.tiers.memory import MemoryTier, MemoryTierConfig
@@ -102,7 +104,7 @@ class SimulatedTier(MemoryTier):
             self._remove([self.config.rng.choice(list(self._objects))])
 
     def damage(self, key: OffloadKey) -> None:
-        """Flip a bit of a stored object, truncate the object, or replace its content."""
+        """Flip a bit of a stored object, truncate or extend the object, or replace its content."""
         stored = self._objects.get(key)
         if stored is None:
             return
@@ -110,7 +112,8 @@ class SimulatedTier(MemoryTier):
         if kind == 0:
             stored[self.config.rng.randrange(len(stored))] ^= 1 << self.config.rng.randrange(8)
         elif kind == 1:
-            self._replace(key, stored[: self.config.rng.randrange(len(stored))])
+            at = self.config.rng.randrange(len(stored))
+            self._replace(key, stored[:at] if at % 2 else np.append(stored, stored[:at]))
         else:
             other = self.config.rng.choice(list(self._objects))
             self._replace(key, self._objects[other])

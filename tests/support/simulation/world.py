@@ -9,17 +9,21 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
+from unittest.mock import patch
 
+from kvtier_sdk.codecs.planes import Planes
 from kvtier_sdk.config.tier_spec import TierSpec
+from kvtier_sdk.errors import CorruptChunkError
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.options.tier import RunnerOptions
 from kvtier_sdk.pool import HostPool
 from kvtier_sdk.registry import load_policy
-from kvtier_sdk.runner import TierLoop
+from kvtier_sdk.runner import TierLoop, compression
 from kvtier_sdk.runner.jobs import Operation, Report
 from kvtier_sdk.testing.virtual_clock import VirtualClock
 from kvtier_sdk.tiering import ResetScope, TieringManager
-from kvtier_sdk.types import Transfer
+from kvtier_sdk.types import OffloadKey, Transfer
 from support.simulation.breach import Breach, Journal, short
 from support.simulation.chunks import ChunkTree
 from support.simulation.device import Device
@@ -41,6 +45,8 @@ _CALM_STEP_S = 0.02
 #: The longest stall of a tier's loop, below the 1 s after which the manager ends overdue jobs.
 _LONGEST_STALL_S = 0.8
 _LONGEST_STALL_STEPS = 15
+#: The longest duration of a function in a thread.
+_LONGEST_CALL_S = 0.002
 #: The duration of a lull, a pause of the engine after a step.
 _LULL_S = 1.0
 #: Enough time for each breaker to close: the longest interval between probes, and a probe.
@@ -50,13 +56,15 @@ _RECOVERY_S = 2.0
 def simulate(seed: int, *, echo: Callable[[str], None] | None = None) -> SimulationReport:
     with _errors_of_the_sdk(lambda message: world.note_error(message)):
         world = World(seed, echo)
-        try:
-            world.play()
-        except Exception as error:
-            world.discard()
-            raise world.explain(error) from error
-        finally:
-            world.close()
+        # Real threads would finish at moments that the seed does not determine.
+        with patch.object(compression, "run_blocking", world.run_blocking):
+            try:
+                world.play()
+            except Exception as error:
+                world.discard()
+                raise world.explain(error) from error
+            finally:
+                world.close()
     return world.report()
 
 
@@ -100,6 +108,8 @@ class World:
         # In some simulations an operator drains and resumes tiers.
         self._operator = random.Random(f"operator {seed}")
         self._moves_rate = self._operator.choice([0.0, 0.0, 0.05])
+        # Some tiers get compressed chunks.
+        self._compressor = random.Random(f"compress {seed}")
         # The step until which each tier's loop is stalled.
         self._stalled_until: list[int] = []
         self.tiers: list[SimulatedTier] = []
@@ -115,6 +125,11 @@ class World:
         breach = Breach(rule, message)
         self._first_breach = self._first_breach or breach
         raise breach
+
+    async def run_blocking(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Run a function as :func:`kvtier_sdk.run_blocking` does, but in virtual time."""
+        await self.clock.sleep(self._compressor.uniform(0, _LONGEST_CALL_S))
+        return function(*arguments)
 
     def note_error(self, message: str) -> None:
         """Treat a logged error as a breach, because a tier's faults must only cause warnings."""
@@ -196,7 +211,7 @@ class World:
         weather = Weather(plan, rng, self.clock)
         ledger = Ledger(plan.name, self.clock, self.device.holds, self.breach)
         tier_class = PaddedSimulatedTier if plan.padded else SimulatedTier
-        object_bytes = 256 if plan.padded else 64 + CHUNK_BYTES
+        object_bytes = 128 + 640 if plan.padded else 64 + CHUNK_BYTES
         capacity = plan.capacity_chunks
         index = len(self.tiers)
 
@@ -220,13 +235,15 @@ class World:
                 on_broken_promise=partial(self.breach, "a call keeps what the contract promises"),
                 rng=rng,
             ),
-            RunnerOptions.model_validate(plan.options),
+            RunnerOptions.model_validate(
+                {"compress": self._compressor.choice(["always", "never"]), **plan.options}
+            ),
         )
 
         def make_loop(report: Callable[[Report], None]) -> TierLoop:
             loop = TierLoop(
                 spec,
-                namespace=Namespace({}),
+                namespace=Namespace({"dtype": "bfloat16"}),
                 memory=self.memory,
                 clock=self.clock,
                 report=report,
@@ -249,16 +266,34 @@ class World:
 
     def _watch_io(self, ledger: Ledger) -> Callable[[Operation, Transfer], None]:
         def on_touch(operation: Operation, transfer: Transfer) -> None:
+            key = transfer.key
+            if key not in self.tree.content:
+                return  # a breaker's probe
+            # The payload is in no slot if it is compressed.
             slot = self.memory.slot_of(transfer.payload)
-            if slot is None:
-                return
-            what = f"{ledger.name} {operation.value} of {short(transfer.key)}, slot {slot}"
-            if not ledger.may_touch(operation, slot, transfer.key):
+            what = f"{ledger.name} {operation.value} of {short(key)}, slot {slot}"
+            if not ledger.may_touch(operation, slot, key):
                 self.breach("I/O ends with its job", what)
-            if operation is Operation.STORE and not self.device.holds(slot, transfer.key):
+            if operation is Operation.LOAD:
+                return
+            ledger.counts["chunks stored compressed"] += slot is None
+            if slot is None:
+                holds = self._expands_to(transfer.payload, key)
+            else:
+                holds = self.device.holds(slot, key)
+            if not holds:
                 self.breach("what is stored under a key is its chunk", what)
 
         return on_touch
+
+    def _expands_to(self, payload: memoryview, key: OffloadKey) -> bool:
+        content = bytearray(CHUNK_BYTES)
+        content[: len(payload)] = payload
+        try:
+            Planes.decode(memoryview(content), len(payload), CHUNK_BYTES)
+        except CorruptChunkError:
+            return False
+        return content == self.tree.content[key]
 
     @contextmanager
     def resetting(self, scope: ResetScope) -> Iterator[None]:

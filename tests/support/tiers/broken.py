@@ -17,10 +17,16 @@ from typing import Any, ClassVar
 import numpy as np
 from xxhash import xxh3_128_digest
 
-from kvtier_sdk.errors import ConfigError, TierCapacityError, TierError, TierUnavailableError
+from kvtier_sdk.errors import (
+    ConfigError,
+    CorruptChunkError,
+    TierCapacityError,
+    TierError,
+    TierUnavailableError,
+)
 from kvtier_sdk.namespace import StoredNamespace
 from kvtier_sdk.types import Entry, OffloadKey, RequestContext, Transfer, Usage, split_offload_key
-from support.tiers.shelf import SHELVES, Shelf, ShelfName, ShelfTier, fill
+from support.tiers.shelf import SHELVES, Shelf, ShelfName, ShelfTier
 
 _MOMENT_S = 0.001
 _LATER_S = 0.02
@@ -120,7 +126,7 @@ class RaisesForeignError(BrokenTier, fails="check_only_tier_errors_are_raised"):
         stored = self.take(transfer.key)
         if stored[0] == 0xFE and stored.startswith(b"\xfe old format"):
             raise TierError("an object of an old format")
-        fill(transfer, stored)
+        transfer.fill(stored)
 
 
 class MixesABatchUp(BrokenTier, fails="check_what_is_stored_comes_back"):
@@ -187,8 +193,28 @@ class TakesShortForWhole(BrokenTier, fails="check_another_length_is_corrupt"):
     async def load_chunk(self, transfer: Transfer) -> None:
         await self.reach()
         stored = self.take(transfer.key)
-        missing = bytes(max(0, transfer.object_bytes - len(stored)))
-        fill(transfer, (stored + missing)[: transfer.object_bytes])
+        length = self.shelf.lengths[self.name_of(transfer.key)]
+        transfer.fill(stored.ljust(length, b"\x00")[:length])
+
+
+class ForgetsToReportLengths(BrokenTier, fails="check_objects_of_any_length"):
+    """Checks an object's length, and does not report it."""
+
+    async def load_chunk(self, transfer: Transfer) -> None:
+        await self.reach()
+        stored, split = self.take(transfer.key), len(transfer.header)
+        if len(stored) != self.shelf.lengths[self.name_of(transfer.key)]:
+            raise CorruptChunkError("cut off or extended")
+        transfer.header[:] = stored[:split]
+        transfer.payload[: len(stored) - split] = stored[split:]
+
+
+class LeavesTheOldEnd(BrokenTier, fails="check_objects_of_any_length"):
+    """Overwrites an object in place, and leaves the end of a longer one behind it."""
+
+    def put(self, key: OffloadKey, stored: bytes) -> None:
+        older = self.shelf.objects.get(self.name_of(key), b"")
+        super().put(key, stored + older[len(stored) :])
 
 
 class HangsOnAnotherLength(BrokenTier, fails="check_another_length_is_corrupt"):
@@ -202,7 +228,7 @@ class HangsOnAnotherLength(BrokenTier, fails="check_another_length_is_corrupt"):
         self._lost = self._lost or len(stored) > transfer.object_bytes
         if self._lost:
             raise TierUnavailableError("the reply cannot be parsed")
-        fill(transfer, stored)
+        transfer.fill(stored)
 
 
 class AssumesAddresses(BrokenTier, fails="check_buffers_at_any_address"):
@@ -215,12 +241,12 @@ class AssumesAddresses(BrokenTier, fails="check_buffers_at_any_address"):
 
 
 class AssumesLengths(BrokenTier, fails="check_chunks_of_any_length"):
-    """Copies eight bytes at a time, and fails if the length is not a multiple of eight."""
+    """Divides a chunk into words, and fails if its length is not a multiple of eight."""
 
     async def store_chunk(self, transfer: Transfer) -> None:
-        await self.reach()
-        words = np.frombuffer(transfer.payload, np.uint64)
-        self.put(transfer.key, bytes(transfer.header) + words.tobytes())
+        if self.context.payload_bytes % 8:
+            raise TierError("Invalid argument")
+        await super().store_chunk(transfer)
 
 
 class IgnoresTheGroup(BrokenTier, fails="check_groups_are_apart"):
@@ -336,7 +362,7 @@ class WritesLate(BrokenTier, fails="check_a_cancelled_load_writes_nothing_more")
 
     async def _read(self, transfer: Transfer) -> None:
         await self.context.clock.sleep(_LATER_S)
-        fill(transfer, self.take(transfer.key))
+        transfer.fill(self.take(transfer.key))
 
 
 class ReadsLate(BrokenTier, fails="check_a_cancelled_store_reads_nothing_more"):
@@ -638,6 +664,14 @@ class ScansWithoutHeader(BrokenTier, fails="check_scan_lists_what_is_stored"):
     async def scan(self) -> AsyncIterator[Entry]:
         async for entry in super().scan():
             yield Entry(entry.key, entry.object_bytes - self.context.header_bytes)
+
+
+class ScansWithOneLength(BrokenTier, fails="check_scan_lists_what_is_stored"):
+    """Lists every object as if it had full length."""
+
+    async def scan(self) -> AsyncIterator[Entry]:
+        async for entry in super().scan():
+            yield Entry(entry.key, self.context.object_bytes)
 
 
 class ListsItsOwnNamespace(BrokenTier, fails="check_namespaces_are_listed"):

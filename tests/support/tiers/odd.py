@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from kvtier_sdk.contract import TierContext
 from kvtier_sdk.errors import (
     ChunkNotFoundError,
+    CorruptChunkError,
     TierCapacityError,
     TierError,
     TierTimeoutError,
@@ -20,7 +21,7 @@ from kvtier_sdk.namespace import StoredNamespace
 from kvtier_sdk.options.tier import TierConfig
 from kvtier_sdk.types import Capability, Medium, OffloadKey, RequestContext, Transfer, Usage
 from support.promises import fault_of_batch, fault_of_keys
-from support.tiers.shelf import ShelfName, ShelfTier, fill
+from support.tiers.shelf import ShelfName, ShelfTier
 
 
 class OddTier(ShelfTier):
@@ -104,7 +105,7 @@ class Caching(OddTier):
 
     async def load_chunk(self, transfer: Transfer) -> None:
         if transfer.key in self._seen:
-            fill(transfer, self._seen[transfer.key])
+            transfer.fill(self._seen[transfer.key])
         else:
             await super().load_chunk(transfer)
 
@@ -245,6 +246,24 @@ class Aligned(OddTier):
     """Requires page-aligned buffers whose lengths are multiples of a page."""
 
     alignment: ClassVar[int] = 4096
+
+
+class OneLength(OddTier):
+    """Reads and writes only objects of full length, and does not report their length."""
+
+    fixed_length = True
+
+    async def store_chunk(self, transfer: Transfer) -> None:
+        if transfer.object_bytes != self.context.object_bytes:
+            raise TierError("too short")
+        await super().store_chunk(transfer)
+
+    async def load_chunk(self, transfer: Transfer) -> None:
+        await self.reach()
+        stored, split = self.take(transfer.key), len(transfer.header)
+        if len(stored) != transfer.object_bytes:
+            raise CorruptChunkError("another length")
+        transfer.header[:], transfer.payload[:] = stored[:split], stored[split:]
 
 
 ODD_TIERS: tuple[type[OddTier], ...] = tuple(OddTier.__subclasses__())

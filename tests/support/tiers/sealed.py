@@ -84,8 +84,7 @@ class SealedTier(SecondaryTierManager):
         results = await self._sealer.transfer(Operation.LOAD, slots) if slots else []
         for transfer, slot, error in zip(batch, slots, results, strict=True):
             if error is None:
-                split = len(transfer.header)
-                transfer.header[:], transfer.payload[:] = slot.payload[:split], slot.payload[split:]
+                transfer.fill(slot.arrived)
         return results
 
     async def delete(self, keys: Sequence[OffloadKey]) -> None:

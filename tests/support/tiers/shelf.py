@@ -17,7 +17,6 @@ from kvtier_sdk.contract import ChunkTierManager
 from kvtier_sdk.errors import (
     ChunkNotFoundError,
     ConfigError,
-    CorruptChunkError,
     TierCapacityError,
     TierUnavailableError,
 )
@@ -65,6 +64,7 @@ class Shelf:
 
     objects: MutableMapping[ShelfName, bytes] = field(default_factory=dict)
     keys: dict[ShelfName, OffloadKey] = field(default_factory=dict)
+    lengths: dict[ShelfName, int] = field(default_factory=dict)  # of the objects as stored
     connected: bool = True
     hangs: bool = False  # true makes calls hang
     torn: set[ShelfName] = field(default_factory=set)
@@ -120,7 +120,7 @@ class ShelfTier(ChunkTierManager):
 
     async def load_chunk(self, transfer: Transfer) -> None:
         await self.reach()
-        fill(transfer, self.take(transfer.key))
+        transfer.fill(self.take(transfer.key))
         if not self.context.maintenance:
             self.use(transfer.key)
 
@@ -170,7 +170,7 @@ class ShelfTier(ChunkTierManager):
             raise TierCapacityError("the shelf is full")
         objects[name] = stored
         self.shelf.torn.discard(name)
-        self.shelf.keys[name] = key
+        self.shelf.keys[name], self.shelf.lengths[name] = key, len(stored)
         self.shelf.stored_s[name] = self.context.clock.wall_s()
         self.use(key)
 
@@ -206,13 +206,6 @@ class ShelfTier(ChunkTierManager):
             await self.context.clock.sleep(_LOOK_S)
         if not self.shelf.connected:
             raise TierUnavailableError("the shelf is unreachable")
-
-
-def fill(transfer: Transfer, stored: bytes) -> None:
-    if len(stored) != transfer.object_bytes:
-        raise CorruptChunkError(f"{len(stored)} bytes stored; expected {transfer.object_bytes}")
-    split = len(transfer.header)
-    transfer.header[:], transfer.payload[:] = stored[:split], stored[split:]
 
 
 def shelf_subject(

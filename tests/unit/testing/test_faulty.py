@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
 
-from kvtier_sdk import ChunkNotFoundError, MemoryTier, TierAuthError, TierError, make_offload_key
+from kvtier_sdk import (
+    ChunkNotFoundError,
+    MemoryTier,
+    TierAuthError,
+    TierError,
+    Transfer,
+    make_offload_key,
+)
 from kvtier_sdk.testing import (
     CHECKS,
     CheckSkipped,
@@ -26,9 +33,26 @@ KEYS = [make_offload_key(bytes([number]) * 32) for number in range(4)]
 OK = ["ok"] * 4
 
 
-def play(plan: FaultPlan, body: Callable[[Probe], Awaitable[None]]) -> None:
+class Strict(MemoryTier):
+    """A tier that refuses objects of a length that no tier must hold."""
+
+    async def store(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
+        least = self.context.payload_bytes if self.fixed_length else 1
+        assert all(len(transfer.payload) >= least for transfer in batch)
+        return await super().store(batch)
+
+
+class StrictOneLength(Strict):
+    fixed_length = True
+
+
+def play(
+    plan: FaultPlan,
+    body: Callable[[Probe], Awaitable[None]],
+    tier_class: type[MemoryTier] = MemoryTier,
+) -> None:
     """Run ``body`` on virtual time, with an open memory tier."""
-    subject = TierSubject(faulty(MemoryTier, plan), chunk_bytes=256, clock=VirtualClock())
+    subject = TierSubject(faulty(tier_class, plan), chunk_bytes=256, clock=VirtualClock())
 
     async def run() -> None:
         async with subject.opened() as probe:
@@ -39,13 +63,15 @@ def play(plan: FaultPlan, body: Callable[[Probe], Awaitable[None]]) -> None:
     loop.close()
 
 
-async def outcomes(probe: Probe, operation: str) -> list[str]:
-    lent = [probe.full(key) if operation == "store" else probe.empty(key) for key in KEYS]
+async def outcomes(probe: Probe, operation: str, object_bytes: int | None = None) -> list[str]:
+    stored = [probe.full(key, object_bytes=object_bytes) for key in KEYS]
+    wanted = [one.content for one in stored]
+    lent = stored if operation == "store" else [probe.empty(key) for key in KEYS]
     try:
         moved: Any = await getattr(probe.tier, operation)([one.transfer for one in lent])
     except TierError as error:
         moved = [error] * len(lent)
-    same = [one.content == probe.content(one.key) for one in lent]
+    same = [one.content == content for one, content in zip(lent, wanted, strict=True)]
     return [
         type(error).__name__ if error else "ok" if is_same else "damaged"
         for error, is_same in zip(moved, same, strict=True)
@@ -82,15 +108,20 @@ def test_a_hang_ends_when_it_is_cancelled() -> None:
 
 @pytest.mark.parametrize("kind", [FaultKind.SHORT, FaultKind.CORRUPT])
 @pytest.mark.parametrize("operation", ["store", "load"])
-def test_damage_is_in_the_store_or_in_loaded_buffers(kind: FaultKind, operation: str) -> None:
+@pytest.mark.parametrize(
+    ("tier", "payload_bytes"), [(Strict, 1), (Strict, 100), (Strict, 256), (StrictOneLength, 256)]
+)
+def test_damage_is_in_the_store_or_in_loaded_buffers(
+    kind: FaultKind, operation: str, tier: type[MemoryTier], payload_bytes: int
+) -> None:
     plan = FaultPlan([Fault(kind, operation)])
 
     async def body(probe: Probe) -> None:
-        assert await outcomes(probe, "store") == OK
-        is_short = (operation, kind) == ("store", FaultKind.SHORT)
-        assert await outcomes(probe, "load") == ["CorruptChunkError" if is_short else "damaged"] * 4
+        object_bytes = probe.tier.context.header_bytes + payload_bytes
+        assert await outcomes(probe, "store", object_bytes) == OK
+        assert await outcomes(probe, "load", object_bytes) == ["damaged"] * 4
 
-    play(plan, body)
+    play(plan, body, tier)
     assert plan.happened == [(operation, kind)]
 
 
