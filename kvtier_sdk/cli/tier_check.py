@@ -138,7 +138,9 @@ class _Check:
         patience = dict.fromkeys(names, self._timeout_s) | {"open_deadline_s": 2 * self._timeout_s}
         spec = self._spec.needed()
         spec = replace(spec, runner=spec.runner.model_copy(update=patience))
-        namespace = Namespace({"engine": "kvtier check", "chunk_bytes": self._pool.chunk_bytes})
+        # An engine's namespace names a dtype too, and option 'compress' needs one.
+        facts = {"engine": "kvtier check", "dtype": "bfloat16"}
+        namespace = Namespace({**facts, "chunk_bytes": self._pool.chunk_bytes})
         return BlockingTier.make(spec, self._pool, namespace, clock=self._clock)
 
     def _masked(self, text: str) -> str:

@@ -228,10 +228,12 @@ class TierLoop:
         """Return the coder of stored chunks, or ``None`` if chunks are stored plain."""
         if self.options.compress == "never":
             return None
-        dtype = str(namespace.facts.get("dtype"))
+        dtype = str(namespace.facts.get("dtype", ""))
         fault = None
         if self.spec.tier_class.fixed_length:
             fault = "all objects of this tier have one length"
+        elif not dtype:
+            fault = "the engine does not say which dtype the chunks have"
         elif not Planes.supports(dtype):
             fault = f"it knows 16-bit and 8-bit floats, and the chunks' dtype is {dtype}"
         if fault is None:
