@@ -50,7 +50,9 @@ def _layout(
 def namespace_of(model: str, layout: ObjectLayout, declared: Mapping[str, Any]) -> Namespace:
     release = ".".join(version("lmcache").split(".")[:2])
     tensors = [[dtype, list(shape)] for dtype, shape in layout.tensors]
-    facts = {"engine": f"lmcache {release}", "model": model, "tensors": tensors}
+    # A serde's layout has the serde's name before its dtype.
+    dtype = layout.tensors[0][0].rpartition(" ")[2]
+    facts = {"engine": f"lmcache {release}", "model": model, "dtype": dtype, "tensors": tensors}
     return Namespace({**declared, **facts})
 
 
