@@ -90,11 +90,10 @@ class Host:
             load_format="dummy",
             skip_tokenizer_init=True,
             enforce_eager=True,
-            dtype="float32",
             seed=0,
             disable_log_stats=False,
             kv_events_config=KVEventsConfig(enable_kv_cache_events=True, publisher="null"),
-            **options,
+            **{"dtype": "float32", **options},
         )
         self._engine = self._llm.llm_engine
         self._scheduler = self._engine.engine_core.engine_core.scheduler
