@@ -27,7 +27,7 @@ DTYPES = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 _CONTEXT = 256
 _WIDTH = 256
 _HEADS = 4
-_BATCH = 4
+_BATCH = 2
 _HELD_OUT = 20
 
 
@@ -104,9 +104,9 @@ def train(model: Model, text: Tensor, minutes: float) -> None:
     began_s, step = time.monotonic(), 0
     while (share := (time.monotonic() - began_s) / (minutes * 60)) < 1:
         for group in optimizer.param_groups:
-            group["lr"] = (
-                2e-3 * min(1.0, (step + 1) / 50) * (0.55 + 0.45 * math.cos(math.pi * share))
-            )
+            # Warm up, then fall to a tenth.
+            rate = 0.55 + 0.45 * math.cos(math.pi * share)
+            group["lr"] = 1e-3 * min(1.0, (step + 1) / 50) * rate
         starts = torch.randint(len(text) - _CONTEXT - 1, (_BATCH,)).tolist()
         windows = torch.stack([text[start : start + _CONTEXT + 1] for start in starts]).long()
         loss = loss_of(model, windows)
