@@ -100,7 +100,7 @@ async def check_store_leaves_its_buffers_alone(subject: TierSubject) -> None:
             raise Breach("a store modified the buffers that it was given")
 
 
-@check(says="how long a loaded object is, its header included, once it is in the buffers.")
+@check(says="how long a loaded object is, once it is in the buffers.")
 async def check_objects_of_any_length(subject: TierSubject) -> None:
     """An object that is shorter than the buffers comes back whole, with its own length."""
     if subject.tier_class.fixed_length:

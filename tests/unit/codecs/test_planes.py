@@ -163,7 +163,7 @@ def test_other_types_are_not_supported(name):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_another_length_or_type_is_refused(form, dtype):
+def test_another_length_is_refused(form, dtype):
     payload = normal(dtype, 3 * BLOCK)
     stored = encode(dtype, payload)
     for length in (-1, 0, 8, 16, len(stored) - 1, len(stored) + 1, len(payload), len(payload) + 1):
@@ -172,9 +172,6 @@ def test_another_length_or_type_is_refused(form, dtype):
             Planes(dtype).decode(memoryview(memory), length, len(payload))
     with pytest.raises(CorruptChunkError):
         decode(dtype, stored, len(payload) + 1)
-    for other in set(DTYPES) - {dtype}:
-        with pytest.raises(CorruptChunkError):
-            decode(other, stored, len(payload))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
