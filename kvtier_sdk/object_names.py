@@ -36,9 +36,9 @@ class ObjectNames:
     """
 
     def __init__(self, prefix: str, namespace: Namespace) -> None:
-        self.root = f"{prefix}/".removeprefix("/")
-        self.start = f"{self.root}{namespace.fingerprint}/"
-        self.manifest = self.manifest_of(namespace.fingerprint)
+        self.root: str = f"{prefix}/".removeprefix("/")
+        self.start: str = f"{self.root}{namespace.fingerprint}/"
+        self.manifest: str = self.manifest_of(namespace.fingerprint)
         self._chunk = re.compile(
             rf"{re.escape(self.root)}[0-9a-f]{{{len(namespace.fingerprint)}}}"
             rf"/[0-9a-f]{{2}}/[0-9a-f]*{re.escape(_SUFFIX)}"
