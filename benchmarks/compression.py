@@ -195,10 +195,8 @@ def ratios(
 ) -> Iterator[Series]:
     for file in files:
         layer, part = file.stem.split("-")
-        case, chunks = (
-            f"layer {layer}, {'keys' if part == 'k' else 'values'}",
-            read(file, chunk_bytes),
-        )
+        case = f"layer {layer}, {'keys' if part == 'k' else 'values'}"
+        chunks = read(file, chunk_bytes)
         found = {name: make(dtype, chunks).ratio() for name, make in makes.items()}
         for name, ratio in (found | {"entropy": bound(dtype, chunks)}).items():
             yield Series(f"{dtype}, length", case, name, "ratio", "", [ratio])

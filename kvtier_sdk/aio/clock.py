@@ -126,7 +126,8 @@ async def wait_out(tasks: Sequence[asyncio.Future[Any]]) -> None:
             cancelled = error
     if cancelled is not None:
         for task in tasks:
-            task.cancelled() or task.exception()  # asyncio logs an exception that nobody retrieves
+            if not task.cancelled():
+                task.exception()  # asyncio logs an exception that nobody retrieves
         raise cancelled
 
 

@@ -96,7 +96,7 @@ class Planes:
             payload_bytes: length of the payload, at most that of the memory.
 
         Raises:
-            CorruptChunkError: this is no coded payload of this length and type. The memory may hold
+            CorruptChunkError: this is no coded payload of this length. The memory may hold
                 anything then.
         """
         kind = int.from_bytes(memory[stored_bytes - 10 : stored_bytes - 8], "little")

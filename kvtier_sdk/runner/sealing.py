@@ -121,7 +121,6 @@ class ChunkSealer:
                 into.arrived,
             )
         except CorruptChunkError as damage:
-            damage.tier, damage.operation = self._name, Operation.LOAD.value
             # Drop the traceback, because its frames would keep the buffers alive.
             return damage.with_traceback(None)
         return None
