@@ -19,6 +19,7 @@ _KIND = re.compile(r"HttpError \{\s*kind: (\w+)")
 _REASON = re.compile(r'(?:message|error): "([^"]+)"|Invalid\w+\(\s*(\w+)')
 _IN_WORDS = {
     "UnknownIssuer": "its certificate is not trusted; set option 'tls_ca'",
+    "Interrupted": "it broke in the middle of a response",
     "InvalidContentType": "the server does not speak TLS; write 'http:' in option 'endpoint'",
 }
 

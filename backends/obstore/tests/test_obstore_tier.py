@@ -39,10 +39,13 @@ def url_of(endpoint: str, **options: object) -> str:
 
 
 class Answers:
-    """An HTTP server that answers every request alike, or not at all if ``status`` is ``None``."""
+    """An HTTP server that answers every request alike, or not at all if ``status`` is ``None``.
 
-    def __init__(self, status: int | None, body: str = "") -> None:
-        self.status, self.body = status, body
+    The end of the body is missing by ``missing_bytes`` when the server closes the connection.
+    """
+
+    def __init__(self, status: int | None, body: str = "", missing_bytes: int = 0) -> None:
+        self.status, self.body, self.missing_bytes = status, body, missing_bytes
         self.requests = 0
 
     async def __aenter__(self) -> Answers:
@@ -59,9 +62,10 @@ class Answers:
             self.requests += 1
             if self.status is None:
                 await reader.read()
-            length = len(self.body)
-            head = f"HTTP/1.1 {self.status} X\r\nContent-Length: {length}\r\nConnection: close"
-            writer.write(f"{head}\r\n\r\n{self.body}".encode())
+            head = [f"HTTP/1.1 {self.status} X", "Connection: close", 'ETag: "1"']
+            head += ["Last-Modified: Thu, 01 Jan 2026 00:00:00 GMT"]
+            head += [f"Content-Length: {len(self.body) + self.missing_bytes}"]
+            writer.write("\r\n".join([*head, "", self.body]).encode())
             await writer.drain()
         finally:
             writer.close()
@@ -114,6 +118,14 @@ async def test_each_answer_of_a_server_has_its_error(bench, status, body, kind, 
     assert text in str(error)
     assert "Debug source" not in str(error)
     assert server.requests == 1, "the SDK retries, not obstore"
+
+
+async def test_a_response_that_breaks_off(bench):
+    async with Answers(200, "half", missing_bytes=4) as server:
+        tier = bench.make(url_of(server.endpoint))
+        (error,) = await tier.load([bench.empty(KEYS[0])])
+    assert isinstance(error, TierUnavailableError)
+    assert "broke in the middle of a response" in str(error)
 
 
 async def test_a_server_that_is_away(bench):
