@@ -38,8 +38,8 @@ def readme(text: str, figures: Mapping[str, Figures]) -> str:
     table = _glance_table(list(_glance(figures, "docs/performance.md")))
     quick = " A quick run." if _is_quick(figures) else ""
     caption = (
-        f"Medians, from {_machine_words(figures)}.{quick} `make bench` measures yours;\n"
-        "[Performance](docs/performance.md) has plots, spread and limits."
+        f"Medians, from {_machine_words(figures)}.{quick} `make bench` measures yours; "
+        "see [Performance](docs/performance.md)."
     )
     block = f"{_BEGIN}\n{table}\n\n{caption}\n{_END}"
     return re.sub(f"{_BEGIN}.*?{_END}", lambda _: block, text, flags=re.DOTALL)

@@ -42,18 +42,25 @@ class EngineWay(Way, TierListener):
         self._lanes = work.at_a_time
 
     async def open(self) -> None:
-        pool, namespace, notify = self.work.pool, Namespace({"bench": 1}), self._reported.set
+        pool, namespace, notify = (
+            self.work.pool,
+            Namespace({"dtype": "bfloat16"}),
+            self._reported.set,
+        )
         opening = open_tier(self._spec, pool, namespace, self, notify=notify)
         self._tier = self._opened.enter_context(opening)
 
     async def close(self) -> None:
         if not self._keep:
-            # Delete through the tier, because the tier keeps the directories for the next round.
-            self._tier.delete(self._keys(range(self.work.keys)))
-            self._tier.flush()
-            while not self._tier.is_idle:
-                self._wait()
+            self.delete()
         self._opened.close()
+
+    def delete(self) -> None:
+        """Delete through the tier, because the tier keeps the directories for the next round."""
+        self._tier.delete(self._keys(range(self.work.keys)))
+        self._tier.flush()
+        while not self._tier.is_idle:
+            self._wait()
 
     async def store(self) -> None:
         self._move(Operation.STORE)

@@ -11,7 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import cast
 
+import numpy as np
+
 from kvtier_sdk.aio.clock import Clock, SystemClock
+from kvtier_sdk.codecs.planes import Planes
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.config.tiering_config import TieringConfig
 from kvtier_sdk.errors import (
@@ -26,12 +29,15 @@ from kvtier_sdk.opening.maintenance import BlockingTier
 from kvtier_sdk.options.model import secrets_of
 from kvtier_sdk.options.secrets import MaskingFormatter
 from kvtier_sdk.pool import HostPool
+from kvtier_sdk.runner.compression_gate import CoderTrials, Outlook
 from kvtier_sdk.runner.jobs import Job, Operation, Verdict, verdict_of
 from kvtier_sdk.types import Capability, RequestContext, Usage, make_offload_key
 
 _SLOTS = 2
 _WRITTEN, _READ = range(_SLOTS)
 _REQUEST = RequestContext("kvtier check")
+_DTYPE = "bfloat16"
+_TRIALS = 3
 #: Longest wait for a tier to report its usage.
 _USAGE_S = 5.0
 #: Advice to the operator, by verdict.
@@ -61,6 +67,12 @@ class _StepError(Exception):
         self.advice = advice
 
 
+def _like_kv(size_bytes: int) -> bytes:
+    """Return normally distributed numbers, whose exponents vary as much as those of KV."""
+    floats = np.random.default_rng().standard_normal(-(-size_bytes // 2), np.float32)
+    return (floats.view(np.uint32) >> 16).astype(np.uint16).tobytes()[:size_bytes]
+
+
 @dataclass(slots=True)
 class TierCheck:
     """The result for one tier. ``--json`` prints these fields."""
@@ -69,6 +81,7 @@ class TierCheck:
     backend: str
     steps_s: dict[str, float] = field(default_factory=dict)
     usage: Usage | None = None
+    compressing: Outlook | None = None
     fault: str | None = None
     advice: str | None = None
     remarks: list[str] = field(default_factory=list)
@@ -139,7 +152,7 @@ class _Check:
         spec = self._spec.needed()
         spec = replace(spec, runner=spec.runner.model_copy(update=patience))
         # An engine's namespace names a dtype too, and option 'compress' needs one.
-        facts = {"engine": "kvtier check", "dtype": "bfloat16"}
+        facts = {"engine": "kvtier check", "dtype": _DTYPE}
         namespace = Namespace({**facts, "chunk_bytes": self._pool.chunk_bytes})
         return BlockingTier.make(spec, self._pool, namespace, clock=self._clock)
 
@@ -157,7 +170,7 @@ class _Check:
             self._open()
         if Capability.USAGE in self._spec.tier_class.capabilities:
             self._outcome.usage = self._usage()
-        pool.view(_WRITTEN)[:] = os.urandom(pool.chunk_bytes)
+        pool.view(_WRITTEN)[:] = _like_kv(pool.chunk_bytes)
         with self._step("store", options.store_deadline_s):
             self._expect(tier.store(keys, [_WRITTEN], _REQUEST, whole=True))
         with self._step("lookup", options.lookup_deadline_s):
@@ -166,6 +179,8 @@ class _Check:
             self._expect(tier.load(keys, [_READ], _REQUEST, whole=True))
         if pool.view(_READ) != pool.view(_WRITTEN):
             raise self._error(Operation.LOAD, "another chunk came back", Verdict.CORRUPT)
+        if not self._spec.tier_class.fixed_length:
+            self._outcome.compressing = self._try_compressing()
         if Capability.DELETE not in self._spec.tier_class.capabilities:
             self._outcome.remarks.append(
                 f"it cannot delete: a chunk of {pool.chunk_bytes} bytes stays in it"
@@ -174,6 +189,15 @@ class _Check:
         with self._step("remove"):
             self._expect(tier.delete(keys, _REQUEST))
             self._expect(tier.lookup(keys, _REQUEST), Verdict.NOT_FOUND)
+
+    def _try_compressing(self) -> Outlook:
+        trials = CoderTrials(Planes(_DTYPE), self._spec.tier_class.alignment, self._clock)
+        for _ in range(_TRIALS):
+            trials.try_out(self._pool.view(_WRITTEN), self._pool.view(_READ))
+        # A lookup takes as long as a load of no bytes.
+        steps_s = self._outcome.steps_s
+        transfer_s = max(0.0, steps_s["load"] - steps_s["lookup"])
+        return trials.outlook(transfer_s / self._pool.chunk_bytes)
 
     def _usage(self) -> Usage | None:
         # Wait only briefly, because some stores count their chunks slowly or not at all.

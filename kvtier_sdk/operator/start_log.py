@@ -58,8 +58,8 @@ def _tier_in_words(spec: TierSpec, runner: TierRunner) -> str:
     facts += [f"store policy {common.store_policy}"]
     if common.codec is not None:
         facts += [f"sealed by {common.codec.partition(':')[0]}"]
-    if common.compress == "always" and not spec.tier_class.fixed_length:
-        facts += ["compressed"]
+    if common.compress != "never" and not spec.tier_class.fixed_length:
+        facts += ["compressed" + " if faster" * (common.compress == "auto")]
     facts += ["in a process" if isinstance(runner, ProcessRunner) else "in a thread"]
     if common.required:
         facts += ["required"]

@@ -110,7 +110,8 @@ class RunnerOptions(StrictModel):
         codec: seals chunks on their way to the tier: ``aes-gcm:/etc/kvtier/chunk.keys``, or
             another package's codec.
         compress: ``always`` stores chunks of 16-bit and 8-bit floats in fewer bytes, without any
-            loss, for processor time; ``never`` stores them as they are. Every engine reads both.
+            loss, for processor time; ``auto`` does so while loads arrive sooner by it; ``never``
+            stores them as they are. Every engine reads both.
         required: true if an engine must not start without the tier. Otherwise the engine starts,
             and the tier is opened once its store can be reached.
         open_deadline_s: an attempt to open the tier fails after this time, and a starting engine
@@ -141,7 +142,7 @@ class RunnerOptions(StrictModel):
     admission: Literal["auto", "off"] = "auto"
     offload_policy: Literal["chunk", "request"] = "chunk"
     codec: str | None = None
-    compress: Literal["never", "always"] = "never"
+    compress: Literal["never", "auto", "always"] = "never"
     required: Flag = False
     open_deadline_s: Seconds = Field(30.0, alias="open_deadline", gt=0)
     lookup_deadline_s: Seconds = Field(0.05, alias="lookup_deadline")

@@ -80,7 +80,8 @@ class ChunkMover:
         self, operation: Operation, transfers: dict[int, Transfer]
     ) -> dict[int, TierError | None]:
         """Call the tier; return each transfer's error. After a load, call :meth:`verify` too."""
-        tier, batch = self._sealer or self._call, list(transfers.values())
+        tier = self._compressor.gate or self._sealer or self._call
+        batch = list(transfers.values())
         if operation is Operation.LOAD:
             # Remember the chunks before the call, because a load may never end.
             self._doubt(batch)

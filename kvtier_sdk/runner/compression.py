@@ -10,23 +10,30 @@ from kvtier_sdk.chunk_header import ChunkHeader
 from kvtier_sdk.codecs.planes import Planes
 from kvtier_sdk.errors import CorruptChunkError
 from kvtier_sdk.runner.buffers import BufferArena
+from kvtier_sdk.runner.compression_gate import CompressionGate
 from kvtier_sdk.types import Transfer
 
 
 class ChunkCompressor:
     """A compressor that works in threads, so that it does not block the tier's loop.
 
-    It compresses if it has ``planes`` and ``scratch``, and always expands, because other engines
-    may compress the chunks that they share with this one.
+    It compresses if it has ``planes`` and ``scratch``, with a ``gate`` only while that is open. It
+    always expands, because other engines may compress the chunks that they share with this one.
     """
 
     def __init__(
-        self, chunk_bytes: int, alignment: int, planes: Planes | None, scratch: BufferArena | None
+        self,
+        chunk_bytes: int,
+        alignment: int,
+        planes: Planes | None,
+        scratch: BufferArena | None,
+        gate: CompressionGate | None,
     ) -> None:
         self._chunk_bytes = chunk_bytes
         self._alignment = alignment
         self._planes = planes
         self._scratch = scratch
+        self.gate = gate
 
     @asynccontextmanager
     async def compressing(self, batch: Sequence[Transfer]) -> AsyncIterator[Sequence[Transfer]]:
@@ -36,7 +43,13 @@ class ChunkCompressor:
             return
         scratch = self._scratch.take(len(batch))
         try:
-            yield await run_blocking(self._compress, self._planes, batch, scratch)
+            if self.gate is not None and self.gate.needs_trial():
+                plain = batch[0].payload[: self._chunk_bytes]
+                await run_blocking(self.gate.trials.try_out, plain, scratch[0])
+                self.gate.decide()
+            if self.gate is None or self.gate.is_open:
+                batch = await run_blocking(self._compress, self._planes, batch, scratch)
+            yield batch
         finally:
             self._scratch.give_back(scratch)
 

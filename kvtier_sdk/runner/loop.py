@@ -35,6 +35,7 @@ from kvtier_sdk.runner.buffers import BufferArena
 from kvtier_sdk.runner.calls import TierCaller
 from kvtier_sdk.runner.chunk_mover import ChunkMover
 from kvtier_sdk.runner.compression import ChunkCompressor
+from kvtier_sdk.runner.compression_gate import CoderTrials, CompressionGate
 from kvtier_sdk.runner.health import CANARY_KEY, NO_ROOM, DirectionHealth
 from kvtier_sdk.runner.jobs import (
     ChunksRemoved,
@@ -188,7 +189,11 @@ class TierLoop:
         sealer = None
         if codec is not None and sealed is not None:
             sealer = ChunkSealer(self.call, codec, header, sealed)
-        compressor = ChunkCompressor(chunk_bytes, alignment, planes, compressed)
+        gate = None
+        if planes is not None and options.compress == "auto":
+            trials = CoderTrials(planes, alignment, clock)
+            gate = CompressionGate(sealer or self.call, trials, clock, self._log)
+        compressor = ChunkCompressor(chunk_bytes, alignment, planes, compressed, gate)
         self._mover = ChunkMover(self.call, header, memory, headers, sealer, compressor)
         self._health = {
             direction: DirectionHealth(

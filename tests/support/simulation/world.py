@@ -236,7 +236,7 @@ class World:
                 rng=rng,
             ),
             RunnerOptions.model_validate(
-                {"compress": self._compressor.choice(["always", "never"]), **plan.options}
+                {"compress": self._compressor.choice(["always", "auto", "never"]), **plan.options}
             ),
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,9 @@ from kvtier_sdk import (
     Operation,
     RequestContext,
     SystemClock,
+    TierError,
     TierSpec,
+    Transfer,
 )
 from kvtier_sdk.runner import TierLoop
 from kvtier_sdk.runner.jobs import Report
@@ -39,6 +41,14 @@ class Aligned(MemoryTier):
 
 class FixedLength(MemoryTier):
     fixed_length = True
+
+
+class Slow(Aligned):
+    """A tier behind a link of 500 kB a second."""
+
+    async def store(self, batch: Sequence[Transfer]) -> list[TierError | None]:
+        await asyncio.sleep(sum(transfer.object_bytes for transfer in batch) * 2e-6)
+        return await super().store(batch)
 
 
 class Engine:
@@ -113,6 +123,20 @@ async def test_a_chunk_is_stored_in_fewer_bytes_and_every_engine_reads_it(make: 
     assert len(*engine.objects.values()) == plain.loop.call.tier.context.object_bytes
     assert await engine.do(LOAD) == "ok"
     assert engine.pool.view(0) == numbers(1)
+
+
+async def test_a_tier_compresses_once_it_knows_that_its_link_is_slow(make: Make) -> None:
+    engine, plain = await make("compress=auto", tier_class=Slow), await make()
+    engine.pool.view(0)[:] = plain.pool.view(0)[:] = numbers()
+    lengths = []
+    for _ in range(10):
+        engine.objects.clear()
+        assert await engine.do(STORE) == "ok"
+        lengths += [len(stored) for stored in engine.objects.values()]
+    assert lengths[:8] == [engine_bytes(engine)] * 8
+    assert lengths[9] < 0.8 * CHUNK_BYTES
+    assert await plain.do(LOAD) == "ok"
+    assert plain.pool.view(0) == numbers()
 
 
 async def test_a_chunk_is_compressed_before_it_is_sealed(make: Make, tmp_path: Path) -> None:
