@@ -25,6 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 from results import Series
 from runner import Benchmark, Sample, must_be_equal, positive
@@ -174,8 +175,8 @@ def main() -> None:
             log = folder / f"engine-{number}.log"
             url = f"file://{root}"
             if options.compress:
-                place = server.tier_url(f"kv/{number}") if name.startswith("S3") else url + "?"
-                url = f"{place}&compress={_COMPRESSED[name]}"
+                is_s3, how = name.startswith("S3"), {"compress": _COMPRESSED[name]}
+                url = server.tier_url(f"kv/{number}", **how) if is_s3 else f"{url}?{urlencode(how)}"
             engine = Engine(interpreter, model, log, offloading(name, url, root), **lengths, **more)
             sides[name] = Side(stack.enter_context(engine), root, chunks, chunk_bytes)
             print(f"started: {name}", file=sys.stderr, flush=True)
