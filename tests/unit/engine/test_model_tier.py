@@ -6,6 +6,8 @@ import queue
 from collections.abc import Sequence
 from contextlib import closing
 
+from support.runners import CHUNK_BYTES, KEYS
+
 from kvtier_sdk import (
     Capability,
     HostPool,
@@ -20,7 +22,6 @@ from kvtier_sdk import (
 from kvtier_sdk.engine import ModelTier, Work
 from kvtier_sdk.options.tier import RunnerOptions
 from kvtier_sdk.tiers.memory import MemoryTier, MemoryTierConfig
-from support.runners import CHUNK_BYTES, KEYS
 
 PATIENCE_S = 30.0
 touches: queue.Queue[Sequence[OffloadKey]] = queue.Queue()
