@@ -34,7 +34,6 @@ _FIELDS = struct.Struct("<4sBBHQQ16s16s")
 _CHECK = struct.Struct("<Q")
 _DIGEST_BYTES = 16
 _SEALED, _COMPRESSED = 1, 2
-_FLAGS_AT = 5
 _HEADER_BYTES = _FIELDS.size + _CHECK.size
 
 
@@ -138,17 +137,14 @@ class ChunkHeader:
         padded_bytes = stored_bytes if flags & _COMPRESSED else self._payload_bytes
         if len(payload) != padded_bytes:
             raise CorruptChunkError(f"payload of {len(payload)} bytes; expected {padded_bytes}")
+        if flags & _COMPRESSED and stored_bytes >= self._payload_bytes:
+            raise CorruptChunkError(f"compressed payload of {stored_bytes} bytes; expected fewer")
         if binding != self._binding(key):
             raise CorruptChunkError("the chunk belongs to another key or namespace")
         if self._sealed:
             return
         if (digest or xxh3_128_digest(payload[:stored_bytes])) != expected:
             raise CorruptChunkError("the payload does not match its digest")
-
-    @staticmethod
-    def is_compressed(header: memoryview) -> bool:
-        """Return true if a checked header says that the payload is compressed."""
-        return bool(header[_FLAGS_AT] & _COMPRESSED)
 
     def associated_data(self, key: OffloadKey, header: memoryview) -> bytes:
         """Return a sealed payload's associated data: header fields, namespace and key."""

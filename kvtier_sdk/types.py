@@ -156,6 +156,7 @@ class Transfer:
         payload: a contiguous view of the chunk's bytes, of format ``B``. Its length is a multiple
             of the tier's ``alignment``: for a load ``context.payload_bytes``, for a store that or
             less.
+        arrived: for a load, the part of ``payload`` that the loaded object fills.
         replace: for a store, true if the last load of the chunk failed. The tier's object may
             then be damaged, so overwrite it without asking whether it exists.
         unsealed: the function behind :meth:`seal`, or ``None`` once sealed; for the SDK only.
@@ -163,7 +164,7 @@ class Transfer:
     """
 
     __slots__ = (
-        *("_header", "_received_bytes", "key", "payload", "replace", "request"),
+        *("_header", "arrived", "key", "payload", "replace", "request"),
         *("unsealed", "unverified"),
     )
 
@@ -180,11 +181,11 @@ class Transfer:
         self.key: OffloadKey = key
         self.request: RequestContext = request
         self.payload: memoryview = payload
+        self.arrived: memoryview = payload
         self.replace: bool = replace
         self.unsealed: _Finish | None = unsealed
         self.unverified: _Finish | None = None
         self._header = header
-        self._received_bytes = len(payload)
 
     @property
     def header(self) -> memoryview:
@@ -216,16 +217,12 @@ class Transfer:
         Raises:
             CorruptChunkError: the object has no payload, or is longer than the buffers.
         """
-        if not len(self._header) < object_bytes <= self.object_bytes:
+        payload_bytes = object_bytes - len(self._header)
+        if not 0 < payload_bytes <= len(self.payload):
             raise CorruptChunkError(
                 f"{object_bytes} bytes stored; expected {len(self._header)} to {self.object_bytes}"
             )
-        self._received_bytes = object_bytes - len(self._header)
-
-    @property
-    def arrived(self) -> memoryview:
-        """The part of :attr:`payload` that the last load filled."""
-        return self.payload[: self._received_bytes]
+        self.arrived = self.payload[:payload_bytes]
 
     def verify(self, digest: bytes | None = None) -> None:
         """Check a loaded chunk in this thread, so that the SDK does not check it on the event loop.

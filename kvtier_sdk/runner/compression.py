@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from kvtier_sdk.aio.blocking import run_blocking
-from kvtier_sdk.chunk_header import ChunkHeader
 from kvtier_sdk.codecs.planes import Planes
 from kvtier_sdk.errors import CorruptChunkError
 from kvtier_sdk.runner.buffers import BufferArena
@@ -65,12 +64,13 @@ class ChunkCompressor:
 
     async def expand(self, transfers: Sequence[Transfer]) -> list[CorruptChunkError | None]:
         """Expand the compressed ones of loaded and verified chunks in place."""
-        if not any(ChunkHeader.is_compressed(transfer.header) for transfer in transfers):
+        # Only a compressed payload is shorter; see ChunkHeader.check.
+        if all(len(transfer.arrived) == len(transfer.payload) for transfer in transfers):
             return [None] * len(transfers)
         return await run_blocking(lambda: [self._expand(transfer) for transfer in transfers])
 
     def _expand(self, transfer: Transfer) -> CorruptChunkError | None:
-        if ChunkHeader.is_compressed(transfer.header):
+        if len(transfer.arrived) < len(transfer.payload):
             try:
                 Planes.decode(transfer.payload, len(transfer.arrived), self._chunk_bytes)
             except CorruptChunkError as damage:

@@ -73,6 +73,7 @@ def test_the_header_is_the_documented_one() -> None:
         ({"header_length": 4096}, "header of 4096 bytes; expected 64"),
         ({"chunk_length": 95}, "chunk of 95 bytes; expected 96"),
         ({"flags": 2, "payload_length": 95}, "payload of 96 bytes; expected 95"),
+        ({"flags": 2}, "compressed payload of 96 bytes; expected fewer"),
         ({"binding": bytes(16)}, "another key or namespace"),
         ({"digest": bytes(16)}, "does not match its digest"),
     ],
@@ -97,8 +98,6 @@ def test_a_shorter_payload_is_marked_and_accepted_at_its_own_length_only(
     content: bytes, read_bytes: int
 ) -> None:
     header, payload = sealed(content=content, chunk_header=PADDED)
-    assert PADDED.is_compressed(memoryview(header))
-    assert not PADDED.is_compressed(memoryview(sealed()[0]))
     check(header, payload, chunk_header=PADDED)
     if read_bytes != 64:
         with pytest.raises(CorruptChunkError, match=f"payload of {read_bytes} bytes; expected 64"):

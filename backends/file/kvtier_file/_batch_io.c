@@ -72,6 +72,7 @@ struct call {
     int temporaries_fd;
     int flags; /* O_DIRECT or 0 */
     int strict; /* do nothing in a shard that other users could change */
+    uid_t user; /* the effective user, found once because that is a system call */
     Py_ssize_t least_bytes, most_bytes; /* the lengths of files to touch */
     Py_ssize_t digest_bytes; /* maximum length of a payload's digested part; 0 for no digests */
     long long latest_ns, expired_ns, aged_ns; /* the fields of chunks.Lifetime */
@@ -143,6 +144,7 @@ static bool is_usable(const struct call *call, const struct stat *status, off_t 
            && used_ns_of(call, status) >= call->expired_ns;
 }
 
+/* On NFS, only an open (without O_PATH) makes the files of other machines visible at once. */
 static int open_shard(const struct call *call, const struct file *file)
 {
     struct stat status;
@@ -151,7 +153,7 @@ static int open_shard(const struct call *call, const struct file *file)
     if (fd < 0 || !call->strict)
         return fd;
     /* The same rule as directories._permission_fault. */
-    if (fstat(fd, &status) == 0 && (status.st_uid == geteuid() || status.st_uid == 0)
+    if (fstat(fd, &status) == 0 && (status.st_uid == call->user || status.st_uid == 0)
         && !(status.st_mode & (S_IWGRP | S_IWOTH)))
         return fd;
     close(fd);
@@ -390,6 +392,7 @@ static PyObject *run(struct call *call, PyObject *items, parser parse, operation
     }
     if (!has_digests)
         call->digest_bytes = 0;
+    call->user = geteuid();
     Py_ssize_t count = PyTuple_Size(items), parsed = 0;
     Py_ssize_t digest_bytes = call->digest_bytes ? DIGEST_BYTES : 0;
     struct file *files = PyMem_Calloc((size_t)count, sizeof(struct file));

@@ -23,6 +23,7 @@ import stat
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
+from itertools import compress
 
 from kvtier_file import compiled
 from kvtier_file.chunks import ChunkId, Lifetime, StoredChunk, next_use_ns
@@ -186,16 +187,13 @@ class NamespaceDirectory:
         """Return an outcome for each key's file; record the uses if ``times_ns`` is given."""
         if compiled.batch_io is None:
             return bytes(len(keys))
-        files = tuple(
-            (shard_of(key), _file_name(key), used_ns)
-            for key, used_ns in zip(keys, times_ns or [-1] * len(keys), strict=True)
-        )
+        shards = list(map(shard_of, keys))
+        uses_ns = times_ns or [-1] * len(keys)
+        files = tuple(zip(shards, map(_file_name, keys), uses_ns, strict=True))
         strict = self._directories.is_strict
         lengths = self.lengths[0], self.lengths[-1]
         outcomes = compiled.batch_io.touch(self._fd, lengths, strict, self.lifetime, files)
-        self._shards.update(
-            shard for (shard, *_), outcome in zip(files, outcomes, strict=True) if outcome
-        )
+        self._shards.update(compress(shards, outcomes))
         return outcomes
 
     def remove(self, key: OffloadKey, into: Temporaries | None = None) -> bool:
@@ -282,13 +280,14 @@ class NamespaceDirectory:
         return status.st_atime_ns, next_use_ns(self.lifetime.used_ns(status), used_ns)
 
 
-# Cached, because a store computes the shard up to four times.
+# Both names are cached, because a lookup with its load, or a store, needs each up to four times.
 @lru_cache(maxsize=4096)
 def shard_of(key: OffloadKey) -> str:
     """Return the name of a key's shard. A hash spreads sequential keys evenly over the shards."""
     return hashlib.blake2b(key, digest_size=1).hexdigest()
 
 
+@lru_cache(maxsize=4096)
 def _file_name(key: OffloadKey) -> str:
     return key.hex() + _SUFFIX
 
