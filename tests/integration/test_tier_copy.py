@@ -29,6 +29,7 @@ from support.stores import Folder, RedisStore, S3Store, Store
 
 from kvtier_sdk import Namespace
 from kvtier_sdk.cli.tier.copy import copy_command
+from kvtier_sdk.options.units import format_bytes
 
 NAMESPACE = Namespace({"model": "llama", "hash_seed": "00"})
 CHUNKS = int(os.environ.get("KVTIER_COPY_CHUNKS", "600"))
@@ -174,7 +175,15 @@ def test_compressed_chunks_are_listed_verified_and_copied(tmp_path: Path) -> Non
         assert 0.6 < less_bytes / 20 / CHUNK_BYTES < 0.85
         done = kvtier("tier", "ls", less, "--json")
         (listed,) = json.loads(done.stdout)["tiers"][0]["namespaces"]
-        assert (listed["chunks"], listed["bytes"], done.stderr) == (20, less_bytes, "")
+        sizes = {"chunks": 20, "bytes": less_bytes, "plain_bytes": 20 * CHUNK_BYTES}
+        sizes["ratio"] = 20 * CHUNK_BYTES / less_bytes
+        assert (sizes.items() <= listed.items(), done.stderr) == (True, "")
+        (used,) = tier("du", less)["tiers"]
+        assert sizes.items() <= used.items()
+        assert sizes.items() <= used["models"][0].items()
+        for command in ("ls", "du"):
+            said = f"{format_bytes(less_bytes)} (80 KiB / {sizes['ratio']:.2f})"
+            assert said in kvtier("tier", command, less).stdout
         # The options of DST decide, whatever the form of a chunk in SRC is.
         codec = write_keys(tmp_path / "chunk.keys", OURS)
         plain, again = (server.tier_url(f"kv/{place}") for place in ("plain", "again"))
@@ -203,6 +212,7 @@ def test_a_manifest_that_hides_a_secret_needs_the_facts(folder: Folder, tmp_path
     done = kvtier("tier", "copy", folder.url, destination)
     assert done.returncode == 1
     assert "(unverified manifest): its manifest does not say how long" in done.stdout
+    assert tier("du", folder.url)["tiers"][0]["plain_bytes"] is None
     written = tmp_path / "facts.json"
     written.write_text(json.dumps(facts))
     tier("copy", "--namespace", str(written), folder.url, destination)
