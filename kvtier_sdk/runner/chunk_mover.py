@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from kvtier_sdk.chunk_header import ChunkHeader
 from kvtier_sdk.errors import (
@@ -23,6 +24,17 @@ from kvtier_sdk.types import OffloadKey, Transfer
 #: The maximum number of chunks whose failed load is remembered. Forgetting a chunk is harmless,
 #: because its next load fails too, and the mover remembers the chunk again.
 _MAX_UNLOADED = 65_536
+
+
+class Called(NamedTuple):
+    """The result of a tier's call: each transfer's error and object length, and seconds of coding.
+
+    A load's chunks are not verified yet.
+    """
+
+    errors: dict[int, TierError | None]
+    object_bytes: dict[int, int]
+    coding_s: float
 
 
 class ChunkMover:
@@ -76,26 +88,30 @@ class ChunkMover:
         finally:
             self._headers.give_back(headers)
 
-    async def call(
-        self, operation: Operation, transfers: dict[int, Transfer]
-    ) -> dict[int, TierError | None]:
-        """Call the tier; return each transfer's error. After a load, call :meth:`verify` too."""
+    async def call(self, operation: Operation, transfers: dict[int, Transfer]) -> Called:
+        """Call the tier. After a load, call :meth:`verify` too."""
         tier, batch = self._sealer or self._call, list(transfers.values())
         if operation is Operation.LOAD:
             # Remember the chunks before the call, because a load may never end.
             self._doubt(batch)
             for transfer in batch:
                 transfer.unverified = self._header.check
-            return dict(zip(transfers, await tier.transfer(operation, batch), strict=True))
-        async with self._compressor.compressing(batch) as sent:
+            errors = dict(zip(transfers, await tier.transfer(operation, batch), strict=True))
+            lengths = [len(transfer.header) + len(transfer.arrived) for transfer in batch]
+            return Called(errors, dict(zip(transfers, lengths, strict=True)), 0.0)
+        async with self._compressor.compressing(batch) as (sent, coding_s):
             errors = dict(zip(transfers, await tier.transfer(operation, sent), strict=True))
+            lengths = [transfer.object_bytes for transfer in sent]
         self._trust(transfers[index] for index, error in errors.items() if error is None)
-        return errors
+        return Called(errors, dict(zip(transfers, lengths, strict=True)), coding_s)
 
     async def verify(
         self, transfers: dict[int, Transfer], errors: dict[int, TierError | None]
-    ) -> None:
-        """Add damaged chunks to ``errors``, and delete chunks that no engine can use."""
+    ) -> float:
+        """Add damaged chunks to ``errors``, and delete chunks that no engine can use.
+
+        Return the seconds that expanding took.
+        """
         if self._sealer is None:  # a sealer has already checked the chunks
             for index, error in errors.items():
                 if error is None:
@@ -104,7 +120,7 @@ class ChunkMover:
                     except CorruptChunkError as damage:
                         errors[index] = damage
         intact = [index for index, error in errors.items() if error is None]
-        expanded = await self._compressor.expand([transfers[index] for index in intact])
+        expanded, coding_s = await self._compressor.expand([transfers[index] for index in intact])
         errors.update(zip(intact, expanded, strict=True))
         for error in errors.values():
             if isinstance(error, CorruptChunkError):
@@ -120,6 +136,7 @@ class ChunkMover:
                 await self._call.delete(useless)
             except TierError as error:
                 self._context.logger.warning("%s", error)
+        return coding_s
 
     def _doubt(self, transfers: Iterable[Transfer]) -> None:
         for transfer in transfers:

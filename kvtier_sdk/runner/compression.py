@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from kvtier_sdk.aio.blocking import run_blocking
+from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.chunk_header import ChunkHeader
 from kvtier_sdk.codecs.planes import Planes
 from kvtier_sdk.errors import CorruptChunkError
@@ -21,18 +22,29 @@ class ChunkCompressor:
     """
 
     def __init__(
-        self, chunk_bytes: int, alignment: int, planes: Planes | None, scratch: BufferArena | None
+        self,
+        chunk_bytes: int,
+        alignment: int,
+        planes: Planes | None,
+        scratch: BufferArena | None,
+        clock: Clock,
     ) -> None:
         self._chunk_bytes = chunk_bytes
         self._alignment = alignment
         self._planes = planes
         self._scratch = scratch
+        self._clock = clock
 
     @asynccontextmanager
-    async def compressing(self, batch: Sequence[Transfer]) -> AsyncIterator[Sequence[Transfer]]:
-        """Yield transfers that store compressed chunks, or plain ones where that gains nothing."""
+    async def compressing(
+        self, batch: Sequence[Transfer]
+    ) -> AsyncIterator[tuple[Sequence[Transfer], float]]:
+        """Yield transfers that store compressed chunks, and the seconds that compressing took.
+
+        A chunk is stored plain where compressing gains nothing.
+        """
         if self._planes is None or self._scratch is None:
-            yield batch
+            yield batch, 0.0
             return
         scratch = self._scratch.take(len(batch))
         try:
@@ -42,19 +54,29 @@ class ChunkCompressor:
 
     def _compress(
         self, planes: Planes, batch: Sequence[Transfer], scratch: Sequence[memoryview]
-    ) -> list[Transfer]:
+    ) -> tuple[list[Transfer], float]:
+        started_s = self._clock.now_s()
         sent = []
         for transfer, buffer in zip(batch, scratch, strict=True):
             plain = transfer.payload[: self._chunk_bytes]
             size_bytes = planes.encode(plain, buffer, self._alignment)
             sent.append(transfer.compressed(buffer[:size_bytes]) if size_bytes else transfer)
-        return sent
+        return sent, self._clock.now_s() - started_s
 
-    async def expand(self, transfers: Sequence[Transfer]) -> list[CorruptChunkError | None]:
-        """Expand the compressed ones of loaded and verified chunks in place."""
+    async def expand(
+        self, transfers: Sequence[Transfer]
+    ) -> tuple[list[CorruptChunkError | None], float]:
+        """Expand loaded and verified chunks in place; return errors, and the seconds it took."""
         if not any(ChunkHeader.is_compressed(transfer.header) for transfer in transfers):
-            return [None] * len(transfers)
-        return await run_blocking(lambda: [self._expand(transfer) for transfer in transfers])
+            return [None] * len(transfers), 0.0
+        return await run_blocking(self._expand_all, transfers)
+
+    def _expand_all(
+        self, transfers: Sequence[Transfer]
+    ) -> tuple[list[CorruptChunkError | None], float]:
+        started_s = self._clock.now_s()
+        errors = [self._expand(transfer) for transfer in transfers]
+        return errors, self._clock.now_s() - started_s
 
     def _expand(self, transfer: Transfer) -> CorruptChunkError | None:
         if ChunkHeader.is_compressed(transfer.header):

@@ -9,7 +9,7 @@ import math
 import random
 import sys
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias, TypeVar
@@ -96,6 +96,8 @@ class _Run:
     timer: TimerHandle | None = None
     error: str | None = None
     retries: int = 0
+    object_bytes: int = 0
+    coding_s: float = 0.0
     concluded: bool = False
     concluded_s: float = math.inf
 
@@ -188,7 +190,7 @@ class TierLoop:
         sealer = None
         if codec is not None and sealed is not None:
             sealer = ChunkSealer(self.call, codec, header, sealed)
-        compressor = ChunkCompressor(chunk_bytes, alignment, planes, compressed)
+        compressor = ChunkCompressor(chunk_bytes, alignment, planes, compressed, clock)
         self._mover = ChunkMover(self.call, header, memory, headers, sealer, compressor)
         self._health = {
             direction: DirectionHealth(
@@ -502,6 +504,8 @@ class TierLoop:
                 job_id=run.job.job_id,
                 verdicts=verdicts,
                 moved_bytes=moved,
+                object_bytes=run.object_bytes,
+                coding_s=run.coding_s,
                 duration_s=run.concluded_s - run.started_s,
                 error=run.error,
                 released=released,
@@ -510,11 +514,18 @@ class TierLoop:
         )
         self._progress.set()
 
-    def _settle(self, run: _Run, errors: dict[int, TierError | None]) -> None:
+    def _settle(
+        self,
+        run: _Run,
+        errors: dict[int, TierError | None],
+        object_bytes: Mapping[int, int] | None = None,
+    ) -> None:
         if run.concluded:
             return
         for index, error in errors.items():
             run.verdicts[index] = verdict_of(error)
+            if error is None and object_bytes is not None:
+                run.object_bytes += object_bytes[index]
             # A chunk evicted since the lookup is an expected miss, which needs no log line.
             is_miss = error is None or isinstance(error, ChunkNotFoundError)
             if run.error is None and not is_miss:
@@ -571,21 +582,24 @@ class TierLoop:
     async def _transfer(self, run: _Run, batch: _Batch) -> None:
         with self._mover.transfers(run.job, batch) as pending:
             for attempt in itertools.count():
-                errors = await self._timed(run, self._move(run.job.operation, pending))
+                errors, sizes = await self._timed(run, self._move(run, pending))
                 self._note(run, list(errors.values()), [pending[index].key for index in errors])
                 again = {index for index, error in errors.items() if error and error.retryable}
                 if not again or not await self._pause(run, attempt):
                     break
-                self._settle(run, {index: errors[index] for index in errors.keys() - again})
+                self._settle(run, {index: errors[index] for index in errors.keys() - again}, sizes)
                 pending = {index: pending[index] for index in sorted(again)}
-            self._settle(run, errors)
+            self._settle(run, errors, sizes)
 
     async def _move(
-        self, operation: Operation, transfers: dict[int, Transfer]
-    ) -> dict[int, TierError | None]:
-        errors = await self._mover.call(operation, transfers)
+        self, run: _Run, transfers: dict[int, Transfer]
+    ) -> tuple[dict[int, TierError | None], dict[int, int]]:
+        """Return each chunk's error, and the length of its object."""
+        operation = run.job.operation
+        errors, sizes, coding_s = await self._mover.call(operation, transfers)
+        run.coding_s += coding_s
         if operation is Operation.STORE:
-            return errors
+            return errors, sizes
         if not any(error is not None and error.retryable for error in errors.values()):
             # Start the next call before computing digests, so that the tier does not wait for them.
             task = asyncio.current_task()
@@ -593,8 +607,8 @@ class TierLoop:
             self._verifying.add(task)
             self._fill()
             await self._clock.sleep(0)
-        await self._mover.verify(transfers, errors)
-        return errors
+        run.coding_s += await self._mover.verify(transfers, errors)
+        return errors, sizes
 
     async def _pause(self, run: _Run, attempt: int) -> bool:
         """Wait before a retry; return false if the call must not be retried."""

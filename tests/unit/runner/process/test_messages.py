@@ -68,6 +68,8 @@ reports = st.one_of(
         job_id=numbers,
         verdicts=st.lists(st.sampled_from(Verdict), max_size=6),
         moved_bytes=numbers,
+        object_bytes=numbers,
+        coding_s=st.floats(allow_nan=False),
         duration_s=st.floats(allow_nan=False),
         error=st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
         released=st.booleans(),
