@@ -118,6 +118,7 @@ class JobResult(msgspec.Struct, eq=False, tag=True):
         verdicts: one per key, in the order of the keys. For a lookup, ``OK`` means present.
         moved_bytes: payload bytes of the loaded or stored chunks, before compression.
         object_bytes: length of these chunks' objects: headers, and payloads compressed or not.
+        compressed_chunks: number of these chunks that are stored compressed.
         coding_s: time in which threads compressed chunks, or expanded them.
         duration_s: time from the job's arrival at the tier's loop to the job's conclusion.
         error: the text of the first error, for the log. An absent chunk is not an error.
@@ -130,6 +131,7 @@ class JobResult(msgspec.Struct, eq=False, tag=True):
     verdicts: list[Verdict]
     moved_bytes: int = 0
     object_bytes: int = 0
+    compressed_chunks: int = 0
     coding_s: float = 0.0
     duration_s: float = 0.0
     error: str | None = None

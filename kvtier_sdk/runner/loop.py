@@ -97,6 +97,7 @@ class _Run:
     error: str | None = None
     retries: int = 0
     object_bytes: int = 0
+    compressed_chunks: int = 0
     coding_s: float = 0.0
     concluded: bool = False
     concluded_s: float = math.inf
@@ -505,6 +506,7 @@ class TierLoop:
                 verdicts=verdicts,
                 moved_bytes=moved,
                 object_bytes=run.object_bytes,
+                compressed_chunks=run.compressed_chunks,
                 coding_s=run.coding_s,
                 duration_s=run.concluded_s - run.started_s,
                 error=run.error,
@@ -526,6 +528,8 @@ class TierLoop:
             run.verdicts[index] = verdict_of(error)
             if error is None and object_bytes is not None:
                 run.object_bytes += object_bytes[index]
+                full_bytes = self.call.tier.context.object_bytes
+                run.compressed_chunks += object_bytes[index] < full_bytes
             # A chunk evicted since the lookup is an expected miss, which needs no log line.
             is_miss = error is None or isinstance(error, ChunkNotFoundError)
             if run.error is None and not is_miss:

@@ -57,6 +57,7 @@ class Engine:
         result = self._reports[-1]
         assert isinstance(result, JobResult)
         self.object_bytes, self.coding_s = result.object_bytes, result.coding_s
+        self.is_compressed = bool(result.compressed_chunks)
         self._reports.append(None)  # type: ignore[arg-type]
         return result.verdicts[0].value
 
@@ -106,12 +107,14 @@ async def test_a_chunk_is_stored_in_fewer_bytes_and_every_engine_reads_it(make: 
     assert len(stored) < 512 + 0.8 * CHUNK_BYTES
     assert len(stored) % 512 == 0
     assert engine.object_bytes == len(stored)
+    assert engine.is_compressed
     assert engine.coding_s > 0
     for reader in (engine, plain):
         reader.pool.view(0)[:] = bytes(CHUNK_BYTES)
         assert await reader.do(LOAD) == "ok"
         assert reader.pool.view(0) == numbers()
         assert reader.object_bytes == len(stored)
+        assert reader.is_compressed
         assert reader.coding_s > 0
     plain.pool.view(0)[:] = numbers(1)
     assert await plain.do(STORE) == "ok"
@@ -120,6 +123,7 @@ async def test_a_chunk_is_stored_in_fewer_bytes_and_every_engine_reads_it(make: 
     assert engine.pool.view(0) == numbers(1)
     assert engine.object_bytes == engine_bytes(engine)
     assert plain.coding_s == engine.coding_s == 0
+    assert not plain.is_compressed | engine.is_compressed
 
 
 async def test_a_chunk_is_compressed_before_it_is_sealed(make: Make, tmp_path: Path) -> None:

@@ -69,6 +69,7 @@ reports = st.one_of(
         verdicts=st.lists(st.sampled_from(Verdict), max_size=6),
         moved_bytes=numbers,
         object_bytes=numbers,
+        compressed_chunks=numbers,
         coding_s=st.floats(allow_nan=False),
         duration_s=st.floats(allow_nan=False),
         error=st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
