@@ -249,8 +249,20 @@ class TierStats:
         "not_admitted_chunks",
         "Chunks that were not offered to the tier, which would have evicted them unread.",
     )
-    stored_bytes: int = _counter("stored_bytes", "Payload written to the tier.", of="all")
-    loaded_bytes: int = _counter("loaded_bytes", "Payload read from the tier.", of="all")
+    stored_bytes: int = _counter(
+        "stored_bytes", "Payload written to the tier, before compression.", of="all"
+    )
+    loaded_bytes: int = _counter(
+        "loaded_bytes", "Payload read from the tier, once it is expanded.", of="all"
+    )
+    stored_object_bytes: int = _counter(
+        "stored_object_bytes", "Bytes written to the tier: headers, and payload compressed or not."
+    )
+    loaded_object_bytes: int = _counter(
+        "loaded_object_bytes", "Bytes read from the tier: headers, and payload compressed or not."
+    )
+    compress_s: float = _counter("compress_seconds", "Time of threads that compress chunks.")
+    expand_s: float = _counter("expand_seconds", "Time of threads that expand compressed chunks.")
     job_s: dict[str, Histogram] = _job_histograms(
         "job_seconds", "Time from a job's hand-over to its conclusion.", _SECONDS
     )

@@ -151,6 +151,8 @@ class MaintainedTier(BlockingTier):
         super().__init__(client, reported, clock)
         self.spec = client.spec
         self.namespace = namespace
+        #: Number of loaded and stored chunks that are compressed.
+        self.compressed_chunks = 0
         self._runner = runner
         self._pool = pool
         self._timeout_s = timeout_s
@@ -209,6 +211,7 @@ class MaintainedTier(BlockingTier):
     def _answer(self, job: Job | None, *expected: Verdict) -> list[Verdict]:
         """Return a job's verdicts; raise an error unless all of them are expected."""
         result = self.result_of(job)
+        self.compressed_chunks += result.compressed_chunks
         for verdict in result.verdicts:
             if verdict not in expected:
                 raise TierError(result.error or f"{self.spec.name}: {verdict.value}")

@@ -15,7 +15,7 @@ from kvtier_sdk.errors import (
 from kvtier_sdk.runner.base import SlotMemory
 from kvtier_sdk.runner.buffers import BufferArena
 from kvtier_sdk.runner.calls import TierCaller
-from kvtier_sdk.runner.compression import ChunkCompressor
+from kvtier_sdk.runner.compression import ChunkCompressor, Moved
 from kvtier_sdk.runner.jobs import Job, Operation
 from kvtier_sdk.runner.sealing import ChunkSealer
 from kvtier_sdk.types import OffloadKey, Transfer
@@ -77,7 +77,7 @@ class ChunkMover:
             self._headers.give_back(headers)
 
     async def call(
-        self, operation: Operation, transfers: dict[int, Transfer]
+        self, operation: Operation, transfers: dict[int, Transfer], moved: Moved
     ) -> dict[int, TierError | None]:
         """Call the tier; return each transfer's error. After a load, call :meth:`verify` too."""
         tier = self._compressor.gate or self._sealer or self._call
@@ -88,13 +88,16 @@ class ChunkMover:
             for transfer in batch:
                 transfer.unverified = self._header.check
             return dict(zip(transfers, await tier.transfer(operation, batch), strict=True))
-        async with self._compressor.compressing(batch) as sent:
+        async with self._compressor.compressing(batch, moved) as sent:
             errors = dict(zip(transfers, await tier.transfer(operation, sent), strict=True))
+            for transfer, error in zip(sent, errors.values(), strict=True):
+                if error is None:
+                    moved.count(transfer, self._context)
         self._trust(transfers[index] for index, error in errors.items() if error is None)
         return errors
 
     async def verify(
-        self, transfers: dict[int, Transfer], errors: dict[int, TierError | None]
+        self, transfers: dict[int, Transfer], errors: dict[int, TierError | None], moved: Moved
     ) -> None:
         """Add damaged chunks to ``errors``, and delete chunks that no engine can use."""
         if self._sealer is None:  # a sealer has already checked the chunks
@@ -105,8 +108,11 @@ class ChunkMover:
                     except CorruptChunkError as damage:
                         errors[index] = damage
         intact = [index for index, error in errors.items() if error is None]
-        expanded = await self._compressor.expand([transfers[index] for index in intact])
+        expanded = await self._compressor.expand([transfers[index] for index in intact], moved)
         errors.update(zip(intact, expanded, strict=True))
+        for index in intact:
+            if errors[index] is None:
+                moved.count(transfers[index], self._context)
         for error in errors.values():
             if isinstance(error, CorruptChunkError):
                 error.tier, error.operation = self._context.name, Operation.LOAD.value

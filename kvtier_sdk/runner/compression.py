@@ -2,15 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
 
 from kvtier_sdk.aio.blocking import run_blocking
+from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.codecs.planes import Planes
+from kvtier_sdk.contract import TierContext
 from kvtier_sdk.errors import CorruptChunkError
 from kvtier_sdk.runner.buffers import BufferArena
 from kvtier_sdk.runner.compression_gate import CompressionGate
 from kvtier_sdk.types import Transfer
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Moved:
+    """What the calls of a job have moved so far.
+
+    Attributes:
+        object_bytes: length of the objects, headers included.
+        compressed_chunks: number of the chunks that are stored compressed.
+        coding_s: time in which threads compressed or expanded chunks.
+    """
+
+    object_bytes: int = 0
+    compressed_chunks: int = 0
+    coding_s: float = 0.0
+
+    def count(self, transfer: Transfer, context: TierContext) -> None:
+        stored_bytes = len(transfer.arrived)
+        self.object_bytes += context.header_bytes + stored_bytes
+        self.compressed_chunks += stored_bytes < context.payload_bytes
 
 
 class ChunkCompressor:
@@ -27,15 +54,19 @@ class ChunkCompressor:
         planes: Planes | None,
         scratch: BufferArena | None,
         gate: CompressionGate | None,
+        clock: Clock,
     ) -> None:
         self._chunk_bytes = chunk_bytes
         self._alignment = alignment
         self._planes = planes
         self._scratch = scratch
         self.gate = gate
+        self._clock = clock
 
     @asynccontextmanager
-    async def compressing(self, batch: Sequence[Transfer]) -> AsyncIterator[Sequence[Transfer]]:
+    async def compressing(
+        self, batch: Sequence[Transfer], moved: Moved
+    ) -> AsyncIterator[Sequence[Transfer]]:
         """Yield transfers that store compressed chunks, or plain ones where that gains nothing."""
         if self._planes is None or self._scratch is None:
             yield batch
@@ -47,7 +78,7 @@ class ChunkCompressor:
                 await run_blocking(self.gate.trials.try_out, plain, scratch[0])
                 self.gate.decide()
             if self.gate is None or self.gate.is_open:
-                batch = await run_blocking(self._compress, self._planes, batch, scratch)
+                batch = await self._timed(moved, self._compress, self._planes, batch, scratch)
             yield batch
         finally:
             self._scratch.give_back(scratch)
@@ -62,12 +93,14 @@ class ChunkCompressor:
             sent.append(transfer.compressed(buffer[:size_bytes]) if size_bytes else transfer)
         return sent
 
-    async def expand(self, transfers: Sequence[Transfer]) -> list[CorruptChunkError | None]:
+    async def expand(
+        self, transfers: Sequence[Transfer], moved: Moved
+    ) -> list[CorruptChunkError | None]:
         """Expand the compressed ones of loaded and verified chunks in place."""
         # Only a compressed payload is shorter; see ChunkHeader.check.
         if all(len(transfer.arrived) == len(transfer.payload) for transfer in transfers):
             return [None] * len(transfers)
-        return await run_blocking(lambda: [self._expand(transfer) for transfer in transfers])
+        return await self._timed(moved, lambda: [self._expand(transfer) for transfer in transfers])
 
     def _expand(self, transfer: Transfer) -> CorruptChunkError | None:
         if len(transfer.arrived) < len(transfer.payload):
@@ -77,3 +110,16 @@ class ChunkCompressor:
                 # Drop the traceback, because its frames would keep the buffers alive.
                 return damage.with_traceback(None)
         return None
+
+    async def _timed(
+        self, moved: Moved, work: Callable[P, T], *args: P.args, **named: P.kwargs
+    ) -> T:
+        """Run the work in a thread, and add its duration to what the job ``moved``."""
+
+        def timed() -> tuple[T, float]:
+            started_s = self._clock.now_s()
+            return work(*args, **named), self._clock.now_s() - started_s
+
+        result, took_s = await run_blocking(timed)
+        moved.coding_s += took_s
+        return result

@@ -34,7 +34,7 @@ from kvtier_sdk.runner.breaker import Direction, Outcome, outcome_of
 from kvtier_sdk.runner.buffers import BufferArena
 from kvtier_sdk.runner.calls import TierCaller
 from kvtier_sdk.runner.chunk_mover import ChunkMover
-from kvtier_sdk.runner.compression import ChunkCompressor
+from kvtier_sdk.runner.compression import ChunkCompressor, Moved
 from kvtier_sdk.runner.compression_gate import CoderTrials, CompressionGate
 from kvtier_sdk.runner.health import CANARY_KEY, NO_ROOM, DirectionHealth
 from kvtier_sdk.runner.jobs import (
@@ -97,6 +97,7 @@ class _Run:
     timer: TimerHandle | None = None
     error: str | None = None
     retries: int = 0
+    moved: Moved = field(default_factory=Moved)
     concluded: bool = False
     concluded_s: float = math.inf
 
@@ -193,7 +194,7 @@ class TierLoop:
         if planes is not None and options.compress == "auto":
             trials = CoderTrials(planes, alignment, clock)
             gate = CompressionGate(sealer or self.call, trials, clock, self._log)
-        compressor = ChunkCompressor(chunk_bytes, alignment, planes, compressed, gate)
+        compressor = ChunkCompressor(chunk_bytes, alignment, planes, compressed, gate, clock)
         self._mover = ChunkMover(self.call, header, memory, headers, sealer, compressor)
         self._health = {
             direction: DirectionHealth(
@@ -507,6 +508,9 @@ class TierLoop:
                 job_id=run.job.job_id,
                 verdicts=verdicts,
                 moved_bytes=moved,
+                object_bytes=run.moved.object_bytes,
+                compressed_chunks=run.moved.compressed_chunks,
+                coding_s=run.moved.coding_s,
                 duration_s=run.concluded_s - run.started_s,
                 error=run.error,
                 released=released,
@@ -576,7 +580,7 @@ class TierLoop:
     async def _transfer(self, run: _Run, batch: _Batch) -> None:
         with self._mover.transfers(run.job, batch) as pending:
             for attempt in itertools.count():
-                errors = await self._timed(run, self._move(run.job.operation, pending))
+                errors = await self._timed(run, self._move(run, pending))
                 self._note(run, list(errors.values()), [pending[index].key for index in errors])
                 again = {index for index, error in errors.items() if error and error.retryable}
                 if not again or not await self._pause(run, attempt):
@@ -585,10 +589,9 @@ class TierLoop:
                 pending = {index: pending[index] for index in sorted(again)}
             self._settle(run, errors)
 
-    async def _move(
-        self, operation: Operation, transfers: dict[int, Transfer]
-    ) -> dict[int, TierError | None]:
-        errors = await self._mover.call(operation, transfers)
+    async def _move(self, run: _Run, transfers: dict[int, Transfer]) -> dict[int, TierError | None]:
+        operation = run.job.operation
+        errors = await self._mover.call(operation, transfers, run.moved)
         if operation is Operation.STORE:
             return errors
         if not any(error is not None and error.retryable for error in errors.values()):
@@ -598,7 +601,7 @@ class TierLoop:
             self._verifying.add(task)
             self._fill()
             await self._clock.sleep(0)
-        await self._mover.verify(transfers, errors)
+        await self._mover.verify(transfers, errors, run.moved)
         return errors
 
     async def _pause(self, run: _Run, attempt: int) -> bool:

@@ -50,10 +50,14 @@ def count_result(stats: TierStats, job: Job, result: JobResult, now_s: float) ->
         name = "load"
         stats.loaded_chunks += succeeded
         stats.loaded_bytes += result.moved_bytes
+        stats.loaded_object_bytes += result.object_bytes
+        stats.expand_s += result.coding_s
     elif operation is _STORE:
         name = "store"
         stats.stored_chunks += succeeded
         stats.stored_bytes += result.moved_bytes
+        stats.stored_object_bytes += result.object_bytes
+        stats.compress_s += result.coding_s
     if name:
         stats.job_s[name].observe(result.duration_s)
         stats.job_chunks[name].observe(len(verdicts))

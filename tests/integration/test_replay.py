@@ -204,6 +204,9 @@ def test_bad_input_is_one_clear_line_and_nothing_is_made(tmp_path: Path, trace: 
         "--workload chat: cannot be combined": ("--trace", str(trace), "--workload", "chat"),
         "leave out --concurrency 2": ("--sweep", "--concurrency", "2"),
         "leave out --sweep": ("--sweep", "--report", str(page)),
+        "0.5 should be 1 to 100": ("--sweep", "--compression-ratio", "0.5"),
+        "nan should be 1 to 100": ("--sweep", "--compression-ratio", "nan"),
+        "1.5 changes only a sweep": ("--compression-ratio", "1.5"),
     }
     before = sorted(tmp_path.iterdir())
     for message, arguments in cases.items():
@@ -263,6 +266,21 @@ def test_a_sweep_counts_what_replays_hit_and_suggests_a_size() -> None:
     printed = kvtier("replay", "--sweep", "--chunk-bytes", "8KiB", *chats).stdout
     assert f"{sweep['suggested']['slots']:,} slots" in printed
     assert f"{sweep['suggested']['hit_rate']:.2%}" in printed
+
+
+def test_a_compressing_tier_holds_more_chunks_in_a_sweep() -> None:
+    words = ("replay", "--sweep", "--chunk-bytes", "8KiB", "--requests", "300", "--slots", "100")
+    plain, twice = (
+        json.loads(kvtier(*words, "--json", "--compression-ratio", ratio).stdout)
+        for ratio in ("1", "2")
+    )
+    assert (plain["compression_ratio"], twice["compression_ratio"]) == (1, 2)
+    added = [[point["tier_hit_blocks"] for point in of["points"]] for of in (plain, twice)]
+    assert added[1][:-1] == added[0][1:] != added[0][:-1]
+    pools = [[point["hit_blocks"] for point in of["points"]] for of in (plain, twice)]
+    assert pools[0] == pools[1]
+    assert "holds 2 times its size" in kvtier(*words, "--compression-ratio", "2").stdout
+    assert "times its size" not in kvtier(*words).stdout
 
 
 def test_a_sweep_opens_no_tier_and_needs_no_memory(tmp_path: Path) -> None:

@@ -66,6 +66,7 @@ def test_ls_counts_the_chunks_of_each_namespace(store: Store) -> None:
     assert llama["facts"]["model"] == "meta-llama/Llama-3.1-8B"
     assert llama["chunks"] == 22
     assert llama["bytes"] >= 22 * CHUNK_BYTES
+    assert llama["plain_bytes"] == 22 * CHUNK_BYTES
     assert llama["oldest_s"] <= llama["last_used_s"]
 
 
@@ -75,6 +76,7 @@ def test_ls_is_a_table_for_people(folder: Store) -> None:
         ["NAMESPACE", "MODEL", "REVISION", "CHUNKS", "BYTES", "OLDEST", "USE", "LAST", "USE"]
     )
     assert f"{of_ours(QWEN)[:12]}  Qwen/Qwen3-8B" in lines[1]
+    assert "(" not in lines[1]
 
 
 def test_du_shows_which_models_take_the_room(store: Store) -> None:

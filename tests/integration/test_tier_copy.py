@@ -29,6 +29,8 @@ from support.stores import Folder, RedisStore, S3Store, Store
 
 from kvtier_sdk import Namespace
 from kvtier_sdk.cli.tier.copy import copy_command
+from kvtier_sdk.cli.tier.verify import Pace, verify_command
+from kvtier_sdk.options.units import format_bytes
 
 NAMESPACE = Namespace({"model": "llama", "hash_seed": "00"})
 CHUNKS = int(os.environ.get("KVTIER_COPY_CHUNKS", "600"))
@@ -174,20 +176,42 @@ def test_compressed_chunks_are_listed_verified_and_copied(tmp_path: Path) -> Non
         assert 0.6 < less_bytes / 20 / CHUNK_BYTES < 0.85
         done = kvtier("tier", "ls", less, "--json")
         (listed,) = json.loads(done.stdout)["tiers"][0]["namespaces"]
-        assert (listed["chunks"], listed["bytes"], done.stderr) == (20, less_bytes, "")
+        sizes = {"chunks": 20, "bytes": less_bytes, "plain_bytes": 20 * CHUNK_BYTES}
+        sizes["ratio"] = 20 * CHUNK_BYTES / less_bytes
+        assert (sizes.items() <= listed.items(), done.stderr) == (True, "")
+        (used,) = tier("du", less)["tiers"]
+        assert sizes.items() <= used.items()
+        assert sizes.items() <= used["models"][0].items()
+        for command in ("ls", "du"):
+            said = f"{format_bytes(less_bytes)} (80 KiB / {sizes['ratio']:.2f})"
+            assert said in kvtier("tier", command, less).stdout
         # The options of DST decide, whatever the form of a chunk in SRC is.
         codec = write_keys(tmp_path / "chunk.keys", OURS)
         plain, again = (server.tier_url(f"kv/{place}") for place in ("plain", "again"))
         sealed = server.tier_url("kv/sealed", compress="always", codec=codec)
-        tier("copy", less, plain)
-        tier("copy", plain, sealed)
-        tier("copy", "--read-back", sealed, f"{again}&compress=always")
-        for url, stored_bytes in ((plain, 20 * (CHUNK_BYTES + 64)), (again, less_bytes)):
+        copies = [
+            *tier("copy", less, plain)["namespaces"],
+            *tier("copy", plain, sealed)["namespaces"],
+            *tier("copy", "--read-back", sealed, f"{again}&compress=always")["namespaces"],
+        ]
+        plain_bytes = 20 * (CHUNK_BYTES + 64)
+        for url, stored_bytes in ((plain, plain_bytes), (again, less_bytes)):
             assert tier("du", url)["tiers"][0]["bytes"] == stored_bytes
             assert contents(url, namespace, keys) == [floats(key, CHUNK_BYTES) for key in keys]
-        assert tier("du", sealed)["tiers"][0]["bytes"] < 0.9 * 20 * CHUNK_BYTES
+        sealed_bytes = tier("du", sealed)["tiers"][0]["bytes"]
+        assert sealed_bytes < 0.9 * 20 * CHUNK_BYTES
+        stages = [less_bytes, plain_bytes, sealed_bytes, less_bytes]
+        moved = [(copied["read_bytes"], copied["written_bytes"]) for copied in copies]
+        assert moved == list(pairwise(stages))
+        assert {copied["copied_bytes"] for copied in copies} == {20 * CHUNK_BYTES}
+        for url, compressed in ((less, 20), (plain, 0), (sealed, 20)):
+            (found,) = tier("verify", url)["namespaces"]
+            assert (found["whole"], found["compressed"]) == (20, compressed)
+            assert found["bytes"] == tier("du", url)["tiers"][0]["bytes"]
+            assert found["plain_bytes"] == 20 * CHUNK_BYTES
         damage(files := sorted(objects.glob("less/*/*/*.kv"))[:5])
         (found,) = tier("verify", less, status=1)["namespaces"]
+        assert (found["compressed"], found["plain_bytes"]) == (15, 15 * CHUNK_BYTES)
         assert (found["whole"], set(found["damaged"])) == (15, {file.stem for file in files})
         asked = [word for key in keys for word in ("--key", key.hex())]
         (states,) = tier("explain", less, *asked)["tiers"][0]["states"]
@@ -203,10 +227,37 @@ def test_a_manifest_that_hides_a_secret_needs_the_facts(folder: Folder, tmp_path
     done = kvtier("tier", "copy", folder.url, destination)
     assert done.returncode == 1
     assert "(unverified manifest): its manifest does not say how long" in done.stdout
+    assert tier("du", folder.url)["tiers"][0]["plain_bytes"] is None
     written = tmp_path / "facts.json"
     written.write_text(json.dumps(facts))
     tier("copy", "--namespace", str(written), folder.url, destination)
     assert None not in contents(destination, Namespace(facts), keys_from(0, 5))
+
+
+def test_a_rate_is_of_stored_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    namespace = Namespace({"model": "llama", "dtype": "bfloat16"})
+    moved: list[int] = []
+    monkeypatch.setattr(Pace, "wait", lambda self, size_bytes: moved.append(size_bytes))
+    monkeypatch.setattr("kvtier_sdk.cli.tier.copy._POOL_BYTES", 8 * CHUNK_BYTES)
+    with S3Server(tmp_path) as server:
+        less, plain = server.tier_url("kv/less", compress="always"), server.tier_url("kv/plain")
+        fill(less, namespace, keys_from(0, 20), floats)
+        verify_command(less)
+        less_bytes = sum(file.stat().st_size for file in server.buckets.rglob("*.kv"))
+        assert sum(moved) == less_bytes
+        sizes = f"{format_bytes(less_bytes)} (80 KiB / {20 * CHUNK_BYTES / less_bytes:.2f})"
+        assert f"20 compressed; the whole ones are {sizes}" in capsys.readouterr().out
+        moved.clear()
+        copy_command(less, plain)
+        # The store of the last four chunks ends after the last wait.
+        assert sum(moved) == 16 * (CHUNK_BYTES + 64) > less_bytes
+        moved.clear()
+        copy_command(plain, server.tier_url("kv/again", compress="always"))
+        assert sum(moved) == 20 * (CHUNK_BYTES + 64)
+        read, written = format_bytes(20 * (CHUNK_BYTES + 64)), format_bytes(less_bytes)
+        assert f"(80 KiB, {read} read, {written} written)" in capsys.readouterr().out
 
 
 def test_a_rate_is_kept(folder: Folder, tmp_path: Path) -> None:

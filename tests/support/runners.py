@@ -382,7 +382,7 @@ class Rig(TierListener):
         self.runner = make_runner(
             spec,
             self.pool,
-            namespace=Namespace({"model": "m"}),
+            namespace=Namespace({"model": "m", "dtype": "bfloat16"}),
             clock=self.clock,
             notify=self.notified.set if notifies else None,
         )

@@ -11,7 +11,7 @@ from operator import truediv
 from typing import NamedTuple
 
 from kvtier_sdk.cli.replay import PoolSweep, ReplayReport, SweepPoint
-from kvtier_sdk.cli.replay.view import suggestion
+from kvtier_sdk.cli.replay.view import in_tier, suggestion
 from kvtier_sdk.options.units import format_bytes
 
 #: A chart has at most this many columns. For a longer trace, a column covers several requests.
@@ -228,7 +228,7 @@ def _what_if(report: ReplayReport, sweep: PoolSweep) -> Chart:
         kind="curve",
         title="What if it were larger, or smaller?",
         note=f"Hit rate by the size of a host pool alone, or of one tier behind the pool that was "
-        f"played. {suggestion(sweep, report.chunk_bytes)}",
+        f"played{in_tier(sweep)}. {suggestion(sweep, report.chunk_bytes)}",
         unit="size of the pool, or of the tier",
         heads=sizes,
         labels=sizes,

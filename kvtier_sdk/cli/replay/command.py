@@ -33,6 +33,8 @@ _DEFAULTS: Mapping[str, Any] = {"slots": 2000}
 _ENGINES_OWN: Mapping[str, Any] = dict.fromkeys(("trace_dir", "admin_socket", "metrics_port"))
 #: Number of tokens in a block of the published traces.
 _TRACE_TOKENS = 512
+#: More than any chunk of floats can be compressed.
+_MOST_RATIO = 100
 
 
 def replay_command(
@@ -130,6 +132,15 @@ def replay_command(
             "'lru'; another policy is estimated from a share of a long trace.",
         ),
     ] = False,
+    compression_ratio: Annotated[
+        float,
+        typer.Option(
+            metavar="RATIO",
+            help="For --sweep, and for the page's curve: how many times its size in chunks a tier "
+            "holds, as 'kvtier tier du' shows it for a tier with compress=always. For example "
+            "--sweep --compression-ratio 1.48.",
+        ),
+    ] = 1.0,
     as_json: JsonOption = False,
     report_file: Annotated[
         typer.FileTextWrite | None,
@@ -173,6 +184,13 @@ def replay_command(
             f"--trace {trace}: it does not say how large a chunk is; give --chunk-bytes, which the "
             "engine's log names at its start"
         )
+    if not 1 <= compression_ratio <= _MOST_RATIO:
+        raise ConfigError(f"--compression-ratio {compression_ratio:g} should be 1 to {_MOST_RATIO}")
+    if compression_ratio != 1 and not (sweep or is_page):
+        raise ConfigError(
+            f"--compression-ratio {compression_ratio:g} changes only a sweep: add --sweep, or "
+            "--report with a file named .html"
+        )
     if sweep:
         if concurrency > 1:
             raise ConfigError(
@@ -183,7 +201,7 @@ def replay_command(
                 f"--report {report_file.name}: a page is of a replay, and has the sweep's curve "
                 "too; leave out --sweep"
             )
-        swept = _swept(played, options)
+        swept = _swept(played, options, compression_ratio)
         _write(swept.as_json(options.chunk_bytes), report_file, as_json=as_json)
         if not as_json:
             print_sweep(swept, options.chunk_bytes)
@@ -206,7 +224,7 @@ def replay_command(
             chunk_tokens=chunk_tokens or (None if trace is None else _TRACE_TOKENS),
             options=json.dumps(options.to_dict(), indent=2),
         )
-        report_file.write(replay_page(report, _swept(played, options), page))
+        report_file.write(replay_page(report, _swept(played, options, compression_ratio), page))
     if report.wrong_bytes:
         raise typer.Exit(1)
 
@@ -217,9 +235,16 @@ def _write(figures: Mapping[str, Any], file: TextIO | None, *, as_json: bool) ->
             print(json.dumps(figures), file=wanted)
 
 
-def _swept(workload: Sequence[ReplayRequest], config: TieringConfig) -> PoolSweep:
+def _swept(
+    workload: Sequence[ReplayRequest], config: TieringConfig, compression_ratio: float
+) -> PoolSweep:
     slots = pool_slots(config, config.chunk_bytes or 0)
-    return sweep_pool(workload, policy=config.policy, pool_slots=slots)
+    return sweep_pool(
+        workload,
+        policy=config.policy,
+        pool_slots=slots,
+        compression_ratio=compression_ratio,
+    )
 
 
 def _workload(

@@ -28,7 +28,14 @@ _WORTHWHILE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class SweepPoint:
-    """The hits of a pool of one size without tiers, with the chosen policy and with ``lru``."""
+    """The hits at one size.
+
+    Attributes:
+        slots: the size, in chunks that are not compressed.
+        hit_chunks: the hits of a pool without tiers, with the chosen policy.
+        lru_hit_chunks: the hits of a pool with ``lru`` that holds as many chunks as a tier of this
+            size, which may compress them.
+    """
 
     slots: int
     hit_chunks: int
@@ -45,6 +52,7 @@ class PoolSweep:
         pool: the hits at the configured size.
         share: the fraction of the keys that was simulated; 1.0 if the sweep is exact.
         error: the largest difference in hit rate between the two halves of the simulated keys.
+        compression_ratio: the ratio of a chunk's length to its length in a tier.
     """
 
     policy: str
@@ -55,6 +63,7 @@ class PoolSweep:
     pool: SweepPoint
     share: float
     error: float
+    compression_ratio: float = 1.0
 
     @property
     def suggested(self) -> SweepPoint:
@@ -91,6 +100,7 @@ class PoolSweep:
             "blocks": self.chunks,
             "distinct_blocks": self.distinct_chunks,
             "block_bytes": chunk_bytes,
+            "compression_ratio": self.compression_ratio,
             "share": self.share,
             "error": self.error,
             "pool": point(self.pool),
@@ -100,13 +110,18 @@ class PoolSweep:
 
 
 def sweep_pool(
-    workload: Sequence[ReplayRequest], *, policy: str = _LRU, pool_slots: int
+    workload: Sequence[ReplayRequest],
+    *,
+    policy: str = _LRU,
+    pool_slots: int,
+    compression_ratio: float = 1.0,
 ) -> PoolSweep:
     """Count the hits for every size of the host pool, if requests come one at a time.
 
     For ``lru``, one pass over the workload counts the exact hits at all sizes. Any other policy is
     simulated once for each size. A long workload is simulated with only some of its keys, so the
-    counts are estimates.
+    counts are estimates. A tier holds ``compression_ratio`` times as many chunks as a pool of its
+    size.
     """
     distinct = {key for request in workload for key in request.keys}
     longest = max((len(request.keys) for request in workload), default=0)
@@ -125,7 +140,8 @@ def sweep_pool(
         hits = {slots: (one[slots] + other[slots]) // 2 for slots in exact}
         share = 2 / parts
         error = max(abs(one[slots] - other[slots]) for slots in exact) / chunks
-    points = {slots: SweepPoint(slots, hits[slots], exact[slots]) for slots in exact}
+    behind = {slots: bisect_right(needed, int(slots * compression_ratio)) for slots in exact}
+    points = {slots: SweepPoint(slots, hits[slots], behind[slots]) for slots in exact}
     return PoolSweep(
         policy=policy,
         requests=len(workload),
@@ -135,6 +151,7 @@ def sweep_pool(
         pool=points[pool_slots],
         share=share,
         error=error,
+        compression_ratio=compression_ratio,
     )
 
 

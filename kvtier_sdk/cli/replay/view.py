@@ -100,10 +100,16 @@ def print_sweep(sweep: PoolSweep, chunk_bytes: int) -> None:
             f"most {100 * sweep.error:.1f} points;"
         )
     say(
-        "as tier: points of hit rate that it adds, if it is given every chunk",
+        f"as tier: points of hit rate that it adds, if it is given every chunk{in_tier(sweep)}",
         suggestion(sweep, chunk_bytes),
         f"{sweep.policy}: {exactness} one request at a time",
     )
+
+
+def in_tier(sweep: PoolSweep) -> str:
+    if sweep.compression_ratio == 1:
+        return ""
+    return f", and holds {sweep.compression_ratio:g} times its size in chunks, being compressed"
 
 
 def suggestion(sweep: PoolSweep, chunk_bytes: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Annotated
@@ -97,6 +97,8 @@ class _Copied:
     name: str
     copied: int = 0
     copied_bytes: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
     there: int = 0
     gone: int = 0
     damaged: int = 0
@@ -111,7 +113,12 @@ class _Copied:
     def line(self, *, read_back: bool) -> str:
         if self.fault:
             return f"FAILED: {self.fault}"
-        said = [f"{self.copied:,} chunks copied ({format_bytes(self.copied_bytes)})"]
+        sizes = [
+            format_bytes(self.copied_bytes),
+            f"{format_bytes(self.read_bytes)} read",
+            f"{format_bytes(self.written_bytes)} written",
+        ]
+        said = [f"{self.copied:,} chunks copied ({', '.join(sizes)})"]
         if read_back and not self.missing:
             said[0] += ", read back and whole"
         for chunks, what in (
@@ -144,13 +151,15 @@ def _copy(
         open_for_maintenance(*source, timeout_s=timeout_s, pool=pool) as src,
         open_for_maintenance(*destination, timeout_s=timeout_s, pool=pool, stores=True) as dst,
     ):
-        keys = [entry.key for entry in src.entries()]
-        stored, there = _transfer(src, dst, pool, keys, copied, pace)
+        sizes = {entry.key: entry.object_bytes for entry in src.entries()}
+        stored, there = _transfer(src, dst, pool, sizes, copied, pace)
         # Look up all chunks now, because a store can silently evict a chunk that it accepted.
         stayed = _present(dst, stored)
         copied.there = len(_present(dst, there))
         copied.copied = len(stayed)
         copied.copied_bytes = len(stayed) * pool.chunk_bytes
+        copied.read_bytes = src.client.stats.loaded_object_bytes
+        copied.written_bytes = dst.client.stats.stored_object_bytes
         copied.evicted = len(stored) + len(there) - copied.copied - copied.there
         if read_back:
             _read_back(dst, stayed, copied)
@@ -176,12 +185,13 @@ def _transfer(
     src: MaintainedTier,
     dst: MaintainedTier,
     pool: HostPool,
-    keys: list[OffloadKey],
+    sizes: Mapping[OffloadKey, int],
     copied: _Copied,
     pace: Pace,
 ) -> tuple[list[OffloadKey], list[OffloadKey]]:
     """Copy chunks; return the chunks that DST accepted, and the chunks that DST had already."""
-    half = pool.slots // 2
+    keys, half = list(sizes), pool.slots // 2
+    paced_bytes = read_bytes = 0
     stored: list[OffloadKey] = []
     there: list[OffloadKey] = []
     end_store: Callable[[], None] | None = None
@@ -197,7 +207,11 @@ def _transfer(
             there += present
             stored += loaded
             step(len(part))
-            pace.wait(len(missing) * pool.chunk_bytes)
+            read_bytes += sum(sizes[key] for key in missing)
+            # Each of the two tiers gets the rate, and DST may get longer objects than SRC has.
+            moved_bytes = max(read_bytes, dst.client.stats.stored_object_bytes)
+            pace.wait(moved_bytes - paced_bytes)
+            paced_bytes = moved_bytes
         if end_store is not None:
             end_store()
     return stored, there

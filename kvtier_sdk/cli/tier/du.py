@@ -18,11 +18,12 @@ from kvtier_sdk.cli.tier.selection import (
     count,
     model_of,
     read_timeout,
+    sizes_as_json,
+    sizes_in_words,
 )
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.opening.maintenance import open_for_maintenance
 from kvtier_sdk.options.tier import BoundedTierConfig
-from kvtier_sdk.options.units import format_bytes
 from kvtier_sdk.runner.survey import contents_in_words
 from kvtier_sdk.types import Capability, Usage
 
@@ -37,6 +38,7 @@ def du_command(
 ) -> None:
     """Show how full tiers are, and which models use the space.
 
+    If chunks are compressed, their length when loaded and the ratio stand beside the stored bytes.
     Nothing is changed, and engines that use the tiers are not disturbed. For example
 
         kvtier tier du kv.toml
@@ -97,10 +99,12 @@ def _as_json(spec: TierSpec, found: list[Contents], usage: Usage | None) -> dict
     }
 
 
-def _totals(found: list[Contents]) -> dict[str, int]:
+def _totals(found: list[Contents]) -> dict[str, float | None]:
+    plain = [contents.plain_bytes for contents in found if contents.chunks]
+    plain_bytes = None if None in plain else sum(filter(None, plain))
     return {
         "chunks": sum(contents.chunks for contents in found),
-        "bytes": sum(contents.used_bytes for contents in found),
+        **sizes_as_json(sum(contents.used_bytes for contents in found), plain_bytes),
     }
 
 
@@ -119,7 +123,7 @@ def _show(tier: dict[str, Any], usage: Usage | None) -> None:
             model["model"],
             f"{model['namespaces']:,}",
             f"{model['chunks']:,}",
-            format_bytes(model["bytes"]),
+            sizes_in_words(model["bytes"], model["plain_bytes"]),
             share(model["bytes"], used_bytes),
         )
         for model in tier["models"]

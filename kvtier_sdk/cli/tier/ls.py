@@ -21,8 +21,8 @@ from kvtier_sdk.cli.tier.selection import (
     count,
     model_of,
     read_timeout,
+    sizes_in_words,
 )
-from kvtier_sdk.options.units import format_bytes
 
 _TITLES = ("NAMESPACE", "MODEL", "REVISION", "CHUNKS", "BYTES", "OLDEST USE", "LAST USE")
 _NUMBERS = frozenset({3, 4, 5, 6})
@@ -44,6 +44,7 @@ def ls_command(
 
         kvtier tier ls file:///data/kv
 
+    If chunks are compressed, their length when loaded and the ratio stand beside the stored bytes.
     In a bucket, ages count from the time of storing, because a bucket records no uses. The exit
     status is 1 if a tier could not be read.
     """
@@ -86,7 +87,7 @@ def _show(found: list[Contents], now_s: float, *, show_empty: bool) -> None:
             model_of(contents.namespace),
             _revision(contents.namespace.facts.get("model_revision")),
             f"{contents.chunks:,}",
-            format_bytes(contents.used_bytes),
+            sizes_in_words(contents.used_bytes, contents.plain_bytes),
             ago(contents.oldest_s, now_s),
             ago(contents.last_used_s, now_s),
         )

@@ -16,11 +16,11 @@ from kvtier_sdk.cli.tier_check import advice_on
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import BackendError, ConfigError, TierError
 from kvtier_sdk.namespace import Namespace, StoredNamespace
-from kvtier_sdk.opening.maintenance import MaintainedTier, open_for_maintenance
+from kvtier_sdk.opening.maintenance import MaintainedTier, chunk_bytes_of, open_for_maintenance
 from kvtier_sdk.options.files import read_options
 from kvtier_sdk.options.model import secrets_of
 from kvtier_sdk.options.place import one_line
-from kvtier_sdk.options.units import parse_seconds
+from kvtier_sdk.options.units import format_bytes, parse_seconds
 from kvtier_sdk.runner.jobs import verdict_of
 from kvtier_sdk.types import Capability
 
@@ -150,16 +150,35 @@ class Contents:
             self.oldest_s = used_s if self.oldest_s is None else min(self.oldest_s, used_s)
             self.last_used_s = used_s if self.last_used_s is None else max(self.last_used_s, used_s)
 
+    @property
+    def plain_bytes(self) -> int | None:
+        """Length of all chunks when they are loaded; ``None`` if the facts do not say it."""
+        chunk_bytes = chunk_bytes_of(self.namespace)
+        return None if chunk_bytes is None else self.chunks * chunk_bytes
+
     def as_json(self) -> dict[str, Any]:
         return {
             "fingerprint": self.namespace.fingerprint,
             "facts": self.namespace.manifest,
             "manifest_fault": getattr(self.namespace, "fault", "") or None,
             "chunks": self.chunks,
-            "bytes": self.used_bytes,
+            **sizes_as_json(self.used_bytes, self.plain_bytes),
             "oldest_s": self.oldest_s,
             "last_used_s": self.last_used_s,
         }
+
+
+def sizes_as_json(stored_bytes: int, plain_bytes: int | None) -> dict[str, float | None]:
+    ratio = plain_bytes / stored_bytes if plain_bytes and stored_bytes else None
+    return {"bytes": stored_bytes, "plain_bytes": plain_bytes, "ratio": ratio}
+
+
+def sizes_in_words(stored_bytes: int, plain_bytes: int | None) -> str:
+    """Return text such as ``"20 MiB"``, or ``"20 MiB (30 MiB / 1.50)"`` for compressed chunks."""
+    words = format_bytes(stored_bytes)
+    if plain_bytes is None or not 0 < stored_bytes < plain_bytes:
+        return words
+    return f"{words} ({format_bytes(plain_bytes)} / {plain_bytes / stored_bytes:.2f})"
 
 
 def count(spec: TierSpec, namespace: Namespace, timeout_s: float) -> Contents:

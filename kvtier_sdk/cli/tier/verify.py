@@ -23,6 +23,8 @@ from kvtier_sdk.cli.tier.selection import (
     named,
     need,
     read_timeout,
+    sizes_as_json,
+    sizes_in_words,
 )
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import ConfigError
@@ -42,7 +44,8 @@ RateOption = Annotated[
         "--rate",
         metavar="SIZE",
         show_default="no limit",
-        help="At most so many bytes a second, such as 100MiB, to leave the store to its engines.",
+        help="At most so many bytes of stored objects a second, such as 100MiB, to leave the store "
+        "to its engines.",
     ),
 ]
 
@@ -98,6 +101,10 @@ class _Verified:
     spec: TierSpec
     namespace: Namespace
     verdicts: Counter[Verdict] = field(default_factory=Counter)
+    # Of the whole chunks: how many are compressed, and their lengths as stored and when loaded.
+    compressed: int = 0
+    stored_bytes: int = 0
+    plain_bytes: int = 0
     damaged: list[OffloadKey] = field(default_factory=list)
     deleted: int = 0
 
@@ -112,6 +119,9 @@ class _Verified:
             said.append(f"{sealed:,} that cannot be opened with this tier's keys")
         if unreadable := self._unreadable:
             said.append(f"{unreadable:,} that cannot be read")
+        if self.compressed:
+            sizes = sizes_in_words(self.stored_bytes, self.plain_bytes)
+            said.append(f"{self.compressed:,} compressed; the whole ones are {sizes}")
         where = f"tier {self.spec.name!r}, namespace {named(self.namespace)}"
         yield f"{where}: {', '.join(said)}"
         for key in self.damaged[:_MOST_SHOWN]:
@@ -124,6 +134,8 @@ class _Verified:
             "tier": self.spec.name,
             "fingerprint": self.namespace.fingerprint,
             "whole": self.verdicts[Verdict.OK],
+            "compressed": self.compressed,
+            **sizes_as_json(self.stored_bytes, self.plain_bytes),
             "gone": self.verdicts[Verdict.NOT_FOUND],
             "not_opened": self.verdicts[Verdict.AUTH],
             "unreadable": self._unreadable,
@@ -142,7 +154,8 @@ def _verify(verified: _Verified, pace: Pace, timeout_s: float, *, repair: bool) 
         need(tier, Capability.SCAN, "list its chunks")
         if repair:
             need(tier, Capability.DELETE, "delete chunks")
-        keys = [entry.key for entry in tier.entries()]
+        sizes = {entry.key: entry.object_bytes for entry in tier.entries()}
+        keys = list(sizes)
         chunk_bytes = check_readable(verified.spec, namespace) if keys else 1
         at_once = max(1, pace.part_bytes(_AT_ONCE_BYTES) // chunk_bytes)
         with progress(f"verify {named(namespace)}", len(keys)) as step:
@@ -150,6 +163,9 @@ def _verify(verified: _Verified, pace: Pace, timeout_s: float, *, repair: bool) 
                 part = keys[start : start + at_once]
                 verdicts = tier.examine(part)
                 verified.verdicts.update(verdicts)
+                verified.compressed = tier.compressed_chunks
+                verified.stored_bytes = tier.client.stats.loaded_object_bytes
+                verified.plain_bytes = tier.client.stats.loaded_bytes
                 damaged = [
                     key
                     for key, verdict in zip(part, verdicts, strict=True)
@@ -160,7 +176,7 @@ def _verify(verified: _Verified, pace: Pace, timeout_s: float, *, repair: bool) 
                     tier.delete(damaged)
                     verified.deleted += len(damaged)
                 step(len(part))
-                pace.wait(len(part) * chunk_bytes)
+                pace.wait(sum(sizes[key] for key in part))
 
 
 class Pace:

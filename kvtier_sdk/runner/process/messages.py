@@ -24,7 +24,7 @@ from kvtier_sdk.errors import KVTierError
 from kvtier_sdk.runner.jobs import Job, JobResult, OpeningEnded, Operation, Report, SentReport
 from kvtier_sdk.types import OffloadKey, RequestContext
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 
 _HEAD = struct.Struct("<IB")
 #: The longest body, which has room for seven million keys. A longer message is invalid.

@@ -50,13 +50,14 @@ def test_another_policy_is_counted_as_full_replays_hit(policy: str) -> None:
     assert any(point.hit_chunks != point.lru_hit_chunks for point in swept.points)
 
 
-def test_a_tier_adds_what_it_adds_in_a_replay() -> None:
+@pytest.mark.parametrize("ratio", [1.0, 1.48])
+def test_a_tier_adds_what_it_adds_in_a_replay(ratio: float) -> None:
     played = chat_workload(600, 2)
-    swept = sweep_pool(played, pool_slots=200)
+    swept = sweep_pool(played, pool_slots=200, compression_ratio=ratio)
     larger = [point for point in swept.points if point.slots > 200]
     assert len(larger) >= 3
     for point in larger:
-        capacity = point.slots * (CHUNK_BYTES + HEADER_BYTES)
+        capacity = int(ratio * point.slots) * (CHUNK_BYTES + HEADER_BYTES)
         host, tier = replayed(played, 200, capacity=capacity, admission="off")
         assert host == swept.pool.hit_chunks
         # The counts differ a little, because a tier stores and evicts the start of a prefix first.

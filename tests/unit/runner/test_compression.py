@@ -66,6 +66,8 @@ class Engine:
             await asyncio.sleep(0.001)
         result = self._reports[-1]
         assert isinstance(result, JobResult)
+        self.object_bytes, self.coding_s = result.object_bytes, result.coding_s
+        self.is_compressed = bool(result.compressed_chunks)
         self._reports.append(None)  # type: ignore[arg-type]
         return result.verdicts[0].value
 
@@ -114,15 +116,24 @@ async def test_a_chunk_is_stored_in_fewer_bytes_and_every_engine_reads_it(make: 
     (stored,) = engine.objects.values()
     assert len(stored) < 512 + 0.8 * CHUNK_BYTES
     assert len(stored) % 512 == 0
+    assert engine.object_bytes == len(stored)
+    assert engine.is_compressed
+    assert engine.coding_s > 0
     for reader in (engine, plain):
         reader.pool.view(0)[:] = bytes(CHUNK_BYTES)
         assert await reader.do(LOAD) == "ok"
         assert reader.pool.view(0) == numbers()
+        assert reader.object_bytes == len(stored)
+        assert reader.is_compressed
+        assert reader.coding_s > 0
     plain.pool.view(0)[:] = numbers(1)
     assert await plain.do(STORE) == "ok"
-    assert len(*engine.objects.values()) == plain.loop.call.tier.context.object_bytes
+    assert len(*engine.objects.values()) == plain.object_bytes == engine_bytes(plain)
     assert await engine.do(LOAD) == "ok"
     assert engine.pool.view(0) == numbers(1)
+    assert engine.object_bytes == engine_bytes(engine)
+    assert plain.coding_s == engine.coding_s == 0
+    assert not plain.is_compressed | engine.is_compressed
 
 
 async def test_a_tier_compresses_once_it_knows_that_its_link_is_slow(make: Make) -> None:
@@ -147,7 +158,9 @@ async def test_a_chunk_is_compressed_before_it_is_sealed(make: Make, tmp_path: P
     (stored,) = engine.objects.values()
     assert len(stored) < 512 + 0.8 * CHUNK_BYTES
     assert numbers()[:16] not in bytes(stored)
+    assert engine.object_bytes == len(stored)
     assert await plain.do(LOAD) == "ok"
+    assert plain.object_bytes == len(stored)
     assert plain.pool.view(0) == numbers()
 
 

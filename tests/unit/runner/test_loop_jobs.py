@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from support.scripted_loop import ERRORS, LOAD, LOOKUP, STORE, Act, Make, ScriptedTier
+from support.scripted_loop import CHUNK_BYTES, ERRORS, LOAD, LOOKUP, STORE, Act, Make, ScriptedTier
 
 from kvtier_sdk import OffloadKey
+from kvtier_sdk.chunk_header import header_bytes
 from kvtier_sdk.runner.jobs import Operation
 
 
@@ -54,6 +55,16 @@ def test_retries_are_counted(make: Make) -> None:
     assert rig.account.results[rig.ask(STORE, run_s=1.0).job_id].retries == 0
     rig.tier.script = iter([Act("try again")])
     assert rig.account.results[rig.ask(LOOKUP, run_s=1.0).job_id].retries == 1
+
+
+def test_the_bytes_of_a_chunk_count_once_and_only_if_it_succeeds(make: Make) -> None:
+    rig = make(Act("mixed"))
+    verdicts = rig.do(STORE, keys=len(ERRORS) + 2)
+    # The first and the last chunk succeed at once, and three at the second call.
+    assert verdicts.count("ok") == 5
+    (result,) = rig.account.results.values()
+    assert result.moved_bytes == 5 * CHUNK_BYTES
+    assert result.object_bytes == 5 * (header_bytes(1) + CHUNK_BYTES)
 
 
 def test_views_are_taken_in_the_name_of_the_tier_and_its_operation(make: Make) -> None:

@@ -9,7 +9,8 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from support.runners import CHUNK_BYTES, KEYS, ExpiredError, Make
+from support.filled import floats
+from support.runners import CHUNK_BYTES, KEYS, ExpiredError, Make, MisbehavingTier
 
 from kvtier_sdk import ConfigError, TierContractError, TierUnavailableError, metric_samples
 from kvtier_sdk.chunk_header import header_bytes
@@ -22,7 +23,9 @@ def test_chunks_go_there_and_back(make_rig: Make) -> None:
     for chunk in range(4):
         rig.pool.view(chunk)[:] = bytes([chunk + 1]) * CHUNK_BYTES
     assert rig.do(Operation.STORE, 0, 1, 2, 3) == ["ok"] * 4
-    assert rig.results[-1].moved_bytes == 4 * CHUNK_BYTES
+    object_bytes = header_bytes(MisbehavingTier.alignment) + CHUNK_BYTES
+    sizes = [(result.moved_bytes, result.object_bytes) for result in rig.results]
+    assert sizes == [(4 * CHUNK_BYTES, 4 * object_bytes)]
     for chunk in range(4):
         rig.pool.view(chunk)[:] = bytes(CHUNK_BYTES)
     assert rig.do(Operation.LOOKUP, 0, 5, 3) == ["ok", "not_found", "ok"]
@@ -30,6 +33,23 @@ def test_chunks_go_there_and_back(make_rig: Make) -> None:
     for chunk in (3, 0, 1):
         assert rig.pool.view(chunk) == bytes([chunk + 1]) * CHUNK_BYTES
     assert rig.pool.view(2) == bytes(CHUNK_BYTES)
+    assert rig.results[-1].moved_bytes == 3 * CHUNK_BYTES
+    assert rig.results[-1].object_bytes == 3 * object_bytes
+
+
+def test_what_compression_saves_and_costs_is_reported(make_rig: Make) -> None:
+    rig = make_rig(runner={"compress": "always"}).open()
+    for chunk, content in enumerate((floats(KEYS[0], CHUNK_BYTES), os.urandom(CHUNK_BYTES))):
+        rig.pool.view(chunk)[:] = content
+    assert rig.do(Operation.STORE, 0, 1) == ["ok"] * 2
+    assert rig.do(Operation.LOAD, 0, 1) == ["ok"] * 2
+    stats = rig.client.stats
+    assert stats.stored_bytes == stats.loaded_bytes == 2 * CHUNK_BYTES
+    plain_bytes = 2 * (header_bytes(MisbehavingTier.alignment) + CHUNK_BYTES)
+    assert stats.stored_object_bytes == stats.loaded_object_bytes
+    assert 0.1 * CHUNK_BYTES < plain_bytes - stats.stored_object_bytes < 0.5 * CHUNK_BYTES
+    assert stats.compress_s > 0
+    assert stats.expand_s > 0
 
 
 def in_a_forked_copy(action: Callable[[], bool]) -> bool:
