@@ -256,10 +256,10 @@ class TierStats:
         "loaded_bytes", "Payload read from the tier, once it is expanded.", of="all"
     )
     stored_object_bytes: int = _counter(
-        "stored_object_bytes", "Bytes written to the tier: headers, and payload compressed or not."
+        "stored_object_bytes", "Bytes written to the tier, headers included."
     )
     loaded_object_bytes: int = _counter(
-        "loaded_object_bytes", "Bytes read from the tier: headers, and payload compressed or not."
+        "loaded_object_bytes", "Bytes read from the tier, headers included."
     )
     compress_s: float = _counter("compress_seconds", "Time of threads that compress chunks.")
     expand_s: float = _counter("expand_seconds", "Time of threads that expand compressed chunks.")
