@@ -19,10 +19,12 @@ binades, 254 and 142, an element beyond 448 becomes 448.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from kvtier_sdk.codecs.planes import Planes
 
 
 class Float8(Planes):
     """A coder of payloads that loses bits. Any thread may call it."""
 
-    KINDS = {"bfloat16": 4, "float16": 5}
+    KINDS: ClassVar[dict[str, int]] = {"bfloat16": 4, "float16": 5}

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,8 +15,7 @@ _UNIT = 128
 _SCALES = {8: (19, 254), 5: (120, 142)}
 
 _Bytes = NDArray[np.uint8]
-_Bits = NDArray[np.uint32]
-_Floats = NDArray[np.float32]
+_Numbers = NDArray[Any]
 
 
 def round_block(exponent_bits: int, plain: _Bytes) -> _Bytes:
@@ -56,12 +57,12 @@ def restore_block(exponent_bits: int, count: int, coded: _Bytes) -> _Bytes | Non
     return plain.ravel()
 
 
-def _widened(exponent_bits: int, magnitudes: NDArray[np.uint16]) -> _Floats:
+def _widened(exponent_bits: int, magnitudes: _Numbers) -> _Numbers:
     if exponent_bits == 8:
         return (magnitudes.astype(np.uint32) << 16).view(np.float32)
     return magnitudes.view("<f2").astype(np.float32)
 
 
-def _powers(exponents: _Bits) -> _Floats:
+def _powers(exponents: _Numbers) -> _Numbers:
     """Powers of two, from exponents with the bias of a float."""
     return (exponents.astype(np.uint32) << 23).view(np.float32)

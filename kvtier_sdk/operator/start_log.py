@@ -57,9 +57,9 @@ def _tier_in_words(spec: TierSpec, runner: TierRunner) -> str:
         facts += [f"chunks expire at an age of {format_seconds(config.max_age_s)}"]
     facts += [f"store policy {common.store_policy}"]
     if common.codec is not None:
-        facts += [f"sealed by {common.codec.partition(':')[0]}"]
-    if common.compress == "always" and not spec.tier_class.fixed_length:
-        facts += ["compressed"]
+        facts += [f"sealed by {common.codec_name}"]
+    if common.compress != "never" and not spec.tier_class.fixed_length:
+        facts += ["rounded to fp8" if common.compress == "fp8" else "compressed"]
     facts += ["in a process" if isinstance(runner, ProcessRunner) else "in a thread"]
     if common.required:
         facts += ["required"]

@@ -16,37 +16,37 @@ from kvtier_sdk.types import Transfer
 class ChunkCompressor:
     """A compressor that works in threads, so that it does not block the tier's loop.
 
-    It compresses if it has ``planes`` and ``scratch``, and always expands, because other engines
+    It compresses if it has a ``coder`` and ``scratch``, and always expands, because other engines
     may compress the chunks that they share with this one.
     """
 
     def __init__(
-        self, chunk_bytes: int, alignment: int, planes: Planes | None, scratch: BufferArena | None
+        self, chunk_bytes: int, alignment: int, coder: Planes | None, scratch: BufferArena | None
     ) -> None:
         self._chunk_bytes = chunk_bytes
         self._alignment = alignment
-        self._planes = planes
+        self._coder = coder
         self._scratch = scratch
 
     @asynccontextmanager
     async def compressing(self, batch: Sequence[Transfer]) -> AsyncIterator[Sequence[Transfer]]:
         """Yield transfers that store compressed chunks, or plain ones where that gains nothing."""
-        if self._planes is None or self._scratch is None:
+        if self._coder is None or self._scratch is None:
             yield batch
             return
         scratch = self._scratch.take(len(batch))
         try:
-            yield await run_blocking(self._compress, self._planes, batch, scratch)
+            yield await run_blocking(self._compress, self._coder, batch, scratch)
         finally:
             self._scratch.give_back(scratch)
 
     def _compress(
-        self, planes: Planes, batch: Sequence[Transfer], scratch: Sequence[memoryview]
+        self, coder: Planes, batch: Sequence[Transfer], scratch: Sequence[memoryview]
     ) -> list[Transfer]:
         sent = []
         for transfer, buffer in zip(batch, scratch, strict=True):
             plain = transfer.payload[: self._chunk_bytes]
-            size_bytes = planes.encode(plain, buffer, self._alignment)
+            size_bytes = coder.encode(plain, buffer, self._alignment)
             sent.append(transfer.compressed(buffer[:size_bytes]) if size_bytes else transfer)
         return sent
 
