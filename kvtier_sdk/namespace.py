@@ -72,6 +72,10 @@ class Namespace:
         """Return the namespace with one more fact: ``codec``, the name of the sealing codec."""
         return Namespace({**self.facts, "codec": codec})
 
+    def rounded_to(self, dtype: str) -> Namespace:
+        """Return the namespace with one more fact: ``compress``, to which chunks may be rounded."""
+        return Namespace({**self.facts, "compress": dtype})
+
     def manifest_json(self) -> str:
         """Return the text of a ``manifest.json``: the fingerprint and the facts, one per line."""
         document = {"fingerprint": self.fingerprint, "facts": self.manifest}
@@ -106,8 +110,8 @@ class StoredNamespace(Namespace):
     (True, 'llama')
 
     Attributes:
-        stored_under: the fingerprint under which the chunks are stored. :meth:`for_chunks` and
-            :meth:`sealed_by` do not change it.
+        stored_under: the fingerprint under which the chunks are stored. :meth:`for_chunks`,
+            :meth:`sealed_by` and :meth:`rounded_to` do not change it.
         fault: the reason why ``facts`` is empty: ``"no manifest"``, ``"unreadable manifest"`` or
             ``"unverified manifest"``; empty if the facts are verified.
         MOST_BYTES: how much of a manifest a tier reads, because anyone may have written it.
@@ -154,6 +158,9 @@ class StoredNamespace(Namespace):
         return self
 
     def sealed_by(self, codec: str) -> Namespace:
+        return self
+
+    def rounded_to(self, dtype: str) -> Namespace:
         return self
 
 

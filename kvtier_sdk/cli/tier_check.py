@@ -68,9 +68,13 @@ class _StepError(Exception):
 
 
 def _like_kv(size_bytes: int) -> bytes:
-    """Return normally distributed numbers, whose exponents vary as much as those of KV."""
+    """Return normally distributed numbers, whose exponents vary as much as those of KV.
+
+    They have three bits of mantissa, so that rounding them to 8 bits does not change them.
+    """
     floats = np.random.default_rng().standard_normal(-(-size_bytes // 2), np.float32)
-    return (floats.view(np.uint32) >> 16).astype(np.uint16).tobytes()[:size_bytes]
+    floats = np.copysign(np.maximum(np.abs(floats), 2**-10), floats)
+    return (floats.view(np.uint32) >> 16 & 0xFFF0).astype(np.uint16).tobytes()[:size_bytes]
 
 
 @dataclass(slots=True)
@@ -197,7 +201,7 @@ class _Check:
         # A lookup takes as long as a load of no bytes.
         steps_s = self._outcome.steps_s
         transfer_s = max(0.0, steps_s["load"] - steps_s["lookup"])
-        return trials.outlook(transfer_s / self._pool.chunk_bytes)
+        return trials.outlook(transfer_s / self._tier.client.stats.loaded_object_bytes)
 
     def _usage(self) -> Usage | None:
         # Wait only briefly, because some stores count their chunks slowly or not at all.

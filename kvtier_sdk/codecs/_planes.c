@@ -1,6 +1,6 @@
 /* Codes and decodes payloads of floats, without the interpreter lock.
  *
- * planes.py describes the format, and has a NumPy version that gives the same bytes. _planes.pyi
+ * planes.py and float8.py describe the formats, and NumPy versions give the same bytes. _planes.pyi
  * describes the functions' arguments and results.
  */
 #define PY_SSIZE_T_CLEAN
@@ -43,7 +43,8 @@
 struct kind {
     unsigned bytes, exponent_bits;
 };
-static const struct kind kinds[] = {{2, 8}, {2, 5}, {1, 4}, {1, 5}};
+static const struct kind kinds[] = {{2, 8}, {2, 5}, {1, 4}, {1, 5}, {2, 8}, {2, 5}};
+#define FLOAT8 4 /* the first kind that is rounded to float8_e4m3fn */
 
 /* An element of a payload, which may begin at an odd address. */
 typedef uint16_t __attribute__((aligned(1), may_alias)) element16;
@@ -367,11 +368,137 @@ static void choose_symbols(const uint8_t *exponents, size_t count, uint8_t *symb
         symbols[at] = (uint8_t)(255 - (ranked[at] & 255));
 }
 
+INLINE float float_of(uint32_t bits)
+{
+    float number;
+    memcpy(&number, &bits, sizeof number);
+    return number;
+}
+
+INLINE uint32_t float_bits(float number)
+{
+    uint32_t bits;
+    memcpy(&bits, &number, sizeof bits);
+    return bits;
+}
+
+/* A power of two, from an exponent with the bias of a float. */
+INLINE float power(unsigned exponent)
+{
+    return float_of(exponent << 23);
+}
+
+/* A condition without a branch, so that the compiler can use vectors. */
+INLINE uint32_t choose(bool is_first, uint32_t first, uint32_t second)
+{
+    return second ^ ((first ^ second) & (0u - is_first));
+}
+
+/* A processor may flush denormal floats to zero, so the arithmetic below needs none. */
+INLINE float from_element(struct kind kind, uint32_t magnitude)
+{
+    if (kind.exponent_bits == 8)
+        return float_of(magnitude << 16);
+    uint32_t normal = (magnitude << 13) + (112u << 23);
+    float denormal = float_of((magnitude << 13) + (113u << 23)) - power(113);
+    return float_of(choose(magnitude < 1u << 10, float_bits(denormal), normal));
+}
+
+INLINE uint16_t to_element(struct kind kind, float number)
+{
+    uint32_t bits = float_bits(number);
+    if (kind.exponent_bits == 8)
+        return (uint16_t)(bits >> 16);
+    uint32_t normal = (bits >> 13) - (112u << 10);
+    uint32_t denormal = float_bits(number + power(126)) - float_bits(power(126));
+    return (uint16_t)choose(bits < 113u << 23, denormal, normal);
+}
+
+/* The smallest and the largest scale of a kind. */
+INLINE uint32_t least_scale(struct kind kind)
+{
+    return kind.exponent_bits == 8 ? 19 : 120;
+}
+
+INLINE uint32_t most_scale(struct kind kind)
+{
+    return kind.exponent_bits == 8 ? 254 : 142;
+}
+
+/* Round a unit; return false if an element is not finite. */
+INLINE bool round_unit(struct kind kind, const element16 *plain, uint8_t *restrict coded)
+{
+    int16_t largest = 0;
+    for (unsigned at = 0; at < UNIT; at++) {
+        int16_t magnitude = (int16_t)(plain[at] & 0x7fff);
+        largest = magnitude > largest ? magnitude : largest;
+    }
+    /* The largest element becomes 256 to 448, after rounding. */
+    uint32_t scale = (float_bits(from_element(kind, (uint16_t)largest)) + 0x17ffff) >> 23;
+    scale = scale < least_scale(kind) ? least_scale(kind) : scale;
+    scale = scale > most_scale(kind) ? most_scale(kind) : scale;
+    float factor = power(262 - scale);
+    coded[0] = (uint8_t)scale;
+    for (unsigned at = 0; at < UNIT; at++) {
+        float number = from_element(kind, plain[at] & 0x7fff) * factor;
+        uint32_t bits = float_bits(number);
+        uint32_t normal = (bits - (120u << 23) + 0x7ffff + (bits >> 20 & 1)) >> 20;
+        uint32_t denormal = float_bits(number + power(141)) - float_bits(power(141));
+        uint32_t code = choose(bits < 121u << 23, denormal, normal);
+        code = choose(code > 126, 126, code);
+        coded[1 + at] = (uint8_t)(code | (plain[at] >> 8 & 0x80));
+    }
+    return largest >> (15 - kind.exponent_bits) != (1 << kind.exponent_bits) - 1;
+}
+
+INLINE bool restore_unit(struct kind kind, element16 *restrict plain, const uint8_t *coded)
+{
+    if (coded[0] < least_scale(kind) || coded[0] > most_scale(kind))
+        return false;
+    float factor = power(coded[0] - 8u);
+    for (unsigned at = 0; at < UNIT; at++) {
+        uint32_t code = coded[1 + at] & 127;
+        uint32_t normal = (code << 20) + (120u << 23);
+        float denormal = float_of((code << 20) + (121u << 23)) - power(121);
+        float number = float_of(choose(code < 8, float_bits(denormal), normal)) * factor;
+        plain[at] = (uint16_t)(to_element(kind, number) | (coded[1 + at] & 128) << 8);
+    }
+    return true;
+}
+
+static bool round_block(unsigned number, const uint8_t *plain, size_t count, uint8_t *coded)
+{
+    bool is_finite = true;
+    for (size_t at = 0; is_finite && at < count; at += UNIT, coded += 1 + UNIT) {
+        const element16 *unit = (const element16 *)plain + at;
+        is_finite = number == FLOAT8 ? round_unit(kinds[FLOAT8], unit, coded)
+                                     : round_unit(kinds[FLOAT8 + 1], unit, coded);
+    }
+    return is_finite;
+}
+
+static bool restore_block(unsigned number, uint8_t *plain, size_t count, const uint8_t *coded)
+{
+    bool is_good = true;
+    for (size_t at = 0; is_good && at < count; at += UNIT, coded += 1 + UNIT) {
+        element16 *unit = (element16 *)plain + at;
+        is_good = number == FLOAT8 ? restore_unit(kinds[FLOAT8], unit, coded)
+                                   : restore_unit(kinds[FLOAT8 + 1], unit, coded);
+    }
+    return is_good;
+}
+
 /* Code a block, and return its coded length: its plain length if the block is stored as it is. */
 static size_t encode_block(unsigned number, const uint8_t *plain, size_t count, uint8_t *coded,
                            struct scratch *scratch)
 {
     size_t plain_bytes = count * kinds[number].bytes, kept = rest_bytes(kinds[number], count);
+    if (number >= FLOAT8) {
+        if (round_block(number, plain, count, coded))
+            return count / UNIT * (1 + UNIT);
+        memcpy(coded, plain, plain_bytes);
+        return plain_bytes;
+    }
     uint8_t *exponents = scratch->exponents, *head = scratch->coded, *at = head + HEAD_BYTES;
     uint8_t *symbols = head + LAYERS * 2;
     switch (number) { /* with constant kinds, the loops become vector instructions */
@@ -402,6 +529,8 @@ static size_t encode_block(unsigned number, const uint8_t *plain, size_t count, 
 static bool decode_block(unsigned number, uint8_t *plain, size_t count, const uint8_t *coded,
                          size_t length, struct scratch *scratch)
 {
+    if (number >= FLOAT8)
+        return length == count / UNIT * (1 + UNIT) && restore_block(number, plain, count, coded);
     size_t kept = rest_bytes(kinds[number], count), counts[LAYERS + 1] = {count};
     if (length < kept + HEAD_BYTES)
         return false;

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kvtier_sdk.codecs.numpy_float8 import restore_block, round_block
+
 _BLOCK = 16384
 _UNIT = 128
 _LAYERS = 4
@@ -31,6 +33,7 @@ _Bytes = NDArray[np.uint8]
 class _Kind(NamedTuple):
     bytes: int
     exponent_bits: int
+    is_rounded: bool = False
 
     @property
     def rest_bits(self) -> int:
@@ -47,6 +50,7 @@ class _Kind(NamedTuple):
 
 
 _KINDS = [_Kind(2, 8), _Kind(2, 5), _Kind(1, 4), _Kind(1, 5)]
+_KINDS += [_Kind(2, 8, is_rounded=True), _Kind(2, 5, is_rounded=True)]
 
 
 def encode(number: int, payload: memoryview, stored: memoryview, alignment: int, /) -> int:
@@ -101,6 +105,8 @@ def _places(kind: _Kind, payload_bytes: int) -> Iterator[slice]:
 
 
 def _encode_block(kind: _Kind, plain: _Bytes) -> bytes:
+    if kind.is_rounded:
+        return round_block(kind.exponent_bits, plain).tobytes()
     elements = plain.view(kind.dtype)
     # Rotate the sign to the end, so that the exponent comes first.
     turned = elements << 1 | elements >> (8 * kind.bytes - 1)
@@ -129,6 +135,8 @@ def _encode_block(kind: _Kind, plain: _Bytes) -> bytes:
 
 def _decode_block(kind: _Kind, count: int, coded: _Bytes) -> _Bytes | None:
     """Return the plain block, or ``None`` if the coded block is malformed."""
+    if kind.is_rounded:
+        return restore_block(kind.exponent_bits, count, coded)
     at = count * kind.rest_bits // 8
     if len(coded) < at + _HEAD.size:
         return None

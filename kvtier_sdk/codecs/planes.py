@@ -35,6 +35,8 @@ place, from the last block to the first.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from kvtier_sdk.codecs import numpy_planes
 from kvtier_sdk.errors import CorruptChunkError
 
@@ -43,35 +45,44 @@ try:
 except ImportError:
     coder = numpy_planes  # type: ignore[misc]
 
-#: Numbers of the kinds of floats: 16 bits with exponents of 8 and 5 bits, 8 bits with 4 and 5.
-_KINDS = {
-    "bfloat16": 0,
-    "float16": 1,
-    "float8_e4m3fn": 2,
-    "float8_e4m3fnuz": 2,
-    "float8_e5m2": 3,
-    "float8_e5m2fnuz": 3,
-}
+_MOST_KIND = 5
 
 
 class Planes:
-    """A coder of payloads. Any thread may call it.
+    """An exact coder of payloads. Any thread may call it.
 
     Args:
-        dtype: the elements' type, as ``str`` gives it: ``"bfloat16"`` or ``"torch.bfloat16"``.
+        dtype: the elements' type, as ``str`` or vLLM gives it: ``"torch.bfloat16"``, ``"fp8"``.
+
+    Attributes:
+        KINDS: numbers of the kinds of floats by dtype: 16 bits with exponents of 8 and 5 bits, 8
+            bits with 4 and 5. :mod:`kvtier_sdk.codecs.float8` has two more.
 
     Raises:
         ValueError: ``dtype`` is not supported.
     """
 
+    KINDS: ClassVar[dict[str, int]] = {
+        "bfloat16": 0,
+        "float16": 1,
+        "float8_e4m3fn": 2,
+        "float8_e4m3fnuz": 2,
+        "fp8": 2,
+        "fp8_e4m3": 2,
+        "fp8_inc": 2,
+        "float8_e5m2": 3,
+        "float8_e5m2fnuz": 3,
+        "fp8_e5m2": 3,
+    }
+
     def __init__(self, dtype: str) -> None:
         if not self.supports(dtype):
             raise ValueError(f"cannot code elements of {dtype!r}")
-        self._kind = _KINDS[dtype.removeprefix("torch.")]
+        self._kind = self.KINDS[dtype.removeprefix("torch.")]
 
-    @staticmethod
-    def supports(dtype: str) -> bool:
-        return dtype.removeprefix("torch.") in _KINDS
+    @classmethod
+    def supports(cls, dtype: str) -> bool:
+        return dtype.removeprefix("torch.") in cls.KINDS
 
     def encode(self, payload: memoryview, stored: memoryview, alignment: int) -> int:
         """Write the coded payload to the beginning of ``stored``, and return its length.
@@ -100,6 +111,6 @@ class Planes:
                 anything then.
         """
         kind = int.from_bytes(memory[stored_bytes - 10 : stored_bytes - 8], "little")
-        fits = 16 <= stored_bytes <= payload_bytes and kind in _KINDS.values()
+        fits = 16 <= stored_bytes <= payload_bytes and kind <= _MOST_KIND
         if not fits or not coder.decode(kind, memory, stored_bytes, payload_bytes):
             raise CorruptChunkError("the compressed payload is damaged")

@@ -121,6 +121,9 @@ class TieringConfig(StrictModel):
     def bind(self, namespace: Namespace) -> Namespace:
         """Add the configured facts to an engine's ``namespace``.
 
+        If one tier rounds chunks, the namespace of all tiers says so: an engine stores the rounded
+        chunks that it has loaded, and what it computed from them, in the other tiers too.
+
         Raises:
             ConfigError: a configured fact differs from the engine's.
         """
@@ -131,7 +134,9 @@ class TieringConfig(StrictModel):
                     f"option 'namespace.{name}' is {masked(name, ours)!r}, but the engine says "
                     f"{masked(name, theirs)!r}; leave it out"
                 )
-        return Namespace({**namespace.facts, **self.namespace})
+        bound = Namespace({**namespace.facts, **self.namespace})
+        is_rounded = any(spec.runner.compress == "fp8" for spec in self.tiers)
+        return bound.rounded_to("fp8") if is_rounded else bound
 
     @field_validator("policy")
     @classmethod

@@ -44,6 +44,13 @@ def _pool_in_words(pool: PoolMemory, policy: str) -> str:
     return f"host pool: {size}, {chunks}, {memory}; eviction by {policy}"
 
 
+_COMPRESSED = {
+    "auto": "compressed if faster",
+    "always": "compressed",
+    "fp8": "rounded to fp8",
+}
+
+
 def _tier_in_words(spec: TierSpec, runner: TierRunner) -> str:
     config, common = spec.config, spec.runner
     location = config.location()
@@ -57,9 +64,9 @@ def _tier_in_words(spec: TierSpec, runner: TierRunner) -> str:
         facts += [f"chunks expire at an age of {format_seconds(config.max_age_s)}"]
     facts += [f"store policy {common.store_policy}"]
     if common.codec is not None:
-        facts += [f"sealed by {common.codec.partition(':')[0]}"]
+        facts += [f"sealed by {common.codec_name}"]
     if common.compress != "never" and not spec.tier_class.fixed_length:
-        facts += ["compressed" + " if faster" * (common.compress == "auto")]
+        facts += [_COMPRESSED[common.compress]]
     facts += ["in a process" if isinstance(runner, ProcessRunner) else "in a thread"]
     if common.required:
         facts += ["required"]

@@ -111,7 +111,8 @@ class RunnerOptions(StrictModel):
             another package's codec.
         compress: ``always`` stores chunks of 16-bit and 8-bit floats in fewer bytes, without any
             loss, for processor time; ``auto`` does so while loads arrive sooner by it; ``never``
-            stores them as they are. Every engine reads both.
+            stores them as they are. Every engine reads all of these. ``fp8`` rounds 16-bit floats
+            to 8 bits; only engines that round find these chunks.
         required: true if an engine must not start without the tier. Otherwise the engine starts,
             and the tier is opened once its store can be reached.
         open_deadline_s: an attempt to open the tier fails after this time, and a starting engine
@@ -142,7 +143,7 @@ class RunnerOptions(StrictModel):
     admission: Literal["auto", "off"] = "auto"
     offload_policy: Literal["chunk", "request"] = "chunk"
     codec: str | None = None
-    compress: Literal["never", "auto", "always"] = "never"
+    compress: Literal["never", "auto", "always", "fp8"] = "never"
     required: Flag = False
     open_deadline_s: Seconds = Field(30.0, alias="open_deadline", gt=0)
     lookup_deadline_s: Seconds = Field(0.05, alias="lookup_deadline")
@@ -158,6 +159,10 @@ class RunnerOptions(StrictModel):
     breaker_window: Count = Field(20, ge=1, le=10_000)
     probe_interval_s: Seconds = Field(1.0, alias="probe_interval", gt=0)
     max_probe_interval_s: Seconds = Field(30.0, alias="max_probe_interval", gt=0)
+
+    @property
+    def codec_name(self) -> str | None:
+        return None if self.codec is None else self.codec.partition(":")[0]
 
     @model_validator(mode="after")
     def _check_probe_intervals(self) -> Self:

@@ -43,7 +43,7 @@ class Moved:
 class ChunkCompressor:
     """A compressor that works in threads, so that it does not block the tier's loop.
 
-    It compresses if it has ``planes`` and ``scratch``, with a ``gate`` only while that is open. It
+    It compresses if it has a ``coder`` and ``scratch``, with a ``gate`` only while that is open. It
     always expands, because other engines may compress the chunks that they share with this one.
     """
 
@@ -51,14 +51,14 @@ class ChunkCompressor:
         self,
         chunk_bytes: int,
         alignment: int,
-        planes: Planes | None,
+        coder: Planes | None,
         scratch: BufferArena | None,
         gate: CompressionGate | None,
         clock: Clock,
     ) -> None:
         self._chunk_bytes = chunk_bytes
         self._alignment = alignment
-        self._planes = planes
+        self._coder = coder
         self._scratch = scratch
         self.gate = gate
         self._clock = clock
@@ -68,7 +68,7 @@ class ChunkCompressor:
         self, batch: Sequence[Transfer], moved: Moved
     ) -> AsyncIterator[Sequence[Transfer]]:
         """Yield transfers that store compressed chunks, or plain ones where that gains nothing."""
-        if self._planes is None or self._scratch is None:
+        if self._coder is None or self._scratch is None:
             yield batch
             return
         scratch = self._scratch.take(len(batch))
@@ -78,18 +78,18 @@ class ChunkCompressor:
                 await run_blocking(self.gate.trials.try_out, plain, scratch[0])
                 self.gate.decide()
             if self.gate is None or self.gate.is_open:
-                batch = await self._timed(moved, self._compress, self._planes, batch, scratch)
+                batch = await self._timed(moved, self._compress, self._coder, batch, scratch)
             yield batch
         finally:
             self._scratch.give_back(scratch)
 
     def _compress(
-        self, planes: Planes, batch: Sequence[Transfer], scratch: Sequence[memoryview]
+        self, coder: Planes, batch: Sequence[Transfer], scratch: Sequence[memoryview]
     ) -> list[Transfer]:
         sent = []
         for transfer, buffer in zip(batch, scratch, strict=True):
             plain = transfer.payload[: self._chunk_bytes]
-            size_bytes = planes.encode(plain, buffer, self._alignment)
+            size_bytes = coder.encode(plain, buffer, self._alignment)
             sent.append(transfer.compressed(buffer[:size_bytes]) if size_bytes else transfer)
         return sent
 

@@ -16,6 +16,7 @@ from typing import TypeAlias, TypeVar
 
 from kvtier_sdk.aio.clock import Clock, TimerHandle
 from kvtier_sdk.chunk_header import ChunkHeader, header_bytes, round_up
+from kvtier_sdk.codecs.float8 import Float8
 from kvtier_sdk.codecs.planes import Planes
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.contract import TierContext
@@ -150,7 +151,7 @@ class TierLoop:
         secrets = secrets_of(spec.config)
         self._log = TierLog(spec.name, clock, secrets)
         codec = None if options.codec is None else load_codec(options.codec)
-        planes = self._planes_for(namespace)
+        coder = self._coder_for(namespace)
         header_length = header_bytes(alignment, codec.envelope_bytes if codec else 0)
         payload_length = round_up(chunk_bytes, alignment)
         batch_bytes = min(options.max_batch_bytes, memory.region.size_bytes)
@@ -162,7 +163,7 @@ class TierLoop:
         # Allocate twice the headers, because the next call starts while chunks are verified.
         headers = BufferArena(header_length, 2 * under_way)
         sealed = BufferArena(payload_length, under_way) if codec else None
-        compressed = BufferArena(payload_length, under_way) if planes else None
+        compressed = BufferArena(payload_length, under_way) if coder else None
         probes = BufferArena(header_length + payload_length, len(Direction))
         arenas = [arena for arena in (headers, sealed, compressed, probes) if arena is not None]
         namespace = spec.namespace_of(namespace, chunk_bytes)
@@ -191,10 +192,10 @@ class TierLoop:
         if codec is not None and sealed is not None:
             sealer = ChunkSealer(self.call, codec, header, sealed)
         gate = None
-        if planes is not None and options.compress == "auto":
-            trials = CoderTrials(planes, alignment, clock)
+        if coder is not None and options.compress == "auto":
+            trials = CoderTrials(coder, alignment, clock)
             gate = CompressionGate(sealer or self.call, trials, clock, self._log)
-        compressor = ChunkCompressor(chunk_bytes, alignment, planes, compressed, gate, clock)
+        compressor = ChunkCompressor(chunk_bytes, alignment, coder, compressed, gate, clock)
         self._mover = ChunkMover(self.call, header, memory, headers, sealer, compressor)
         self._health = {
             direction: DirectionHealth(
@@ -230,20 +231,21 @@ class TierLoop:
         self._closed = False
         self._progress_told_s = dict.fromkeys(_MOVES, -math.inf)
 
-    def _planes_for(self, namespace: Namespace) -> Planes | None:
+    def _coder_for(self, namespace: Namespace) -> Planes | None:
         """Return the coder of stored chunks, or ``None`` if chunks are stored plain."""
         if self.options.compress == "never":
             return None
         dtype = str(namespace.facts.get("dtype", ""))
+        make = Float8 if self.options.compress == "fp8" else Planes
         fault = None
         if self.spec.tier_class.fixed_length:
             fault = "all objects of this tier have one length"
         elif not dtype:
             fault = "the engine does not say which dtype the chunks have"
-        elif not Planes.supports(dtype):
-            fault = f"it knows 16-bit and 8-bit floats, and the chunks' dtype is {dtype}"
+        elif not make.supports(dtype):
+            fault = f"it knows {', '.join(make.KINDS)}, and the chunks' dtype is {dtype}"
         if fault is None:
-            return Planes(dtype)
+            return make(dtype)
         self._log.warning("option 'compress' has no effect: %s", fault)
         return None
 

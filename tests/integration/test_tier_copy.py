@@ -220,18 +220,53 @@ def test_compressed_chunks_are_listed_verified_and_copied(tmp_path: Path) -> Non
         assert (found["copied"], found["damaged"]) == (15, 5)
 
 
+def test_rounded_chunks_are_verified_and_stay_apart_from_exact_ones(tmp_path: Path) -> None:
+    exact, keys = Namespace({"model": "llama", "dtype": "bfloat16"}), keys_from(0, 20)
+    rounded = exact.rounded_to("fp8")
+    codec = write_keys(tmp_path / "chunk.keys", OURS)
+    with S3Server(tmp_path) as server:
+        one, other, last = (server.tier_url(f"kv/{place}") for place in ("one", "other", "last"))
+        fp8 = f"{one}&compress=fp8"
+        sealed = server.tier_url("kv/sealed", compress="fp8", codec=codec)
+        fill(fp8, exact, keys, floats)
+        assert tier("du", one)["tiers"][0]["bytes"] < 0.54 * 20 * (CHUNK_BYTES + 64)
+        chunks = contents(fp8, exact, keys)
+        assert None not in chunks
+        assert contents(one, exact, keys) == [None] * 20
+        for url in (fp8, one):
+            namespaces = tier("verify", url)["namespaces"]
+            assert sum(found["whole"] for found in namespaces) == 20
+        # Rounded chunks keep the fact, whatever the options of DST are.
+        tier("copy", one, f"{other}&compress=always")
+        assert contents(other, exact, keys) == [None] * 20
+        assert contents(other, rounded, keys) == chunks
+        tier("copy", other, sealed)
+        assert contents(sealed, exact, keys) == chunks
+        tier("copy", "--read-back", server.tier_url("kv/sealed", codec=codec), last)
+        assert contents(last, rounded, keys) == chunks
+        # Exact chunks are rounded on their way to a tier that rounds.
+        fill(last, exact, keys, floats)
+        new = server.tier_url("kv/new", compress="fp8")
+        tier("copy", "--namespace", facts_of(exact, tmp_path), last, new)
+        assert contents(new, exact, keys) == chunks
+
+
+def facts_of(namespace: Namespace, directory: Path) -> str:
+    written = directory / "facts.json"
+    written.write_text(json.dumps(namespace.for_chunks(CHUNK_BYTES).facts))
+    return str(written)
+
+
 def test_a_manifest_that_hides_a_secret_needs_the_facts(folder: Folder, tmp_path: Path) -> None:
-    facts = {"model": "llama", "tenant_token": "hunter2", "chunk_bytes": CHUNK_BYTES}
-    fill(folder.url, Namespace(facts), keys_from(0, 5))
+    ours = Namespace({"model": "llama", "tenant_token": "hunter2"})
+    fill(folder.url, ours, keys_from(0, 5))
     destination = f"file://{tmp_path}/to"
     done = kvtier("tier", "copy", folder.url, destination)
     assert done.returncode == 1
     assert "(unverified manifest): its manifest does not say how long" in done.stdout
     assert tier("du", folder.url)["tiers"][0]["plain_bytes"] is None
-    written = tmp_path / "facts.json"
-    written.write_text(json.dumps(facts))
-    tier("copy", "--namespace", str(written), folder.url, destination)
-    assert None not in contents(destination, Namespace(facts), keys_from(0, 5))
+    tier("copy", "--namespace", facts_of(ours, tmp_path), folder.url, destination)
+    assert None not in contents(destination, ours, keys_from(0, 5))
 
 
 def test_a_rate_is_of_stored_bytes(

@@ -18,7 +18,6 @@ from kvtier_sdk.cli.tier.selection import (
     Selection,
     TimeoutOption,
     count,
-    in_tier,
     named,
     read_timeout,
 )
@@ -34,7 +33,8 @@ from kvtier_sdk.types import OffloadKey
 
 #: Size of the pool. One half is filled from SRC while the other half is written to DST.
 _POOL_BYTES = 32 * 2**20
-#: Facts that the SDK adds to an engine's facts. They can differ between tiers or releases.
+#: Facts that the SDK adds to an engine's facts. They can differ between tiers or releases. The fact
+#: that chunks were rounded stays with them, so that no exact engine of DST finds them.
 _ADDED = ("frame_version", "codec")
 
 
@@ -173,7 +173,8 @@ def _present(tier: MaintainedTier, keys: list[OffloadKey]) -> list[OffloadKey]:
 def _at_destination(src: TierSpec, namespace: Namespace) -> Namespace:
     """Return the namespace for DST: the engines' facts, without the facts that the SDK adds."""
     engines = Namespace({name: of for name, of in namespace.facts.items() if name not in _ADDED})
-    if (in_tier(src, engines) if "codec" in namespace.facts else engines) != namespace:
+    codec = src.runner.codec_name if "codec" in namespace.facts else None
+    if (engines if codec is None else engines.sealed_by(codec)) != namespace:
         raise ConfigError(
             f"namespace {named(namespace)}: its manifest does not tell all facts, since secrets "
             "are hidden in it, or it is of another release; give them with --namespace FACTS.json"

@@ -22,7 +22,6 @@ from kvtier_sdk.cli.tier.selection import (
     Selection,
     TimeoutOption,
     count,
-    in_tier,
     named,
     read_timeout,
     stored_namespaces,
@@ -30,7 +29,7 @@ from kvtier_sdk.cli.tier.selection import (
 from kvtier_sdk.cli.tier.verify import check_readable
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import ConfigError
-from kvtier_sdk.namespace import Namespace, StoredNamespace
+from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.opening.maintenance import open_for_maintenance
 from kvtier_sdk.options.units import format_bytes
 from kvtier_sdk.runner.jobs import Verdict
@@ -149,7 +148,7 @@ def _ask(
     timeout_s: float,
 ) -> _Answer:
     answer = _Answer(spec)
-    here = in_tier(spec, meant) if not isinstance(meant, StoredNamespace) else meant
+    here = spec.in_tier(meant)
     if held is not None:
         answer.contents = next((one for one in held if one.namespace == here), None)
         answer.is_there = answer.contents is not None

@@ -82,13 +82,13 @@ class Selection:
                     f"tier {spec.name!r}: backend {spec.backend!r} cannot list its namespaces; "
                     "name one with --namespace FACTS.json"
                 )
-            return [in_tier(spec, self.given)]
+            return [spec.in_tier(self.given)]
         found = [one for one in stored_namespaces(spec, timeout_s) if self._means(spec, one)]
         # Prefer the facts that the operator gives, because a manifest hides secrets.
-        return [in_tier(spec, self.given)] if found and self.given is not None else [*found]
+        return [spec.in_tier(self.given)] if found and self.given is not None else [*found]
 
     def _means(self, spec: TierSpec, found: StoredNamespace) -> bool:
-        if self.given is not None and in_tier(spec, self.given) != found:
+        if self.given is not None and spec.in_tier(self.given) != found:
             return False
         if self.model.lower() not in str(found.facts.get("model", "")).lower():
             return False
@@ -100,13 +100,6 @@ def stored_namespaces(spec: TierSpec, timeout_s: float) -> list[StoredNamespace]
     with open_for_maintenance(spec, _NO_NAMESPACE, timeout_s=timeout_s) as tier:
         found = list(tier.namespaces())
     return sorted(found, key=lambda one: (model_of(one), one.fingerprint))
-
-
-def in_tier(spec: TierSpec, namespace: Namespace) -> Namespace:
-    """Return a namespace as a tier stores it: with the fact ``codec`` if the tier seals chunks."""
-    if spec.runner.codec is None:
-        return namespace
-    return namespace.sealed_by(spec.runner.codec.partition(":")[0])
 
 
 def read_timeout(text: str) -> float:

@@ -71,7 +71,7 @@ def chunk_header(data: bytes) -> None:
 
 def coded_planes(data: bytes) -> None:
     """A coded payload fills its memory, or is refused; another coder would do the same."""
-    kind, size = data[0] % 4 if data else 0, int.from_bytes(data[1:3], "little")
+    kind, size = data[0] % 6 if data else 0, int.from_bytes(data[1:3], "little")
     stored = data[3:]
     if size >= len(stored) and data[1:2] != b"\xff":
         # With a correct footer, the fuzzer reaches the code that reads the blocks.

@@ -85,6 +85,13 @@ def test_facts_are_added_to_the_engines() -> None:
         config.bind(Namespace({"model": "other"}))
 
 
+def test_if_one_tier_rounds_all_tiers_have_a_namespace_of_rounded_chunks() -> None:
+    for compress, facts in (("always", {}), ("fp8", {"compress": "fp8"})):
+        tiers = ["memory:?name=one", f"memory:?name=two&compress={compress}"]
+        config = TieringConfig.from_dict({"slots": 1, "tiers": tiers})
+        assert config.bind(Namespace({"model": "m"})) == Namespace({"model": "m", **facts})
+
+
 def test_a_manager_is_made_as_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     timeouts = []
     real = TieringManager.shutdown

@@ -26,6 +26,7 @@ from kvtier_sdk import (
     TierSpec,
     Transfer,
 )
+from kvtier_sdk.codecs.float8 import Float8
 from kvtier_sdk.runner import TierLoop
 from kvtier_sdk.runner.jobs import Report
 
@@ -150,6 +151,29 @@ async def test_a_tier_compresses_once_it_knows_that_its_link_is_slow(make: Make)
     assert plain.pool.view(0) == numbers()
 
 
+async def test_rounded_chunks_are_no_exact_engines_chunks(make: Make) -> None:
+    rounding, exact = await make("compress=fp8"), await make("compress=always")
+    facts = rounding.loop.call.tier.context.namespace.facts
+    assert facts == {**exact.loop.call.tier.context.namespace.facts, "compress": "fp8"}
+    rounding.pool.view(0)[:] = numbers()
+    assert await rounding.do(STORE) == "ok"
+    (stored,) = rounding.objects.values()
+    assert len(stored) <= 512 + 0.54 * CHUNK_BYTES
+    assert await rounding.do(LOAD) == "ok"
+    rounded = bytes(rounding.pool.view(0))
+    assert rounded == rounded_to_float8(numbers()) != numbers()
+    assert await exact.do(LOAD) == "corrupt"
+    rounding.objects[KEY] = stored
+    assert await rounding.do(STORE) == await rounding.do(LOAD) == "ok"
+    assert rounding.pool.view(0) == rounded, "a second coding loses nothing"
+
+
+def rounded_to_float8(plain: bytes) -> bytes:
+    memory = memoryview(bytearray(plain))
+    Float8.decode(memory, Float8("bfloat16").encode(memoryview(plain), memory, 1), len(plain))
+    return bytes(memory)
+
+
 async def test_a_chunk_is_compressed_before_it_is_sealed(make: Make, tmp_path: Path) -> None:
     codec = f"codec={write_keys(tmp_path / 'chunk.keys', OURS)}"
     engine, plain = await make("compress=always", codec), await make(codec)
@@ -201,17 +225,23 @@ def engine_bytes(engine: Engine) -> int:
 
 
 @pytest.mark.parametrize(
-    ("tier_class", "dtype", "reason"),
+    ("compress", "tier_class", "dtype", "reason"),
     [
-        (FixedLength, "bfloat16", "all objects of this tier have one length"),
-        (Aligned, "int8", "and the chunks' dtype is int8"),
+        ("always", FixedLength, "bfloat16", "all objects of this tier have one length"),
+        ("always", Aligned, "int8", "and the chunks' dtype is int8"),
+        ("fp8", Aligned, "fp8", "it knows bfloat16, float16, and the chunks' dtype is fp8"),
     ],
 )
 async def test_where_it_cannot_compress_it_says_why_and_stores_chunks_as_they_are(
-    make: Make, caplog: pytest.LogCaptureFixture, tier_class: type, dtype: str, reason: str
+    make: Make,
+    caplog: pytest.LogCaptureFixture,
+    compress: str,
+    tier_class: type,
+    dtype: str,
+    reason: str,
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        engine = await make("compress=always", tier_class=tier_class, dtype=dtype)
+        engine = await make(f"compress={compress}", tier_class=tier_class, dtype=dtype)
     assert reason in caplog.text
     engine.pool.view(0)[:] = numbers()
     assert await engine.do(STORE) == "ok"
