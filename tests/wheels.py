@@ -80,6 +80,9 @@ def faults_of(wheel: Path) -> list[str]:
         for name in names
         if re.search(r"(^|/)(tests?/|test_[^/]*\.py$|conftest\.py$)", name)
     ]
+    is_compiled = any("__mypyc." in name for name in names)
+    if is_compiled and not any(re.search(r"/_planes\..*so$", name) for name in names):
+        faults.append("holds no compiled coder")
     # All compiled modules are in one ``__mypyc`` library at the top of the wheel.
     tops = {name.partition("/")[0] for name in names if not re.match(r"\w+__mypyc\.", name)}
     if len(tops) > 2:

@@ -27,7 +27,8 @@ def script() -> ModuleType:
     ("names", "faults"),
     [
         (GOOD, []),
-        ((*GOOD, "mine__mypyc.cpython-311-x86_64-linux-gnu.so"), []),
+        ((*GOOD, "mine__mypyc.cpython-311-x86_64-linux-gnu.so", "mine/a/_planes.abi3.so"), []),
+        ((*GOOD, "mine__mypyc.cpython-311-x86_64-linux-gnu.so"), ["holds no compiled coder"]),
         (GOOD[:2], ["holds no LICENSE"]),
         ((*GOOD[::2], "mine/sub/py.typed"), ["holds no py.typed"]),
         ((*GOOD, "mine/tests/test_x.py"), ["holds mine/tests/test_x.py, a test"]),
