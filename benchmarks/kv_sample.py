@@ -7,7 +7,8 @@ served today. It learns to predict the bytes of Python's standard library, which
 KV is what the model computes for modules that it has not learned from.
 
 DIRECTORY gets one file for each dtype, layer and part: ``bfloat16/3-k.kv`` has the keys of layer 3
-after the rotation, as an engine caches them: a token is a row of all heads.
+after the rotation, as an engine caches them: a token is a row of all heads. ``model.pt`` has the
+model, for benchmarks/rounding.py.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ class Attention(nn.Module):
         self.out = nn.Linear(_WIDTH, _WIDTH, bias=False)
         #: The keys and values of the last call: tokens, then heads and their channels.
         self.kv: tuple[Tensor, Tensor] | None = None
+        #: The keys and values of earlier tokens, in the same form.
+        self.past: tuple[Tensor, Tensor] | None = None
 
     def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
         batch, tokens, _ = hidden.shape
@@ -45,7 +48,11 @@ class Attention(nn.Module):
         query, key, value = rotate(heads[0], rotation), rotate(heads[1], rotation), heads[2]
         rows = [each.transpose(1, 2).reshape(-1, _WIDTH).detach() for each in (key, value)]
         self.kv = rows[0], rows[1]
-        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        if self.past is not None:
+            past = [of.view(batch, -1, _HEADS, query.shape[-1]).transpose(1, 2) for of in self.past]
+            key, value = torch.cat([past[0], key], dim=2), torch.cat([past[1], value], dim=2)
+        seen = torch.ones(tokens, key.shape[2], dtype=torch.bool).tril(key.shape[2] - tokens)
+        mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=seen)
         return self.out(mixed.transpose(1, 2).reshape(batch, tokens, _WIDTH))
 
 
@@ -69,16 +76,18 @@ class Model(nn.Module):
         self.blocks = nn.ModuleList(Block() for _ in range(layers))
         self.norm, self.head = nn.RMSNorm(_WIDTH), nn.Linear(_WIDTH, 256, bias=False)
 
-    def forward(self, text: Tensor) -> Tensor:
-        hidden, rotation = self.embedding(text), angles(text.shape[1])
+    def forward(self, text: Tensor, earlier: int = 0) -> Tensor:
+        hidden, rotation = self.embedding(text), angles(earlier, text.shape[1])
         for block in self.blocks:
             hidden = block(hidden, rotation)
         return self.head(self.norm(hidden))
 
 
-def angles(tokens: int) -> tuple[Tensor, Tensor]:
+def angles(earlier: int, tokens: int) -> tuple[Tensor, Tensor]:
     half = _WIDTH // _HEADS // 2
-    turns = torch.outer(torch.arange(tokens), 10_000.0 ** -(torch.arange(half) / half))
+    turns = torch.outer(
+        torch.arange(earlier, earlier + tokens), 10_000.0 ** -(torch.arange(half) / half)
+    )
     return turns.cos(), turns.sin()
 
 
@@ -150,6 +159,8 @@ def main() -> None:
     count = sum(each.numel() for each in model.parameters())
     print(f"{count:,} parameters; {len(learned):,} bytes to learn from, {len(held_out):,} held out")
     train(model, learned, options.minutes)
+    options.directory.mkdir(parents=True, exist_ok=True)
+    torch.save(model.state_dict(), options.directory / "model.pt")
     write(model, held_out, options.tokens, options.directory)
 
 

@@ -73,7 +73,7 @@ class Namespace:
         return Namespace({**self.facts, "codec": codec})
 
     def rounded_to(self, dtype: str) -> Namespace:
-        """Return the namespace with one more fact: ``compress``, to which chunks may be rounded."""
+        """Return the namespace with the fact ``compress``: chunks may be rounded to ``dtype``."""
         return Namespace({**self.facts, "compress": dtype})
 
     def manifest_json(self) -> str:

@@ -128,11 +128,11 @@ class TierSpec:
         return cls(name, backend, tier_class, config, runner)
 
     def namespace_of(self, namespace: Namespace, chunk_bytes: int) -> Namespace:
-        """Add a chunk's length and what :meth:`in_tier` adds to an engine's ``namespace``."""
+        """Add a chunk's length, ``chunk_bytes``, and :meth:`in_tier`'s facts to a ``namespace``."""
         return self.in_tier(namespace.for_chunks(chunk_bytes))
 
     def in_tier(self, namespace: Namespace) -> Namespace:
-        """Add the facts of chunks that the tier seals or rounds."""
+        """Add the facts of chunks that the tier seals or rounds to a ``namespace``."""
         codec = self.runner.codec_name
         namespace = namespace if codec is None else namespace.sealed_by(codec)
         return namespace.rounded_to("fp8") if self.runner.compress == "fp8" else namespace

@@ -162,6 +162,7 @@ class RunnerOptions(StrictModel):
 
     @property
     def codec_name(self) -> str | None:
+        """The codec without its argument: ``aes-gcm``."""
         return None if self.codec is None else self.codec.partition(":")[0]
 
     @model_validator(mode="after")

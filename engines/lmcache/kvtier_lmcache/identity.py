@@ -50,8 +50,8 @@ def _layout(
 def namespace_of(model: str, layout: ObjectLayout, declared: Mapping[str, Any]) -> Namespace:
     release = ".".join(version("lmcache").split(".")[:2])
     tensors = [[dtype, list(shape)] for dtype, shape in layout.tensors]
-    # A serde's layout has the serde's name before its dtype.
-    dtype = layout.tensors[0][0].rpartition(" ")[2]
+    # A serde's layout has the serde's name before its dtype. Two dtypes are none that kvtier codes.
+    dtype = ", ".join(sorted({dtype.rpartition(" ")[2] for dtype, _ in layout.tensors}))
     facts = {"engine": f"lmcache {release}", "model": model, "dtype": dtype, "tensors": tensors}
     return Namespace({**declared, **facts})
 

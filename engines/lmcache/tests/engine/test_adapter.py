@@ -3,12 +3,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 from lmcache.v1.distributed.api import MemoryLayoutDesc, ObjectKey
 from lmcache.v1.distributed.internal_api import L2AdapterListener
 from lmcache_host import KIND, OBJECT_BYTES, Found, Host, Kind, hosted
 from support.lmcache_server import wait_until
 from support.redis_server import Server, free_port
 
+from kvtier_lmcache.identity import ObjectLayout, namespace_of
 from kvtier_sdk import ConfigError, UnknownBackendError
 
 from .conftest import StoreElsewhere
@@ -184,3 +186,12 @@ def test_an_adapter_is_taken_out_and_put_back_while_lmcache_serves(tmp_path: Pat
         assert host.load(PROMPT) == Found(hits=0, equal=0)
         host.manager.add_l2_adapter(descriptor.config)
         assert host.load(PROMPT) == Found(hits=12, equal=12)
+
+
+def test_the_dtype_of_an_object_is_that_of_all_its_tensors() -> None:
+    for dtypes, said in (
+        ([torch.bfloat16, torch.bfloat16], "bfloat16"),
+        ([torch.bfloat16, torch.float32], "bfloat16, float32"),
+    ):
+        namespace = namespace_of("m", ObjectLayout.of([(2, 4), (3,)], dtypes), {})
+        assert namespace.facts["dtype"] == said
