@@ -199,9 +199,9 @@ class _Check:
         for _ in range(_TRIALS):
             trials.try_out(self._pool.view(_WRITTEN), self._pool.view(_READ))
         # A lookup takes as long as a load of no bytes.
-        steps_s = self._outcome.steps_s
-        transfer_s = max(0.0, steps_s["load"] - steps_s["lookup"])
-        return trials.outlook(transfer_s / self._tier.client.stats.loaded_object_bytes)
+        steps_s, stats = self._outcome.steps_s, self._tier.client.stats
+        transfer_s = max(0.0, steps_s["load"] - steps_s["lookup"] - stats.expand_s)
+        return trials.outlook(transfer_s / stats.loaded_object_bytes)
 
     def _usage(self) -> Usage | None:
         # Wait only briefly, because some stores count their chunks slowly or not at all.

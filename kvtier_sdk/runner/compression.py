@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import ParamSpec, TypeVar
+from functools import partial
+from typing import TypeVar
 
 from kvtier_sdk.aio.blocking import run_blocking
 from kvtier_sdk.aio.clock import Clock
@@ -16,7 +17,6 @@ from kvtier_sdk.runner.buffers import BufferArena
 from kvtier_sdk.runner.compression_gate import CompressionGate
 from kvtier_sdk.types import Transfer
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -78,7 +78,8 @@ class ChunkCompressor:
                 await run_blocking(self.gate.trials.try_out, plain, scratch[0])
                 self.gate.decide()
             if self.gate is None or self.gate.is_open:
-                batch = await self._timed(moved, self._compress, self._coder, batch, scratch)
+                work = partial(self._compress, self._coder, batch, scratch)
+                batch = await self._timed(moved, work)
             yield batch
         finally:
             self._scratch.give_back(scratch)
@@ -111,14 +112,12 @@ class ChunkCompressor:
                 return damage.with_traceback(None)
         return None
 
-    async def _timed(
-        self, moved: Moved, work: Callable[P, T], *args: P.args, **named: P.kwargs
-    ) -> T:
+    async def _timed(self, moved: Moved, work: Callable[[], T]) -> T:
         """Run the work in a thread, and add its duration to what the job ``moved``."""
 
         def timed() -> tuple[T, float]:
             started_s = self._clock.now_s()
-            return work(*args, **named), self._clock.now_s() - started_s
+            return work(), self._clock.now_s() - started_s
 
         result, took_s = await run_blocking(timed)
         moved.coding_s += took_s

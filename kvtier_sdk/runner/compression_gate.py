@@ -58,12 +58,12 @@ class CoderTrials:
     """Trials of a coder with real chunks, and what follows from them.
 
     Args:
-        planes: the coder.
+        coder: the coder to try.
         alignment: that of the tier, in bytes.
     """
 
-    def __init__(self, planes: Planes, alignment: int, clock: Clock) -> None:
-        self._planes = planes
+    def __init__(self, coder: Planes, alignment: int, clock: Clock) -> None:
+        self._coder = coder
         self._alignment = alignment
         self._clock = clock
         self._trials: deque[tuple[int, int, float]] = deque(maxlen=_TRIALS)
@@ -71,10 +71,10 @@ class CoderTrials:
 
     def try_out(self, plain: memoryview, scratch: memoryview) -> None:
         """Measure the coder with a chunk, in the caller's thread."""
-        coded_bytes = self._planes.encode(plain, scratch, self._alignment)
+        coded_bytes = self._coder.encode(plain, scratch, self._alignment)
         started_s = self._clock.now_s()
         if coded_bytes:
-            self._planes.decode(scratch, coded_bytes, len(plain))
+            self._coder.decode(scratch, coded_bytes, len(plain))
         expand_s = self._clock.now_s() - started_s
         self._trials.append((len(plain), coded_bytes or len(plain), expand_s))
         self._idle_cores = len(os.sched_getaffinity(0)) - os.getloadavg()[0]
