@@ -156,7 +156,7 @@ class Transfer:
         payload: a contiguous view of the chunk's bytes, of format ``B``. Its length is a multiple
             of the tier's ``alignment``: for a load ``context.payload_bytes``, for a store that or
             less.
-        arrived: for a load, the part of ``payload`` that the loaded object fills.
+        arrived: for a load, the part of ``payload`` that the loaded object fills; for a store, all.
         replace: for a store, true if the last load of the chunk failed. The tier's object may
             then be damaged, so overwrite it without asking whether it exists.
         unsealed: the function behind :meth:`seal`, or ``None`` once sealed; for the SDK only.

@@ -27,4 +27,5 @@ from kvtier_sdk.codecs.planes import Planes
 class Float8(Planes):
     """A coder of payloads that loses bits. Any thread may call it."""
 
+    FLOATS: ClassVar[str] = "bfloat16 and float16"
     KINDS: ClassVar[dict[str, int]] = {"bfloat16": 4, "float16": 5}

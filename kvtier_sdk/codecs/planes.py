@@ -57,11 +57,13 @@ class Planes:
     Attributes:
         KINDS: numbers of the kinds of floats by dtype: 16 bits with exponents of 8 and 5 bits, 8
             bits with 4 and 5. :mod:`kvtier_sdk.codecs.float8` has two more.
+        FLOATS: these dtypes in words.
 
     Raises:
         ValueError: ``dtype`` is not supported.
     """
 
+    FLOATS: ClassVar[str] = "16-bit and 8-bit floats"
     KINDS: ClassVar[dict[str, int]] = {
         "bfloat16": 0,
         "float16": 1,

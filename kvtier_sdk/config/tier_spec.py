@@ -36,6 +36,8 @@ class TierSpec:
         engine_waits: false if the engine is already serving. Then the tier is opened in the
             background, and opening is retried after any error.
         verify: false turns digests off; for measurements and tests only.
+        is_rounded: true if chunks in the tier may be rounded, by this tier or by another tier of
+            the same engine.
     """
 
     name: str
@@ -45,6 +47,7 @@ class TierSpec:
     runner: RunnerOptions
     engine_waits: bool = True
     verify: bool = True
+    is_rounded: bool = False
 
     @classmethod
     def from_url(cls, url: str, **overrides: Any) -> Self:
@@ -125,17 +128,18 @@ class TierSpec:
                     load(given)
                 except (BackendError, ConfigError) as error:
                     raise ConfigError(f"{place.at(option)}: {error}") from error.__cause__
-        return cls(name, backend, tier_class, config, runner)
+        is_rounded = runner.compress == "fp8" and not tier_class.fixed_length
+        return cls(name, backend, tier_class, config, runner, is_rounded=is_rounded)
 
     def namespace_of(self, namespace: Namespace, chunk_bytes: int) -> Namespace:
         """Add a chunk's length, ``chunk_bytes``, and :meth:`in_tier`'s facts to a ``namespace``."""
         return self.in_tier(namespace.for_chunks(chunk_bytes))
 
     def in_tier(self, namespace: Namespace) -> Namespace:
-        """Add the facts of chunks that the tier seals or rounds to a ``namespace``."""
+        """Add the facts of sealed and of rounded chunks to a ``namespace``."""
         codec = self.runner.codec_name
         namespace = namespace if codec is None else namespace.sealed_by(codec)
-        return namespace.rounded_to("fp8") if self.runner.compress == "fp8" else namespace
+        return namespace.rounded_to("fp8") if self.is_rounded else namespace
 
     def needed(self, required: bool = True) -> Self:
         """Return a copy in which the tier is ``required`` or not."""

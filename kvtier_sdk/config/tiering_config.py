@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any, Self
@@ -121,9 +122,6 @@ class TieringConfig(StrictModel):
     def bind(self, namespace: Namespace) -> Namespace:
         """Add the configured facts to an engine's ``namespace``.
 
-        If one tier rounds chunks, the namespace of all tiers says so: an engine stores the rounded
-        chunks that it has loaded, and what it computed from them, in the other tiers too.
-
         Raises:
             ConfigError: a configured fact differs from the engine's.
         """
@@ -134,9 +132,7 @@ class TieringConfig(StrictModel):
                     f"option 'namespace.{name}' is {masked(name, ours)!r}, but the engine says "
                     f"{masked(name, theirs)!r}; leave it out"
                 )
-        bound = Namespace({**namespace.facts, **self.namespace})
-        is_rounded = any(spec.runner.compress == "fp8" for spec in self.tiers)
-        return bound.rounded_to("fp8") if is_rounded else bound
+        return Namespace({**namespace.facts, **self.namespace})
 
     @field_validator("policy")
     @classmethod
@@ -162,6 +158,9 @@ class TieringConfig(StrictModel):
 def read_tiers(entries: Mapping[Place, object]) -> dict[Place, TierSpec]:
     """Read the ``entries`` of tiers, which are URLs, tables or specs, keyed by place.
 
+    If one tier rounds chunks, the chunks in all tiers may be rounded: an engine stores what it has
+    loaded, and what it computed from that, in the other tiers too.
+
     Raises:
         ConfigError: an entry is invalid, a name is repeated, or locations conflict; the message
             has a line for each mistake.
@@ -180,7 +179,8 @@ def read_tiers(entries: Mapping[Place, object]) -> dict[Place, TierSpec]:
                 )
     mistakes += _location_conflicts(specs)
     _tell(mistakes)
-    return specs
+    is_rounded = any(spec.is_rounded for spec in specs.values())
+    return {place: replace(spec, is_rounded=is_rounded) for place, spec in specs.items()}
 
 
 def _read_tier(entry: object, place: Place) -> TierSpec:

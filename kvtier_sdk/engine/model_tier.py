@@ -228,7 +228,8 @@ class ModelTier(TierListener):
 
     def answered(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
         self._found += [k for k, v in zip(job.keys, verdicts, strict=True) if v is Verdict.OK]
-        self._wake.set()  # touch them in the next step, before the engine asks for their load
+        if self._found:
+            self._wake.set()  # touch them in the next step, before the engine asks for their load
         self._finish(job.tag, verdicts, 0)
 
     def deleted(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:

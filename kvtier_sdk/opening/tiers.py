@@ -9,6 +9,7 @@ from dataclasses import replace
 from kvtier_sdk.aio.clock import Clock, SystemClock
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.config.tiering_config import TieringConfig
+from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.opening.pools import check_chunk
 from kvtier_sdk.operator.services import OperatorServices
@@ -140,6 +141,12 @@ def open_tier(
         TierError: the tier cannot be reached.
     """
     spec = TierSpec.from_url(tier) if isinstance(tier, str) else tier
+    if spec.is_rounded and "compress" not in namespace.facts:
+        raise ConfigError(
+            f"tier {spec.name!r}: the engine would store chunks that 'compress=fp8' has rounded in "
+            "its other tiers too; set the fact compress to 'fp8' in option 'namespace' of all of "
+            "them, or choose kvtier's own manager"
+        )
     client = make_client(
         spec if verify else replace(spec, verify=False),
         pool,

@@ -17,6 +17,8 @@ from kvtier_sdk.runner import PoolMemory, ProcessRunner, TierRunner
 
 _log = logging.getLogger("kvtier")
 
+_COMPRESSED = {"auto": "compressed if faster", "always": "compressed", "fp8": "rounded to fp8"}
+
 
 def log_start(
     pool: PoolMemory, policy: str, tiers: Iterable[tuple[TierSpec, TierRunner]], engine: Namespace
@@ -42,13 +44,6 @@ def _pool_in_words(pool: PoolMemory, policy: str) -> str:
     chunks = f"{slots:,} chunks of {format_bytes(pool.chunk_bytes)}"
     memory = "shared between processes" if pool.is_shared else "of this process"
     return f"host pool: {size}, {chunks}, {memory}; eviction by {policy}"
-
-
-_COMPRESSED = {
-    "auto": "compressed if faster",
-    "always": "compressed",
-    "fp8": "rounded to fp8",
-}
 
 
 def _tier_in_words(spec: TierSpec, runner: TierRunner) -> str:

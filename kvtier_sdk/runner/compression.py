@@ -73,13 +73,13 @@ class ChunkCompressor:
             return
         scratch = self._scratch.take(len(batch))
         try:
-            if self.gate is not None and self.gate.needs_trial():
+            if self.gate is not None and self.gate.begin_store():
                 plain = batch[0].payload[: self._chunk_bytes]
-                await run_blocking(self.gate.trials.try_out, plain, scratch[0])
-                self.gate.decide()
+                work = partial(self.gate.trials.try_out, plain, scratch[0])
+                self.gate.decide(await self._timed(moved, work))
             if self.gate is None or self.gate.is_open:
-                work = partial(self._compress, self._coder, batch, scratch)
-                batch = await self._timed(moved, work)
+                compress = partial(self._compress, self._coder, batch, scratch)
+                batch = await self._timed(moved, compress)
             yield batch
         finally:
             self._scratch.give_back(scratch)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import log2
 from statistics import linear_regression, mean, median
 from typing import NamedTuple
 
@@ -19,12 +20,14 @@ from kvtier_sdk.runner.sealing import ChunkSealer
 from kvtier_sdk.types import Transfer
 
 #: The coder is tried with a chunk of each of the first stores, later of every 16th store.
-_STORES_PER_TRIAL = 16
+_FIRST_STORES, _STORES_PER_TRIAL = 16, 16
 _TRIALS = 9
-#: A tier's speed follows from this many of its last calls, at the fewest and at the most.
-_FEWEST_CALLS, _CALLS = 8, 64
-#: Lengths of calls that differ by less, relative to the longest, tell nothing about latency.
-_LEAST_SPREAD = 0.1
+#: A tier's speed follows from at least this many of its calls.
+_FEWEST_CALLS = 8
+#: The last calls of each length are kept. Lengths in a ratio below 2**(1/4) count as one, and so
+#: say nothing about latency; a compressed chunk's length and a plain one's are farther apart.
+_CALLS_OF_LENGTH = 16
+_LENGTHS_PER_OCTAVE = 4
 #: Compressing begins once it saves this many times its cost, and ends once it saves less than its
 #: cost. So the gate does not move with each trial if both are nearly equal.
 _MARGIN = 1.25
@@ -54,8 +57,17 @@ class Outlook:
         )
 
 
+class Trial(NamedTuple):
+    """What one trial of a coder with a chunk has shown."""
+
+    plain_bytes: int
+    coded_bytes: int
+    expand_s: float
+    idle_cores: float
+
+
 class CoderTrials:
-    """Trials of a coder with real chunks, and what follows from them.
+    """Trials of a coder with real chunks, and what follows from the last of them.
 
     Args:
         coder: the coder to try.
@@ -66,18 +78,20 @@ class CoderTrials:
         self._coder = coder
         self._alignment = alignment
         self._clock = clock
-        self._trials: deque[tuple[int, int, float]] = deque(maxlen=_TRIALS)
-        self._idle_cores = 1.0
+        self._trials: deque[Trial] = deque(maxlen=_TRIALS)
 
-    def try_out(self, plain: memoryview, scratch: memoryview) -> None:
-        """Measure the coder with a chunk, in the caller's thread."""
+    def try_out(self, plain: memoryview, scratch: memoryview) -> Trial:
+        """Measure the coder with a chunk. Any thread may call this; :meth:`note` the result."""
         coded_bytes = self._coder.encode(plain, scratch, self._alignment)
         started_s = self._clock.now_s()
         if coded_bytes:
             self._coder.decode(scratch, coded_bytes, len(plain))
         expand_s = self._clock.now_s() - started_s
-        self._trials.append((len(plain), coded_bytes or len(plain), expand_s))
-        self._idle_cores = len(os.sched_getaffinity(0)) - os.getloadavg()[0]
+        idle_cores = len(os.sched_getaffinity(0)) - os.getloadavg()[0]
+        return Trial(len(plain), coded_bytes or len(plain), expand_s, idle_cores)
+
+    def note(self, trial: Trial) -> None:
+        self._trials.append(trial)
 
     def outlook(self, byte_s: float, running: float = 1) -> Outlook:
         """Return what compressing would change, from the trials' medians.
@@ -86,13 +100,13 @@ class CoderTrials:
             byte_s: the seconds that a load takes for each of its bytes.
             running: the number of loads that run at once.
         """
-        chunk_bytes = self._trials[-1][0]
-        coded_bytes = median(coded_bytes for _, coded_bytes, _ in self._trials)
-        expand_s = median(expand_s for _, _, expand_s in self._trials)
+        last = self._trials[-1]
+        coded_bytes = median(trial.coded_bytes for trial in self._trials)
+        expand_s = median(trial.expand_s for trial in self._trials)
         return Outlook(
-            chunk_bytes / coded_bytes,
-            byte_s * (chunk_bytes - coded_bytes),
-            expand_s / max(1, min(running, self._idle_cores)),
+            last.plain_bytes / coded_bytes,
+            byte_s * (last.plain_bytes - coded_bytes),
+            expand_s / max(1, min(running, last.idle_cores)),
         )
 
 
@@ -103,13 +117,15 @@ class _Call(NamedTuple):
 
 
 class CompressionGate:
-    """A wrapper of a tier that times its calls, and has stores compressed where that pays.
+    """A wrapper of a tier that times its calls, and decides whether stores are compressed.
 
-    It pays if loads of compressed chunks arrive sooner by more than expanding them takes.
+    They are while loads arrive sooner by it, and by more than expanding the chunks takes.
 
     How long a load takes for each of its bytes follows from the tier's loads; until there are
-    enough, from its stores. Calls that run at once share a link, so the time of each is divided by
-    their number. Their chunks are expanded at once too, as far as cores are idle.
+    enough, from its stores. While all calls have one length, their latency counts as transfer. It
+    does no longer once some are compressed, and calls of other lengths are not forgotten. Calls
+    that run at once share a link, so the time of each is divided by their number. Their chunks are
+    expanded at once too, as far as cores are idle.
 
     Attributes:
         is_open: true if the next store should be compressed.
@@ -124,8 +140,9 @@ class CompressionGate:
         self.trials = trials
         self._clock = clock
         self._log = log
-        self._calls: dict[Operation, deque[_Call]] = {
-            operation: deque(maxlen=_CALLS) for operation in (Operation.LOAD, Operation.STORE)
+        self._calls: dict[Operation, defaultdict[int, deque[_Call]]] = {
+            operation: defaultdict(lambda: deque(maxlen=_CALLS_OF_LENGTH))
+            for operation in (Operation.LOAD, Operation.STORE)
         }
         self._running: Counter[Operation] = Counter()
         self._stores_begun = 0
@@ -145,18 +162,22 @@ class CompressionGate:
         if not any(errors):
             stored_bytes = sum(len(transfer.arrived) for transfer in batch)
             took_s = self._clock.now_s() - started_s
-            self._calls[operation].append(_Call(stored_bytes, took_s, running))
+            length = round(_LENGTHS_PER_OCTAVE * log2(stored_bytes))
+            self._calls[operation][length].append(_Call(stored_bytes, took_s, running))
         return errors
 
-    def needs_trial(self) -> bool:
+    def begin_store(self) -> bool:
         """Count a store; return true if the coder should be tried with one of its chunks."""
         self._stores_begun += 1
-        first = self._stores_begun <= _STORES_PER_TRIAL
+        first = self._stores_begun <= _FIRST_STORES
         return first or self._stores_begun % _STORES_PER_TRIAL == 0
 
-    def decide(self) -> None:
-        """Open or close the gate by what was measured."""
-        loads, stores = self._calls[Operation.LOAD], self._calls[Operation.STORE]
+    def decide(self, trial: Trial) -> None:
+        """Open or close the gate by what was measured, with a new trial."""
+        self.trials.note(trial)
+        loads, stores = (
+            [call for calls in of.values() for call in calls] for of in self._calls.values()
+        )
         calls = loads if len(loads) >= _FEWEST_CALLS else stores
         if len(calls) < _FEWEST_CALLS:
             return
@@ -171,6 +192,6 @@ def _byte_s(calls: Sequence[_Call]) -> float:
     """Return the slope of the calls' durations by their lengths, without their latency."""
     lengths = [call.stored_bytes for call in calls]
     shares_s = [call.took_s / call.running for call in calls]
-    if max(lengths) - min(lengths) < _LEAST_SPREAD * max(lengths):
+    if max(lengths) < min(lengths) * 2 ** (1 / _LENGTHS_PER_OCTAVE):
         return sum(shares_s) / sum(lengths)
     return max(0.0, linear_regression(lengths, shares_s).slope)

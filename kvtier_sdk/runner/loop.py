@@ -243,7 +243,7 @@ class TierLoop:
         elif not dtype:
             fault = "the engine does not say which dtype the chunks have"
         elif not make.supports(dtype):
-            fault = f"it knows {', '.join(make.KINDS)}, and the chunks' dtype is {dtype}"
+            fault = f"it is for {make.FLOATS}, and the chunks' dtype is {dtype}"
         if fault is None:
             return make(dtype)
         self._log.warning("option 'compress' has no effect: %s", fault)

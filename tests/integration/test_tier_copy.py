@@ -283,7 +283,7 @@ def test_a_rate_is_of_stored_bytes(
         less_bytes = sum(file.stat().st_size for file in server.buckets.rglob("*.kv"))
         assert sum(moved) == less_bytes
         sizes = f"{format_bytes(less_bytes)} (80 KiB / {20 * CHUNK_BYTES / less_bytes:.2f})"
-        assert f"20 compressed; the whole ones are {sizes}" in capsys.readouterr().out
+        assert f"20 compressed; the whole ones take {sizes}" in capsys.readouterr().out
         moved.clear()
         copy_command(less, plain)
         # The store of the last four chunks ends after the last wait.

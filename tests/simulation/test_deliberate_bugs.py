@@ -205,8 +205,8 @@ def a_compressed_chunk_is_not_expanded(patch: pytest.MonkeyPatch) -> None:
 @bug("what is stored under a key is its chunk")
 def memory_of_a_compressed_chunk_is_lent_twice(patch: pytest.MonkeyPatch) -> None:
     @asynccontextmanager
-    async def compressing(self: Any, batch: Any) -> AsyncIterator[Any]:
-        async with original(self, batch) as sent:
+    async def compressing(self: Any, batch: Any, moved: Any) -> AsyncIterator[Any]:
+        async with original(self, batch, moved) as sent:
             pass
         yield sent
 

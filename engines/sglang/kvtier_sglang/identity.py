@@ -50,6 +50,8 @@ class PageIdentity:
         # With MLA all ranks of a tensor-parallel group hold the same bytes, so they share keys.
         if not config.is_mla_model or pool_name in _ALWAYS_SPLIT:
             ranks["tp"] = (config.tp_rank, config.tp_size)
+        # A recurrent state and a sparse model's index have other dtypes than the pool says.
+        has_others = pool_name in _ALWAYS_SPLIT or content.get("index_head_dim") is not None
         release = ".".join(version("sglang").split(".")[:2])
         self.namespace = Namespace(
             {
@@ -57,7 +59,7 @@ class PageIdentity:
                 "engine": f"sglang {release}",
                 "model": config.model_name or "",
                 "pool": pool_name,
-                "dtype": str(pool.dtype).removeprefix("torch."),
+                "dtype": "unknown" if has_others else str(pool.dtype).removeprefix("torch."),
                 "content": {name: value for name, value in content.items() if value is not None},
                 "parallelism": {name: size for name, (_, size) in ranks.items()},
             }

@@ -76,7 +76,7 @@ def _engine_facts(config: OffloadingConfig) -> dict[str, object]:
         **compat.device_facts(
             config.model.dtype, [group.tokens_per_block for group in config.groups]
         ),
-        "dtype": str(config.model.dtype),
+        "dtype": str(config.model.dtype) if _is_attention(config) else "unknown",
         "kv_layout": config.kv_cache_layout,
         "canonical_layout": config.canonical_layout,
         "parallelism": {
@@ -93,3 +93,12 @@ def _engine_facts(config: OffloadingConfig) -> dict[str, object]:
         "tokens_per_hash": config.cache.tokens_per_hash,
         "blocks_per_chunk": config.cache.blocks_per_chunk,
     }
+
+
+def _is_attention(config: OffloadingConfig) -> bool:
+    """Return true if all layers hold keys and values, so that the model's dtype is theirs.
+
+    A state-space layer or a sparse model's indexer has another dtype, which vLLM does not tell.
+    """
+    names = (name for group in config.groups for name in group.layer_names)
+    return all(name.rpartition(".")[2] in ("attn", "mla_attn") for name in names)

@@ -33,8 +33,8 @@ _DEFAULTS: Mapping[str, Any] = {"slots": 2000}
 _ENGINES_OWN: Mapping[str, Any] = dict.fromkeys(("trace_dir", "admin_socket", "metrics_port"))
 #: Number of tokens in a block of the published traces.
 _TRACE_TOKENS = 512
-#: More than any chunk of floats can be compressed.
-_MOST_RATIO = 100
+#: 16-bit floats in 8 bits are the most that a tier compresses.
+_MOST_RATIO = 2
 
 
 def replay_command(
@@ -136,9 +136,9 @@ def replay_command(
         float,
         typer.Option(
             metavar="RATIO",
-            help="For --sweep, and for the page's curve: how many times its size in chunks a tier "
-            "holds, as 'kvtier tier du' shows it for a tier with compress=always. For example "
-            "--sweep --compression-ratio 1.48.",
+            help="For --sweep, and for the page's curve: a tier holds this many times as many "
+            "chunks as without compression. 'kvtier tier du' shows the ratio of a tier with "
+            "compress=always. For example --sweep --compression-ratio 1.48.",
         ),
     ] = 1.0,
     as_json: JsonOption = False,

@@ -44,6 +44,7 @@ _STATES = {
 _HINTS = {
     "hash_seed": "the engines seed their prefix hashes differently: give them one PYTHONHASHSEED",
     "engine": "the engines are of different releases",
+    "compress": "one engine has a tier with compress=fp8, and the other has none",
 }
 _MOST_SHOWN = 24
 _BETWEEN = re.compile(r"[,\s]+")

@@ -121,7 +121,7 @@ class _Verified:
             said.append(f"{unreadable:,} that cannot be read")
         if self.compressed:
             sizes = sizes_in_words(self.stored_bytes, self.plain_bytes)
-            said.append(f"{self.compressed:,} compressed; the whole ones are {sizes}")
+            said.append(f"{self.compressed:,} compressed; the whole ones take {sizes}")
         where = f"tier {self.spec.name!r}, namespace {named(self.namespace)}"
         yield f"{where}: {', '.join(said)}"
         for key in self.damaged[:_MOST_SHOWN]:

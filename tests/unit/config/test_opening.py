@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvtier_sdk import ConfigError, HostPool, Namespace, TieringConfig
-from kvtier_sdk.engine import TieringManager, open_manager, open_pool
+from kvtier_sdk.engine import TieringManager, TierListener, open_manager, open_pool, open_tier
 from kvtier_sdk.pool.limits import total_memory_bytes
 
 
@@ -89,7 +90,18 @@ def test_if_one_tier_rounds_all_tiers_have_a_namespace_of_rounded_chunks() -> No
     for compress, facts in (("always", {}), ("fp8", {"compress": "fp8"})):
         tiers = ["memory:?name=one", f"memory:?name=two&compress={compress}"]
         config = TieringConfig.from_dict({"slots": 1, "tiers": tiers})
-        assert config.bind(Namespace({"model": "m"})) == Namespace({"model": "m", **facts})
+        for spec in config.tiers:
+            assert spec.in_tier(Namespace({"model": "m"})) == Namespace({"model": "m", **facts})
+
+
+def test_a_tier_that_rounds_is_not_opened_alone_unless_its_namespace_says_so() -> None:
+    pool = HostPool(1, 4096)
+    for facts in ({"compress": "fp8"}, {}):
+        opening = open_tier("memory:?compress=fp8", pool, Namespace(facts), TierListener())
+        refused = pytest.raises(ConfigError, match="option 'namespace'")
+        with nullcontext() if facts else refused, opening:
+            pass
+    pool.close()
 
 
 def test_a_manager_is_made_as_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,7 @@ class Bench:
         self.gate = CompressionGate(link, trials, self.clock, TierLog("link", self.clock))
         self.loop = self.clock.new_event_loop()
 
-    def run(self, operation: Operation, *chunks: int, at_once: int = 1) -> None:
+    def run(self, operation: Operation, *chunks: float, at_once: int = 1) -> None:
         """Call the tier with batches of these numbers of chunks."""
         self.link.calls_at_once = at_once
 
@@ -74,8 +74,7 @@ class Bench:
 
     def is_open(self, chunk: bytes = b"") -> bool:
         plain = memoryview(chunk or kv())
-        self.gate.trials.try_out(plain, memoryview(bytearray(CHUNK_BYTES)))
-        self.gate.decide()
+        self.gate.decide(self.gate.trials.try_out(plain, memoryview(bytearray(CHUNK_BYTES))))
         return self.gate.is_open
 
 
@@ -94,10 +93,12 @@ def kv() -> bytes:
     return (floats.view(np.uint32) >> 16).astype(np.uint16).tobytes()
 
 
-def batch_of(count: int) -> list[Transfer]:
-    request = RequestContext("r")
-    payload = memoryview(bytearray(CHUNK_BYTES))
-    return [Transfer(b"k" * 36, request, memoryview(b""), payload) for _ in range(count)]
+def batch_of(count: float) -> list[Transfer]:
+    """Return this number of chunks, the last of which may be compressed."""
+    payload = memoryview(bytearray(round(count * CHUNK_BYTES)))
+    starts = range(0, len(payload), CHUNK_BYTES)
+    parts = [payload[start : start + CHUNK_BYTES] for start in starts]
+    return [Transfer(b"k" * 36, RequestContext("r"), memoryview(b""), part) for part in parts]
 
 
 @pytest.mark.parametrize("operation", [LOAD, STORE])
@@ -112,6 +113,16 @@ def test_it_opens_where_the_link_is_slow(bench, operation, chunks, speed, opens)
 def test_latency_is_no_reason(bench):
     bench.link.latency_s = 1.0
     bench.run(LOAD, 1, 2, 3, 4, 1, 2, 3, 4)
+    assert not bench.is_open()
+
+
+def test_latency_of_equal_calls_is_known_once_some_are_compressed(bench):
+    bench.link.latency_s = 1.0
+    bench.run(LOAD, *(1,) * 8)
+    assert bench.is_open(), "it could be the link"
+    bench.run(LOAD, *(0.7,) * 8)
+    assert not bench.is_open()
+    bench.run(LOAD, *(1,) * 1000)
     assert not bench.is_open()
 
 
@@ -176,5 +187,5 @@ def test_failed_loads_tell_nothing(bench):
 
 
 def test_it_is_tried_out_with_the_first_stores_and_then_with_some(bench):
-    tried = [number for number in range(1, 100) if bench.gate.needs_trial()]
+    tried = [number for number in range(1, 100) if bench.gate.begin_store()]
     assert tried == [*range(1, 17), 32, 48, 64, 80, 96]
