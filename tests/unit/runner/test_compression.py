@@ -137,8 +137,12 @@ async def test_a_chunk_is_stored_in_fewer_bytes_and_every_engine_reads_it(make: 
     assert not plain.is_compressed | engine.is_compressed
 
 
-async def test_a_tier_compresses_once_it_knows_that_its_link_is_slow(make: Make) -> None:
-    engine, plain = await make("compress=auto", tier_class=Slow), await make()
+@pytest.mark.parametrize("is_sealed", [False, True])
+async def test_a_tier_compresses_once_it_knows_that_its_link_is_slow(
+    make: Make, tmp_path: Path, is_sealed: bool
+) -> None:
+    codec = [f"codec={write_keys(tmp_path / 'chunk.keys', OURS)}"] * is_sealed
+    engine, plain = await make("compress=auto", *codec, tier_class=Slow), await make(*codec)
     engine.pool.view(0)[:] = plain.pool.view(0)[:] = numbers()
     lengths = []
     for _ in range(10):

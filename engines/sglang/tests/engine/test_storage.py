@@ -1,5 +1,6 @@
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.request import urlopen
 
 import pytest
@@ -9,6 +10,7 @@ from support.redis_server import free_port
 from support.sglang_host import KIND, PAGE_TOKENS, Host, Kind, hosted, make_pool
 
 from kvtier_sdk import ConfigError
+from kvtier_sglang.identity import PageIdentity
 
 PROMPT = range(8)
 PARTS = 2 * len(PROMPT)
@@ -165,3 +167,12 @@ def test_a_missing_tier_says_what_to_write() -> None:
     spec = StorageConfig.read({"tier": "file:///data/kv?capacity=1GiB", "interface_v1": 1})
     assert spec.tier.backend == "file"
     assert spec.zero_copy
+
+
+@pytest.mark.parametrize(
+    ("index_head_dim", "dtype"), [(None, "bfloat16"), (128, "unknown")], ids=["plain", "indexed"]
+)
+def test_pages_with_an_index_have_no_known_dtype(url: str, index_head_dim: int, dtype: str) -> None:
+    config = Host(KIND, url=url).storage._config
+    pool = SimpleNamespace(dtype=torch.bfloat16, index_head_dim=index_head_dim)
+    assert PageIdentity(config, pool, "kv", {}).namespace.facts["dtype"] == dtype

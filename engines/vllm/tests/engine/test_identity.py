@@ -130,3 +130,19 @@ def test_engines_share_where_one_worker_fills_their_slots(
     on_platform(monkeypatch, platform, platform)
     one, other = (namespace_of(way, tmp_path / way) for way in ways)
     assert (one == other) is shared
+
+
+@pytest.mark.parametrize(
+    ("layer", "dtype"),
+    [
+        ("model.layers.0.self_attn.attn", "bfloat16"),
+        ("model.layers.0.self_attn.mla_attn", "bfloat16"),
+        ("model.layers.0.self_attn.indexer.k_cache", "unknown"),
+        ("model.layers.0.linear_attn", "unknown"),
+        ("model.layers.0.mixer", "unknown"),
+    ],
+)
+def test_a_dtype_is_that_of_keys_and_values_alone(layer: str, dtype: str) -> None:
+    config = config_of("bfloat16")
+    group = replace(config.groups[0], layer_names=("model.layers.1.self_attn.attn", layer))
+    assert facts_of(replace(config, groups=(group,)))["dtype"] == dtype
