@@ -233,7 +233,7 @@ def engine_bytes(engine: Engine) -> int:
     [
         ("always", FixedLength, "bfloat16", "all objects of this tier have one length"),
         ("always", Aligned, "int8", "and the chunks' dtype is int8"),
-        ("fp8", Aligned, "fp8", "it knows bfloat16, float16, and the chunks' dtype is fp8"),
+        ("fp8", Aligned, "fp8", "it is for bfloat16 and float16, and the chunks' dtype is fp8"),
     ],
 )
 async def test_where_it_cannot_compress_it_says_why_and_stores_chunks_as_they_are(
