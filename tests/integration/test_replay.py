@@ -204,8 +204,8 @@ def test_bad_input_is_one_clear_line_and_nothing_is_made(tmp_path: Path, trace: 
         "--workload chat: cannot be combined": ("--trace", str(trace), "--workload", "chat"),
         "leave out --concurrency 2": ("--sweep", "--concurrency", "2"),
         "leave out --sweep": ("--sweep", "--report", str(page)),
-        "0.5 should be 1 to 100": ("--sweep", "--compression-ratio", "0.5"),
-        "nan should be 1 to 100": ("--sweep", "--compression-ratio", "nan"),
+        "0.5 should be 1 to 2": ("--sweep", "--compression-ratio", "0.5"),
+        "nan should be 1 to 2": ("--sweep", "--compression-ratio", "nan"),
         "1.5 changes only a sweep": ("--compression-ratio", "1.5"),
     }
     before = sorted(tmp_path.iterdir())
