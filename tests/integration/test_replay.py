@@ -279,8 +279,8 @@ def test_a_compressing_tier_holds_more_chunks_in_a_sweep() -> None:
     assert added[1][:-1] == added[0][1:] != added[0][:-1]
     pools = [[point["hit_blocks"] for point in of["points"]] for of in (plain, twice)]
     assert pools[0] == pools[1]
-    assert "holds 2 times its size" in kvtier(*words, "--compression-ratio", "2").stdout
-    assert "times its size" not in kvtier(*words).stdout
+    assert "holds 2 times as many, since" in kvtier(*words, "--compression-ratio", "2").stdout
+    assert "times as many" not in kvtier(*words).stdout
 
 
 def test_a_sweep_opens_no_tier_and_needs_no_memory(tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ def test_its_figures_are_those_of_the_report(played: tuple[Path, dict[str, Any]]
     for tier in report["tiers"]:
         share = f"{tier['hit_blocks'] / report['blocks']:.1%}, {tier['hit_blocks']:,} chunks"
         assert share in text
-    assert "pool that was played, and holds 1.5 times its size in chunks" in text
+    assert "pool that was played, and holds 1.5 times as many, since" in text
     charts = json.loads(re.findall(r'id="charts">(.*?)</script>', written)[0])
     # The last tier is unlimited, so the hit rate equals that of the sweep's largest pool.
     assert charts[-1]["series"][0]["values"][-1] == report["hit_rate"]

@@ -109,7 +109,7 @@ def print_sweep(sweep: PoolSweep, chunk_bytes: int) -> None:
 def in_tier(sweep: PoolSweep) -> str:
     if sweep.compression_ratio == 1:
         return ""
-    return f", and holds {sweep.compression_ratio:g} times its size in chunks, being compressed"
+    return f", and holds {sweep.compression_ratio:g} times as many, since it compresses them"
 
 
 def suggestion(sweep: PoolSweep, chunk_bytes: int) -> str:
