@@ -15,7 +15,6 @@ import os
 import shlex
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -26,7 +25,7 @@ from runner import Benchmark, Sample, positive
 from support.redis_server import Server
 from support.s3_server import S3Server
 from ways.engine_way import EngineWay
-from ways.way import Work, cpu_s
+from ways.way import Work
 
 from kvtier_sdk import format_bytes
 
@@ -97,9 +96,7 @@ def _round(way: EngineWay, number: int) -> Iterator[Sample]:
     work = way.work
     work.fill()
     for operation, move in (("store", way.store), ("load", way.load)):
-        began_cpu_s, began_s = cpu_s(), time.perf_counter()
-        asyncio.run(move())
-        taken_s, taken_cpu_s = time.perf_counter() - began_s, cpu_s() - began_cpu_s
+        taken_s, taken_cpu_s = asyncio.run(way.cost(move))
         yield operation, "throughput", "MiB/s", work.chunks * work.chunk_bytes / 2**20 / taken_s
         yield operation, "CPU a chunk", "us", taken_cpu_s / work.chunks * 1e6
         if operation == "store":

@@ -162,15 +162,15 @@ class Way(ABC):
             if self.work.keys < self.work.chunks:
                 # Store all keys once, so that every measured store replaces a value.
                 await self.store()
-            stored = await self._cost(self.store)
+            stored = await self.cost(self.store)
             self.work.wipe()
-            loaded = await self._cost(self.load)
+            loaded = await self.cost(self.load)
             await self.check()
         finally:
             await self.close()
         return {"store": stored, "load": loaded}
 
-    async def _cost(self, move: Callable[[], Awaitable[float | None]]) -> tuple[float, float]:
+    async def cost(self, move: Callable[[], Awaitable[float | None]]) -> tuple[float, float]:
         """Return the wall and CPU seconds of a store or a load."""
         start_cpu_s, start_s = cpu_s(), time.perf_counter()
         seconds = await move()

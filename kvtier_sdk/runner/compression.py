@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Moved:
-    """What the calls of a job have moved so far.
+    """The bytes and chunks that the calls of a job have moved so far.
 
     Attributes:
         object_bytes: length of the objects, headers included.

@@ -35,7 +35,7 @@ _MARGIN = 1.25
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What compressing would change for one chunk.
+    """The expected effect of compressing one chunk.
 
     Attributes:
         ratio: length of a plain chunk divided by that of a compressed one.
@@ -58,7 +58,7 @@ class Outlook:
 
 
 class Trial(NamedTuple):
-    """What one trial of a coder with a chunk has shown."""
+    """The figures of one trial of a coder with a chunk."""
 
     plain_bytes: int
     coded_bytes: int
