@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from runner import Benchmark, Sample, must_be_equal, positive
 
+from kvtier_sdk import HostPool
 from kvtier_sdk.worker import KVGroup, KVTensor, OffloadWorker
 from kvtier_sdk.worker.cpu import CPUDevice
 
@@ -41,7 +42,8 @@ class Setting:
         self.size_bytes = layers * pages * page_bytes
         shape = (pages * spread, page_bytes)
         kv = [torch.randint(0, 256, shape, dtype=torch.uint8, device=device) for _ in range(layers)]
-        host = torch.randint(0, 256, (pages * spread, layers * page_bytes), dtype=torch.uint8)
+        pool = HostPool(pages * spread, layers * page_bytes)
+        host = torch.from_numpy(pool.part(0)).random_()
         self.ours = (kv, host)
         cuda = self.device.type == "cuda"
         self.peer = (

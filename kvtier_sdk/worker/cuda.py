@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import threading
 from collections import deque
-from collections.abc import Sequence
-from typing import TypeAlias
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, TypeAlias
 
 import torch
 
@@ -23,8 +25,11 @@ _log = logging.getLogger("kvtier.worker")
 #: Approximate limit of the bytes queued on a stream. More bytes would delay expedited loads. With
 #: fewer, the link to the host could fall idle while a busy interpreter delays pieces for 5 ms.
 WINDOW_BYTES = 256 * 1024**2
-#: Copies are queued in pieces of at most this size.
-PIECE_BYTES = 64 * 1024**2
+#: Approximate limit of the runs queued on a stream. With many more, the driver would let the caller
+#: wait until the stream has moved some of them.
+WINDOW_RUNS = 1024
+#: Copies are queued in pieces of at most this size, and of about as many runs.
+PIECE_BYTES, PIECE_RUNS = 64 * 1024**2, 256
 #: Priorities of the streams for stores, loads and expedited loads.
 _PRIORITIES = (0, -1, -1)
 #: Pause before the repetition of a failed query.
@@ -43,22 +48,18 @@ class CUDADevice(Device):
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.driver: Driver = HIPDriver() if torch.version.hip else CUDADriver()
+        self.driver: Driver = HIPDriver() if torch.version.hip else CUDADriver(device)
         with torch.cuda.device(device):
             self._lanes = [_Lane(self, priority) for priority in _PRIORITIES]
         self._registration: Registration | None = None
         self._gatherer: Gatherer | None = None
 
     def register(self, host: HostLayout, groups: Sequence[GroupLayout]) -> None:
-        with torch.cuda.device(self.device):
+        with self.current():
             try:
                 self._registration = Registration(host, self.driver)
             except RefusedError as refused:
-                _log.warning(
-                    "the driver did not register %s, so copies wait for each other and for the "
-                    "engine; check `ulimit -l`",
-                    refused,
-                )
+                _log.warning("%s; copies wait for each other and for the engine", refused)
             if not Gatherer.is_wanted(groups):
                 return
             try:
@@ -85,14 +86,16 @@ class CUDADevice(Device):
         store = operation is Operation.STORE
         number = 0 if store else 2 if expedited else 1
         lane = self._lanes[number]
-        with self.driver.during_captures(), torch.cuda.device(self.device):
+        with self.driver.during_captures(), self.current():
             # Record an event now, because the copy must wait only for work queued before this call.
             event = after.record_event() if isinstance(after, torch.Stream) else after
             pieces: Sequence[_Piece]
             if self._gatherer is not None and self._gatherer.suits(plan):
                 pieces = self._gatherer.pieces(plan, number)
             else:
-                pieces = plan.runs().split(-(-plan.size_bytes // PIECE_BYTES))
+                runs = plan.runs()
+                parts = max(runs.size_bytes / PIECE_BYTES, runs.runs / PIECE_RUNS)
+                pieces = runs.split(math.ceil(parts))
             copy = _StreamCopy(self, lane.copies, pieces, operation, event)
             lane.add(copy)
         return copy
@@ -100,9 +103,16 @@ class CUDADevice(Device):
     def close(self) -> None:
         self._gatherer = None
         if self._registration is not None:
-            with torch.cuda.device(self.device):
+            with self.current():
                 self._registration.release()
             self._registration = None
+
+    @contextlib.contextmanager
+    def current(self) -> Iterator[None]:
+        """Direct this thread's calls of torch and of the driver to the device."""
+        with torch.cuda.device(self.device):
+            self.driver.make_current()
+            yield
 
     def enqueue(self, plan: CopyPlan, operation: Operation, stream: torch.cuda.Stream) -> None:
         enqueue = self.driver.copy_each
@@ -138,8 +148,7 @@ class _Lane:
         self._lock = threading.Lock()
         #: Copies that still have pieces to queue, oldest first.
         self._waiting: deque[_StreamCopy] = deque()
-        #: The queued pieces: the mark after each piece, and the piece's size in bytes.
-        self._in_flight: deque[tuple[_Mark, int]] = deque()
+        self._in_flight: deque[_Queued] = deque()
         self._feeding = False
 
     def add(self, copy: _StreamCopy) -> None:
@@ -153,27 +162,29 @@ class _Lane:
 
     def _queue(self) -> None:
         """Queue the pieces that fit in the window. The caller must hold the lock."""
-        while self._in_flight and self._in_flight[0][0].is_reached():
+        while self._in_flight and self._in_flight[0].mark.is_reached():
             self._in_flight.popleft()
-        in_flight_bytes = sum(size_bytes for _, size_bytes in self._in_flight)
-        while self._waiting and in_flight_bytes < WINDOW_BYTES:
+        room_bytes = WINDOW_BYTES - sum(queued.size_bytes for queued in self._in_flight)
+        room_runs = WINDOW_RUNS - sum(queued.runs for queued in self._in_flight)
+        while self._waiting and room_bytes > 0 and room_runs > 0:
             copy = self._waiting[0]
-            piece = copy.queue_piece()
-            self._in_flight.append(piece)
-            in_flight_bytes += piece[1]
+            queued = copy.queue_piece()
+            self._in_flight.append(queued)
+            room_bytes -= queued.size_bytes
+            room_runs -= queued.runs
             if copy.all_queued.is_set():
                 self._waiting.popleft()
 
     def _feed(self) -> None:
-        with torch.cuda.device(self._device.device):
+        with self._device.current():
             while True:
                 with self._lock, self._device.driver.during_captures():
                     self._queue()
                     if not self._waiting:
                         self._feeding = False
                         return
-                    oldest, _ = self._in_flight[0]
-                oldest.wait()
+                    oldest = self._in_flight[0]
+                oldest.mark.wait()
 
 
 class _Mark:
@@ -210,6 +221,14 @@ class _Mark:
                 pause.wait(_PAUSE_S)
 
 
+class _Queued(NamedTuple):
+    """A piece that is queued on a stream, and the mark after it."""
+
+    mark: _Mark
+    size_bytes: int
+    runs: int
+
+
 class _StreamCopy(Copy):
     def __init__(
         self,
@@ -232,8 +251,8 @@ class _StreamCopy(Copy):
         self.all_queued = threading.Event()
         self._error: str | None = None
 
-    def queue_piece(self) -> tuple[_Mark, int]:
-        """Queue a piece; return its mark and its size. A failure drops the remaining pieces."""
+    def queue_piece(self) -> _Queued:
+        """Queue a piece. A failure drops the remaining pieces."""
         piece = self._pieces.pop()
         mark = _Mark(self._device)
         try:
@@ -257,7 +276,7 @@ class _StreamCopy(Copy):
         self._ended = mark
         if not self._pieces:
             self.all_queued.set()
-        return mark, piece.size_bytes
+        return _Queued(mark, piece.size_bytes, piece.runs)
 
     def done(self) -> bool:
         return self.all_queued.is_set() and self._ended is not None and self._ended.is_reached()

@@ -57,6 +57,9 @@ class Driver:
             return None
         return found.value
 
+    def make_current(self) -> None:
+        """Prepare this thread for calls of the driver. torch leaves a new thread unprepared."""
+
     @contextlib.contextmanager
     def during_captures(self) -> Iterator[None]:
         """Let this thread make calls that a graph's capture forbids, such as a query.
@@ -88,11 +91,17 @@ class _Attributes(ctypes.Structure):
 class CUDADriver(Driver):
     """The driver of CUDA. Before CUDA 12.8, the driver has no ``cuMemcpyBatchAsync``."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         try:
             library = ctypes.CDLL("libcuda.so.1")
         except OSError as error:
             raise ConfigError(f"the driver of the accelerator cannot be loaded: {error}") from error
+        self._context = ctypes.c_void_p()
+        ordinal = torch.cuda.current_device() if device.index is None else device.index
+        # torch uses the same context, and the process keeps it until its end.
+        if status := library.cuDevicePrimaryCtxRetain(ctypes.byref(self._context), ordinal):
+            raise ConfigError(f"{device} has no context: error {status}")
+        self._set_current = library.cuCtxSetCurrent
         self._copy_one = library.cuMemcpyAsync
         self._copy_one.argtypes = [_POINTER, _POINTER, _SIZE, _POINTER]
         self._exchange_capture_mode = library.cuThreadExchangeStreamCaptureMode
@@ -106,6 +115,9 @@ class CUDADriver(Driver):
             runs = [_POINTER, _POINTER, _POINTER, _SIZE]
             attributes = [_POINTER, _POINTER, _SIZE]
             self._batch.argtypes = [*runs, *attributes, *[_POINTER] * (1 + self._says_which)]
+
+    def make_current(self) -> None:
+        self._set_current(self._context)
 
     def copy_batch(
         self, into: Int64s, out_of: Int64s, lengths_bytes: Int64s, order: int, stream: int

@@ -39,6 +39,8 @@ MIN_RUNS_PER_COPY = 4
 PART_BYTES = 16 * 1024**2
 #: Staging parts for each kind of job. While the kernel uses one part, a copy uses the other part.
 PARTS = 2
+#: A piece has at most this many chunks, because each is a run or more.
+PIECE_CHUNKS = 256
 #: Size and alignment of the kernel's memory accesses.
 _WORD_BYTES = 16
 
@@ -57,13 +59,19 @@ class PageKernel:
         self.has_failed = False
         self._launch = launch
         self._device = device
+        self._uploads = torch.cuda.Stream(device)
 
     def allocate(self, size_bytes: int) -> torch.Tensor:
         return torch.empty(size_bytes, dtype=torch.uint8, device=self._device)
 
     def upload(self, numbers: Int64s, stream: torch.cuda.Stream) -> torch.Tensor:
-        with torch.cuda.stream(stream):
-            return torch.from_numpy(numbers).pin_memory().to(self._device, non_blocking=True)
+        """Copy numbers to the device for work on ``stream``, without waiting for the stream."""
+        # Pinning the numbers would wait for the device, and so for the engine's computation.
+        with torch.cuda.stream(self._uploads):
+            found = torch.from_numpy(numbers).to(self._device, non_blocking=True)
+        stream.wait_stream(self._uploads)
+        found.record_stream(stream)
+        return found
 
     def queue(
         self, stream: torch.cuda.Stream, *arguments: int | torch.Tensor, gather: bool
@@ -165,7 +173,7 @@ class Gatherer:
             table = self._tables[share.layout]
             per_chunk = share.layout.blocks_per_chunk
             for band in _bands(share.layout):
-                step = PART_BYTES // band.size_bytes
+                step = min(PIECE_CHUNKS, PART_BYTES // band.size_bytes)
                 for first in range(0, len(share.blocks), step):
                     some = slice(first, first + step)
                     chunks = GroupShare(share.layout, share.blocks[some], share.hosts[some])
@@ -199,6 +207,7 @@ class StagedPiece:
         self._first_entry = first_entry
         block_bytes = int(share.layout.lengths_bytes[band.segments].sum())
         self.size_bytes = int((share.blocks >= 0).sum()) * block_bytes
+        self.runs = len(share.blocks)
 
     def ends(
         self, operation: Operation, copies: torch.cuda.Stream

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -197,4 +198,18 @@ def host_layout(memory: torch.Tensor | NDArray[np.uint8]) -> HostLayout:
             f"the rows of the host memory must be contiguous and must not overlap; its strides are "
             f"{array.strides} for rows of {part_bytes} bytes"
         )
-    return HostLayout(slots, array.ctypes.data, row_bytes, part_bytes, array.flags.writeable)
+    # A mapping begins on a page. An allocator of objects returns addresses inside pages.
+    has_own_pages = _allocation(memory) % mmap.PAGESIZE == 0
+    return HostLayout(
+        slots, array.ctypes.data, row_bytes, part_bytes, array.flags.writeable, has_own_pages
+    )
+
+
+def _allocation(memory: torch.Tensor | NDArray[np.uint8]) -> int:
+    """Return the address of the memory that this tensor or array is a view of."""
+    if isinstance(memory, torch.Tensor):
+        return memory.untyped_storage().data_ptr()
+    whole = memory
+    while isinstance(whole.base, np.ndarray):
+        whole = whole.base
+    return whole.ctypes.data

@@ -61,6 +61,7 @@ class HostLayout:
         row_bytes: distance from slot to slot; more than ``part_bytes`` if workers share each slot.
         part_bytes: size of this worker's part of each slot.
         writable: true if stores are allowed.
+        has_own_pages: false if the memory's first or last page may hold bytes of other owners.
     """
 
     slots: int
@@ -68,6 +69,12 @@ class HostLayout:
     row_bytes: int
     part_bytes: int
     writable: bool = True
+    has_own_pages: bool = True
+
+    @property
+    def end(self) -> int:
+        """The address after this worker's part of the last slot."""
+        return self.address + (self.slots - 1) * self.row_bytes + self.part_bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +95,11 @@ class CopyPlan:
     def size_bytes(self) -> int:
         """The total size of the runs in bytes."""
         return int(self.lengths_bytes.sum())
+
+    @property
+    def runs(self) -> int:
+        """The number of runs."""
+        return len(self.lengths_bytes)
 
     def split(self, parts: int) -> list[CopyPlan]:
         """Cut the plan into at most ``parts`` plans, whose sizes differ by at most a byte."""

@@ -23,11 +23,10 @@ from kvtier_sdk.worker.planning import CopyPlan, HostLayout
 MAX_REGISTER_BYTES = 64 * 1024**3
 #: ``cudaHostRegisterPortable``: the registration is valid in every context.
 _PORTABLE = 1
-_ALREADY_REGISTERED = 712
 
 
 class RefusedError(KVTierError):
-    """The driver refused to register memory."""
+    """Memory cannot be registered."""
 
 
 @dataclass(eq=False)
@@ -55,7 +54,7 @@ class Registration:
         with _lock:
             try:
                 for begin, end in pairwise(_cuts(host)):
-                    self._hold(begin, end, driver)
+                    self._hold(begin, end, host, driver)
             except BaseException:
                 self._let_go()
                 raise
@@ -76,13 +75,13 @@ class Registration:
         with _lock:
             self._let_go()
 
-    def _hold(self, begin: int, end: int, driver: Driver) -> None:
+    def _hold(self, begin: int, end: int, host: HostLayout, driver: Driver) -> None:
         """Share the pieces that are already registered, and register the pages in between."""
         while begin < end:
             piece = next((piece for piece in _pieces if piece.begin <= begin < piece.end), None)
             if piece is None:
                 stop = min((piece.begin for piece in _pieces if begin < piece.begin), default=end)
-                piece = _register(begin, min(stop, end), driver)
+                piece = _register(begin, min(stop, end), host, driver)
                 _pieces.append(piece)
             if piece not in self._held:
                 piece.holders += 1
@@ -100,22 +99,33 @@ class Registration:
                 forget_error()
 
 
-def _register(begin: int, end: int, driver: Driver) -> _Piece:
-    status = int(torch.cuda.cudart().cudaHostRegister(begin, end - begin, _PORTABLE))
-    if status:
-        forget_error()
-    # The owner of the memory may have registered this range, as torch does with pinned tensors.
-    known = status in (0, _ALREADY_REGISTERED)
-    address = driver.device_address(begin) if known else None
-    if status and (address is None or driver.device_address(end - 1) is None):
-        raise RefusedError(f"{format_bytes(end - begin)} of host memory (error {status})")
-    return _Piece(begin, end, not status, 0 if address is None else address - begin)
+def _register(begin: int, end: int, host: HostLayout, driver: Driver) -> _Piece:
+    first, last = max(begin, host.address), min(end, host.end) - 1
+    # The owner of the memory may have registered it, as torch does with pinned tensors.
+    is_ours = driver.device_address(first) is None or driver.device_address(last) is None
+    if is_ours:
+        size = format_bytes(end - begin)
+        if not host.has_own_pages:
+            # The driver refuses a copy whose bytes are only partly in registered pages. So copies
+            # of the other memory in these pages would fail, for all users of the device.
+            raise RefusedError(
+                f"{size} of host memory cannot be registered, because it shares a page with other "
+                "memory; use a HostPool, a mapping or pinned memory"
+            )
+        if status := int(torch.cuda.cudart().cudaHostRegister(begin, end - begin, _PORTABLE)):
+            forget_error()
+            raise RefusedError(
+                f"the driver did not register {size} of host memory (error {status}), check "
+                "`ulimit -l`"
+            )
+    address = driver.device_address(first)
+    return _Piece(begin, end, is_ours, 0 if address is None else address - first)
 
 
 def _cuts(host: HostLayout) -> list[int]:
     """Return the boundaries of the pieces in ascending order. Each one is a page boundary."""
     page_bytes = mmap.PAGESIZE
-    end = host.address + (host.slots - 1) * host.row_bytes + host.part_bytes
+    end = host.end
     piece_bytes = max(1, MAX_REGISTER_BYTES // host.row_bytes) * host.row_bytes
     between = range(host.address + piece_bytes, end, piece_bytes)
     # A worker's part of a slot may begin inside a page, so round down to the start of the page.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 
-import numpy as np
 import pytest
 import torch
 from support.gpu.accelerator import (
@@ -22,6 +21,7 @@ from support.gpu.accelerator import (
 )
 from support.gpu.copies import open_worker, random_blocks
 from support.gpu.figures import Figure
+from support.gpu.memory import mapped
 
 from kvtier_sdk.worker import CopyResult, OffloadWorker
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(not has_device(), reason="only a device captures
 
 def test_capture(figure: Figure) -> None:
     blocks = random_blocks(4, MIB)
-    host = np.zeros((4, MIB), np.uint8)
+    host = mapped(4, MIB)
     # Launch the kernel now, because its first launch loads code, which a capture forbids.
     blocks[1].fill_(3)
     synchronize()

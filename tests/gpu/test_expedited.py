@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 
-import numpy as np
 import torch
 from support.gpu.accelerator import MIB, computing, device, has_device
 from support.gpu.copies import finish, open_worker, same
 from support.gpu.figures import Figure
+from support.gpu.memory import mapped
 
 from kvtier_sdk.worker import OffloadWorker
 
@@ -20,7 +20,7 @@ def test_expedited(figure: Figure) -> None:
     each = 128 if has_device() else 4
     last = 2 * _JOBS * each
     blocks = torch.zeros((last + 1, MIB), dtype=torch.uint8, device=device())
-    host = np.zeros((last + 1, MIB), np.uint8)
+    host = mapped(last + 1, MIB)
     host[last] = 9
     figure("the others: loads", _JOBS * each, "MiB")
     figure("the others: stores", _JOBS * each, "MiB")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-import numpy as np
 import torch
 from support.gpu.accelerator import MIB, has_device, sleep_on_stream, synchronize
 from support.gpu.copies import Bytes, finish, open_worker, random_blocks
 from support.gpu.figures import Figure
+from support.gpu.memory import mapped
 
 from kvtier_sdk.worker import OffloadWorker
 
@@ -20,7 +20,7 @@ _ASLEEP_S = 0.3
 def test_streams(figure: Figure) -> None:
     side = torch.cuda.Stream() if has_device() else None
     blocks = random_blocks(4, MIB)
-    host = np.zeros((4, MIB), np.uint8)
+    host = mapped(4, MIB)
     with open_worker(blocks, host) as worker:
         for threaded in (False, True):
             for by_event in (False, True):

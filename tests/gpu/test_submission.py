@@ -1,4 +1,4 @@
-"""The time that the engine's thread takes to submit 131,072 copies that cannot begin yet."""
+"""The time that the engine's thread takes to submit copies that cannot begin yet."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from support.gpu.accelerator import computing, has_device, sleep_on_stream
 from support.gpu.copies import finish, open_worker, random_blocks, run_by_run, same
 from support.gpu.figures import Figure
+from support.gpu.memory import mapped
 
 from kvtier_sdk.worker import KVGroup, KVTensor, OffloadWorker
 
@@ -17,16 +18,20 @@ _LAYERS = 32
 _POLLS = 100
 #: The delay on the stream; a submission has to return before the delay ends.
 _ASLEEP_S = 2.0
+#: The number of runs in jobs that show from how many on a driver keeps the caller waiting.
+_SWEEP = (1, 64, 256, 1024, 4096)
 
 
 def test_submission(figure: Figure) -> None:
     page_bytes = 2048 if has_device() else 64
     blocks = random_blocks(2 * _RUNS, page_bytes)
-    host = np.zeros((2 * _RUNS, page_bytes), np.uint8)
+    host = mapped(2 * _RUNS, page_bytes)
     chooser = np.random.default_rng(0)
     # Use every second block, in random order, so that no two blocks are copied as one.
     ids, slots = 2 * chooser.permutation(_RUNS), 2 * chooser.permutation(_RUNS)
     with open_worker(blocks, host) as worker:
+        for runs in _SWEEP:
+            _submit(figure, worker, "store", ids[:runs], slots[:runs], f"store, {runs} runs")
         for operation in ("store", "load"):
             _submit(figure, worker, operation, ids, slots, operation)
             assert same(blocks, ids, host, slots), f"{operation}: bytes differ"
@@ -42,7 +47,7 @@ def test_submission(figure: Figure) -> None:
 def _check_layers(figure: Figure, page_bytes: int) -> None:
     pages = _RUNS // _LAYERS
     layers = [random_blocks(2 * pages, page_bytes) for _ in range(_LAYERS)]
-    host = np.zeros((2 * pages, _LAYERS * page_bytes), np.uint8)
+    host = mapped(2 * pages, _LAYERS * page_bytes)
     chooser = np.random.default_rng(0)
     ids, slots = 2 * chooser.permutation(pages), 2 * chooser.permutation(pages)
     with OffloadWorker([KVGroup([KVTensor(layer) for layer in layers])], host) as worker:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 import torch
 from support.gpu.accelerator import computing
 from support.gpu.copies import random_blocks
+from support.gpu.memory import mapped
 
 from kvtier_sdk.worker import DeviceBlocks, KVGroup, KVTensor, OffloadWorker
 from kvtier_sdk.worker import cuda as cuda_module
@@ -50,7 +50,7 @@ def test_blocks_come_back_into_other_blocks(layout: str, per_chunk: int) -> None
     group = KVGroup(LAYOUTS[layout](), per_chunk)
     chooser = np.random.default_rng(0)
     ids = chooser.permutation(BLOCKS // 2)
-    region = np.zeros((100, group.chunk_bytes + 64), np.uint8)
+    region = mapped(100, group.chunk_bytes + 64)
     slots = chooser.permutation(100)[: -(-len(ids) // per_chunk)]
     with OffloadWorker([group], region[:, 32 : 32 + group.chunk_bytes]) as worker:
         worker.submit_store(1, ids, slots, after=computing())
@@ -90,7 +90,7 @@ def test_small_pages_of_many_layers_are_gathered(
     expedited: bool,
 ) -> None:
     group = layers(256, page_bytes)
-    host = np.zeros((256, group.chunk_bytes), np.uint8)
+    host = mapped(256, group.chunk_bytes)
     chooser = np.random.default_rng(0)
     launches: list[bool] = []
     start = gather_module.PageKernel.start
@@ -117,7 +117,8 @@ def test_small_pages_of_many_layers_are_gathered(
 
 def test_the_kernel_waits_for_the_computation_that_was_queued_before_it() -> None:
     group = layers(64, 16384)
-    host = np.full((64, group.chunk_bytes), 9, np.uint8)
+    host = mapped(64, group.chunk_bytes)
+    host[:] = 9
     with OffloadWorker([group], host) as worker:
         torch.cuda._sleep(200_000_000)
         for kv in group.tensors:
@@ -137,7 +138,8 @@ def test_a_load_larger_than_what_is_queued_at_a_time(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(cuda_module, "WINDOW_BYTES", 8 << 20)
     monkeypatch.setattr(cuda_module, "PIECE_BYTES", 3 << 20)
     kv = KVTensor(torch.zeros(128, 1 << 20, dtype=torch.uint8, device="cuda"))
-    host = np.random.default_rng(0).integers(0, 256, (128, 1 << 20), np.uint8)
+    host = mapped(128, 1 << 20)
+    host[:] = np.random.default_rng(0).integers(0, 256, host.shape, np.uint8)
     with OffloadWorker([KVGroup([kv])], host) as worker:
         for job in range(4):
             ids = range(job, 128, 4)
@@ -149,7 +151,7 @@ def test_a_load_larger_than_what_is_queued_at_a_time(monkeypatch: pytest.MonkeyP
 
 def test_a_registration_is_shared(caplog: pytest.LogCaptureFixture) -> None:
     kv = KVTensor(random_blocks(4, 4096))
-    host = np.zeros((4, 4096), np.uint8)
+    host = mapped(4, 4096)
     with OffloadWorker([KVGroup([kv])], host) as first:
         with OffloadWorker([KVGroup([kv])], host):
             assert caplog.text == ""
@@ -171,10 +173,24 @@ def test_memory_that_torch_has_pinned_is_used_as_it_is(caplog: pytest.LogCapture
     assert torch.equal(host[1], kv.tensor[1].cpu())
 
 
+def test_memory_beside_the_slots_can_be_copied() -> None:
+    """The driver refuses copies of memory that is registered in part."""
+    kv = KVTensor(random_blocks(4, 4096))
+    whole = np.zeros(16 * 4096, np.uint8)
+    begin, end = 4 * 4096 + 500, 8 * 4096 + 500
+    host = whole[begin:end].reshape(4, 4096)
+    with OffloadWorker([KVGroup([kv])], host) as worker:
+        for neighbour in (whole[:begin], whole[end:]):
+            assert not torch.from_numpy(neighbour).cuda().any()
+        worker.submit_store(1, [1], [1], after=computing())
+        worker.wait([1])
+        assert worker.get_finished()[0].success
+    assert np.array_equal(host[1], kv.tensor[1].cpu().numpy())
+
+
 def test_memory_that_is_not_registered_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     kv = KVTensor(random_blocks(4, 4096))
-    memory = np.frombuffer(mmap.mmap(-1, 4 * 4096), np.uint8)
-    host = memory.reshape(4, 4096)
+    host = mapped(4, 4096)
     # The driver refuses to register memory if some of its pages are registered already.
     calls = torch.cuda.cudart()
     assert int(calls.cudaHostRegister(host.ctypes.data + 4096, 4096, 0)) == 0

@@ -26,6 +26,9 @@ from kvtier_sdk.worker.planning import Int64s
 
 PAGE_BYTES = mmap.PAGESIZE
 REFUSED, REGISTERED_ALREADY, NOT_REGISTERED = 1, 712, 713
+WITHOUT_CONTEXT = 201
+#: A driver keeps the caller waiting while a stream has more runs than about this number.
+MAX_QUEUED_RUNS = 1500
 RELAXED, GLOBAL = 2, 0
 PATIENCE_S = 30.0
 
@@ -37,6 +40,7 @@ class Stream:
 
     def __init__(self, device: object = None, priority: int = 0) -> None:
         self.work: deque[Callable[[], bool]] = deque()
+        self.runs = 0  # runs that are queued and not copied
         with self.runtime.changed:
             self.runtime.streams.append(self)
             self.cuda_stream = len(self.runtime.streams)
@@ -102,6 +106,8 @@ class Event:
 class FakeCUDA:
     def __init__(self, limit_bytes: int = 1 << 60) -> None:
         self.pieces: dict[int, int] = {}  # sizes of registered memory areas, by address
+        self.pinned: dict[int, int] = {}  # the same of memory that the owner allocated pinned
+        self.needs_context = True
         self.error = 0
         self.limit_bytes = limit_bytes
         # Distance from the host address of registered memory to its device address.
@@ -118,6 +124,7 @@ class FakeCUDA:
         self.changed = threading.Condition(threading.RLock())
         self.streams: list[Stream] = []
         self._mode = threading.local()
+        self._thread = threading.local()
 
     # --- registrations ------------------------------------------------------------------------
 
@@ -126,6 +133,8 @@ class FakeCUDA:
 
     def register(self, address: int, size_bytes: int, flags: int) -> int:
         pages = pages_of(address, size_bytes)
+        if any(not set(pages).isdisjoint(pages_of(*piece)) for piece in self.pinned.items()):
+            return self._fail(REFUSED)
         if not self.pages().isdisjoint(pages):
             return self._fail(REGISTERED_ALREADY)
         if (len(self.pages()) + len(pages)) * PAGE_BYTES > self.limit_bytes:
@@ -147,6 +156,9 @@ class FakeCUDA:
         return 0
 
     def _piece_of(self, address: int) -> int | None:
+        for begin, size_bytes in self.pinned.items():
+            if begin <= address < begin + size_bytes:
+                return begin
         for begin, size_bytes in self.pieces.items():
             if address // PAGE_BYTES in pages_of(begin, size_bytes):
                 return begin
@@ -205,6 +217,8 @@ class FakeCUDA:
 
     def _queue(self, runs: list[tuple[int, int, int]], stream: int) -> int:
         self.in_call()
+        if self.needs_context and not getattr(self._thread, "has_context", False):
+            return WITHOUT_CONTEXT
         for into, out_of, length_bytes in runs:
             for begin in (into, out_of):
                 if self.shift_bytes and self._piece_of(begin) is not None:
@@ -217,9 +231,21 @@ class FakeCUDA:
         def run() -> bool:
             for into, out_of, length_bytes in runs:
                 ctypes.memmove(self._in_host(into), self._in_host(out_of), length_bytes)
+            queue.runs -= len(runs)
             return True
 
-        self.streams[stream - 1].add(run)
+        queue = self.streams[stream - 1]
+        queue.runs += len(runs)
+        assert queue.runs <= MAX_QUEUED_RUNS, "the caller waits for the stream"
+        queue.add(run)
+        return 0
+
+    def retain_context(self, found: Any, ordinal: int) -> int:
+        found._obj.value = 1 + ordinal
+        return 0
+
+    def set_context(self, context: Any) -> int:
+        self._thread.has_context = context.value == 1
         return 0
 
     def _in_host(self, address: int) -> int:
@@ -308,11 +334,14 @@ def pages_of(address: int, size_bytes: int) -> range:
 def fake_cuda(vendor: str) -> Iterator[FakeCUDA]:
     """Replace the GPU driver, the GPU runtime and torch's calls to them with fakes."""
     runtime = FakeCUDA()
+    runtime.needs_context = vendor == "cuda"
     driver = {
         "cuMemcpyAsync": runtime.copy,
         "cuMemcpyBatchAsync_v2": runtime.copy_batch,
         "cuThreadExchangeStreamCaptureMode": runtime.exchange_capture_mode,
         "cuMemHostGetDevicePointer_v2": runtime.device_pointer,
+        "cuDevicePrimaryCtxRetain": runtime.retain_context,
+        "cuCtxSetCurrent": runtime.set_context,
     }
     hip = {
         "hipMemcpyAsync": runtime.hip_copy,
@@ -331,6 +360,7 @@ def fake_cuda(vendor: str) -> Iterator[FakeCUDA]:
         patch.setattr(ctypes, "CDLL", libraries.__getitem__)
         patch.setattr(torch.cuda, "cudart", lambda: passed_on)
         patch.setattr(torch.cuda, "device", nullcontext)
+        patch.setattr(torch.cuda, "current_device", lambda: 0)
         patch.setattr(Stream, "runtime", runtime, raising=False)
         patch.setattr(Event, "runtime", runtime, raising=False)
         patch.setattr(torch.cuda, "Stream", Stream)

@@ -1,16 +1,26 @@
-"""Pools in the three kinds of host memory."""
+"""Host memory: slots in a mapping, and pools in the three kinds of memory."""
 
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 from collections.abc import Callable, Iterator
 
+import numpy as np
+
 from kvtier_sdk import HostPool, PoolLayout
 from support.gpu.accelerator import MIB
+from support.gpu.copies import Bytes
 
 #: Enough slots for a test, but too few to measure seconds per GB.
 _MIN_SLOTS = 16
+
+
+def mapped(slots: int, part_bytes: int) -> Bytes:
+    """Return zeros on pages of their own, which a worker can register."""
+    memory = np.frombuffer(mmap.mmap(-1, slots * part_bytes), np.uint8)
+    return memory.reshape(slots, part_bytes)
 
 
 def pools(size_bytes: int) -> Iterator[tuple[str, HostPool]]:

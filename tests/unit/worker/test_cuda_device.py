@@ -147,6 +147,23 @@ def test_an_expedited_load_overtakes_large_ones(runtime: FakeCUDA, opened: Opene
     assert not [thread for thread in threading.enumerate() if thread.name == "kvtier-copies"]
 
 
+def test_the_caller_of_a_job_of_many_runs_does_not_wait_for_the_stream(
+    runtime: FakeCUDA, opened: Opener
+) -> None:
+    kv = one_tensor(10_000, 16)
+    host = mapped(10_000, 16)
+    worker = opened(kv, host)
+    computing, gate = held_stream()
+    ids, slots = range(0, 10_000, 2), range(9_999, 0, -2)
+    for job in range(5):
+        some = slice(job * 1000, (job + 1) * 1000)
+        worker.submit_store(job, ids[some], slots[some], after=computing)
+    assert worker.get_finished() == []
+    runtime.release(gate)
+    expect_success(worker, *range(5))
+    assert np.array_equal(host[slots], kv.tensor[ids].numpy())
+
+
 @pytest.mark.usefixtures("small_pieces")
 def test_a_failed_load_ends(
     runtime: FakeCUDA, opened: Opener, monkeypatch: pytest.MonkeyPatch

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
-from support.fake_cuda import PAGE_BYTES, FakeCUDA, pages_of
+from support.fake_cuda import PAGE_BYTES, FakeCUDA, mapped, pages_of
 
 from kvtier_sdk import PoolLayout
 from kvtier_sdk.worker import registration as registration_module
 from kvtier_sdk.worker.cuda import CUDADevice
+from kvtier_sdk.worker.geometry import host_layout
 from kvtier_sdk.worker.planning import HostLayout
 
 ADDRESS = 1 << 40
@@ -36,7 +40,7 @@ def test_a_refusal_is_warned_of_and_not_left_for_the_engine(
     runtime.limit_bytes = limit_bytes
     CUDADevice(torch.device("cuda")).register(host(100, PAGE_BYTES), ())
     assert runtime.pieces == {}
-    assert "did not register 32 KiB of host memory (error 1)" in caplog.text
+    assert "did not register 32 KiB of host memory (error 1), check `ulimit -l`" in caplog.text
 
 
 def test_unregistering_lost_memory_leaves_no_error(runtime: FakeCUDA) -> None:
@@ -100,6 +104,36 @@ def test_parts_may_overlap(runtime: FakeCUDA, caplog: pytest.LogCaptureFixture) 
         assert slot_pages(part) <= runtime.pages()
         device.close()
     assert runtime.pieces == {}
+
+
+def test_pinned_memory_may_begin_inside_a_page(
+    runtime: FakeCUDA, caplog: pytest.LogCaptureFixture
+) -> None:
+    part = host(4, PAGE_BYTES)
+    layout = replace(part, address=part.address + 512, has_own_pages=False)
+    runtime.pinned[layout.address] = 4 * PAGE_BYTES
+    open_device(layout).close()
+    assert caplog.text == ""
+    assert runtime.pieces == {}
+
+
+def test_no_page_with_memory_of_others_is_registered(
+    runtime: FakeCUDA, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Otherwise the driver would refuse copies of the others' memory."""
+    whole = mapped(6, PAGE_BYTES).reshape(-1)
+    of_an_allocator = np.frombuffer(whole.data[512 : 512 + 4 * PAGE_BYTES], np.uint8)
+    for memory in (of_an_allocator, torch.frombuffer(of_an_allocator, dtype=torch.uint8)):
+        open_device(host_layout(memory.reshape(4, PAGE_BYTES)))
+        assert runtime.pieces == {}
+        assert "20 KiB of host memory cannot be registered" in caplog.text
+        assert "use a HostPool, a mapping or pinned memory" in caplog.text
+        caplog.clear()
+    for memory in (whole[512:], torch.from_numpy(whole)[512:]):
+        device = open_device(host_layout(memory[: 4 * PAGE_BYTES].reshape(4, PAGE_BYTES)))
+        assert runtime.pieces == {whole.ctypes.data: 5 * PAGE_BYTES}
+        device.close()
+    assert caplog.text == ""
 
 
 @pytest.mark.parametrize(
