@@ -30,6 +30,10 @@ def test_submission(figure: Figure) -> None:
     # Use every second block, in random order, so that no two blocks are copied as one.
     ids, slots = 2 * chooser.permutation(_RUNS), 2 * chooser.permutation(_RUNS)
     with open_worker(blocks, host) as worker:
+        # The first copies may wait for the device, because the driver prepares itself.
+        worker.submit_store(1, ids[:1], slots[:1], after=computing())
+        worker.submit_load(2, ids[1:2], slots[1:2], after=computing())
+        finish(worker, 1, 2)
         for runs in _SWEEP:
             _submit(figure, worker, "store", ids[:runs], slots[:runs], f"store, {runs} runs")
         for operation in ("store", "load"):

@@ -119,6 +119,8 @@ def test_the_kernel_waits_for_the_computation_that_was_queued_before_it() -> Non
     group = layers(64, 16384)
     host = mapped(64, group.chunk_bytes)
     host[:] = 9
+    # The first launch of this kernel loads its code, which waits for the device.
+    group.tensors[0].tensor.fill_(1)
     with OffloadWorker([group], host) as worker:
         torch.cuda._sleep(200_000_000)
         for kv in group.tensors:
