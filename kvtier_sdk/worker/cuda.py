@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -28,7 +27,7 @@ WINDOW_BYTES = 256 * 1024**2
 #: Approximate limit of the runs queued on a stream. With many more, the driver would let the caller
 #: wait until the stream has moved some of them.
 WINDOW_RUNS = 1024
-#: Copies are queued in pieces of at most this size, and of about as many runs.
+#: A piece is queued at once, and has at most so many bytes and runs.
 PIECE_BYTES, PIECE_RUNS = 64 * 1024**2, 256
 #: Priorities of the streams for stores, loads and expedited loads.
 _PRIORITIES = (0, -1, -1)
@@ -86,16 +85,20 @@ class CUDADevice(Device):
         store = operation is Operation.STORE
         number = 0 if store else 2 if expedited else 1
         lane = self._lanes[number]
-        with self.driver.during_captures(), self.current():
+        with self.driver.during_captures():
             # Record an event now, because the copy must wait only for work queued before this call.
             event = after.record_event() if isinstance(after, torch.Stream) else after
+        with self.driver.during_captures(), self.current():
             pieces: Sequence[_Piece]
             if self._gatherer is not None and self._gatherer.suits(plan):
                 pieces = self._gatherer.pieces(plan, number)
             else:
                 runs = plan.runs()
-                parts = max(runs.size_bytes / PIECE_BYTES, runs.runs / PIECE_RUNS)
-                pieces = runs.split(math.ceil(parts))
+                pieces = [
+                    piece
+                    for part in runs.split(-(-runs.size_bytes // PIECE_BYTES))
+                    for piece in part.in_pieces(PIECE_RUNS)
+                ]
             copy = _StreamCopy(self, lane.copies, pieces, operation, event)
             lane.add(copy)
         return copy
@@ -110,8 +113,7 @@ class CUDADevice(Device):
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
         """Direct this thread's calls of torch and of the driver to the device."""
-        with torch.cuda.device(self.device):
-            self.driver.make_current()
+        with torch.cuda.device(self.device), self.driver.current():
             yield
 
     def enqueue(self, plan: CopyPlan, operation: Operation, stream: torch.cuda.Stream) -> None:

@@ -57,8 +57,10 @@ class Driver:
             return None
         return found.value
 
-    def make_current(self) -> None:
-        """Prepare this thread for calls of the driver. torch leaves a new thread unprepared."""
+    @contextlib.contextmanager
+    def current(self) -> Iterator[None]:
+        """Direct this thread's calls of the driver to the device."""
+        yield
 
     @contextlib.contextmanager
     def during_captures(self) -> Iterator[None]:
@@ -101,7 +103,7 @@ class CUDADriver(Driver):
         # torch uses the same context, and the process keeps it until its end.
         if status := library.cuDevicePrimaryCtxRetain(ctypes.byref(self._context), ordinal):
             raise ConfigError(f"{device} has no context: error {status}")
-        self._set_current = library.cuCtxSetCurrent
+        self._push, self._pop = library.cuCtxPushCurrent_v2, library.cuCtxPopCurrent_v2
         self._copy_one = library.cuMemcpyAsync
         self._copy_one.argtypes = [_POINTER, _POINTER, _SIZE, _POINTER]
         self._exchange_capture_mode = library.cuThreadExchangeStreamCaptureMode
@@ -116,8 +118,15 @@ class CUDADriver(Driver):
             attributes = [_POINTER, _POINTER, _SIZE]
             self._batch.argtypes = [*runs, *attributes, *[_POINTER] * (1 + self._says_which)]
 
-    def make_current(self) -> None:
-        self._set_current(self._context)
+    @contextlib.contextmanager
+    def current(self) -> Iterator[None]:
+        # A new thread has no context until the runtime sets one, and the engine may use another.
+        if status := self._push(self._context):
+            raise KVTierError(f"cuCtxPushCurrent: error {status}")
+        try:
+            yield
+        finally:
+            self._pop(ctypes.byref(ctypes.c_void_p()))
 
     def copy_batch(
         self, into: Int64s, out_of: Int64s, lengths_bytes: Int64s, order: int, stream: int

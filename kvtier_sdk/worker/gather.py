@@ -39,7 +39,7 @@ MIN_RUNS_PER_COPY = 4
 PART_BYTES = 16 * 1024**2
 #: Staging parts for each kind of job. While the kernel uses one part, a copy uses the other part.
 PARTS = 2
-#: A piece has at most this many chunks, because each is a run or more.
+#: The most chunks in a piece. A chunk is at least one run.
 PIECE_CHUNKS = 256
 #: Size and alignment of the kernel's memory accesses.
 _WORD_BYTES = 16
@@ -59,16 +59,17 @@ class PageKernel:
         self.has_failed = False
         self._launch = launch
         self._device = device
-        self._uploads = torch.cuda.Stream(device)
+        self._uploads = torch.cuda.Stream(device, priority=-1)
 
     def allocate(self, size_bytes: int) -> torch.Tensor:
         return torch.empty(size_bytes, dtype=torch.uint8, device=self._device)
 
     def upload(self, numbers: Int64s, stream: torch.cuda.Stream) -> torch.Tensor:
         """Copy numbers to the device for work on ``stream``, without waiting for the stream."""
-        # Pinning the numbers would wait for the device, and so for the engine's computation.
+        # Pinning the numbers may wait for the device, and so for the engine's computation. This
+        # call waits for its own copy only, because a later read might find other numbers.
         with torch.cuda.stream(self._uploads):
-            found = torch.from_numpy(numbers).to(self._device, non_blocking=True)
+            found = torch.from_numpy(numbers).to(self._device)
         stream.wait_stream(self._uploads)
         found.record_stream(stream)
         return found

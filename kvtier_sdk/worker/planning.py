@@ -112,6 +112,13 @@ class CopyPlan:
             for first, end in pairwise([0, *firsts, len(whole.host)])
         ]
 
+    def in_pieces(self, runs: int) -> list[CopyPlan]:
+        """Divide the plan into plans of at most ``runs`` runs."""
+        return [
+            CopyPlan(self.device[some], self.host[some], self.lengths_bytes[some])
+            for some in (slice(at, at + runs) for at in range(0, self.runs, runs))
+        ]
+
     def cut_at(self, addresses: Int64s) -> CopyPlan:
         run = self.host.searchsorted(addresses, side="right") - 1
         skipped = addresses - self.host[run]

@@ -105,17 +105,17 @@ def _register(begin: int, end: int, host: HostLayout, driver: Driver) -> _Piece:
     is_ours = driver.device_address(first) is None or driver.device_address(last) is None
     if is_ours:
         size = format_bytes(end - begin)
-        if not host.has_own_pages:
+        if not host.has_own_pages and (begin < host.address or host.end < end):
             # The driver refuses a copy whose bytes are only partly in registered pages. So copies
             # of the other memory in these pages would fail, for all users of the device.
             raise RefusedError(
-                f"{size} of host memory cannot be registered, because it shares a page with other "
-                "memory; use a HostPool, a mapping or pinned memory"
+                f"{size} of host memory cannot be registered, because it may share a page with "
+                "other memory; use a HostPool, a mapping or pinned memory"
             )
         if status := int(torch.cuda.cudart().cudaHostRegister(begin, end - begin, _PORTABLE)):
             forget_error()
             raise RefusedError(
-                f"the driver did not register {size} of host memory (error {status}), check "
+                f"the driver did not register {size} of host memory (error {status}): check "
                 "`ulimit -l`"
             )
     address = driver.device_address(first)

@@ -27,7 +27,7 @@ from kvtier_sdk.worker.planning import Int64s
 PAGE_BYTES = mmap.PAGESIZE
 REFUSED, REGISTERED_ALREADY, NOT_REGISTERED = 1, 712, 713
 WITHOUT_CONTEXT = 201
-#: A driver keeps the caller waiting while a stream has more runs than about this number.
+#: Assumed: a driver keeps the caller waiting while a stream has more runs.
 MAX_QUEUED_RUNS = 1500
 RELAXED, GLOBAL = 2, 0
 PATIENCE_S = 30.0
@@ -244,8 +244,12 @@ class FakeCUDA:
         found._obj.value = 1 + ordinal
         return 0
 
-    def set_context(self, context: Any) -> int:
+    def push_context(self, context: Any) -> int:
         self._thread.has_context = context.value == 1
+        return 0
+
+    def pop_context(self, context: Any) -> int:
+        self._thread.has_context = False
         return 0
 
     def _in_host(self, address: int) -> int:
@@ -341,7 +345,8 @@ def fake_cuda(vendor: str) -> Iterator[FakeCUDA]:
         "cuThreadExchangeStreamCaptureMode": runtime.exchange_capture_mode,
         "cuMemHostGetDevicePointer_v2": runtime.device_pointer,
         "cuDevicePrimaryCtxRetain": runtime.retain_context,
-        "cuCtxSetCurrent": runtime.set_context,
+        "cuCtxPushCurrent_v2": runtime.push_context,
+        "cuCtxPopCurrent_v2": runtime.pop_context,
     }
     hip = {
         "hipMemcpyAsync": runtime.hip_copy,

@@ -12,7 +12,7 @@ import torch
 from support.fake_cuda import PAGE_BYTES, PATIENCE_S, FakeCUDA, Stream, mapped
 from support.gated_copies import GRACE_S, error_of, expect_success, one_tensor
 
-from kvtier_sdk.worker import KVGroup, KVTensor, OffloadWorker
+from kvtier_sdk.worker import DeviceBlocks, KVGroup, KVTensor, OffloadWorker
 from kvtier_sdk.worker import cuda as cuda_module
 from kvtier_sdk.worker import registration as registration_module
 from kvtier_sdk.worker.cuda import CUDADevice
@@ -162,6 +162,22 @@ def test_the_caller_of_a_job_of_many_runs_does_not_wait_for_the_stream(
     runtime.release(gate)
     expect_success(worker, *range(5))
     assert np.array_equal(host[slots], kv.tensor[ids].numpy())
+
+
+def test_no_piece_has_many_short_runs_beside_long_ones(runtime: FakeCUDA, opened: Opener) -> None:
+    long, short = one_tensor(64, 16 * PAGE_BYTES), one_tensor(4000, 16)
+    group = KVGroup([long])
+    worker = OffloadWorker(
+        [group, KVGroup([short])],
+        mapped(4100, 16 * PAGE_BYTES),
+        device=CUDADevice(torch.device("cuda")),
+    )
+    computing, gate = held_stream()
+    blocks = DeviceBlocks([*range(0, 64, 2), *range(0, 4000, 2)], [32, 2000], [0, 0])
+    worker.submit_load(1, blocks, range(2032), after=computing)
+    runtime.release(gate)
+    expect_success(worker, 1)
+    worker.shutdown()
 
 
 @pytest.mark.usefixtures("small_pieces")

@@ -40,7 +40,7 @@ def test_a_refusal_is_warned_of_and_not_left_for_the_engine(
     runtime.limit_bytes = limit_bytes
     CUDADevice(torch.device("cuda")).register(host(100, PAGE_BYTES), ())
     assert runtime.pieces == {}
-    assert "did not register 32 KiB of host memory (error 1), check `ulimit -l`" in caplog.text
+    assert "did not register 32 KiB of host memory (error 1): check `ulimit -l`" in caplog.text
 
 
 def test_unregistering_lost_memory_leaves_no_error(runtime: FakeCUDA) -> None:
