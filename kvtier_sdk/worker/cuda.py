@@ -16,7 +16,7 @@ from kvtier_sdk.runner.jobs import Operation
 from kvtier_sdk.worker.device import Copy, Device, StreamOrEvent
 from kvtier_sdk.worker.driver import ORDER_ANY, ORDER_STREAM, CUDADriver, Driver, HIPDriver
 from kvtier_sdk.worker.gather import Gatherer, PageKernel, StagedPiece
-from kvtier_sdk.worker.planning import CopyPlan, GroupLayout, HostLayout, JobPlan
+from kvtier_sdk.worker.planning import PIECE_RUNS, CopyPlan, GroupLayout, HostLayout, JobPlan
 from kvtier_sdk.worker.registration import RefusedError, Registration
 
 _log = logging.getLogger("kvtier.worker")
@@ -24,11 +24,11 @@ _log = logging.getLogger("kvtier.worker")
 #: Approximate limit of the bytes queued on a stream. More bytes would delay expedited loads. With
 #: fewer, the link to the host could fall idle while a busy interpreter delays pieces for 5 ms.
 WINDOW_BYTES = 256 * 1024**2
-#: Approximate limit of the runs queued on a stream. With many more, the driver would let the caller
-#: wait until the stream has moved some of them.
+#: Approximate limit of the runs queued on a stream. A driver that was given 131,072 runs kept the
+#: caller waiting until the stream moved them. From how many on it does so is not known.
 WINDOW_RUNS = 1024
-#: A piece is queued at once, and has at most so many bytes and runs.
-PIECE_BYTES, PIECE_RUNS = 64 * 1024**2, 256
+#: Copies are queued in pieces of at most this size.
+PIECE_BYTES = 64 * 1024**2
 #: Priorities of the streams for stores, loads and expedited loads.
 _PRIORITIES = (0, -1, -1)
 #: Pause before the repetition of a failed query.
@@ -88,20 +88,16 @@ class CUDADevice(Device):
         with self.driver.during_captures():
             # Record an event now, because the copy must wait only for work queued before this call.
             event = after.record_event() if isinstance(after, torch.Stream) else after
-        with self.driver.during_captures(), self.current():
-            pieces: Sequence[_Piece]
-            if self._gatherer is not None and self._gatherer.suits(plan):
-                pieces = self._gatherer.pieces(plan, number)
-            else:
-                runs = plan.runs()
-                pieces = [
-                    piece
-                    for part in runs.split(-(-runs.size_bytes // PIECE_BYTES))
-                    for piece in part.in_pieces(PIECE_RUNS)
-                ]
-            copy = _StreamCopy(self, lane.copies, pieces, operation, event)
-            lane.add(copy)
+            with self.current():
+                copy = _StreamCopy(self, lane.copies, self._pieces(plan, number), operation, event)
+                lane.add(copy)
         return copy
+
+    def _pieces(self, plan: JobPlan, lane: int) -> Sequence[_Piece]:
+        if self._gatherer is not None and self._gatherer.suits(plan):
+            return self._gatherer.pieces(plan, lane)
+        parts = plan.runs().split(-(-plan.size_bytes // PIECE_BYTES))
+        return [piece for part in parts for piece in part.in_pieces(PIECE_RUNS)]
 
     def close(self) -> None:
         self._gatherer = None

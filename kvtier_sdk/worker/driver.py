@@ -99,9 +99,8 @@ class CUDADriver(Driver):
         except OSError as error:
             raise ConfigError(f"the driver of the accelerator cannot be loaded: {error}") from error
         self._context = ctypes.c_void_p()
-        ordinal = torch.cuda.current_device() if device.index is None else device.index
         # torch uses the same context, and the process keeps it until its end.
-        if status := library.cuDevicePrimaryCtxRetain(ctypes.byref(self._context), ordinal):
+        if status := library.cuDevicePrimaryCtxRetain(ctypes.byref(self._context), device.index):
             raise ConfigError(f"{device} has no context: error {status}")
         self._push, self._pop = library.cuCtxPushCurrent_v2, library.cuCtxPopCurrent_v2
         self._copy_one = library.cuMemcpyAsync
@@ -121,12 +120,13 @@ class CUDADriver(Driver):
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
         # A new thread has no context until the runtime sets one, and the engine may use another.
-        if status := self._push(self._context):
-            raise KVTierError(f"cuCtxPushCurrent: error {status}")
+        # If the context is lost, calls in the block fail and say so.
+        is_pushed = not self._push(self._context)
         try:
             yield
         finally:
-            self._pop(ctypes.byref(ctypes.c_void_p()))
+            if is_pushed:
+                self._pop(ctypes.byref(ctypes.c_void_p()))
 
     def copy_batch(
         self, into: Int64s, out_of: Int64s, lengths_bytes: Int64s, order: int, stream: int

@@ -19,6 +19,7 @@ import torch
 from kvtier_sdk.errors import KVTierError
 from kvtier_sdk.runner.jobs import Operation
 from kvtier_sdk.worker.planning import (
+    PIECE_RUNS,
     CopyPlan,
     GroupLayout,
     GroupShare,
@@ -39,8 +40,6 @@ MIN_RUNS_PER_COPY = 4
 PART_BYTES = 16 * 1024**2
 #: Staging parts for each kind of job. While the kernel uses one part, a copy uses the other part.
 PARTS = 2
-#: The most chunks in a piece. A chunk is at least one run.
-PIECE_CHUNKS = 256
 #: Size and alignment of the kernel's memory accesses.
 _WORD_BYTES = 16
 
@@ -174,7 +173,7 @@ class Gatherer:
             table = self._tables[share.layout]
             per_chunk = share.layout.blocks_per_chunk
             for band in _bands(share.layout):
-                step = min(PIECE_CHUNKS, PART_BYTES // band.size_bytes)
+                step = min(PIECE_RUNS, PART_BYTES // band.size_bytes)
                 for first in range(0, len(share.blocks), step):
                     some = slice(first, first + step)
                     chunks = GroupShare(share.layout, share.blocks[some], share.hosts[some])

@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 
 Int64s: TypeAlias = NDArray[np.int64]
 
+#: A device queues a job in pieces of at most this many runs, or chunks if a chunk is one run.
+PIECE_RUNS = 256
+
 
 @dataclass(frozen=True, eq=False)
 class GroupLayout:
@@ -107,16 +110,17 @@ class CopyPlan:
         cuts = np.array([self.size_bytes * part // parts for part in range(1, parts)], np.int64)
         whole = self._cut(cuts)
         firsts = (whole.lengths_bytes.cumsum().searchsorted(cuts) + 1).tolist()
-        return [
-            CopyPlan(whole.device[first:end], whole.host[first:end], whole.lengths_bytes[first:end])
-            for first, end in pairwise([0, *firsts, len(whole.host)])
-        ]
+        return whole._parts([0, *firsts])
 
     def in_pieces(self, runs: int) -> list[CopyPlan]:
         """Divide the plan into plans of at most ``runs`` runs."""
+        return self._parts(range(0, self.runs, runs))
+
+    def _parts(self, firsts: Sequence[int]) -> list[CopyPlan]:
+        """Divide the plan into plans that begin with these runs."""
         return [
-            CopyPlan(self.device[some], self.host[some], self.lengths_bytes[some])
-            for some in (slice(at, at + runs) for at in range(0, self.runs, runs))
+            CopyPlan(self.device[first:end], self.host[first:end], self.lengths_bytes[first:end])
+            for first, end in pairwise([*firsts, self.runs])
         ]
 
     def cut_at(self, addresses: Int64s) -> CopyPlan:

@@ -101,8 +101,9 @@ class Registration:
 
 def _register(begin: int, end: int, host: HostLayout, driver: Driver) -> _Piece:
     first, last = max(begin, host.address), min(end, host.end) - 1
+    address = driver.device_address(first)
     # The owner of the memory may have registered it, as torch does with pinned tensors.
-    is_ours = driver.device_address(first) is None or driver.device_address(last) is None
+    is_ours = address is None or driver.device_address(last) is None
     if is_ours:
         size = format_bytes(end - begin)
         if not host.has_own_pages and (begin < host.address or host.end < end):
@@ -118,16 +119,15 @@ def _register(begin: int, end: int, host: HostLayout, driver: Driver) -> _Piece:
                 f"the driver did not register {size} of host memory (error {status}): check "
                 "`ulimit -l`"
             )
-    address = driver.device_address(first)
+        address = driver.device_address(first)
     return _Piece(begin, end, is_ours, 0 if address is None else address - first)
 
 
 def _cuts(host: HostLayout) -> list[int]:
     """Return the boundaries of the pieces in ascending order. Each one is a page boundary."""
     page_bytes = mmap.PAGESIZE
-    end = host.end
     piece_bytes = max(1, MAX_REGISTER_BYTES // host.row_bytes) * host.row_bytes
-    between = range(host.address + piece_bytes, end, piece_bytes)
+    between = range(host.address + piece_bytes, host.end, piece_bytes)
     # A worker's part of a slot may begin inside a page, so round down to the start of the page.
     begins = [at - at % page_bytes for at in (host.address, *between)]
-    return [*sorted(set(begins)), end + -end % page_bytes]
+    return [*sorted(set(begins)), host.end + -host.end % page_bytes]

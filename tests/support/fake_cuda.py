@@ -15,7 +15,6 @@ from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -245,6 +244,8 @@ class FakeCUDA:
         return 0
 
     def push_context(self, context: Any) -> int:
+        if self.is_lost:
+            return REFUSED
         self._thread.has_context = context.value == 1
         return 0
 
@@ -365,7 +366,6 @@ def fake_cuda(vendor: str) -> Iterator[FakeCUDA]:
         patch.setattr(ctypes, "CDLL", libraries.__getitem__)
         patch.setattr(torch.cuda, "cudart", lambda: passed_on)
         patch.setattr(torch.cuda, "device", nullcontext)
-        patch.setattr(torch.cuda, "current_device", lambda: 0)
         patch.setattr(Stream, "runtime", runtime, raising=False)
         patch.setattr(Event, "runtime", runtime, raising=False)
         patch.setattr(torch.cuda, "Stream", Stream)
@@ -385,8 +385,3 @@ def _library(functions: dict[str, Callable[..., int]]) -> SimpleNamespace:
 
 def _function(call: Callable[..., int]) -> Callable[..., int]:
     return lambda *arguments: call(*arguments)
-
-
-def mapped(slots: int, part_bytes: int) -> np.ndarray:
-    memory = np.frombuffer(mmap.mmap(-1, slots * part_bytes), np.uint8)
-    return memory.reshape(slots, part_bytes)

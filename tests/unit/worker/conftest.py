@@ -52,7 +52,7 @@ def opened(runtime: FakeCUDA) -> Iterator[Callable[..., OffloadWorker]]:
 
     def make(kv: KVGroup | KVTensor, host: np.ndarray) -> OffloadWorker:
         group = kv if isinstance(kv, KVGroup) else KVGroup([kv])
-        device = CUDADevice(torch.device("cuda"))
+        device = CUDADevice(torch.device("cuda:0"))
         workers.append(OffloadWorker([group], host, device=device))
         return workers[-1]
 

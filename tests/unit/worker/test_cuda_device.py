@@ -9,8 +9,9 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from support.fake_cuda import PAGE_BYTES, PATIENCE_S, FakeCUDA, Stream, mapped
+from support.fake_cuda import PAGE_BYTES, PATIENCE_S, FakeCUDA, Stream
 from support.gated_copies import GRACE_S, error_of, expect_success, one_tensor
+from support.gpu.memory import mapped
 
 from kvtier_sdk.worker import DeviceBlocks, KVGroup, KVTensor, OffloadWorker
 from kvtier_sdk.worker import cuda as cuda_module
@@ -170,7 +171,7 @@ def test_no_piece_has_many_short_runs_beside_long_ones(runtime: FakeCUDA, opened
     worker = OffloadWorker(
         [group, KVGroup([short])],
         mapped(4100, 16 * PAGE_BYTES),
-        device=CUDADevice(torch.device("cuda")),
+        device=CUDADevice(torch.device("cuda:0")),
     )
     computing, gate = held_stream()
     blocks = DeviceBlocks([*range(0, 64, 2), *range(0, 4000, 2)], [32, 2000], [0, 0])
@@ -249,7 +250,7 @@ def test_submitting_does_not_keep_others_from_asking(runtime: FakeCUDA, opened: 
 
 
 def test_a_dropped_worker_unregisters_after_its_copies(runtime: FakeCUDA, opened: Opener) -> None:
-    device = CUDADevice(torch.device("cuda"))
+    device = CUDADevice(torch.device("cuda:0"))
     kv, host = one_tensor(), mapped(16, 64)
     worker = OffloadWorker([KVGroup([kv])], host, device=device)
     computing, gate = held_stream()

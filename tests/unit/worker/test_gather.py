@@ -11,8 +11,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.fake_cuda import FakeCUDA, FakePageKernel, Stream, copy_pages, fake_cuda, mapped
+from support.fake_cuda import FakeCUDA, FakePageKernel, Stream, copy_pages, fake_cuda
 from support.gated_copies import error_of, expect_success, filled
+from support.gpu.memory import mapped
 
 from kvtier_sdk.worker import DeviceBlocks, KVGroup, KVTensor, OffloadWorker
 from kvtier_sdk.worker import cuda as cuda_module
@@ -119,7 +120,7 @@ def test_a_gathered_job_moves_the_same_bytes_as_one_that_is_copied_run_by_run(
         # Most jobs and some chunks are larger than a staging part of this size.
         patch.setattr(gather_module, "PART_BYTES", 480)
         found = []
-        for host, device in zip(memory, (None, CUDADevice(torch.device("cuda"))), strict=True):
+        for host, device in zip(memory, (None, CUDADevice(torch.device("cuda:0"))), strict=True):
             with OffloadWorker(groups, host[:, 16:-32], device=device) as worker:
                 worker.submit_store(1, blocks, slots, after=Stream())
                 expect_success(worker, 1)

@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from support.fake_cuda import PAGE_BYTES, FakeCUDA, mapped, pages_of
+from support.fake_cuda import PAGE_BYTES, FakeCUDA, pages_of
+from support.gpu.memory import mapped
 
 from kvtier_sdk import PoolLayout
 from kvtier_sdk.worker import registration as registration_module
@@ -38,13 +39,13 @@ def test_a_refusal_is_warned_of_and_not_left_for_the_engine(
 ) -> None:
     monkeypatch.setattr(registration_module, "MAX_REGISTER_BYTES", 8 * PAGE_BYTES)
     runtime.limit_bytes = limit_bytes
-    CUDADevice(torch.device("cuda")).register(host(100, PAGE_BYTES), ())
+    CUDADevice(torch.device("cuda:0")).register(host(100, PAGE_BYTES), ())
     assert runtime.pieces == {}
     assert "did not register 32 KiB of host memory (error 1): check `ulimit -l`" in caplog.text
 
 
 def test_unregistering_lost_memory_leaves_no_error(runtime: FakeCUDA) -> None:
-    device = CUDADevice(torch.device("cuda"))
+    device = CUDADevice(torch.device("cuda:0"))
     device.register(host(4, PAGE_BYTES), ())
     runtime.pieces.clear()
     device.close()
@@ -57,7 +58,7 @@ def test_pieces_of_a_large_pool_share_no_page_and_cut_no_slot(
 ) -> None:
     monkeypatch.setattr(registration_module, "MAX_REGISTER_BYTES", 64 * PAGE_BYTES)
     part = host(100, part_bytes, workers=3, worker=worker)
-    device = CUDADevice(torch.device("cuda"))
+    device = CUDADevice(torch.device("cuda:0"))
     device.register(part, ())
     assert len(runtime.pieces) > 1
     assert slot_pages(part) <= runtime.pages()
@@ -76,13 +77,13 @@ def test_rows_that_begin_inside_pages_are_registered_too(
 ) -> None:
     monkeypatch.setattr(registration_module, "MAX_REGISTER_BYTES", 64 * PAGE_BYTES)
     part = HostLayout(1000, ADDRESS + 32, row_bytes, row_bytes - 64)
-    CUDADevice(torch.device("cuda")).register(part, ())
+    CUDADevice(torch.device("cuda:0")).register(part, ())
     assert len(runtime.pieces) > 1
     assert slot_pages(part) <= runtime.pages()
 
 
 def open_device(host: HostLayout) -> CUDADevice:
-    device = CUDADevice(torch.device("cuda"))
+    device = CUDADevice(torch.device("cuda:0"))
     device.register(host, ())
     return device
 
