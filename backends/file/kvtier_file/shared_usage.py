@@ -168,8 +168,10 @@ class SharedUsage:
         reservation = Reservation(self._fingerprint, self._reserved_bytes)
         self._header.reservations[self._lease] = reservation
 
-    def _other_leases(self) -> set[str]:
-        return {*self._header.reservations, *self._files.leases.names()} - {self._lease}
+    def _other_leases(self) -> list[str]:
+        """Return all other leases, first those with a reservation, whose owners may be alive."""
+        leases = dict.fromkeys([*self._header.reservations, *self._files.leases.names()])
+        return [one for one in leases if one != self._lease]
 
     def _next_lease(self) -> list[str]:
         """Return one other lease, in each call the next one, because checking all would be slow."""

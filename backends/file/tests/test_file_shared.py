@@ -408,6 +408,30 @@ async def test_a_file_put_there_by_hand_is_counted_when_it_is_used(bench, use):
     assert_clean(bench)
 
 
+async def test_who_joins_asks_first_those_who_have_a_reservation(bench, monkeypatch):
+    """Processes that were killed while they joined leave leases, and the next must not ask all."""
+    await bench.open()
+    leases = bench.root / ".shared" / "leases"
+    (living,) = os.listdir(leases)
+    for number in range(20):
+        (leases / f"{number:016x}").touch()
+    asked = []
+    is_held = Leases.is_held
+
+    def asking(self, name):
+        asked.append(name)
+        return is_held(self, name)
+
+    monkeypatch.setattr(Leases, "is_held", asking)
+    store = bench.make()._store
+    store.open()
+    store.count()
+    # The second time, all are asked, to clean up after the dead.
+    assert asked[:2] == [living, living]
+    assert len(asked) == 2 + 20
+    store.close()
+
+
 async def test_a_lost_lease_is_taken_again(pair):
     one, other = pair
     first = await one.open()
