@@ -22,22 +22,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from functools import partial
-from importlib import import_module
 
 from runner import Benchmark, Sample, positive
-from ways.way import Subject, Way, Work
+from ways.way import SUBJECTS, Subject, Way, Work, open_subject
 
 from kvtier_sdk.options.units import parse_bytes
-
-#: Each backend's class in the module ``ways.<backend>_ways``, which needs the backend's clients.
-SUBJECTS = {
-    "file": "FileSubject",
-    "redis": "RedisSubject",
-    "s3": "S3Subject",
-    "mooncake": "MooncakeSubject",
-}
 
 
 def main() -> None:
@@ -57,8 +47,7 @@ def main() -> None:
     chosen = ("keep", "full", "sealed", "tls")
     of_subject = {name: True for name in chosen if getattr(options, name)}
     for backend in options.backend:
-        make_subject = getattr(import_module(f"ways.{backend}_ways"), SUBJECTS[backend])
-        with closing(make_subject(options.root, **of_subject)) as subject:
+        with open_subject(backend, options.root, **of_subject) as subject:
             for kib in options.kib:
                 work = _work(subject, kib * 1024, options.total, options.at_a_time)
                 ways = subject.ways(work)

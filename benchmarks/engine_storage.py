@@ -12,7 +12,6 @@ process and of the tiers' processes, without servers. Only kvtier's storages che
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -30,14 +29,11 @@ def main() -> None:
     bench.option("engine", choices=("lmcache", "sglang"))
     bench.option("--mib", type=positive, default=128, help="of a batch (%(default)s)")
     options = bench.parse()
-    with (
-        tempfile.TemporaryDirectory(prefix="kvtier-bench-", dir=options.root) as folder,
-        ExitStack() as stack,
-    ):
+    with bench.folder() as folder, ExitStack() as stack:
         engine = import_module(f"ways.{options.engine}_storages")
-        for group, storages in engine.storages(Path(folder), options.mib << 20, stack).items():
+        for group, storages in engine.storages(folder, options.mib << 20, stack).items():
             turns = {
-                way: partial(_turn, storage, Path(folder, group, way), options.mib)
+                way: partial(_turn, storage, folder / group / way, options.mib)
                 for way, storage in storages.items()
             }
             bench.measure(group, turns, warm_up=True)

@@ -18,18 +18,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
-import json
+import multiprocessing
+import os
 import shutil
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+import traceback
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
-from runner import Benchmark, Sample, positive
+from runner import Benchmark, Sample, freeze, positive
 from ways.file_ways import FileSubject, PlainFiles
 from ways.tier_way import TierWay
 from ways.way import Way, Work
@@ -39,33 +39,15 @@ from kvtier_sdk.options.units import parse_bytes
 WAYS = ("tier", "evict", "plain")
 
 
-@dataclass(frozen=True)
-class Job:
-    way: str
-    root: str
-    number: int
-    chunk_bytes: int
-    chunks: int
-    concurrency: int
-    capacity_bytes: int | None
-    direct_io: str
-
-
 def main() -> None:
-    if sys.argv[1:2] == ["--worker"]:
-        _serve(Job(**json.loads(sys.argv[2])))
-        return
     bench = Benchmark(__doc__, rounds=5)
     bench.option("--processes", type=positive, nargs="+", default=[1, 2, 4], help="1 2 4")
     bench.option("--total", type=parse_bytes, default="512MiB", help="%(default)s")
     bench.option("--chunk", type=parse_bytes, default="1MiB", help="%(default)s")
-    at_a_time = "calls, or threads, at a time (%(default)s)"
-    bench.option("--concurrency", type=positive, default=4, help=at_a_time)
-    bench.option("--direct-io", choices=("auto", "on", "off"), default="auto")
     options = bench.parse()
-    with tempfile.TemporaryDirectory(prefix="kvtier-bench-", dir=options.root) as root:
+    with bench.folder() as folder:
         sides = {
-            f"{way}, {processes}": partial(_turn, way, processes, Path(root) / "kv", options)
+            f"{way}, {processes}": partial(_turn, way, processes, folder / "kv", options)
             for way, processes in itertools.product(WAYS, options.processes)
         }
         bench.measure("processes at one root", sides)
@@ -73,104 +55,65 @@ def main() -> None:
 
 
 def _turn(
-    way: str, processes: int, place: Path, options: argparse.Namespace, number: int
+    way: str, processes: int, root: Path, options: argparse.Namespace, number: int
 ) -> Iterator[Sample]:
-    rates = dict(zip(("store", "load"), _measure(way, processes, place, options), strict=True))
-    shutil.rmtree(place)
-    if way == "evict":
-        del rates["load"]  # half of the chunks have been evicted, so loads would miss
-    for operation, rate in rates.items():
-        yield operation, "throughput", "MiB/s", rate
-
-
-def _measure(
-    way: str, processes: int, place: Path, arguments: argparse.Namespace
-) -> tuple[float, float]:
-    """Return the store rate and the load rate of all processes together, in MiB/s."""
-    chunks = arguments.total // arguments.chunk // processes
-    object_bytes = arguments.chunk + FileSubject.header_bytes
-    capacity_bytes = processes * chunks * object_bytes // 2 if way == "evict" else None
-    place.mkdir()
-    workers = []
-    for number in range(processes):
-        job = Job(
-            way,
-            str(place),
-            number,
-            arguments.chunk,
-            chunks,
-            arguments.concurrency,
-            capacity_bytes,
-            arguments.direct_io,
-        )
-        command = [sys.executable, __file__, "--worker", json.dumps(asdict(job))]
-        pipe = subprocess.PIPE
-        workers.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True))
-    moved_mib = processes * chunks * object_bytes / 2**20
-    rates = [moved_mib / _phase(workers) for _ in ("store", "load")]
-    for worker in workers:
-        worker.communicate()
-        if worker.returncode:
-            raise SystemExit(f"a worker ended with {worker.returncode}")
-    return rates[0], rates[1]
-
-
-def _phase(workers: Sequence[subprocess.Popen[str]]) -> float:
-    """Start the next phase of all workers; return the seconds until the last worker has ended."""
-    for worker in workers:
-        if worker.stdout is None or worker.stdout.readline() != "ready\n":
-            raise SystemExit("a worker did not start")
-    for worker in workers:
-        assert worker.stdin is not None
-        worker.stdin.write("go\n")
-        worker.stdin.flush()
-    spans = []
-    for worker in workers:
-        assert worker.stdout is not None
-        spans.append([float(text) for text in worker.stdout.readline().split()])
-    return max(end for _, end in spans) - min(start for start, _ in spans)
+    chunks = options.total // options.chunk // processes
+    context = multiprocessing.get_context("spawn")
+    together = context.Barrier(processes)
+    work = partial(_work, way, root, options.chunk, chunks, processes)
+    root.mkdir()
+    with ProcessPoolExecutor(processes, context, _begin, (together,)) as workers:
+        spans = zip(*workers.map(work, range(processes)), strict=True)
+    shutil.rmtree(root)
+    moved_mib = processes * chunks * (FileSubject.header_bytes + options.chunk) / 2**20
+    for operation, of_workers in zip(("store", "load"), spans, strict=False):
+        starts_s, ends_s = zip(*of_workers, strict=True)
+        yield operation, "throughput", "MiB/s", moved_mib / (max(ends_s) - min(starts_s))
 
 
 # The code below runs in a worker.
 
 
-def _serve(job: Job) -> None:
-    work = Work(
-        chunk_bytes=job.chunk_bytes,
-        header_bytes=FileSubject.header_bytes,
-        chunks=job.chunks,
-        keys=job.chunks,
-        at_a_time=job.concurrency,
-    )
-    start = f"{job.number:08}"
-    way: Way
-    if job.way == "plain":
-        way = PlainFiles(work, Path(job.root), direct_io=job.direct_io, start=start)
+def _begin(barrier: Barrier) -> None:
+    global _together
+    _together = barrier
+
+
+def _work(
+    way: str, root: Path, chunk_bytes: int, chunks: int, processes: int, number: int
+) -> list[tuple[float, float]]:
+    work = Work(chunk_bytes, FileSubject.header_bytes, chunks, chunks, at_a_time=4)
+    start, is_full = f"{number:08}", way == "evict"
+    files: Way
+    if way == "plain":
+        files = PlainFiles(work, root, start=start)
     else:
-        capacity = {"capacity": job.capacity_bytes} if job.capacity_bytes else {}
-        way = TierWay(
-            work,
-            key_start=start.encode(),
-            may_evict=job.capacity_bytes is not None,
-            type="file",
-            root=job.root,
-            min_free=0,
-            direct_io=job.direct_io,
-            **capacity,
-        )
-    asyncio.run(_run(way))
+        capacity = {"capacity": processes * chunks * work.object_bytes // 2} if is_full else {}
+        tier = {"type": "file", "root": str(root), "min_free": 0, **capacity}
+        files = TierWay(work, key_start=start.encode(), may_evict=is_full, **tier)
+    try:
+        # If half of the chunks have been evicted, loads would miss.
+        return asyncio.run(_spans(files, is_loaded=not is_full))
+    except BaseException:
+        traceback.print_exc()
+        # Now the pool ends the other workers, which wait for this one.
+        os._exit(1)
 
 
-async def _run(way: Way) -> None:
+async def _spans(way: Way, *, is_loaded: bool) -> list[tuple[float, float]]:
+    """Return the start and end of the stores and of the loads, by a clock of all processes."""
+    spans = []
     await way.open()
-    for move in (way.store, way.load):
-        print("ready", flush=True)
-        sys.stdin.readline()
+    # A collection in one worker, while it holds the root's lock, would stop all.
+    freeze()
+    for move in (way.store, way.load) if is_loaded else (way.store,):
+        _together.wait()
         start_s = time.perf_counter()
         await move()
-        # The parent can compare these times, because all processes share the clock of perf_counter.
-        print(start_s, time.perf_counter(), flush=True)
+        spans.append((start_s, time.perf_counter()))
+    _together.wait()
     await way.close()
+    return spans
 
 
 if __name__ == "__main__":

@@ -8,9 +8,6 @@ Then the device cache and the host pool are emptied. The second time, the chunks
 files, without the page cache if the disk allows it. Both answers must be equal. Then the files are
 only read, for the disk's share of the time. At the end, one byte of each file is inverted, and a
 stored prompt is served from the files.
-
-With --compress, kvtier's tiers alone are compared, plain and compressed, for a model in bfloat16:
-files, and an S3 server on the loopback. Nothing is damaged then.
 """
 
 from __future__ import annotations
@@ -18,18 +15,15 @@ from __future__ import annotations
 import mmap
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
 
 from results import Series
 from runner import Benchmark, Sample, must_be_equal, positive
-from support.s3_server import S3Server
 from support.vllm_engine import (
     BLOCK_TOKENS,
     OUR_MANAGER,
@@ -53,24 +47,13 @@ SHAPE = {
     "max_position_embeddings": 32768,
 }
 VLLM, OURS_A, OURS_B = "vLLM's file tier", "kvtier (a), our tier", "kvtier (b), our manager"
-#: The sides with --compress, and the option's value for each.
-_COMPRESSED = {
-    "files, auto": "auto",
-    "files, plain": "never",
-    "files, compressed": "always",
-    "S3, plain": "never",
-    "S3, compressed": "always",
-}
 _POOL_BYTES = 2**30
 _MOST_FILE_BYTES = 2**25
 
 
 class Side:
-    def __init__(
-        self, engine: Engine, root: Path, chunks: int, chunk_bytes: int, *, is_rounded: bool
-    ) -> None:
+    def __init__(self, engine: Engine, root: Path, chunks: int, chunk_bytes: int) -> None:
         self._engine = engine
-        self._is_rounded = is_rounded
         self._root = root
         self._chunks = chunks
         self._chunk_bytes = chunk_bytes
@@ -81,11 +64,7 @@ class Side:
         computed = self._serve(prompt)
         self._forget()
         loaded = self._serve(prompt)
-        # In bfloat16 a loaded prefix changes log-probabilities by a rounding, so compare tokens.
-        is_same = computed["tokens"] == loaded["tokens"]
-        if not self._is_rounded:
-            is_same = same([computed], [loaded])
-        must_be_equal(is_same and loaded["cached"] > 0)
+        must_be_equal(same([computed], [loaded]) and loaded["cached"] > 0)
         for case, served in (("computed", computed), ("from files", loaded)):
             yield case, "time to first token", "ms", 1e3 * served["first_token_s"]
         files = self._files()
@@ -142,10 +121,10 @@ def read_s(paths: Iterable[Path]) -> float:
         return time.perf_counter() - start_s
 
 
-def offloading(name: str, url: str, root: Path) -> dict[str, Any]:
+def offloading(name: str, root: Path) -> dict[str, Any]:
     """Return ``kv_connector_extra_config`` for vLLM."""
     way = OUR_TIERS if name in (OURS_A, VLLM) else OUR_MANAGER
-    ours = way.offloading(url, host_bytes=_POOL_BYTES) or {}
+    ours = way.offloading(f"file://{root}", host_bytes=_POOL_BYTES) or {}
     if name == VLLM:
         # Use kvtier's spec, because vLLM's own spec does not run on a CPU. The two specs differ
         # only in the copies to the device.
@@ -158,51 +137,32 @@ def main() -> None:
     bench.option("--tokens", type=positive, default=2048, help="of a prompt (%(default)s)")
     bench.option("--layers", type=positive, default=16, help="of the model (%(default)s)")
     bench.option("--threads", type=positive, default=2, help="of an engine (%(default)s)")
-    bench.option("--compress", action="store_true", help="plain beside compressed chunks")
     options = bench.parse()
-    directory = tempfile.TemporaryDirectory(prefix="kvtier-first-", dir=options.root)
-    with directory as place, ExitStack() as stack:
-        folder = Path(place)
+    chunks, chunk_bytes = options.tokens // BLOCK_TOKENS, BLOCK_TOKENS * options.layers * 4096
+    with bench.folder() as folder, ExitStack() as stack:
         model = make_model(folder / "model", num_hidden_layers=options.layers, **SHAPE)
         interpreter = Interpreter(folder / "interpreter", threads=options.threads)
         stack.callback(interpreter.close)
         sides = {}
-        # A compressed chunk of bfloat16 is longer than a quarter of one of float32.
-        token_bytes = options.layers * (1024 if options.compress else 4096)
-        chunks, chunk_bytes = options.tokens // BLOCK_TOKENS, BLOCK_TOKENS * token_bytes
-        names, more = (OURS_B, OURS_A, VLLM), {}
-        if options.compress:
-            server = stack.enter_context(S3Server(folder))
-            names, more = tuple(_COMPRESSED), {"dtype": "bfloat16"}
         # With these limits, the engine computes a prompt in one step, as on a GPU.
         lengths = dict.fromkeys(("max_model_len", "max_num_batched_tokens"), options.tokens + 256)
-        for number, name in enumerate(names):
+        for number, name in enumerate((OURS_B, OURS_A, VLLM)):
             root = folder / f"kv-{number}"
             root.mkdir(mode=0o700)
             log = folder / f"engine-{number}.log"
-            url = f"file://{root}"
-            if options.compress:
-                is_s3, how = name.startswith("S3"), {"compress": _COMPRESSED[name]}
-                url = server.tier_url(f"kv/{number}", **how) if is_s3 else f"{url}?{urlencode(how)}"
-            engine = Engine(interpreter, model, log, offloading(name, url, root), **lengths, **more)
-            sides[name] = Side(
-                stack.enter_context(engine),
-                root,
-                chunks,
-                chunk_bytes,
-                is_rounded=options.compress,
-            )
+            engine = Engine(interpreter, model, log, offloading(name, root), **lengths)
+            stack.enter_context(engine)
+            sides[name] = Side(engine, root, chunks, chunk_bytes)
             print(f"started: {name}", file=sys.stderr, flush=True)
         group = f"{options.tokens:,} tokens"
         bench.measure(group, {name: side.serve for name, side in sides.items()})
-        if not options.compress:
-            bench.add(
-                [
-                    Series(group, case, name, quantity, unit, [value])
-                    for name, side in sides.items()
-                    for case, quantity, unit, value in side.serve_damaged(options.rounds)
-                ]
-            )
+        bench.add(
+            [
+                Series(group, case, name, quantity, unit, [value])
+                for name, side in sides.items()
+                for case, quantity, unit, value in side.serve_damaged(options.rounds)
+            ]
+        )
     bench.finish()
 
 

@@ -18,20 +18,18 @@ the thread waited for a processor or for the interpreter lock.
 from __future__ import annotations
 
 import gc
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from offered_load import offered_apart, offered_here
-from runner import Benchmark, Sample
-from support.redis_server import Server
+from runner import Benchmark, Sample, freeze
+from ways.way import open_subject
 
+TIERS = ("file", "redis")
 WAYS = ("process", "thread", "apart")
 _STEP_S = 0.005
 _TURN_S = 0.25
@@ -42,17 +40,16 @@ _WIDTH = 64
 
 def main() -> None:
     bench = Benchmark(__doc__, rounds=3)
-    bench.option("--tier", choices=_TIERS, nargs="+", default=list(_TIERS), help="all")
+    bench.option("--tier", choices=TIERS, nargs="+", default=TIERS, help="all")
     bench.option("--mbps", type=float, nargs="+", default=[300, 800], help="%(default)s")
     bench.option("--way", choices=WAYS, nargs="+", default=WAYS, help="all")
     bench.option("--seconds", type=float, default=5, help="of each way; %(default)s")
     options = bench.parse()
     engine = BusyEngine(_STEP_S)
     for tier in options.tier:
-        directory = tempfile.TemporaryDirectory(prefix="kvtier-bench-", dir=options.root)
-        with directory as path, _TIERS[tier](Path(path)) as url:
+        with open_subject(tier, options.root) as subject:
             for mbps in options.mbps:
-                turn = partial(_turn, engine, url, mbps, options.seconds)
+                turn = partial(_turn, engine, subject.url, mbps, options.seconds)
                 bench.measure(tier, {way: partial(turn, way) for way in options.way})
     bench.finish()
 
@@ -106,9 +103,7 @@ class BusyEngine:
 
     def run(self, seconds: float, turn: Callable[[], object]) -> npt.NDArray[np.float64]:
         """Call ``turn`` at the start of each step; return each step's wall and CPU seconds."""
-        # Freeze objects, as an engine does after its start, so that the collector skips them.
-        gc.collect()
-        gc.freeze()
+        freeze()
         marks = [(time.perf_counter(), time.thread_time())]
         end_s = marks[0][0] + seconds
         while marks[-1][0] < end_s:
@@ -126,27 +121,6 @@ class BusyEngine:
         hidden = self._weights
         for _ in range(_TORCH_CALLS):
             hidden = torch.relu(torch.mm(hidden, self._weights))
-
-
-# --- tiers ------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _file(directory: Path) -> Iterator[str]:
-    yield f"file://{directory}/chunks?capacity=2GiB"
-
-
-@contextmanager
-def _redis(directory: Path) -> Iterator[str]:
-    # Beyond this memory the server evicts chunks silently, as a cache does.
-    server = Server(directory, "--maxmemory", "1gb", "--maxmemory-policy", "allkeys-lru")
-    try:
-        yield server.start().url
-    finally:
-        server.kill()
-
-
-_TIERS: dict[str, Callable[[Path], AbstractContextManager[str]]] = {"file": _file, "redis": _redis}
 
 
 if __name__ == "__main__":

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import results
@@ -50,6 +52,12 @@ class Benchmark:
     def parse(self) -> argparse.Namespace:
         self.options = self._parser.parse_args()
         return self.options
+
+    @contextmanager
+    def folder(self) -> Iterator[Path]:
+        """Make a directory in ``--root``, and remove the directory at the end of the block."""
+        with tempfile.TemporaryDirectory(prefix="kvtier-bench-", dir=self.options.root) as folder:
+            yield Path(folder)
 
     def measure(
         self,
@@ -100,6 +108,12 @@ def positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number} should be at least 1")
     return number
+
+
+def freeze() -> None:
+    """Exclude existing objects from later garbage collections, as vLLM does after its start."""
+    gc.collect()
+    gc.freeze()
 
 
 def must_be_equal(equal: bool) -> None:

@@ -16,12 +16,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import itertools
-import logging
-import mmap
 import multiprocessing
 import os
 import statistics
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -32,17 +29,14 @@ from pathlib import Path
 from typing import Any
 
 from results import Series
-from runner import Benchmark, positive
+from runner import Benchmark, freeze, positive
+from support.workbench import Workbench
 
 from kvtier_file.namespace import shard_of
 from kvtier_sdk import (
-    Namespace,
     RequestContext,
     SystemClock,
-    TierContext,
     TieringConfig,
-    TierSpec,
-    Transfer,
     load_policy,
     make_offload_key,
 )
@@ -50,7 +44,7 @@ from kvtier_sdk.engine import TieringManager, open_manager, open_pool
 
 _CHUNK_BYTES = 4096
 _REQUEST_CHUNKS = 500
-_NAMESPACE = Namespace({"engine": "benchmark"})
+_WORKBENCH = Workbench(_CHUNK_BYTES, alignment=_CHUNK_BYTES)
 _SECTIONS = ("slots", "tiers", "waiting", "files")
 
 Row = dict[str, float]
@@ -93,8 +87,8 @@ def main() -> None:
         rows = [_apart(measure, options.requests) for measure in measures]
         table(title, {"": rows[0] | rows[1]})
     if "files" in sections:
-        with tempfile.TemporaryDirectory(prefix="kvtier-bench-", dir=options.root) as root:
-            _make_files(Path(root), options.files, 2 * _CHUNK_BYTES)
+        with bench.folder() as root:
+            _make_files(root, options.files)
             title = "start of the file tier: seconds from before open, MiB"
             starts = {f"start {n}": _apart(_measure_start, root, options.files) for n in (1, 2)}
             table(title, starts)
@@ -122,7 +116,7 @@ def _measure_slots(slots: int) -> Row:
     for _ in range(-(-slots // _REQUEST_CHUNKS)):
         _compute(manager, _Meter(), next(keys), "")
     row = {"bytes": (_resident_bytes() - before_bytes) / slots}
-    _settle()
+    freeze()
     for _ in range(50):
         _compute(manager, meter, next(keys), ", evicting")
         _reuse(manager, meter, keys.earlier(min(slots, 5000) // _REQUEST_CHUNKS))
@@ -161,7 +155,7 @@ def _engine(tiers: int, **options: object) -> Iterator[TieringManager]:
     config = TieringConfig.from_dict(
         {**size, "policy": "lru", "shutdown_timeout": 1, "tiers": entries}
     )
-    with open_pool(config) as pool, open_manager(pool, config, _NAMESPACE) as manager:
+    with open_pool(config) as pool, open_manager(pool, config, _WORKBENCH.namespace) as manager:
         yield manager
 
 
@@ -169,7 +163,7 @@ def _measure_tiers(tiers: int) -> Row:
     keys, meter = _Keys(), _Meter()
     patient = dict.fromkeys(("lookup_deadline", "load_deadline", "store_deadline"), 600)
     with _engine(tiers, **patient) as manager:
-        _settle()
+        freeze()
         for _ in range(500):
             meter.call("empty step, us", 1e6, manager.on_schedule_end)
         for _ in range(10):
@@ -213,7 +207,7 @@ def _measure_waiting(requests: int) -> Row:
                 assert pending
 
         before_bytes = _resident_bytes()
-        _settle()
+        freeze()
         meter.call("first lookups", 1e3, look_up)
         meter.call("hand over", 1e3, manager.on_schedule_end)
         used_bytes = _resident_bytes() - before_bytes
@@ -235,7 +229,7 @@ def _measure_answers(requests: int) -> Row:
             waiting = [one for one in waiting if manager.lookup_prefix(one[1], one[0])[1]]
             manager.on_schedule_end()
 
-        _settle()
+        freeze()
         while waiting:
             meter.call("step", 1e3, step)
             time.sleep(0.01)
@@ -246,41 +240,28 @@ def _measure_answers(requests: int) -> Row:
 # --- files --------------------------------------------------------------------------------------
 
 
-def _make_files(root: Path, files: int, object_bytes: int) -> None:
+def _make_files(root: Path, files: int) -> None:
     """Make sparse files, each as long as a stored chunk."""
-    directory = root / _NAMESPACE.fingerprint
+    directory = root / _WORKBENCH.namespace.fingerprint
     for shard in range(256):
         (directory / f"{shard:02x}").mkdir(parents=True, mode=0o700)
     root.chmod(0o700)
     directory.chmod(0o700)
     for key in itertools.islice(itertools.chain.from_iterable(_Keys()), files):
         fd = os.open(directory / shard_of(key) / f"{key.hex()}.kv", os.O_WRONLY | os.O_CREAT, 0o600)
-        os.truncate(fd, object_bytes)
+        os.truncate(fd, _WORKBENCH.object_bytes)
         os.close(fd)
 
 
-def _measure_start(root: str, files: int) -> Row:
+def _measure_start(root: Path, files: int) -> Row:
     return asyncio.run(_start(root, files))
 
 
-async def _start(root: str, files: int) -> Row:
+async def _start(root: Path, files: int) -> Row:
     # Just enough for all chunks, because the tier refuses a capacity above the disk's size.
-    capacity = (files + _REQUEST_CHUNKS) * 2 * _CHUNK_BYTES
-    spec = TierSpec.from_url(f"file://{root}", capacity=capacity, min_free=0)
-    context = TierContext(
-        name=spec.name,
-        namespace=_NAMESPACE,
-        chunk_bytes=_CHUNK_BYTES,
-        header_bytes=_CHUNK_BYTES,
-        payload_bytes=_CHUNK_BYTES,
-        clock=SystemClock(),
-        logger=logging.getLogger("benchmark"),
-        report_removed=lambda keys, *, evicted=False: None,
-    )
-    tier = spec.tier_class(spec.config, context)
-    request = RequestContext("r")
-    header, payload = (memoryview(mmap.mmap(-1, _CHUNK_BYTES)) for _ in range(2))
-    transfer = Transfer(b"a new chunk", request, header, payload)
+    capacity = (files + _REQUEST_CHUNKS) * _WORKBENCH.object_bytes
+    tier = _WORKBENCH.make(f"file://{root}", capacity=capacity, min_free=0)
+    request, transfer = _WORKBENCH.request, _WORKBENCH.empty(b"a new chunk")
     there = next(_Keys())
     before_bytes, started_s = _resident_bytes(), time.perf_counter()
     row: Row = {}
@@ -361,12 +342,6 @@ def _apart(measure: _Measure, *arguments: Any) -> Row:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as processes:
         return processes.submit(measure, *arguments).result()
-
-
-def _settle() -> None:
-    """Exclude existing objects from later garbage collections, as vLLM does after its start."""
-    gc.collect()
-    gc.freeze()
 
 
 def _resident_bytes() -> int:

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from connector_loop import ConnectorLoop, Side
-from runner import Benchmark, Sample, positive
+from runner import Benchmark, Sample, freeze, positive
 
 from kvtier_sdk import (
     HostPool,
@@ -68,7 +68,7 @@ def main() -> None:
     options = bench.parse()
     workload = read_trace(options.trace) if options.trace else chat_workload(options.requests, 0)
     slots = options.slots
-    with tempfile.TemporaryDirectory(prefix="kvtier-bench-", dir=options.root) as directory:
+    with bench.folder() as directory:
         large = partial(KVTierSide, slots, _FILE_CHUNK_BYTES, step_s=_STEP_S)
         saturated: dict[str, Callable[[], KVTierSide]] = {
             "file tier": lambda: large(f"file://{tempfile.mkdtemp(dir=directory)}"),
@@ -134,9 +134,7 @@ def _play(
     clock_ns: Callable[[], int],
 ) -> ConnectorLoop:
     loop = ConnectorLoop(side, chunk_bytes, clock_ns)
-    # Freeze objects, as vLLM's engine does after its start, so that the collector skips them.
-    gc.collect()
-    gc.freeze()
+    freeze()
     try:
         loop.play(workload, concurrency)
     finally:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import chain
@@ -27,16 +25,9 @@ class PlainFiles(Way):
     """The limit: ``pwritev`` with a rename, and ``preadv``, without the page cache if possible."""
 
     def __init__(
-        self,
-        work: Work,
-        root: Path,
-        *,
-        direct_io: str = "auto",
-        start: str = "",
-        stale: str | None = None,
+        self, work: Work, root: Path, *, start: str = "", stale: str | None = None
     ) -> None:
         super().__init__(work)
-        self._direct = 0 if direct_io == "off" else os.O_DIRECT
         self._start = f"{root}/{start}"
         self._stale = None if stale is None else f"{root}/{stale}"
 
@@ -79,7 +70,7 @@ class PlainFiles(Way):
     def _open(self, name: str, flags: int) -> int:
         fd = os.open(name, flags, 0o600)
         try:
-            fcntl.fcntl(fd, fcntl.F_SETFL, self._direct)
+            fcntl.fcntl(fd, fcntl.F_SETFL, os.O_DIRECT)
         except OSError:
             fcntl.fcntl(fd, fcntl.F_SETFL, 0)
         return fd
@@ -137,17 +128,15 @@ class FileSubject(Subject):
     def __init__(
         self, root: Path, *, keep: bool = False, full: bool = False, sealed: bool = False
     ) -> None:
-        self._directory = Path(tempfile.mkdtemp(prefix="kvtier-bench-", dir=root))
+        super().__init__(root)
+        self.url = f"file://{self.directory}/tier?capacity=2GiB"
         self._keep = keep
         self._full = full
         self._sealed = sealed
 
-    def close(self) -> None:
-        shutil.rmtree(self._directory)
-
     def clear(self) -> None:
         patterns = () if self._keep or self._full else ("client-*/*", "compiled-*/00/*")
-        for file in chain.from_iterable(map(self._directory.glob, patterns)):
+        for file in chain.from_iterable(map(self.directory.glob, patterns)):
             file.unlink()
 
     def ways(self, work: Work) -> Mapping[str, Callable[[int], Way]]:
@@ -160,7 +149,7 @@ class FileSubject(Subject):
 
         def place(name: str, number: int | None = None) -> Path:
             own = "" if number is None or not self._keep else f"-{number}"
-            place = self._directory / f"{name}-{length}{own}"
+            place = self.directory / f"{name}-{length}{own}"
             place.mkdir(mode=0o700, exist_ok=True)
             return place
 
@@ -177,7 +166,7 @@ class FileSubject(Subject):
 
         made: dict[str, Callable[[int], Way]] = {"kvtier": engine}
         if self._sealed:
-            keys = self._directory / "chunk.keys"
+            keys = self.directory / "chunk.keys"
             keys.touch(mode=0o600)
             keys.write_text(os.urandom(32).hex())
             made["kvtier, sealed"] = partial(engine, name="sealed", codec=f"aes-gcm:{keys}")

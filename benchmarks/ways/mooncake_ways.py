@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -86,13 +85,10 @@ class MooncakeSubject(Subject):
     """A Mooncake master and a Mooncake node on the loopback."""
 
     def __init__(self, root: Path) -> None:
-        self._directory = tempfile.TemporaryDirectory(prefix="kvtier-bench-")
-        self._store = MooncakeStore(Path(self._directory.name), segment_bytes=2**30)
-        self._store.start()
-
-    def close(self) -> None:
-        self._store.kill()
-        self._directory.cleanup()
+        super().__init__(root)
+        self._store = MooncakeStore(self.directory, segment_bytes=2**30).start()
+        self.opened.callback(self._store.kill)
+        self.url = self._store.url
 
     def clear(self) -> None:
         self._store.nodes[0].ask("remove_all", True)
@@ -100,7 +96,7 @@ class MooncakeSubject(Subject):
     def ways(self, work: Work) -> Mapping[str, Callable[[int], Way]]:
         port = self._store.port
         return {
-            "kvtier": lambda number: TierWay(work, url=self._store.url),
+            "kvtier": lambda number: TierWay(work, url=self.url),
             "two buffers": lambda number: TwoBuffers(work, port),
             "one buffer": lambda number: PlainClient(work, port),
         }

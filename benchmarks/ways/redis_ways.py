@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -74,19 +73,18 @@ class RedisSubject(Subject):
     keys_bytes = 32 * 2**20
 
     def __init__(self, root: Path) -> None:
-        self._directory = tempfile.TemporaryDirectory(prefix="kvtier-bench-")
-        self._server = Server(Path(self._directory.name))
-        self._server.start()
-
-    def close(self) -> None:
-        self._server.kill()
-        self._directory.cleanup()
+        super().__init__(root)
+        # Beyond this memory the server evicts chunks silently, as a cache does.
+        options = "--maxmemory", "1gb", "--maxmemory-policy", "allkeys-lru"
+        self._server = Server(self.directory, *options).start()
+        self.opened.callback(self._server.kill)
+        self.url = self._server.url
 
     def clear(self) -> None:
         self._server.ask("FLUSHALL")
 
     def ways(self, work: Work) -> Mapping[str, Callable[[int], Way]]:
-        url, port = f"{self._server.url}?connections={work.at_a_time}", self._server.port
+        url, port = f"{self.url}?connections={work.at_a_time}", self._server.port
         return {
             "kvtier": lambda number: TierWay(work, url=url),
             "redis-py": lambda number: RedisPy(work, port),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import socket
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -147,21 +146,17 @@ class S3Subject(Subject):
     """rclone's S3 server on the loopback, with https if ``tls`` is true."""
 
     def __init__(self, root: Path, *, tls: bool = False) -> None:
-        self._directory = tempfile.TemporaryDirectory(prefix="kvtier-bench-", dir=root)
-        directory = Path(self._directory.name)
+        super().__init__(root)
         self._ca: str | None = None
         options: list[str] = []
         if tls:
-            papers = make_papers(directory)
+            papers = make_papers(self.directory)
             self._ca, (cert, key) = papers.ca, papers.server
             options = ["--cert", cert, "--key", key]
         scheme = "https" if tls else "http"
-        self._server = S3Server(directory, *options, buckets=(_BUCKET,), scheme=scheme)
-        self._server.start()
-
-    def close(self) -> None:
-        self._server.kill()
-        self._directory.cleanup()
+        self._server = S3Server(self.directory, *options, scheme=scheme).start()
+        self.opened.callback(self._server.kill)
+        self.url = self._server.url
 
     def clear(self) -> None:
         for place in (self._server.buckets / _BUCKET).iterdir():

@@ -24,12 +24,7 @@ class TierWay(Way):
     _tier: SecondaryTierManager
 
     def __init__(
-        self,
-        work: Work,
-        *,
-        key_start: bytes = b"",
-        may_evict: bool = False,
-        **options: object,
+        self, work: Work, *, key_start: bytes = b"", may_evict: bool = False, **options: object
     ) -> None:
         super().__init__(work)
         self._options = options

@@ -6,11 +6,15 @@ import asyncio
 import mmap
 import os
 import resource
+import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
 from typing import ClassVar, TypeVar
 
 import numpy as np
@@ -22,6 +26,13 @@ from kvtier_sdk.aio.blocking import close_blocking_threads
 
 # The maximum payload of one call to a tier.
 _BATCH_BYTES = 8 * 2**20
+#: Each backend's class in the module ``ways.<backend>_ways``, which needs the backend's clients.
+SUBJECTS = {
+    "file": "FileSubject",
+    "redis": "RedisSubject",
+    "s3": "S3Subject",
+    "mooncake": "MooncakeSubject",
+}
 _Item = TypeVar("_Item")
 
 
@@ -213,10 +224,22 @@ class Subject(ABC):
     Attributes:
         keys_bytes: total payload of all different keys; if ``None``, each chunk has its own key.
         header_bytes: length of each chunk's header.
+        url: a tier of the backend, with room for 1 GiB.
+        directory: place for the backend's files.
+        opened: everything that :meth:`close` closes.
     """
 
     keys_bytes: ClassVar[int | None] = None
     header_bytes: ClassVar[int] = 64
+    url: str
+
+    def __init__(self, root: Path) -> None:
+        self.opened = ExitStack()
+        folder = tempfile.TemporaryDirectory(prefix="kvtier-bench-", dir=root)
+        self.directory = Path(self.opened.enter_context(folder))
+
+    def close(self) -> None:
+        self.opened.close()
 
     @abstractmethod
     def ways(self, work: Work) -> Mapping[str, Callable[[int], Way]]:
@@ -225,5 +248,8 @@ class Subject(ABC):
     @abstractmethod
     def clear(self) -> None: ...
 
-    @abstractmethod
-    def close(self) -> None: ...
+
+def open_subject(backend: str, root: Path, **options: bool) -> closing[Subject]:
+    """Start a backend; the subject's class describes the options."""
+    kind = getattr(import_module(f"ways.{backend}_ways"), SUBJECTS[backend])
+    return closing(kind(root, **options))

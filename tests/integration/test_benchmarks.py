@@ -30,6 +30,7 @@ def bench(program: str, *arguments: str) -> str:
         ("backends.py --backend file --rounds 1 --total 4MiB --kib 256 --full", "preadv/pwritev"),
         ("backends.py --backend file --sealed --rounds 1 --total 4MiB --kib 256", "kvtier, sealed"),
         ("interference.py --rounds 1 --seconds 0.2 --mbps 20 --tier redis", "apart"),
+        ("compressed_loads.py --rounds 1 --chunks 4 --kib 256 --backend redis", "never"),
         ("policies.py --requests 40", "optimum"),
         ("scale.py --slots 10000 --tiers 1 --requests 10 --files 500", "start of the file tier"),
         (
