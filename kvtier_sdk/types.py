@@ -91,10 +91,13 @@ class RequestContext:
         params: the client's parameters (vLLM's ``kv_transfer_params``), which tiers may read.
             Their size has no limit, but a tier in a separate process gets none if their JSON
             exceeds 16 KiB.
+        resume_in_s: seconds from the request's end until the next turn of its conversation, if the
+            caller has named a time; infinite if he has said that no turn follows.
     """
 
     request_id: str
     params: Mapping[str, Any] = field(default_factory=dict)
+    resume_in_s: float | None = None
     #: The params as JSON, encoded once for all jobs of the request.
     _params_json: bytes | None = field(default=None, init=False, repr=False, compare=False)
 

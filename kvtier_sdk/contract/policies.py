@@ -77,15 +77,13 @@ class EvictionPolicy(ABC):
     once the chunk is readable, not while it is written. This policy evicts the oldest chunk::
 
         class Oldest(EvictionPolicy):
-            uses_prefix = False
-
             def __init__(self):
                 self._keys = {}
 
-            def on_insert(self, key, parent, position, request):
-                self._keys[key] = None
+            def on_insert(self, keys, request):
+                self._keys.update(dict.fromkeys(reversed(keys)))
 
-            def on_access(self, key):
+            def on_access(self, keys, request):
                 pass
 
             def on_remove(self, key):
@@ -94,33 +92,40 @@ class EvictionPolicy(ABC):
             def choose_victims(self, count, is_evictable):
                 return list(itertools.islice(filter(is_evictable, self._keys), count))
 
+    A chunk is useless without the chunks before it, so a policy should evict the end of a prefix
+    first.
+
     Attributes:
-        uses_prefix: if False, ``parent`` is always ``None`` and ``position`` 0, which saves time.
+        now_s: time of the engine's current step, in seconds from any beginning.
     """
 
-    uses_prefix: ClassVar[bool] = True
+    now_s: float = 0.0
 
     def open(self, slots: int) -> None:
         """Prepare for a primary tier of ``slots`` chunks. The SDK calls this method once, first."""
         return
 
     @abstractmethod
-    def on_insert(
-        self, key: OffloadKey, parent: OffloadKey | None, position: int, request: RequestContext
-    ) -> None:
-        """Record a chunk that has become readable.
+    def on_insert(self, keys: Sequence[OffloadKey], request: RequestContext) -> None:
+        """Record chunks that have become readable.
 
         Args:
-            key: the chunk.
-            parent: the previous chunk of the prefix; ``None`` for the first chunk, or if the
-                order is not known.
-            position: the chunk's index in the prefix; 0 is the first chunk whose order is known.
-            request: the request that stored the chunk, or for which the chunk was loaded.
+            keys: the chunks, in prefix order.
+            request: the request that stored the chunks, or for which they were loaded.
         """
 
     @abstractmethod
-    def on_access(self, key: OffloadKey) -> None:
-        """Record a use of the known chunk ``key``."""
+    def on_access(self, keys: Sequence[OffloadKey], request: RequestContext) -> None:
+        """Record that ``request`` uses the known chunks ``keys``, in prefix order."""
+
+    def on_request_finished(self, request: RequestContext, stop: str | None) -> None:
+        """Record that a request has ended. Its last chunks may become readable afterwards.
+
+        Args:
+            request: the request.
+            stop: why the answer ended, such as ``"tool_use"``; ``None`` if unknown.
+        """
+        return
 
     @abstractmethod
     def on_remove(self, key: OffloadKey) -> None:

@@ -30,8 +30,6 @@ class ARCPolicy(EvictionPolicy):
     chunk into its tier counts as the first use.
     """
 
-    uses_prefix = False
-
     def __init__(self) -> None:
         self._slots = 0
         self._once: _Order = OrderedDict()  # T1
@@ -44,31 +42,19 @@ class ARCPolicy(EvictionPolicy):
     def open(self, slots: int) -> None:
         self._slots = slots
 
-    def on_insert(
-        self, key: OffloadKey, parent: OffloadKey | None, position: int, request: RequestContext
-    ) -> None:
+    def on_insert(self, keys: Sequence[OffloadKey], request: RequestContext) -> None:
         if not self._slots:
             raise KVTierError("policy arc: open() was not called, so it does not know the capacity")
-        # A key in the shorter of the lists B1 and B2 moves the target further.
-        once, again = len(self._once_ghosts), len(self._again_ghosts)
-        if key in self._once_ghosts:
-            self._target = min(float(self._slots), self._target + max(1.0, again / once))
-            del self._once_ghosts[key]
-            self._again[key] = None
-        elif key in self._again_ghosts:
-            self._target = max(0.0, self._target - max(1.0, once / again))
-            del self._again_ghosts[key]
-            self._again[key] = None
-        else:
-            self._once[key] = None
-            self._forget_ghosts()
+        for key in reversed(keys):
+            self._insert(key)
 
-    def on_access(self, key: OffloadKey) -> None:
-        if key in self._again:
-            self._again.move_to_end(key)
-        else:
-            del self._once[key]
-            self._again[key] = None
+    def on_access(self, keys: Sequence[OffloadKey], request: RequestContext) -> None:
+        for key in reversed(keys):
+            if key in self._again:
+                self._again.move_to_end(key)
+            else:
+                del self._once[key]
+                self._again[key] = None
 
     def on_remove(self, key: OffloadKey) -> None:
         if key in self._again:
@@ -94,6 +80,21 @@ class ARCPolicy(EvictionPolicy):
             left_once -= over
             victims.append(victim)
         return victims
+
+    def _insert(self, key: OffloadKey) -> None:
+        # A key in the shorter of the lists B1 and B2 moves the target further.
+        once, again = len(self._once_ghosts), len(self._again_ghosts)
+        if key in self._once_ghosts:
+            self._target = min(float(self._slots), self._target + max(1.0, again / once))
+            del self._once_ghosts[key]
+            self._again[key] = None
+        elif key in self._again_ghosts:
+            self._target = max(0.0, self._target - max(1.0, once / again))
+            del self._again_ghosts[key]
+            self._again[key] = None
+        else:
+            self._once[key] = None
+            self._forget_ghosts()
 
     def _forget_ghosts(self) -> None:
         """Limit T1 and B1 together to the number of slots, and all four lists to twice as many."""

@@ -13,19 +13,16 @@ from kvtier_sdk.types import OffloadKey, RequestContext
 class LRUPolicy(EvictionPolicy):
     """A policy that evicts the least recently used chunk."""
 
-    uses_prefix = False
-
     def __init__(self) -> None:
         # A plain dict would be slow, because its iteration walks over deleted entries at the front.
         self._order: OrderedDict[OffloadKey, None] = OrderedDict()
 
-    def on_insert(
-        self, key: OffloadKey, parent: OffloadKey | None, position: int, request: RequestContext
-    ) -> None:
-        self._order[key] = None
+    def on_insert(self, keys: Sequence[OffloadKey], request: RequestContext) -> None:
+        self._order.update(dict.fromkeys(reversed(keys)))
 
-    def on_access(self, key: OffloadKey) -> None:
-        self._order.move_to_end(key)
+    def on_access(self, keys: Sequence[OffloadKey], request: RequestContext) -> None:
+        for key in reversed(keys):
+            self._order.move_to_end(key)
 
     def on_remove(self, key: OffloadKey) -> None:
         del self._order[key]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Collection, Mapping, Sequence
+from itertools import groupby
 from typing import Final
 
 from kvtier_sdk.aio.clock import Clock
@@ -21,8 +22,6 @@ from kvtier_sdk.tiering.compute_rate import ComputeRate
 from kvtier_sdk.tiering.outputs import LoadSpec, PrepareStoreOutput, ResetScope
 from kvtier_sdk.tiering.promotions import Promotions
 from kvtier_sdk.tiering.records import (
-    NameOrder,
-    PrefixOrder,
     RequestState,
     Slot,
     SlotState,
@@ -106,11 +105,14 @@ class TieringManager:
         self._cascade = Cascade(self._primary, headroom_slots=reserve)
         self._requests: dict[str, RequestState] = {}
         self._search = TierSearch(self._tiers, self._primary, self._promotions, self._requests)
-        self._touched: dict[OffloadKey, None] = {}
+        # Each chunk used in this step, with the request that used it last.
+        self._touched: dict[OffloadKey, RequestContext] = {}
+        # The requests that ended in this step, each with its stop.
+        self._over: list[tuple[RequestContext, str | None]] = []
         # Slots that may still be read or written by copies that began before a reset.
         self._stale_copies: list[Slot] = []
         self._collected = False
-        self._now_s = self._primary.now_s = clock.now_s()
+        self._now_s = self._primary.now_s = policy.now_s = clock.now_s()
 
     def add_tier(self, spec: TierSpec, runner: TierRunner) -> None:
         """Open a secondary tier with :meth:`TierClient.open`, and add it after the other tiers.
@@ -205,14 +207,11 @@ class TieringManager:
         mask = -1
         if tiers is not None:
             mask = sum(tier.bit for tier in self._tiers if tier.client.spec.name in tiers)
-        order: PrefixOrder | NameOrder | None = None
-        arrived_s = 0.0
+        named, arrived_s = None, 0.0
         if self._recorder is not None:
-            order, arrived_s = NameOrder(), self._clock.now_s()
-        if self._policy.uses_prefix:
-            order = PrefixOrder()
+            named, arrived_s = {}, self._clock.now_s()
         self._requests[request.request_id] = RequestState(
-            request, order, tiers=mask, arrived_s=arrived_s
+            request, named, tiers=mask, arrived_s=arrived_s
         )
         self._alive += 1
 
@@ -233,8 +232,8 @@ class TieringManager:
             self._collect()
         state = self._requests.get(request.request_id) or self._state(request)
         slot = self._by_key.get(key)
-        if state.prefix_order is not None:
-            state.prefix_order.note(key)
+        if state.named is not None:
+            state.named[key] = None
         if slot is None:
             return self._search.find(key, state)
         if slot.state is _READY:
@@ -335,7 +334,7 @@ class TieringManager:
             else:
                 sources.append(-1)
         self._primary.stats.hit_chunks += sources.count(-1)
-        self._touched.update(dict.fromkeys(keys))
+        self._touched.update(dict.fromkeys(keys, state.context))
         self._cascade.used(slots, sources, state.context)
         return LoadSpec([slot.index for slot in slots], sources)
 
@@ -370,7 +369,7 @@ class TieringManager:
         :meth:`prepare_load` records the use of its chunks itself.
         """
         check_keys(keys)
-        self._touched.update(dict.fromkeys(keys))
+        self._touched.update(dict.fromkeys(keys, request))
 
     def prepare_store(
         self, keys: Collection[OffloadKey], request: RequestContext
@@ -392,9 +391,8 @@ class TieringManager:
         distinct = dict.fromkeys(keys)
         new = [key for key in distinct if key not in by_key]
         check_keys(new)
-        if state.prefix_order is not None:
-            for key in keys:
-                state.prefix_order.note(key)
+        if state.named is not None:
+            state.named.update(distinct)
         if len(new) > self._primary.free_slots:
             self._collect()
         if self._cascade.tracks and len(new) < len(distinct):
@@ -408,9 +406,6 @@ class TieringManager:
             self._cascade.note_missing(len(rejected))
         self._primary.assign(new, slots, _WRITING)
         state.writes.update(zip(new, slots, strict=True))
-        if state.prefix_order is not None:
-            for key, slot in zip(new, slots, strict=True):
-                slot.parent, slot.position = state.prefix_order.note(key)
         if new:
             self._compute_rate.named(len(new), self._clock.now_s())
         return PrepareStoreOutput(new, [slot.index for slot in slots], list(evicted), rejected)
@@ -444,7 +439,11 @@ class TieringManager:
             self._end_if_over(state)
 
     def on_request_finished(
-        self, request: RequestContext, end_tokens: Mapping[OffloadKey, int] | None = None
+        self,
+        request: RequestContext,
+        end_tokens: Mapping[OffloadKey, int] | None = None,
+        *,
+        stop: str | None = None,
     ) -> None:
         """End a complete or aborted request; only the two ``complete`` calls may come after this.
 
@@ -457,14 +456,17 @@ class TieringManager:
                 of tokens up to the chunk's end. Chunks that were on the device are included. The
                 caller must not change the mapping afterwards. Without ``end_tokens`` a trace has no
                 lengths, and lacks the chunks that were neither looked up nor stored.
+            stop: why the answer ended, such as ``"tool_use"``. The policy learns for each ``stop``
+                when the next turn comes.
         """
         state = self._requests.get(request.request_id)
         if state is None:
             return
-        if self._recorder is not None and state.prefix_order is not None and not state.finished:
-            self._recorder.record(state.arrived_s, state.prefix_order.keys, end_tokens or {})
+        if self._recorder is not None and state.named is not None and not state.finished:
+            self._recorder.record(state.arrived_s, state.named, end_tokens or {})
         if not state.finished:
             state.finished = True
+            state.stop = stop
             self._alive -= 1
             if not self._alive:
                 # End the compute rate's burst now, because the engine may make no further step.
@@ -487,12 +489,17 @@ class TieringManager:
                 self._requests[request_id].forget_answers()
         if self._touched:
             touched = list(self._touched)
+            for _, uses in groupby(self._touched.items(), lambda use: id(use[1])):
+                (first, request), *others = uses
+                self._primary.access([first, *(key for key, _ in others)], request)
             self._touched = {}
-            self._primary.access(touched)
             # Reverse the order, so that the tiers also evict the start of a prefix last.
             touched.reverse()
             for tier in self._tiers:
                 tier.client.touch(touched)
+        for request, stop in self._over:
+            self._policy.on_request_finished(request, stop)
+        self._over = []
         self._compute_rate.step_ended(self._now_s)
         if self._recompute_s is None:
             self._primary.stats.recompute_s = self._compute_rate.chunk_s
@@ -583,8 +590,8 @@ class TieringManager:
             ) from None
 
     def _end_if_over(self, state: RequestState) -> None:
-        if state.over:
-            self._requests.pop(state.context.request_id, None)
+        if state.over and self._requests.pop(state.context.request_id, None) is not None:
+            self._over.append((state.context, state.stop))
 
     def _wait_of(self, state: RequestState) -> Wait | None:
         if not self._collected:
@@ -593,7 +600,7 @@ class TieringManager:
 
     def _collect(self) -> None:
         self._collected = True
-        self._now_s = self._primary.now_s = self._clock.now_s()
+        self._now_s = self._primary.now_s = self._policy.now_s = self._clock.now_s()
         for tier in self._tiers:
             tier.client.poll()
         self._primary.serve_purges()

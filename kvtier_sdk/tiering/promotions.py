@@ -55,8 +55,6 @@ class Promotions:
             slot.pins += 1
             claims[key] = slot
             asked[key] = pending
-            if state.prefix_order is not None:
-                slot.parent, slot.position = state.prefix_order.note(key)
         tier.client.load(taken, [slot.index for slot in slots], state.context)
         return len(slots)
 

@@ -10,7 +10,6 @@ from typing import Final
 from kvtier_sdk.errors import KVTierError
 from kvtier_sdk.types import GROUP_BYTES, OffloadKey, RequestContext
 
-_UNKNOWN = (None, 0)
 _BYTES: Final = frozenset([bytes])
 
 
@@ -159,8 +158,6 @@ class Slot:
         copies: number of running copies to the device.
         promotion: the chunk's promotion, while the chunk is loading or claimed.
         offers: the tiers to which the chunk was sent or must be sent, if the cascade records them.
-        parent: the previous chunk of the prefix, if the policy uses parents.
-        position: the chunk's index in the prefix, if the policy uses positions.
     """
 
     __slots__ = (
@@ -169,9 +166,7 @@ class Slot:
         "index",
         "key",
         "offers",
-        "parent",
         "pins",
-        "position",
         "promotion",
         "state",
         "used_s",
@@ -187,54 +182,6 @@ class Slot:
         self.copies = 0
         self.promotion: Promotion | None = None
         self.offers: Offers | None = None
-        self.parent: OffloadKey | None = None
-        self.position = 0
-
-
-class PrefixOrder:
-    """The parents and positions of one request's chunks, learnt from the order of the calls.
-
-    An engine looks a prefix up from its start in each step, and stores the chunks in prefix order.
-    So a new chunk's parent is the chunk of its KV-cache group that was last looked up or stored.
-    """
-
-    __slots__ = ("_known", "_latest")
-
-    def __init__(self) -> None:
-        self._known: dict[OffloadKey, tuple[OffloadKey | None, int]] = {}
-        self._latest: dict[bytes, OffloadKey] = {}
-
-    @property
-    def keys(self) -> Collection[OffloadKey]:
-        return self._known.keys()
-
-    def note(self, key: OffloadKey) -> tuple[OffloadKey | None, int]:
-        """Record that the engine looked up or stored a chunk; return its parent and position."""
-        group = key[-GROUP_BYTES:]
-        place = self._known.get(key)
-        if place is None:
-            parent = self._latest.get(group)
-            place = (None, 0) if parent is None else (parent, self._known[parent][1] + 1)
-            self._known[key] = place
-        self._latest[group] = key
-        return place
-
-
-class NameOrder:
-    """The chunks of one request, in the order of their first lookup or store.
-
-    A trace uses this class if the policy needs no parents and positions, because this class takes
-    less than half the time of :class:`PrefixOrder`.
-    """
-
-    __slots__ = ("keys",)
-
-    def __init__(self) -> None:
-        self.keys: dict[OffloadKey, None] = {}
-
-    def note(self, key: OffloadKey) -> tuple[None, int]:
-        self.keys[key] = None
-        return _UNKNOWN
 
 
 class Wait:
@@ -303,13 +250,14 @@ class RequestState:
             the chunks or ends.
         copies: maps each chunk to the slots of its running copies to the device.
         writes: maps each chunk that the device is writing to its slot, in prefix order.
-        prefix_order: the order of the request's chunks, if the policy or a trace needs the order.
+        named: the chunks in the order of their first lookup or store, if a trace is recorded.
         arrived_s: clock time of the request's arrival, if a trace is recorded.
         tiers: mask of the tiers that the request may ask; -1 for all.
         turn: the last step in which the request was allowed to begin lookups; -1 at first.
         wait: the request's latest wait; ``None`` if the wait is over.
         missed: the chunks whose miss was counted, so that each miss is counted once.
         finished: true once the engine has ended the request; copies and stores may still run.
+        stop: why the answer ended, once the engine has ended the request and if it knows.
     """
 
     __slots__ = (
@@ -323,7 +271,8 @@ class RequestState:
         "finished",
         "known",
         "missed",
-        "prefix_order",
+        "named",
+        "stop",
         "tiers",
         "turn",
         "wait",
@@ -333,12 +282,12 @@ class RequestState:
     def __init__(
         self,
         context: RequestContext,
-        prefix_order: PrefixOrder | NameOrder | None,
+        named: dict[OffloadKey, None] | None,
         tiers: int = -1,
         arrived_s: float = 0.0,
     ) -> None:
         self.context = context
-        self.prefix_order = prefix_order
+        self.named = named
         self.tiers = tiers
         self.arrived_s = arrived_s
         self.turn = -1
@@ -352,6 +301,7 @@ class RequestState:
         self.wait: Wait | None = None
         self.missed: set[OffloadKey] = set()
         self.finished = False
+        self.stop: str | None = None
 
     @property
     def over(self) -> bool:

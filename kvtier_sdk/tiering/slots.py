@@ -100,15 +100,13 @@ class PrimaryTier:
         if not slots:
             return
         self._count(slots[0].state, -len(slots))
-        insert, now_s = self._policy.on_insert, self.now_s
-        # Insert the last chunk first, so that the start of the prefix is evicted last. A chunk is
-        # useless without the chunks before it.
-        for slot in reversed(slots):
+        now_s = self.now_s
+        for slot in slots:
             slot.state = _READY
             slot.used_s = now_s
-            insert(slot.key, slot.parent, slot.position, request)
-        if self.events.is_enabled:
-            self.events.add([slot.key for slot in slots], removed=False)
+        keys = [slot.key for slot in slots]
+        self._policy.on_insert(keys, request)
+        self.events.add(keys, removed=False)
 
     def unpin(self, slot: Slot, count: int = 1) -> None:
         """Release pins. A quarantined slot becomes free when its last pin is released."""
@@ -129,13 +127,15 @@ class PrimaryTier:
         else:
             self._set_free(slot)
 
-    def access(self, keys: Sequence[OffloadKey]) -> None:
-        by_key, note, now_s = self.by_key, self._policy.on_access, self.now_s
-        for key in reversed(keys):
+    def access(self, keys: Iterable[OffloadKey], request: RequestContext) -> None:
+        by_key, now_s = self.by_key, self.now_s
+        ready = []
+        for key in keys:
             slot = by_key.get(key)
             if slot is not None and slot.state is _READY:
                 slot.used_s = now_s
-                note(key)
+                ready.append(key)
+        self._policy.on_access(ready, request)
 
     def victims(self, count: int, *, owed: bool) -> Sequence[OffloadKey]:
         return self._policy.choose_victims(count, self._is_idle if owed else self._is_evictable)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from array import array
 from bisect import bisect_right
@@ -14,7 +15,7 @@ from zlib import crc32
 from kvtier_sdk.cli.replay.workload import ReplayRequest
 from kvtier_sdk.contract import EvictionPolicy
 from kvtier_sdk.registry import load_policy
-from kvtier_sdk.tiering.records import PrefixOrder, SlotState
+from kvtier_sdk.tiering.records import SlotState
 from kvtier_sdk.tiering.slots import PrimaryTier
 from kvtier_sdk.types import OffloadKey, RequestContext
 
@@ -229,7 +230,7 @@ def _play_share(
     first = part * _HASHES // parts
     hashes = range(first, first + _HASHES // parts)
     sample = [
-        ReplayRequest(of.request_id, tuple(key for key in of.keys if crc32(key) in hashes))
+        dataclasses.replace(of, keys=tuple(key for key in of.keys if crc32(key) in hashes))
         for of in workload
     ]
     make, make_lru = load_policy(policy), load_policy(_LRU)
@@ -248,21 +249,21 @@ def count_hits(workload: Sequence[ReplayRequest], policy: EvictionPolicy, slots:
     by_key = primary.by_key
     hit_chunks = 0
     for request in workload:
+        primary.now_s = policy.now_s = request.arrived_s
         hits = list(takewhile(by_key.__contains__, request.keys))
         hit_chunks += len(hits)
         for key in hits:
             by_key[key].hit_step = primary.step
+        # The request computes and offers again the chunks that are present after the first miss.
+        used = [key for key in dict.fromkeys(request.keys) if key in by_key]
         new = [key for key in dict.fromkeys(request.keys) if key not in by_key]
         taken, _ = primary.take(len(new))
         primary.assign(new[: len(taken)], taken, SlotState.WRITING)
-        if policy.uses_prefix:
-            order = PrefixOrder()
-            places = {key: order.note(key) for key in request.keys}
-            for slot in taken:
-                slot.parent, slot.position = places[slot.key]
-        primary.publish(taken, RequestContext(request.request_id))
+        context = RequestContext(request.request_id, resume_in_s=request.resume_in_s)
+        primary.publish(taken, context)
         for slot in taken:
             primary.unpin(slot)
-        primary.access(list(dict.fromkeys(hits)))
+        primary.access(used, context)
+        policy.on_request_finished(context, request.stop)
         primary.step += 1
     return hit_chunks

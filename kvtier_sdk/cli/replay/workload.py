@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import gzip
 import hashlib
 import json
+import math
 import random
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,26 +23,46 @@ _CHAT_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ReplayRequest:
-    """One request of a workload: its chunks in prefix order, and their length if known."""
+    """One request of a workload.
+
+    Attributes:
+        keys: the chunks, in prefix order.
+        chunk_bytes: length of a chunk, if known.
+        arrived_s: time of the request's arrival.
+        session: the conversation that the request continues or begins, if known.
+        stop: why the answer ended, if known.
+        resume_in_s: the time until the session's next request, as the replay tells the policy;
+            infinite after a session's last request, ``None`` to tell nothing.
+    """
 
     request_id: str
     keys: tuple[OffloadKey, ...]
     chunk_bytes: int | None = None
+    arrived_s: float = 0.0
+    session: str | None = None
+    stop: str | None = None
+    resume_in_s: float | None = None
 
 
 def _key(*parts: object) -> OffloadKey:
     return make_offload_key(hashlib.sha256(repr(parts).encode()).digest())
 
 
+@functools.cache
+def _trace_key(block_id: int) -> OffloadKey:
+    # A long trace names each block many times, and should hold its key once.
+    return _key("trace", block_id)
+
+
 def read_trace(path: Path) -> list[ReplayRequest]:
-    """Read a block-hash trace: a file, or the ``*.jsonl`` files of a directory.
+    """Read a block-hash trace: a file, or the ``*.jsonl`` and ``*.jsonl.gz`` of a directory.
 
     The format was published with Mooncake (FAST '25). Each line is a JSON object. Its ``hash_ids``
-    name the blocks of the prompt; equal prefixes have equal ids. Each block becomes a chunk.
-    The optional field ``timestamp`` gives the order of requests; the optional field ``chunk_bytes``
-    is in traces that an engine has recorded.
+    name the blocks of the prompt; equal prefixes have equal ids. Each block becomes a chunk. Other
+    fields are optional: ``timestamp`` (in ms) gives the order of requests, ``session`` and ``stop``
+    are in traces of agents, and ``chunk_bytes`` is in traces that an engine has recorded.
     """
-    files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+    files = sorted([*path.glob("*.jsonl"), *path.glob("*.jsonl.gz")]) if path.is_dir() else [path]
     requests: list[ReplayRequest] = []
     for file in files:
         requests += _read_file(file, f"{file.stem}-" if len(files) > 1 else "")
@@ -47,28 +72,29 @@ def read_trace(path: Path) -> list[ReplayRequest]:
 
 
 def _read_file(path: Path, prefix: str) -> list[ReplayRequest]:
-    arrivals = []
+    requests = []
     try:
-        with path.open(encoding="utf-8") as file:
+        opener = gzip.open if path.suffix == ".gz" else open
+        with opener(path, "rt", encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
                 if not line.strip():
                     continue
                 try:
                     name = f"{prefix}line-{number}"
-                    arrivals.append(_parse_line(line, f"{path}, line {number}", name))
+                    requests.append(_parse_line(line, f"{path}, line {number}", name))
                 except ReplayError:
                     # Ignore an incomplete last line, which an engine leaves when it is killed.
                     if line.endswith("\n"):
                         raise
-    except OSError as error:
-        raise ReplayError(f"trace {path}: {error.strerror}") from None
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ReplayError(f"trace {path}: {reason}") from None
     except UnicodeDecodeError:
         raise ReplayError(f"trace {path} is not UTF-8 text") from None
-    arrivals.sort(key=lambda arrival: arrival[0])
-    return [request for _, request in arrivals]
+    return sorted(requests, key=lambda request: request.arrived_s)
 
 
-def _parse_line(line: str, where: str, name: str) -> tuple[float, ReplayRequest]:
+def _parse_line(line: str, where: str, name: str) -> ReplayRequest:
     try:
         record = json.loads(line)
     except ValueError as error:
@@ -82,8 +108,30 @@ def _parse_line(line: str, where: str, name: str) -> tuple[float, ReplayRequest]
     size = record.get("chunk_bytes")
     if size is not None and (type(size) is not int or size < 1):
         raise ReplayError(f"{where}: 'chunk_bytes' should be a number of bytes")
-    keys = tuple(_key("trace", block_id) for block_id in ids)
-    return arrived, ReplayRequest(name, keys, size)
+    keys = tuple(map(_trace_key, ids))
+    session, stop = (
+        None if record.get(field) is None else str(record[field]) for field in ("session", "stop")
+    )
+    return ReplayRequest(name, keys, size, arrived / 1000, session, stop)
+
+
+def told(workload: Sequence[ReplayRequest], error: float, seed: int) -> list[ReplayRequest]:
+    """Return the workload with the time until each session's next request.
+
+    Each time is wrong by a factor e^x, where x is normally distributed with mean 0 and standard
+    deviation ``error``. After a session's last request the time is infinite.
+    """
+    if not all(request.session for request in workload):
+        raise ReplayError("the trace names no sessions, so nothing can be told about their turns")
+    rng = random.Random(seed)
+    next_s: dict[str | None, float] = {}
+    requests = []
+    for request in reversed(workload):
+        wait_s = next_s.get(request.session, math.inf) - request.arrived_s
+        next_s[request.session] = request.arrived_s
+        factor = math.exp(rng.gauss(0, error))
+        requests.append(dataclasses.replace(request, resume_in_s=wait_s * factor))
+    return requests[::-1]
 
 
 def chat_workload(requests: int, seed: int) -> list[ReplayRequest]:
@@ -96,7 +144,10 @@ def chat_workload(requests: int, seed: int) -> list[ReplayRequest]:
         raise ReplayError(f"{requests} requests: a workload needs at least 1")
     rng = random.Random(seed)
     arrivals = _chat_turns(rng, seed)
-    return [ReplayRequest(f"chat-{n}", next(arrivals), _CHAT_BYTES) for n in range(requests)]
+    return [
+        ReplayRequest(f"chat-{n}", next(arrivals), _CHAT_BYTES, arrived_s=float(n))
+        for n in range(requests)
+    ]
 
 
 def _chat_turns(rng: random.Random, seed: int) -> Iterator[tuple[OffloadKey, ...]]:

@@ -1,0 +1,417 @@
+"""The default eviction policy. It learns from the waits that it has seen when chunks return."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from heapq import merge
+from itertools import groupby
+from math import exp, inf, log, log2
+from operator import itemgetter
+
+from kvtier_sdk.contract import EvictionPolicy
+from kvtier_sdk.errors import KVTierError
+from kvtier_sdk.types import OffloadKey, RequestContext
+
+# The ages at which buckets begin, in seconds: half octaves, up to 8 days.
+_BUCKETS = 40
+_LAST = _BUCKETS - 1
+_BEGINS = (0.0, *(2 ** (number / 2) for number in range(1, _BUCKETS)))
+_WIDTHS = tuple(2 ** ((number + 1) / 2) - _BEGINS[number] for number in range(_BUCKETS))
+_ENDS = (*_BEGINS[1:], inf)
+# Each class of groups begins at one of these numbers of uses. More than 16 uses count as 16.
+_CLASSES = (1, 2, 3, 4, 6, 8, 12, 16)
+_MOST_USES = _CLASSES[-1]
+_CLASS_OF = tuple(sum(uses >= least for least in _CLASSES) - 1 for uses in range(_MOST_USES + 1))
+# The most evicted chunks to remember, per slot.
+_GHOSTS = 6
+# Returns that are assumed in each bucket, as long as nothing is known.
+_ASSUMED = 0.3
+# Rates are computed anew after this fraction of new events.
+_NEWS = 1 / 16
+# After each 64 turns, everything seen so far counts a hundredth less.
+_TURNS = 64
+_MEMORY = 0.99
+# How long an order of eviction is used, and the fraction of the slots that it covers.
+_ORDER_S = 1.0
+_ORDERED = 1 / 32
+# Labels of chunks without which their conversation went on, and of conversations that have ended.
+_REST, _ENDED = "left behind", "ended"
+
+
+class ReturnsPolicy(EvictionPolicy):
+    """A policy that evicts the chunks with the fewest returns per second of further waiting.
+
+    The chunks that a request was the last to use are a turn. Later, another request uses most of
+    them again, such as the next turn of the conversation, or none does. The policy learns how often
+    turns of each age return, for each ``stop`` with which turns end. The worth of a chunk is the
+    highest rate of returns that further waiting promises, over all times to wait: the index of
+    J. C. Gittins, "Bandit processes and dynamic allocation indices", 1979.
+
+    Some workloads return by the number of a chunk's uses rather than by age. So rates are also
+    learnt for each number of uses, and the rates that predicted the latest returns better decide.
+
+    Requests that name the time of the next turn (``resume_in_s``) have rates of their own for each
+    octave of the time, so the policy learns how reliable the named times are.
+
+    The policy remembers six evicted chunks per slot, at about 130 bytes each.
+    """
+
+    def __init__(self) -> None:
+        self._slots = 0
+        self._finished = 0
+        # The group of each chunk in the pool, and of each remembered chunk.
+        self._groups: dict[OffloadKey, _Group] = {}
+        self._ghosts: dict[OffloadKey, _Group] = {}
+        # Groups of which all chunks are evicted, the oldest first.
+        self._evicted: deque[_Group] = deque()
+        # The groups of the running requests.
+        self._turns: dict[str, dict[int, _Group]] = {}
+        self._kinds: dict[tuple[str, int], _Kind] = {}
+        self._rates: dict[str, _Rates] = {}
+        self._order: deque[_Group] = deque()
+        self._ordered_s = self._grown_s = -inf
+        # How well the rates by label, and those by label and uses, have predicted the returns, as
+        # logarithms of likelihoods.
+        self._fit_of_label = self._fit_of_uses = 0.0
+
+    def open(self, slots: int) -> None:
+        self._slots = slots
+
+    def on_insert(self, keys: Sequence[OffloadKey], request: RequestContext) -> None:
+        if not self._slots:
+            raise KVTierError(
+                "policy returns: open() was not called, so it does not know the capacity"
+            )
+        forget, groups = self._ghosts.pop, self._groups
+        turn = self._turns.setdefault(request.request_id, {})
+        returned: dict[_Group, int] = {}
+        for key in keys:
+            ghost = forget(key, None)
+            uses = 1
+            if ghost is not None:
+                returned[ghost] = returned.get(ghost, 0) + 1
+                uses = min(ghost.uses + 1, _MOST_USES)
+            group = turn.get(uses)
+            if group is None:
+                group = turn[uses] = _Group(uses)
+            group.keys.append(key)
+            group.present += 1
+            group.left += 1
+            groups[key] = group
+        for ghost, chunks in returned.items():
+            self._note_return(ghost, chunks)
+
+    def on_access(self, keys: Sequence[OffloadKey], request: RequestContext) -> None:
+        groups = self._groups
+        turn = self._turns.setdefault(request.request_id, {})
+        own = list(turn.values())
+        returned: dict[_Group, int] = {}
+        old: _Group | None = None
+        group: _Group | None = None
+        for key in keys:
+            now = groups[key]
+            if now is not old:
+                old, group = now, None
+                if now not in own:
+                    uses = min(now.uses + 1, _MOST_USES)
+                    group = turn.get(uses)
+                    if group is None:
+                        group = turn[uses] = _Group(uses)
+                        own.append(group)
+            if group is not None:
+                returned[now] = returned.get(now, 0) + 1
+                group.used.append(key)
+                group.present += 1
+                group.left += 1
+                groups[key] = group
+        for now, chunks in returned.items():
+            now.present -= chunks
+            self._note_return(now, chunks)
+            if now.left and not now.present:
+                self._evicted.append(now)
+
+    def on_remove(self, key: OffloadKey) -> None:
+        group = self._groups.pop(key)
+        self._ghosts[key] = group
+        group.present -= 1
+        if not group.present:
+            self._evicted.append(group)
+            while len(self._ghosts) > _GHOSTS * self._slots and self._evicted:
+                self._forget(self._evicted.popleft())
+
+    def on_request_finished(self, request: RequestContext, stop: str | None) -> None:
+        turn = self._turns.pop(request.request_id, {})
+        chunks = sum(group.left for group in turn.values())
+        label = stop or ""
+        if request.resume_in_s == inf:
+            label = _ENDED
+        elif request.resume_in_s is not None:
+            label = f"in 2^{round(log2(max(request.resume_in_s, 0.01)))} s"
+        for group in turn.values():
+            if group.left:
+                group.share = group.left / chunks / group.left
+                self._begin_wait(group, label)
+        self._finished += 1
+        if self._finished % _TURNS == 0:
+            self._fade()
+
+    def choose_victims(
+        self, count: int, is_evictable: Callable[[OffloadKey], bool]
+    ) -> Sequence[OffloadKey]:
+        wanted = max(count, int(self._slots * _ORDERED))
+        if self.now_s - self._ordered_s > _ORDER_S:
+            self._put_in_order(wanted)
+        while True:
+            victims = self._first_evictable(count, is_evictable)
+            if len(victims) == count or wanted > 4 * len(self._groups):
+                return victims
+            self._put_in_order(wanted)
+            wanted *= 4
+
+    def _first_evictable(
+        self, count: int, is_evictable: Callable[[OffloadKey], bool]
+    ) -> list[OffloadKey]:
+        order, groups = self._order, self._groups
+        victims: list[OffloadKey] = []
+        while order and not order[0].present:
+            order.popleft()
+        for group in order:
+            keys = group.keys
+            while group.end and groups.get(keys[group.end - 1]) is not group:
+                group.end -= 1
+            for place in range(group.end - 1, -1, -1):
+                key = keys[place]
+                if groups.get(key) is group and is_evictable(key):
+                    victims.append(key)
+                    if len(victims) == count:
+                        return victims
+        return victims
+
+    def _put_in_order(self, wanted: int) -> None:
+        """Order the groups of the ``wanted`` chunks that are worth the least."""
+        self._ordered_s = self.now_s
+        if self.now_s - self._grown_s > _ORDER_S:
+            self._grow_older()
+        by_uses = self._fit_of_uses > self._fit_of_label
+        cells = []
+        for kind in self._kinds.values():
+            worths = kind.worths(by_uses)
+            cells += [(worths[n], kind, cell) for n, cell in enumerate(kind.cells) if cell]
+        cells.sort(key=itemgetter(0))
+        self._order = order = deque()
+        found = 0
+        for _, same in groupby(cells, key=itemgetter(0)):
+            # The worth is equal, so evict the oldest first, and of one turn the end of the prefix.
+            waiting = [_present(kind, cell) for _, kind, cell in same]
+            for group in merge(*waiting, key=_oldest_first):
+                order.append(group)
+                found += group.present
+                if found >= wanted:
+                    return
+        for turn in self._turns.values():
+            for _, group in sorted(turn.items()):
+                group.close()
+                order.append(group)
+
+    def _begin_wait(self, group: _Group, label: str) -> None:
+        of = _CLASS_OF[group.uses]
+        kind = self._kinds.get((label, of))
+        if kind is None:
+            of_label = self._rates.setdefault(label, _Rates())
+            kind = self._kinds[label, of] = _Kind(label, of_label)
+        group.kind, group.since_s, group.bucket = kind, self.now_s, 0
+        group.close()
+        kind.cells[0].append(group)
+        self._wait(kind, 0, group.share * group.left * _WIDTHS[0] / 2)
+
+    def _note_return(self, group: _Group, chunks: int) -> None:
+        kind = group.kind
+        left = group.left = group.left - chunks
+        if kind is None:
+            # The request that used the chunks last is still running.
+            return
+        share = group.share * chunks
+        age = self.now_s - group.since_s
+        self._note_wait(kind, group.bucket, age, share)
+        bucket = _bucket(age)
+        self._fit_of_label += share * log(kind.of_label.rate(bucket))
+        self._fit_of_uses += share * log(kind.of_uses.rate(bucket))
+        kind.of_label.note_return(bucket, share)
+        kind.of_uses.note_return(bucket, share)
+        if chunks > left and left and kind.label != _REST:
+            # The conversation went on without these chunks.
+            self._begin_wait(group, _REST)
+
+    def _note_wait(self, kind: _Kind, bucket: int, age: float, share: float) -> None:
+        """Record the rest of the wait of chunks that are recorded up to the middle of ``bucket``."""
+        recorded = _WIDTHS[bucket] / 2
+        while bucket < _LAST and age > _BEGINS[bucket + 1]:
+            self._wait(kind, bucket, share * (_WIDTHS[bucket] - recorded))
+            recorded = 0.0
+            bucket += 1
+        self._wait(kind, bucket, share * (age - _BEGINS[bucket] - recorded))
+
+    def _wait(self, kind: _Kind, bucket: int, waited: float) -> None:
+        self._fit_of_label -= waited * kind.of_label.rate(bucket)
+        self._fit_of_uses -= waited * kind.of_uses.rate(bucket)
+        kind.of_label.note_wait(bucket, waited)
+        kind.of_uses.note_wait(bucket, waited)
+
+    def _grow_older(self) -> None:
+        """Move groups to the buckets of their ages."""
+        self._grown_s = self.now_s
+        for kind in self._kinds.values():
+            for bucket in range(_BUCKETS):
+                if kind.cells[bucket]:
+                    self._move_on(kind, kind.cells, bucket)
+                if kind.evicted[bucket]:
+                    self._move_on(kind, kind.evicted, bucket)
+
+    def _move_on(self, kind: _Kind, cells: list[deque[_Group]], bucket: int) -> None:
+        """Move the oldest groups of a bucket to the next bucket."""
+        cell, older = cells[bucket], cells[min(bucket + 1, _LAST)]
+        since_s = self.now_s - _ENDS[bucket]
+        share = 0.0
+        while cell:
+            group = cell[0]
+            if not group.left or group.kind is not kind:
+                cell.popleft()
+            elif group.since_s < since_s:
+                share += group.share * group.left
+                group.bucket = bucket + 1
+                older.append(cell.popleft())
+            elif not group.present and cells is kind.cells:
+                kind.evicted[bucket].append(cell.popleft())
+            else:
+                break
+        if share:
+            self._wait(kind, bucket, share * _WIDTHS[bucket] / 2)
+            self._wait(kind, bucket + 1, share * _WIDTHS[bucket + 1] / 2)
+
+    def _fade(self) -> None:
+        self._grow_older()
+        self._fit_of_label *= _MEMORY
+        self._fit_of_uses *= _MEMORY
+        for kind in self._kinds.values():
+            kind.of_uses.fade()
+        for rates in self._rates.values():
+            rates.fade()
+
+    def _forget(self, group: _Group) -> None:
+        ghosts = self._ghosts
+        for key in group.keys:
+            if ghosts.get(key) is group:
+                del ghosts[key]
+        group.left = 0
+        group.keys.clear()
+
+
+class _Group:
+    """The chunks with one number of uses that a request was the last to use.
+
+    Attributes:
+        keys: the chunks, in prefix order; some of them may be in other groups by now.
+        end: no key from this index on is in the pool and in this group.
+        present: chunks in the pool. ``left`` also counts the evicted chunks that are remembered.
+        share: the part of its turn that one chunk is.
+        bucket: the wait is recorded up to the middle of this bucket, where it is on average.
+    """
+
+    __slots__ = ("bucket", "end", "keys", "kind", "left", "present", "share", "since_s", "used", "uses")
+
+    def __init__(self, uses: int) -> None:
+        self.uses = uses
+        self.keys: list[OffloadKey] = []
+        self.used: list[OffloadKey] = []
+        self.end = 0
+        self.present = 0
+        self.left = 0
+        self.share = 0.0
+        self.kind: _Kind | None = None
+        self.since_s = 0.0
+        self.bucket = 0
+
+    def close(self) -> None:
+        # A request uses the begin of its prefix, and stores the rest, perhaps earlier.
+        self.keys = self.used + self.keys
+        self.used = []
+        self.end = len(self.keys)
+
+
+class _Kind:
+    """Groups that wait in the same way, by bucket of age, the oldest first."""
+
+    def __init__(self, label: str, of_label: _Rates) -> None:
+        self.label = label
+        self.of_label = of_label
+        self.of_uses = _Rates()
+        self.cells: list[deque[_Group]] = [deque() for _ in range(_BUCKETS)]
+        self.evicted: list[deque[_Group]] = [deque() for _ in range(_BUCKETS)]
+
+    def worths(self, by_uses: bool) -> list[float]:
+        if self.label == _ENDED:
+            return [0.0] * _BUCKETS
+        return (self.of_uses if by_uses else self.of_label).worths()
+
+
+class _Rates:
+    """The returns seen at each age, and the time waited there."""
+
+    def __init__(self) -> None:
+        self._returns = [_ASSUMED] * _BUCKETS
+        self._waited = list(_WIDTHS)
+        self._worths: list[float] = []
+        self._events = self._news = 0.0
+
+    def rate(self, bucket: int) -> float:
+        return self._returns[bucket] / self._waited[bucket]
+
+    def note_return(self, bucket: int, share: float) -> None:
+        self._returns[bucket] += share
+        self._news += share
+
+    def note_wait(self, bucket: int, waited: float) -> None:
+        self._waited[bucket] += waited
+        self._news += waited / _WIDTHS[bucket]
+
+    def fade(self) -> None:
+        self._events *= _MEMORY
+        for bucket in range(_BUCKETS):
+            self._returns[bucket] *= _MEMORY
+            self._waited[bucket] *= _MEMORY
+
+    def worths(self) -> list[float]:
+        """Return for each bucket the highest rate of returns that further waiting promises."""
+        if self._worths and self._news <= self._events * _NEWS:
+            return self._worths
+        self._events += self._news
+        self._news = 0.0
+        self._worths = []
+        waits = []
+        for bucket in range(_BUCKETS):
+            rate = self.rate(bucket)
+            stays = exp(-rate * _WIDTHS[bucket])
+            waits.append((stays, 1 - stays, (1 - stays) / rate))
+        for bucket in range(_BUCKETS):
+            waiting, returned, waited, best = 1.0, 0.0, 0.0, 0.0
+            for stays, returns, time in waits[bucket:]:
+                returned += waiting * returns
+                waited += waiting * time
+                waiting *= stays
+                if returned > best * waited:
+                    best = returned / waited
+            self._worths.append(best)
+        return self._worths
+
+
+def _bucket(age: float) -> int:
+    return 0 if age <= 1 else min(_LAST, int(2 * log2(age)))
+
+
+def _present(kind: _Kind, cell: deque[_Group]) -> Iterator[_Group]:
+    return (group for group in cell if group.present and group.kind is kind)
+
+
+def _oldest_first(group: _Group) -> tuple[float, int]:
+    return group.since_s, group.uses
