@@ -12,10 +12,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from kvtier_sdk.cli.option_table import OptionInfo, describe_options
 from kvtier_sdk.cli.terminal import JsonOption, say
 from kvtier_sdk.contract import CONTRACT_VERSION, SecondaryTierManager
 from kvtier_sdk.errors import BackendError
-from kvtier_sdk.options.describe import OptionInfo, describe_options
 from kvtier_sdk.options.place import one_line
 from kvtier_sdk.options.tier import RunnerOptions
 from kvtier_sdk.options.units import format_bytes

@@ -22,7 +22,7 @@ from kvtier_sdk import (
     Usage,
     Verdict,
 )
-from kvtier_sdk.opening.maintenance import open_for_maintenance
+from kvtier_sdk.cli.tier.maintenance import open_for_maintenance
 
 NAMESPACE = Namespace({"model": "llama", "chunk_bytes": 4096})
 
