@@ -47,29 +47,23 @@ class HostPool:
         chunk_bytes: payload of a slot, in bytes.
         row_bytes: distance from slot to slot: ``chunk_bytes`` rounded up to a multiple of 4,096.
         worker: index of this process among the workers; None if it is not a worker.
-        huge_page_bytes: bytes in transparent huge pages, counted when the pool was mapped.
 
     Args:
         slots: number of slots, at least 1.
         chunk_bytes: payload of a slot in bytes, at least 1.
         prefault: map every page now, because a page fault during a copy would stall the engine.
-        huge_pages: request transparent huge pages; the kernel's settings may refuse them.
 
     Raises:
         ConfigError: a number is out of range, or there is not enough memory.
     """
 
-    def __init__(
-        self, slots: int, chunk_bytes: int, *, prefault: bool = True, huge_pages: bool = True
-    ) -> None:
+    def __init__(self, slots: int, chunk_bytes: int, *, prefault: bool = True) -> None:
         layout = PoolLayout(slots, chunk_bytes)
         check_room(layout.size_bytes)
-        self._map(layout, None, None, prefault=prefault, huge_pages=huge_pages)
+        self._map(layout, None, None, prefault=prefault)
 
     @classmethod
-    def create(
-        cls, layout: PoolLayout, *, prefault: bool = True, huge_pages: bool = True
-    ) -> HostPool:
+    def create(cls, layout: PoolLayout, *, prefault: bool = True) -> HostPool:
         """Make an unnamed pool that other processes can map; this process becomes the scheduler.
 
         Other processes call :meth:`attach` with an inherited :attr:`fd` (``pass_fds``) or with the
@@ -78,7 +72,6 @@ class HostPool:
         Args:
             layout: the geometry of the pool.
             prefault: map every page now; if False, reserve memory now and map pages on first use.
-            huge_pages: as for :class:`HostPool`.
 
         Raises:
             ConfigError: there is not enough memory.
@@ -86,7 +79,7 @@ class HostPool:
         check_room(layout.size_bytes)
         pool = cls.__new__(cls)
         file = make_unnamed(layout)
-        pool._map(layout, file, None, prefault=prefault, huge_pages=huge_pages, reserve=True)
+        pool._map(layout, file, None, prefault=prefault, reserve=True)
         return pool
 
     @classmethod
@@ -97,7 +90,6 @@ class HostPool:
         *,
         worker: int | None = None,
         prefault: bool = True,
-        huge_pages: bool = True,
         directory: str = _SHARED_MEMORY,
     ) -> HostPool:
         """Make a replica's pool, or map it if another process of the replica has made it.
@@ -113,7 +105,6 @@ class HostPool:
             layout: the geometry of the pool, the same in all processes.
             worker: index of this process among the workers; None for the scheduler.
             prefault: as for :meth:`create`.
-            huge_pages: as for :class:`HostPool`.
             directory: a directory on a tmpfs.
 
         Raises:
@@ -122,7 +113,7 @@ class HostPool:
         """
         pool = cls.__new__(cls)
         file = join_named(Path(directory), replica, layout, worker)
-        pool._map(layout, file, worker, prefault=prefault, huge_pages=huge_pages, reserve=True)
+        pool._map(layout, file, worker, prefault=prefault, reserve=True)
         return pool
 
     @classmethod
@@ -133,7 +124,6 @@ class HostPool:
         *,
         worker: int | None = None,
         prefault: bool = True,
-        huge_pages: bool = True,
     ) -> HostPool:
         """Map the pool of another process.
 
@@ -143,7 +133,6 @@ class HostPool:
             layout: the expected geometry; required for a file that kvtier did not make.
             worker: index of this process among the workers; None if it is not a worker.
             prefault: as for :class:`HostPool`.
-            huge_pages: as for :class:`HostPool`.
 
         Raises:
             ConfigError: the handle leads to no pool, the pool has another layout, or another
@@ -151,7 +140,7 @@ class HostPool:
         """
         pool = cls.__new__(cls)
         file = open_handle(handle, layout, worker)
-        pool._map(file.layout, file, worker, prefault=prefault, huge_pages=huge_pages)
+        pool._map(file.layout, file, worker, prefault=prefault)
         return pool
 
     @staticmethod
@@ -176,7 +165,6 @@ class HostPool:
         worker: int | None,
         *,
         prefault: bool,
-        huge_pages: bool,
         reserve: bool = False,
     ) -> None:
         """Map ``file``, or private memory if ``file`` is None. Close the file on failure."""
@@ -191,13 +179,11 @@ class HostPool:
         fd = None if file is None else file.fd
         try:
             self._mapping = mapping = _new_mapping(layout.size_bytes, fd)
-            if huge_pages:
-                memory.ask_for_huge_pages(mapping)
+            memory.ask_for_huge_pages(mapping)
             if prefault:
                 memory.prefault(mapping, fd)
             elif reserve and fd is not None:
                 memory.reserve(fd, layout.size_bytes)
-            self.huge_page_bytes: int = memory.huge_page_bytes(mapping, shared=self.is_shared)
         except BaseException:
             self.close()
             raise
