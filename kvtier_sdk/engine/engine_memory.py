@@ -10,9 +10,7 @@ from collections.abc import Callable
 from kvtier_sdk.chunk_header import round_up
 from kvtier_sdk.errors import ConfigError, KVTierError
 from kvtier_sdk.pool import PoolLayout
-from kvtier_sdk.pool.host_pool import UNNAMED_HOLDER
 from kvtier_sdk.pool.layout import ROW_ALIGNMENT
-from kvtier_sdk.pool.mapped_region import MappedRegion
 from kvtier_sdk.types import Region
 
 
@@ -91,11 +89,10 @@ class _Slots:
         """The file descriptor; raises KVTierError if the memory is private or was released."""
         return self._memory.fd
 
-    def padded_view(self, slot: int, alignment: int, holder: str = UNNAMED_HOLDER) -> memoryview:
+    def padded_view(self, slot: int, alignment: int) -> memoryview:
         """Return a writable view of the object in ``slot`` and its padding up to ``alignment``.
 
         The padding holds no other object, because each object occupies whole pages of 4,096 bytes.
-        ``holder`` is ignored.
 
         Raises:
             IndexError: there is no such slot.
@@ -180,25 +177,37 @@ def open_file_of(memory: Region) -> int | None:
     The file may have lost its name, and the engine may not expose its descriptor. So look among
     this process's open files too.
     """
-    mapped = MappedRegion.at(memory.address)
-    if mapped is None or not mapped.is_shared:
+    mapped = _file_mapped_at(memory.address)
+    if mapped is None:
         return None
-    if (mapped.start, mapped.offset) != (memory.address, 0):
-        return None
-    for path in (mapped.path, *(f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd"))):
+    file, name = mapped
+    for path in (name, *(f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd"))):
         with contextlib.suppress(OSError):
             # Compare first, because opening another file, such as a device, may have an effect.
-            if not _is_file(os.stat(path), mapped, memory):
+            if not _is_file(os.stat(path), file, memory):
                 continue
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             # Compare again, because another thread may have replaced the file meanwhile.
-            if _is_file(os.fstat(fd), mapped, memory):
+            if _is_file(os.fstat(fd), file, memory):
                 return fd
             os.close(fd)
     return None
 
 
-def _is_file(status: os.stat_result, mapped: MappedRegion, memory: Region) -> bool:
+def _file_mapped_at(address: int) -> tuple[tuple[int, int], str] | None:
+    """Return device and inode, and the path, of a file that other processes see from its start."""
+    with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8") as maps:
+        for line in maps:
+            place, permissions, offset, device, inode, *path = line.rstrip("\n").split(None, 5)
+            if int(place.partition("-")[0], 16) == address:
+                if not permissions.endswith("s") or int(offset, 16):
+                    return None
+                major, minor = (int(part, 16) for part in device.split(":"))
+                return (os.makedev(major, minor), int(inode)), "".join(path)
+    return None
+
+
+def _is_file(status: os.stat_result, file: tuple[int, int], memory: Region) -> bool:
     # A device has the size 0. It is refused, because another opening may give other memory.
-    is_same = (status.st_dev, status.st_ino) == mapped.file
+    is_same = (status.st_dev, status.st_ino) == file
     return is_same and status.st_size >= memory.size_bytes

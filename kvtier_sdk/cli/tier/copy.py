@@ -174,7 +174,7 @@ def _at_destination(src: TierSpec, namespace: Namespace) -> Namespace:
     """Return the namespace for DST: the engines' facts, without the facts that the SDK adds."""
     engines = Namespace({name: of for name, of in namespace.facts.items() if name not in _ADDED})
     codec = src.runner.codec_name if "codec" in namespace.facts else None
-    if (engines if codec is None else engines.sealed_by(codec)) != namespace:
+    if (engines if codec is None else engines.adding(codec=codec)) != namespace:
         raise ConfigError(
             f"namespace {named(namespace)}: its manifest does not tell all facts, since secrets "
             "are hidden in it, or it is of another release; give them with --namespace FACTS.json"
