@@ -75,13 +75,7 @@ class TierCaller:
             await close_tier(self.close, self._log)
             self.tier = self._new_tier()
         self._is_used = True
-        try:
-            await self._masked(self.tier.open)
-        except ConfigError as error:
-            raise ConfigError(f"tier {self._log.tier!r}: {error}") from error
-        except TierError as error:
-            self._signed(error, "open")
-            raise
+        await self._once("open", self.tier.open)
 
     def _new_tier(self) -> SecondaryTierManager:
         try:
@@ -91,7 +85,7 @@ class TierCaller:
         raise masked
 
     async def close(self) -> None:
-        await self._masked(self.tier.close)
+        await self._once("close", self.tier.close)
 
     async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
         answer = await self._guarded("lookup", lambda: self.tier.lookup(keys, request))
@@ -180,25 +174,21 @@ class TierCaller:
         return await self._renewing(lambda: self._once(operation, call))
 
     async def _once(self, operation: str, call: Callable[[], Awaitable[T]]) -> T:
-        """Make one call; raise every error of the tier as a :class:`TierError`."""
-        if self.quarantine is not None:
+        """Make one call; raise every error of the tier as a :class:`TierError`.
+
+        Only ``open`` can raise a :class:`ConfigError` too.
+        """
+        if self.quarantine is not None and operation != "close":
             # Clear the traceback, because each raise would add frames to this long-lived error.
             raise self.quarantine.with_traceback(None)
-        return await self._called(call, lambda error: self._fault(error, operation))
-
-    async def _masked(self, call: Callable[[], Awaitable[T]]) -> T:
-        return await self._called(call, lambda error: masked_error(error, self._secrets))
-
-    @staticmethod
-    async def _called(
-        call: Callable[[], Awaitable[T]], translate: Callable[[BaseException], BaseException]
-    ) -> T:
         try:
             return await call()
         except BaseException as error:
             if is_not_tiers(error):
                 raise
-            fault = translate(error)
+            fault = (
+                self._opening_fault(error) if operation == "open" else self._fault(error, operation)
+            )
         # Raise outside of the handler. Inside it, Python would attach the unmasked error.
         try:
             raise fault
@@ -214,6 +204,14 @@ class TierCaller:
         self._signed(error, operation)
         self.quarantine = error
         raise error
+
+    def _opening_fault(self, error: BaseException) -> Exception:
+        if not isinstance(error, ConfigError):
+            return self._fault(error, "open")
+        shown = masked_error(error, self._secrets)
+        fault = ConfigError(f"tier {self._log.tier!r}: {shown}")
+        fault.__cause__ = shown
+        return fault
 
     def _fault(self, error: BaseException, operation: str) -> TierError:
         shown = masked_error(error, self._secrets)

@@ -250,9 +250,7 @@ async def close_tier(close: Callable[[], Coroutine[Any, Any, None]], log: TierLo
     """Close the tier; log an error instead of raising it."""
     try:
         await close()
-    except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):  # not the tier's errors
-        raise
-    except BaseException:
+    except Exception:
         log.exception("closing the tier failed")
 
 

@@ -14,7 +14,6 @@ from kvtier_sdk import (
     BackendLoadError,
     ConfigError,
     DuplicateBackendError,
-    MemoryTier,
     TierSpec,
     UnknownBackendError,
     __version__,
@@ -24,7 +23,7 @@ from kvtier_sdk import (
     load_policy,
 )
 from kvtier_sdk.contract import CONTRACT_RELEASES
-from kvtier_sdk.registry import backend_name, unreadable_packages
+from kvtier_sdk.registry import backend_name
 
 TIER = """
 from kvtier_sdk import ChunkTierManager
@@ -161,22 +160,6 @@ def test_a_name_that_no_url_can_hold_is_found_by_its_scheme(install: Install) ->
         TierSpec.from_url("my_tier:")
 
 
-def test_entry_points_that_cannot_be_read_hide_no_other_package(install: Install) -> None:
-    install("kvtier-mine", "1")
-    for number, garbage in enumerate((b"[kvtier.backends]\ngarbage\n", b"\xff\xfe[kvtier")):
-        install(f"kvtier-broken-{number}", "0.1", name="broken")
-        (metadata,) = Path(sys.path[0]).glob("*.dist-info")
-        (metadata / "entry_points.txt").write_bytes(garbage)
-    assert "mine" in [info.name for info in available_backends()]
-    assert load_backend("memory") is MemoryTier
-    assert [line.partition(":")[0] for line in unreadable_packages()] == [
-        "the entry points of kvtier-broken-0 0.1 cannot be read",
-        "the entry points of kvtier-broken-1 0.1 cannot be read",
-    ]
-    with pytest.raises(UnknownBackendError, match="the entry points of kvtier-broken-0 0.1 cannot"):
-        load_backend("broken")
-
-
 @pytest.mark.parametrize("leaves_entry_points", [True, False])
 def test_a_package_half_removed_hides_no_other(install: Install, leaves_entry_points: bool) -> None:
     install("kvtier-mine", "1")
@@ -185,9 +168,9 @@ def test_a_package_half_removed_hides_no_other(install: Install, leaves_entry_po
     (metadata / "METADATA").unlink()
     if not leaves_entry_points:
         (metadata / "entry_points.txt").unlink()
-    assert "mine" in [info.name for info in available_backends()]
-    faults = [line for line in unreadable_packages() if line.startswith("the package of 'gone'")]
-    assert len(faults) == leaves_entry_points
+    names = [info.name for info in available_backends()]
+    assert "mine" in names
+    assert "gone" not in names
 
 
 def test_an_unknown_name_lists_the_installed_and_the_closest(install: Install) -> None:

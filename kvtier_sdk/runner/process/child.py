@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import faulthandler
 import logging
 import os
@@ -51,9 +50,6 @@ _ORPHAN_END_S = 5.0
 #: Time limit for closing a tier that did not open.
 _REFUSED_CLOSE_S = 5.0
 _LAST_REPORTS_S = 1.0
-#: Indices of the command line's start and end address, among the fields that follow the
-#: process's name in /proc/PID/stat.
-_ARG_START, _ARG_END = 45, 46
 
 
 class Child:
@@ -134,8 +130,8 @@ class Child:
 
     def _build(self, bootstrap: Mapping[str, Any]) -> TierLoop:
         name = bootstrap["name"]
-        title = f"kvtier tier {name!r} ({bootstrap['backend']})"
-        _set_title(title, short=f"kvtier:{name}")
+        with contextlib.suppress(OSError):
+            Path("/proc/self/comm").write_bytes(f"kvtier:{name}".encode()[:15])
         sender = _LogSender(self._log.logger.name, self._send)
         logging.getLogger().addHandler(sender)
         self._log.logger.setLevel(bootstrap["log_level"])
@@ -262,20 +258,6 @@ def _watch_parent(control: socket.socket) -> None:
         control.shutdown(socket.SHUT_RD)
     threading.Event().wait(_ORPHAN_END_S)
     os._exit(1)
-
-
-def _set_title(title: str, *, short: str) -> None:
-    """Set the title of this process on Linux; do nothing on other systems."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        Path("/proc/self/comm").write_bytes(short.encode()[:15])
-        # The name, in parentheses, may contain blanks, so split only the text after the last ")".
-        fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-        start, end = int(fields[_ARG_START]), int(fields[_ARG_END])
-        if start < end:
-            # Overwriting the arguments is safe, because Python keeps copies. The last byte stays 0
-            # to end the text.
-            text = title.encode()[: end - start - 1]
-            ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
 
 
 def _open_standard_streams() -> None:
