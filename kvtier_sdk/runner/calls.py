@@ -176,7 +176,7 @@ class TierCaller:
     async def _once(self, operation: str, call: Callable[[], Awaitable[T]]) -> T:
         """Make one call; raise every error of the tier as a :class:`TierError`.
 
-        Only ``open`` can raise a :class:`ConfigError` too.
+        ``open`` can raise a :class:`ConfigError` too, and ``close`` raises what the tier raised.
         """
         if self.quarantine is not None and operation != "close":
             # Clear the traceback, because each raise would add frames to this long-lived error.
@@ -186,9 +186,7 @@ class TierCaller:
         except BaseException as error:
             if is_not_tiers(error):
                 raise
-            fault = (
-                self._opening_fault(error) if operation == "open" else self._fault(error, operation)
-            )
+            fault = self._shown(error, operation)
         # Raise outside of the handler. Inside it, Python would attach the unmasked error.
         try:
             raise fault
@@ -205,9 +203,11 @@ class TierCaller:
         self.quarantine = error
         raise error
 
-    def _opening_fault(self, error: BaseException) -> Exception:
-        if not isinstance(error, ConfigError):
-            return self._fault(error, "open")
+    def _shown(self, error: BaseException, operation: str) -> BaseException:
+        if operation == "close":
+            return masked_error(error, self._secrets)  # it is only logged
+        if operation != "open" or not isinstance(error, ConfigError):
+            return self._fault(error, operation)
         shown = masked_error(error, self._secrets)
         fault = ConfigError(f"tier {self._log.tier!r}: {shown}")
         fault.__cause__ = shown

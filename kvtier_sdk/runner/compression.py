@@ -76,7 +76,8 @@ class ChunkCompressor:
             if self.gate is not None and self.gate.begin_store():
                 plain = batch[0].payload[: self._chunk_bytes]
                 work = partial(self.gate.trials.try_out, plain, scratch[0])
-                self.gate.decide(await self._timed(moved, work))
+                await self._timed(moved, work)
+                self.gate.decide()
             if self.gate is None or self.gate.is_open:
                 compress = partial(self._compress, self._coder, batch, scratch)
                 batch = await self._timed(moved, compress)

@@ -250,7 +250,9 @@ async def close_tier(close: Callable[[], Coroutine[Any, Any, None]], log: TierLo
     """Close the tier; log an error instead of raising it."""
     try:
         await close()
-    except Exception:
+    except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):  # not the tier's errors
+        raise
+    except BaseException:
         log.exception("closing the tier failed")
 
 

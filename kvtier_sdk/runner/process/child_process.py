@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import logging
 import os
 import signal
@@ -325,17 +324,7 @@ class _StderrLog:
 
 def _socket_pair() -> tuple[Channel, socket.socket]:
     ours, theirs = socket.socketpair()
-    with theirs:
-        return Channel(ours), socket.socket(fileno=copy_fd(theirs.fileno()))
-
-
-def copy_fd(fd: int) -> int:
-    """Copy a descriptor to a number above 2.
-
-    The new process needs the numbers 0 to 2 for its own streams. In an engine without standard
-    streams, any descriptor may have such a number.
-    """
-    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+    return Channel(ours), theirs
 
 
 def _end_in_words(code: int) -> str:

@@ -158,7 +158,7 @@ def test_after_the_start_nothing_ends_the_attempts(make_rig: Make) -> None:
         "held open: connection refused",
         "held open: the key of Ada expired 3 days ago",
         "tier 'held': option 'bucket' names none",
-        "held open: ZeroDivisionError: a bug",
+        "held open: raised ZeroDivisionError: a bug",
     ]
 
 
