@@ -102,7 +102,7 @@ class TierContext:
             name: the counter's name in this tier, unit included: ``resends``, ``read_bytes``.
 
         Raises:
-            TierContractError: the name is malformed or names a gauge, or the tier is open.
+            TierContractError: the name names a gauge, or the tier is open.
         """
         return self.metrics.counter(name)
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import threading
 
 from kvtier_sdk.errors import TierContractError
-
-_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 
 class TierCounter:
@@ -89,11 +86,6 @@ class TierMetrics:
         return counters, gauges
 
     def _check_new(self, name: str) -> None:
-        if not isinstance(name, str) or _NAME.fullmatch(name) is None:
-            raise TierContractError(
-                f"the name of a counter or gauge is {name!r} but should be up to 64 of a-z, 0-9 "
-                "and _, a letter first"
-            )
         if name in self._counters or name in self._gauges:
             raise TierContractError(f"{name!r} cannot be both a counter and a gauge")
         if self._is_complete:

@@ -143,13 +143,13 @@ class TierCaller:
             await self.delete(keys[start : start + most])
 
     def entries(self) -> AsyncIterator[Entry]:
-        return self._iterated("scan", self.tier.scan, entry_in)
+        return self._iterated("scan", self.tier.scan, Entry)
 
     def namespaces(self) -> AsyncIterator[StoredNamespace]:
-        return self._iterated("namespaces", self.tier.namespaces, namespace_in)
+        return self._iterated("namespaces", self.tier.namespaces, StoredNamespace)
 
     async def _iterated(
-        self, operation: str, iterate: Callable[[], AsyncIterator[T]], item_in: Callable[[Any], T]
+        self, operation: str, iterate: Callable[[], AsyncIterator[T]], kind: type[T]
     ) -> AsyncIterator[T]:
         items = iterate()
         ended: Any = object()
@@ -158,7 +158,7 @@ class TierCaller:
             item = await self._once(operation, lambda: anext(items, ended))
             if item is ended:
                 return
-            yield self._read(operation, item_in, item)
+            yield self._read(operation, item_in, item, kind)
 
     async def _renewing(self, call: Callable[[], Awaitable[T]]) -> T:
         """Make the call, and repeat it once if the store refused an outdated secret."""
@@ -276,15 +276,9 @@ def verdicts_in(answer: Any, count: int) -> list[TierError | None]:
     return verdicts
 
 
-def entry_in(item: Any) -> Entry:
-    if not (isinstance(item, Entry) and isinstance(item.key, bytes)):
-        raise _misplaced(item, "an Entry with its key")
-    return item
-
-
-def namespace_in(item: Any) -> StoredNamespace:
-    if not isinstance(item, StoredNamespace):
-        raise _misplaced(item, "a StoredNamespace")
+def item_in(item: Any, kind: type[T]) -> T:
+    if not isinstance(item, kind):
+        raise _misplaced(item, kind.__name__)
     return item
 
 
