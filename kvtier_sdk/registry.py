@@ -17,7 +17,6 @@ from typing import NamedTuple, TypeVar, cast
 from kvtier_sdk.contract import (
     CONTRACT_VERSION,
     ChunkCodec,
-    ChunkTierManager,
     EvictionPolicy,
     SecondaryTierManager,
     StorePolicy,
@@ -53,6 +52,7 @@ _PUBLISHED = {
 }
 
 T = TypeVar("T")
+
 
 # Methods that must be coroutine functions, if a tier's class defines them.
 _METHODS = (
@@ -242,26 +242,14 @@ def _fault_of(backend: object, info: BackendInfo) -> str | None:
     missing = sorted(backend.__abstractmethods__)
     if missing:
         return f"{info.target} does not implement {', '.join(missing)}"
-    for capability in backend.capabilities:
-        method, base = str(capability.name).lower(), SecondaryTierManager
-        if getattr(backend, method) is ChunkTierManager.delete:
-            method, base = "delete_chunk", ChunkTierManager
-        if getattr(backend, method) is getattr(base, method):
-            return f"{info.target} declares {capability.name} but does not implement {method}"
     for method in _METHODS:
         function = inspect.unwrap(getattr(backend, method, None))  # type: ignore[arg-type]
         # A compiled coroutine function cannot be recognized, so only Python functions are checked.
         if inspect.isfunction(function) and not inspect.iscoroutinefunction(function):
             return f"{info.target}.{method} is not a coroutine function; use 'async def {method}'"
-    for method in ("scan", "namespaces"):
-        if inspect.iscoroutinefunction(inspect.unwrap(getattr(backend, method))):
-            return f"{info.target}.{method} yields nothing; it should be an asynchronous generator"
     model = backend.config_model
     if not (isinstance(model, type) and issubclass(model, TierConfig)):
         return f"{info.target}.config_model is not a subclass of kvtier_sdk.TierConfig"
-    most = backend.max_batch_keys
-    if most is not None and (type(most) is not int or most < 1):
-        return f"{info.target}.max_batch_keys is {most!r} but should be None, or 1 or more"
     if backend.runner_defaults:
         try:
             validate_options(RunnerOptions, backend.runner_defaults, Place("runner_defaults"))

@@ -48,7 +48,7 @@ class TierGauge:
         return self._value
 
     def set(self, value: float) -> None:
-        """Set the gauge."""
+        """Set the gauge to ``value``."""
         self._value = float(value)
 
 

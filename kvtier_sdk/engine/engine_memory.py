@@ -93,10 +93,6 @@ class _Slots:
         """Return a writable view of the object in ``slot`` and its padding up to ``alignment``.
 
         The padding holds no other object, because each object occupies whole pages of 4,096 bytes.
-
-        Raises:
-            IndexError: there is no such slot.
-            KVTierError: the memory was released.
         """
         if not 0 <= slot < self.slots:
             raise IndexError(f"slot {slot} of {self.slots}")

@@ -55,8 +55,7 @@ class TierRunner(Protocol):
     def start(self) -> bool:
         """Open the tier, or begin to open it in the background; return true if the tier is open.
 
-        Raises:
-            Exception: the tier is required and did not open, or the error is permanent.
+        Raise the error if the tier is required, or if the error is permanent.
         """
 
     def submit(self, jobs: Sequence[Job]) -> Sequence[JobResult]:

@@ -22,13 +22,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Moved:
-    """The bytes and chunks that the calls of a job have moved so far.
-
-    Attributes:
-        object_bytes: length of the objects, headers included.
-        compressed_chunks: number of the chunks that are stored compressed.
-        coding_s: time in which threads compressed or expanded chunks.
-    """
+    """The bytes and chunks that the calls of a job have moved so far, as in :class:`JobResult`."""
 
     object_bytes: int = 0
     compressed_chunks: int = 0

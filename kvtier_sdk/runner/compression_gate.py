@@ -35,13 +35,7 @@ _MARGIN = 1.25
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """The expected effect of compressing one chunk.
-
-    Attributes:
-        ratio: length of a plain chunk divided by that of a compressed one.
-        sooner_s: the seconds by which the tier would bring a compressed chunk sooner.
-        expand_s: the seconds that expanding it would take.
-    """
+    """The expected effect of compressing one chunk: ``ratio`` is plain length by compressed."""
 
     ratio: float
     sooner_s: float

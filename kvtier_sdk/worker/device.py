@@ -26,10 +26,7 @@ class Copy(ABC):
 
     @abstractmethod
     def wait(self) -> None:
-        """Block until the copy has ended, without holding the interpreter lock.
-
-        If the copy has failed, this method does not raise; see :meth:`error`.
-        """
+        """Block until the copy has ended, even by a failure, without the interpreter lock."""
 
     @abstractmethod
     def error(self) -> str | None:

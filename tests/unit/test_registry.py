@@ -43,9 +43,6 @@ class Tier(ChunkTierManager):
     contract_version = 1
     async def store_chunk(self, transfer): pass
 """
-ANNOUNCING = (
-    f"{GOOD}\n    from kvtier_sdk import Capability\n    capabilities = Capability.DELETE\n"
-)
 WRAPPED = f"""{GOOD}
     import functools
     @functools.wraps(load_chunk)
@@ -198,19 +195,12 @@ def test_an_unknown_name_lists_the_installed_and_the_closest(install: Install) -
         (GOOD.replace("contract_version = 1", ""), "declares contract_version None"),
         (INCOMPLETE, "Tier does not implement contains_chunk, load_chunk"),
         ("from kvtier_sdk import ChunkTierManager as Tier", "declares contract_version None"),
-        (ANNOUNCING, "Tier declares DELETE but does not implement delete_chunk"),
         (
             GOOD.replace("async def load", "def load"),
             "Tier.load_chunk is not a coroutine function; use 'async def load_chunk'",
         ),
         (GOOD + "    def close(self): pass", "Tier.close is not a coroutine function"),
-        (
-            GOOD + "    async def scan(self): return []",
-            "Tier.scan yields nothing; it should be an asynchronous generator",
-        ),
         (GOOD + "    config_model = dict", "Tier.config_model is not a subclass of"),
-        (GOOD + "    max_batch_keys = 0", "Tier.max_batch_keys is 0 but should be None, or 1 or"),
-        (GOOD + "    max_batch_keys = True", "Tier.max_batch_keys is True but should be"),
         (
             GOOD + "    runner_defaults = {'concurency': 4}",
             "Tier: runner_defaults: unknown option 'concurency'; did you mean 'concurrency'?",

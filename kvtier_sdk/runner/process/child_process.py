@@ -58,12 +58,6 @@ class ChildProcess:
     Two sockets serve two threads. Jobs, reports and notices that an outage has ended go through
     ``data``, which belongs to the engine's thread. All other messages go through a control socket,
     which belongs to the event loop on which this object was created.
-
-    Attributes:
-        data: the channel that the engine's thread uses.
-        is_open: true if the tier was open when the process became ready for jobs.
-        started_s: time at which the process became ready for jobs.
-        ended: a future that is done when the process is gone; its result is the reason.
     """
 
     def __init__(self, name: str, clock: Clock, log: TierLog, secrets: Secrets) -> None:
@@ -72,6 +66,7 @@ class ChildProcess:
         self._log = log
         self._secrets = secrets
         self._event_loop = asyncio.get_running_loop()
+        # Done when the process is gone; the result is the reason.
         self.ended: asyncio.Future[str] = self._event_loop.create_future()
         self.is_open = False
         self.started_s = 0.0

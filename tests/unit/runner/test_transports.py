@@ -101,7 +101,8 @@ def test_reporting_a_removed_text_is_a_contract_error(make_rig: Make) -> None:
     rig.wait_for(3)
     told = {result.verdicts[0].value: result.error for result in rig.results}
     assert told == {
-        "contract": "held load: report_removed was given a str where a key, bytes, belongs",
+        "contract": "held load: raised TypeError: memoryview: a bytes-like object is required, "
+        "not 'str'",
         "not_found": None,
     }
     assert rig.others == []
