@@ -35,8 +35,11 @@ class CompiledCore(BuildHookInterface[Any]):
         )
         planes = ["kvtier_sdk/codecs/_planes.c"]
         extensions.append(
-            # Only from -O3 on, older compilers use vectors in all loops.
-            Extension("kvtier_sdk.codecs._planes", planes, extra_compile_args=["-O3"])
+            # Only from -O3 on, older compilers use vectors in all loops. The extension is optional,
+            # because the code is for x86-64 and ARM; other processors use the NumPy version.
+            Extension(
+                "kvtier_sdk.codecs._planes", planes, extra_compile_args=["-O3"], optional=True
+            )
         )
         command: Any = Distribution({"ext_modules": extensions}).get_command_obj("build_ext")
         command.build_lib, command.build_temp = f"{work}/lib", f"{work}/objects"

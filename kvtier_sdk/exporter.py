@@ -8,22 +8,17 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import accumulate
 from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from kvtier_sdk.aio.clock import SystemClock
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.metrics import METRICS, HistogramValue, Metric, MetricKind, Sample
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family
-
-#: Prometheus itself gives up after 10 s by default, so a longer request is useless.
-_REQUEST_TIMEOUT_S = 10.0
-_MOST_CONNECTIONS = 8
 
 
 @contextmanager
@@ -76,53 +71,20 @@ def serve_metrics(
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """A server that limits the number and duration of connections, to protect the engine.
-
-    If too many are open, a new connection replaces the oldest, because clients that never finish a
-    request would otherwise block the endpoint.
-    """
-
     daemon_threads = True
-    request_queue_size = 128
 
     def __init__(self, host: str, port: int) -> None:
         self.address_family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        self._clock = SystemClock()
-        self._began_s: dict[Any, float] = {}
         super().__init__((host, port), _Handler)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        for oldest in list(self._began_s)[: 1 - _MOST_CONNECTIONS]:
-            self._cut_off(oldest)
-        self._began_s[request] = self._clock.now_s()
-        super().process_request(request, client_address)
-
-    def service_actions(self) -> None:
-        # ``serve_forever`` calls this after each connection, and twice a second.
-        for connection, began_s in list(self._began_s.items()):
-            if self._clock.now_s() - began_s > _REQUEST_TIMEOUT_S:
-                self._cut_off(connection)
-
-    def server_close(self) -> None:
-        super().server_close()
-        for connection in list(self._began_s):
-            self._cut_off(connection)
-
-    def shutdown_request(self, request: Any) -> None:
-        self._began_s.pop(request, None)
-        super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore a broken connection, because the base class would write to the engine's stderr."""
 
-    def _cut_off(self, connection: Any) -> None:
-        # After the shutdown below, the connection's thread reads the end of the stream and returns.
-        self._began_s.pop(connection, None)
-        with suppress(OSError):
-            connection.shutdown(socket.SHUT_RDWR)
-
 
 class _Handler(WSGIRequestHandler):
+    # A client that sends nothing for this long is cut off, so that it does not keep its thread.
+    timeout = 10.0
+
     def log_message(self, *args: Any, **options: Any) -> None: ...
 
 

@@ -58,7 +58,7 @@ class Namespace:
 
     def for_chunks(self, chunk_bytes: int) -> Namespace:
         """Return the namespace with one more fact: ``chunk_bytes``, the length of a payload."""
-        return Namespace({**self.facts, "chunk_bytes": chunk_bytes})
+        return self.adding(chunk_bytes=chunk_bytes)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Namespace):
@@ -68,13 +68,9 @@ class Namespace:
     def __hash__(self) -> int:
         return hash(self.fingerprint)
 
-    def sealed_by(self, codec: str) -> Namespace:
-        """Return the namespace with one more fact: ``codec``, the name of the sealing codec."""
-        return Namespace({**self.facts, "codec": codec})
-
-    def rounded_to(self, dtype: str) -> Namespace:
-        """Return the namespace with the fact ``compress``: chunks may be rounded to ``dtype``."""
-        return Namespace({**self.facts, "compress": dtype})
+    def adding(self, **facts: object) -> Namespace:
+        """Return the namespace with more facts."""
+        return Namespace({**self.facts, **facts})
 
     def manifest_json(self) -> str:
         """Return the text of a ``manifest.json``: the fingerprint and the facts, one per line."""
@@ -110,8 +106,8 @@ class StoredNamespace(Namespace):
     (True, 'llama')
 
     Attributes:
-        stored_under: the fingerprint under which the chunks are stored. :meth:`for_chunks`,
-            :meth:`sealed_by` and :meth:`rounded_to` do not change it.
+        stored_under: the fingerprint under which the chunks are stored. :meth:`for_chunks`
+            and :meth:`adding` do not change it.
         fault: the reason why ``facts`` is empty: ``"no manifest"``, ``"unreadable manifest"`` or
             ``"unverified manifest"``; empty if the facts are verified.
         MOST_BYTES: how much of a manifest a tier reads, because anyone may have written it.
@@ -154,13 +150,7 @@ class StoredNamespace(Namespace):
     def _all_facts(self) -> Mapping[str, object]:
         return self.facts
 
-    def for_chunks(self, chunk_bytes: int) -> Namespace:
-        return self
-
-    def sealed_by(self, codec: str) -> Namespace:
-        return self
-
-    def rounded_to(self, dtype: str) -> Namespace:
+    def adding(self, **facts: object) -> Namespace:
         return self
 
 

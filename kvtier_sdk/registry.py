@@ -6,19 +6,17 @@ Listing the names imports no package, because the packages' metadata holds the n
 from __future__ import annotations
 
 import inspect
-import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, lru_cache
-from importlib.metadata import EntryPoint, PackageNotFoundError, distributions, version
+from functools import cache
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from typing import NamedTuple, TypeVar, cast
 
 from kvtier_sdk.contract import (
     CONTRACT_VERSION,
     ChunkCodec,
-    ChunkTierManager,
     EvictionPolicy,
     SecondaryTierManager,
     StorePolicy,
@@ -55,6 +53,7 @@ _PUBLISHED = {
 
 T = TypeVar("T")
 
+
 # Methods that must be coroutine functions, if a tier's class defines them.
 _METHODS = (
     *("open", "lookup", "store", "load", "close", "delete", "touch", "usage"),
@@ -85,12 +84,6 @@ def available_backends() -> list[BackendInfo]:
         (found.info for found in _entry_points(BACKENDS_GROUP)),
         key=lambda info: (info.name, info.distribution),
     )
-
-
-def unreadable_packages() -> list[str]:
-    """List each package whose entry points cannot be read, with the reason."""
-    _, faults = _installed()
-    return sorted(faults)
 
 
 def load_backend(name: str) -> type[SecondaryTierManager]:
@@ -129,8 +122,7 @@ def unknown_backend(name: str) -> UnknownBackendError:
         advice = f"pip install {_PUBLISHED[name]}; "
     elif closest(name, names) is None:
         advice = "install the package that provides it; "
-    advice += "; ".join([nearest(name, names, "installed"), *unreadable_packages()])
-    return UnknownBackendError(f"no backend {name!r}; {advice}")
+    return UnknownBackendError(f"no backend {name!r}; {advice}{nearest(name, names, 'installed')}")
 
 
 @cache
@@ -210,50 +202,20 @@ class _Found(NamedTuple):
 
 
 def _entry_points(group: str) -> list[_Found]:
-    by_group, _ = _installed()
-    return by_group.get(group, [])
-
-
-def _installed() -> tuple[Mapping[str, list[_Found]], Sequence[str]]:
-    """Return the entry points for kvtier by group, and the faults of unreadable packages."""
-    places = list(filter(os.path.exists, (*sys.path, ".") if "" in sys.path else sys.path))
-    return _scan(tuple(places), tuple(map(os.path.getmtime, places)))
+    return _scan(group, tuple(sys.path))
 
 
 # Reading all packages is slow, and a configuration looks up several names, so cache the result.
-@lru_cache(maxsize=1)
-def _scan(
-    places: tuple[str, ...], times: tuple[float, ...]
-) -> tuple[Mapping[str, list[_Found]], Sequence[str]]:
-    found: dict[str, list[_Found]] = {}
-    faults = []
-    seen = set()
-    for package in distributions(path=list(places)):
-        try:
-            if "kvtier." not in (package.read_text("entry_points.txt") or ""):
-                continue  # searching the text is faster than parsing it
-            points = [point for point in package.entry_points if point.group.startswith("kvtier.")]
-        except Exception as error:  # a broken package's file may hold any text
-            faults.append(
-                f"the entry points of {package.name} {package.version} cannot be read: "
-                f"{type(error).__name__}: {one_line(str(error))}; install it again"
-            )
-            continue
-        if points and not package.name:
-            # This happens if pip was interrupted while it removed the package.
-            faults.append(
-                f"the package of {points[0].name!r} in {package.locate_file('')} has no metadata; "
-                "remove it, or install it again"
-            )
-            continue
-        # As with imports, the first package on the path with a given name hides later ones.
-        name = package.name.replace("_", "-") if points else ""
-        if points and name not in seen:
-            seen.add(name)
-            for point in points:
-                info = BackendInfo(point.name, package.name, package.version, point.value)
-                found.setdefault(point.group, []).append(_Found(info, point))
-    return found, faults
+@cache
+def _scan(group: str, path: tuple[str, ...]) -> list[_Found]:
+    """Return the entry points of a group in the packages on ``path``, which is ``sys.path``."""
+    found = []
+    for point in entry_points(group=group):
+        # A package without a name is a rest that pip left when it was interrupted.
+        if point.dist is not None and point.dist.name:
+            info = BackendInfo(point.name, point.dist.name, point.dist.version, point.value)
+            found.append(_Found(info, point))
+    return found
 
 
 def _find_backend(name: str) -> list[_Found]:
@@ -280,26 +242,14 @@ def _fault_of(backend: object, info: BackendInfo) -> str | None:
     missing = sorted(backend.__abstractmethods__)
     if missing:
         return f"{info.target} does not implement {', '.join(missing)}"
-    for capability in backend.capabilities:
-        method, base = str(capability.name).lower(), SecondaryTierManager
-        if getattr(backend, method) is ChunkTierManager.delete:
-            method, base = "delete_chunk", ChunkTierManager
-        if getattr(backend, method) is getattr(base, method):
-            return f"{info.target} declares {capability.name} but does not implement {method}"
     for method in _METHODS:
         function = inspect.unwrap(getattr(backend, method, None))  # type: ignore[arg-type]
         # A compiled coroutine function cannot be recognized, so only Python functions are checked.
         if inspect.isfunction(function) and not inspect.iscoroutinefunction(function):
             return f"{info.target}.{method} is not a coroutine function; use 'async def {method}'"
-    for method in ("scan", "namespaces"):
-        if inspect.iscoroutinefunction(inspect.unwrap(getattr(backend, method))):
-            return f"{info.target}.{method} yields nothing; it should be an asynchronous generator"
     model = backend.config_model
     if not (isinstance(model, type) and issubclass(model, TierConfig)):
         return f"{info.target}.config_model is not a subclass of kvtier_sdk.TierConfig"
-    most = backend.max_batch_keys
-    if most is not None and (type(most) is not int or most < 1):
-        return f"{info.target}.max_batch_keys is {most!r} but should be None, or 1 or more"
     if backend.runner_defaults:
         try:
             validate_options(RunnerOptions, backend.runner_defaults, Place("runner_defaults"))

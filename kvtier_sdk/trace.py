@@ -21,8 +21,8 @@ from kvtier_sdk.types import OffloadKey
 
 #: Seconds between writes. A killed process loses the requests that ended since the last write.
 _INTERVAL_S = 0.5
-#: The maximum number of chunks in requests that wait to be written. Further requests are dropped.
-_MOST_WAITING = 2**18
+#: The maximum number of requests that wait to be written. Further requests are dropped.
+_MOST_WAITING = 2**12
 #: Matches trace-DATE-TIME-PID-NUMBER.jsonl. Files with other names are never removed.
 _OUR_FILES = "trace-{0}-{0}-{0}-{0}.jsonl".format("[0-9]*")
 _SALT_BYTES = 16
@@ -61,10 +61,10 @@ class TraceRecorder:
         started = datetime.fromtimestamp(clock.wall_s(), UTC)
         self._prefix = f"trace-{started:%Y%m%d-%H%M%S}-{os.getpid()}"
         self.written: int = 0
-        # No lock is needed, because each counter is changed by only one thread: the engine's thread
-        # changes the first two counters, and the recorder's thread the last two.
-        self._taken_chunks = self._refused = 0
-        self._done_chunks = self._lost = 0
+        # No lock is needed, because only the engine's thread changes the first counter, and only
+        # the recorder's thread the second.
+        self._refused = 0
+        self._lost = 0
         self._waiting: deque[_Request] = deque()
         self._number = 0
         self._fd = -1
@@ -101,13 +101,10 @@ class TraceRecorder:
         """Queue a finished request to be written. Call this only on the engine's thread."""
         if not named:
             return
-        request = _Request(arrived_s, named, end_tokens)
-        waiting = self._taken_chunks - self._done_chunks
-        if waiting and waiting + _chunks(request) > _MOST_WAITING:
+        if len(self._waiting) >= _MOST_WAITING:
             self._refused += 1
             return
-        self._taken_chunks += _chunks(request)
-        self._waiting.append(request)
+        self._waiting.append(_Request(arrived_s, named, end_tokens))
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Write the waiting requests, and end the thread. A second call does nothing."""
@@ -126,9 +123,7 @@ class TraceRecorder:
 
     def _write_waiting(self) -> None:
         for _ in range(len(self._waiting)):
-            request = self._waiting.popleft()
-            self._done_chunks += _chunks(request)
-            self._write(self._line(request))
+            self._write(self._line(self._waiting.popleft()))
         if self.dropped > self._told:
             _log.warning(
                 "%d requests are missing from the trace in %s",
@@ -197,10 +192,6 @@ class TraceRecorder:
         finished = sorted((at, path) for path, at in ended.items() if at is not None)
         for _, path in finished[: max(0, len(finished) + 1 - self._files)]:
             path.unlink(missing_ok=True)
-
-
-def _chunks(request: _Request) -> int:
-    return max(len(request.named), len(request.end_tokens))
 
 
 def _end_of(path: Path) -> int | None:

@@ -89,8 +89,6 @@ class Connection:
         # Whether the last send ended early, and whether a write to the socket has failed.
         self._is_cut_short = False
         self._is_refused = False
-        # False if the socket may hold unread bytes, so that a call must read before it waits.
-        self._is_drained = True
         self._is_watched = True
         self._loop.add_reader(self._stream.descriptor, self._on_readable)
 
@@ -172,10 +170,6 @@ class Connection:
         if self._error is not None:
             raise self._lost()
         self._is_cut_short = bool(rest)
-        if not rest:
-            # The next call can wait without reading first, because the event loop will report new
-            # bytes. The connection was not reset earlier, because then this send would have failed.
-            self._is_drained = not self._stream.has_pending()
         return rest
 
     async def receive(self, buffers: Sequence[memoryview]) -> None:
@@ -269,7 +263,9 @@ class Connection:
         self._rooms = rooms
         self._takes_some = some
         try:
-            if not self._is_drained and self._read():
+            # Read before waiting, because the event loop may have reported these bytes already, and
+            # uvloop reports a reset only once.
+            if self._read():
                 if self._error is not None:
                     raise self._lost()
                 return self._rooms
@@ -330,7 +326,6 @@ class Connection:
         # No call waits for these bytes. Read the first few, and leave the rest for a later call.
         if not self._unread:
             count_bytes = self._read_into([self._text])
-            self._is_drained = False
             self._unread = bytes(self._text[:count_bytes])
             if count_bytes:
                 # End a send under way, because the reply may refuse the request.
@@ -356,11 +351,8 @@ class Connection:
             if not count_bytes:
                 return self._error is not None
             self._rooms = _rest_of(self._rooms, count_bytes)
-            self._is_drained = bool(self._rooms) and self._stream.is_drained()
             if self._takes_some:
                 break
-            if self._is_drained:
-                return False
         return True
 
     def _read_into(self, rooms: Sequence[Any]) -> int:
@@ -368,7 +360,6 @@ class Connection:
         try:
             count_bytes = self._stream.read(rooms)
         except _NOT_NOW:
-            self._is_drained = True
             return 0
         except OSError as error:
             self.close(error.strerror or str(error))
@@ -391,7 +382,6 @@ class Connection:
                     self.close(error.strerror or str(error))
                 # Keep the connection open at first, because an unread reply may give the reason.
                 self._is_refused = True
-                self._is_drained = False
                 return True
             self._has_moved = True
             self._unsent = _rest_of(self._unsent, count_bytes)
@@ -406,12 +396,6 @@ class _Stream:
     def has_pending(self) -> bool:
         """Return true if the stream itself buffers bytes that no call has read."""
         return False
-
-    def is_drained(self) -> bool:
-        """Return true if the next call can wait without reading first."""
-        # uvloop reports a reset only once, perhaps together with bytes that have just been read.
-        # So after a reset, the next call must read before it waits.
-        return self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
 
     def read(self, rooms: Sequence[Any]) -> int:
         return os.readv(self.descriptor, rooms[:_MOST_BUFFERS])
@@ -428,9 +412,6 @@ class _TLSStream(_Stream):
 
     def has_pending(self) -> bool:
         return self._socket.pending() > 0
-
-    def is_drained(self) -> bool:
-        return False
 
     def read(self, rooms: Sequence[Any]) -> int:
         return self._socket.recv_into(rooms[0])

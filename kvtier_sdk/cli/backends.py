@@ -12,10 +12,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from kvtier_sdk.cli.option_table import OptionInfo, describe_options
 from kvtier_sdk.cli.terminal import JsonOption, say
 from kvtier_sdk.contract import CONTRACT_VERSION, SecondaryTierManager
 from kvtier_sdk.errors import BackendError
-from kvtier_sdk.options.describe import OptionInfo, describe_options
 from kvtier_sdk.options.place import one_line
 from kvtier_sdk.options.tier import RunnerOptions
 from kvtier_sdk.options.units import format_bytes
@@ -24,7 +24,6 @@ from kvtier_sdk.registry import (
     available_backends,
     load_backend,
     unknown_backend,
-    unreadable_packages,
     url_schemes,
 )
 from kvtier_sdk.types import Capability
@@ -39,10 +38,8 @@ def backends_command(
 ) -> None:
     """List the installed backends: package, abilities and options of each.
 
-    The list also gives the reason if a backend cannot be loaded, or if a package's entry points
-    cannot be read. Then the exit status is 1.
+    The list also gives the reason if a backend cannot be loaded. Then the exit status is 1.
     """
-    unreadable = unreadable_packages()
     described = [_describe(info) for info in _wanted(names or [])]
     if as_json:
         common = [asdict(option) for option in describe_options(RunnerOptions)]
@@ -51,16 +48,13 @@ def backends_command(
                 {
                     "contract_version": CONTRACT_VERSION,
                     "backends": described,
-                    "unreadable_packages": unreadable,
                     "options_of_every_tier": common,
                 }
             )
         )
     else:
-        for line in unreadable:
-            say(line, "")
         _show(described)
-    if unreadable or any(backend["fault"] for backend in described):
+    if any(backend["fault"] for backend in described):
         raise typer.Exit(1)
 
 

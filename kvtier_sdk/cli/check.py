@@ -13,9 +13,10 @@ from kvtier_sdk.cli.targets import TARGET, TARGET_HELP, Target, read_target
 from kvtier_sdk.cli.terminal import JsonOption, read_flag, say
 from kvtier_sdk.cli.tier_check import TierCheck, check_tiers
 from kvtier_sdk.errors import BackendError, ConfigError
-from kvtier_sdk.opening.pools import check_pool
+from kvtier_sdk.opening.pools import pool_slots
 from kvtier_sdk.options.secrets import url_without_password
 from kvtier_sdk.options.units import format_bytes, parse_bytes, parse_seconds
+from kvtier_sdk.pool import HostPool, PoolLayout
 from kvtier_sdk.runner.survey import contents_in_words
 
 _CHUNK_BYTES = 64 * 1024
@@ -118,7 +119,8 @@ def _try_out(
         engine = target.engine
         directory = None if engine is None else engine.pool_directory
         try:
-            check_pool(config, chunk_bytes=size_bytes, directory=directory)
+            layout = PoolLayout(pool_slots(config, size_bytes), size_bytes)
+            HostPool.check(layout, directory=directory)
         except ConfigError as error:
             fault = str(error)
             findings.pool_fault = fault if engine is None else engine.in_its_words(fault)

@@ -197,7 +197,7 @@ class _Check:
     def _try_compressing(self) -> Outlook:
         trials = CoderTrials(Planes(_DTYPE), self._spec.tier_class.alignment, self._clock)
         for _ in range(_TRIALS):
-            trials.note(trials.try_out(self._pool.view(_WRITTEN), self._pool.view(_READ)))
+            trials.try_out(self._pool.view(_WRITTEN), self._pool.view(_READ))
         # A lookup takes as long as a load of no bytes.
         steps_s, stats = self._outcome.steps_s, self._tier.client.stats
         transfer_s = max(0.0, steps_s["load"] - steps_s["lookup"] - stats.expand_s)

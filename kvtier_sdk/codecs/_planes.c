@@ -12,13 +12,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* PLAIN_C leaves out the instructions for vectors, so that tests can compare both ways. */
-#if defined __x86_64__ && !defined PLAIN_C
+#ifdef __x86_64__
 #include <immintrin.h>
 #define VECTORS __attribute__((target("avx2,popcnt")))
-#elif defined __aarch64__ && !defined PLAIN_C
+#elif defined __aarch64__
 #include <arm_neon.h>
 #define VECTORS
+#else
+#error "this processor needs the NumPy version"
 #endif
 
 #define INLINE static inline __attribute__((always_inline))
@@ -180,46 +181,6 @@ INLINE void join(struct kind kind, uint8_t *restrict plain, size_t count, const 
     }
 }
 
-/* Code whole groups of values in two bits each. Move the values that are not among the symbols to
- * the array's beginning, and return their number. */
-static size_t narrow_plain(uint8_t *values, size_t count, const uint8_t *symbols, uint8_t *codes)
-{
-    size_t rare = 0;
-    for (size_t first = 0; first < count; first += GROUP) {
-        uint8_t unpacked[GROUP];
-        for (unsigned at = 0; at < GROUP; at++) {
-            uint8_t value = values[first + at];
-            unpacked[at] = (uint8_t)(SYMBOLS - 3 * (value == symbols[0])
-                                     - 2 * (value == symbols[1]) - (value == symbols[2]));
-        }
-        codes = pack(unpacked, GROUP, 0, 2, codes);
-        for (unsigned at = 0; at < GROUP; at++) {
-            values[rare] = values[first + at];
-            rare += unpacked[at] == SYMBOLS;
-        }
-    }
-    return rare;
-}
-
-/* Do the reverse, and return how many rare values the codes ask for. */
-static size_t widen_plain(uint8_t *restrict values, size_t count, const uint8_t *symbols,
-                          const uint8_t *codes, const uint8_t *rare)
-{
-    size_t used = 0;
-    uint8_t table[SYMBOLS + 1] = {symbols[0], symbols[1], symbols[2]};
-    for (size_t first = 0; first < count; first += GROUP) {
-        uint8_t unpacked[GROUP] = {0};
-        codes = unpack(unpacked, GROUP, 0, 2, codes);
-        for (unsigned at = 0; at < GROUP; at++) {
-            table[SYMBOLS] = rare[used];
-            values[first + at] = table[unpacked[at]];
-            used += unpacked[at] == SYMBOLS;
-        }
-    }
-    return used;
-}
-
-#ifdef VECTORS
 typedef uint8_t row __attribute__((vector_size(ROW)));
 typedef uint64_t halves __attribute__((vector_size(ROW)));
 
@@ -276,8 +237,10 @@ VECTORS INLINE row pick(const uint8_t *low, const uint8_t *from_low, const uint8
 }
 #endif
 
-VECTORS static size_t narrow_vectors(uint8_t *values, size_t count, const uint8_t *symbols,
-                                     uint8_t *codes)
+/* Code whole groups of values in two bits each. Move the values that are not among the symbols to
+ * the array's beginning, and return their number. */
+VECTORS static size_t narrow(uint8_t *values, size_t count, const uint8_t *symbols,
+                             uint8_t *codes)
 {
     uint8_t *rare = values;
     const row zero = {0}, one = zero + symbols[0], two = zero + symbols[1],
@@ -303,9 +266,9 @@ VECTORS static size_t narrow_vectors(uint8_t *values, size_t count, const uint8_
     return (size_t)(rare - values);
 }
 
-VECTORS static size_t widen_vectors(uint8_t *restrict values, size_t count,
-                                    const uint8_t *symbols, const uint8_t *codes,
-                                    const uint8_t *rare)
+/* Do the reverse, and return how many rare values the codes ask for. */
+VECTORS static size_t widen(uint8_t *restrict values, size_t count, const uint8_t *symbols,
+                            const uint8_t *codes, const uint8_t *rare)
 {
     const uint8_t *next = rare;
     const row table = {symbols[0], symbols[1], symbols[2]};
@@ -322,19 +285,13 @@ VECTORS static size_t widen_vectors(uint8_t *restrict values, size_t count,
     }
     return (size_t)(next - rare);
 }
-#endif
 
-static size_t (*narrow)(uint8_t *, size_t, const uint8_t *, uint8_t *) = narrow_plain;
-static size_t (*widen)(uint8_t *restrict, size_t, const uint8_t *, const uint8_t *,
-                       const uint8_t *) = widen_plain;
-
-/* Use vectors if this processor has the instructions. */
-static void choose_form(void)
+/* Fill the tables; return false if this processor lacks the instructions for vectors. */
+static bool prepare(void)
 {
-#ifdef VECTORS
 #ifdef __x86_64__
     if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("popcnt"))
-        return;
+        return false;
 #endif
     memset(places, 0x80, sizeof places);
     memset(ranks, 0x80, sizeof ranks);
@@ -344,9 +301,7 @@ static void choose_form(void)
                 places[bits][rank] = at;
                 ranks[bits][at] = rank++;
             }
-    narrow = narrow_vectors;
-    widen = widen_vectors;
-#endif
+    return true;
 }
 
 /* Choose the commonest exponents of a sample; of equally common ones the smallest. */
@@ -734,8 +689,10 @@ static PyMethodDef methods[] = {
 
 static int start(PyObject *module)
 {
-    choose_form();
-    return 0;
+    if (prepare())
+        return 0;
+    PyErr_SetString(PyExc_ImportError, "this processor has no AVX2");
+    return -1;
 }
 
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, start}, {0, NULL}};

@@ -91,22 +91,12 @@ class Planes:
 
         The length is a multiple of ``alignment``. It is 0 if the coded payload would not be at
         least a sixteenth shorter than the payload; then ``stored`` may hold anything.
-
-        Args:
-            payload: the content, which is not modified.
-            stored: memory that is at least as long as the payload, and does not overlap it.
-            alignment: a number of bytes.
         """
         return coder.encode(self._kind, payload, stored, alignment)
 
     @staticmethod
     def decode(memory: memoryview, stored_bytes: int, payload_bytes: int) -> None:
         """Decode in place, whatever the kind of floats.
-
-        Args:
-            memory: the coded payload at the beginning, later the payload.
-            stored_bytes: length of the coded payload with its padding.
-            payload_bytes: length of the payload, at most that of the memory.
 
         Raises:
             CorruptChunkError: this is no coded payload of this length. The memory may hold

@@ -138,8 +138,8 @@ class TierSpec:
     def in_tier(self, namespace: Namespace) -> Namespace:
         """Add the facts of sealed and of rounded chunks to a ``namespace``."""
         codec = self.runner.codec_name
-        namespace = namespace if codec is None else namespace.sealed_by(codec)
-        return namespace.rounded_to("fp8") if self.is_rounded else namespace
+        facts = {} if codec is None else {"codec": codec}
+        return namespace.adding(**facts, **({"compress": "fp8"} if self.is_rounded else {}))
 
     def needed(self, required: bool = True) -> Self:
         """Return a copy in which the tier is ``required`` or not."""

@@ -102,8 +102,7 @@ class TierContext:
             name: the counter's name in this tier, unit included: ``resends``, ``read_bytes``.
 
         Raises:
-            TierContractError: the name is malformed or names a gauge, the tier has 32 counters and
-                gauges already, or the tier is open.
+            TierContractError: the name names a gauge, or the tier is open.
         """
         return self.metrics.counter(name)
 

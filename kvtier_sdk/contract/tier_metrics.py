@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import math
-import re
 import threading
 
 from kvtier_sdk.errors import TierContractError
-
-#: A limit on a tier's counters and gauges, because each adds a series to the monitoring system.
-MAX_METRICS = 32
-
-_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 
 class TierCounter:
@@ -22,15 +15,14 @@ class TierCounter:
         context.counter("resends").add()
     """
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._value = 0.0
 
     def add(self, amount: float = 1) -> None:
         """Add an ``amount`` of 0 or more."""
         with self._lock:
-            self._value += _finite(self._name, amount, least=0.0)
+            self._value += float(amount)
 
     def take(self) -> float:
         """Return the sum added since the last call."""
@@ -47,8 +39,7 @@ class TierGauge:
         context.gauge("segments").set(12)
     """
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self) -> None:
         self._value = 0.0
 
     @property
@@ -57,8 +48,8 @@ class TierGauge:
         return self._value
 
     def set(self, value: float) -> None:
-        """Set the gauge to a finite ``value``."""
-        self._value = _finite(self._name, value)
+        """Set the gauge to ``value``."""
+        self._value = float(value)
 
 
 class TierMetrics:
@@ -71,13 +62,13 @@ class TierMetrics:
     def counter(self, name: str) -> TierCounter:
         if name not in self._counters:
             self._check_new(name)
-            self._counters[name] = TierCounter(name)
+            self._counters[name] = TierCounter()
         return self._counters[name]
 
     def gauge(self, name: str) -> TierGauge:
         if name not in self._gauges:
             self._check_new(name)
-            self._gauges[name] = TierGauge(name)
+            self._gauges[name] = TierGauge()
         return self._gauges[name]
 
     def complete(self) -> bool:
@@ -95,28 +86,9 @@ class TierMetrics:
         return counters, gauges
 
     def _check_new(self, name: str) -> None:
-        if not isinstance(name, str) or _NAME.fullmatch(name) is None:
-            raise TierContractError(
-                f"the name of a counter or gauge is {name!r} but should be up to 64 of a-z, 0-9 "
-                "and _, a letter first"
-            )
         if name in self._counters or name in self._gauges:
             raise TierContractError(f"{name!r} cannot be both a counter and a gauge")
         if self._is_complete:
             raise TierContractError(
                 f"counter or gauge {name!r} comes too late: make it in __init__ or open"
             )
-        if len(self._counters) + len(self._gauges) == MAX_METRICS:
-            raise TierContractError(f"a tier can have {MAX_METRICS} counters and gauges, no more")
-
-
-def _finite(name: str, number: float, least: float = -math.inf) -> float:
-    """Return the number as a float. Raise unless it is finite and at least ``least``."""
-    try:
-        plain = float(number)
-    except (TypeError, ValueError, OverflowError):
-        plain = math.nan
-    if not (math.isfinite(plain) and plain >= least):
-        what = "a number" if least < 0 else "0 or more"
-        raise TierContractError(f"{name!r} was given {number!r} but takes {what}")
-    return plain

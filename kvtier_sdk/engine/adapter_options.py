@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Self
 
 from pydantic import Field
 
+from kvtier_sdk.aio.clock import SystemClock
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import TierTimeoutError, TierUnavailableError
 from kvtier_sdk.namespace import Namespace
-from kvtier_sdk.opening.maintenance import open_for_maintenance
 from kvtier_sdk.options.model import StrictModel, validate_options
 from kvtier_sdk.options.place import Place
 from kvtier_sdk.options.units import Count, Seconds
+from kvtier_sdk.pool import HostPool
+from kvtier_sdk.pool.layout import ROW_ALIGNMENT
+from kvtier_sdk.runner import ThreadRunner
 from kvtier_sdk.types import Capability, Locality
 
 #: The longest wait for a store that the engine does not require.
@@ -69,10 +73,18 @@ def check_store(spec: TierSpec) -> None:
         return
     required, deadline_s = spec.runner.required, spec.runner.open_deadline_s
     timeout_s = deadline_s if required else min(deadline_s, _PATIENCE_S)
+    options = {"required": True, "open_deadline_s": timeout_s, "compress": "never"}
+    spec = replace(spec, runner=spec.runner.model_copy(update=options))
+    pool = HostPool(1, ROW_ALIGNMENT)
+    runner = ThreadRunner(
+        spec, namespace=Namespace({}), pool=pool, clock=SystemClock(), maintenance=True
+    )
     try:
-        with open_for_maintenance(spec, Namespace({}), timeout_s=timeout_s):
-            pass
+        runner.start()
     except (TierUnavailableError, TierTimeoutError):
         # The engine starts without a store that is not required, and logs the failure itself.
         if required:
             raise
+    finally:
+        runner.close(timeout_s)
+        pool.close()

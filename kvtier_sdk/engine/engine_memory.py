@@ -7,25 +7,33 @@ import ctypes
 import os
 from collections.abc import Callable
 
-import numpy as np
-
 from kvtier_sdk.chunk_header import round_up
 from kvtier_sdk.errors import ConfigError, KVTierError
 from kvtier_sdk.pool import PoolLayout
-from kvtier_sdk.pool.host_pool import UNNAMED_HOLDER
 from kvtier_sdk.pool.layout import ROW_ALIGNMENT
-from kvtier_sdk.pool.mapped_region import MappedRegion
 from kvtier_sdk.types import Region
 
 
-class _Mapping:
-    """Memory that belongs to an engine, with a descriptor if other processes can map it."""
+class EngineMemory:
+    """A contiguous range of memory in which an engine keeps its objects.
 
-    def __init__(self, engine: str, region: Region, view: memoryview, fd: int | None) -> None:
+    Attributes:
+        region: the address and size of the memory.
+
+    Args:
+        engine: the engine's name, for messages.
+        region: the address and size of the memory; the address is a multiple of 4,096.
+        view: the same memory as bytes, if a view has to keep it alive.
+    """
+
+    def __init__(self, engine: str, region: Region, view: memoryview | None = None) -> None:
+        if view is None:
+            array = (ctypes.c_ubyte * region.size_bytes).from_address(region.address)
+            view = memoryview(array).cast("B")
         self.region = region
         self._engine = engine
         self._bytes: memoryview | None = view
-        self._fd = fd
+        self._fd = open_file_of(region)
 
     @property
     def is_shared(self) -> bool:
@@ -46,29 +54,6 @@ class _Mapping:
             raise KVTierError(f"the memory of {self._engine} was released")
         return self._bytes
 
-    def close(self) -> None:
-        """Release the memory; the engine may free it afterwards."""
-        self._bytes = None
-        fd, self._fd = self._fd, None
-        if fd is not None:
-            os.close(fd)
-
-
-class EngineMemory(_Mapping):
-    """A contiguous range of memory in which an engine keeps its objects.
-
-    Attributes:
-        region: the address and size of the memory.
-
-    Args:
-        engine: the engine's name, for messages.
-        region: the address and size of the memory; the address is a multiple of 4,096.
-    """
-
-    def __init__(self, engine: str, region: Region) -> None:
-        array = (ctypes.c_ubyte * region.size_bytes).from_address(region.address)
-        super().__init__(engine, region, memoryview(array).cast("B"), _open_shared(region))
-
     def slot_at(self, address: int, size_bytes: int) -> int | None:
         """Return the slot of an object of ``size_bytes`` at ``address``.
 
@@ -78,8 +63,44 @@ class EngineMemory(_Mapping):
         whole = Region(address, round_up(size_bytes, ROW_ALIGNMENT))
         return None if offset or not self.region.covers(whole) else slot
 
+    def close(self) -> None:
+        """Release the memory; the engine may free it afterwards."""
+        self._bytes = None
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)
 
-class OverlappingSlots:
+
+class _Slots:
+    def __init__(self, memory: EngineMemory, layout: PoolLayout) -> None:
+        self.slots = layout.slots
+        self.chunk_bytes = layout.chunk_bytes
+        self.layout = layout
+        self.region = memory.region
+        self._memory = memory
+
+    @property
+    def is_shared(self) -> bool:
+        """True if another process can map the memory."""
+        return self._memory.is_shared
+
+    @property
+    def fd(self) -> int:
+        """The file descriptor; raises KVTierError if the memory is private or was released."""
+        return self._memory.fd
+
+    def padded_view(self, slot: int, alignment: int) -> memoryview:
+        """Return a writable view of the object in ``slot`` and its padding up to ``alignment``.
+
+        The padding holds no other object, because each object occupies whole pages of 4,096 bytes.
+        """
+        if not 0 <= slot < self.slots:
+            raise IndexError(f"slot {slot} of {self.slots}")
+        start = slot * self.layout.row_bytes
+        return self._memory.bytes[start : start + round_up(self.chunk_bytes, alignment)]
+
+
+class OverlappingSlots(_Slots):
     """Slots for objects of one size; a slot begins every 4,096 bytes of an engine's memory.
 
     The slots overlap, but the engine's objects never do.
@@ -102,39 +123,11 @@ class OverlappingSlots:
         spare_bytes = memory.region.size_bytes - round_up(chunk_bytes, ROW_ALIGNMENT)
         if spare_bytes < 0:
             raise ConfigError(f"an object of {chunk_bytes} bytes does not fit the engine's memory")
-        self.chunk_bytes = chunk_bytes
-        self.slots = 1 + spare_bytes // ROW_ALIGNMENT
-        self.layout = PoolLayout(self.slots, chunk_bytes, stride_bytes=ROW_ALIGNMENT)
-        self.region = memory.region
-        self._memory = memory
-
-    @property
-    def is_shared(self) -> bool:
-        """True if another process can map the memory."""
-        return self._memory.is_shared
-
-    @property
-    def fd(self) -> int:
-        """The file descriptor; raises KVTierError if the memory is private or was released."""
-        return self._memory.fd
-
-    def padded_view(self, slot: int, alignment: int, holder: str = UNNAMED_HOLDER) -> memoryview:
-        """Return a writable view of the object in ``slot`` and its padding up to ``alignment``.
-
-        The padding holds no other object, because each object occupies whole pages of 4,096 bytes.
-        ``holder`` is ignored.
-
-        Raises:
-            IndexError: there is no such slot.
-            KVTierError: the memory was released.
-        """
-        if not 0 <= slot < self.slots:
-            raise IndexError(f"slot {slot} of {self.slots}")
-        start = slot * ROW_ALIGNMENT
-        return self._memory.bytes[start : start + round_up(self.chunk_bytes, alignment)]
+        slots = 1 + spare_bytes // ROW_ALIGNMENT
+        super().__init__(memory, PoolLayout(slots, chunk_bytes, stride_bytes=ROW_ALIGNMENT))
 
 
-class EngineSlots(_Mapping):
+class EngineSlots(_Slots):
     """Slots in a memory mapping that belongs to an engine, one slot per row.
 
     A tier in a child process can map the memory too, if this process has the mapping's file open.
@@ -163,72 +156,54 @@ class EngineSlots(_Mapping):
                 f"the host memory of {engine} has shape {shape}; expected rows of a multiple of "
                 f"{ROW_ALIGNMENT} bytes"
             )
-        self.slots, self.chunk_bytes = shape
-        self.layout = PoolLayout(self.slots, self.chunk_bytes)
-        self._on_close = on_close
-        # Keep no numpy array, because an array would prevent the engine from releasing its view.
         flat = view.cast("B")
-        super().__init__(engine, Region.of(flat), flat, descriptor_of(view))
-
-    def padded_view(self, slot: int, alignment: int, holder: str = UNNAMED_HOLDER) -> memoryview:
-        """Return a writable view of ``slot``; the view keeps the memory alive.
-
-        ``alignment`` is ignored, because every slot is a whole row. ``holder`` is ignored too.
-
-        Raises:
-            IndexError: there is no such slot.
-            KVTierError: the mapping was released.
-        """
-        if not 0 <= slot < self.slots:
-            raise IndexError(f"slot {slot} of {self.slots}")
-        start = slot * self.chunk_bytes
-        return self.bytes[start : start + self.chunk_bytes]
+        super().__init__(EngineMemory(engine, Region.of(flat), flat), PoolLayout(*shape))
+        self._on_close = on_close
 
     def close(self) -> None:
         """Release the mapping, and call ``on_close``."""
-        super().close()
+        self._memory.close()
         if self._on_close is not None:
             self._on_close()
 
 
-def _open_shared(memory: Region) -> int | None:
-    """Open the file of shared memory by path; return ``None`` if that is impossible."""
-    mapped = MappedRegion.at(memory.address)
-    if (
-        mapped is None
-        or not mapped.is_shared
-        or (mapped.start, mapped.offset) != (memory.address, 0)
-    ):
-        return None
-    with contextlib.suppress(OSError):
-        fd = os.open(mapped.path, os.O_RDWR | os.O_CLOEXEC)
-        status = os.fstat(fd)
-        # Refuse a device (size 0), because opening a device again would give different memory.
-        if (status.st_dev, status.st_ino) == mapped.file and status.st_size >= memory.size_bytes:
-            return fd
-        os.close(fd)
-    return None
+def open_file_of(memory: Region) -> int | None:
+    """Open the file that shared memory maps from its start; ``None`` if that is impossible.
 
-
-def descriptor_of(view: memoryview) -> int | None:
-    """If ``view`` maps a file from its start, return a duplicate of a descriptor of that file.
-
-    The engine may not expose its descriptor, but the kernel lists this process's open files.
+    The file may have lost its name, and the engine may not expose its descriptor. So look among
+    this process's open files too.
     """
-    address = int(np.asarray(view).ctypes.data)
-    region = MappedRegion.at(address)
-    if region is None or not region.is_shared or (region.start, region.offset) != (address, 0):
+    mapped = _file_mapped_at(memory.address)
+    if mapped is None:
         return None
-    return _open_descriptor(region.file)
-
-
-def _open_descriptor(file: tuple[int, int]) -> int | None:
-    for name in os.listdir("/proc/self/fd"):
-        # Check a duplicate, because another thread may close the descriptor or reuse its number.
+    file, name = mapped
+    for path in (name, *(f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd"))):
         with contextlib.suppress(OSError):
-            copy = os.dup(int(name))
-            status = os.fstat(copy)
-            if (status.st_dev, status.st_ino) == file:
-                return copy
-            os.close(copy)
+            # Compare first, because opening another file, such as a device, may have an effect.
+            if not _is_file(os.stat(path), file, memory):
+                continue
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            # Compare again, because another thread may have replaced the file meanwhile.
+            if _is_file(os.fstat(fd), file, memory):
+                return fd
+            os.close(fd)
     return None
+
+
+def _file_mapped_at(address: int) -> tuple[tuple[int, int], str] | None:
+    """Return device and inode, and the path, of a file that other processes see from its start."""
+    with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8") as maps:
+        for line in maps:
+            place, permissions, offset, device, inode, *path = line.rstrip("\n").split(None, 5)
+            if int(place.partition("-")[0], 16) == address:
+                if not permissions.endswith("s") or int(offset, 16):
+                    return None
+                major, minor = (int(part, 16) for part in device.split(":"))
+                return (os.makedev(major, minor), int(inode)), "".join(path)
+    return None
+
+
+def _is_file(status: os.stat_result, file: tuple[int, int], memory: Region) -> bool:
+    # A device has the size 0. It is refused, because another opening may give other memory.
+    is_same = (status.st_dev, status.st_ino) == file
+    return is_same and status.st_size >= memory.size_bytes

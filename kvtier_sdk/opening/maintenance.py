@@ -4,45 +4,21 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
-from typing import TypeVar, cast
+from collections.abc import Callable
+from typing import cast
 
-from kvtier_sdk.aio.clock import Clock, SystemClock
+from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.config.tier_spec import TierSpec
-from kvtier_sdk.errors import TierError, TierTimeoutError, TierUnavailableError
-from kvtier_sdk.namespace import Namespace, StoredNamespace
+from kvtier_sdk.errors import TierUnavailableError
+from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.opening.tiers import make_client
-from kvtier_sdk.pool import HostPool
-from kvtier_sdk.runner import PoolMemory, ThreadRunner
-from kvtier_sdk.runner.calls import TierCaller
-from kvtier_sdk.runner.jobs import Job, JobResult, Verdict
-from kvtier_sdk.tiering.tier_client import NO_REQUEST, TierClient
+from kvtier_sdk.runner import PoolMemory
+from kvtier_sdk.runner.jobs import Job, JobResult
+from kvtier_sdk.tiering.tier_client import TierClient
 from kvtier_sdk.tiering.tier_listener import TierListener
-from kvtier_sdk.types import Capability, Entry, OffloadKey, Usage
-
-T = TypeVar("T")
 
 #: The longest pause between polls. Only a poll can end an overdue job.
 _LOOK_S = 1.0
-#: The most chunks to list, delete or look up at once.
-_PAGE = 1000
-#: The memory for chunks that are examined at once.
-_EXAMINED_BYTES = 64 * 2**20
-#: A stand-in for an unknown chunk length. Chunks of unknown length are never loaded.
-_UNKNOWN_BYTES = 4096
-#: The largest chunk length accepted from a manifest, because a pool of such chunks is allocated.
-_MOST_CHUNK_BYTES = 2**30
-#: The verdicts that concern one chunk; all others concern the whole tier.
-_OF_A_CHUNK = (
-    Verdict.OK,
-    Verdict.NOT_FOUND,
-    Verdict.CORRUPT,
-    Verdict.AUTH,
-    Verdict.CAPACITY,
-    Verdict.FAILED,
-)
 
 
 class BlockingTier:
@@ -82,160 +58,3 @@ class BlockingTier:
             # Clear the event first, because a report during the poll must end the next wait.
             self._reported.clear()
             self.client.poll()
-
-
-@contextmanager
-def open_for_maintenance(
-    spec: TierSpec,
-    namespace: Namespace,
-    *,
-    timeout_s: float = 60.0,
-    pool: HostPool | None = None,
-    stores: bool = False,
-    clock: Clock | None = None,
-) -> Iterator[MaintainedTier]:
-    """Open a tier in a thread, beside the engines that use it, and close it at the end.
-
-    Unless ``stores`` is true, the tier is opened with :attr:`TierContext.maintenance`.
-    """
-    clock = clock or SystemClock()
-    deadlines = ("open_deadline_s", "lookup_deadline_s", "load_deadline_s", "store_deadline_s")
-    options: dict[str, object] = {"required": True, **dict.fromkeys(deadlines, timeout_s)}
-    if not stores:
-        options["compress"] = "never"
-    if isinstance(namespace, StoredNamespace) and "codec" not in namespace.facts:
-        options["codec"] = None
-    spec = replace(spec, runner=spec.runner.model_copy(update=options))
-    with ExitStack() as ended:
-        if pool is None:
-            chunk_bytes = chunk_bytes_of(namespace) or _UNKNOWN_BYTES
-            pool = HostPool(max(1, _EXAMINED_BYTES // chunk_bytes), chunk_bytes)
-            ended.callback(pool.close)
-        reported = threading.Event()
-        runner = ThreadRunner(
-            spec,
-            namespace=namespace,
-            pool=pool,
-            clock=clock,
-            notify=reported.set,
-            maintenance=not stores,
-        )
-        client = TierClient(spec, runner, TierListener(), clock=clock, chunk_bytes=pool.chunk_bytes)
-        ended.callback(client.close, timeout_s)
-        client.open()
-        yield MaintainedTier(client, reported, clock, runner, namespace, pool, timeout_s)
-
-
-def chunk_bytes_of(namespace: Namespace) -> int | None:
-    """Return a namespace's chunk length, or ``None`` if the facts give no usable length."""
-    known = namespace.facts.get("chunk_bytes")
-    return known if isinstance(known, int) and 0 < known <= _MOST_CHUNK_BYTES else None
-
-
-class MaintainedTier(BlockingTier):
-    """A tier that a tool uses from one thread.
-
-    The methods raise a :class:`TierError` if the tier fails. A failed chunk only gets a verdict.
-    """
-
-    def __init__(
-        self,
-        client: TierClient,
-        reported: threading.Event,
-        clock: Clock,
-        runner: ThreadRunner,
-        namespace: Namespace,
-        pool: HostPool,
-        timeout_s: float,
-    ) -> None:
-        super().__init__(client, reported, clock)
-        self.spec = client.spec
-        self.namespace = namespace
-        #: Number of loaded and stored chunks that are compressed.
-        self.compressed_chunks = 0
-        self._runner = runner
-        self._pool = pool
-        self._timeout_s = timeout_s
-
-    def can(self, capability: Capability) -> bool:
-        return capability in self.spec.tier_class.capabilities
-
-    def entries(self) -> Iterator[Entry]:
-        """Iterate over the chunks of a tier with ``Capability.SCAN``."""
-        return self._iterate(TierCaller.entries)
-
-    def namespaces(self) -> Iterator[StoredNamespace]:
-        """Iterate over the namespaces of a tier with ``Capability.NAMESPACES``."""
-        return self._iterate(TierCaller.namespaces)
-
-    def usage(self) -> Usage:
-        """Return the usage of a tier with ``Capability.USAGE``."""
-        return self._runner.ask(TierCaller.usage, self._timeout_s)
-
-    def lookup(self, keys: Sequence[OffloadKey]) -> list[Verdict]:
-        """Return ``OK`` or ``NOT_FOUND`` for each chunk."""
-        found: list[Verdict] = []
-        for page in _pages(keys):
-            job = self.client.lookup(page, NO_REQUEST)
-            found += self._answer(job, Verdict.OK, Verdict.NOT_FOUND)
-        return found
-
-    @property
-    def examined_at_once(self) -> int:
-        """The most chunks for one call of :meth:`examine`."""
-        return self._pool.slots
-
-    def examine(self, keys: Sequence[OffloadKey]) -> list[Verdict]:
-        """Read chunks and check each against its header, as an engine would."""
-        return self.load(keys, range(len(keys)))
-
-    def load(self, keys: Sequence[OffloadKey], slots: Sequence[int]) -> list[Verdict]:
-        job = self.client.load(list(keys), list(slots), NO_REQUEST, whole=True, tag=self)
-        return self._answer(job, *_OF_A_CHUNK)
-
-    def begin_store(self, keys: Sequence[OffloadKey], slots: Sequence[int]) -> Callable[[], None]:
-        """Begin a store; return a function that waits for its end."""
-        job = self.client.store(list(keys), list(slots), NO_REQUEST, whole=True)
-        self.client.flush()
-
-        def wait() -> None:
-            self._answer(job, Verdict.OK)
-
-        return wait
-
-    def delete(self, keys: Sequence[OffloadKey]) -> None:
-        """Delete chunks of a tier with ``Capability.DELETE``; missing chunks are ignored."""
-        for page in _pages(keys):
-            self._answer(self.client.delete(page), Verdict.OK)
-
-    def _answer(self, job: Job | None, *expected: Verdict) -> list[Verdict]:
-        """Return a job's verdicts; raise an error unless all of them are expected."""
-        result = self.result_of(job)
-        self.compressed_chunks += result.compressed_chunks
-        for verdict in result.verdicts:
-            if verdict not in expected:
-                raise TierError(result.error or f"{self.spec.name}: {verdict.value}")
-        if not result.released:
-            raise TierTimeoutError(f"{self.spec.name}: a call hangs")
-        return result.verdicts
-
-    def _iterate(self, iterate: Callable[[TierCaller], AsyncIterator[T]]) -> Iterator[T]:
-        opened: list[AsyncIterator[T]] = []
-
-        async def take(call: TierCaller) -> list[T]:
-            if not opened:
-                opened.append(iterate(call))
-            page: list[T] = []
-            async for item in opened[0]:
-                page.append(item)
-                if len(page) == _PAGE:
-                    break
-            return page
-
-        while page := self._runner.ask(take, self._timeout_s):
-            yield from page
-
-
-def _pages(keys: Sequence[OffloadKey]) -> Iterator[Sequence[OffloadKey]]:
-    for start in range(0, len(keys), _PAGE):
-        yield keys[start : start + _PAGE]

@@ -42,15 +42,6 @@ def open_pool(config: TieringConfig, *, chunk_bytes: int | None = None) -> Itera
         pool.close()
 
 
-def check_pool(
-    config: TieringConfig, *, chunk_bytes: int, directory: str | None = None
-) -> PoolLayout:
-    """Return the configured host pool's layout; raise if the pool does not fit into memory."""
-    layout = PoolLayout(pool_slots(config, chunk_bytes), chunk_bytes)
-    HostPool.check(layout, directory=directory)
-    return layout
-
-
 def check_chunk(config: TieringConfig, chunk_bytes: int) -> None:
     """Raise a :class:`ConfigError` if the configuration gives another chunk length."""
     if config.chunk_bytes not in (None, chunk_bytes):

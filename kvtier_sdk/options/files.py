@@ -9,19 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from kvtier_sdk.errors import ConfigError
-from kvtier_sdk.options.place import kind_of, nearest
+from kvtier_sdk.options.place import nearest
 from kvtier_sdk.options.secret_sources import read_small_file
 
 _MAX_BYTES = 1 << 20
 
 
 def read_options(path: Path) -> Mapping[str, Any]:
-    """Read a file of options without validating them.
-
-    Raises:
-        ConfigError: the suffix is not ``.toml``, ``.json``, ``.yaml`` or ``.yml``; the file cannot
-            be read or parsed, is empty, or holds no table; or it is YAML and PyYAML is missing.
-    """
+    """Read a file of options without validating them; raise :class:`ConfigError` on any fault."""
     parse = _PARSERS.get(path.suffix.lower())
     if parse is None:
         kinds = nearest(path.suffix.lower(), _PARSERS, "allowed")
@@ -39,7 +34,7 @@ def read_options(path: Path) -> Mapping[str, Any]:
     if not options:
         raise ConfigError(f"{path}: is empty; see docs/configuration.md for what it holds")
     if not isinstance(options, Mapping):
-        raise ConfigError(f"{path}: holds {kind_of(options)} but should hold a table of options")
+        raise ConfigError(f"{path}: should hold a table of options")
     return options
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, ClassVar, Self, TypeVar, get_args
@@ -14,7 +13,6 @@ from pydantic import (
     SecretBytes,
     SecretStr,
     ValidationError,
-    create_model,
     model_validator,
 )
 from pydantic.fields import FieldInfo
@@ -32,13 +30,6 @@ from kvtier_sdk.options.secret_sources import (
 from kvtier_sdk.options.secrets import MASK, Secrets, masked, secret_among, secrets_in
 
 _SECRETS = frozenset({SecretStr, SecretBytes})
-
-try:
-    create_model("Probe")
-except Exception:
-    # pydantic reads the entry points of all packages to find plugins, and fails if one package is
-    # broken. With plugins disabled, pydantic works, and the registry reports the broken package.
-    os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"
 
 
 class StrictModel(BaseModel):

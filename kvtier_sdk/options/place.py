@@ -9,15 +9,6 @@ from typing import Any
 
 from kvtier_sdk.errors import ConfigError
 
-_KINDS: tuple[tuple[type, str], ...] = (
-    (type(None), "nothing"),
-    (Mapping, "a table"),
-    (list, "a list"),
-    (str, "text"),
-    (bool, "true or false"),
-    (int, "a number"),
-    (float, "a number"),
-)
 #: An error message shows at most this many characters of a value.
 _BRIEF = 200
 
@@ -46,7 +37,7 @@ class Place:
     def table(self, value: object) -> dict[str, Any]:
         """Return a copy of ``value``, the table at this place; raise if it is not a table."""
         if not isinstance(value, Mapping):
-            raise ConfigError(f"{self} should be a table of options, not {kind_of(value)}")
+            raise ConfigError(f"{self} should be a table of options")
         for name in value:
             if not isinstance(name, str):
                 raise ConfigError(f"{self.at(brief(str(name)))} has a name that is not text")
@@ -55,14 +46,8 @@ class Place:
     def entries(self, value: object) -> dict[Place, object]:
         """Return the entries of ``value``, the list at this place, keyed by place."""
         if not isinstance(value, list | tuple):
-            raise ConfigError(f"{self} should be a list, not {kind_of(value)}")
+            raise ConfigError(f"{self} should be a list")
         return {self.at(index): entry for index, entry in enumerate(value)}
-
-
-def kind_of(value: object) -> str:
-    """Name the kind of a value in plain words: ``a list``."""
-    kinds = (name for kind, name in _KINDS if isinstance(value, kind))
-    return next(kinds, f"a {type(value).__name__}")
 
 
 def brief(text: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import logging
 import mmap
-import weakref
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +20,6 @@ from kvtier_sdk.pool.pool_file import PoolFile, join_named, make_unnamed, open_h
 from kvtier_sdk.types import Region
 
 _SHARED_MEMORY = "/dev/shm"
-
-#: The default ``holder`` of :meth:`HostPool.view`.
-UNNAMED_HOLDER = "an unnamed holder"
 
 _log = logging.getLogger("kvtier.pool")
 
@@ -47,29 +43,23 @@ class HostPool:
         chunk_bytes: payload of a slot, in bytes.
         row_bytes: distance from slot to slot: ``chunk_bytes`` rounded up to a multiple of 4,096.
         worker: index of this process among the workers; None if it is not a worker.
-        huge_page_bytes: bytes in transparent huge pages, counted when the pool was mapped.
 
     Args:
         slots: number of slots, at least 1.
         chunk_bytes: payload of a slot in bytes, at least 1.
         prefault: map every page now, because a page fault during a copy would stall the engine.
-        huge_pages: request transparent huge pages; the kernel's settings may refuse them.
 
     Raises:
         ConfigError: a number is out of range, or there is not enough memory.
     """
 
-    def __init__(
-        self, slots: int, chunk_bytes: int, *, prefault: bool = True, huge_pages: bool = True
-    ) -> None:
+    def __init__(self, slots: int, chunk_bytes: int, *, prefault: bool = True) -> None:
         layout = PoolLayout(slots, chunk_bytes)
         check_room(layout.size_bytes)
-        self._map(layout, None, None, prefault=prefault, huge_pages=huge_pages)
+        self._map(layout, None, None, prefault=prefault)
 
     @classmethod
-    def create(
-        cls, layout: PoolLayout, *, prefault: bool = True, huge_pages: bool = True
-    ) -> HostPool:
+    def create(cls, layout: PoolLayout, *, prefault: bool = True) -> HostPool:
         """Make an unnamed pool that other processes can map; this process becomes the scheduler.
 
         Other processes call :meth:`attach` with an inherited :attr:`fd` (``pass_fds``) or with the
@@ -78,7 +68,6 @@ class HostPool:
         Args:
             layout: the geometry of the pool.
             prefault: map every page now; if False, reserve memory now and map pages on first use.
-            huge_pages: as for :class:`HostPool`.
 
         Raises:
             ConfigError: there is not enough memory.
@@ -86,7 +75,7 @@ class HostPool:
         check_room(layout.size_bytes)
         pool = cls.__new__(cls)
         file = make_unnamed(layout)
-        pool._map(layout, file, None, prefault=prefault, huge_pages=huge_pages, reserve=True)
+        pool._map(layout, file, None, prefault=prefault, reserve=True)
         return pool
 
     @classmethod
@@ -97,7 +86,6 @@ class HostPool:
         *,
         worker: int | None = None,
         prefault: bool = True,
-        huge_pages: bool = True,
         directory: str = _SHARED_MEMORY,
     ) -> HostPool:
         """Make a replica's pool, or map it if another process of the replica has made it.
@@ -113,7 +101,6 @@ class HostPool:
             layout: the geometry of the pool, the same in all processes.
             worker: index of this process among the workers; None for the scheduler.
             prefault: as for :meth:`create`.
-            huge_pages: as for :class:`HostPool`.
             directory: a directory on a tmpfs.
 
         Raises:
@@ -122,7 +109,7 @@ class HostPool:
         """
         pool = cls.__new__(cls)
         file = join_named(Path(directory), replica, layout, worker)
-        pool._map(layout, file, worker, prefault=prefault, huge_pages=huge_pages, reserve=True)
+        pool._map(layout, file, worker, prefault=prefault, reserve=True)
         return pool
 
     @classmethod
@@ -133,7 +120,6 @@ class HostPool:
         *,
         worker: int | None = None,
         prefault: bool = True,
-        huge_pages: bool = True,
     ) -> HostPool:
         """Map the pool of another process.
 
@@ -143,7 +129,6 @@ class HostPool:
             layout: the expected geometry; required for a file that kvtier did not make.
             worker: index of this process among the workers; None if it is not a worker.
             prefault: as for :class:`HostPool`.
-            huge_pages: as for :class:`HostPool`.
 
         Raises:
             ConfigError: the handle leads to no pool, the pool has another layout, or another
@@ -151,7 +136,7 @@ class HostPool:
         """
         pool = cls.__new__(cls)
         file = open_handle(handle, layout, worker)
-        pool._map(file.layout, file, worker, prefault=prefault, huge_pages=huge_pages)
+        pool._map(file.layout, file, worker, prefault=prefault)
         return pool
 
     @staticmethod
@@ -176,7 +161,6 @@ class HostPool:
         worker: int | None,
         *,
         prefault: bool,
-        huge_pages: bool,
         reserve: bool = False,
     ) -> None:
         """Map ``file``, or private memory if ``file`` is None. Close the file on failure."""
@@ -185,19 +169,17 @@ class HostPool:
         self.chunk_bytes: int = layout.chunk_bytes
         self.row_bytes: int = layout.row_bytes
         self.worker = worker
-        self._views: dict[str, memoryview] = {}
+        self._view: memoryview | None = None
         self._file = file
         self._mapping: mmap.mmap | None = None
         fd = None if file is None else file.fd
         try:
             self._mapping = mapping = _new_mapping(layout.size_bytes, fd)
-            if huge_pages:
-                memory.ask_for_huge_pages(mapping)
+            memory.ask_for_huge_pages(mapping)
             if prefault:
                 memory.prefault(mapping, fd)
             elif reserve and fd is not None:
                 memory.reserve(fd, layout.size_bytes)
-            self.huge_page_bytes: int = memory.huge_page_bytes(mapping, shared=self.is_shared)
         except BaseException:
             self.close()
             raise
@@ -225,12 +207,11 @@ class HostPool:
         """
         return self._shared_file().absent(self.worker)
 
-    def part(self, worker: int, holder: str = UNNAMED_HOLDER) -> npt.NDArray[np.uint8]:
+    def part(self, worker: int) -> npt.NDArray[np.uint8]:
         """Return a worker's part of every slot.
 
         Args:
             worker: index of the worker, from 0.
-            holder: as for :meth:`view`.
 
         Returns:
             An array of shape (slots, ``part_bytes``) over the pool's memory. The array keeps the
@@ -241,18 +222,16 @@ class HostPool:
             ConfigError: there is no such worker.
         """
         start = self.layout.part_offset(worker)
-        rows = np.frombuffer(self._of_holder(holder), np.uint8).reshape(self.slots, self.row_bytes)
+        rows = np.frombuffer(self._whole(), np.uint8).reshape(self.slots, self.row_bytes)
         part = rows[:, start : start + self.layout.part_bytes]
         part.flags.writeable = not (self.layout.replicated and worker)
         return part
 
-    def view(self, slot: int, holder: str = UNNAMED_HOLDER) -> memoryview:
+    def view(self, slot: int) -> memoryview:
         """Return a slot's payload.
 
         Args:
             slot: index of the slot, from 0.
-            holder: name of the component that gets the view. :meth:`close` logs the name if the
-                view is still in use. Use few names, because the pool keeps an array for each name.
 
         Returns:
             A writable, contiguous view of ``chunk_bytes`` bytes in format ``B``. The view keeps the
@@ -261,24 +240,24 @@ class HostPool:
         Raises:
             IndexError: there is no such slot.
         """
-        return self.padded_view(slot, 1, holder)
+        return self.padded_view(slot, 1)
 
-    def padded_view(self, slot: int, alignment: int, holder: str = UNNAMED_HOLDER) -> memoryview:
+    def padded_view(self, slot: int, alignment: int) -> memoryview:
         """Return a slot's payload and the padding after it; see :meth:`view`.
 
         The length is rounded up to a multiple of ``alignment``, which is a power of two up to
-        4,096. ``slot`` and ``holder`` are as for :meth:`view`.
+        4,096. ``slot`` is as for :meth:`view`.
         """
         if not 0 <= slot < self.slots:
             raise IndexError(f"slot {slot} of a pool of {self.slots}")
         start = slot * self.row_bytes
-        return self._of_holder(holder)[start : start + round_up(self.chunk_bytes, alignment)]
+        return self._whole()[start : start + round_up(self.chunk_bytes, alignment)]
 
     def close(self) -> None:
         """Release the memory, now or as soon as no view is in use.
 
         Memory with views stays mapped, because an access would otherwise crash the process. A
-        warning then names the holders; most likely, a tier's I/O hangs. A second call does nothing.
+        warning then says so; most likely, a tier's I/O hangs. A second call does nothing.
         """
         file, self._file = self._file, None
         if file is not None:
@@ -286,36 +265,22 @@ class HostPool:
         mapping, self._mapping = self._mapping, None
         if mapping is None:
             return
-        arrays = {holder: weakref.ref(whole.obj) for holder, whole in self._views.items()}
-        self._views.clear()
+        self._view = None
+        if _try_close(mapping):
+            return
+        # The traceback of an exception may keep views alive.
+        gc.collect()
+        if _try_close(mapping):
+            return
+        _log.warning(
+            "the host pool was closed while views of it are in use; its memory is released when "
+            "the last of them is gone"
+        )
 
-        def holders() -> list[str]:
-            return sorted(holder for holder, array in arrays.items() if array() is not None)
-
-        if holders():
-            # Collect garbage first, because the traceback of an exception may keep views alive.
-            gc.collect()
-        if holders():
-            _log.warning(
-                "the host pool was closed while views of it are in use by: %s; its memory is "
-                "released when the last of them is gone",
-                ", ".join(holders()),
-            )
-        else:
-            mapping.close()
-
-    def _of_holder(self, holder: str) -> memoryview:
-        """Return a view of the whole mapping, through a separate array for each holder.
-
-        Everything made from the view keeps that array alive, so :meth:`close` can tell which
-        holders still use the memory.
-        """
-        whole = self._views.get(holder)
-        if whole is None:
-            array = np.frombuffer(self._open_mapping(), np.uint8)
-            # Two threads may race here; both must use the same array.
-            whole = self._views.setdefault(holder, array.data)
-        return whole
+    def _whole(self) -> memoryview:
+        if self._view is None:
+            self._view = memoryview(self._open_mapping())
+        return self._view
 
     def _open_mapping(self) -> mmap.mmap:
         if self._mapping is None:
@@ -328,6 +293,15 @@ class HostPool:
                 "the host pool is closed, or belongs to one process: no other process can map it"
             )
         return self._file
+
+
+def _try_close(mapping: mmap.mmap) -> bool:
+    """Unmap the memory; return false if a view is in use."""
+    try:
+        mapping.close()
+    except BufferError:
+        return False
+    return True
 
 
 def _new_mapping(size_bytes: int, fd: int | None) -> mmap.mmap:

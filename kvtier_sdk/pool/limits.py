@@ -64,19 +64,6 @@ def rooms_of_cgroups(proc: Path = _PROC, cgroup_root: Path = _CGROUP_ROOT) -> It
             yield Room(where, free_bytes, "raise the limit of this container")
 
 
-def file_system_of(directory: Path) -> str | None:
-    """Return the type of the directory's file system, such as ``tmpfs``; None if unknown."""
-    device = os.stat(directory).st_dev
-    wanted = f"{os.major(device)}:{os.minor(device)}"
-    with contextlib.suppress(OSError), open("/proc/self/mountinfo", encoding="utf-8") as file:
-        # proc_pid_mountinfo(5): the third field is the device, and the type follows " - ".
-        for line in file:
-            fields, _, rest = line.partition(" - ")
-            if fields.split()[2] == wanted:
-                return rest.split()[0]
-    return None
-
-
 def _meminfo_bytes(name: str, proc: Path) -> int:
     for line in (proc / "meminfo").read_text(encoding="ascii").splitlines():
         found, _, value = line.partition(":")

@@ -8,7 +8,6 @@ import errno
 import mmap
 import os
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 
@@ -21,8 +20,6 @@ _MADV_POPULATE_WRITE = 23
 #: Each call of ``madvise`` faults in this many bytes.
 _STRETCH_BYTES = 64 << 20
 _MAX_THREADS = 16
-_HUGE_PAGE_BYTES = 2 << 20
-_SHMEM_ENABLED = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -57,27 +54,9 @@ def reserve(fd: int, size_bytes: int) -> None:
 
 
 def ask_for_huge_pages(mapping: mmap.mmap) -> None:
-    """Request huge pages. Call this function before any page is touched."""
+    """Request huge pages before any page is touched; the kernel's settings may refuse them."""
     with contextlib.suppress(OSError):
         mapping.madvise(mmap.MADV_HUGEPAGE)
-
-
-def huge_page_bytes(mapping: mmap.mmap, *, shared: bool) -> int:
-    if len(mapping) < _HUGE_PAGE_BYTES or (shared and not _shmem_offers_huge_pages()):
-        return 0
-    begin = _address_of(mapping)
-    end = begin + len(mapping)
-    found = 0
-    inside = False
-    with contextlib.suppress(OSError), open("/proc/self/smaps", encoding="utf-8") as file:
-        for line in file:
-            word, _, rest = line.partition(" ")
-            if not word.endswith(":"):
-                first, _, last = word.partition("-")
-                inside = int(first, 16) < end and int(last, 16) > begin
-            elif inside and word in ("AnonHugePages:", "ShmemPmdMapped:"):
-                found += int(rest.split()[0]) * 1024
-    return min(found, len(mapping))
 
 
 def _address_of(mapping: mmap.mmap) -> int:
@@ -100,11 +79,3 @@ def _out_of_memory(size_bytes: int) -> ConfigError:
         f"the host pool's {format_bytes(size_bytes)} were free, but other processes took them "
         "while it was made: make the pool smaller, or end what else uses memory or /dev/shm"
     )
-
-
-def _shmem_offers_huge_pages() -> bool:
-    try:
-        setting = _SHMEM_ENABLED.read_text(encoding="ascii")
-    except OSError:
-        return False
-    return "[never]" not in setting and "[deny]" not in setting

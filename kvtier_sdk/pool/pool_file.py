@@ -15,7 +15,7 @@ from pathlib import Path
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.pool import leases
 from kvtier_sdk.pool.layout import HEADER_BYTES, PoolLayout
-from kvtier_sdk.pool.limits import check_room, file_system_of
+from kvtier_sdk.pool.limits import check_room
 
 _PREFIX = "kvtier-pool-"
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -153,14 +153,6 @@ def _make_named(path: Path, layout: PoolLayout, worker: int | None) -> PoolFile 
         if os.path.lexists(path):
             return None
         raise
-    file_system = file_system_of(directory)
-    if file_system not in (None, "tmpfs", "ramfs"):
-        _log.warning(
-            "the host pool lies in %s, which is on %s: its chunks are written to that disk too; "
-            "use a directory on a tmpfs, such as /dev/shm",
-            directory,
-            file_system,
-        )
     try:
         fd = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except OSError as error:

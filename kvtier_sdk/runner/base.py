@@ -21,11 +21,8 @@ class SlotMemory(Protocol):
     def region(self) -> Region:
         """The memory of all slots with their padding, as mapped in this process."""
 
-    def padded_view(self, slot: int, alignment: int, holder: str) -> memoryview:
-        """Return a slot's payload, extended to a multiple of ``alignment``, a power of two.
-
-        When the pool is closed, the pool logs the ``holder`` of each view that is still in use.
-        """
+    def padded_view(self, slot: int, alignment: int) -> memoryview:
+        """Return a slot's payload, extended to a multiple of ``alignment``, a power of two."""
 
 
 class PoolMemory(SlotMemory, Protocol):
@@ -58,8 +55,7 @@ class TierRunner(Protocol):
     def start(self) -> bool:
         """Open the tier, or begin to open it in the background; return true if the tier is open.
 
-        Raises:
-            Exception: the tier is required and did not open, or the error is permanent.
+        Raise the error if the tier is required, or if the error is permanent.
         """
 
     def submit(self, jobs: Sequence[Job]) -> Sequence[JobResult]:

@@ -75,13 +75,7 @@ class TierCaller:
             await close_tier(self.close, self._log)
             self.tier = self._new_tier()
         self._is_used = True
-        try:
-            await self._masked(self.tier.open)
-        except ConfigError as error:
-            raise ConfigError(f"tier {self._log.tier!r}: {error}") from error
-        except TierError as error:
-            self._signed(error, "open")
-            raise
+        await self._once("open", self.tier.open)
 
     def _new_tier(self) -> SecondaryTierManager:
         try:
@@ -91,7 +85,7 @@ class TierCaller:
         raise masked
 
     async def close(self) -> None:
-        await self._masked(self.tier.close)
+        await self._once("close", self.tier.close)
 
     async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
         answer = await self._guarded("lookup", lambda: self.tier.lookup(keys, request))
@@ -149,13 +143,13 @@ class TierCaller:
             await self.delete(keys[start : start + most])
 
     def entries(self) -> AsyncIterator[Entry]:
-        return self._iterated("scan", self.tier.scan, entry_in)
+        return self._iterated("scan", self.tier.scan, Entry)
 
     def namespaces(self) -> AsyncIterator[StoredNamespace]:
-        return self._iterated("namespaces", self.tier.namespaces, namespace_in)
+        return self._iterated("namespaces", self.tier.namespaces, StoredNamespace)
 
     async def _iterated(
-        self, operation: str, iterate: Callable[[], AsyncIterator[T]], item_in: Callable[[Any], T]
+        self, operation: str, iterate: Callable[[], AsyncIterator[T]], kind: type[T]
     ) -> AsyncIterator[T]:
         items = iterate()
         ended: Any = object()
@@ -164,7 +158,7 @@ class TierCaller:
             item = await self._once(operation, lambda: anext(items, ended))
             if item is ended:
                 return
-            yield self._read(operation, item_in, item)
+            yield self._read(operation, item_in, item, kind)
 
     async def _renewing(self, call: Callable[[], Awaitable[T]]) -> T:
         """Make the call, and repeat it once if the store refused an outdated secret."""
@@ -180,25 +174,19 @@ class TierCaller:
         return await self._renewing(lambda: self._once(operation, call))
 
     async def _once(self, operation: str, call: Callable[[], Awaitable[T]]) -> T:
-        """Make one call; raise every error of the tier as a :class:`TierError`."""
-        if self.quarantine is not None:
+        """Make one call; raise every error of the tier as a :class:`TierError`.
+
+        ``open`` can raise a :class:`ConfigError` too, and ``close`` raises what the tier raised.
+        """
+        if self.quarantine is not None and operation != "close":
             # Clear the traceback, because each raise would add frames to this long-lived error.
             raise self.quarantine.with_traceback(None)
-        return await self._called(call, lambda error: self._fault(error, operation))
-
-    async def _masked(self, call: Callable[[], Awaitable[T]]) -> T:
-        return await self._called(call, lambda error: masked_error(error, self._secrets))
-
-    @staticmethod
-    async def _called(
-        call: Callable[[], Awaitable[T]], translate: Callable[[BaseException], BaseException]
-    ) -> T:
         try:
             return await call()
         except BaseException as error:
             if is_not_tiers(error):
                 raise
-            fault = translate(error)
+            fault = self._shown(error, operation)
         # Raise outside of the handler. Inside it, Python would attach the unmasked error.
         try:
             raise fault
@@ -214,6 +202,16 @@ class TierCaller:
         self._signed(error, operation)
         self.quarantine = error
         raise error
+
+    def _shown(self, error: BaseException, operation: str) -> BaseException:
+        if operation == "close":
+            return masked_error(error, self._secrets)  # it is only logged
+        if operation != "open" or not isinstance(error, ConfigError):
+            return self._fault(error, operation)
+        shown = masked_error(error, self._secrets)
+        fault = ConfigError(f"tier {self._log.tier!r}: {shown}")
+        fault.__cause__ = shown
+        return fault
 
     def _fault(self, error: BaseException, operation: str) -> TierError:
         shown = masked_error(error, self._secrets)
@@ -278,15 +276,9 @@ def verdicts_in(answer: Any, count: int) -> list[TierError | None]:
     return verdicts
 
 
-def entry_in(item: Any) -> Entry:
-    if not (isinstance(item, Entry) and isinstance(item.key, bytes)):
-        raise _misplaced(item, "an Entry with its key")
-    return item
-
-
-def namespace_in(item: Any) -> StoredNamespace:
-    if not isinstance(item, StoredNamespace):
-        raise _misplaced(item, "a StoredNamespace")
+def item_in(item: Any, kind: type[T]) -> T:
+    if not isinstance(item, kind):
+        raise _misplaced(item, kind.__name__)
     return item
 
 

@@ -57,8 +57,6 @@ class ChunkMover:
     def transfers(self, job: Job, batch: Sequence[int]) -> Iterator[dict[int, Transfer]]:
         """Yield transfers by index in the job. A store's header is written at its first use."""
         headers = self._headers.take(len(batch))
-        # If the pool is closed while slots are in use, the pool logs this name.
-        holder = f"{self._context.name} {job.operation.value}"
         is_store = job.operation is Operation.STORE
         try:
             lent = {
@@ -66,7 +64,7 @@ class ChunkMover:
                     job.keys[index],
                     job.request,
                     header,
-                    self._memory.padded_view(job.slots[index], self._alignment, holder),
+                    self._memory.padded_view(job.slots[index], self._alignment),
                     replace=is_store and job.keys[index] in self._unloaded,
                     unsealed=self._header.seal if is_store else None,
                 )

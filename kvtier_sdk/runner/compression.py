@@ -22,13 +22,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Moved:
-    """The bytes and chunks that the calls of a job have moved so far.
-
-    Attributes:
-        object_bytes: length of the objects, headers included.
-        compressed_chunks: number of the chunks that are stored compressed.
-        coding_s: time in which threads compressed or expanded chunks.
-    """
+    """The bytes and chunks that the calls of a job have moved so far, as in :class:`JobResult`."""
 
     object_bytes: int = 0
     compressed_chunks: int = 0
@@ -76,7 +70,8 @@ class ChunkCompressor:
             if self.gate is not None and self.gate.begin_store():
                 plain = batch[0].payload[: self._chunk_bytes]
                 work = partial(self.gate.trials.try_out, plain, scratch[0])
-                self.gate.decide(await self._timed(moved, work))
+                await self._timed(moved, work)
+                self.gate.decide()
             if self.gate is None or self.gate.is_open:
                 compress = partial(self._compress, self._coder, batch, scratch)
                 batch = await self._timed(moved, compress)

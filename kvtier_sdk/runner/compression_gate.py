@@ -35,13 +35,7 @@ _MARGIN = 1.25
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """The expected effect of compressing one chunk.
-
-    Attributes:
-        ratio: length of a plain chunk divided by that of a compressed one.
-        sooner_s: the seconds by which the tier would bring a compressed chunk sooner.
-        expand_s: the seconds that expanding it would take.
-    """
+    """The expected effect of compressing one chunk: ``ratio`` is plain length by compressed."""
 
     ratio: float
     sooner_s: float
@@ -67,12 +61,7 @@ class Trial(NamedTuple):
 
 
 class CoderTrials:
-    """Trials of a coder with real chunks, and what follows from the last of them.
-
-    Args:
-        coder: the coder to try.
-        alignment: that of the tier, in bytes.
-    """
+    """Trials of a coder with real chunks, and what follows from the last of them."""
 
     def __init__(self, coder: Planes, alignment: int, clock: Clock) -> None:
         self._coder = coder
@@ -80,26 +69,18 @@ class CoderTrials:
         self._clock = clock
         self._trials: deque[Trial] = deque(maxlen=_TRIALS)
 
-    def try_out(self, plain: memoryview, scratch: memoryview) -> Trial:
-        """Measure the coder with a chunk. Any thread may call this; :meth:`note` the result."""
+    def try_out(self, plain: memoryview, scratch: memoryview) -> None:
+        """Measure the coder with a chunk. Any thread may call this."""
         coded_bytes = self._coder.encode(plain, scratch, self._alignment)
         started_s = self._clock.now_s()
         if coded_bytes:
             self._coder.decode(scratch, coded_bytes, len(plain))
         expand_s = self._clock.now_s() - started_s
         idle_cores = len(os.sched_getaffinity(0)) - os.getloadavg()[0]
-        return Trial(len(plain), coded_bytes or len(plain), expand_s, idle_cores)
-
-    def note(self, trial: Trial) -> None:
-        self._trials.append(trial)
+        self._trials.append(Trial(len(plain), coded_bytes or len(plain), expand_s, idle_cores))
 
     def outlook(self, byte_s: float, running: float = 1) -> Outlook:
-        """Return what compressing would change, from the trials' medians.
-
-        Args:
-            byte_s: the seconds that a load takes for each of its bytes.
-            running: the number of loads that run at once.
-        """
+        """Return what compressing would change for ``running`` loads of ``byte_s`` per byte."""
         last = self._trials[-1]
         coded_bytes = median(trial.coded_bytes for trial in self._trials)
         expand_s = median(trial.expand_s for trial in self._trials)
@@ -172,9 +153,8 @@ class CompressionGate:
         first = self._stores_begun <= _FIRST_STORES
         return first or self._stores_begun % _STORES_PER_TRIAL == 0
 
-    def decide(self, trial: Trial) -> None:
-        """Open or close the gate by what was measured, with a new trial."""
-        self.trials.note(trial)
+    def decide(self) -> None:
+        """Open or close the gate by what was measured."""
         loads, stores = (
             [call for calls in of.values() for call in calls] for of in self._calls.values()
         )

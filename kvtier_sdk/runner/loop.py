@@ -23,7 +23,6 @@ from kvtier_sdk.contract import TierContext
 from kvtier_sdk.errors import (
     ChunkNotFoundError,
     ConfigError,
-    TierContractError,
     TierError,
 )
 from kvtier_sdk.namespace import Namespace
@@ -632,16 +631,7 @@ class TierLoop:
 
     def _report_removed(self, keys: Iterable[OffloadKey], *, evicted: bool = False) -> None:
         """Report removed chunks except the probes' chunk. Any thread may call this."""
-        removed = []
-        for key in keys:
-            # Raise here, in the backend's own call. If a process sent the invalid key, the engine
-            # would reject the whole message, which may hold reports of other jobs.
-            if not isinstance(key, bytes):
-                raise TierContractError(
-                    f"report_removed was given a {type(key).__name__} where a key, bytes, belongs"
-                )
-            if key != CANARY_KEY:
-                # Reports can carry plain bytes only, not a subclass.
-                removed.append(bytes(key))
+        # Reports can carry plain bytes only. A key that is none raises here, in the backend's call.
+        removed = [bytes(memoryview(key)) for key in keys if key != CANARY_KEY]
         if removed:
             self._report(ChunksRemoved(removed, evicted))

@@ -10,14 +10,11 @@ from collections.abc import Awaitable, Callable
 from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import (
-    TierContractError,
-    TierError,
     TierTimeoutError,
     TierUnavailableError,
 )
 from kvtier_sdk.options.units import format_seconds
 from kvtier_sdk.runner.breaker import Backoff
-from kvtier_sdk.runner.calls import is_not_tiers
 from kvtier_sdk.runner.jobs import OpeningEnded
 from kvtier_sdk.runner.log import TierLog
 
@@ -111,23 +108,12 @@ class TierOpening:
             await self._open_tier()
         except Exception as error:
             return error
-        except BaseException as error:
-            if is_not_tiers(error):
-                raise
-            # Wrap an error such as SystemExit, so that it counts as a failed attempt.
-            told = TierContractError(f"raised {error!r}")
-            told.tier, told.operation = self._log.tier, "open"
-            told.__cause__ = error
-            return told
         self.is_open = True
         return None
 
     def _note(self, error: Exception) -> None:
-        text = str(error)
-        if not isinstance(error, TierError):
-            text = f"{self._log.tier} open: {type(error).__name__}: {error}"
-        self._log.often(logging.WARNING, "open", f"{text}; the engine goes on, and tries again")
-        self._report(OpeningEnded(text))
+        self._log.often(logging.WARNING, "open", f"{error}; the engine goes on, and tries again")
+        self._report(OpeningEnded(str(error)))
 
 
 def may_pass(error: Exception) -> bool:

@@ -26,10 +26,7 @@ class Copy(ABC):
 
     @abstractmethod
     def wait(self) -> None:
-        """Block until the copy has ended, without holding the interpreter lock.
-
-        If the copy has failed, this method does not raise; see :meth:`error`.
-        """
+        """Block until the copy has ended, even by a failure, without the interpreter lock."""
 
     @abstractmethod
     def error(self) -> str | None:
@@ -48,13 +45,9 @@ class Device(ABC):
 
     @abstractmethod
     def register(self, host: HostLayout, groups: Sequence[GroupLayout]) -> None:
-        """Pin host memory for asynchronous copies; called once, before the first copy.
+        """Pin host memory until :meth:`close`, once before the first copy; else copies are slower.
 
-        The memory stays pinned until :meth:`close`. If pinning fails, copies are slower.
-
-        Args:
-            host: the slots.
-            groups: the layouts of all groups, so that a device can prepare its copies.
+        ``groups`` are the layouts of all groups, so that a device can prepare its copies.
         """
 
     @abstractmethod
@@ -66,20 +59,12 @@ class Device(ABC):
         expedited: bool,
         after: StreamOrEvent | None,
     ) -> Copy:
-        """Start a copy and return at once. Several threads may call this method at the same time.
+        """Start a copy of at least one block, and return at once. Any thread may call this.
 
-        Args:
-            plan: the blocks and slots of the job, with at least one block.
-            operation: ``STORE`` copies to the host, ``LOAD`` to the device. Loads overtake stores.
-            expedited: let this load overtake other loads, even a load that has begun.
-            after: an event or a stream. The copy begins after the event, or after all work queued
-                on the stream so far.
-
-        Returns:
-            The copy. The plan's memory must stay allocated until the copy is done.
-
-        Raises:
-            ValueError: ``after`` is ``None`` on a device that computes in the background.
+        The plan's memory must stay allocated until the copy is done. Loads overtake stores, and an
+        expedited load overtakes other loads, even a load that has begun. The copy begins after the
+        event ``after``, or after all work queued on that stream so far. ``None`` is a ValueError on
+        a device that computes in the background.
         """
 
     @abstractmethod

@@ -32,8 +32,8 @@ class KVTensor:
             blocks are smaller than the engine's.
 
     Raises:
-        ConfigError: the tensor is empty or not strided, or has no dimension ``block_dim``; the size
-            of that dimension is not a multiple of ``kernel_blocks``; or elements share memory.
+        ConfigError: the tensor is empty or not strided, or has no dimension ``block_dim``; or the
+            size of that dimension is not a multiple of ``kernel_blocks``.
     """
 
     tensor: torch.Tensor
@@ -55,16 +55,6 @@ class KVTensor:
                 f"kernel_blocks is {self.kernel_blocks}: a KV tensor of shape {shape} has "
                 f"{shape[self.block_dim]} kernel blocks, which is not a multiple of it"
             )
-        reach_bytes = self.tensor.element_size()
-        for count, stride_bytes in sorted(
-            [*self._inner_dims(), self._block_dim()], key=itemgetter(1)
-        ):
-            if stride_bytes < reach_bytes and count > 1:
-                raise ConfigError(
-                    f"the elements of a KV tensor of shape {shape} and strides "
-                    f"{self.tensor.stride()} share memory"
-                )
-            reach_bytes += (count - 1) * stride_bytes
 
     @property
     def blocks(self) -> int:
@@ -118,8 +108,8 @@ class KVGroup:
         blocks_per_chunk: number of consecutive blocks of a request in one chunk.
 
     Raises:
-        ConfigError: there is no tensor, the tensors differ in device or in their number of blocks,
-            or ``blocks_per_chunk`` is less than 1.
+        ConfigError: there is no tensor, the tensors differ in their number of blocks, or
+            ``blocks_per_chunk`` is less than 1.
     """
 
     tensors: Sequence[KVTensor]
@@ -130,15 +120,11 @@ class KVGroup:
             raise ConfigError("a KV-cache group needs at least one tensor")
         if self.blocks_per_chunk < 1:
             raise ConfigError(f"blocks_per_chunk must be at least 1, not {self.blocks_per_chunk}")
-        for what, values in (
-            ("blocks", {str(tensor.blocks) for tensor in self.tensors}),
-            ("devices", {str(tensor.tensor.device) for tensor in self.tensors}),
-        ):
-            if len(values) > 1:
-                raise ConfigError(
-                    f"the tensors of a KV-cache group must agree in their {what}: "
-                    f"{', '.join(sorted(values))}"
-                )
+        if len(blocks := {tensor.blocks for tensor in self.tensors}) > 1:
+            raise ConfigError(
+                "the tensors of a KV-cache group must agree in their blocks: "
+                f"{', '.join(map(str, sorted(blocks)))}"
+            )
 
     @property
     def chunk_bytes(self) -> int:

@@ -242,39 +242,6 @@ def join(plans: Sequence[CopyPlan]) -> CopyPlan:
     )
 
 
-def are_apart(layouts: Sequence[GroupLayout]) -> bool:
-    """Return true if blocks with different ids never share a byte, even in different groups.
-
-    If the result is false, the blocks of a load may overlap, so the caller must compare them.
-    """
-    tables = [np.stack([of.addresses, of.strides_bytes, of.lengths_bytes], 1) for of in layouts]
-    if any(len(np.unique(table, axis=0)) < len(table) for table in tables):
-        return False
-    # In groups that share a tensor, a block id means the same bytes, so count a segment only once.
-    segments = np.unique(np.concatenate(tables), axis=0)
-    begins, strides, lengths = segments.T
-    ends = begins + (max(of.blocks for of in layouts) - 1) * strides + lengths
-    (cuts,) = (begins[1:] >= np.maximum.accumulate(ends)[:-1]).nonzero()
-    for some in np.split(segments, cuts + 1):
-        if len(some) == 1:
-            continue
-        # These segments have overlapping ranges, so they are apart only if their blocks interleave.
-        stride = int(some[0, 1])
-        if stride < 1 or (some[:, 1] != stride).any():
-            return False
-        places = (some[:, 0] - some[0, 0]) % stride
-        order = places.argsort()
-        if (places[order] + some[order, 2] > np.append(places[order][1:], stride)).any():
-            return False
-    return True
-
-
-def overlaps(addresses: Int64s, lengths_bytes: Int64s) -> bool:
-    order = addresses.argsort(kind="stable")
-    begins = addresses[order]
-    return bool((begins[1:] < begins[:-1] + lengths_bytes[order][:-1]).any())
-
-
 def _merge(device: Int64s, host: Int64s, lengths: Int64s) -> CopyPlan:
     if not len(lengths):
         return CopyPlan(device, host, lengths)

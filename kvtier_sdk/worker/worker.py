@@ -19,7 +19,7 @@ from kvtier_sdk.options.units import format_bytes
 from kvtier_sdk.runner.jobs import Operation
 from kvtier_sdk.worker.device import Copy, Device, StreamOrEvent
 from kvtier_sdk.worker.geometry import DeviceBlocks, Indices, KVGroup, host_layout
-from kvtier_sdk.worker.planning import Int64s, JobPlan, are_apart, overlaps, share_of
+from kvtier_sdk.worker.planning import Int64s, JobPlan, share_of
 
 _log = logging.getLogger("kvtier.worker")
 
@@ -116,7 +116,6 @@ class OffloadWorker:
                     "blocks_per_chunk or larger slots"
                 )
         self._layouts = [group.layout() for group in groups]
-        self._are_apart = are_apart(self._layouts)
         self._jobs: dict[int, _Job] = {}
         self._lock = threading.Lock()
         self._started = threading.Condition(self._lock)
@@ -283,19 +282,15 @@ class OffloadWorker:
             raise ValueError("a store names a slot twice")
 
         shares = []
-        ids_are_distinct = operation is Operation.LOAD and not _has_duplicates(block_ids)
         for index, layout in enumerate(self._layouts):
             ids, block_ids = block_ids[: sizes[index]], block_ids[sizes[index] :]
             some, slot_ids = slot_ids[: wanted[index]], slot_ids[wanted[index] :]
             if len(ids):
                 _check_range(f"block ids of group {index}", ids, layout.blocks)
+                if operation is Operation.LOAD and _has_duplicates(ids):
+                    raise ValueError("a load names a block twice")
                 shares.append(share_of(layout, self._host, ids, firsts[index], some))
-        plan = JobPlan(shares)
-        if operation is Operation.LOAD and not (self._are_apart and ids_are_distinct):
-            runs = plan.runs()
-            if overlaps(runs.device, runs.lengths_bytes):
-                raise ValueError("a load names a block twice")
-        return plan
+        return JobPlan(shares)
 
     def _per_group(self, name: str, values: Sequence[int] | None, *, default: int) -> list[int]:
         if values is None:

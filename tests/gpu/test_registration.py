@@ -21,7 +21,6 @@ def test_registration(figure: Figure) -> None:
     for kind, pool in pools(GIB if has_device() else 32 * MIB):
         size_bytes = pool.layout.size_bytes
         figure(f"{kind}: size", size_bytes / GIB, "GiB")
-        figure(f"{kind}: in huge pages", pool.huge_page_bytes / GIB, "GiB")
         if has_device():
             _register(figure, kind, pool.part(0).ctypes.data, size_bytes)
             _register_parts(figure, kind, pool.part(0).ctypes.data, size_bytes)

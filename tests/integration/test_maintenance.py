@@ -10,7 +10,7 @@ from support.live import content
 from support.stores import Folder, Store
 
 from kvtier_sdk import Namespace, StoredNamespace, TierSpec, Verdict
-from kvtier_sdk.opening.maintenance import open_for_maintenance
+from kvtier_sdk.cli.tier.maintenance import open_for_maintenance
 
 OURS = Namespace({"model": "llama", "hash_seed": "00"})
 THEIRS = Namespace({"model": "llama", "hash_seed": "ff"})

@@ -20,7 +20,6 @@ from support.pool_process import (
 )
 
 from kvtier_sdk import ConfigError, HostPool, KVTierError, PoolLayout
-from kvtier_sdk.pool.limits import file_system_of
 
 # With this length, parts do not end at cache lines, and rows of parts do not end at pages.
 PART_BYTES = 5000
@@ -259,18 +258,6 @@ def test_only_its_owner_can_open_a_pool(shm_directory: Path) -> None:
 def test_a_directory_that_cannot_hold_a_pool_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="a shared host pool needs .*mount a tmpfs there"):
         HostPool.join("one", PoolLayout(SLOTS, PART_BYTES), directory=str(tmp_path / "none"))
-
-
-def test_a_directory_on_a_disk_is_told(
-    tmp_path: Path, shm_directory: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    if file_system_of(tmp_path) == "tmpfs":
-        pytest.skip("temporary files are on a tmpfs")
-    for directory, told in ((shm_directory, 0), (tmp_path, 1)):
-        HostPool.join("one", PoolLayout(SLOTS, PART_BYTES), directory=str(directory)).close()
-        assert len(caplog.messages) == told
-    assert f"the host pool lies in {tmp_path}, which is on " in caplog.text
-    assert "use a directory on a tmpfs, such as /dev/shm" in caplog.text
 
 
 def test_a_child_maps_the_pool_by_its_inherited_descriptor(start: Start) -> None:

@@ -222,7 +222,7 @@ def test_compressed_chunks_are_listed_verified_and_copied(tmp_path: Path) -> Non
 
 def test_rounded_chunks_are_verified_and_stay_apart_from_exact_ones(tmp_path: Path) -> None:
     exact, keys = Namespace({"model": "llama", "dtype": "bfloat16"}), keys_from(0, 20)
-    rounded = exact.rounded_to("fp8")
+    rounded = exact.adding(compress="fp8")
     codec = write_keys(tmp_path / "chunk.keys", OURS)
     with S3Server(tmp_path) as server:
         one, other, last = (server.tier_url(f"kv/{place}") for place in ("one", "other", "last"))

@@ -121,11 +121,9 @@ class Slots:
         # Pages that are never accessed take no memory.
         self._memory = memoryview(mmap.mmap(-1, _SLOTS * CHUNK_BYTES))
         self.region = Region.of(self._memory)
-        self.holders: set[str] = set()
 
-    def padded_view(self, slot: int, alignment: int, holder: str) -> memoryview:
+    def padded_view(self, slot: int, alignment: int) -> memoryview:
         assert slot < _SLOTS
-        self.holders.add(holder)
         return self._memory[slot * CHUNK_BYTES : (slot + 1) * CHUNK_BYTES]
 
 

@@ -75,7 +75,7 @@ def test_a_manifest_that_was_read_back_keeps_its_fingerprint() -> None:
     found = StoredNamespace.read(ours.fingerprint, ours.manifest_json().encode())
     assert found == ours
     assert found.facts == {"model": "llama", "layers": [1, 2], "frame_version": HEADER_VERSION}
-    assert found.for_chunks(4096) == found.sealed_by("aes-gcm") == found.rounded_to("fp8") == ours
+    assert found.for_chunks(4096) == found.adding(codec="aes-gcm") == ours
     assert found.fault == ""
 
 

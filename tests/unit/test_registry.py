@@ -14,7 +14,6 @@ from kvtier_sdk import (
     BackendLoadError,
     ConfigError,
     DuplicateBackendError,
-    MemoryTier,
     TierSpec,
     UnknownBackendError,
     __version__,
@@ -24,7 +23,7 @@ from kvtier_sdk import (
     load_policy,
 )
 from kvtier_sdk.contract import CONTRACT_RELEASES
-from kvtier_sdk.registry import backend_name, unreadable_packages
+from kvtier_sdk.registry import backend_name
 
 TIER = """
 from kvtier_sdk import ChunkTierManager
@@ -44,9 +43,6 @@ class Tier(ChunkTierManager):
     contract_version = 1
     async def store_chunk(self, transfer): pass
 """
-ANNOUNCING = (
-    f"{GOOD}\n    from kvtier_sdk import Capability\n    capabilities = Capability.DELETE\n"
-)
 WRAPPED = f"""{GOOD}
     import functools
     @functools.wraps(load_chunk)
@@ -161,22 +157,6 @@ def test_a_name_that_no_url_can_hold_is_found_by_its_scheme(install: Install) ->
         TierSpec.from_url("my_tier:")
 
 
-def test_entry_points_that_cannot_be_read_hide_no_other_package(install: Install) -> None:
-    install("kvtier-mine", "1")
-    for number, garbage in enumerate((b"[kvtier.backends]\ngarbage\n", b"\xff\xfe[kvtier")):
-        install(f"kvtier-broken-{number}", "0.1", name="broken")
-        (metadata,) = Path(sys.path[0]).glob("*.dist-info")
-        (metadata / "entry_points.txt").write_bytes(garbage)
-    assert "mine" in [info.name for info in available_backends()]
-    assert load_backend("memory") is MemoryTier
-    assert [line.partition(":")[0] for line in unreadable_packages()] == [
-        "the entry points of kvtier-broken-0 0.1 cannot be read",
-        "the entry points of kvtier-broken-1 0.1 cannot be read",
-    ]
-    with pytest.raises(UnknownBackendError, match="the entry points of kvtier-broken-0 0.1 cannot"):
-        load_backend("broken")
-
-
 @pytest.mark.parametrize("leaves_entry_points", [True, False])
 def test_a_package_half_removed_hides_no_other(install: Install, leaves_entry_points: bool) -> None:
     install("kvtier-mine", "1")
@@ -185,9 +165,9 @@ def test_a_package_half_removed_hides_no_other(install: Install, leaves_entry_po
     (metadata / "METADATA").unlink()
     if not leaves_entry_points:
         (metadata / "entry_points.txt").unlink()
-    assert "mine" in [info.name for info in available_backends()]
-    faults = [line for line in unreadable_packages() if line.startswith("the package of 'gone'")]
-    assert len(faults) == leaves_entry_points
+    names = [info.name for info in available_backends()]
+    assert "mine" in names
+    assert "gone" not in names
 
 
 def test_an_unknown_name_lists_the_installed_and_the_closest(install: Install) -> None:
@@ -215,19 +195,12 @@ def test_an_unknown_name_lists_the_installed_and_the_closest(install: Install) -
         (GOOD.replace("contract_version = 1", ""), "declares contract_version None"),
         (INCOMPLETE, "Tier does not implement contains_chunk, load_chunk"),
         ("from kvtier_sdk import ChunkTierManager as Tier", "declares contract_version None"),
-        (ANNOUNCING, "Tier declares DELETE but does not implement delete_chunk"),
         (
             GOOD.replace("async def load", "def load"),
             "Tier.load_chunk is not a coroutine function; use 'async def load_chunk'",
         ),
         (GOOD + "    def close(self): pass", "Tier.close is not a coroutine function"),
-        (
-            GOOD + "    async def scan(self): return []",
-            "Tier.scan yields nothing; it should be an asynchronous generator",
-        ),
         (GOOD + "    config_model = dict", "Tier.config_model is not a subclass of"),
-        (GOOD + "    max_batch_keys = 0", "Tier.max_batch_keys is 0 but should be None, or 1 or"),
-        (GOOD + "    max_batch_keys = True", "Tier.max_batch_keys is True but should be"),
         (
             GOOD + "    runner_defaults = {'concurency': 4}",
             "Tier: runner_defaults: unknown option 'concurency'; did you mean 'concurrency'?",

@@ -148,7 +148,7 @@ def test_too_many_requests_are_dropped_counted_and_said(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(module, "_MOST_WAITING", 100)
+    monkeypatch.setattr(module, "_MOST_WAITING", 1)
     monkeypatch.setattr(module, "_INTERVAL_S", 60.0)
     recorder = make()
     for _ in range(3):

@@ -89,7 +89,7 @@ def worker_over_region(
 def worker_over_pool(
     kv_caches: CanonicalKVCaches, pool: HostPool, blocks_per_chunk: int
 ) -> KVTierOffloadingWorker:
-    slots = pool.part(pool.worker or 0, "device copies")
+    slots = pool.part(pool.worker or 0)
     return KVTierOffloadingWorker(kv_caches, slots, blocks_per_chunk, pool.close)
 
 

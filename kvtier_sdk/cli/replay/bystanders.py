@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from kvtier_sdk.aio.clock import Clock
+from kvtier_sdk.cli.tier.maintenance import MaintainedTier, open_for_maintenance
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import ConfigError, ReplayError
 from kvtier_sdk.namespace import Namespace, StoredNamespace
-from kvtier_sdk.opening.maintenance import MaintainedTier, open_for_maintenance
 from kvtier_sdk.options.place import one_line
 from kvtier_sdk.options.tier import BoundedTierConfig
 from kvtier_sdk.types import Capability

@@ -12,6 +12,7 @@ import typer
 
 from kvtier_sdk.cli.targets import TARGET_HELP, read_target
 from kvtier_sdk.cli.terminal import JsonOption, progress, say
+from kvtier_sdk.cli.tier.maintenance import MaintainedTier, open_for_maintenance
 from kvtier_sdk.cli.tier.selection import (
     ModelOption,
     NamespaceOption,
@@ -25,7 +26,6 @@ from kvtier_sdk.cli.tier.verify import Pace, RateOption, check_readable
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.namespace import Namespace
-from kvtier_sdk.opening.maintenance import MaintainedTier, open_for_maintenance
 from kvtier_sdk.options.units import format_bytes
 from kvtier_sdk.pool import HostPool
 from kvtier_sdk.runner.jobs import Verdict
@@ -174,7 +174,7 @@ def _at_destination(src: TierSpec, namespace: Namespace) -> Namespace:
     """Return the namespace for DST: the engines' facts, without the facts that the SDK adds."""
     engines = Namespace({name: of for name, of in namespace.facts.items() if name not in _ADDED})
     codec = src.runner.codec_name if "codec" in namespace.facts else None
-    if (engines if codec is None else engines.sealed_by(codec)) != namespace:
+    if (engines if codec is None else engines.adding(codec=codec)) != namespace:
         raise ConfigError(
             f"namespace {named(namespace)}: its manifest does not tell all facts, since secrets "
             "are hidden in it, or it is of another release; give them with --namespace FACTS.json"

@@ -10,6 +10,7 @@ import typer
 
 from kvtier_sdk.cli.targets import TARGET, TARGET_HELP, read_target
 from kvtier_sdk.cli.terminal import JsonOption, print_columns, say, share
+from kvtier_sdk.cli.tier.maintenance import open_for_maintenance
 from kvtier_sdk.cli.tier.selection import (
     Contents,
     Faults,
@@ -22,7 +23,6 @@ from kvtier_sdk.cli.tier.selection import (
     sizes_in_words,
 )
 from kvtier_sdk.config.tier_spec import TierSpec
-from kvtier_sdk.opening.maintenance import open_for_maintenance
 from kvtier_sdk.options.tier import BoundedTierConfig
 from kvtier_sdk.runner.survey import contents_in_words
 from kvtier_sdk.types import Capability, Usage

@@ -15,6 +15,7 @@ import typer
 
 from kvtier_sdk.cli.targets import TARGET, TARGET_HELP, prompt_keys, read_target
 from kvtier_sdk.cli.terminal import JsonOption, print_columns, say
+from kvtier_sdk.cli.tier.maintenance import open_for_maintenance
 from kvtier_sdk.cli.tier.selection import (
     Contents,
     Faults,
@@ -30,7 +31,6 @@ from kvtier_sdk.cli.tier.verify import check_readable
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.namespace import Namespace
-from kvtier_sdk.opening.maintenance import open_for_maintenance
 from kvtier_sdk.options.units import format_bytes
 from kvtier_sdk.runner.jobs import Verdict
 from kvtier_sdk.types import Capability, OffloadKey

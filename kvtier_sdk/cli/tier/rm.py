@@ -14,6 +14,7 @@ from kvtier_sdk.aio.clock import SystemClock
 from kvtier_sdk.cli.engine import purge_pools, tell_purge
 from kvtier_sdk.cli.targets import TARGET, TARGET_HELP, read_target
 from kvtier_sdk.cli.terminal import JsonOption, progress, read_flag, say
+from kvtier_sdk.cli.tier.maintenance import open_for_maintenance
 from kvtier_sdk.cli.tier.selection import (
     Contents,
     Faults,
@@ -28,7 +29,6 @@ from kvtier_sdk.cli.tier.selection import (
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.namespace import Namespace
-from kvtier_sdk.opening.maintenance import open_for_maintenance
 from kvtier_sdk.options.units import format_bytes, parse_seconds
 from kvtier_sdk.types import Capability, OffloadKey
 

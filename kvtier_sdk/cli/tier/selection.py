@@ -12,11 +12,11 @@ import typer
 
 from kvtier_sdk.cli.targets import Target
 from kvtier_sdk.cli.terminal import read_flag, say
+from kvtier_sdk.cli.tier.maintenance import MaintainedTier, chunk_bytes_of, open_for_maintenance
 from kvtier_sdk.cli.tier_check import advice_on
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import BackendError, ConfigError, TierError
 from kvtier_sdk.namespace import Namespace, StoredNamespace
-from kvtier_sdk.opening.maintenance import MaintainedTier, chunk_bytes_of, open_for_maintenance
 from kvtier_sdk.options.files import read_options
 from kvtier_sdk.options.model import secrets_of
 from kvtier_sdk.options.place import one_line

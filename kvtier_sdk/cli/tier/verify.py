@@ -14,6 +14,7 @@ import typer
 from kvtier_sdk.aio.clock import Clock, SystemClock
 from kvtier_sdk.cli.targets import TARGET, TARGET_HELP, read_target
 from kvtier_sdk.cli.terminal import JsonOption, progress, read_flag, say
+from kvtier_sdk.cli.tier.maintenance import chunk_bytes_of, open_for_maintenance
 from kvtier_sdk.cli.tier.selection import (
     Faults,
     ModelOption,
@@ -29,7 +30,6 @@ from kvtier_sdk.cli.tier.selection import (
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.namespace import Namespace
-from kvtier_sdk.opening.maintenance import chunk_bytes_of, open_for_maintenance
 from kvtier_sdk.options.units import parse_bytes
 from kvtier_sdk.runner.jobs import Verdict
 from kvtier_sdk.types import Capability, OffloadKey

@@ -8,18 +8,17 @@ message holds only the path, because the process itself reads the file.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import logging
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from operator import attrgetter
 from typing import Any
 
+from kvtier_sdk import errors
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.contract import SecondaryTierManager
-from kvtier_sdk.errors import BackendLoadError, ConfigError, TierError
+from kvtier_sdk.errors import BackendLoadError, ConfigError, KVTierError, TierError
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.options.model import validate_options
 from kvtier_sdk.options.place import Place
@@ -106,40 +105,23 @@ def _options_of(spec: TierSpec) -> dict[str, Any]:
 
 
 def write_error(error: BaseException) -> dict[str, Any]:
+    """Encode an error as the nearest class in :mod:`kvtier_sdk.errors`."""
+    ours = [base for base in type(error).__mro__ if base.__module__ == errors.__name__]
+    if not ours:
+        text = f"{type(error).__name__}: {text_of_all(error)}"
+        return {"class": TierError.__name__, "text": text, "attributes": {}}
     return {
-        "name": type(error).__name__,
-        # Leave out Exception, so that read_error falls back to a TierError with the class name.
-        "classes": [
-            _path_of(base)
-            for base in type(error).__mro__
-            if base is type(error) or base is not Exception
-        ],
-        "text": text_of_all(error),
-        "args": [arg for arg in error.args if _is_plain(arg)],
+        "class": ours[0].__name__,
+        # The text of a TierError begins with the tier and the operation, which are attributes too.
+        "text": str(error.args[0] if isinstance(error, TierError) else error),
         "attributes": {name: value for name, value in vars(error).items() if _is_plain(value)},
     }
 
 
-def read_error(told: Mapping[str, Any]) -> BaseException:
-    """Rebuild an exception from the data of :func:`write_error`.
-
-    Try the original class, and then its bases. Skip a class that the engine has not imported, or
-    whose exception would have another text. If no class is left, return a :class:`TierError` that
-    names the original class.
-    """
-    for path in told["classes"]:
-        found = _known_class(path)
-        if found is None:
-            continue
-        for args in (told["args"], [told["text"]]):
-            # A third-party exception may raise any error while it is created or converted to text.
-            with contextlib.suppress(Exception):
-                error = found.__new__(found, *args)
-                error.args = tuple(args)
-                vars(error).update(told["attributes"])
-                if str(error) == told["text"]:
-                    return error
-    return TierError(f"{told['name']}: {told['text']}")
+def read_error(told: Mapping[str, Any]) -> KVTierError:
+    error: KVTierError = getattr(errors, told["class"])(told["text"])
+    vars(error).update(told["attributes"])
+    return error
 
 
 def _is_plain(value: object) -> bool:
@@ -162,12 +144,3 @@ def _load_class(name: str, path: str) -> type[SecondaryTierManager]:
             f"{type(error).__name__}: {error}; use runner 'thread'"
         ) from error
     return tier_class
-
-
-def _known_class(path: str) -> type[Exception] | None:
-    module, _, qualname = path.partition(":")
-    try:
-        found = attrgetter(qualname)(sys.modules[module])
-    except (KeyError, AttributeError):
-        return None
-    return found if isinstance(found, type) and issubclass(found, Exception) else None

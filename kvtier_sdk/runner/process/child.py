@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import faulthandler
 import logging
 import os
@@ -51,9 +50,6 @@ _ORPHAN_END_S = 5.0
 #: Time limit for closing a tier that did not open.
 _REFUSED_CLOSE_S = 5.0
 _LAST_REPORTS_S = 1.0
-#: Indices of the command line's start and end address, among the fields that follow the
-#: process's name in /proc/PID/stat.
-_ARG_START, _ARG_END = 45, 46
 
 
 class Child:
@@ -134,8 +130,8 @@ class Child:
 
     def _build(self, bootstrap: Mapping[str, Any]) -> TierLoop:
         name = bootstrap["name"]
-        title = f"kvtier tier {name!r} ({bootstrap['backend']})"
-        _set_title(title, short=f"kvtier:{name}")
+        with contextlib.suppress(OSError):
+            Path("/proc/self/comm").write_bytes(f"kvtier:{name}".encode()[:15])
         sender = _LogSender(self._log.logger.name, self._send)
         logging.getLogger().addHandler(sender)
         self._log.logger.setLevel(bootstrap["log_level"])
@@ -264,30 +260,6 @@ def _watch_parent(control: socket.socket) -> None:
     os._exit(1)
 
 
-def _set_title(title: str, *, short: str) -> None:
-    """Set the title of this process on Linux; do nothing on other systems."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        Path("/proc/self/comm").write_bytes(short.encode()[:15])
-        # The name, in parentheses, may contain blanks, so split only the text after the last ")".
-        fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-        start, end = int(fields[_ARG_START]), int(fields[_ARG_END])
-        if start < end:
-            # Overwriting the arguments is safe, because Python keeps copies. The last byte stays 0
-            # to end the text.
-            text = title.encode()[: end - start - 1]
-            ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
-
-
-def _open_standard_streams() -> None:
-    """Open the null device on each standard stream that is closed.
-
-    Otherwise a socket or file could get the stream's number, and receive a library's output.
-    """
-    while (taken := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
-        pass
-    os.close(taken)
-
-
 def _exit() -> NoReturn:
     """End the process without waiting for hanging threads or exit handlers."""
     for stream in filter(None, (sys.stdout, sys.stderr)):
@@ -300,7 +272,6 @@ def main(name: str, control_fd: int, data_fd: int) -> None:
     # Ignore these signals, because the engine must close the tier before this process ends.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    _open_standard_streams()
     faulthandler.enable(_STDERR)
     os.nice(_NICENESS)
     control, data = socket.socket(fileno=control_fd), socket.socket(fileno=data_fd)

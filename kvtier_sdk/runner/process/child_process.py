@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import logging
 import os
 import signal
@@ -59,12 +58,6 @@ class ChildProcess:
     Two sockets serve two threads. Jobs, reports and notices that an outage has ended go through
     ``data``, which belongs to the engine's thread. All other messages go through a control socket,
     which belongs to the event loop on which this object was created.
-
-    Attributes:
-        data: the channel that the engine's thread uses.
-        is_open: true if the tier was open when the process became ready for jobs.
-        started_s: time at which the process became ready for jobs.
-        ended: a future that is done when the process is gone; its result is the reason.
     """
 
     def __init__(self, name: str, clock: Clock, log: TierLog, secrets: Secrets) -> None:
@@ -73,6 +66,7 @@ class ChildProcess:
         self._log = log
         self._secrets = secrets
         self._event_loop = asyncio.get_running_loop()
+        # Done when the process is gone; the result is the reason.
         self.ended: asyncio.Future[str] = self._event_loop.create_future()
         self.is_open = False
         self.started_s = 0.0
@@ -325,17 +319,7 @@ class _StderrLog:
 
 def _socket_pair() -> tuple[Channel, socket.socket]:
     ours, theirs = socket.socketpair()
-    with theirs:
-        return Channel(ours), socket.socket(fileno=copy_fd(theirs.fileno()))
-
-
-def copy_fd(fd: int) -> int:
-    """Copy a descriptor to a number above 2.
-
-    The new process needs the numbers 0 to 2 for its own streams. In an engine without standard
-    streams, any descriptor may have such a number.
-    """
-    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+    return Channel(ours), theirs
 
 
 def _end_in_words(code: int) -> str:

@@ -38,7 +38,7 @@ class Device:
         self.live: list[Copy] = []
         # Copies that began before a reset. They go on, but the engine never completes them.
         self.stale: list[Copy] = []
-        self._views = [pool.view(slot, "device") for slot in range(pool.slots)]
+        self._views = [pool.view(slot) for slot in range(pool.slots)]
         self._content = content
         self._rng = rng
         self._on_breach = on_breach

@@ -26,7 +26,7 @@ class WatchedMemory:
     def region(self) -> Region:
         return self._pool.region
 
-    def padded_view(self, slot: int, alignment: int, holder: str = "") -> memoryview:
+    def padded_view(self, slot: int, alignment: int) -> memoryview:
         view = self._views.get((slot, alignment))
         if view is None:
             view = self._views[slot, alignment] = self._pool.padded_view(slot, alignment)

@@ -20,7 +20,7 @@ NO_POOL += "example pool_bytes '4GiB' or '5%'"
 MISTAKES: list[tuple[Any, str]] = [
     ({}, NO_POOL),
     ({"pool_bytes": 1}, "options 'slots' and 'pool_bytes' are both given; leave one"),
-    (["slots"], "should be a table of options, not a list"),
+    (["slots"], "should be a table of options"),
     ({1: 2}, "option '1' has a name that is not text"),
     ({"polcy": "lru"}, f"unknown option 'polcy'; did you mean 'policy'? allowed: {TOP}"),
     ({"chunk_bytes": "64KX"}, f"option 'chunk_bytes': '64KX': unit 'KX' is none of {UNITS}"),
@@ -40,8 +40,8 @@ MISTAKES: list[tuple[Any, str]] = [
         "option 'policy': no policy 'lrv'; did you mean 'lru'? installed: arc, lru, prefix",
     ),
     ({"policy": 5}, "option 'policy' is 5 but should be text"),
-    ({"tiers": "memory:"}, "option 'tiers' should be a list, not text"),
-    ({"tiers": [5]}, "option 'tiers[0]' should be a table of options, not a number"),
+    ({"tiers": "memory:"}, "option 'tiers' should be a list"),
+    ({"tiers": [5]}, "option 'tiers[0]' should be a table of options"),
     (
         {"tiers": [{"tpe": "memory"}]},
         f"unknown option 'tiers[0].tpe'; did you mean 'type'? allowed: {COMMON}",

@@ -13,8 +13,8 @@ from support.author import run
 from support.monitoring import ALERTS
 
 from kvtier_sdk import METRICS, RunnerOptions, TieringConfig, load_backend
+from kvtier_sdk.cli.option_table import OptionInfo, describe_options
 from kvtier_sdk.engine import AdapterOptions, MissReason
-from kvtier_sdk.options.describe import OptionInfo, describe_options
 from kvtier_sdk.runner.jobs import Verdict
 from kvtier_vllm.options import EngineOptions, GuestOptions
 

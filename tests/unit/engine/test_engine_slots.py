@@ -12,9 +12,13 @@ import pytest
 
 from kvtier_sdk import KVTierError, Region
 from kvtier_sdk.engine import EngineSlots
-from kvtier_sdk.engine.engine_memory import descriptor_of
+from kvtier_sdk.engine.engine_memory import open_file_of
 
 SLOTS, ROW_BYTES = 4, 8192
+
+
+def descriptor_of(view: memoryview) -> int | None:
+    return open_file_of(Region.of(view.cast("B")))
 
 
 @pytest.fixture

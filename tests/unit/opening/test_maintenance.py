@@ -22,7 +22,7 @@ from kvtier_sdk import (
     Usage,
     Verdict,
 )
-from kvtier_sdk.opening.maintenance import open_for_maintenance
+from kvtier_sdk.cli.tier.maintenance import open_for_maintenance
 
 NAMESPACE = Namespace({"model": "llama", "chunk_bytes": 4096})
 
@@ -58,7 +58,7 @@ class Counts(ShelfTier):
 def test_entries_that_are_none_are_the_backends_bug() -> None:
     with (
         open_for_maintenance(spec_of(YieldsKeys), NAMESPACE) as tier,
-        pytest.raises(TierContractError, match="shelf scan: returned a bytes where an Entry"),
+        pytest.raises(TierContractError, match="shelf scan: returned a bytes where Entry"),
     ):
         list(tier.entries())
 

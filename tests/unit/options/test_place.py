@@ -22,9 +22,9 @@ def test_only_a_table_with_names_is_a_table() -> None:
     assert place.table(given) == given
     assert place.table(given) is not given
     for value, said in (
-        (["a"], "kv.toml: option 'namespace' should be a table of options, not a list"),
-        (None, "should be a table of options, not nothing"),
-        (b"a", "not a bytes"),
+        (["a"], "kv.toml: option 'namespace' should be a table of options"),
+        (None, "should be a table of options"),
+        (b"a", "should be a table of options"),
         ({1: 2}, "kv.toml: option 'namespace.1' has a name that is not text"),
     ):
         with pytest.raises(ConfigError) as caught:
@@ -35,7 +35,7 @@ def test_only_a_table_with_names_is_a_table() -> None:
 def test_the_entries_of_a_list_have_places() -> None:
     place = Place("kv.toml", "tiers")
     assert place.entries(["x", 2]) == {place.at(0): "x", place.at(1): 2}
-    with pytest.raises(ConfigError, match="option 'tiers' should be a list, not text"):
+    with pytest.raises(ConfigError, match="option 'tiers' should be a list"):
         place.entries("x")
 
 

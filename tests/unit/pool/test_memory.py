@@ -19,6 +19,12 @@ MIB = 1 << 20
 LAYOUT = PoolLayout(8, MIB, workers=2)
 
 
+@pytest.fixture(autouse=True)
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each page of 4 KiB fault alone, so that faults can be counted."""
+    monkeypatch.setattr(memory, "ask_for_huge_pages", lambda mapping: None)
+
+
 def attached(**options: bool) -> HostPool:
     creator = HostPool.create(LAYOUT)
     pool = HostPool.attach(creator.fd, **options)
@@ -46,7 +52,7 @@ def faults_of_touching(pool: HostPool) -> int:
 def test_no_page_faults_are_left_for_the_engine(make: Callable[..., HostPool]) -> None:
     pages = LAYOUT.size_bytes // mmap.PAGESIZE
     for prefault, few in ((True, True), (False, False)):
-        pool = make(prefault=prefault, huge_pages=False)
+        pool = make(prefault=prefault)
         assert (faults_of_touching(pool) < pages // 4) == few
         pool.close()
 
@@ -70,7 +76,7 @@ def test_prefaulting_changes_no_byte(
 
 def test_every_stretch_is_faulted_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "_STRETCH_BYTES", 3 * mmap.PAGESIZE)
-    pool = HostPool(1, 10 * MIB, huge_pages=False)
+    pool = HostPool(1, 10 * MIB)
     assert faults_of_touching(pool) < 10 * MIB // mmap.PAGESIZE // 4
     pool.close()
 
@@ -78,30 +84,9 @@ def test_every_stretch_is_faulted_in(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_old_kernel_has_its_pages_touched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "_MADV_POPULATE_WRITE", 999)
     for make in MAKE.values():
-        pool = make(huge_pages=False)
+        pool = make()
         assert faults_of_touching(pool) < LAYOUT.size_bytes // mmap.PAGESIZE // 4
         pool.close()
-
-
-def test_huge_pages_are_taken_where_they_are_offered() -> None:
-    setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-    if not setting.exists() or "[madvise]" not in setting.read_text():
-        pytest.skip("this kernel offers no huge pages")
-    pool = HostPool(16, 2 * MIB)
-    assert 0 < pool.huge_page_bytes <= pool.layout.size_bytes
-    assert pool.huge_page_bytes % (2 * MIB) == 0
-    pool.close()
-    pool = HostPool(16, 2 * MIB, huge_pages=False)
-    assert pool.huge_page_bytes == 0
-    pool.close()
-
-
-def test_huge_pages_of_shared_memory_are_counted_where_they_are_offered() -> None:
-    pool = HostPool.create(LAYOUT)
-    setting = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
-    offered = setting.exists() and not {"[never]", "[deny]"} & set(setting.read_text().split())
-    assert (pool.huge_page_bytes > 0) == offered
-    pool.close()
 
 
 def test_more_than_the_machine_has_is_refused() -> None:
@@ -197,11 +182,11 @@ def test_a_failure_gives_everything_back(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_parts_that_outlive_the_pool_are_named(caplog: pytest.LogCaptureFixture) -> None:
     pool = HostPool.create(LAYOUT)
-    kept = pool.part(1, "worker")
+    kept = pool.part(1)
     kept[:] = 7
     assert kept.shape == (8, MIB)
     assert kept.strides == (LAYOUT.row_bytes, 1)
     with caplog.at_level(logging.WARNING, logger="kvtier.pool"):
         pool.close()
-    assert "in use by: worker;" in caplog.text
+    assert "views of it are in use;" in caplog.text
     assert (kept == 7).all()

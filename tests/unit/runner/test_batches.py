@@ -35,7 +35,7 @@ def test_each_key_gets_its_answer_and_its_bytes_however_often_it_is_named(
     rig = Rig(declares={"max_batch_keys": max_batch_keys}, concurrency=concurrency)
     store = rig.job(STORE, names=stored)
     for key, slot in zip(stored, store.slots, strict=True):
-        rig.slots.padded_view(slot, 1, "test")[:] = key[:1] * CHUNK_BYTES
+        rig.slots.padded_view(slot, 1)[:] = key[:1] * CHUNK_BYTES
     rig.submit(store)
     rig.run_for(1.0)
     assert set(rig.account.verdicts(store.job_id)) == {"ok"}
@@ -48,7 +48,7 @@ def test_each_key_gets_its_answer_and_its_bytes_however_often_it_is_named(
     ):
         assert verdict == ("ok" if key in stored else "not_found")
         if verdict == "ok":
-            assert rig.slots.padded_view(slot, 1, "test") == key[:1] * CHUNK_BYTES
+            assert rig.slots.padded_view(slot, 1) == key[:1] * CHUNK_BYTES
 
     lookup = rig.job(LOOKUP, names=asked)
     rig.submit(lookup, rig.job(TOUCH, names=asked))

@@ -67,14 +67,6 @@ def test_the_bytes_of_a_chunk_count_once_and_only_if_it_succeeds(make: Make) -> 
     assert result.object_bytes == 5 * (header_bytes(1) + CHUNK_BYTES)
 
 
-def test_views_are_taken_in_the_name_of_the_tier_and_its_operation(make: Make) -> None:
-    rig = make()
-    rig.ask(STORE, run_s=0.1)
-    assert rig.slots.holders == {"tier store"}
-    rig.ask(LOAD, run_s=0.1)
-    assert rig.slots.holders == {"tier store", "tier load"}
-
-
 def test_stores_that_hang_leave_calls_to_loads(make: Make) -> None:
     rig = make(concurrency=4)
     rig.tier.always["store"] = Act(after_s=20.0)

@@ -6,10 +6,16 @@ import logging
 from typing import Any
 
 import pytest
-from support.runners import ExpiredError, Make, Rig
+from support.runners import Make, Rig
 from support.tier_process import children
 
-from kvtier_sdk import ConfigError, TierContractError, TierTimeoutError, TierUnavailableError
+from kvtier_sdk import (
+    ConfigError,
+    TierAuthError,
+    TierContractError,
+    TierTimeoutError,
+    TierUnavailableError,
+)
 from kvtier_sdk.metrics import metric_samples
 from kvtier_sdk.runner import ProcessRunner, loop_thread
 from kvtier_sdk.runner.jobs import Operation
@@ -130,8 +136,8 @@ def test_an_open_that_fails_is_tried_again_with_an_instance_of_its_own(
     ("trouble", "required", "error_class"),
     [
         ("misconfigure", False, ConfigError),
-        ("expire", False, ExpiredError),
-        ("misbehave", False, ZeroDivisionError),
+        ("expire", False, TierAuthError),
+        ("misbehave", False, TierContractError),
         ("exit", False, TierContractError),
         ("refuse_unless_third", True, TierUnavailableError),
     ],
@@ -151,8 +157,8 @@ def test_after_the_start_nothing_ends_the_attempts(make_rig: Make) -> None:
     assert rig.client.stats.errors == [
         "held open: connection refused",
         "held open: the key of Ada expired 3 days ago",
-        "held open: ConfigError: tier 'held': option 'bucket' names none",
-        "held open: ZeroDivisionError: a bug",
+        "tier 'held': option 'bucket' names none",
+        "held open: raised ZeroDivisionError: a bug",
     ]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,9 +10,7 @@ from kvtier_sdk.worker.planning import (
     CopyPlan,
     GroupLayout,
     HostLayout,
-    are_apart,
     join,
-    overlaps,
     share_of,
 )
 
@@ -165,59 +162,3 @@ def test_groups_are_joined_with_the_fewest_runs(share, cut: int) -> None:
 
 def test_nothing_joined_is_an_empty_plan() -> None:
     assert join([]).size_bytes == 0
-
-
-@pytest.mark.parametrize(
-    ("addresses", "lengths", "expected"),
-    [([0, 10], [10, 5], False), ([10, 0], [5, 11], True), ([3, 3], [1, 1], True), ([], [], False)],
-)
-def test_overlaps(addresses: list[int], lengths: list[int], expected: bool) -> None:
-    assert overlaps(int64s(addresses), int64s(lengths)) is expected
-
-
-def layer(address: int, stride: int, *, length: int = 8, blocks: int = 10) -> GroupLayout:
-    return GroupLayout(blocks, 1, *map(int64s, ([address], [stride], [length], [0])))
-
-
-def layers_of(*layouts: GroupLayout) -> GroupLayout:
-    columns = ("addresses", "strides_bytes", "lengths_bytes", "offsets_bytes")
-    joined = [np.concatenate([getattr(of, name) for of in layouts]) for name in columns]
-    return GroupLayout(layouts[0].blocks, 1, *joined)
-
-
-KEYS, VALUES = layer(1000, 16), layer(1008, 16)
-
-
-@pytest.mark.parametrize(
-    ("layouts", "expected"),
-    [
-        pytest.param([layers_of(layer(0, 8), layer(80, 8))], True, id="one after the other"),
-        pytest.param([layers_of(KEYS, VALUES)], True, id="alternating"),
-        pytest.param([layers_of(VALUES, KEYS, layer(0, 8))], True, id="in any order"),
-        pytest.param([layers_of(KEYS, VALUES), KEYS], True, id="groups that share a tensor"),
-        pytest.param([KEYS, VALUES], True, id="groups that alternate"),
-        pytest.param([layers_of(KEYS, KEYS)], False, id="a tensor twice in a group"),
-        pytest.param([KEYS, layer(1004, 16)], False, id="shifted"),
-        pytest.param([KEYS, layer(1016, 16)], False, id="shifted by a block"),
-        pytest.param([layer(0, 8), layer(0, 16)], False, id="blocks of other sizes"),
-        pytest.param([layer(0, 0, blocks=1), layer(4, 0, blocks=1)], False, id="one block"),
-    ],
-)
-def test_blocks_are_apart_where_that_is_sure(layouts: list[GroupLayout], expected: bool) -> None:
-    assert are_apart(layouts) is expected
-
-
-@given(st.lists(layouts(), min_size=1, max_size=3), st.data())
-def test_memory_that_is_apart_is_not_shared_by_blocks_of_different_ids(found, data) -> None:
-    if not are_apart(found):
-        return
-    ids = data.draw(st.permutations(range(8)))
-    runs = []
-    for number, layout in enumerate(found):
-        some = [block for block in ids[number :: len(found)] if block < layout.blocks]
-        if some:
-            host = HostLayout(100, 10**6 * (number + 1), 1000, 1000)
-            slots = np.arange(layout.slots_for(len(some), 0))
-            runs.append(share_of(layout, host, int64s(some), 0, slots).runs())
-    plan = join(runs)
-    assert not overlaps(plan.device, plan.lengths_bytes)

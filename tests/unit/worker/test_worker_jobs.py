@@ -234,7 +234,7 @@ def test_shutdown_lets_go_of_slots_and_tensors(caplog: pytest.LogCaptureFixture)
     pool = HostPool(16, 64)
     tensor = torch.zeros(16, 64, dtype=torch.uint8)
     alive = weakref.ref(tensor)
-    worker = OffloadWorker([KVGroup([KVTensor(tensor)])], pool.part(0, "device copies"))
+    worker = OffloadWorker([KVGroup([KVTensor(tensor)])], pool.part(0))
     worker.submit_store(1, [1], [1])
     worker.shutdown()
     del tensor

@@ -85,25 +85,6 @@ def test_what_is_written_is_named_once(gate: Gate, gated) -> None:
     assert all(result.success for result in worker.get_finished())
 
 
-def test_groups_name_a_block_once_where_they_share_a_tensor(gate: Gate) -> None:
-    shared, others = one_tensor(), [one_tensor() for _ in range(2)]
-    host = np.zeros((6, 128), np.uint8)
-    same_ids = DeviceBlocks([1, 2, 2, 3], [2, 2])
-    gate.open()
-    for groups, is_refused in (
-        ([KVGroup([shared, others[0]]), KVGroup([shared, others[1]])], True),
-        ([KVGroup([shared, shared])], True),
-        ([KVGroup([others[0]]), KVGroup([others[1]])], False),
-    ):
-        blocks = same_ids if len(groups) == 2 else DeviceBlocks([1, 2, 3, 4])
-        with OffloadWorker(groups, host, device=CPUDevice(threads=1, copy=gate)) as worker:
-            if is_refused:
-                with pytest.raises(ValueError, match="a load names a block twice"):
-                    worker.submit_load(1, blocks, range(4))
-            else:
-                worker.submit_load(1, blocks, range(4))
-
-
 def test_without_torch_the_worker_says_what_to_install() -> None:
     code = "import sys; sys.modules['torch'] = None; import kvtier_sdk.worker"
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True)

@@ -6,7 +6,7 @@ import pytest
 from pydantic import BeforeValidator, Field, SecretStr
 
 from kvtier_sdk import Bytes, BytesOrShare, Count, Flag, Seconds, Share, TierConfig
-from kvtier_sdk.options.describe import describe_options
+from kvtier_sdk.cli.option_table import describe_options
 
 
 class Base(TierConfig):
