@@ -32,7 +32,7 @@ _NEWS = 1 / 16
 # After each 64 turns, everything seen so far counts a hundredth less.
 _TURNS = 64
 _MEMORY = 0.99
-# How long an order of eviction is used, and the fraction of the slots that it covers.
+# How long an order of eviction is used, and for which fraction of the slots.
 _ORDER_S = 1.0
 _ORDERED = 1 / 32
 # Labels of chunks without which their conversation went on, and of conversations that have ended.
@@ -68,9 +68,12 @@ class ReturnsPolicy(EvictionPolicy):
         # The groups of the running requests.
         self._turns: dict[str, dict[int, _Group]] = {}
         self._kinds: dict[tuple[str, int], _Kind] = {}
-        self._rates: dict[str, _Rates] = {}
+        # The rates of a label with all uses (-1), and of a label with each class of uses.
+        self._rates: dict[tuple[str, int], _Rates] = {}
         self._order: deque[_Group] = deque()
         self._ordered_s = self._grown_s = -inf
+        # Chunks inserted since the groups were put in order.
+        self._inserted = 0
         # How well the rates by label, and those by label and uses, have predicted the returns, as
         # logarithms of likelihoods.
         self._fit_of_label = self._fit_of_uses = 0.0
@@ -83,6 +86,7 @@ class ReturnsPolicy(EvictionPolicy):
             raise KVTierError(
                 "policy returns: open() was not called, so it does not know the capacity"
             )
+        self._inserted += len(keys)
         forget, groups = self._ghosts.pop, self._groups
         turn = self._turns.setdefault(request.request_id, {})
         returned: dict[_Group, int] = {}
@@ -148,10 +152,12 @@ class ReturnsPolicy(EvictionPolicy):
             label = _ENDED
         elif request.resume_in_s is not None:
             label = f"in 2^{round(log2(max(request.resume_in_s, 0.01)))} s"
-        for group in turn.values():
+        classes = 0
+        for _, group in sorted(turn.items(), reverse=True):
             if group.left:
-                group.share = group.left / chunks / group.left
-                self._begin_wait(group, label)
+                group.share = 1 / chunks
+                classes |= 1 << _CLASS_OF[group.uses]
+                self._begin_wait(group, label, classes)
         self._finished += 1
         if self._finished % _TURNS == 0:
             self._fade()
@@ -160,7 +166,7 @@ class ReturnsPolicy(EvictionPolicy):
         self, count: int, is_evictable: Callable[[OffloadKey], bool]
     ) -> Sequence[OffloadKey]:
         wanted = max(count, int(self._slots * _ORDERED))
-        if self.now_s - self._ordered_s > _ORDER_S:
+        if self._inserted > wanted or self.now_s - self._ordered_s > _ORDER_S:
             self._put_in_order(wanted)
         while True:
             victims = self._first_evictable(count, is_evictable)
@@ -190,14 +196,13 @@ class ReturnsPolicy(EvictionPolicy):
 
     def _put_in_order(self, wanted: int) -> None:
         """Order the groups of the ``wanted`` chunks that are worth the least."""
-        self._ordered_s = self.now_s
+        self._ordered_s, self._inserted = self.now_s, 0
         if self.now_s - self._grown_s > _ORDER_S:
             self._grow_older()
         by_uses = self._fit_of_uses > self._fit_of_label
         cells = []
         for kind in self._kinds.values():
-            worths = kind.worths(by_uses)
-            cells += [(worths[n], kind, cell) for n, cell in enumerate(kind.cells) if cell]
+            cells += [(kind.worth(n, by_uses), kind, cell) for n, cell in kind.cells.items()]
         cells.sort(key=itemgetter(0))
         self._order = order = deque()
         found = 0
@@ -214,15 +219,19 @@ class ReturnsPolicy(EvictionPolicy):
                 group.close()
                 order.append(group)
 
-    def _begin_wait(self, group: _Group, label: str) -> None:
-        of = _CLASS_OF[group.uses]
-        kind = self._kinds.get((label, of))
+    def _begin_wait(self, group: _Group, label: str, classes: int) -> None:
+        kind = self._kinds.get((label, classes))
         if kind is None:
-            of_label = self._rates.setdefault(label, _Rates())
-            kind = self._kinds[label, of] = _Kind(label, of_label)
+            of_label = self._rates.setdefault((label, -1), _Rates())
+            of_classes = [
+                self._rates.setdefault((label, of), _Rates())
+                for of in range(len(_CLASSES))
+                if classes >> of & 1
+            ]
+            kind = self._kinds[label, classes] = _Kind(label, classes, of_label, of_classes)
         group.kind, group.since_s, group.bucket = kind, self.now_s, 0
         group.close()
-        kind.cells[0].append(group)
+        _add(kind.cells, 0, group)
         self._wait(kind, 0, group.share * group.left * _WIDTHS[0] / 2)
 
     def _note_return(self, group: _Group, chunks: int) -> None:
@@ -241,7 +250,7 @@ class ReturnsPolicy(EvictionPolicy):
         kind.of_uses.note_return(bucket, share)
         if chunks > left and left and kind.label != _REST:
             # The conversation went on without these chunks.
-            self._begin_wait(group, _REST)
+            self._begin_wait(group, _REST, kind.classes)
 
     def _note_wait(self, kind: _Kind, bucket: int, age: float, share: float) -> None:
         """Record the rest of the wait of chunks that are recorded up to the middle of ``bucket``."""
@@ -262,15 +271,14 @@ class ReturnsPolicy(EvictionPolicy):
         """Move groups to the buckets of their ages."""
         self._grown_s = self.now_s
         for kind in self._kinds.values():
-            for bucket in range(_BUCKETS):
-                if kind.cells[bucket]:
-                    self._move_on(kind, kind.cells, bucket)
-                if kind.evicted[bucket]:
-                    self._move_on(kind, kind.evicted, bucket)
+            for cells in (kind.cells, kind.evicted):
+                for bucket in range(_BUCKETS):
+                    if bucket in cells:
+                        self._move_on(kind, cells, bucket)
 
-    def _move_on(self, kind: _Kind, cells: list[deque[_Group]], bucket: int) -> None:
+    def _move_on(self, kind: _Kind, cells: dict[int, deque[_Group]], bucket: int) -> None:
         """Move the oldest groups of a bucket to the next bucket."""
-        cell, older = cells[bucket], cells[min(bucket + 1, _LAST)]
+        cell = cells[bucket]
         since_s = self.now_s - _ENDS[bucket]
         share = 0.0
         while cell:
@@ -280,11 +288,13 @@ class ReturnsPolicy(EvictionPolicy):
             elif group.since_s < since_s:
                 share += group.share * group.left
                 group.bucket = bucket + 1
-                older.append(cell.popleft())
+                _add(cells, bucket + 1, cell.popleft())
             elif not group.present and cells is kind.cells:
-                kind.evicted[bucket].append(cell.popleft())
+                _add(kind.evicted, bucket, cell.popleft())
             else:
                 break
+        if not cell:
+            del cells[bucket]
         if share:
             self._wait(kind, bucket, share * _WIDTHS[bucket] / 2)
             self._wait(kind, bucket + 1, share * _WIDTHS[bucket + 1] / 2)
@@ -293,8 +303,6 @@ class ReturnsPolicy(EvictionPolicy):
         self._grow_older()
         self._fit_of_label *= _MEMORY
         self._fit_of_uses *= _MEMORY
-        for kind in self._kinds.values():
-            kind.of_uses.fade()
         for rates in self._rates.values():
             rates.fade()
 
@@ -342,17 +350,24 @@ class _Group:
 class _Kind:
     """Groups that wait in the same way, by bucket of age, the oldest first."""
 
-    def __init__(self, label: str, of_label: _Rates) -> None:
+    def __init__(
+        self, label: str, classes: int, of_label: _Rates, of_classes: list[_Rates]
+    ) -> None:
         self.label = label
+        self.classes = classes
         self.of_label = of_label
-        self.of_uses = _Rates()
-        self.cells: list[deque[_Group]] = [deque() for _ in range(_BUCKETS)]
-        self.evicted: list[deque[_Group]] = [deque() for _ in range(_BUCKETS)]
+        self.of_uses = of_classes[0]
+        self._of_classes = of_classes
+        self.cells: dict[int, deque[_Group]] = {}
+        self.evicted: dict[int, deque[_Group]] = {}
 
-    def worths(self, by_uses: bool) -> list[float]:
+    def worth(self, bucket: int, by_uses: bool) -> float:
         if self.label == _ENDED:
-            return [0.0] * _BUCKETS
-        return (self.of_uses if by_uses else self.of_label).worths()
+            return 0.0
+        if not by_uses:
+            return self.of_label.worths()[bucket]
+        # A chunk is useless without the chunks before it, so it is worth no more than they are.
+        return min([rates.worths()[bucket] for rates in self._of_classes])
 
 
 class _Rates:
@@ -407,6 +422,13 @@ class _Rates:
 
 def _bucket(age: float) -> int:
     return 0 if age <= 1 else min(_LAST, int(2 * log2(age)))
+
+
+def _add(cells: dict[int, deque[_Group]], bucket: int, group: _Group) -> None:
+    cell = cells.get(bucket)
+    if cell is None:
+        cell = cells[bucket] = deque()
+    cell.append(group)
 
 
 def _present(kind: _Kind, cell: deque[_Group]) -> Iterator[_Group]:
