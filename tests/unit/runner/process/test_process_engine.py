@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from support.runners import RUNNERS, Make, Rig
+from support.runners import Make, Rig
 from support.tier_process import LookClock, is_there, pid_of
 
 from kvtier_sdk.runner.jobs import Operation
@@ -126,13 +126,17 @@ def run_bare_engine(
     )
 
 
-@pytest.mark.parametrize("kind", RUNNERS)
-@pytest.mark.parametrize(("on_open", "said"), [("", "ok"), ("refuse", "connection refused")])
 @pytest.mark.parametrize(
-    ("closed", "lowest"), [("<&-", 0), (">&-", 1), ("2>&-", 2), ("<&- >&- 2>&-", 0)]
+    ("kind", "closed", "lowest", "on_open", "said"),
+    [
+        *[("process", closed, n, "", "ok") for n, closed in enumerate(("<&-", ">&-", "2>&-"))],
+        ("process", "<&- >&- 2>&-", 0, "", "ok"),
+        ("process", "<&- >&- 2>&-", 0, "refuse", "connection refused"),
+        ("thread", "<&- >&- 2>&-", 0, "", "ok"),
+    ],
 )
 def test_an_engine_without_standard_streams(
-    tmp_path: Path, kind: str, on_open: str, said: str, closed: str, lowest: int
+    tmp_path: Path, kind: str, closed: str, lowest: int, on_open: str, said: str
 ) -> None:
     """A runner works even if the engine's pool or socket has a descriptor from 0 to 2."""
     done = run_bare_engine(tmp_path, closed, kind, on_open)
