@@ -128,7 +128,8 @@ for name in {modules}:
 
 def copy_tests(packages: Sequence[Path], into: Path) -> list[str]:
     """Copy the tests and the files that the tests need; return the paths of the tests."""
-    ignored = shutil.ignore_patterns("__pycache__")
+    # The layers are a matter of the sources.
+    ignored = shutil.ignore_patterns("__pycache__", "test_layers.py")
     places = ["tests/unit", "tests/simulation/test_simulation.py"]
     for part in ("unit", "simulation", "support"):
         shutil.copytree(ROOT / "tests" / part, into / "tests" / part, ignore=ignored)

@@ -166,7 +166,7 @@ class ReturnsPolicy(EvictionPolicy):
         self, count: int, is_evictable: Callable[[OffloadKey], bool]
     ) -> Sequence[OffloadKey]:
         wanted = max(count, int(self._slots * _ORDERED))
-        if self._inserted > wanted or self.now_s - self._ordered_s > _ORDER_S:
+        if self._inserted > self._slots * _ORDERED or self.now_s - self._ordered_s > _ORDER_S:
             self._put_in_order(wanted)
         while True:
             victims = self._first_evictable(count, is_evictable)

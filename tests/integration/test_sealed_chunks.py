@@ -43,7 +43,8 @@ def failures(engine: Live) -> dict[str, int]:
     return dict(tier.failures)
 
 
-def test_engines_with_and_without_a_key(empty_store: Store, runner: str, tmp_path: Path) -> None:
+def test_engines_with_and_without_a_key(empty_store: Store, tmp_path: Path) -> None:
+    runner = "process" if empty_store.name == "redis" else "thread"
     ours = write_keys(tmp_path / "ours.keys", OURS)
     with live([url(empty_store, runner, ours)]) as engine:
         stored(engine)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import fcntl
 import itertools
 import logging
 import os
@@ -82,7 +81,6 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
 #: Actions that happen only at some of the attempts to open the tier.
 AT_ATTEMPTS: dict[str, tuple[str, Callable[[int], object]]] = {
     "refuse_unless_third": ("refuse", lambda attempt: attempt % 3),
-    "refuse_every_third": ("refuse", lambda attempt: attempt % 3 == 0),
     "expire_once": ("expire", lambda attempt: attempt == 1),
     "leave_once": ("leave", lambda attempt: attempt == 1),
 }
@@ -297,11 +295,6 @@ class MisbehavingTier(MemoryTier):
     def _hold_interpreter(self) -> None:
         """Hold the interpreter lock, as some C libraries do while they connect."""
         ctypes.PyDLL(None).usleep(1_500_000)
-
-    def _hold_interpreter_while_locked(self) -> None:
-        """Hold the interpreter lock for as long as a test keeps a file locked."""
-        with open(f"{self.config.diary}.lock") as file:
-            ctypes.PyDLL(None).flock(file.fileno(), fcntl.LOCK_EX)
 
     def _attempts(self) -> int:
         return self._past().split("\n").count("open")

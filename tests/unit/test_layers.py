@@ -8,13 +8,11 @@ from __future__ import annotations
 import ast
 import graphlib
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.author import run
 
 import kvtier_sdk
 import kvtier_sdk.engine
@@ -199,15 +197,24 @@ PACKAGES = [
 ]
 
 
-@pytest.mark.parametrize(("module", "path"), SDK_MODULES, ids=[name for name, _ in SDK_MODULES])
-def test_imports_run_downward_only(module: str, path: Path) -> None:
-    is_package = path.name == "__init__.py"
-    assert import_breaches(path.read_text(), module, is_package=is_package) == []
+def test_imports_run_downward_only() -> None:
+    found = [
+        breach
+        for module, path in SDK_MODULES
+        for breach in import_breaches(
+            path.read_text(), module, is_package=path.name == "__init__.py"
+        )
+    ]
+    assert found == []
 
 
-@pytest.mark.parametrize(("module", "path"), SDK_MODULES, ids=[name for name, _ in SDK_MODULES])
-def test_time_and_tasks_go_through_the_clock(module: str, path: Path) -> None:
-    assert clock_breaches(path.read_text(), module) == []
+def test_time_and_tasks_go_through_the_clock() -> None:
+    found = [
+        breach
+        for module, path in SDK_MODULES
+        for breach in clock_breaches(path.read_text(), module)
+    ]
+    assert found == []
 
 
 def imports_at_once(source: str, module: str, names: set[str]) -> set[str]:
@@ -235,10 +242,10 @@ def test_no_imports_go_in_a_circle(modules: list[tuple[str, Path]]) -> None:
     graphlib.TopologicalSorter(imports).prepare()
 
 
-@pytest.mark.parametrize(("module", "path"), SDK_MODULES, ids=[name for name, _ in SDK_MODULES])
-def test_no_class_is_longer_than_600_lines(module: str, path: Path) -> None:
+def test_no_class_is_longer_than_600_lines() -> None:
     lengths = {
-        node.name: (node.end_lineno or 0) - node.lineno + 1
+        f"{module}.{node.name}": (node.end_lineno or 0) - node.lineno + 1
+        for module, path in SDK_MODULES
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.ClassDef)
     }
@@ -257,7 +264,6 @@ def test_backends_and_engines_import_public_names_only(
     assert found == []
 
 
-@pytest.mark.skipif(not (ROOT / "engines").is_dir(), reason="no checkout around the package")
 def test_every_package_is_seen() -> None:
     names = {package.name for package, _ in PACKAGES}
     assert {"kvtier_file", "kvtier_lmcache", "kvtier_sglang", "kvtier_vllm"} <= names
@@ -422,20 +428,3 @@ def test_a_package_may_import_public_names_its_own_and_its_engine() -> None:
     assert package_breaches(source, "kvtier_file.tier", FOR_BACKENDS) == []
     source = f"import vllm\n{OF_ENGINES}\nfrom kvtier_sdk import Job\nfrom kvtier_vllm import z"
     assert package_breaches(source, "kvtier_vllm.spec", FOR_ENGINES) == []
-
-
-@pytest.mark.parametrize("module", ["kvtier_sdk", "kvtier_sdk.engine"])
-def test_importing_a_public_module_brings_nothing_heavy_along(module: str, tmp_path: Path) -> None:
-    heavy = ["torch", "vllm", "typer", "rich", "uvloop", "yaml", "prometheus_client"]
-    if module == "kvtier_sdk":
-        heavy.append("kvtier_sdk.tiering")
-    code = f"import {module}, sys; print([name for name in {heavy} if name in sys.modules])"
-    assert run([sys.executable, "-P", "-c", code], tmp_path) == "[]\n"
-
-
-def test_the_workers_names_are_found_when_they_are_asked_for() -> None:
-    pytest.importorskip("torch")
-    for name in kvtier_sdk.engine.__all__:
-        assert getattr(kvtier_sdk.engine, name) is not None
-    with pytest.raises(AttributeError, match="no attribute 'OffloadWorkers'"):
-        kvtier_sdk.engine.OffloadWorkers  # noqa: B018

@@ -6,12 +6,14 @@ import ast
 import dataclasses
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from support.author import run
 from support.core import pure_core_only
 
 import kvtier_sdk
@@ -140,3 +142,20 @@ def test_a_public_constant_is_explained() -> None:
 def test_the_methods_of_the_contract_are_among_those_checked() -> None:
     names = {name for name, _, _ in CALLABLES}
     assert {"SecondaryTierManager.store", "MemoryTier.load", "TierSpec.from_url"} <= names
+
+
+@pytest.mark.parametrize("module", ["kvtier_sdk", "kvtier_sdk.engine"])
+def test_importing_a_public_module_brings_nothing_heavy_along(module: str, tmp_path: Path) -> None:
+    heavy = ["torch", "vllm", "typer", "rich", "uvloop", "yaml", "prometheus_client"]
+    if module == "kvtier_sdk":
+        heavy.append("kvtier_sdk.tiering")
+    code = f"import {module}, sys; print([name for name in {heavy} if name in sys.modules])"
+    assert run([sys.executable, "-P", "-c", code], tmp_path) == "[]\n"
+
+
+def test_the_workers_names_are_found_when_they_are_asked_for() -> None:
+    pytest.importorskip("torch")
+    for name in kvtier_sdk.engine.__all__:
+        assert getattr(kvtier_sdk.engine, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'OffloadWorkers'"):
+        kvtier_sdk.engine.OffloadWorkers  # noqa: B018

@@ -42,8 +42,7 @@ class TestFileTier(TierConformance):
 
 
 class TestSealedFileTier(TestFileTier):
-    @pytest.fixture(params=["off", "auto"])
-    def tier(self, tmp_path, request):
+    @pytest.fixture
+    def tier(self, tmp_path):
         self.root = tmp_path / "kv"
-        codec = write_keys(tmp_path / "chunk.keys", OURS)
-        return self._entry(direct_io=request.param, codec=codec)
+        return self._entry(codec=write_keys(tmp_path / "chunk.keys", OURS))

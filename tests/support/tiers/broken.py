@@ -37,6 +37,8 @@ class BrokenTier(ShelfTier):
     """A tier with one fault, which exactly one check of the kit rejects."""
 
     fails: ClassVar[str]
+    # What the check's error says besides the rule.
+    message: ClassVar[str] = ""
     # Arguments for :class:`kvtier_sdk.testing.TierSubject`.
     settings: ClassVar[dict[str, Any]] = {}
 
@@ -200,6 +202,8 @@ class TakesShortForWhole(BrokenTier, fails="check_another_length_is_corrupt"):
 class ForgetsToReportLengths(BrokenTier, fails="check_objects_of_any_length"):
     """Checks an object's length, and does not report it."""
 
+    message = "the tier must call transfer.received(object_bytes)"
+
     async def load_chunk(self, transfer: Transfer) -> None:
         await self.reach()
         stored, split = self.take(transfer.key), len(transfer.header)
@@ -211,6 +215,8 @@ class ForgetsToReportLengths(BrokenTier, fails="check_objects_of_any_length"):
 
 class LeavesTheOldEnd(BrokenTier, fails="check_objects_of_any_length"):
     """Overwrites an object in place, and leaves the end of a longer one behind it."""
+
+    message = "followed by the end of the longer one that it replaced"
 
     def put(self, key: OffloadKey, stored: bytes) -> None:
         older = self.shelf.objects.get(self.name_of(key), b"")
@@ -434,6 +440,8 @@ class LeavesADescriptor(BrokenTier, fails="check_no_descriptor_is_left"):
 
 class KeepsABuffer(BrokenTier, fails="check_no_buffer_is_kept"):
     """Keeps a reference to the last transfer, and so to its buffers."""
+
+    message = "KeepsABuffer._last -> Transfer."
 
     async def load_chunk(self, transfer: Transfer) -> None:
         self._last = transfer

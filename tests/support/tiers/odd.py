@@ -26,6 +26,8 @@ from support.tiers.shelf import ShelfName, ShelfTier
 
 class OddTier(ShelfTier):
     settings: ClassVar[dict[str, Any]] = {}
+    # True if its oddity matters to the checks that start processes.
+    in_processes: ClassVar[bool] = False
 
 
 class Slow(OddTier):
@@ -84,6 +86,8 @@ class Unordered(OddTier):
 
 class Caching(OddTier):
     """Keeps every chunk in a cache, and answers from the cache even during an outage."""
+
+    in_processes = True
 
     def __init__(self, config: TierConfig, context: TierContext) -> None:
         super().__init__(config, context)
@@ -234,6 +238,7 @@ class Shaky(OddTier):
 class OfThisProcess(OddTier):
     """Names memory as its medium, and lists only the namespace of its own chunks."""
 
+    in_processes = True
     medium = Medium.CPU
 
     async def namespaces(self) -> AsyncIterator[StoredNamespace]:
@@ -245,6 +250,7 @@ class OfThisProcess(OddTier):
 class Aligned(OddTier):
     """Requires page-aligned buffers whose lengths are multiples of a page."""
 
+    in_processes = True
     alignment: ClassVar[int] = 4096
 
 

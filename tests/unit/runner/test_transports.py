@@ -122,7 +122,7 @@ def test_jobs_before_the_start_and_after_the_end_are_cancelled(make_rig: Make) -
     assert rig.past() == ["open", "opened", "closed"]
 
 
-@pytest.mark.parametrize("round_", range(5))
+@pytest.mark.parametrize("round_", [0, 4])
 def test_no_job_is_lost_or_doubled_by_a_close(make_rig: Make, round_: int) -> None:
     rig = make_rig().open()
     jobs = [rig.lookups(1) for _ in range(3000)]
