@@ -28,7 +28,7 @@ from kvtier_sdk import EvictionPolicy, OffloadKey, RequestContext, load_policy
 from kvtier_sdk.cli.replay import ReplayRequest, read_trace
 from kvtier_sdk.cli.replay.sweep import count_hits
 
-_POLICIES = ("prefix", "lru", "arc")
+_POLICIES = ("returns", "lru", "arc")
 
 
 def main() -> None:
@@ -42,12 +42,12 @@ def main() -> None:
     if options.trace is not None:
         workload = read_trace(options.trace)
         for slots in options.slots:
-            bench.add(_rates("trace, second half", workload, slots, len(workload) // 2), "prefix")
+            bench.add(_rates("trace, second half", workload, slots, len(workload) // 2), "returns")
     else:
         for name, sizes in WORKLOADS.items():
             workload = generate(name, options.requests, options.seed)
             for slots in sizes:
-                bench.add(_rates(name, workload, slots, 0), "prefix")
+                bench.add(_rates(name, workload, slots, 0), "returns")
     bench.finish()
 
 
@@ -73,8 +73,6 @@ class _Optimum(EvictionPolicy):
     Source: L. Belady, "A study of replacement algorithms for a virtual-storage computer", 1966.
     """
 
-    uses_prefix = False
-
     def __init__(self, workload: Sequence[ReplayRequest]) -> None:
         self._uses: dict[OffloadKey, list[int]] = defaultdict(list)
         for number in range(len(workload) - 1, -1, -1):
@@ -83,21 +81,20 @@ class _Optimum(EvictionPolicy):
         # For each resident chunk, the number of the next request that uses the chunk.
         self._next: dict[OffloadKey, float] = {}
         # A heap of these numbers, highest first, with some stale entries. Of chunks with equal
-        # numbers, the end of a prefix is evicted first, because the pool reports the end first.
+        # numbers, the end of a prefix is evicted first.
         self._order: list[tuple[float, int, OffloadKey]] = []
         self._noted = 0
 
-    def on_insert(
-        self, key: OffloadKey, parent: OffloadKey | None, position: int, request: RequestContext
-    ) -> None:
-        self.on_access(key)
+    def on_insert(self, keys: Sequence[OffloadKey], request: RequestContext) -> None:
+        self.on_access(keys, request)
 
-    def on_access(self, key: OffloadKey) -> None:
-        uses = self._uses[key]
-        uses.pop()
-        self._next[key] = uses[-1] if uses else inf
-        self._noted += 1
-        heappush(self._order, (-self._next[key], self._noted, key))
+    def on_access(self, keys: Sequence[OffloadKey], request: RequestContext) -> None:
+        for key in reversed(keys):
+            uses = self._uses[key]
+            uses.pop()
+            self._next[key] = uses[-1] if uses else inf
+            self._noted += 1
+            heappush(self._order, (-self._next[key], self._noted, key))
 
     def on_remove(self, key: OffloadKey) -> None:
         del self._next[key]

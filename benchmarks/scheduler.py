@@ -160,7 +160,7 @@ class KVTierSide:
         chunk_bytes: int,
         url: str | None = None,
         step_s: float | None = None,
-        policy: str = "prefix",
+        policy: str = "returns",
     ) -> None:
         clock = SystemClock()
         self._step_s = step_s

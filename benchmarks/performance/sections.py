@@ -243,7 +243,7 @@ SCHEDULER = Section(
     ],
     [
         "The manager takes {0:all:memory tier} of the engine's thread for each chunk, and "
-        "{0:all:memory tier, lru} with the policy `lru` in place of `prefix`.",
+        "{0:all:memory tier, lru} with the policy `lru` in place of `returns`.",
         "vLLM's takes {0:all:vLLM, at once} with a tier that answers at once, as no store does, "
         "{0:all:memory tier:vLLM, at once} times ours. With one behind threads, as its own tiers "
         "work, it takes {0:all:vLLM, thread}: {0:all:memory tier:vLLM, thread} times.",
@@ -450,7 +450,7 @@ HIT_RATES = Section(
             "hit rate",
             "% of the chunks",
             [
-                Way("kvtier", "prefix", "`prefix`"),
+                Way("kvtier", "returns", "`returns`"),
                 Way("vllm", "lru", "`lru`"),
                 Way("client", "arc", "`arc`"),
                 Way("limit", "optimum", "offline optimum"),
@@ -459,11 +459,11 @@ HIT_RATES = Section(
         )
     ],
     [
-        "With room for 2,000 chunks of the trace {0:2,000 slots:prefix} of the chunks hit, "
-        "{0:2,000 slots:prefix:lru} times as many as with `lru`; no policy could reach more than "
+        "With room for 2,000 chunks of the trace {0:2,000 slots:returns} of the chunks hit, "
+        "{0:2,000 slots:returns:lru} times as many as with `lru`; no policy could reach more than "
         "{0:2,000 slots:optimum}.",
-        "On generated workloads it is {workloads:least:prefix:lru} to {workloads:most:prefix:lru} "
-        "times `lru`.",
+        "On generated workloads it is {workloads:least:returns:lru} to "
+        "{workloads:most:returns:lru} times `lru`.",
     ],
     columns=1,
 )

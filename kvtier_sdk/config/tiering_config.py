@@ -57,7 +57,7 @@ class TieringConfig(StrictModel):
     slots: Count | None = Field(None, ge=1)
     pool_bytes: BytesOrShare | None = Field(None, gt=0)
     chunk_bytes: Bytes | None = Field(None, gt=0)
-    policy: str = "prefix"
+    policy: str = "returns"
     store_reserve: Share = Field(0.1, lt=1)
     recompute_s: Seconds | None = Field(None, alias="recompute", gt=0)
     verify: Flag = True

@@ -37,6 +37,8 @@ _ORDER_S = 1.0
 _ORDERED = 1 / 32
 # Labels of chunks without which their conversation went on, and of conversations that have ended.
 _REST, _ENDED = "left behind", "ended"
+# The most groups to remember that need the chunks of another group.
+_MOST_BEHIND = 16
 
 
 class ReturnsPolicy(EvictionPolicy):
@@ -87,62 +89,66 @@ class ReturnsPolicy(EvictionPolicy):
                 "policy returns: open() was not called, so it does not know the capacity"
             )
         self._inserted += len(keys)
-        forget, groups = self._ghosts.pop, self._groups
         turn = self._turns.setdefault(request.request_id, {})
-        returned: dict[_Group, int] = {}
+        before: dict[_Group | None, list[OffloadKey]] = {}
+        forget = self._ghosts.pop
         for key in keys:
-            ghost = forget(key, None)
-            uses = 1
-            if ghost is not None:
-                returned[ghost] = returned.get(ghost, 0) + 1
-                uses = min(ghost.uses + 1, _MOST_USES)
-            group = turn.get(uses)
-            if group is None:
-                group = turn[uses] = _Group(uses)
-            group.keys.append(key)
-            group.present += 1
-            group.left += 1
-            groups[key] = group
-        for ghost, chunks in returned.items():
-            self._note_return(ghost, chunks)
+            before.setdefault(forget(key, None), []).append(key)
+        for ghost, known in before.items():
+            if ghost is None:
+                group = _group_of(turn, 1)
+            else:
+                self._note_return(ghost, len(known))
+                group = _group_of(turn, ghost.uses + 1)
+            group.keys += known
+            self._take(group, known)
 
     def on_access(self, keys: Sequence[OffloadKey], request: RequestContext) -> None:
-        groups = self._groups
         turn = self._turns.setdefault(request.request_id, {})
         own = list(turn.values())
-        returned: dict[_Group, int] = {}
+        before: dict[_Group, list[OffloadKey]] = {}
         old: _Group | None = None
-        group: _Group | None = None
+        run: list[OffloadKey] = []
+        groups = self._groups
         for key in keys:
             now = groups[key]
             if now is not old:
-                old, group = now, None
-                if now not in own:
-                    uses = min(now.uses + 1, _MOST_USES)
-                    group = turn.get(uses)
-                    if group is None:
-                        group = turn[uses] = _Group(uses)
-                        own.append(group)
-            if group is not None:
-                returned[now] = returned.get(now, 0) + 1
-                group.used.append(key)
-                group.present += 1
-                group.left += 1
-                groups[key] = group
-        for now, chunks in returned.items():
-            now.present -= chunks
-            self._note_return(now, chunks)
+                old, run = now, before.setdefault(now, [])
+            run.append(key)
+        moved: list[tuple[_Group, _Group]] = []
+        for now, run in before.items():
+            if now in own:
+                continue
+            now.present -= len(run)
+            self._note_return(now, len(run))
+            group = _group_of(turn, now.uses + 1)
+            group.used += run
+            self._take(group, run)
             if now.left and not now.present:
                 self._evicted.append(now)
+            moved.append((now, group))
+        for now, group in moved:
+            # What is left of the old turn needs these chunks.
+            needing = (*now.behind, *now.turn.values())
+            group.behind += [other for other in needing if other.present and other not in own]
+            del group.behind[:-_MOST_BEHIND]
+
+    def _take(self, group: _Group, keys: list[OffloadKey]) -> None:
+        group.present += len(keys)
+        group.left += len(keys)
+        self._groups.update(dict.fromkeys(keys, group))
 
     def on_remove(self, key: OffloadKey) -> None:
         group = self._groups.pop(key)
-        self._ghosts[key] = group
         group.present -= 1
+        while len(self._ghosts) >= _GHOSTS * self._slots and self._evicted:
+            self._forget(self._evicted.popleft())
+        if len(self._ghosts) < _GHOSTS * self._slots:
+            self._ghosts[key] = group
+        else:
+            group.left -= 1
         if not group.present:
             self._evicted.append(group)
-            while len(self._ghosts) > _GHOSTS * self._slots and self._evicted:
-                self._forget(self._evicted.popleft())
 
     def on_request_finished(self, request: RequestContext, stop: str | None) -> None:
         turn = self._turns.pop(request.request_id, {})
@@ -153,11 +159,15 @@ class ReturnsPolicy(EvictionPolicy):
         elif request.resume_in_s is not None:
             label = f"in 2^{round(log2(max(request.resume_in_s, 0.01)))} s"
         classes = 0
+        waiting = []
         for _, group in sorted(turn.items(), reverse=True):
             if group.left:
                 group.share = 1 / chunks
                 classes |= 1 << _CLASS_OF[group.uses]
-                self._begin_wait(group, label, classes)
+                waiting.append((group, classes))
+        # The end of the prefix has the fewest uses, and is first in its cell.
+        for group, classes in reversed(waiting):
+            self._begin_wait(group, label, classes)
         self._finished += 1
         if self._finished % _TURNS == 0:
             self._fade()
@@ -165,7 +175,9 @@ class ReturnsPolicy(EvictionPolicy):
     def choose_victims(
         self, count: int, is_evictable: Callable[[OffloadKey], bool]
     ) -> Sequence[OffloadKey]:
-        wanted = max(count, int(self._slots * _ORDERED))
+        if not count:
+            return []
+        wanted = max(count, int(self._slots * _ORDERED), 1)
         if self._inserted > self._slots * _ORDERED or self.now_s - self._ordered_s > _ORDER_S:
             self._put_in_order(wanted)
         while True:
@@ -204,16 +216,26 @@ class ReturnsPolicy(EvictionPolicy):
         for kind in self._kinds.values():
             cells += [(kind.worth(n, by_uses), kind, cell) for n, cell in kind.cells.items()]
         cells.sort(key=itemgetter(0))
-        self._order = order = deque()
+        order: deque[_Group] = deque()
+        self._order = order
+        needed: list[_Group] = []
         found = 0
         for _, same in groupby(cells, key=itemgetter(0)):
             # The worth is equal, so evict the oldest first, and of one turn the end of the prefix.
             waiting = [_present(kind, cell) for _, kind, cell in same]
             for group in merge(*waiting, key=_oldest_first):
+                if any(other.present for other in group.behind):
+                    needed.append(group)
+                    continue
                 order.append(group)
                 found += group.present
                 if found >= wanted:
                     return
+        while needed:
+            known = set(order)
+            free = [of for of in needed if all(not on.present or on in known for on in of.behind)]
+            order.extend(free or needed)
+            needed = [of for of in needed if of not in free] if free else []
         for turn in self._turns.values():
             for _, group in sorted(turn.items()):
                 group.close()
@@ -253,7 +275,7 @@ class ReturnsPolicy(EvictionPolicy):
             self._begin_wait(group, _REST, kind.classes)
 
     def _note_wait(self, kind: _Kind, bucket: int, age: float, share: float) -> None:
-        """Record the rest of the wait of chunks that are recorded up to the middle of ``bucket``."""
+        """Record the rest of a wait that is recorded up to the middle of ``bucket``."""
         recorded = _WIDTHS[bucket] / 2
         while bucket < _LAST and age > _BEGINS[bucket + 1]:
             self._wait(kind, bucket, share * (_WIDTHS[bucket] - recorded))
@@ -308,11 +330,14 @@ class ReturnsPolicy(EvictionPolicy):
 
     def _forget(self, group: _Group) -> None:
         ghosts = self._ghosts
-        for key in group.keys:
+        for key in (*group.used, *group.keys):
             if ghosts.get(key) is group:
                 del ghosts[key]
-        group.left = 0
-        group.keys.clear()
+                group.left -= 1
+        # A running request may have got more chunks since.
+        if not group.present:
+            group.keys.clear()
+            group.used.clear()
 
 
 class _Group:
@@ -322,14 +347,31 @@ class _Group:
         keys: the chunks, in prefix order; some of them may be in other groups by now.
         end: no key from this index on is in the pool and in this group.
         present: chunks in the pool. ``left`` also counts the evicted chunks that are remembered.
+        turn: the groups of the same request, by uses.
         share: the part of its turn that one chunk is.
+        behind: groups of other conversations, whose chunks are useless without these chunks.
         bucket: the wait is recorded up to the middle of this bucket, where it is on average.
     """
 
-    __slots__ = ("bucket", "end", "keys", "kind", "left", "present", "share", "since_s", "used", "uses")
+    __slots__ = (
+        "behind",
+        "bucket",
+        "end",
+        "keys",
+        "kind",
+        "left",
+        "present",
+        "share",
+        "since_s",
+        "turn",
+        "used",
+        "uses",
+    )
 
-    def __init__(self, uses: int) -> None:
+    def __init__(self, uses: int, turn: dict[int, _Group]) -> None:
         self.uses = uses
+        self.turn = turn
+        self.behind: list[_Group] = []
         self.keys: list[OffloadKey] = []
         self.used: list[OffloadKey] = []
         self.end = 0
@@ -342,7 +384,8 @@ class _Group:
 
     def close(self) -> None:
         # A request uses the begin of its prefix, and stores the rest, perhaps earlier.
-        self.keys = self.used + self.keys
+        # A chunk is there twice if it has left and come back meanwhile.
+        self.keys = list(dict.fromkeys(self.used + self.keys))
         self.used = []
         self.end = len(self.keys)
 
@@ -422,6 +465,14 @@ class _Rates:
 
 def _bucket(age: float) -> int:
     return 0 if age <= 1 else min(_LAST, int(2 * log2(age)))
+
+
+def _group_of(turn: dict[int, _Group], uses: int) -> _Group:
+    uses = min(uses, _MOST_USES)
+    group = turn.get(uses)
+    if group is None:
+        group = turn[uses] = _Group(uses, turn)
+    return group
 
 
 def _add(cells: dict[int, deque[_Group]], bucket: int, group: _Group) -> None:

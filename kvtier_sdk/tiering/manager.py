@@ -207,7 +207,8 @@ class TieringManager:
         mask = -1
         if tiers is not None:
             mask = sum(tier.bit for tier in self._tiers if tier.client.spec.name in tiers)
-        named, arrived_s = None, 0.0
+        named: dict[OffloadKey, None] | None = None
+        arrived_s = 0.0
         if self._recorder is not None:
             named, arrived_s = {}, self._clock.now_s()
         self._requests[request.request_id] = RequestState(
@@ -395,9 +396,12 @@ class TieringManager:
             state.named.update(distinct)
         if len(new) > self._primary.free_slots:
             self._collect()
-        if self._cascade.tracks and len(new) < len(distinct):
+        if len(new) < len(distinct):
             present = [slot for key in distinct if (slot := by_key.get(key)) is not None]
-            self._cascade.include(present, state.context)
+            # The request computes these chunks again, because a chunk before them is missing.
+            self._touched.update((slot.key, state.context) for slot in present)
+            if self._cascade.tracks:
+                self._cascade.include(present, state.context)
         slots, evicted = self._primary.take(len(new))
         rejected = new[len(slots) :]
         if rejected:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Final
 
 from kvtier_sdk.errors import KVTierError
-from kvtier_sdk.types import GROUP_BYTES, OffloadKey, RequestContext
+from kvtier_sdk.types import OffloadKey, RequestContext
 
 _BYTES: Final = frozenset([bytes])
 

@@ -137,7 +137,7 @@ def verdicts_are_matched_off_by_one(
     original(self, pending, bit, [*verdicts[1:], verdicts[0]])
 
 
-@bug("a load rests on an answer", seed=109)
+@bug("a load rests on an answer", seed=255)
 def answers_of_before_a_reset_count(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LookupTable, "forget", lambda self: None)
     patch.setattr(RequestState, "forget_answers", lambda self: None)
@@ -358,7 +358,12 @@ def a_release_is_skipped(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TierClient, "_release", lambda self, job_id: self.jobs.release(job_id))
 
 
-@bug("the manager knows its jobs", "each pin has its owner", "the manager never raises")
+@bug(
+    "the manager knows its jobs",
+    "each pin has its owner",
+    "the manager never raises",
+    "a load rests on an answer",
+)
 @around(TierClient, "_conclude")
 def a_late_report_of_an_old_job_is_applied(
     original: Any, self: Any, result: JobResult, now_s: float

@@ -37,7 +37,7 @@ MET = {
     "write ": "breaker opened",
     "miss: ": "absent, timeout, unavailable, load_failed, "
     "primary_full, queue_full, slower_than_recompute",
-    "policy: ": "prefix, lru, arc",
+    "policy: ": "returns, lru, arc",
     "store policy: ": "through, on_evict, after_hits:2",
 }
 

@@ -24,7 +24,7 @@ CHUNK_BYTES = 64 << 10
 KEYS = [make_offload_key(bytes([index]) * 32) for index in range(3)]
 
 
-def _engine_with(*tiers: str, pool_bytes: str = "1MiB", policy: str = "prefix") -> str:
+def _engine_with(*tiers: str, pool_bytes: str = "1MiB", policy: str = "returns") -> str:
     lines = [
         f'pool_bytes = "{pool_bytes}"',
         f'policy = "{policy}"',

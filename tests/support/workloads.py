@@ -133,4 +133,7 @@ def generate(name: str, requests: int, seed: int) -> list[ReplayRequest]:
     if name == "chats":
         return chat_workload(requests, seed)
     prompts = islice(_PROMPTS[name](_Source(seed)), requests)
-    return [ReplayRequest(f"{name}-{n}", tuple(prompt)) for n, prompt in enumerate(prompts)]
+    return [
+        ReplayRequest(f"{name}-{n}", tuple(prompt), arrived_s=float(n))
+        for n, prompt in enumerate(prompts)
+    ]

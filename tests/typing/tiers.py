@@ -109,7 +109,7 @@ class DictConfig(RightChunks):
 
 
 class Forgetful(EvictionPolicy):
-    def on_access(self, key: OffloadKey, now_s: float) -> None:  # E: override
+    def on_access(self, key: OffloadKey) -> None:  # E: override
         return None
 
 

@@ -115,7 +115,7 @@ class SpecOptions(EngineOptions, TieringConfig):
     chunk_bytes: ClassVar[None] = None  # type: ignore[misc]
 
     pool_bytes: BytesOrShare | None = Field(None, alias="cpu_bytes_to_use", gt=0)
-    policy: str = Field("prefix", alias="eviction_policy")
+    policy: str = Field("returns", alias="eviction_policy")
     #: The entries as the operator wrote them, or as :meth:`from_dict` has read them. Workers do not
     #: read the entries, because workers need no tiers.
     tiers: Any = Field((), alias="secondary_tiers")

@@ -17,6 +17,7 @@ from kvtier_sdk.cli.replay import (
     read_trace,
     replay,
     sweep_pool,
+    told,
 )
 from kvtier_sdk.cli.replay.page import Played, replay_page
 from kvtier_sdk.cli.replay.view import print_report, print_sweep
@@ -89,7 +90,7 @@ def replay_command(
     policy: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", show_default="prefix", help="Eviction policy of the host pool."
+            metavar="NAME", show_default="returns", help="Eviction policy of the host pool."
         ),
     ] = None,
     tier: Annotated[
@@ -141,6 +142,17 @@ def replay_command(
             "compress=always. For example --sweep --compression-ratio 1.48.",
         ),
     ] = 1.0,
+    told_error: Annotated[
+        float | None,
+        typer.Option(
+            "--told",
+            min=0,
+            metavar="ERROR",
+            help="For --sweep of a trace with sessions: tell the policy when each session's next "
+            "request comes, wrong by a factor e^x, where x is normally distributed with this "
+            "standard deviation. --told 0 tells the truth.",
+        ),
+    ] = None,
     as_json: JsonOption = False,
     report_file: Annotated[
         typer.FileTextWrite | None,
@@ -191,6 +203,10 @@ def replay_command(
             f"--compression-ratio {compression_ratio:g} changes only a sweep: add --sweep, or "
             "--report with a file named .html"
         )
+    if told_error is not None:
+        if not sweep:
+            raise ConfigError(f"--told {told_error:g} works in a sweep only: add --sweep")
+        played = told(played, told_error, seed or 0)
     if sweep:
         if concurrency > 1:
             raise ConfigError(

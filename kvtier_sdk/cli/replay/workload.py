@@ -59,8 +59,9 @@ def read_trace(path: Path) -> list[ReplayRequest]:
 
     The format was published with Mooncake (FAST '25). Each line is a JSON object. Its ``hash_ids``
     name the blocks of the prompt; equal prefixes have equal ids. Each block becomes a chunk. Other
-    fields are optional: ``timestamp`` (in ms) gives the order of requests, ``session`` and ``stop``
-    are in traces of agents, and ``chunk_bytes`` is in traces that an engine has recorded.
+    fields are optional: ``timestamp`` (in ms; one request a second without it) gives the order of
+    requests, ``session`` and ``stop`` are in traces of agents, and ``chunk_bytes`` in traces that
+    an engine has recorded.
     """
     files = sorted([*path.glob("*.jsonl"), *path.glob("*.jsonl.gz")]) if path.is_dir() else [path]
     requests: list[ReplayRequest] = []
@@ -80,8 +81,7 @@ def _read_file(path: Path, prefix: str) -> list[ReplayRequest]:
                 if not line.strip():
                     continue
                 try:
-                    name = f"{prefix}line-{number}"
-                    requests.append(_parse_line(line, f"{path}, line {number}", name))
+                    requests.append(_parse_line(line, number, path, prefix))
                 except ReplayError:
                     # Ignore an incomplete last line, which an engine leaves when it is killed.
                     if line.endswith("\n"):
@@ -94,7 +94,8 @@ def _read_file(path: Path, prefix: str) -> list[ReplayRequest]:
     return sorted(requests, key=lambda request: request.arrived_s)
 
 
-def _parse_line(line: str, where: str, name: str) -> ReplayRequest:
+def _parse_line(line: str, number: int, path: Path, prefix: str) -> ReplayRequest:
+    where = f"{path}, line {number}"
     try:
         record = json.loads(line)
     except ValueError as error:
@@ -102,7 +103,7 @@ def _parse_line(line: str, where: str, name: str) -> ReplayRequest:
     ids = record.get("hash_ids") if isinstance(record, dict) else None
     if not isinstance(ids, list) or not all(type(block_id) is int for block_id in ids):
         raise ReplayError(f"{where}: 'hash_ids' should be a list of integers")
-    arrived = record.get("timestamp", 0)
+    arrived = record.get("timestamp", 1000 * number)
     if type(arrived) not in (int, float):
         raise ReplayError(f"{where}: 'timestamp' should be a number")
     size = record.get("chunk_bytes")
@@ -112,7 +113,7 @@ def _parse_line(line: str, where: str, name: str) -> ReplayRequest:
     session, stop = (
         None if record.get(field) is None else str(record[field]) for field in ("session", "stop")
     )
-    return ReplayRequest(name, keys, size, arrived / 1000, session, stop)
+    return ReplayRequest(f"{prefix}line-{number}", keys, size, arrived / 1000, session, stop)
 
 
 def told(workload: Sequence[ReplayRequest], error: float, seed: int) -> list[ReplayRequest]:

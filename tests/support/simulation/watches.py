@@ -52,25 +52,30 @@ class WatchedPolicy(EvictionPolicy):
         on_remove: Callable[[OffloadKey], None],
     ) -> None:
         self.known: set[OffloadKey] = set()
-        self.uses_prefix = policy.uses_prefix  # type: ignore[misc]  # as in the wrapped policy
         self._policy = policy
         self._on_breach = on_breach
         self._tell_insert = on_insert
         self._tell_remove = on_remove
 
-    def on_insert(
-        self, key: OffloadKey, parent: OffloadKey | None, position: int, request: RequestContext
-    ) -> None:
-        if key in self.known:
-            self._complain(f"told twice of {key.hex()}")
-        self.known.add(key)
-        self._tell_insert(key)
-        self._policy.on_insert(key, parent, position, request)
+    def on_insert(self, keys: Sequence[OffloadKey], request: RequestContext) -> None:
+        for key in keys:
+            if key in self.known:
+                self._complain(f"told twice of {key.hex()}")
+            self.known.add(key)
+            self._tell_insert(key)
+        self._forward_time()
+        self._policy.on_insert(keys, request)
 
-    def on_access(self, key: OffloadKey) -> None:
-        if key not in self.known:
-            self._complain(f"told of a use of {key.hex()}, which it does not know")
-        self._policy.on_access(key)
+    def on_access(self, keys: Sequence[OffloadKey], request: RequestContext) -> None:
+        for key in keys:
+            if key not in self.known:
+                self._complain(f"told of a use of {key.hex()}, which it does not know")
+        self._forward_time()
+        self._policy.on_access(keys, request)
+
+    def on_request_finished(self, request: RequestContext, stop: str | None) -> None:
+        self._forward_time()
+        self._policy.on_request_finished(request, stop)
 
     def on_remove(self, key: OffloadKey) -> None:
         if key not in self.known:
@@ -82,12 +87,16 @@ class WatchedPolicy(EvictionPolicy):
     def choose_victims(
         self, count: int, is_evictable: Callable[[OffloadKey], bool]
     ) -> Sequence[OffloadKey]:
+        self._forward_time()
         victims = self._policy.choose_victims(count, is_evictable)
         if len(victims) > count or len(set(victims)) < len(victims):
             self._complain(f"chose {len(victims)} victims, not all of them new, for {count}")
         elif not all(map(is_evictable, victims)):
             self._complain("chose a victim that is not evictable")
         return victims
+
+    def _forward_time(self) -> None:
+        self._policy.now_s = self.now_s
 
     def _complain(self, message: str) -> None:
         self._on_breach("the policy knows exactly the readable chunks", message)

@@ -38,7 +38,7 @@ from support.simulation.spilling import SpillRule
 from support.simulation.tier import PaddedSimulatedTier, SimulatedTier, SimulatedTierConfig
 from support.simulation.watches import WatchedMemory, WatchedPolicy
 
-POLICIES = ("prefix", "lru", "arc")
+POLICIES = ("returns", "lru", "arc")
 #: After the last fault, all requests must end within this number of steps.
 _LAST_STEPS = 400
 _CALM_STEP_S = 0.02

@@ -37,7 +37,7 @@ MISTAKES: list[tuple[Any, str]] = [
     ),
     (
         {"policy": "lrv"},
-        "option 'policy': no policy 'lrv'; did you mean 'lru'? installed: arc, lru, prefix",
+        "option 'policy': no policy 'lrv'; did you mean 'lru'? installed: arc, lru, returns",
     ),
     ({"policy": 5}, "option 'policy' is 5 but should be text"),
     ({"tiers": "memory:"}, "option 'tiers' should be a list"),

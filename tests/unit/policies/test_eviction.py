@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 import pytest
@@ -11,16 +12,16 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from kvtier_sdk import EvictionPolicy, KVTierError, OffloadKey, RequestContext, load_policy
 from kvtier_sdk.policies.arc import ARCPolicy
-from kvtier_sdk.policies.prefix import PrefixPolicy
+from kvtier_sdk.policies.returns import ReturnsPolicy
 
-NAMES = ["arc", "lru", "prefix"]
+NAMES = ["arc", "lru", "returns"]
 REQUEST = RequestContext("r")
 KEYS = st.integers(0, 9).map(lambda number: b"key-%d" % number)
 
 
 def made(name: str, slots: int) -> EvictionPolicy:
     policy = load_policy(name)()
-    assert (type(policy).__name__.lower(), policy.uses_prefix) == (f"{name}policy", False)
+    assert type(policy).__name__.lower() == f"{name}policy"
     policy.open(slots)
     return policy
 
@@ -32,6 +33,7 @@ class PolicyMachine(RuleBasedStateMachine):
     def start(self, slots: int) -> None:
         self.slots = slots
         self.policy = made(self.name, slots)
+        self.request = REQUEST
         self.resident: set[OffloadKey] = set()
         self.pinned: set[OffloadKey] = set()
 
@@ -43,13 +45,19 @@ class PolicyMachine(RuleBasedStateMachine):
             for victim in self.victims(1):
                 self.remove(victim)
         if len(self.resident) < self.slots:
-            self.policy.on_insert(key, None, 0, REQUEST)
+            self.policy.on_insert([key], self.request)
             self.resident.add(key)
 
     @rule(key=KEYS)
     def access(self, key: OffloadKey) -> None:
         if key in self.resident:
-            self.policy.on_access(key)
+            self.policy.on_access([key], self.request)
+
+    @rule(wait_s=st.sampled_from([0.1, 3.0, 1e4]), stop=st.sampled_from([None, "end"]), more=KEYS)
+    def finish(self, wait_s: float, stop: str | None, more: OffloadKey) -> None:
+        self.policy.on_request_finished(self.request, stop)
+        self.policy.now_s += wait_s
+        self.request = RequestContext(more.decode(), resume_in_s=wait_s if stop else None)
 
     @rule(key=KEYS)
     def remove(self, key: OffloadKey) -> None:
@@ -99,23 +107,18 @@ class PolicyMachine(RuleBasedStateMachine):
             check_arc(self.policy, self.slots)
 
     @invariant()
-    def prefix_keeps_no_more_than_it_says(self) -> None:
-        if isinstance(self.policy, PrefixPolicy):
-            check_prefix(self.policy, self.resident, self.slots)
+    def returns_knows_each_chunk_once(self) -> None:
+        if isinstance(self.policy, ReturnsPolicy):
+            check_returns(self.policy, self.resident, self.slots)
 
 
-def check_prefix(policy: PrefixPolicy, resident: set[OffloadKey], slots: int) -> None:
-    queued = [key for queue in policy._queues for key in queue]
-    assert len(queued) == len(resident)
-    assert set(queued) == policy._uses.keys() == resident
-    for queue in policy._queues:
-        assert list(queue.values()) == sorted(queue.values())
-    assert max(len(policy._ghosts), len(policy._older_ghosts)) <= 3 * slots
-    simulations = policy._simulations
-    assert max(len(simulations._last), len(simulations._older)) <= 8 * slots
-    for pool in simulations._pools:
-        assert 0 <= pool._chunks == sum(pool._counts.values()) <= slots
-        assert all(chunks >= 0 for chunks in pool._counts.values())
+def check_returns(policy: ReturnsPolicy, resident: set[OffloadKey], slots: int) -> None:
+    groups, ghosts = policy._groups, policy._ghosts
+    assert groups.keys() == resident
+    assert not groups.keys() & ghosts.keys()
+    assert len(ghosts) <= 6 * slots
+    present, left = Counter(groups.values()), Counter([*groups.values(), *ghosts.values()])
+    assert all((group.present, group.left) == (present[group], left[group]) for group in left)
 
 
 def check_arc(policy: ARCPolicy, slots: int) -> None:
@@ -135,7 +138,7 @@ def machine_of(policy: str) -> type:
     return case
 
 
-TestARC, TestLRU, TestPrefix = map(machine_of, NAMES)
+TestARC, TestLRU, TestReturns = map(machine_of, NAMES)
 
 
 def order_after(name: str, slots: int, calls: str) -> str:
@@ -145,9 +148,9 @@ def order_after(name: str, slots: int, calls: str) -> str:
         if letter == "-":
             policy.on_remove(next(letters).encode())
         elif letter.isupper():
-            policy.on_access(letter.lower().encode())
+            policy.on_access([letter.lower().encode()], REQUEST)
         else:
-            policy.on_insert(letter.encode(), None, 0, REQUEST)
+            policy.on_insert([letter.encode()], REQUEST)
     return b"".join(policy.choose_victims(slots, lambda key: True)).decode()
 
 
@@ -162,12 +165,6 @@ def order_after(name: str, slots: int, calls: str) -> str:
         ("arc", "abcdBA", "cdba"),
         ("arc", "abcC-ad-ba", "cad"),
         ("arc", "abcC-ad-bae", "dcae"),
-        # Until the simulations have a result, the policy's weight is 0.25: a second use delays an
-        # eviction by ``slots / 4`` references.
-        ("prefix", "abcA", "bca"),
-        ("prefix", "abA" + "cde", "bcad"),
-        # The policy remembers uses of evicted chunks.
-        ("prefix", "a-a" + "abcd", "bacd"),
     ],
 )
 def test_the_order_of_eviction(name: str, calls: str, order: str) -> None:
@@ -178,20 +175,20 @@ def test_a_ghost_of_the_second_list_gives_it_its_share_back() -> None:
     policy = ARCPolicy()
     policy.open(4)
     for key in (b"a", b"b", b"c"):
-        policy.on_insert(key, None, 0, REQUEST)
-    policy.on_access(b"a")
+        policy.on_insert([key], REQUEST)
+    policy.on_access([b"a"], REQUEST)
     policy.on_remove(b"b")
-    policy.on_insert(b"b", None, 0, REQUEST)
+    policy.on_insert([b"b"], REQUEST)
     assert policy._target == 1
     policy.on_remove(b"a")
-    policy.on_insert(b"a", None, 0, REQUEST)
+    policy.on_insert([b"a"], REQUEST)
     assert policy._target == 0
 
 
-@pytest.mark.parametrize("policy", [ARCPolicy, PrefixPolicy])
+@pytest.mark.parametrize("policy", [ARCPolicy, ReturnsPolicy])
 def test_a_policy_that_was_not_opened_is_refused(policy: type[EvictionPolicy]) -> None:
     with pytest.raises(KVTierError, match="open"):
-        policy().on_insert(b"a", None, 0, REQUEST)
+        policy().on_insert([b"a"], REQUEST)
 
 
 def hit_rate(name: str, slots: int, uses: Iterable[int]) -> float:
@@ -203,13 +200,13 @@ def hit_rate(name: str, slots: int, uses: Iterable[int]) -> float:
         total += 1
         if key in resident:
             hits += 1
-            policy.on_access(key)
+            policy.on_access([key], REQUEST)
             continue
         if len(resident) == slots:
             (victim,) = policy.choose_victims(1, lambda key: True)
             policy.on_remove(victim)
             resident.remove(victim)
-        policy.on_insert(key, None, 0, REQUEST)
+        policy.on_insert([key], REQUEST)
         resident.add(key)
     return hits / total
 
@@ -225,10 +222,9 @@ def hot_prompts_between_scans() -> Iterator[int]:
                 yield next(fresh)
 
 
-def test_a_scan_hurts_lru_but_neither_arc_nor_prefix() -> None:
-    rates = {name: hit_rate(name, 100, hot_prompts_between_scans()) for name in NAMES}
+def test_a_scan_hurts_lru_but_not_arc() -> None:
+    rates = {name: hit_rate(name, 100, hot_prompts_between_scans()) for name in ("arc", "lru")}
     best = 199 * 40 / (200 * 80 + 50 * 150)
     # ARC misses hot chunks once, some more often while it adapts. LRU misses all after each scan.
     assert rates["arc"] > 0.95 * best
     assert rates["lru"] < 0.80 * best
-    assert rates["prefix"] > 0.95 * best

@@ -1,0 +1,154 @@
+"""The policy 'returns' learns when chunks return, and hits at least as often as LRU and ARC."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.workloads import generate
+
+from kvtier_sdk import OffloadKey, RequestContext, load_policy
+from kvtier_sdk.cli.replay import ReplayRequest
+from kvtier_sdk.cli.replay.sweep import count_hits
+from kvtier_sdk.policies.returns import ReturnsPolicy
+
+
+@pytest.mark.parametrize(
+    ("name", "slots"),
+    [("chats", 300), ("loop", 1500), ("popular", 1000), ("agents", 1000), ("pauses", 2000)],
+)
+def test_it_hits_no_less_than_lru_and_arc(name: str, slots: int) -> None:
+    workload = generate(name, 2000, seed=1)
+    hits = {
+        policy: count_hits(workload, load_policy(policy)(), slots)
+        for policy in ("lru", "arc", "returns")
+    }
+    assert hits["returns"] >= 0.99 * max(hits["lru"], hits["arc"]), hits
+
+
+def sessions(count: int, seed: int) -> list[ReplayRequest]:
+    """Return sessions of six turns; after half of all turns nothing follows."""
+    rng = random.Random(seed)
+    turns = []
+    for session in range(count):
+        at_s, prompt = rng.uniform(0, 20 * count), 10
+        while True:
+            is_last = rng.random() < 0.5
+            keys = tuple(b"%06d-%06d-tail" % (session, n) for n in range(prompt))
+            stop = "end_turn" if is_last else "tool_use"
+            turns.append(
+                ReplayRequest(
+                    f"{session}-{prompt}",
+                    keys,
+                    None,
+                    at_s,
+                    str(session),
+                    stop,
+                    inf if is_last else 100,
+                )
+            )
+            if is_last:
+                break
+            at_s, prompt = at_s + rng.expovariate(1 / 100), prompt + 2
+    return sorted(turns, key=lambda turn: turn.arrived_s)
+
+
+def test_it_learns_from_the_stop_which_sessions_go_on() -> None:
+    workload = sessions(500, seed=1)
+    untold = [replace(turn, stop=None, resume_in_s=None) for turn in workload]
+    by_stop = [replace(turn, resume_in_s=None) for turn in workload]
+    lru = count_hits(untold, load_policy("lru")(), 40)
+    assert count_hits(untold, ReturnsPolicy(), 40) >= 0.97 * lru
+    assert count_hits(by_stop, ReturnsPolicy(), 40) > 1.3 * lru
+    assert count_hits(workload, ReturnsPolicy(), 40) > 1.3 * lru
+
+
+def opened(slots: int) -> ReturnsPolicy:
+    policy = ReturnsPolicy()
+    policy.open(slots)
+    return policy
+
+
+def turn(
+    policy: ReturnsPolicy, name: str, keys: Sequence[OffloadKey], resume_in_s: float | None = None
+) -> None:
+    request = RequestContext(name, resume_in_s=resume_in_s)
+    policy.on_access([key for key in keys if key in policy._groups], request)
+    policy.on_insert([key for key in keys if key not in policy._groups], request)
+    policy.on_request_finished(request, None)
+    policy.now_s += 1
+
+
+def test_a_conversation_that_has_ended_leaves_first_from_its_end() -> None:
+    policy = opened(8)
+    turn(policy, "stays", [b"a", b"b"])
+    turn(policy, "ends", [b"c", b"d"], resume_in_s=inf)
+    turn(policy, "stays too", [b"e", b"f"])
+    assert policy.choose_victims(3, lambda key: True)[:2] == [b"d", b"c"]
+
+
+def test_what_other_conversations_need_outlives_the_end_of_one() -> None:
+    policy = opened(8)
+    turn(policy, "stays", [b"system", b"a", b"b", b"c"])
+    turn(policy, "ends", [b"system", b"d"], resume_in_s=inf)
+    order = policy.choose_victims(5, lambda key: True)
+    assert order[0] == b"d"
+    assert order[-1] == b"system"
+
+
+def test_a_running_request_leaves_last() -> None:
+    policy = opened(8)
+    policy.on_insert([b"a", b"b"], RequestContext("runs"))
+    turn(policy, "waits", [b"c"])
+    assert policy.choose_victims(3, lambda key: True) == [b"c", b"b", b"a"]
+
+
+#: Requests as paths in a small prefix tree; a chunk's key depends on the chunks before it.
+PATHS = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=6), min_size=1, max_size=60)
+
+
+@given(PATHS, st.integers(6, 12), st.floats(0.1, 100))
+def test_the_end_of_a_prefix_leaves_before_its_start(
+    paths: list[list[int]], slots: int, pause_s: float
+) -> None:
+    workload = [
+        ReplayRequest(
+            str(n),
+            tuple(bytes(path[:end]) for end in range(1, len(path) + 1)),
+            arrived_s=n * pause_s,
+            stop=str(len(path)),
+        )
+        for n, path in enumerate(paths)
+    ]
+    policy = ReturnsPolicy()
+    count_hits(workload, policy, slots)
+    order = list(policy.choose_victims(slots, lambda key: True))
+    for place, key in enumerate(order):
+        assert key[:-1] not in order[:place]
+
+
+def test_memory_is_bounded_however_many_chunks_pass() -> None:
+    slots = 512
+    policy = opened(slots)
+    rng = random.Random(0)
+    for n in range(25 * slots):
+        keys = [rng.randbytes(36) for _ in range(4)]
+        over = len(policy._groups) + len(keys) - slots
+        for victim in policy.choose_victims(max(0, over), lambda key: True):
+            policy.on_remove(victim)
+        turn(policy, str(n), keys)
+    assert len(policy._ghosts) <= 6 * slots
+    waiting = [
+        group
+        for kind in policy._kinds.values()
+        for cells in (kind.cells, kind.evicted)
+        for cell in cells.values()
+        for group in cell
+    ]
+    assert len(waiting) <= (7 * slots + 64 * 4) // 4
+    assert not policy._turns
