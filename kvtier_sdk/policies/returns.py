@@ -281,7 +281,7 @@ class ReturnsPolicy(EvictionPolicy):
             self._wait(kind, bucket, share * (_WIDTHS[bucket] - recorded))
             recorded = 0.0
             bucket += 1
-        self._wait(kind, bucket, share * (age - _BEGINS[bucket] - recorded))
+        self._wait(kind, bucket, share * max(0.0, age - _BEGINS[bucket] - recorded))
 
     def _wait(self, kind: _Kind, bucket: int, waited: float) -> None:
         self._fit_of_label -= waited * kind.of_label.rate(bucket)
@@ -436,8 +436,10 @@ class _Rates:
     def fade(self) -> None:
         self._events *= _MEMORY
         for bucket in range(_BUCKETS):
-            self._returns[bucket] *= _MEMORY
-            self._waited[bucket] *= _MEMORY
+            # What was assumed stays, so that a rate never becomes zero.
+            assumed, width = _ASSUMED, _WIDTHS[bucket]
+            self._returns[bucket] = assumed + (self._returns[bucket] - assumed) * _MEMORY
+            self._waited[bucket] = width + (self._waited[bucket] - width) * _MEMORY
 
     def worths(self) -> list[float]:
         """Return for each bucket the highest rate of returns that further waiting promises."""

@@ -152,3 +152,14 @@ def test_memory_is_bounded_however_many_chunks_pass() -> None:
     ]
     assert len(waiting) <= (7 * slots + 64 * 4) // 4
     assert not policy._turns
+
+
+def test_a_return_is_counted_however_many_turns_came_before() -> None:
+    policy = opened(8)
+    turn(policy, "first", [b"a"])
+    policy.now_s = 600.0
+    for n in range(64 * 2000):
+        policy.on_request_finished(RequestContext(str(n)), None)
+    turn(policy, "again", [b"a"])
+    assert all(rates.rate(bucket) > 0 for rates in policy._rates.values() for bucket in range(40))
+    assert policy.choose_victims(1, lambda key: True) == [b"a"]
