@@ -99,6 +99,7 @@ class ReturnsPolicy(EvictionPolicy):
                 group = _group_of(turn, 1)
             else:
                 self._note_return(ghost, len(known))
+                ghost.release_if_over()
                 group = _group_of(turn, ghost.uses + 1)
             group.keys += known
             self._take(group, known)
@@ -132,6 +133,8 @@ class ReturnsPolicy(EvictionPolicy):
             needing = (*now.behind, *now.turn.values())
             group.behind += [other for other in needing if other.present and other not in own]
             del group.behind[:-_MOST_BEHIND]
+        for now, _ in moved:
+            now.release_if_over()
 
     def _take(self, group: _Group, keys: list[OffloadKey]) -> None:
         group.present += len(keys)
@@ -334,10 +337,7 @@ class ReturnsPolicy(EvictionPolicy):
             if ghosts.get(key) is group:
                 del ghosts[key]
                 group.left -= 1
-        # A running request may have got more chunks since.
-        if not group.present:
-            group.keys.clear()
-            group.used.clear()
+        group.release_if_over()
 
 
 class _Group:
@@ -381,6 +381,11 @@ class _Group:
         self.kind: _Kind | None = None
         self.since_s = 0.0
         self.bucket = 0
+
+    def release_if_over(self) -> None:
+        """Release what a group without chunks refers to, unless its request is still running."""
+        if self.kind is not None and not self.left:
+            self.keys, self.end, self.behind, self.turn = [], 0, [], {}
 
     def close(self) -> None:
         # A request uses the begin of its prefix, and stores the rest, perhaps earlier.
