@@ -72,7 +72,7 @@ def test_what_is_in_effect_is_shown_without_secrets(kv: str) -> None:
     found = findings("--no-dry-run", kv)
     assert (found["ok"], found["mistakes"], found["tiers"]) == (True, [], [])
     effective = found["configuration"]
-    assert effective["policy"] == "prefix"
+    assert effective["policy"] == "returns"
     assert effective["namespace"] == {"api_token": "***"}
     file, redis = effective["tiers"]
     assert (file["capacity"], file["min_free"], file["load_deadline"]) == (1 << 20, 0.05, 5.0)

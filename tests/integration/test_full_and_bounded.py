@@ -172,7 +172,7 @@ def test_a_disk_that_others_fill_keeps_what_was_stored_last(
 def test_a_full_disk_stops_stores_and_not_loads_until_there_is_room(disk: FullDisk) -> None:
     """If a full disk opened the breaker of loads too, the lookups below would miss."""
     keys = [b"%036d" % n for n in range(128)]
-    with live([disk.url], slots=16) as engine:
+    with live([disk.url], slots=16, policy="lru") as engine:
         stats = engine.manager.stats[1]
         before = engine.begin("before")
         for key in keys[:32]:

@@ -23,6 +23,7 @@ def play(root: Path) -> ReplayReport:
     """Replay a workload larger than the tier, so that the hits depend on what is evicted."""
     options = {
         "slots": 50,
+        "policy": "lru",
         "chunk_bytes": CHUNK_BYTES,
         "tiers": [f"file://{root}?direct_io=off&capacity=4MiB&admission=off&runner=thread"],
     }

@@ -3,7 +3,7 @@
 from kvtier_sdk.cli.replay.driver import replay
 from kvtier_sdk.cli.replay.report import ReplayHistory, ReplayReport
 from kvtier_sdk.cli.replay.sweep import PoolSweep, SweepPoint, sweep_pool
-from kvtier_sdk.cli.replay.workload import ReplayRequest, chat_workload, read_trace, told
+from kvtier_sdk.cli.replay.workload import ReplayRequest, chat_workload, read_trace
 
 __all__ = [
     "PoolSweep",
@@ -15,5 +15,4 @@ __all__ = [
     "read_trace",
     "replay",
     "sweep_pool",
-    "told",
 ]

@@ -17,10 +17,10 @@ from kvtier_sdk.cli.replay import (
     read_trace,
     replay,
     sweep_pool,
-    told,
 )
 from kvtier_sdk.cli.replay.page import Played, replay_page
 from kvtier_sdk.cli.replay.view import print_report, print_sweep
+from kvtier_sdk.cli.replay.workload import told
 from kvtier_sdk.cli.targets import tools_for
 from kvtier_sdk.cli.terminal import JsonOption, progress
 from kvtier_sdk.config.tiering_config import TieringConfig

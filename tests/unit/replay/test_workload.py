@@ -11,7 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from kvtier_sdk.cli.app import app
-from kvtier_sdk.cli.replay import read_trace, told
+from kvtier_sdk.cli.replay import read_trace
+from kvtier_sdk.cli.replay.workload import told
 from kvtier_sdk.errors import ReplayError
 
 #: Two turns of one session, with one of another in between; the second has no further turn.
