@@ -8,9 +8,8 @@ import math
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from support.command import kvtier
 
-from kvtier_sdk.cli.app import app
 from kvtier_sdk.cli.replay import read_trace
 from kvtier_sdk.cli.replay.workload import told
 from kvtier_sdk.errors import ReplayError
@@ -65,5 +64,6 @@ def test_what_cannot_be_told_is_said(tmp_path: Path) -> None:
     with pytest.raises(ReplayError, match="names no sessions"):
         told(read_trace(trace), 0, seed=1)
     options = ["--trace", str(trace), "--chunk-bytes", "64KiB", "--told", "1"]
-    refused = CliRunner().invoke(app, ["replay", *options])
-    assert "add --sweep" in str(refused.exception)
+    refused = kvtier("replay", *options)
+    assert refused.returncode == 2
+    assert "add --sweep" in refused.stderr
