@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import groupby
 from typing import Final
 
@@ -107,8 +107,8 @@ class TieringManager:
         self._search = TierSearch(self._tiers, self._primary, self._promotions, self._requests)
         # Each chunk used in this step, with the request that used it last.
         self._touched: dict[OffloadKey, RequestContext] = {}
-        # The requests that ended in this step, each with its stop.
-        self._over: list[tuple[RequestContext, str | None]] = []
+        # The requests to tell the policy of as finished, each with its stop.
+        self._over: dict[str, tuple[RequestContext, str | None]] = {}
         # Slots that may still be read or written by copies that began before a reset.
         self._stale_copies: list[Slot] = []
         self._collected = False
@@ -131,7 +131,14 @@ class TieringManager:
         client = TierClient(
             spec,
             runner,
-            _Reports(1 << index, self._primary, lookups, self._promotions, self._cascade),
+            _Reports(
+                1 << index,
+                self._primary,
+                lookups,
+                self._promotions,
+                self._cascade,
+                self._note_if_over,
+            ),
             clock=self._clock,
             chunk_bytes=self._pool.chunk_bytes,
             # Queued chunks are pinned, so without a limit a slow tier could pin a whole small pool.
@@ -496,14 +503,15 @@ class TieringManager:
             for _, uses in groupby(self._touched.items(), lambda use: id(use[1])):
                 (first, request), *others = uses
                 self._primary.access([first, *(key for key, _ in others)], request)
+                self._note_if_over(request)
             self._touched = {}
             # Reverse the order, so that the tiers also evict the start of a prefix last.
             touched.reverse()
             for tier in self._tiers:
                 tier.client.touch(touched)
-        for request, stop in self._over:
+        for request, stop in self._over.values():
             self._policy.on_request_finished(request, stop)
-        self._over = []
+        self._over = {}
         self._compute_rate.step_ended(self._now_s)
         if self._recompute_s is None:
             self._primary.stats.recompute_s = self._compute_rate.chunk_s
@@ -595,7 +603,12 @@ class TieringManager:
 
     def _end_if_over(self, state: RequestState) -> None:
         if state.over and self._requests.pop(state.context.request_id, None) is not None:
-            self._over.append((state.context, state.stop))
+            self._over[state.context.request_id] = state.context, state.stop
+
+    def _note_if_over(self, request: RequestContext) -> None:
+        """Let the policy finish a request that it was told of after the request had ended."""
+        if request.request_id not in self._requests:
+            self._over.setdefault(request.request_id, (request, None))
 
     def _wait_of(self, state: RequestState) -> Wait | None:
         if not self._collected:
@@ -623,8 +636,10 @@ class _Reports(TierListener):
         lookups: LookupTable,
         promotions: Promotions,
         cascade: Cascade,
+        on_publish: Callable[[RequestContext], None],
     ) -> None:
         self._bit = bit
+        self._on_publish = on_publish
         self._primary = primary
         self._lookups = lookups
         self._promotions = promotions
@@ -637,6 +652,7 @@ class _Reports(TierListener):
         landed = self._promotions.concluded(job, verdicts)
         if landed:
             self._primary.publish(landed, job.request)
+            self._on_publish(job.request)
             self._cascade.landed(landed)
 
     def stored(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:

@@ -94,6 +94,7 @@ class Rules:
         left = {
             "pins": inside.primary.pins,
             "requests": inside.requests,
+            "requests that the policy takes for running": sorted(self._policy.unfinished),
             "lookups": len(inside.open_lookups) + len(inside.new_lookups),
             "chunks looked up": inside.chunks_looked_up,
             "promotions": inside.promotions,

@@ -52,6 +52,7 @@ class WatchedPolicy(EvictionPolicy):
         on_remove: Callable[[OffloadKey], None],
     ) -> None:
         self.known: set[OffloadKey] = set()
+        self.unfinished: set[str] = set()
         self._policy = policy
         self._on_breach = on_breach
         self._tell_insert = on_insert
@@ -64,6 +65,7 @@ class WatchedPolicy(EvictionPolicy):
             self.known.add(key)
             self._tell_insert(key)
         self._forward_time()
+        self.unfinished.add(request.request_id)
         self._policy.on_insert(keys, request)
 
     def on_access(self, keys: Sequence[OffloadKey], request: RequestContext) -> None:
@@ -71,10 +73,12 @@ class WatchedPolicy(EvictionPolicy):
             if key not in self.known:
                 self._complain(f"told of a use of {key.hex()}, which it does not know")
         self._forward_time()
+        self.unfinished.add(request.request_id)
         self._policy.on_access(keys, request)
 
     def on_request_finished(self, request: RequestContext, stop: str | None) -> None:
         self._forward_time()
+        self.unfinished.discard(request.request_id)
         self._policy.on_request_finished(request, stop)
 
     def on_remove(self, key: OffloadKey) -> None:
