@@ -16,8 +16,10 @@ from kvtier_sdk import (
     CorruptChunkError,
     KVTierError,
     LookupResult,
+    RequestContext,
     Transfer,
 )
+from kvtier_sdk.policies.lru import LRUPolicy
 
 
 @pytest.mark.parametrize("call", ["lookup", "prepare_store", "touch"])
@@ -255,3 +257,42 @@ def test_an_interrupted_close_leaves_no_tier_open(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(KeyboardInterrupt):
         engine.manager.shutdown()
     assert closed == [0, 1, 2]
+
+
+def test_the_policy_hears_last_that_a_request_has_ended(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chunk may land, and a use may be recorded, after the request has ended."""
+    told: list[tuple[str, str]] = []
+    insert, access = LRUPolicy.on_insert, LRUPolicy.on_access
+
+    def on_insert(self: LRUPolicy, keys: Any, request: RequestContext) -> None:
+        told.append(("insert", request.request_id))
+        insert(self, keys, request)
+
+    def on_access(self: LRUPolicy, keys: Any, request: RequestContext) -> None:
+        told.append(("access", request.request_id))
+        access(self, keys, request)
+
+    def on_request_finished(self: LRUPolicy, request: RequestContext, stop: str | None) -> None:
+        told.append(("finished", request.request_id))
+
+    for method in (on_insert, on_access, on_request_finished):
+        monkeypatch.setattr(LRUPolicy, method.__name__, method)
+    engine = make()
+    start_promotion(engine, KEYS[0])
+    told.clear()
+    engine.manager.on_schedule_end()
+    engine.manager.on_request_finished(B)
+    engine.step()
+    engine.step()
+    assert told == [
+        ("finished", B.request_id),
+        ("insert", B.request_id),
+        ("finished", B.request_id),
+    ]
+    told.clear()
+    engine.manager.touch([KEYS[0]], B)
+    engine.step()
+    assert told == [("access", B.request_id), ("finished", B.request_id)]
+    engine.at_rest()
