@@ -7,6 +7,7 @@ virtual clock can simulate hours in milliseconds, and every run has the same res
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -131,7 +132,7 @@ async def wait_out(tasks: Sequence[asyncio.Future[Any]]) -> None:
 
 
 class SystemClock(Clock):
-    """The machine's clock. Its :meth:`new_event_loop` returns a loop of uvloop, if installed."""
+    """The machine's clock. Its :meth:`new_event_loop` returns a uvloop loop if uvloop is usable."""
 
     def now_s(self) -> float:
         return time.monotonic()
@@ -144,5 +145,20 @@ class SystemClock(Clock):
             import uvloop
         except ImportError:
             return asyncio.new_event_loop()
+        if not _has_standard_streams():
+            return asyncio.new_event_loop()
         loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
         return loop
+
+
+def _has_standard_streams() -> bool:
+    """Return true if descriptors 0 to 2 are open.
+
+    If one is closed, uvloop may open a descriptor with its number; closing that aborts the process.
+    """
+    try:
+        for stream_fd in range(3):
+            os.fstat(stream_fd)
+    except OSError:
+        return False
+    return True

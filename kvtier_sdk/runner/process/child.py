@@ -260,6 +260,16 @@ def _watch_parent(control: socket.socket) -> None:
     os._exit(1)
 
 
+def _open_standard_streams() -> None:
+    """Open the null device on each standard stream that is closed.
+
+    Otherwise a socket or file could get the stream's number, and receive a library's output.
+    """
+    while (taken := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
+        pass
+    os.close(taken)
+
+
 def _exit() -> NoReturn:
     """End the process without waiting for hanging threads or exit handlers."""
     for stream in filter(None, (sys.stdout, sys.stderr)):
@@ -272,6 +282,7 @@ def main(name: str, control_fd: int, data_fd: int) -> None:
     # Ignore these signals, because the engine must close the tier before this process ends.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    _open_standard_streams()
     faulthandler.enable(_STDERR)
     os.nice(_NICENESS)
     control, data = socket.socket(fileno=control_fd), socket.socket(fileno=data_fd)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import logging
 import os
 import signal
@@ -319,7 +320,17 @@ class _StderrLog:
 
 def _socket_pair() -> tuple[Channel, socket.socket]:
     ours, theirs = socket.socketpair()
-    return Channel(ours), theirs
+    with theirs:
+        return Channel(ours), socket.socket(fileno=copy_fd(theirs.fileno()))
+
+
+def copy_fd(fd: int) -> int:
+    """Copy a descriptor to a number above 2.
+
+    The new process needs the numbers 0 to 2 for its own streams. In an engine without standard
+    streams, any descriptor may have such a number.
+    """
+    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
 
 
 def _end_in_words(code: int) -> str:

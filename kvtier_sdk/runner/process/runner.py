@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -28,7 +29,7 @@ from kvtier_sdk.runner.jobs import (
 from kvtier_sdk.runner.loop_thread import LoopRunner
 from kvtier_sdk.runner.opening import may_pass, not_in_time
 from kvtier_sdk.runner.process.bootstrap import write_bootstrap
-from kvtier_sdk.runner.process.child_process import ChildProcess
+from kvtier_sdk.runner.process.child_process import ChildProcess, copy_fd
 from kvtier_sdk.runner.process.messages import (
     Channel,
     Kind,
@@ -250,7 +251,14 @@ class ProcessRunner(LoopRunner):
             self._child = None
 
     async def _start(self) -> ChildProcess:
-        spec, pool_fd = self._spec, self._pool.fd
+        pool_fd = copy_fd(self._pool.fd)
+        try:
+            return await self._start_with(pool_fd)
+        finally:
+            os.close(pool_fd)
+
+    async def _start_with(self, pool_fd: int) -> ChildProcess:
+        spec = self._spec
         bootstrap = write_bootstrap(
             spec,
             namespace=self._namespace,

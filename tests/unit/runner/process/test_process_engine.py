@@ -1,4 +1,4 @@
-"""An engine beside a tier's process: wake-ups, priority and death."""
+"""An engine beside a tier's process: wake-ups, priority, death, and closed standard streams."""
 
 from __future__ import annotations
 
@@ -95,3 +95,62 @@ def test_the_process_ends_with_the_engine(tmp_path: Path, trouble: str, copy: st
     assert gone
     if not trouble:
         assert (tmp_path / "diary").read_text().split() == ["open", "opened", "closed"]
+
+
+_BARE_ENGINE = """
+    import pathlib, sys
+    from support.runners import Operation, Rig
+    _, directory, kind, on_open = sys.argv
+    rig = Rig(kind, pathlib.Path(directory), on_open=on_open)
+    note = f"{rig.pool.fd}"
+    try:
+        rig.client.open()
+        note += " " + " ".join(rig.do(Operation.STORE, 0))
+    except Exception as error:
+        note += f" {error}"
+    rig.close()
+    pathlib.Path(directory, "note").write_text(note)
+"""
+
+
+def run_bare_engine(
+    directory: Path, closed: str, kind: str, on_open: str
+) -> subprocess.CompletedProcess[str]:
+    engine = [sys.executable, "-c", textwrap.dedent(_BARE_ENGINE), str(directory), kind, on_open]
+    return subprocess.run(
+        ["sh", "-c", f'exec "$@" {closed}', "sh", *engine],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(TESTS)},
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "closed", "lowest", "on_open", "said"),
+    [
+        *[("process", closed, n, "", "ok") for n, closed in enumerate(("<&-", ">&-", "2>&-"))],
+        ("process", "<&- >&- 2>&-", 0, "", "ok"),
+        ("process", "<&- >&- 2>&-", 0, "refuse", "connection refused"),
+        ("thread", "<&- >&- 2>&-", 0, "", "ok"),
+    ],
+)
+def test_an_engine_without_standard_streams(
+    tmp_path: Path, kind: str, closed: str, lowest: int, on_open: str, said: str
+) -> None:
+    """A runner works even if the engine's pool or socket has a descriptor from 0 to 2."""
+    done = run_bare_engine(tmp_path, closed, kind, on_open)
+    assert (done.returncode, done.stderr) == (0, "")
+    note = (tmp_path / "note").read_text()
+    assert note.startswith(f"{lowest} ")
+    assert note.endswith(said)
+
+
+def test_what_a_library_prints_goes_nowhere_where_there_are_no_streams(tmp_path: Path) -> None:
+    """The output goes to /dev/null or into a pipe, never into the engine's socket."""
+    run_bare_engine(tmp_path, ">&- 2>&-", "process", "print_raw")
+    assert (tmp_path / "note").read_text().endswith("ok")
+    assert [line.split(":")[0] for line in (tmp_path / "diary").read_text().split()[1:3]] == [
+        "/dev/null",
+        "pipe",
+    ]
