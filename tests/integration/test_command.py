@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import socket
@@ -43,6 +44,28 @@ def test_what_is_logged_shows_no_secret_and_fails_nothing(faulty_site: Path, run
     assert "LookupError: no //ada:***@host" in [line.strip() for line in said]
     last = "WARNING TIME [kvtier.tier.talkative] cannot log '%s of %s': not enough "
     assert said[-1].startswith(last)
+    assert "hunter2" not in done.stderr
+
+
+_BROKEN = """
+from kvtier_sdk.cli.replay import command
+command.read_trace = lambda path: {}["redis://ada:hunter2@host"]
+from kvtier_sdk.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("asked", [{}, {"KVTIER_TRACEBACK": "1"}], ids=["told", "traceback"])
+def test_an_unexpected_error_is_a_line_without_secrets(asked: dict[str, str]) -> None:
+    broken = [sys.executable, "-P", "-c", _BROKEN, "replay", "--trace", "chats.jsonl"]
+    done = subprocess.run(broken, env=os.environ | asked, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (3, "")
+    *shown, told = done.stderr.splitlines()
+    assert told == (
+        "kvtier: unexpected KeyError: 'redis://ada:***@host'; set KVTIER_TRACEBACK=1 in the "
+        "environment to see a traceback"
+    )
+    assert shown[:1] == (["Traceback (most recent call last):"] if asked else [])
     assert "hunter2" not in done.stderr
 
 
