@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from heapq import merge
 from itertools import groupby
@@ -256,7 +256,7 @@ class ReturnsPolicy(EvictionPolicy):
             kind = self._kinds[label, classes] = _Kind(label, classes, of_label, of_classes)
         group.kind, group.since_s, group.bucket = kind, self.now_s, 0
         group.close()
-        _add(kind.cells, 0, group)
+        kind.cells[0].append(group)
         self._wait(kind, 0, group.share * group.left * _WIDTHS[0] / 2)
 
     def _note_return(self, group: _Group, chunks: int) -> None:
@@ -267,8 +267,7 @@ class ReturnsPolicy(EvictionPolicy):
             return
         share = group.share * chunks
         age = self.now_s - group.since_s
-        self._note_wait(kind, group.bucket, age, share)
-        bucket = _bucket(age)
+        bucket = self._note_wait(kind, group.bucket, age, share)
         self._fit_of_label += share * log(kind.of_label.rate(bucket))
         self._fit_of_uses += share * log(kind.of_uses.rate(bucket))
         kind.of_label.note_return(bucket, share)
@@ -277,14 +276,18 @@ class ReturnsPolicy(EvictionPolicy):
             # The conversation went on without these chunks.
             self._begin_wait(group, _REST, kind.classes)
 
-    def _note_wait(self, kind: _Kind, bucket: int, age: float, share: float) -> None:
-        """Record the rest of a wait that is recorded up to the middle of ``bucket``."""
+    def _note_wait(self, kind: _Kind, bucket: int, age: float, share: float) -> int:
+        """Record the rest of a wait that is recorded up to the middle of ``bucket``.
+
+        Return the bucket of the age.
+        """
         recorded = _WIDTHS[bucket] / 2
         while bucket < _LAST and age > _BEGINS[bucket + 1]:
             self._wait(kind, bucket, share * (_WIDTHS[bucket] - recorded))
             recorded = 0.0
             bucket += 1
         self._wait(kind, bucket, share * max(0.0, age - _BEGINS[bucket] - recorded))
+        return bucket
 
     def _wait(self, kind: _Kind, bucket: int, waited: float) -> None:
         self._fit_of_label -= waited * kind.of_label.rate(bucket)
@@ -313,9 +316,9 @@ class ReturnsPolicy(EvictionPolicy):
             elif group.since_s < since_s:
                 share += group.share * group.left
                 group.bucket = bucket + 1
-                _add(cells, bucket + 1, cell.popleft())
+                cells[bucket + 1].append(cell.popleft())
             elif not group.present and cells is kind.cells:
-                _add(kind.evicted, bucket, cell.popleft())
+                kind.evicted[bucket].append(cell.popleft())
             else:
                 break
         if not cell:
@@ -406,8 +409,8 @@ class _Kind:
         self.of_label = of_label
         self.of_uses = of_classes[0]
         self._of_classes = of_classes
-        self.cells: dict[int, deque[_Group]] = {}
-        self.evicted: dict[int, deque[_Group]] = {}
+        self.cells: dict[int, deque[_Group]] = defaultdict(deque)
+        self.evicted: dict[int, deque[_Group]] = defaultdict(deque)
 
     def worth(self, bucket: int, by_uses: bool) -> float:
         if self.label == _ENDED:
@@ -470,23 +473,12 @@ class _Rates:
         return self._worths
 
 
-def _bucket(age: float) -> int:
-    return 0 if age <= 1 else min(_LAST, int(2 * log2(age)))
-
-
 def _group_of(turn: dict[int, _Group], uses: int) -> _Group:
     uses = min(uses, _MOST_USES)
     group = turn.get(uses)
     if group is None:
         group = turn[uses] = _Group(uses, turn)
     return group
-
-
-def _add(cells: dict[int, deque[_Group]], bucket: int, group: _Group) -> None:
-    cell = cells.get(bucket)
-    if cell is None:
-        cell = cells[bucket] = deque()
-    cell.append(group)
 
 
 def _present(kind: _Kind, cell: deque[_Group]) -> Iterator[_Group]:
