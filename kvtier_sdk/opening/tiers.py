@@ -34,6 +34,7 @@ def open_manager(
     notify: Callable[[], None] | None = None,
     engine_waits: bool = True,
     services: OperatorServices | None = None,
+    policy_now_s: Callable[[], float] | None = None,
 ) -> Iterator[TieringManager]:
     """Make a manager, open its tiers in parallel, and shut the manager down at the end.
 
@@ -50,6 +51,7 @@ def open_manager(
             background, and the engine runs without tiers that do not open.
         services: the engine's services for its operator, if they outlive the manager; by default
             they are made from the configuration, and closed with the manager.
+        policy_now_s: returns the time that the eviction policy sees; by default the clock's time.
 
     Raises:
         ConfigError: an option is wrong, or a service cannot be opened; nothing is left open.
@@ -79,6 +81,7 @@ def open_manager(
             one_copy=one_copy,
             recompute_s=config.recompute_s,
             recorder=services.recorder,
+            policy_now_s=policy_now_s,
         )
         specs = [
             replace(spec if engine_waits else spec.in_background(), verify=config.verify)

@@ -67,8 +67,9 @@ class ReturnsPolicy(EvictionPolicy):
         self._ghosts: dict[OffloadKey, _Group] = {}
         # Groups of which all chunks are evicted, the oldest first.
         self._evicted: deque[_Group] = deque()
-        # The groups of the running requests.
+        # The groups of the running requests, and how many chunks of other groups they have used.
         self._turns: dict[str, dict[int, _Group]] = {}
+        self._returned: dict[str, dict[_Group, int]] = {}
         self._kinds: dict[tuple[str, int], _Kind] = {}
         # The rates of a label with all uses (-1), and of a label with each class of uses.
         self._rates: dict[tuple[str, int], _Rates] = {}
@@ -98,7 +99,7 @@ class ReturnsPolicy(EvictionPolicy):
             if ghost is None:
                 group = _group_of(turn, 1)
             else:
-                self._note_return(ghost, len(known))
+                self._note_return(ghost, len(known), request)
                 ghost.release_if_over()
                 group = _group_of(turn, ghost.uses + 1)
             group.keys += known
@@ -119,9 +120,11 @@ class ReturnsPolicy(EvictionPolicy):
         moved: list[tuple[_Group, _Group]] = []
         for now, run in before.items():
             if now in own:
+                # Loaded chunks arrive in any order, and are used in prefix order.
+                now.used += run
                 continue
             now.present -= len(run)
-            self._note_return(now, len(run))
+            self._note_return(now, len(run), request)
             group = _group_of(turn, now.uses + 1)
             group.used += run
             self._take(group, run)
@@ -155,6 +158,12 @@ class ReturnsPolicy(EvictionPolicy):
 
     def on_request_finished(self, request: RequestContext, stop: str | None) -> None:
         turn = self._turns.pop(request.request_id, {})
+        # Only now, because chunks that a tier loads return in several parts.
+        for group, returned in self._returned.pop(request.request_id, {}).items():
+            kind = group.kind
+            if kind is not None and kind.label != _REST and returned > group.left > 0:
+                # The conversation went on without these chunks.
+                self._begin_wait(group, _REST, kind.classes)
         chunks = sum(group.left for group in turn.values())
         label = stop or ""
         if request.resume_in_s == inf:
@@ -259,9 +268,9 @@ class ReturnsPolicy(EvictionPolicy):
         kind.cells[0].append(group)
         self._wait(kind, 0, group.share * group.left * _WIDTHS[0] / 2)
 
-    def _note_return(self, group: _Group, chunks: int) -> None:
+    def _note_return(self, group: _Group, chunks: int, request: RequestContext) -> None:
         kind = group.kind
-        left = group.left = group.left - chunks
+        group.left -= chunks
         if kind is None:
             # The request that used the chunks last is still running.
             return
@@ -272,9 +281,8 @@ class ReturnsPolicy(EvictionPolicy):
         self._fit_of_uses += share * log(kind.of_uses.rate(bucket))
         kind.of_label.note_return(bucket, share)
         kind.of_uses.note_return(bucket, share)
-        if chunks > left and left and kind.label != _REST:
-            # The conversation went on without these chunks.
-            self._begin_wait(group, _REST, kind.classes)
+        returned = self._returned.setdefault(request.request_id, {})
+        returned[group] = returned.get(group, 0) + chunks
 
     def _note_wait(self, kind: _Kind, bucket: int, age: float, share: float) -> int:
         """Record the rest of a wait that is recorded up to the middle of ``bucket``.

@@ -71,6 +71,8 @@ class TieringManager:
             that a tier would load more slowly is a ``MISS``. A lookup may wait this long for each
             chunk.
         recorder: traces each finished request and its chunks. The caller closes the recorder.
+        policy_now_s: returns the time that the policy sees, for a replay that does not wait
+            between its requests; the clock's time if ``None``.
     """
 
     def __init__(
@@ -84,8 +86,10 @@ class TieringManager:
         one_copy: bool = False,
         recompute_s: float | None = None,
         recorder: TraceRecorder | None = None,
+        policy_now_s: Callable[[], float] | None = None,
     ) -> None:
         self._clock = clock
+        self._policy_now_s = policy_now_s or clock.now_s
         self._policy = policy
         self._recorder = recorder
         self._pool = pool
@@ -112,7 +116,8 @@ class TieringManager:
         # Slots that may still be read or written by copies that began before a reset.
         self._stale_copies: list[Slot] = []
         self._collected = False
-        self._now_s = self._primary.now_s = policy.now_s = clock.now_s()
+        self._now_s = self._primary.now_s = clock.now_s()
+        policy.now_s = self._policy_now_s()
 
     def add_tier(self, spec: TierSpec, runner: TierRunner) -> None:
         """Open a secondary tier with :meth:`TierClient.open`, and add it after the other tiers.
@@ -617,7 +622,8 @@ class TieringManager:
 
     def _collect(self) -> None:
         self._collected = True
-        self._now_s = self._primary.now_s = self._policy.now_s = self._clock.now_s()
+        self._now_s = self._primary.now_s = self._clock.now_s()
+        self._policy.now_s = self._policy_now_s()
         for tier in self._tiers:
             tier.client.poll()
         self._primary.serve_purges()

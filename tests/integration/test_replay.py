@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 import signal
@@ -16,8 +17,9 @@ from support.played import report_of as replay
 from support.played import write_trace
 from support.unlimited import unlimited_hit_rate
 
-from kvtier_sdk import TieringConfig
+from kvtier_sdk import TieringConfig, load_policy
 from kvtier_sdk.cli.replay import ReplayRequest, chat_workload, driver, read_trace
+from kvtier_sdk.cli.replay.sweep import count_hits
 from kvtier_sdk.engine import TieringManager
 from kvtier_sdk.types import make_offload_key
 
@@ -55,6 +57,18 @@ def test_the_closed_loop_is_exact_whatever_the_pool(slots: str) -> None:
     report = replay("--requests", "40", "--seed", "3", "--slots", slots, "--tier", "memory:")
     assert report["hit_rate"] == unlimited_hit_rate(chat_workload(40, 3))
     assert (report["wrong_bytes"], report["dropped"]) == (0, 0)
+
+
+@pytest.mark.parametrize("policy", ["lru", "returns"])
+def test_the_policy_sees_the_times_of_the_trace_and_hits_as_in_a_simulation(policy: str) -> None:
+    # The replay takes a second; the requests are half a minute apart.
+    workload = [
+        dataclasses.replace(request, arrived_s=30.0 * n, stop=f"stop {n % 2}")
+        for n, request in enumerate(chat_workload(300, 1))
+    ]
+    options = {"slots": 100, "chunk_bytes": "8KiB", "policy": policy}
+    played = driver.replay(workload, TieringConfig.from_dict(options))
+    assert played.hit_chunks == count_hits(workload, load_policy(policy)(), 100)
 
 
 @pytest.mark.parametrize("tiers", [[], ["memory:?capacity=3MiB"]], ids=["pool", "tier"])

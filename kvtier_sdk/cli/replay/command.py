@@ -148,7 +148,7 @@ def replay_command(
             "--told",
             min=0,
             metavar="ERROR",
-            help="For --sweep of a trace with sessions: tell the policy when each session's next "
+            help="For a trace with sessions: tell the policy when each session's next "
             "request comes, wrong by a factor e^x, where x is normally distributed with this "
             "standard deviation. --told 0 tells the truth.",
         ),
@@ -204,8 +204,6 @@ def replay_command(
             "--report with a file named .html"
         )
     if told_error is not None:
-        if not sweep:
-            raise ConfigError(f"--told {told_error:g} works in a sweep only: add --sweep")
         played = told(played, told_error, seed or 0)
     if sweep:
         if concurrency > 1:

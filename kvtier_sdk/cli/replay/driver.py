@@ -56,13 +56,18 @@ def replay(
     if not evict_others:
         check_bystanders(config.tiers, clock)
     reported = threading.Event()
+    history = ReplayHistory(workload, sources=1 + len(config.tiers))
     with (
         open_pool(config) as pool,
         open_manager(
-            pool, config, _NAMESPACE.for_chunks(pool.chunk_bytes), clock=clock, notify=reported.set
+            pool,
+            config,
+            _NAMESPACE.for_chunks(pool.chunk_bytes),
+            clock=clock,
+            notify=reported.set,
+            policy_now_s=lambda: history.arrived_s,
         ) as manager,
     ):
-        history = ReplayHistory(workload, sources=1 + len(config.tiers))
         driver = _Driver(manager, pool, config.tiers, history, clock, closed=closed)
         started_s = clock.now_s()
         driver.play(workload, concurrency, reported, on_progress)
@@ -176,7 +181,8 @@ class _Driver:
 
     def _serve(self, number: int, request: ReplayRequest) -> Iterator[bool]:
         """Play a request. Yield at the end of each step: true if the step made progress."""
-        context = RequestContext(request.request_id)
+        self._history.arrived_s = request.arrived_s
+        context = RequestContext(request.request_id, resume_in_s=request.resume_in_s)
         meter = _Meter()
         with meter:
             self._manager.on_new_request(context)
@@ -196,7 +202,7 @@ class _Driver:
         for window in self._windows(request.keys[hits:]):
             yield from self._store(window, context, meter)
         with meter:
-            self._manager.on_request_finished(context)
+            self._manager.on_request_finished(context, stop=request.stop)
         if request.keys:
             spent_ns = meter.take() + self._step_meter.take()
             self.us_per_chunk.append(spent_ns / 1e3 / len(request.keys))

@@ -10,11 +10,15 @@ from kvtier_sdk.metrics import TierStats
 
 
 class ReplayHistory:
-    """Each request's hits and wait, in order of arrival, and the hits at each depth of a prompt."""
+    """Each request's hits and wait, in order of arrival, and the hits at each depth of a prompt.
 
-    __slots__ = ("chunks", "hits", "hits_at", "wait_s")
+    ``arrived_s`` is the workload's time: the arrival of the request that began last.
+    """
+
+    __slots__ = ("arrived_s", "chunks", "hits", "hits_at", "wait_s")
 
     def __init__(self, workload: Sequence[ReplayRequest], sources: int) -> None:
+        self.arrived_s = 0.0
         self.chunks = array("q", (len(request.keys) for request in workload))
         self.wait_s = array("d", bytes(8 * len(workload)))
         self.hits = [array("q", bytes(8 * len(workload))) for _ in range(sources)]

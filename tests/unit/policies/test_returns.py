@@ -109,6 +109,22 @@ def test_a_running_request_leaves_last() -> None:
     assert policy.choose_victims(3, lambda key: True) == [b"c", b"b", b"a"]
 
 
+@pytest.mark.parametrize("parts", [["cdab"], ["cd", "ab"], ["d", "b", "c", "a"]])
+def test_loaded_chunks_may_arrive_in_any_order_and_in_parts(parts: list[str]) -> None:
+    policy = opened(16)
+    turn(policy, "first", [b"a", b"b", b"c", b"d", b"e"])
+    for key in (b"e", b"d", b"c", b"b", b"a"):
+        policy.on_remove(key)
+    request = RequestContext("again")
+    for part in parts:
+        policy.on_insert([key.encode() for key in part], request)
+    policy.on_access([b"a", b"b", b"c", b"d"], request)
+    policy.on_request_finished(request, None)
+    assert policy.choose_victims(4, lambda key: True) == [b"d", b"c", b"b", b"a"]
+    # Chunk e was left behind, and nothing else.
+    assert [kind.label for kind in policy._kinds.values()] == ["", "left behind", ""]
+
+
 #: Requests as paths in a small prefix tree; a chunk's key depends on the chunks before it.
 PATHS = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=6), min_size=1, max_size=60)
 

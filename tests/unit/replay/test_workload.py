@@ -63,7 +63,3 @@ def test_what_cannot_be_told_is_said(tmp_path: Path) -> None:
     trace.write_text('{"hash_ids": [1]}\n')
     with pytest.raises(ReplayError, match="names no sessions"):
         told(read_trace(trace), 0, seed=1)
-    options = ["--trace", str(trace), "--chunk-bytes", "64KiB", "--told", "1"]
-    refused = kvtier("replay", *options)
-    assert refused.returncode == 2
-    assert "add --sweep" in refused.stderr
