@@ -75,8 +75,8 @@ class ReturnsPolicy(EvictionPolicy):
         self._rates: dict[tuple[str, int], _Rates] = {}
         self._order: deque[_Group] = deque()
         self._ordered_s = self._grown_s = -inf
-        # Chunks inserted since the groups were put in order.
-        self._inserted = 0
+        # Victims chosen since the groups were put in order.
+        self._chosen = 0
         # How well the rates by label, and those by label and uses, have predicted the returns, as
         # logarithms of likelihoods.
         self._fit_of_label = self._fit_of_uses = 0.0
@@ -89,7 +89,6 @@ class ReturnsPolicy(EvictionPolicy):
             raise KVTierError(
                 "policy returns: open() was not called, so it does not know the capacity"
             )
-        self._inserted += len(keys)
         turn = self._turns.setdefault(request.request_id, {})
         before: dict[_Group | None, list[OffloadKey]] = {}
         forget = self._ghosts.pop
@@ -190,8 +189,9 @@ class ReturnsPolicy(EvictionPolicy):
         if not count:
             return []
         wanted = max(count, int(self._slots * _ORDERED), 1)
-        if self._inserted > self._slots * _ORDERED or self.now_s - self._ordered_s > _ORDER_S:
+        if self._chosen > self._slots * _ORDERED or self.now_s - self._ordered_s > _ORDER_S:
             self._put_in_order(wanted)
+        self._chosen += count
         while True:
             victims = self._first_evictable(count, is_evictable)
             if len(victims) == count or wanted > 4 * len(self._groups):
@@ -220,7 +220,7 @@ class ReturnsPolicy(EvictionPolicy):
 
     def _put_in_order(self, wanted: int) -> None:
         """Order the groups of the ``wanted`` chunks that are worth the least."""
-        self._ordered_s, self._inserted = self.now_s, 0
+        self._ordered_s, self._chosen = self.now_s, 0
         if self.now_s - self._grown_s > _ORDER_S:
             self._grow_older()
         by_uses = self._fit_of_uses > self._fit_of_label

@@ -20,9 +20,11 @@ pytestmark = pytest.mark.reader
 README = ROOT / "README.md"
 KVTIER = str(Path(sys.executable).with_name("kvtier"))
 
-#: Output that differs from run to run: paths, durations and throughput.
+#: Output that differs from run to run: paths, durations and throughput, and the tier of a hit,
+#: because a prompt's chunks may arrive in several parts.
 _VARYING = re.compile(
     r"\S*(/kvtier-demo-)\w+|\S*bin/(?=kvtier )|\d+\.\d\d(?= |$)|\d+\.\d(?= u?s\b)"
+    r"|(?<=^host) .*|(?<=^file) .*|[\d,]+(?= in the files)"
 )
 
 

@@ -8,7 +8,6 @@ import math
 from pathlib import Path
 
 import pytest
-from support.command import kvtier
 
 from kvtier_sdk.cli.replay import read_trace
 from kvtier_sdk.cli.replay.workload import told
