@@ -34,7 +34,8 @@ class TieringConfig(StrictModel):
         pool_bytes: size of the host pool (``64GiB``), or the pool's share of the machine's memory
             (``25%``), instead of ``slots``.
         chunk_bytes: payload of a chunk; not needed if the engine gives this size.
-        policy: eviction policy of the host pool: ``prefix``, ``lru``, ``arc`` or another package's.
+        policy: eviction policy of the host pool: ``returns``, ``lru``, ``arc`` or another
+            package's.
         store_reserve: share of the slots that loads from tiers leave free for stores. If a tier
             gets chunks when they are evicted, the manager also keeps this share free of chunks.
         recompute_s: time that the engine needs to recompute a chunk; a chunk that a tier would
