@@ -191,10 +191,10 @@ class ReturnsPolicy(EvictionPolicy):
         wanted = max(count, int(self._slots * _ORDERED), 1)
         if self._chosen > self._slots * _ORDERED or self.now_s - self._ordered_s > _ORDER_S:
             self._put_in_order(wanted)
-        self._chosen += count
         while True:
             victims = self._first_evictable(count, is_evictable)
             if len(victims) == count or wanted > 4 * len(self._groups):
+                self._chosen += len(victims)
                 return victims
             self._put_in_order(wanted)
             wanted *= 4

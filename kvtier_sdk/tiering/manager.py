@@ -89,7 +89,7 @@ class TieringManager:
         policy_now_s: Callable[[], float] | None = None,
     ) -> None:
         self._clock = clock
-        self._policy_now_s = policy_now_s or clock.now_s
+        self._policy_now_s = policy_now_s
         self._policy = policy
         self._recorder = recorder
         self._pool = pool
@@ -116,8 +116,8 @@ class TieringManager:
         # Slots that may still be read or written by copies that began before a reset.
         self._stale_copies: list[Slot] = []
         self._collected = False
-        self._now_s = self._primary.now_s = clock.now_s()
-        policy.now_s = self._policy_now_s()
+        self._now_s = 0.0
+        self._read_clock()
 
     def add_tier(self, spec: TierSpec, runner: TierRunner) -> None:
         """Open a secondary tier with :meth:`TierClient.open`, and add it after the other tiers.
@@ -620,10 +620,13 @@ class TieringManager:
             self._collect()
         return self._search.wait_of(state)
 
+    def _read_clock(self) -> None:
+        now_s = self._now_s = self._primary.now_s = self._clock.now_s()
+        self._policy.now_s = now_s if self._policy_now_s is None else self._policy_now_s()
+
     def _collect(self) -> None:
         self._collected = True
-        self._now_s = self._primary.now_s = self._clock.now_s()
-        self._policy.now_s = self._policy_now_s()
+        self._read_clock()
         for tier in self._tiers:
             tier.client.poll()
         self._primary.serve_purges()

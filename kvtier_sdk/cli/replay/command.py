@@ -148,9 +148,9 @@ def replay_command(
             "--told",
             min=0,
             metavar="ERROR",
-            help="For a trace with sessions: tell the policy when each session's next "
-            "request comes, wrong by a factor e^x, where x is normally distributed with this "
-            "standard deviation. --told 0 tells the truth.",
+            help="For a trace with sessions: tell the policy when each session's next request "
+            "comes, wrong by a factor e^x, where x is normally distributed with this standard "
+            "deviation. --told 0 tells the truth.",
         ),
     ] = None,
     as_json: JsonOption = False,
