@@ -48,6 +48,7 @@ from kvtier_sdk.errors import (
 )
 from kvtier_sdk.events import OffloadingEvent
 from kvtier_sdk.exporter import serve_metrics
+from kvtier_sdk.hints import Hint, Outcome, Receipt, Verb
 from kvtier_sdk.metrics import (
     METRICS,
     Histogram,
@@ -123,6 +124,7 @@ __all__ = [
     "EvictionPolicy",
     "ExpiringTierConfig",
     "Flag",
+    "Hint",
     "Histogram",
     "HistogramValue",
     "HostPool",
@@ -141,8 +143,10 @@ __all__ = [
     "OffloadKey",
     "OffloadingEvent",
     "Operation",
+    "Outcome",
     "PoolLayout",
     "PoolUsage",
+    "Receipt",
     "Region",
     "ReplayError",
     "ReportRemoved",
@@ -174,6 +178,7 @@ __all__ = [
     "Transfer",
     "UnknownBackendError",
     "Usage",
+    "Verb",
     "Verdict",
     "available_backends",
     "call_by_shard",

@@ -118,6 +118,8 @@ _DROPS = (
     "store.slow",
     *map(".".join, product(("load", "store"), ("primary_full", "queue_full", "unavailable"))),
 )
+_VERBS = ("pin", "retain", "resume_in", "prefetch", "demote", "end", "unknown")
+_OUTCOMES = ("accepted", "clipped", "deferred", "refused", "expired")
 
 _SECONDS = (
     *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
@@ -216,6 +218,14 @@ class TierStats:
         "Chunks that requests asked for and did not get, once per chunk and request.",
         "reason",
         keys=_MISSES,
+        of="pool",
+    )
+    hints: Counter[str] = _counters(
+        "hints",
+        "Receipts for what callers and operators asked for, such as pins.",
+        "verb",
+        "outcome",
+        keys=map(".".join, product(_VERBS, _OUTCOMES)),
         of="pool",
     )
     recompute_s: float | None = _known_gauge(
@@ -393,6 +403,9 @@ class PoolUsage:
     )
     pinned: int = _pool_gauge(
         "pool_pinned_slots", "Slots with a readable chunk that cannot be evicted."
+    )
+    leased: int = _pool_gauge(
+        "pool_leased_slots", "Slots that pins, retained ranges and prefetches hold."
     )
 
 

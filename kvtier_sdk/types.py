@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from kvtier_sdk.errors import CorruptChunkError
+from kvtier_sdk.hints import DEFAULT_PRIORITY, Hint
 
 #: The name of a chunk: the chain hash of its tokens, then the index of its KV-cache group in four
 #: bytes, big-endian. vLLM uses the same layout (``vllm/v1/kv_offload/base.py``), so keys pass
@@ -93,11 +94,22 @@ class RequestContext:
             exceeds 16 KiB.
         resume_in_s: seconds from the request's end until the next turn of its conversation, if the
             caller has named a time; infinite if he has said that no turn follows.
+        session: the conversation of which the request is a turn, if the caller names one. A tier
+            in a separate process gets neither the session nor the fields below.
+        tenant: whose budget the hints use; all who name none share one.
+        priority: the priority of the retained ranges that have none of their own, 0 to 100.
+        hints: what the caller asks for. They are carried out when the request ends.
+        is_over: true if no later turn needs the chunks, so that no tier stores or renews them.
     """
 
     request_id: str
     params: Mapping[str, Any] = field(default_factory=dict)
     resume_in_s: float | None = None
+    session: str | None = None
+    tenant: str = ""
+    priority: int = DEFAULT_PRIORITY
+    hints: tuple[Hint, ...] = ()
+    is_over: bool = False
     #: The params as JSON, encoded once for all jobs of the request.
     _params_json: bytes | None = field(default=None, init=False, repr=False, compare=False)
 

@@ -13,7 +13,13 @@ import typer
 
 from kvtier_sdk.cli.backends import backends_command
 from kvtier_sdk.cli.check import check_command
-from kvtier_sdk.cli.engine import drain_command, resume_command
+from kvtier_sdk.cli.engine import (
+    drain_command,
+    forget_command,
+    pin_command,
+    prefetch_command,
+    resume_command,
+)
 from kvtier_sdk.cli.metrics import metrics_app
 from kvtier_sdk.cli.new_backend import new_backend_command
 from kvtier_sdk.cli.replay.command import replay_command
@@ -80,6 +86,9 @@ app.add_typer(tier_app, name="tier")
 app.command("top")(top_command)
 app.command("drain")(drain_command)
 app.command("resume")(resume_command)
+app.command("pin")(pin_command)
+app.command("prefetch")(prefetch_command)
+app.command("forget")(forget_command)
 app.add_typer(metrics_app, name="metrics")
 app.command("backends")(backends_command)
 app.command("new-backend")(new_backend_command)

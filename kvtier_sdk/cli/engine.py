@@ -1,4 +1,4 @@
-"""``kvtier drain`` and ``kvtier resume``, and requests to a running engine's admin socket."""
+"""Commands to a running engine, by its admin socket: tiers out and in, pins and prefetches."""
 
 from __future__ import annotations
 
@@ -22,12 +22,24 @@ _LOOK_S = 0.2
 _STEP_S = 1.0
 #: Longest wait for chunks that are still in use.
 _IN_USE_S = 10.0
+#: Longest wait for a prefetch.
+_RECEIPT_S = 60.0
 
 Socket = Annotated[
     Path,
     typer.Argument(metavar="SOCKET", help="The engine's admin socket: its option 'admin_socket'."),
 ]
 _Tier = Annotated[str, typer.Argument(metavar="TIER", help="The tier's name.")]
+_Session = Annotated[
+    str,
+    typer.Argument(
+        metavar="SESSION",
+        help="The session that an earlier request has named in its hints; see the page on agents.",
+    ),
+]
+_Tenant = Annotated[
+    str, typer.Option(metavar="NAME", help="The tenant that the request has named, if any.")
+]
 
 
 def ask_engine(socket: Path, **request: Any) -> dict[str, Any]:
@@ -142,3 +154,54 @@ def resume_command(socket: Socket, tier: _Tier) -> None:
     ]
     note = f"; its breaker suspends {' and '.join(suspended)}" if suspended else ""
     say(f"{tier} is in{note}")
+
+
+def pin_command(
+    socket: Socket,
+    session: _Session,
+    duration: Annotated[
+        str,
+        typer.Option(
+            "--for", metavar="DURATION", help="How long; each use renews it. 0s ends a pin."
+        ),
+    ] = "1h",
+    tenant: _Tenant = "",
+) -> None:
+    """Keep a session's chunks in a running engine's host pool, for example a system prompt.
+
+    Pins use the engine's 'hint_budget', and last as long as its 'hint_duration' at most.
+    """
+    duration_s = read_flag("--for", parse_seconds, duration, may_be_0=True)
+    _give_hint(socket, verb="pin", session=session, tenant=tenant, duration_s=duration_s)
+
+
+def prefetch_command(socket: Socket, session: _Session, tenant: _Tenant = "") -> None:
+    """Load a session's chunks from the tiers into a running engine's host pool.
+
+    Requests' own loads go first. An idle engine begins with its next step.
+    """
+    _give_hint(socket, verb="prefetch", session=session, tenant=tenant)
+
+
+def forget_command(socket: Socket, session: _Session, tenant: _Tenant = "") -> None:
+    """End a session's pins, and drop the chunks that are only its own from the host pool."""
+    _give_hint(socket, verb="forget", session=session, tenant=tenant)
+
+
+def _give_hint(socket: Path, **hint: Any) -> None:
+    """Give a running engine a hint, and print the receipt; exit with 1 if it was refused."""
+    number = ask_engine(socket, command="hint", **hint)["number"]
+    clock = SystemClock()
+    began_s = clock.now_s()
+    while True:
+        found = ask_engine(socket, command="receipt", number=number)
+        is_late = clock.now_s() - began_s > _RECEIPT_S
+        if found["outcome"] not in (None, "deferred") or is_late:
+            break
+        if found["outcome"] is None and found["idle_s"] > _STEP_S:
+            say("the engine is idle; it will do this with its next request")
+            return
+        wait(_LOOK_S)
+    say(found["text"] or "the engine has not answered yet")
+    if found["outcome"] in (None, "refused", "expired"):
+        raise typer.Exit(1)

@@ -40,6 +40,9 @@ class TieringConfig(StrictModel):
             gets chunks when they are evicted, the manager also keeps this share free of chunks.
         recompute_s: time that the engine needs to recompute a chunk; a chunk that a tier would
             load more slowly is a miss. If absent, the manager measures the time.
+        hint_budget: the most of the pool that pins and other hints hold, in bytes or as a share, at
+            most half; ``0`` refuses them.
+        hint_duration_s: the longest time for which hints can hold a chunk.
         verify: false turns digests off; for measurements and tests only.
         shutdown_timeout_s: time limit for draining each tier, and again for closing it.
         metrics_port: port of the metrics endpoint; no endpoint if absent.
@@ -61,6 +64,8 @@ class TieringConfig(StrictModel):
     policy: str = "returns"
     store_reserve: Share = Field(0.1, lt=1)
     recompute_s: Seconds | None = Field(None, alias="recompute", gt=0)
+    hint_budget: BytesOrShare = Field(0.25, ge=0)
+    hint_duration_s: Seconds = Field(3600.0, alias="hint_duration", gt=0)
     verify: Flag = True
     shutdown_timeout_s: Seconds = Field(10.0, alias="shutdown_timeout")
     metrics_port: Count | None = Field(None, ge=1, le=65535)

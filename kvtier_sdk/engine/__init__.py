@@ -12,6 +12,7 @@ from kvtier_sdk.engine.adapter_options import AdapterOptions, check_store
 from kvtier_sdk.engine.engine_memory import EngineMemory, EngineSlots, OverlappingSlots
 from kvtier_sdk.engine.model_tier import ModelTier, Work
 from kvtier_sdk.engine.replica_lease import ReplicaLease
+from kvtier_sdk.engine.request_hints import read_request
 from kvtier_sdk.engine.tools import EngineTools
 from kvtier_sdk.events import PRIMARY
 from kvtier_sdk.opening.pools import open_pool, pool_size_bytes
@@ -25,6 +26,7 @@ from kvtier_sdk.pool.layout import ROW_ALIGNMENT
 from kvtier_sdk.runner import PoolMemory
 from kvtier_sdk.runner.factory import wants_process
 from kvtier_sdk.tiering.compute_rate import ComputeRate
+from kvtier_sdk.tiering.hint_executor import OperatorHint
 from kvtier_sdk.tiering.manager import TieringManager
 from kvtier_sdk.tiering.outputs import LoadSpec, MissReason, PrepareStoreOutput, ResetScope
 from kvtier_sdk.tiering.tier_client import TierClient
@@ -49,6 +51,7 @@ __all__ = [
     "MissReason",
     "ModelTier",
     "OffloadWorker",
+    "OperatorHint",
     "OperatorServices",
     "OverlappingSlots",
     "Place",
@@ -68,6 +71,7 @@ __all__ = [
     "open_tier",
     "parse_bytes",
     "pool_size_bytes",
+    "read_request",
     "read_tiers",
     "url_without_password",
     "validate_options",

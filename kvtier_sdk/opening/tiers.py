@@ -81,6 +81,8 @@ def open_manager(
             one_copy=one_copy,
             recompute_s=config.recompute_s,
             recorder=services.recorder,
+            hint_share=_share(config.hint_budget, pool),
+            hint_duration_s=config.hint_duration_s,
             policy_now_s=policy_now_s,
         )
         specs = [
@@ -165,6 +167,13 @@ def open_tier(
         yield client
     finally:
         client.close(shutdown_timeout_s)
+
+
+def _share(budget: int | float, pool: PoolMemory) -> float:
+    """Return the share of the slots that a budget is, at most half, so that the rest can change."""
+    if isinstance(budget, int):
+        budget /= pool.slots * pool.chunk_bytes
+    return min(budget, 0.5)
 
 
 def make_client(

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Set
 from contextlib import ExitStack
 from dataclasses import asdict, fields
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from kvtier_sdk.admin import AdminSocket
 from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.config.tiering_config import TieringConfig
 from kvtier_sdk.exporter import serve_metrics
+from kvtier_sdk.hints import Hint, Verb
 from kvtier_sdk.metrics import TierStats
 from kvtier_sdk.options.place import nearest
+from kvtier_sdk.tiering.hint_executor import OperatorHint
 from kvtier_sdk.tiering.manager import TieringManager
 from kvtier_sdk.tiering.slots import Purge
 from kvtier_sdk.tiering.tier_client import TierClient
@@ -23,7 +26,10 @@ from kvtier_sdk.trace import TraceRecorder
 
 _log = logging.getLogger("kvtier.admin")
 
-_COMMANDS = ("status", "purge", "drain", "resume")
+_COMMANDS = ("status", "purge", "drain", "resume", "hint", "receipt")
+_VERBS = {"pin": Verb.PIN, "prefetch": Verb.PREFETCH, "forget": Verb.END}
+#: The most hints whose receipts can still be asked for.
+_MOST_HINTS = 64
 
 
 class OperatorServices:
@@ -88,6 +94,9 @@ class _ManagerControl:
         self.manager = manager
         self.fingerprints = fingerprints
         self._purge: Purge | None = None
+        # The latest hints, by number.
+        self._hints: dict[int, OperatorHint] = {}
+        self._numbers = count(1)
         self._clock = clock
         self._recorder = recorder
         self._started_s = clock.now_s()
@@ -98,6 +107,10 @@ class _ManagerControl:
             return self._status()
         if command == "purge":
             return self._begin_purge(request.get("namespaces"))
+        if command == "hint":
+            return self._give_hint(request)
+        if command == "receipt":
+            return self._receipt(request.get("number"))
         if command not in _COMMANDS:
             return {"error": f"no command {command!r}; {nearest(command, _COMMANDS, 'allowed')}"}
         name = str(request.get("tier"))
@@ -117,6 +130,31 @@ class _ManagerControl:
             self._purge = self.manager.purge_pool()
             _log.warning("the host pool is emptied, on request")
         return self._status() | {"is_meant": is_meant}
+
+    def _give_hint(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        verb = _VERBS.get(str(request.get("verb")))
+        duration_s = request.get("duration_s")
+        if verb is None:
+            return {"error": f"no hint {request.get('verb')!r}; allowed: {', '.join(_VERBS)}"}
+        if not isinstance(duration_s, int | float | None):
+            return {"error": "'duration_s' should be a number of seconds"}
+        names = str(request.get("session")), str(request.get("tenant", ""))
+        number = next(self._numbers)
+        asked = self._hints[number] = OperatorHint(Hint(verb, duration_s), *names)
+        self._hints.pop(number - _MOST_HINTS, None)
+        self.manager.give_hint(asked)
+        return {"number": number}
+
+    def _receipt(self, number: object) -> dict[str, Any]:
+        asked = self._hints.get(number) if isinstance(number, int) else None
+        if asked is None:
+            return {"error": f"no hint has the number {number!r}"}
+        found = asked.receipt
+        return {
+            "outcome": None if found is None else found.outcome.value,
+            "text": None if found is None else str(found),
+            "idle_s": max(0.0, self._clock.now_s() - self.manager.last_step_s),
+        }
 
     def _status(self) -> dict[str, Any]:
         manager, now_s = self.manager, self._clock.now_s()

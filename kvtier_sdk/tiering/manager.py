@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import groupby
 from typing import Final
 
 from kvtier_sdk.aio.clock import Clock
@@ -13,12 +12,14 @@ from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.contract import EvictionPolicy
 from kvtier_sdk.errors import ConfigError, KVTierError
 from kvtier_sdk.events import OffloadingEvent
+from kvtier_sdk.hints import Receipt
 from kvtier_sdk.metrics import PoolUsage, Sample, TierStats, metric_samples
 from kvtier_sdk.registry import load_store_policy
 from kvtier_sdk.runner import PoolMemory, TierRunner
 from kvtier_sdk.runner.jobs import Job, Operation, Verdict
 from kvtier_sdk.tiering.cascade import Cascade, ManagedTier
 from kvtier_sdk.tiering.compute_rate import ComputeRate
+from kvtier_sdk.tiering.hint_executor import HintExecutor, OperatorHint
 from kvtier_sdk.tiering.outputs import LoadSpec, PrepareStoreOutput, ResetScope
 from kvtier_sdk.tiering.promotions import Promotions
 from kvtier_sdk.tiering.records import (
@@ -32,6 +33,7 @@ from kvtier_sdk.tiering.search import LookupTable, TierSearch
 from kvtier_sdk.tiering.slots import PrimaryTier, Purge
 from kvtier_sdk.tiering.tier_client import TierClient
 from kvtier_sdk.tiering.tier_listener import TierListener
+from kvtier_sdk.tiering.uses import Uses
 from kvtier_sdk.trace import TraceRecorder
 from kvtier_sdk.types import LookupResult, OffloadKey, RequestContext
 
@@ -71,6 +73,8 @@ class TieringManager:
             that a tier would load more slowly is a ``MISS``. A lookup may wait this long for each
             chunk.
         recorder: traces each finished request and its chunks. The caller closes the recorder.
+        hint_share: fraction of the slots that hints can hold at most, such as pins.
+        hint_duration_s: the longest time for which hints can hold a chunk.
         policy_now_s: returns the time that the policy sees, for a replay that does not wait
             between its requests; the clock's time if ``None``.
     """
@@ -86,6 +90,8 @@ class TieringManager:
         one_copy: bool = False,
         recompute_s: float | None = None,
         recorder: TraceRecorder | None = None,
+        hint_share: float = 0.25,
+        hint_duration_s: float = 3600.0,
         policy_now_s: Callable[[], float] | None = None,
     ) -> None:
         self._clock = clock
@@ -96,7 +102,10 @@ class TieringManager:
         self._one_copy = one_copy
         self._recompute_s = recompute_s
         self._events = events
-        self._primary = PrimaryTier(pool.slots, pool.chunk_bytes, policy, events=events)
+        budget = int(pool.slots * hint_share)
+        self._primary = PrimaryTier(
+            pool.slots, pool.chunk_bytes, policy, events=events, lease_budget=budget
+        )
         # A second reference to the primary tier's table, which saves an attribute access per chunk.
         self._by_key = self._primary.by_key
         self._primary.stats.recompute_s = recompute_s
@@ -109,10 +118,12 @@ class TieringManager:
         self._cascade = Cascade(self._primary, headroom_slots=reserve)
         self._requests: dict[str, RequestState] = {}
         self._search = TierSearch(self._tiers, self._primary, self._promotions, self._requests)
-        # Each chunk used in this step, with the request that used it last.
-        self._touched: dict[OffloadKey, RequestContext] = {}
-        # The requests to tell the policy of as finished, each with its stop.
-        self._over: dict[str, tuple[RequestContext, str | None]] = {}
+        self._hints = HintExecutor(
+            *(self._primary, self._search, self._promotions, self._tiers, self._requests, clock),
+            max_duration_s=hint_duration_s,
+            end_request=self._end_if_over,
+        )
+        self._uses = Uses(self._primary, policy, self._tiers, self._requests)
         # Slots that may still be read or written by copies that began before a reset.
         self._stale_copies: list[Slot] = []
         self._collected = False
@@ -132,17 +143,13 @@ class TieringManager:
         if any(tier.client.spec.name == spec.name for tier in self._tiers):
             raise ConfigError(f"two tiers are named {spec.name!r}; give one of them another name")
         store_policy = load_store_policy(spec.runner.store_policy)
-        index, lookups = len(self._tiers), self._search.lookups
+        index = len(self._tiers)
         client = TierClient(
             spec,
             runner,
             _Reports(
-                1 << index,
-                self._primary,
-                lookups,
-                self._promotions,
-                self._cascade,
-                self._note_if_over,
+                *(1 << index, self._primary, self._search.lookups, self._promotions),
+                *(self._cascade, self._uses.note_if_over),
             ),
             clock=self._clock,
             chunk_bytes=self._pool.chunk_bytes,
@@ -221,8 +228,9 @@ class TieringManager:
             mask = sum(tier.bit for tier in self._tiers if tier.client.spec.name in tiers)
         named: dict[OffloadKey, None] | None = None
         arrived_s = 0.0
-        if self._recorder is not None:
+        if self._recorder is not None or request.hints or request.session is not None:
             named, arrived_s = {}, self._clock.now_s()
+        self._hints.begin(request)
         self._requests[request.request_id] = RequestState(
             request, named, tiers=mask, arrived_s=arrived_s
         )
@@ -347,7 +355,7 @@ class TieringManager:
             else:
                 sources.append(-1)
         self._primary.stats.hit_chunks += sources.count(-1)
-        self._touched.update(dict.fromkeys(keys, state.context))
+        self._uses.note(keys, state.context)
         self._cascade.used(slots, sources, state.context)
         return LoadSpec([slot.index for slot in slots], sources)
 
@@ -382,7 +390,7 @@ class TieringManager:
         :meth:`prepare_load` records the use of its chunks itself.
         """
         check_keys(keys)
-        self._touched.update(dict.fromkeys(keys, request))
+        self._uses.note(keys, request)
 
     def prepare_store(
         self, keys: Collection[OffloadKey], request: RequestContext
@@ -411,7 +419,7 @@ class TieringManager:
         if len(new) < len(distinct):
             present = [slot for key in distinct if (slot := by_key.get(key)) is not None]
             # The request computes these chunks again, because a chunk before them is missing.
-            self._touched.update((slot.key, state.context) for slot in present)
+            self._uses.note([slot.key for slot in present], state.context)
             if self._cascade.tracks:
                 self._cascade.include(present, state.context)
         slots, evicted = self._primary.take(len(new))
@@ -445,7 +453,8 @@ class TieringManager:
             self._primary.publish(slots, state.context)
             self._primary.stats.stored_chunks += len(slots)
             self._primary.stats.stored_bytes += len(slots) * self._pool.chunk_bytes
-            self._cascade.stored(slots, state.context)
+            if not state.context.is_over:
+                self._cascade.stored(slots, state.context)
         elif slots:
             for slot in slots:
                 self._primary.forget(slot)
@@ -468,10 +477,11 @@ class TieringManager:
 
         Args:
             request: the request; an unknown request is ignored.
-            end_tokens: for a trace, maps each chunk of the request, in prefix order, to the number
-                of tokens up to the chunk's end. Chunks that were on the device are included. The
-                caller must not change the mapping afterwards. Without ``end_tokens`` a trace has no
-                lengths, and lacks the chunks that were neither looked up nor stored.
+            end_tokens: for a trace and for hints, maps each chunk of the request, in prefix order,
+                to the number of tokens up to the chunk's end. Chunks that were on the device are
+                included. The caller must not change the mapping afterwards. Without ``end_tokens``
+                a trace has no lengths, no hint can name tokens, and both lack the chunks that were
+                neither looked up nor stored.
             stop: why the answer ended, such as ``"tool_use"``. The policy learns for each ``stop``
                 when the next turn comes.
         """
@@ -483,6 +493,9 @@ class TieringManager:
         if not state.finished:
             state.finished = True
             state.stop = stop
+            ends = end_tokens or {}
+            if state.named is not None or self._primary.leases.held:
+                self._hints.finish(state.context, list(ends or state.named or ()), ends)
             self._alive -= 1
             if not self._alive:
                 # End the compute rate's burst now, because the engine may make no further step.
@@ -503,20 +516,8 @@ class TieringManager:
         for request_id in preempted_request_ids:
             if request_id in self._requests:
                 self._requests[request_id].forget_answers()
-        if self._touched:
-            touched = list(self._touched)
-            for _, uses in groupby(self._touched.items(), lambda use: id(use[1])):
-                (first, request), *others = uses
-                self._primary.access([first, *(key for key, _ in others)], request)
-                self._note_if_over(request)
-            self._touched = {}
-            # Reverse the order, so that the tiers also evict the start of a prefix last.
-            touched.reverse()
-            for tier in self._tiers:
-                tier.client.touch(touched)
-        for request, stop in self._over.values():
-            self._policy.on_request_finished(request, stop)
-        self._over = {}
+        self._uses.tell()
+        self._hints.step()
         self._compute_rate.step_ended(self._now_s)
         if self._recompute_s is None:
             self._primary.stats.recompute_s = self._compute_rate.chunk_s
@@ -531,7 +532,20 @@ class TieringManager:
         self._collect()
         # The next step must poll the tiers again, because the engine may sleep after this call.
         self._collected = False
-        return self._cascade.behind or any(tier.client.has_work for tier in self._tiers)
+        if self._cascade.behind or self._hints.has_work:
+            return True
+        return any(tier.client.has_work for tier in self._tiers)
+
+    def take_receipts(self) -> list[Receipt]:
+        """Return what became of hints since the last call, the oldest receipt first.
+
+        Receipts that are not taken in time are lost: the last 1,024 are kept.
+        """
+        return self._hints.take_receipts()
+
+    def give_hint(self, hint: OperatorHint) -> None:
+        """Carry out an operator's hint at the end of the next step; any thread may call this."""
+        self._hints.ask(hint)
 
     def take_events(self) -> list[OffloadingEvent]:
         """Return the events since the last call, tier by tier, each tier's oldest event first."""
@@ -562,7 +576,8 @@ class TieringManager:
         for state in list(self._requests.values()):
             self._stale_copies += state.start_over()
             self._end_if_over(state)
-        self._touched.clear()
+        self._uses.forget()
+        self._hints.reset()
         self._cascade.forget_shortage()
         self._primary.events.add(removed, removed=True)
         if scope is ResetScope.ALL:
@@ -608,12 +623,7 @@ class TieringManager:
 
     def _end_if_over(self, state: RequestState) -> None:
         if state.over and self._requests.pop(state.context.request_id, None) is not None:
-            self._over[state.context.request_id] = state.context, state.stop
-
-    def _note_if_over(self, request: RequestContext) -> None:
-        """Let the policy finish a request that it was told of after the request had ended."""
-        if request.request_id not in self._requests:
-            self._over.setdefault(request.request_id, (request, None))
+            self._uses.note_end(state.context, state.stop)
 
     def _wait_of(self, state: RequestState) -> Wait | None:
         if not self._collected:
@@ -629,7 +639,7 @@ class TieringManager:
         self._read_clock()
         for tier in self._tiers:
             tier.client.poll()
-        self._primary.serve_purges()
+        self._primary.begin_step()
 
     def _flush(self) -> None:
         self._search.hand_over()

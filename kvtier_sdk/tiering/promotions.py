@@ -43,7 +43,9 @@ class Promotions:
         state: RequestState,
     ) -> int:
         """Queue loads of the first chunks, until slots run out; return the number of chunks."""
-        slots, _ = self._primary.take(min(len(keys), self._limit - self._occupied))
+        # Leased chunks occupy slots too, and must not use up those that are left to stores.
+        limit = self._limit - len(self._primary.leases.held)
+        slots, _ = self._primary.take(max(0, min(len(keys), limit - self._occupied)))
         taken = keys[: len(slots)]
         if not taken:
             return 0

@@ -250,7 +250,8 @@ class RequestState:
             the chunks or ends.
         copies: maps each chunk to the slots of its running copies to the device.
         writes: maps each chunk that the device is writing to its slot, in prefix order.
-        named: the chunks in the order of their first lookup or store, if a trace is recorded.
+        named: the chunks in the order of their first lookup or store, if a trace is recorded or
+            the caller has named a session or given hints.
         arrived_s: clock time of the request's arrival, if a trace is recorded.
         tiers: mask of the tiers that the request may ask; -1 for all.
         turn: the last step in which the request was allowed to begin lookups; -1 at first.
@@ -258,6 +259,7 @@ class RequestState:
         missed: the chunks whose miss was counted, so that each miss is counted once.
         finished: true once the engine has ended the request; copies and stores may still run.
         stop: why the answer ended, once the engine has ended the request and if it knows.
+        is_prefetch: true if no request needs the chunks yet, so that misses are not counted.
     """
 
     __slots__ = (
@@ -269,6 +271,7 @@ class RequestState:
         "context",
         "copies",
         "finished",
+        "is_prefetch",
         "known",
         "missed",
         "named",
@@ -302,6 +305,7 @@ class RequestState:
         self.missed: set[OffloadKey] = set()
         self.finished = False
         self.stop: str | None = None
+        self.is_prefetch = False
 
     @property
     def over(self) -> bool:

@@ -303,7 +303,7 @@ class TierSearch:
         if not room:
             tier.client.stats.dropped["load.queue_full"] += 1
             return MissReason.QUEUE_FULL
-        if not self._is_worth_loading(pending, tier.client):
+        if not state.is_prefetch and not self._is_worth_loading(pending, tier.client):
             return MissReason.SLOWER_THAN_RECOMPUTE
         keys = [key]
         if pending.request is state.context:
@@ -329,7 +329,7 @@ class TierSearch:
 
     def _count_miss(self, key: OffloadKey, state: RequestState, reason: str) -> bool:
         """Count a request's miss of a chunk; return false if the miss was already counted."""
-        if key in state.missed:
+        if state.is_prefetch or key in state.missed:
             return False
         state.missed.add(key)
         self._primary.stats.misses[reason] += 1

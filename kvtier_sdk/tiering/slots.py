@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Final
 
 from kvtier_sdk.contract import EvictionPolicy
 from kvtier_sdk.events import PRIMARY, EventLog
 from kvtier_sdk.metrics import PoolUsage, TierStats
 from kvtier_sdk.registry import build_facts
+from kvtier_sdk.tiering.leases import Leases
 from kvtier_sdk.tiering.records import Slot, SlotState
 from kvtier_sdk.types import Locality, Medium, OffloadKey, RequestContext
 
@@ -24,15 +26,15 @@ class Purge:
     """The progress of an operator's purge of the primary tier.
 
     Attributes:
-        left: the chunks that are not removed yet, because they were in use; ``None`` until the
-            purge begins in the engine's next step.
+        left: the chunks that are not removed yet, because they were in use; ``None`` for all, until
+            the purge begins in the engine's next step.
         forgotten: number of chunks removed so far.
     """
 
     __slots__ = ("forgotten", "left")
 
-    def __init__(self) -> None:
-        self.left: list[OffloadKey] | None = None
+    def __init__(self, keys: Sequence[OffloadKey] | None) -> None:
+        self.left: Sequence[OffloadKey] | None = keys
         self.forgotten: int = 0
 
 
@@ -44,7 +46,13 @@ class PrimaryTier:
     """
 
     def __init__(
-        self, slot_count: int, chunk_bytes: int, policy: EvictionPolicy, *, events: bool = False
+        self,
+        slot_count: int,
+        chunk_bytes: int,
+        policy: EvictionPolicy,
+        *,
+        events: bool = False,
+        lease_budget: int = 0,
     ) -> None:
         self.slots = [Slot(index) for index in range(slot_count)]
         self.by_key: dict[OffloadKey, Slot] = {}
@@ -58,6 +66,7 @@ class PrimaryTier:
         self.stats.capacity_bytes = slot_count * chunk_bytes
         self._free = self.slots[::-1]
         self._policy = policy
+        self.leases = Leases(lease_budget)
         self.events = EventLog(PRIMARY, Medium.CPU, Locality.LOCAL, is_enabled=events)
         self._purges: list[Purge] = []
 
@@ -118,6 +127,8 @@ class PrimaryTier:
         """Remove a slot's chunk; the slot becomes free once all pins are released."""
         self._count(slot.state, -1)
         del self.by_key[slot.key]
+        if slot.key in self.leases.held:
+            self.leases.end([slot.key])
         if slot.state is _READY:
             self._policy.on_remove(slot.key)
         slot.offers = None
@@ -135,10 +146,22 @@ class PrimaryTier:
             if slot is not None and slot.state is _READY:
                 slot.used_s = now_s
                 ready.append(key)
+        if self.leases.held:
+            self.leases.renew(ready, now_s)
         self._policy.on_access(ready, request)
 
     def victims(self, count: int, *, owed: bool) -> Sequence[OffloadKey]:
-        return self._policy.choose_victims(count, self._is_idle if owed else self._is_evictable)
+        may_leave = self._is_idle if owed else self._is_evictable
+        held = self.leases.held
+        if not held:
+            return self._policy.choose_victims(count, may_leave)
+        victims = list(
+            self._policy.choose_victims(count, lambda key: key not in held and may_leave(key))
+        )
+        if len(victims) < count:
+            retained = (key for key in self.leases.retained() if may_leave(key))
+            victims += islice(retained, count - len(victims))
+        return victims
 
     def evict(self, keys: Sequence[OffloadKey]) -> None:
         if not keys:
@@ -154,16 +177,20 @@ class PrimaryTier:
             slot.offers = None
             free.append(slot)
         self.stats.evicted_chunks += len(keys)
+        if self.leases.held:
+            self.leases.end(keys)
         self.events.add(keys, removed=True)
 
-    def purge(self) -> Purge:
-        """Request the removal of all chunks in the next step. Any thread may call this."""
-        purge = Purge()
+    def purge(self, keys: Sequence[OffloadKey] | None = None) -> Purge:
+        """Remove chunks, or all, at the begin of the next step. Any thread may call this."""
+        purge = Purge(keys)
         self._purges.append(purge)
         return purge
 
-    def serve_purges(self) -> None:
-        """Remove the chunks of requested purges; chunks in use stay until a later step."""
+    def begin_step(self) -> None:
+        """End leases, and remove the chunks of purges; chunks in use stay until a later step."""
+        if self.leases.held:
+            self.leases.expire(self.now_s)
         for purge in list(self._purges):
             keys = list(self.by_key) if purge.left is None else purge.left
             there = [key for key in keys if key in self.by_key]
@@ -188,6 +215,7 @@ class PrimaryTier:
             loading=loading,
             quarantined=count - free - known,
             pinned=sum(1 for index in held if self.slots[index].state is _READY),
+            leased=len(self.leases.held),
         )
 
     def _is_idle(self, key: OffloadKey) -> bool:

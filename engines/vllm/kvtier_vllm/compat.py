@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import vllm
 from vllm import envs
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
+    OffloadingConnectorScheduler,
+)
 from vllm.platforms import current_platform
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.utils.torch_utils import STR_DTYPE_TO_TORCH_DTYPE
@@ -32,8 +35,9 @@ ANNOUNCES_END_OF_RESET = hasattr(OffloadingManager, "on_reset_flushed")
 
 _HASH_ALGORITHMS = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
 
-#: Name of the attribute that marks vLLM's method as wrapped.
+#: Names of the attributes that mark vLLM's methods as wrapped.
 _CHECKS = "checks_kvtier"
+_TELLS = "tells_kvtier"
 
 _log = logging.getLogger("kvtier.vllm")
 
@@ -66,6 +70,28 @@ def end_tokens(req_context: ReqContext) -> dict[OffloadKey, int]:
     # vLLM's public method gives the position of a single chunk only.
     found: dict[OffloadKey, int] = getattr(req_context, "_offload_key_positions", {})
     return found
+
+
+def tell_stops() -> None:
+    """Let the connector tell a manager that has ``note_stop`` why each answer ended."""
+    # vLLM's own interface of a manager does not have it.
+    made = OffloadingConnectorScheduler.request_finished
+    if vars(made).get(_TELLS):
+        return
+
+    @functools.wraps(made)
+    def tell_and_finish(self: Any, request: Any) -> Any:
+        note = getattr(self.manager, "note_stop", None)
+        reason = request.get_finished_reason()
+        if note is not None and reason is not None:
+            # Models with tools end a call with another token than an answer.
+            token = request.stop_reason
+            label = str(reason).lower()
+            note(request.request_id, f"{label} {token}" if isinstance(token, int) else label)
+        return made(self, request)
+
+    vars(tell_and_finish)[_TELLS] = True
+    OffloadingConnectorScheduler.request_finished = tell_and_finish
 
 
 def check_engine_configs(check: Callable[[Any], None]) -> None:

@@ -140,6 +140,8 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
         self._steps_to_tell = 0
         # Steps until all copies from before a reset must have ended; 0 if no reset is pending.
         self._reset_steps = 0
+        # Why the answers of requests ended that the connector has not reported as finished yet.
+        self._stops: dict[str, str] = {}
         self._on_shutdown = on_shutdown
         self._stack = ExitStack()
         self._manager = self._stack.enter_context(make_manager(identity.namespace, tiers, True))
@@ -167,7 +169,14 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
 
     def on_request_finished(self, req_context: ReqContext) -> None:
         self._steps_to_tell = _STEPS_TO_TELL
-        self._manager.on_request_finished(_of(req_context).context, compat.end_tokens(req_context))
+        stop = self._stops.pop(req_context.req_id, None)
+        self._manager.on_request_finished(
+            _of(req_context).context, compat.end_tokens(req_context), stop=stop
+        )
+
+    def note_stop(self, request_id: str, stop: str) -> None:
+        """Record why a request's answer ended, before :meth:`on_request_finished`."""
+        self._stops[request_id] = stop
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> EngineLookupResult:
         request = _of(req_context)

@@ -81,6 +81,7 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
 
     def get_manager(self) -> OffloadingManager:
         if self._manager is None:
+            compat.tell_stops()
             tiers = self._options.read_tiers()
             pool = self._scheduler_pool()
             try:

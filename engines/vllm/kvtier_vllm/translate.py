@@ -10,7 +10,7 @@ from vllm.v1.kv_offload.base import OffloadingEvent as EngineEvent
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvtier_sdk import Locality, Medium, OffloadingEvent, RequestContext
-from kvtier_sdk.engine import PRIMARY
+from kvtier_sdk.engine import PRIMARY, read_request
 
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import ReqContext
@@ -30,8 +30,12 @@ def engine_locality(locality: Locality) -> EngineLocality:
 
 
 def request_context(engine_request: ReqContext, request_id: str | None = None) -> RequestContext:
-    return RequestContext(
-        request_id or engine_request.req_id, params=engine_request.kv_transfer_params or {}
+    envelope = getattr(engine_request, "kv_hints", None)
+    actions = [] if envelope is None else envelope.actions
+    return read_request(
+        request_id or engine_request.req_id,
+        engine_request.kv_transfer_params,
+        [(action.action_type, action.payload) for action in actions],
     )
 
 

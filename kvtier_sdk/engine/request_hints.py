@@ -1,0 +1,138 @@
+"""Reads the hints that a client sends along with a request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from math import inf
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from kvtier_sdk.hints import DEFAULT_PRIORITY, Hint, Verb
+from kvtier_sdk.options.place import nearest, one_line
+from kvtier_sdk.options.units import Count, Flag, Seconds
+from kvtier_sdk.types import RequestContext
+
+#: A pin lasts this long if it names no time, as in the prompt caches that providers sell.
+_PIN_S = 300.0
+_LONGEST_NAME = 256
+_LONGEST_MISTAKE = 500
+
+
+def _as_leases(value: Any) -> Any:
+    """Read ``true`` and ``"5m"`` as a lease of the whole request."""
+    if value is None or value is False:
+        return []
+    each = value if isinstance(value, list) else [value]
+    return [
+        one if isinstance(one, Mapping) else {} if one is True else {"for": one} for one in each
+    ]
+
+
+_Name = Annotated[str, Field(min_length=1, max_length=_LONGEST_NAME)]
+_Priority = Annotated[Count, Field(ge=0, le=100)]
+
+
+# No StrictModel, because that would read files and environment variables that a client names.
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class _Lease(_Model):
+    duration_s: Seconds = Field(_PIN_S, alias="for")
+    tokens: tuple[Count, Count] | None = None
+    priority: _Priority | None = None
+
+
+_Leases = Annotated[list[_Lease], BeforeValidator(_as_leases), Field(max_length=16)]
+
+
+class _Hints(_Model):
+    session: _Name | None = None
+    tenant: str = Field("", max_length=_LONGEST_NAME)
+    priority: _Priority = DEFAULT_PRIORITY
+    pin: _Leases = []
+    retain: _Leases = []
+    resume_in: Seconds | None = None
+    prefetch: Flag | _Name = False
+    demote: Flag = False
+    end: Flag = False
+
+    def as_hints(self) -> tuple[Hint, ...]:
+        hints = [
+            Hint(verb, lease.duration_s, lease.tokens, lease.priority)
+            for verb, leases in ((Verb.PIN, self.pin), (Verb.RETAIN, self.retain))
+            for lease in leases
+        ]
+        if self.resume_in is not None:
+            hints.append(Hint(Verb.RESUME_IN))
+        if self.prefetch:
+            named = self.prefetch if isinstance(self.prefetch, str) else None
+            hints.append(Hint(Verb.PREFETCH, session=named))
+        if self.demote:
+            hints.append(Hint(Verb.DEMOTE))
+        if self.end:
+            hints.append(Hint(Verb.END))
+        return tuple(hints)
+
+
+def read_request(
+    request_id: str,
+    params: Mapping[str, Any] | None,
+    actions: Iterable[tuple[str, Mapping[str, Any]]] = (),
+) -> RequestContext:
+    """Make a request's context from what its client sends. Nothing that it sends raises an error.
+
+    If a hint cannot be read, none is carried out, and the manager's receipt says why.
+
+    >>> read_request("r1", {"kvtier": {"session": "chat 7", "pin": "5m"}}).session
+    'chat 7'
+
+    Args:
+        request_id: the engine's id of the request.
+        params: the client's parameters, whose ``kvtier`` is a table of hints.
+        actions: names and payloads of further hints, such as the actions of vLLM's ``kv_hints``. A
+            payload may have a ``session``, ``tenant`` and ``priority`` beside the hint's own; one
+            field ``value`` stands for a hint that is no table, such as ``resume_in``.
+    """
+    params = params or {}
+    try:
+        hints = _Hints.model_validate(_joined(params.get("kvtier"), actions))
+    except ValidationError as error:
+        mistake = Hint(Verb.UNKNOWN, mistake=_in_words(error))
+        return RequestContext(request_id, params, hints=(mistake,))
+    is_last = hints.demote or hints.end
+    return RequestContext(
+        request_id,
+        params,
+        resume_in_s=inf if is_last else hints.resume_in,
+        session=hints.session,
+        tenant=hints.tenant,
+        priority=hints.priority,
+        hints=hints.as_hints(),
+        is_over=hints.end,
+    )
+
+
+def _joined(table: object, actions: Iterable[tuple[str, Mapping[str, Any]]]) -> object:
+    if table is None:
+        table = {}
+    if not isinstance(table, Mapping):
+        return table
+    joined = dict(table)
+    for name, payload in actions:
+        own = dict(payload)
+        joined |= {key: own.pop(key) for key in ("session", "tenant") if key in own}
+        joined[name] = own.get("value", own) if own else True
+    return joined
+
+
+def _in_words(error: ValidationError) -> str:
+    parts = []
+    for detail in error.errors(include_url=False, include_input=False):
+        where = ".".join(str(part)[:_LONGEST_NAME] for part in detail["loc"]) or "kvtier"
+        what = detail["msg"].removeprefix("Value error, ")
+        if detail["type"] == "extra_forbidden" and len(detail["loc"]) == 1:
+            what = nearest(where, _Hints.model_fields, "allowed")
+        parts.append(f"{where}: {what}")
+    return one_line("; ".join(parts))[:_LONGEST_MISTAKE]

@@ -1,0 +1,312 @@
+"""Carries out what callers and operators ask for: leases, prefetches, ends of sessions."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import inf
+from typing import Final
+
+from kvtier_sdk.aio.clock import Clock
+from kvtier_sdk.events import PRIMARY
+from kvtier_sdk.hints import DEFAULT_PRIORITY, Hint, Outcome, Receipt, Verb
+from kvtier_sdk.options.units import format_seconds
+from kvtier_sdk.runner.log import TierLog
+from kvtier_sdk.tiering.cascade import ManagedTier
+from kvtier_sdk.tiering.leases import Lease
+from kvtier_sdk.tiering.prefetcher import Prefetch, Prefetcher
+from kvtier_sdk.tiering.promotions import Promotions
+from kvtier_sdk.tiering.records import RequestState
+from kvtier_sdk.tiering.search import TierSearch
+from kvtier_sdk.tiering.sessions import Sessions
+from kvtier_sdk.tiering.slots import PrimaryTier
+from kvtier_sdk.types import OffloadKey, RequestContext
+
+#: The most receipts to keep until the engine takes them.
+_MOST_RECEIPTS: Final = 1024
+#: Chunks of sessions to remember, for each slot.
+_REMEMBERED: Final = 16
+#: How long a prefetch may take if no turn is expected at a known time, and how long its chunks are
+#: kept for a turn that comes later than expected.
+_PREFETCH_S: Final = 60.0
+
+
+class OperatorHint:
+    """A hint that an operator gives for a session.
+
+    Attributes:
+        receipt: the latest receipt; ``None`` until the engine's next step.
+    """
+
+    __slots__ = ("hint", "receipt", "session", "tenant")
+
+    def __init__(self, hint: Hint, session: str, tenant: str) -> None:
+        self.hint = hint
+        self.session = session
+        self.tenant = tenant
+        self.receipt: Receipt | None = None
+
+
+class HintExecutor:
+    """Carries out hints within their budgets, and writes a receipt for each.
+
+    Args:
+        max_duration_s: the longest lease, and the latest turn before which chunks are loaded.
+        end_request: called with the request of a prefetch that has ended.
+    """
+
+    def __init__(
+        self,
+        primary: PrimaryTier,
+        search: TierSearch,
+        promotions: Promotions,
+        tiers: Sequence[ManagedTier],
+        requests: dict[str, RequestState],
+        clock: Clock,
+        *,
+        max_duration_s: float,
+        end_request: Callable[[RequestState], None],
+    ) -> None:
+        self._primary = primary
+        self._leases = primary.leases
+        self._tiers = tiers
+        self._clock = clock
+        self._max_duration_s = max_duration_s
+        self._log = TierLog(PRIMARY, clock)
+        self._sessions = Sessions(_REMEMBERED * len(primary.slots))
+        self._prefetcher = Prefetcher(
+            *(primary, search, promotions, tiers, requests),
+            arrived=self._keep_prefetched,
+            ended=self._note_prefetched,
+            end_request=end_request,
+        )
+        self._receipts: deque[Receipt] = deque(maxlen=_MOST_RECEIPTS)
+        # Any thread may append.
+        self._of_operator: deque[OperatorHint] = deque()
+        self._operator_prefetches: dict[Prefetch, OperatorHint] = {}
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._of_operator) or self._prefetcher.is_due
+
+    def take_receipts(self) -> list[Receipt]:
+        receipts = list(self._receipts)
+        self._receipts.clear()
+        return receipts
+
+    def ask(self, hint: OperatorHint) -> None:
+        """Carry out an operator's hint in the engine's next step. Any thread may call this."""
+        self._of_operator.append(hint)
+
+    def begin(self, request: RequestContext) -> None:
+        """Record that a session's next turn has come."""
+        if request.session is not None and self._prefetcher.waiting:
+            self._prefetcher.drop(request.tenant, request.session)
+
+    def finish(
+        self, request: RequestContext, keys: Sequence[OffloadKey], ends: Mapping[OffloadKey, int]
+    ) -> None:
+        """Carry out the hints of a request that has ended.
+
+        Args:
+            keys: the request's chunks, in prefix order.
+            ends: maps each of them to the tokens up to its end; empty if the engine does not know.
+        """
+        if self._leases.held:
+            self._leases.renew(keys, self._clock.now_s())
+        if request.session is not None:
+            self._sessions.note(request.tenant, request.session, keys)
+        for hint in request.hints:
+            self._carry_out(hint, request, keys, ends)
+
+    def step(self) -> None:
+        """Carry out what an operator has asked for, and the prefetches that are due."""
+        while self._of_operator:
+            self._carry_out_for_operator(self._of_operator.popleft())
+        if self._prefetcher.waiting:
+            self._prefetcher.step()
+
+    def reset(self) -> None:
+        """Forget all prefetches and leases, because the primary tier is empty."""
+        for prefetch in list(self._prefetcher.waiting):
+            self._prefetcher.end(prefetch, is_late=True)
+        self._leases.end(list(self._leases.held))
+
+    # --- the verbs ----------------------------------------------------------------------------
+
+    def _carry_out(
+        self,
+        hint: Hint,
+        request: RequestContext,
+        keys: Sequence[OffloadKey],
+        ends: Mapping[OffloadKey, int],
+    ) -> None:
+        verb = hint.verb
+        if hint.mistake:
+            self._refuse(hint, request, hint.mistake)
+        elif verb is Verb.PIN or verb is Verb.RETAIN:
+            if hint.tokens is not None and not ends:
+                self._refuse(hint, request, "the engine does not say where chunks end")
+                return
+            wanted = keys if hint.tokens is None else list(_within(ends, hint.tokens))
+            self._lease(hint, request, wanted)
+        elif verb is Verb.PREFETCH:
+            self._queue_prefetch(hint, request, keys)
+        else:
+            if verb is not Verb.RESUME_IN:
+                self._leases.end(self._leases.of(request.tenant, _owner(request)))
+            if verb is Verb.END:
+                self._end_session(request)
+            self._write(hint, request, Outcome.ACCEPTED, len(keys), request.resume_in_s)
+
+    def _lease(self, hint: Hint, request: RequestContext, keys: Sequence[OffloadKey]) -> None:
+        asked_s = hint.duration_s or 0.0
+        if not asked_s:
+            released = self._leases.of(request.tenant, _owner(request))
+            self._leases.end(released)
+            self._write(hint, request, Outcome.ACCEPTED, len(released), 0.0)
+            return
+        duration_s = min(asked_s, self._max_duration_s)
+        is_pin = hint.verb is Verb.PIN
+        priority = request.priority if hint.priority is None else hint.priority
+        lease = Lease(
+            request.tenant,
+            _owner(request),
+            renewal_s=duration_s if is_pin else 0.0,
+            priority=None if is_pin else priority,
+        )
+        here = [key for key in keys if key in self._primary.by_key]
+        held = self._leases.grant(here, lease, self._clock.now_s() + duration_s)
+        reasons = []
+        if len(here) < len(keys):
+            reasons.append(f"{len(keys) - len(here):,} chunks are not in the pool")
+        if held < len(here):
+            reasons.append(
+                f"{len(here) - held:,} chunks are over the budget of {self._leases.budget:,}"
+            )
+        if duration_s < asked_s:
+            reasons.append(f"the longest is {format_seconds(duration_s)}")
+        outcome = Outcome.CLIPPED if reasons else Outcome.ACCEPTED
+        if not held:
+            outcome = Outcome.REFUSED
+            reasons = reasons or ["it names no chunk"]
+        self._write(hint, request, outcome, held, duration_s, "; ".join(reasons))
+
+    def _end_session(self, request: RequestContext) -> None:
+        if request.session is None:
+            return
+        by_key = self._primary.by_key
+        for key in self._sessions.own_chunks(request.tenant, request.session):
+            slot = by_key.get(key)
+            if slot is not None and slot.offers is not None:
+                # No tier need store what nobody will load.
+                slot.offers.owed = 0
+        self._sessions.forget(request.tenant, request.session)
+
+    # --- prefetches ---------------------------------------------------------------------------
+
+    def _queue_prefetch(
+        self, hint: Hint, request: RequestContext, keys: Sequence[OffloadKey]
+    ) -> Prefetch | None:
+        now_s = self._clock.now_s()
+        wait_s = 0.0
+        if hint.session is not None:
+            keys = self._sessions.chunks(request.tenant, hint.session)
+        elif request.resume_in_s is not None and request.resume_in_s < inf:
+            wait_s = request.resume_in_s
+        else:
+            self._refuse(hint, request, "it needs 'resume_in', the time of the next turn")
+            return None
+        if not keys:
+            self._refuse(hint, request, f"no chunks of session {hint.session!r} are known")
+        elif not self._tiers:
+            self._refuse(hint, request, "there is no tier to load from")
+        elif wait_s > self._max_duration_s:
+            longest = format_seconds(self._max_duration_s)
+            self._refuse(hint, request, f"the latest turn is after {longest}")
+        else:
+            prefetch = Prefetch(request, keys, now_s + wait_s, now_s + wait_s + _PREFETCH_S)
+            if self._prefetcher.add(prefetch):
+                self._write(hint, request, Outcome.DEFERRED, len(keys), wait_s)
+                return prefetch
+            self._refuse(hint, request, "too many prefetches of this tenant wait")
+        return None
+
+    def _keep_prefetched(self, prefetch: Prefetch, keys: Sequence[OffloadKey]) -> int:
+        request = prefetch.request
+        owner = f"{_owner(request)} prefetch"
+        lease = Lease(request.tenant, owner, renewal_s=0.0, priority=DEFAULT_PRIORITY)
+        return self._leases.grant(keys, lease, prefetch.until_s)
+
+    def _note_prefetched(self, prefetch: Prefetch, is_late: bool) -> None:
+        chunks, wanted = prefetch.place, len(prefetch.keys)
+        outcome, reason = Outcome.ACCEPTED, ""
+        if is_late:
+            outcome, reason = Outcome.EXPIRED, "the turn came first, or its time went by"
+        elif chunks < wanted:
+            outcome = Outcome.CLIPPED if chunks else Outcome.REFUSED
+            reason = f"{wanted - chunks:,} chunks are in no tier, or over the budget"
+        self._write(Hint(Verb.PREFETCH), prefetch.request, outcome, chunks, reason=reason)
+        asked = self._operator_prefetches.pop(prefetch, None)
+        if asked is not None:
+            asked.receipt = self._receipts[-1]
+
+    # --- an operator --------------------------------------------------------------------------
+
+    def _carry_out_for_operator(self, asked: OperatorHint) -> None:
+        hint, tenant, session = asked.hint, asked.tenant, asked.session
+        request = RequestContext("", session=session, tenant=tenant)
+        keys = self._sessions.chunks(tenant, session)
+        if not keys:
+            self._refuse(hint, request, f"no chunks of session {session!r} are known")
+        elif hint.verb is Verb.PIN:
+            self._lease(hint, request, keys)
+        elif hint.verb is Verb.PREFETCH:
+            prefetch = self._queue_prefetch(Hint(hint.verb, session=session), request, keys)
+            if prefetch is not None:
+                self._operator_prefetches[prefetch] = asked
+        else:
+            own = self._sessions.own_chunks(tenant, session)
+            self._prefetcher.drop(tenant, session)
+            self._carry_out(Hint(Verb.END), request, own, {})
+            self._primary.purge(own)
+        asked.receipt = self._receipts[-1]
+
+    # --- receipts -----------------------------------------------------------------------------
+
+    def _refuse(self, hint: Hint, request: RequestContext, reason: str) -> None:
+        self._write(hint, request, Outcome.REFUSED, reason=reason)
+
+    def _write(
+        self,
+        hint: Hint,
+        request: RequestContext,
+        outcome: Outcome,
+        chunks: int = 0,
+        duration_s: float | None = None,
+        reason: str = "",
+    ) -> None:
+        session = hint.session or request.session
+        who = request.request_id, session, request.tenant
+        receipt = Receipt(*who, hint.verb, outcome, chunks, duration_s, reason)
+        self._receipts.append(receipt)
+        topic = f"{hint.verb.value}.{outcome.value}"
+        self._primary.stats.hints[topic] += 1
+        self._log.often(logging.INFO, topic, str(receipt))
+
+
+def _owner(request: RequestContext) -> str:
+    return request.session or request.request_id
+
+
+def _within(ends: Mapping[OffloadKey, int], tokens: tuple[int, int]) -> Iterator[OffloadKey]:
+    """Yield the chunks that have a token of a range."""
+    first, stop = tokens
+    begin = end = 0
+    for key, its_end in ends.items():
+        if its_end != end:
+            # The chunks of several groups may end together, and each group begins with token 0.
+            begin, end = (end if its_end > end else 0), its_end
+        if end > first and begin < stop:
+            yield key

@@ -1,0 +1,187 @@
+"""Loads chunks into the primary tier before a request needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Final
+
+from kvtier_sdk.tiering.cascade import ManagedTier
+from kvtier_sdk.tiering.promotions import Promotions
+from kvtier_sdk.tiering.records import RequestState, SlotState
+from kvtier_sdk.tiering.search import TierSearch
+from kvtier_sdk.tiering.slots import PrimaryTier
+from kvtier_sdk.types import LookupResult, OffloadKey, RequestContext
+
+#: The most chunks that a prefetch loads at once, and the most prefetches that wait.
+_WINDOW: Final = 64
+_MOST_WAITING: Final = 256
+#: A prefetch begins this long before the turn, plus twice the time that its loads should take, plus
+#: the steps that each of its windows takes.
+_LEAD_S: Final = 1.0
+_WINDOW_S: Final = 0.1
+
+_LOADING: Final = SlotState.LOADING
+_MISS: Final = LookupResult.MISS
+
+
+class Prefetch:
+    """The chunks of one session, to be loaded before its next turn.
+
+    Attributes:
+        request: the request that asked for the prefetch.
+        turn_s: clock time at which the turn is expected; the chunks should be there by then.
+        until_s: clock time at which the prefetch is given up if it has not ended.
+        place: number of chunks, from the first on, that are in the primary tier.
+        loading: the request for which the chunks are loaded; ``None`` before the first load.
+        is_waiting: true while chunks are looked up or loaded.
+    """
+
+    __slots__ = ("is_waiting", "keys", "loading", "place", "request", "turn_s", "until_s")
+
+    def __init__(
+        self, request: RequestContext, keys: Sequence[OffloadKey], turn_s: float, until_s: float
+    ) -> None:
+        self.request = request
+        self.keys = keys
+        self.turn_s = turn_s
+        self.until_s = until_s
+        self.place = 0
+        self.loading: RequestState | None = None
+        self.is_waiting = False
+
+
+class Prefetcher:
+    """A loader of chunks that no request waits for.
+
+    It loads few chunks at a time, and only while no load of a request is queued, so that a request
+    never waits for a prefetch of chunks that it does not need.
+
+    Args:
+        arrived: called with the chunks of a prefetch that are in the primary tier; returns how many
+            of them may stay. If some may not, the prefetch ends.
+        ended: called with a prefetch that has ended. Its time is over if the flag is true.
+        end_request: called with the request of a prefetch that has ended.
+    """
+
+    def __init__(
+        self,
+        primary: PrimaryTier,
+        search: TierSearch,
+        promotions: Promotions,
+        tiers: Sequence[ManagedTier],
+        requests: dict[str, RequestState],
+        *,
+        arrived: Callable[[Prefetch, Sequence[OffloadKey]], int],
+        ended: Callable[[Prefetch, bool], None],
+        end_request: Callable[[RequestState], None],
+    ) -> None:
+        self._primary = primary
+        self._search = search
+        self._promotions = promotions
+        self._tiers = tiers
+        self._requests = requests
+        self._arrived = arrived
+        self._ended = ended
+        self._end_request = end_request
+        self._numbers = count(1)
+        self._window = max(1, min(_WINDOW, len(primary.slots) // 16))
+        self.waiting: list[Prefetch] = []
+
+    @property
+    def is_due(self) -> bool:
+        """True if a prefetch should go on in the next step."""
+        return any(self._is_due(prefetch) for prefetch in self.waiting)
+
+    def add(self, prefetch: Prefetch) -> bool:
+        """Queue a prefetch; return false if too many of this tenant wait already."""
+        tenants = [other.request.tenant for other in self.waiting]
+        own = tenants.count(prefetch.request.tenant)
+        if own >= _MOST_WAITING // (len(set(tenants) | {prefetch.request.tenant})):
+            return False
+        self.waiting.append(prefetch)
+        self.waiting.sort(key=_turn_of)
+        return True
+
+    def step(self) -> None:
+        """Carry on with the prefetch that is due first."""
+        now_s = self._primary.now_s
+        for prefetch in list(self.waiting):
+            if now_s > prefetch.until_s:
+                self.end(prefetch, is_late=True)
+            elif self._is_due(prefetch):
+                self._carry_on(prefetch)
+                return
+
+    def drop(self, tenant: str, session: str) -> None:
+        """End the prefetches for a session whose turn has come."""
+        for prefetch in list(self.waiting):
+            request = prefetch.request
+            if request.tenant == tenant and request.session == session:
+                self.end(prefetch, is_late=True)
+
+    def end(self, prefetch: Prefetch, *, is_late: bool = False) -> None:
+        self.waiting.remove(prefetch)
+        state = prefetch.loading
+        if state is not None:
+            self._promotions.abandon(state)
+            state.finished = True
+            self._end_request(state)
+        self._ended(prefetch, is_late)
+
+    def _is_due(self, prefetch: Prefetch) -> bool:
+        chunks = len(prefetch.keys)
+        load_s = max((tier.client.expected_load_s(chunks) for tier in self._tiers), default=0.0)
+        lead_s = _LEAD_S + 2 * load_s + _WINDOW_S * (chunks // self._window)
+        return self._primary.now_s >= prefetch.turn_s - lead_s
+
+    def _carry_on(self, prefetch: Prefetch) -> None:
+        if not prefetch.is_waiting and any(tier.client.load_bytes for tier in self._tiers):
+            return
+        state = prefetch.loading
+        if state is None:
+            state = prefetch.loading = self._begin(prefetch)
+        window = prefetch.keys[prefetch.place : prefetch.place + self._window]
+        here, prefetch.is_waiting = self._look_up(window, state)
+        if prefetch.is_waiting:
+            return
+        kept = self._arrived(prefetch, window[:here])
+        self._promotions.abandon(state)
+        state.forget_answers()
+        prefetch.place += kept
+        if kept < len(window) or prefetch.place == len(prefetch.keys):
+            self.end(prefetch)
+
+    def _begin(self, prefetch: Prefetch) -> RequestState:
+        request = prefetch.request
+        wait_s = max(0.0, prefetch.turn_s - self._primary.now_s)
+        context = RequestContext(
+            f"kvtier prefetch {next(self._numbers)}",
+            resume_in_s=wait_s,
+            session=request.session,
+            tenant=request.tenant,
+        )
+        state = RequestState(context, None)
+        state.is_prefetch = True
+        self._requests[context.request_id] = state
+        return state
+
+    def _look_up(self, keys: Sequence[OffloadKey], state: RequestState) -> tuple[int, bool]:
+        """Return how many leading chunks are here or on their way, and if any is on its way."""
+        here, pending = 0, False
+        for key in keys:
+            slot = self._primary.by_key.get(key)
+            if slot is None:
+                if self._search.find(key, state) is _MISS:
+                    break
+                pending = True
+            elif slot.state is _LOADING:
+                if key not in state.claims:
+                    self._promotions.join(slot, state)
+                pending = True
+            here += 1
+        return here, pending
+
+
+def _turn_of(prefetch: Prefetch) -> float:
+    return prefetch.turn_s

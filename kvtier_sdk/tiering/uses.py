@@ -1,0 +1,72 @@
+"""Collects what requests use, until the policy and the tiers hear of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Final
+
+from kvtier_sdk.contract import EvictionPolicy
+from kvtier_sdk.tiering.cascade import ManagedTier
+from kvtier_sdk.tiering.records import RequestState
+from kvtier_sdk.tiering.slots import PrimaryTier
+from kvtier_sdk.types import OffloadKey, RequestContext
+
+#: The most reasons for the end of an answer that are told apart, because clients can make some up.
+_MOST_STOPS: Final = 64
+
+
+class Uses:
+    """The chunks used in one step, and the requests that have ended in it."""
+
+    def __init__(
+        self,
+        primary: PrimaryTier,
+        policy: EvictionPolicy,
+        tiers: Sequence[ManagedTier],
+        requests: Mapping[str, RequestState],
+    ) -> None:
+        self._primary = primary
+        self._policy = policy
+        self._tiers = tiers
+        self._requests = requests
+        # Each used chunk, with the request that used it last.
+        self._touched: dict[OffloadKey, RequestContext] = {}
+        self._over: dict[str, tuple[RequestContext, str | None]] = {}
+        self._stops: set[str] = set()
+
+    def note(self, keys: Iterable[OffloadKey], request: RequestContext) -> None:
+        """Record that a request uses chunks, in prefix order."""
+        self._touched.update(dict.fromkeys(keys, request))
+
+    def note_end(self, request: RequestContext, stop: str | None) -> None:
+        if stop is not None and stop not in self._stops and len(self._stops) < _MOST_STOPS:
+            self._stops.add(stop)
+        self._over[request.request_id] = request, stop if stop in self._stops else None
+
+    def note_if_over(self, request: RequestContext) -> None:
+        """Let the policy finish a request that it hears of after the request has ended."""
+        if request.request_id not in self._requests and request.request_id not in self._over:
+            self._over[request.request_id] = request, None
+
+    def tell(self) -> None:
+        """Tell the policy and the tiers of the step."""
+        if self._touched:
+            # A tier need not keep what is never used again.
+            touched = [key for key, request in self._touched.items() if not request.is_over]
+            for _, uses in groupby(self._touched.items(), lambda use: id(use[1])):
+                (first, request), *others = uses
+                self._primary.access([first, *(key for key, _ in others)], request)
+                self.note_if_over(request)
+            self._touched = {}
+            # Reverse the order, so that the tiers also evict the start of a prefix last.
+            touched.reverse()
+            for tier in self._tiers:
+                tier.client.touch(touched)
+        for request, stop in self._over.values():
+            self._policy.on_request_finished(request, stop)
+        self._over = {}
+
+    def forget(self) -> None:
+        """Forget the used chunks, because the primary tier is empty."""
+        self._touched.clear()

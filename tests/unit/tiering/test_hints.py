@@ -1,0 +1,363 @@
+"""Pins, retained ranges, prefetches and ends of sessions, each within its budget."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from support.engine import KEYS, A, Engine, Make, stored_below
+
+from kvtier_sdk import OffloadKey, RequestContext
+from kvtier_sdk.engine import read_request
+from kvtier_sdk.hints import Hint, Outcome, Receipt, Verb
+from kvtier_sdk.tiering.hint_executor import OperatorHint
+
+ALL = {"hint_share": 1.0}
+
+
+def turn(
+    engine: Engine,
+    name: str,
+    keys: Sequence[OffloadKey],
+    *,
+    ends: bool = False,
+    **hints: Any,
+) -> list[Receipt]:
+    """Run a request with hints, which stores chunks of 16 tokens; return the receipts."""
+    request = read_request(name, {"kvtier": hints})
+    engine.manager.on_new_request(request)
+    for key in keys:
+        engine.store(request, key)
+    engine.manager.touch(keys, request)
+    tokens = {key: 16 * (place + 1) for place, key in enumerate(keys)}
+    engine.manager.on_request_finished(request, tokens if ends else None)
+    engine.step(times=2)
+    return engine.manager.take_receipts()
+
+
+def outcomes(receipts: Sequence[Receipt]) -> list[tuple[str, str, int]]:
+    return [(one.verb.value, one.outcome.value, one.chunks) for one in receipts]
+
+
+def present(engine: Engine, *keys: OffloadKey) -> list[bool]:
+    return [key in engine.manager._by_key for key in keys]
+
+
+def flood(engine: Engine) -> None:
+    """Store twice as many chunks as fit."""
+    for _ in range(2):
+        engine.push_out(A)
+
+
+# --- pins -------------------------------------------------------------------------------------
+
+
+def test_a_pinned_chunk_outlives_other_traffic_until_its_time_is_over(make: Make) -> None:
+    engine = make(slots=8, manager=ALL)
+    (receipt,) = turn(engine, "r", KEYS[:2], pin="5m", session="s")
+    assert (receipt.outcome, receipt.chunks, receipt.duration_s) == (Outcome.ACCEPTED, 2, 300.0)
+    assert str(receipt) == "pin for session 's': accepted, 2 chunks, 300 s"
+    flood(engine)
+    assert present(engine, *KEYS[:2]) == [True, True]
+    assert engine.manager.usage().leased == 2
+    engine.step(301.0)
+    engine.step()
+    assert engine.manager.usage().leased == 0
+    flood(engine)
+    assert present(engine, *KEYS[:2]) == [False, False]
+
+
+def test_a_hit_renews_a_pin_and_no_retained_range(make: Make) -> None:
+    engine = make(slots=8, manager=ALL)
+    turn(engine, "r", KEYS[:1], pin="5m", session="s")
+    turn(engine, "q", KEYS[1:2], retain="5m", session="t")
+    engine.step(200.0)
+    assert engine.settle(A, *KEYS[:2]) == ["HIT", "HIT"]
+    engine.load(A, *KEYS[:2])
+    engine.step(200.0)
+    engine.step()
+    assert list(engine.manager._primary.leases.held) == [KEYS[0]]
+
+
+def test_a_request_that_had_the_chunks_on_its_device_renews_a_pin(make: Make) -> None:
+    engine = make(slots=8, manager=ALL)
+    turn(engine, "r", KEYS[:1], pin="5m")
+    engine.step(200.0)
+    late = RequestContext("late")
+    engine.manager.on_new_request(late)
+    engine.manager.on_request_finished(late, {KEYS[0]: 16})
+    engine.step(200.0)
+    engine.step()
+    assert engine.manager.usage().leased == 1
+
+
+def test_the_same_session_can_shorten_its_pin_and_another_cannot(make: Make) -> None:
+    engine = make(slots=8, manager=ALL)
+    leases = engine.manager._primary.leases
+    turn(engine, "r", KEYS[:1], pin="10m", session="s")
+    turn(engine, "q", KEYS[:1], pin="0s", session="t")
+    turn(engine, "p", KEYS[:1], pin="1m", session="t")
+    engine.step(61.0)
+    engine.step()
+    assert list(leases.held) == [KEYS[0]]
+    assert outcomes(turn(engine, "o", KEYS[:1], pin="0s", session="s")) == [("pin", "accepted", 1)]
+    assert not leases.held
+
+
+def test_a_receipt_says_what_was_clipped(make: Make) -> None:
+    engine = make(slots=8, tiers=0, manager={"hint_share": 0.25, "hint_duration_s": 60.0})
+    (receipt,) = turn(engine, "r", KEYS[:4], pin="5m")
+    assert (receipt.outcome, receipt.chunks, receipt.duration_s) == (Outcome.CLIPPED, 2, 60.0)
+    assert receipt.reason == "2 chunks are over the budget of 2; the longest is 60 s"
+    assert list(engine.manager._primary.leases.held) == KEYS[:2], "the begin of the prefix"
+    absent = read_request("q", {"kvtier": {"pin": True}})
+    engine.manager.on_new_request(absent)
+    engine.manager.on_request_finished(absent, {KEYS[40]: 16})
+    (receipt,) = engine.manager.take_receipts()
+    assert (receipt.outcome, receipt.reason) == (
+        Outcome.REFUSED,
+        "1 chunks are not in the pool; the longest is 60 s",
+    )
+    assert engine.manager.stats[0].hints == {"pin.clipped": 1, "pin.refused": 1}
+
+
+def test_a_range_of_tokens_needs_an_engine_that_knows_them(make: Make) -> None:
+    engine = make(slots=8, tiers=0, manager=ALL)
+    (receipt,) = turn(engine, "r", KEYS[:4], pin={"tokens": [16, 33]})
+    assert (receipt.outcome, receipt.chunks) == (Outcome.REFUSED, 0)
+    assert receipt.reason == "the engine does not say where chunks end"
+    turn(engine, "q", KEYS[:4], ends=True, pin={"tokens": [16, 33]})
+    assert list(engine.manager._primary.leases.held) == KEYS[1:3]
+
+
+def test_what_cannot_be_read_is_refused_with_advice(make: Make) -> None:
+    engine = make(slots=8, tiers=0, manager=ALL)
+    (receipt,) = turn(engine, "r", KEYS[:1], pinn="5m")
+    assert (receipt.verb, receipt.outcome) == (Verb.UNKNOWN, Outcome.REFUSED)
+    assert "did you mean 'pin'?" in receipt.reason
+
+
+# --- budgets ----------------------------------------------------------------------------------
+
+
+def test_pins_cannot_stop_stores(make: Make) -> None:
+    engine = make(slots=8, tiers=0, manager={"hint_share": 0.5})
+    for number in range(8):
+        turn(engine, f"r{number}", KEYS[number : number + 1], pin="1h", tenant=f"t{number % 3}")
+    assert engine.manager.usage().leased == 4
+    assert engine.manager.prepare_store(KEYS[100:104], A).rejected_keys == []
+
+
+def test_promotions_leave_stores_their_share_beside_pins(make: Make) -> None:
+    engine = make(slots=10, manager={"hint_share": 0.5, "store_reserve": 0.2})
+    stored_below(engine, *KEYS[:8])
+    turn(engine, "r", KEYS[200:205], pin="1h")
+    engine.look(A, *KEYS[:8])
+    engine.step(times=3)
+    engine.look(A, *KEYS[:8])
+    engine.step(times=3)
+    assert len(engine.manager._promotions._primary.leases.held) == 5
+    assert engine.manager.prepare_store(KEYS[300:302], A).rejected_keys == []
+
+
+def test_a_tenant_gets_its_share_back_from_those_that_have_more(make: Make) -> None:
+    engine = make(slots=16, tiers=0, manager={"hint_share": 0.5})
+    turn(engine, "r", KEYS[:4], pin="10m", tenant="greedy", session="a")
+    turn(engine, "q", KEYS[4:8], pin="5m", tenant="greedy", session="b")
+    assert outcomes(turn(engine, "p", KEYS[8:14], pin="5m", tenant="late")) == [
+        ("pin", "clipped", 4)
+    ]
+    # The leases that end first are lost.
+    assert set(engine.manager._primary.leases.held) == {*KEYS[:4], *KEYS[8:12]}
+    assert outcomes(turn(engine, "o", KEYS[14:16], pin="5m", tenant="third")) == [
+        ("pin", "accepted", 2)
+    ]
+    assert engine.manager.usage().leased == 8
+
+
+def test_what_is_left_by_others_can_be_used(make: Make) -> None:
+    engine = make(slots=16, tiers=0, manager={"hint_share": 0.5})
+    turn(engine, "r", KEYS[:1], pin="10m", tenant="small")
+    assert outcomes(turn(engine, "q", KEYS[1:9], pin="5m", tenant="large")) == [
+        ("pin", "clipped", 7)
+    ]
+
+
+def test_retained_chunks_go_last_by_priority_and_pins_never(make: Make) -> None:
+    engine = make(slots=4, tiers=0, manager=ALL)
+    turn(engine, "r", KEYS[:1], retain={"for": "1h", "priority": 80})
+    turn(engine, "q", KEYS[1:2], retain={"for": "1h", "priority": 20})
+    turn(engine, "p", KEYS[2:3], pin="1h")
+    turn(engine, "o", KEYS[3:4])
+    order = []
+    for key in KEYS[100:104]:
+        order += engine.manager.prepare_store([key], A).evicted_keys
+    assert order == [KEYS[3], KEYS[1], KEYS[0]]
+    assert list(engine.manager._primary.leases.held) == [KEYS[2]]
+
+
+# --- demote, end ------------------------------------------------------------------------------
+
+
+def test_what_a_last_turn_stores_goes_to_no_tier(make: Make) -> None:
+    engine = make(slots=8)
+    turn(engine, "r", KEYS[:1], session="s")
+    assert outcomes(turn(engine, "q", KEYS[:2], session="s", end=True)) == [("end", "accepted", 2)]
+    turn(engine, "p", KEYS[2:3], session="t", demote=True)
+    engine.at_rest()
+    assert set(engine.tiers[0]._objects) == {KEYS[0], KEYS[2]}
+
+
+def test_an_ended_session_is_not_spilled_but_what_another_shares_is(make: Make) -> None:
+    engine = make(slots=8, store_policy="on_evict")
+    turn(engine, "r", KEYS[:3], session="s")
+    turn(engine, "q", [KEYS[0], KEYS[3]], session="t")
+    turn(engine, "p", KEYS[:3], session="s", end=True)
+    flood(engine)
+    engine.step(times=20)
+    assert {KEYS[0], KEYS[3]} <= set(engine.tiers[0]._objects)
+    assert not {KEYS[1], KEYS[2]} & set(engine.tiers[0]._objects)
+
+
+def test_an_end_releases_the_sessions_pins(make: Make) -> None:
+    engine = make(slots=8, tiers=0, manager=ALL)
+    turn(engine, "r", KEYS[:2], session="s", pin="1h")
+    turn(engine, "q", KEYS[:2], session="s", end=True)
+    assert engine.manager.usage().leased == 0
+
+
+# --- prefetch ---------------------------------------------------------------------------------
+
+
+def left_pool(make: Make, **hints: Any) -> Engine:
+    """Return an engine with a session's chunks in the tier, and not in the pool."""
+    engine = make(slots=32, manager={"hint_share": 0.5})
+    turn(engine, "r", KEYS[:6], session="s", **hints)
+    flood(engine)
+    assert not any(present(engine, *KEYS[:6]))
+    engine.manager.take_receipts()
+    return engine
+
+
+def test_a_prefetch_brings_the_chunks_back_before_the_turn(make: Make) -> None:
+    engine = left_pool(make, resume_in=60, prefetch=True)
+    engine.steps(58.0 - engine.clock.now_s(), 0.1)
+    assert not any(present(engine, *KEYS[:6]))
+    engine.steps(2.0, 0.05)
+    assert all(present(engine, *KEYS[:6]))
+    (receipt,) = engine.manager.take_receipts()
+    assert (receipt.verb, receipt.outcome, receipt.chunks) == (Verb.PREFETCH, Outcome.ACCEPTED, 6)
+    # They stay until the turn.
+    flood(engine)
+    assert engine.look(A, *KEYS[:6]) == ["HIT"] * 6
+    assert not engine.manager.stats[0].misses, "nobody has missed anything"
+    engine.manager.on_request_finished(A)
+    engine.at_rest()
+    assert engine.manager.left_over() == {"pins": 0, "slots": 0, "requests": 1, "jobs": 0}
+
+
+def test_a_prefetch_of_a_named_session_begins_at_once(make: Make) -> None:
+    engine = left_pool(make)
+    receipts = turn(engine, "q", KEYS[20:21], prefetch="s")
+    assert outcomes(receipts) == [("prefetch", "deferred", 6)]
+    engine.step(times=10)
+    assert all(present(engine, *KEYS[:6]))
+    assert outcomes(engine.manager.take_receipts()) == [("prefetch", "accepted", 6)]
+
+
+def test_a_prefetch_waits_while_a_request_loads(make: Make) -> None:
+    engine = left_pool(make)
+    stored_below(engine, *KEYS[300:302])
+    turn(engine, "q", KEYS[20:21], prefetch="s")
+    engine.step(times=20)
+    engine.manager._primary.leases.end(KEYS[:6])
+    flood(engine)
+    engine.tiers[0].gated = {"load"}
+    engine.tiers[0].gate = asyncio.Event()
+    engine.look(A, *KEYS[300:302])
+    engine.step(times=3)
+    engine.look(A, *KEYS[300:302])
+    turn(engine, "p", KEYS[21:22], prefetch="s")
+    engine.step(times=5)
+    loads = [keys for name, keys in engine.tiers[0].calls if name == "load"]
+    assert loads[-1] == KEYS[300:302]
+    engine.tiers[0].gate.set()
+    engine.step(times=20)
+    loads = [keys for name, keys in engine.tiers[0].calls if name == "load"]
+    assert loads[-3:] == [KEYS[:2], KEYS[2:4], KEYS[4:6]]
+
+
+def test_a_turn_that_comes_early_ends_its_prefetch(make: Make) -> None:
+    engine = left_pool(make, resume_in=60, prefetch=True)
+    early = read_request("early", {"kvtier": {"session": "s"}})
+    engine.manager.on_new_request(early)
+    assert outcomes(engine.manager.take_receipts()) == [("prefetch", "expired", 0)]
+    assert engine.settle(early, *KEYS[:6]) == ["HIT"] * 6
+
+
+def test_a_prefetch_of_what_is_nowhere_is_refused(make: Make) -> None:
+    engine = left_pool(make)
+    engine.tiers[0]._remove(KEYS[:6])
+    _, receipt = turn(engine, "q", KEYS[20:21], prefetch="s")
+    assert (receipt.outcome, receipt.reason) == (
+        Outcome.REFUSED,
+        "6 chunks are in no tier, or over the budget",
+    )
+    (receipt,) = turn(engine, "p", KEYS[21:22], prefetch="nobody")
+    assert receipt.reason == "no chunks of session 'nobody' are known"
+    (receipt,) = turn(engine, "o", KEYS[21:22], prefetch=True, session="s")
+    assert receipt.reason == "it needs 'resume_in', the time of the next turn"
+
+
+def test_a_prefetch_stays_within_the_budget(make: Make) -> None:
+    engine = make(slots=32, manager={"hint_share": 0.1})
+    turn(engine, "r", KEYS[:6], session="s")
+    flood(engine)
+    turn(engine, "q", KEYS[20:21], prefetch="s")
+    engine.step(times=10)
+    assert outcomes(engine.manager.take_receipts()) == [("prefetch", "clipped", 3)]
+    assert engine.manager.usage().leased == 3
+
+
+def test_a_reset_forgets_leases_and_prefetches(make: Make) -> None:
+    engine = left_pool(make, resume_in=60, prefetch=True)
+    turn(engine, "q", KEYS[20:22], pin="1h")
+    engine.manager.reset_cache()
+    assert engine.manager.usage().leased == 0
+    assert outcomes(engine.manager.take_receipts()) == [("prefetch", "expired", 0)]
+    engine.manager.on_reset_flushed()
+    engine.at_rest()
+
+
+def test_a_prefetch_that_is_reset_while_it_loads_leaves_nothing(make: Make) -> None:
+    engine = left_pool(make)
+    turn(engine, "q", KEYS[20:21], prefetch="s")
+    engine.manager.on_schedule_end()
+    engine.manager.reset_cache()
+    engine.manager.on_reset_flushed()
+    engine.at_rest()
+    assert engine.manager.left_over()["requests"] == 2, "only those that the test began"
+
+
+# --- an operator ------------------------------------------------------------------------------
+
+
+def ask(engine: Engine, verb: Verb, duration_s: float | None = None, session: str = "s") -> str:
+    asked = OperatorHint(Hint(verb, duration_s), session, "")
+    engine.manager.give_hint(asked)
+    assert engine.manager.has_pending_work()
+    engine.step(times=10)
+    return str(asked.receipt)
+
+
+def test_an_operator_prefetches_pins_and_forgets_a_session(make: Make) -> None:
+    engine = left_pool(make)
+    assert ask(engine, Verb.PREFETCH) == "prefetch for session 's': accepted, 6 chunks"
+    assert ask(engine, Verb.PIN, 60.0) == "pin for session 's': accepted, 6 chunks, 60 s"
+    flood(engine)
+    assert all(present(engine, *KEYS[:6]))
+    assert ask(engine, Verb.END) == "end for session 's': accepted, 6 chunks"
+    engine.step()
+    assert not any(present(engine, *KEYS[:6]))
+    assert "no chunks of session 's' are known" in ask(engine, Verb.PIN, 60.0)
