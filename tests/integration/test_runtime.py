@@ -253,6 +253,70 @@ def test_what_is_asked_of_nobody_or_of_no_tier_is_one_line(idle: Path, tmp_path:
     assert ask(idle, {"command": "stop"})["error"].startswith("no command 'stop'")
 
 
+def test_an_operator_pins_prefetches_and_forgets_a_session(tmp_path: Path) -> None:
+    config = TieringConfig.from_dict(
+        {
+            "slots": 8,
+            "chunk_bytes": 4096,
+            "policy": "lru",
+            "admin_socket": str(tmp_path / "engine.sock"),
+            "tiers": [{"url": f"file://{tmp_path}/kv", **PATIENT}],
+        }
+    )
+    keys = WORKLOAD[0].keys[:2]
+    with (
+        open_pool(config) as pool,
+        open_manager(pool, config, Namespace({})) as manager,
+        ThreadPoolExecutor() as operator,
+    ):
+
+        def told(*command: object) -> tuple[int, str]:
+            """Return a command's status and output, while the engine makes steps."""
+            begun = operator.submit(kvtier, command[0], config.admin_socket, *command[1:])
+            while not begun.done():
+                manager.on_schedule_end()
+                threading.Event().wait(0.01)
+            return begun.result().returncode, begun.result().stdout
+
+        def serve(name: str, keys: Sequence[OffloadKey], session: str | None = None) -> None:
+            request = RequestContext(name, session=session)
+            manager.on_new_request(request)
+            store(manager, keys, request)
+            manager.on_request_finished(request)
+
+        serve("r", keys, "system-prompt")
+        assert told("pin", "system-prompt", "--for", "60s") == (
+            0,
+            "pin for session 'system-prompt': accepted, 2 chunks, 60 s\n",
+        )
+        assert told("pin", "system-prompt", "--for", "0s")[0] == 0
+        for number in range(1, 9):
+            serve(f"r{number}", WORKLOAD[number].keys[-2:])
+        assert not any(key in manager._by_key for key in keys)
+        assert told("prefetch", "system-prompt") == (
+            0,
+            "prefetch for session 'system-prompt': accepted, 2 chunks\n",
+        )
+        assert all(key in manager._by_key for key in keys)
+        assert told("forget", "system-prompt")[0] == 0
+        manager.on_schedule_end()
+        manager.on_schedule_end()
+        assert not any(key in manager._by_key for key in keys)
+        assert told("pin", "system-prompt") == (
+            1,
+            "pin for session 'system-prompt': refused, 0 chunks: no chunks of session "
+            "'system-prompt' are known\n",
+        )
+
+
+def test_a_hint_for_an_engine_that_sleeps(idle: Path) -> None:
+    done = kvtier("pin", idle, "chat")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "the engine is idle; it will do this with its next request\n"
+    assert ask(idle, {"command": "hint", "verb": "pim"})["error"].startswith("no hint 'pim'")
+    assert ask(idle, {"command": "receipt", "number": 99}) == {"error": "no hint has the number 99"}
+
+
 DEVICE = (
     "an engine's device may still serve them, and store them again: reset its prefix cache "
     "(vLLM: POST /reset_prefix_cache, in development mode), or restart it\n"
