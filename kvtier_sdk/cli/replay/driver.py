@@ -182,7 +182,7 @@ class _Driver:
     def _serve(self, number: int, request: ReplayRequest) -> Iterator[bool]:
         """Play a request. Yield at the end of each step: true if the step made progress."""
         self._history.arrived_s = request.arrived_s
-        context = RequestContext(request.request_id, resume_in_s=request.resume_in_s)
+        context = request.context
         meter = _Meter()
         with meter:
             self._manager.on_new_request(context)

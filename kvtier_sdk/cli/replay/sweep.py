@@ -17,7 +17,7 @@ from kvtier_sdk.contract import EvictionPolicy
 from kvtier_sdk.registry import load_policy
 from kvtier_sdk.tiering.records import SlotState
 from kvtier_sdk.tiering.slots import PrimaryTier
-from kvtier_sdk.types import OffloadKey, RequestContext
+from kvtier_sdk.types import OffloadKey
 
 _LRU = "lru"
 _HASHES = 2**32
@@ -259,7 +259,7 @@ def count_hits(workload: Sequence[ReplayRequest], policy: EvictionPolicy, slots:
         new = [key for key in dict.fromkeys(request.keys) if key not in by_key]
         taken, _ = primary.take(len(new))
         primary.assign(new[: len(taken)], taken, SlotState.WRITING)
-        context = RequestContext(request.request_id, resume_in_s=request.resume_in_s)
+        context = request.context
         primary.publish(taken, context)
         for slot in taken:
             primary.unpin(slot)
