@@ -6,10 +6,11 @@ import dataclasses
 import math
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 from kvtier_sdk.cli.replay.workload import ReplayRequest
@@ -19,12 +20,27 @@ from kvtier_sdk.tiering.records import SlotState
 from kvtier_sdk.tiering.slots import PrimaryTier
 from kvtier_sdk.types import OffloadKey
 
+#: A function that advances a progress bar by a number of units, and one that shows such a bar.
+Advance = Callable[[int], None]
+Progress = Callable[[str, int], AbstractContextManager[Advance]]
+
 _LRU = "lru"
 _HASHES = 2**32
 # Simulate a policy with at most this many chunks; use only some keys of a longer workload.
 _MOST_PLAYED = 2**17
 # Doubling a pool is worth the memory if at least this fraction of all chunks become hits.
 _WORTHWHILE = 0.01
+
+
+class _Counted(NamedTuple):
+    hits: Mapping[int, int]
+    share: float = 1.0
+    error: float = 0.0
+
+
+@contextmanager
+def _no_progress(label: str, total: int) -> Iterator[Advance]:
+    yield lambda count: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +70,7 @@ class PoolSweep:
         share: the fraction of the keys that was simulated; 1.0 if the sweep is exact.
         error: the largest difference in hit rate between the two halves of the simulated keys.
         compression_ratio: the ratio of a chunk's length to its length in a tier.
+        others: the same sweep with other policies, if they were asked for.
     """
 
     policy: str
@@ -65,6 +82,7 @@ class PoolSweep:
     share: float
     error: float
     compression_ratio: float = 1.0
+    others: tuple[PoolSweep, ...] = ()
 
     @property
     def suggested(self) -> SweepPoint:
@@ -107,6 +125,7 @@ class PoolSweep:
             "pool": point(self.pool),
             "points": [point(of) for of in self.points],
             "suggested": point(self.suggested),
+            "other_policies": [of.as_json(chunk_bytes) for of in self.others],
         }
 
 
@@ -114,46 +133,49 @@ def sweep_pool(
     workload: Sequence[ReplayRequest],
     *,
     policy: str = _LRU,
+    others: Sequence[str] = (),
     pool_slots: int,
     compression_ratio: float = 1.0,
+    progress: Progress = _no_progress,
 ) -> PoolSweep:
     """Count the hits for every size of the host pool, if requests come one at a time.
 
     For ``lru``, one pass over the workload counts the exact hits at all sizes. Any other policy is
     simulated once for each size. A long workload is simulated with only some of its keys, so the
     counts are estimates. A tier holds ``compression_ratio`` times as many chunks as a pool of its
-    size.
+    size. ``others`` are policies to compare with ``policy``; ``progress`` is called with a label
+    and a number of steps for each stage, and returns a context that yields a function to call with
+    the number of steps done.
     """
     distinct = {key for request in workload for key in request.keys}
     longest = max((len(request.keys) for request in workload), default=0)
     sizes = _sizes(2 * longest, len(distinct))
-    needed = sorted(_slots_needed(workload))
+    with progress("all sizes with lru", len(workload)) as advance:
+        needed = sorted(_slots_needed(workload, advance))
     exact = {slots: bisect_right(needed, slots) for slots in (*sizes, pool_slots)}
-    chunks = sum(len(request.keys) for request in workload)
-    hits, share, error = exact, 1.0, 0.0
-    if policy != _LRU and chunks <= _MOST_PLAYED:
-        make = load_policy(policy)
-        hits = {slots: count_hits(workload, make(), slots) for slots in exact}
-    elif policy != _LRU:
-        # Make two estimates, because their difference shows the error.
-        parts = 2 ** math.ceil(math.log2(2 * chunks / _MOST_PLAYED))
-        one, other = (_play_share(workload, policy, exact, parts, part) for part in (0, 1))
-        hits = {slots: (one[slots] + other[slots]) // 2 for slots in exact}
-        share = 2 / parts
-        error = max(abs(one[slots] - other[slots]) for slots in exact) / chunks
     behind = {slots: bisect_right(needed, int(slots * compression_ratio)) for slots in exact}
-    points = {slots: SweepPoint(slots, hits[slots], behind[slots]) for slots in exact}
-    return PoolSweep(
-        policy=policy,
-        requests=len(workload),
-        chunks=chunks,
-        distinct_chunks=len(distinct),
-        points=tuple(points[slots] for slots in sizes),
-        pool=points[pool_slots],
-        share=share,
-        error=error,
-        compression_ratio=compression_ratio,
-    )
+    chunks = sum(len(request.keys) for request in workload)
+    counted = {_LRU: _Counted(exact)}
+    simulated = [name for name in (policy, *others) if name != _LRU]
+    if simulated:
+        counted |= _simulate(workload, simulated, exact, chunks, progress)
+
+    def swept(name: str) -> PoolSweep:
+        hits, share, error = counted[name]
+        points = {slots: SweepPoint(slots, hits[slots], behind[slots]) for slots in exact}
+        return PoolSweep(
+            policy=name,
+            requests=len(workload),
+            chunks=chunks,
+            distinct_chunks=len(distinct),
+            points=tuple(points[slots] for slots in sizes),
+            pool=points[pool_slots],
+            share=share,
+            error=error,
+            compression_ratio=compression_ratio,
+        )
+
+    return dataclasses.replace(swept(policy), others=tuple(map(swept, others)))
 
 
 def _sizes(least: int, most: int) -> list[int]:
@@ -164,7 +186,7 @@ def _sizes(least: int, most: int) -> list[int]:
     return sizes
 
 
-def _slots_needed(workload: Sequence[ReplayRequest]) -> Iterator[int]:
+def _slots_needed(workload: Sequence[ReplayRequest], advance: Advance) -> Iterator[int]:
     """Yield the slots that an ``lru`` pool needs for each hit; skip chunks that always miss.
 
     The pool holds the most recently used chunks. A chunk is a hit if the pool holds it and all
@@ -183,6 +205,7 @@ def _slots_needed(workload: Sequence[ReplayRequest]) -> Iterator[int]:
         # Use the end of a prefix first, as the pool does, so that its start is evicted last.
         for key in reversed(dict.fromkeys(request.keys)):
             recency.use(key)
+        advance(1)
 
 
 class _Recency:
@@ -219,13 +242,60 @@ class _Recency:
             place += place & -place
 
 
+def _simulate(
+    workload: Sequence[ReplayRequest],
+    policies: Sequence[str],
+    exact: Mapping[int, int],
+    chunks: int,
+    progress: Progress,
+) -> dict[str, _Counted]:
+    """Count the hits of policies at each size, or estimate them for a long workload."""
+    label = ", ".join(policies)
+    if chunks <= _MOST_PLAYED:
+        with progress(label, len(exact)) as advance:
+            counted = _play(workload, policies, list(exact), advance)
+        return {name: _Counted(counted[name]) for name in policies}
+    # Make two estimates, because their difference shows the error.
+    parts = 2 ** math.ceil(math.log2(2 * chunks / _MOST_PLAYED))
+    with progress(label, 2 * len(exact)) as advance:
+        one, other = (
+            _play_share(workload, policies, exact, parts, part, advance) for part in (0, 1)
+        )
+    found = {}
+    for name in policies:
+        pairs = {slots: (one[name][slots], other[name][slots]) for slots in exact}
+        hits = {slots: sum(pair) // 2 for slots, pair in pairs.items()}
+        error = max(abs(first - second) for first, second in pairs.values()) / chunks
+        found[name] = _Counted(hits, 2 / parts, error)
+    return found
+
+
+def _play(
+    workload: Sequence[ReplayRequest],
+    policies: Iterable[str],
+    sizes: Sequence[int],
+    advance: Advance,
+) -> dict[str, dict[int, int]]:
+    hits: dict[str, dict[int, int]] = {name: {} for name in policies}
+    for slots in sizes:
+        for name, of_policy in hits.items():
+            of_policy[slots] = count_hits(workload, load_policy(name)(), slots)
+        advance(1)
+    return hits
+
+
 def _play_share(
-    workload: Sequence[ReplayRequest], policy: str, exact: Mapping[int, int], parts: int, part: int
-) -> dict[int, int]:
-    """Estimate a policy's hits at each size from a share of the keys, in pools scaled by the share.
+    workload: Sequence[ReplayRequest],
+    policies: Sequence[str],
+    exact: Mapping[int, int],
+    parts: int,
+    part: int,
+    advance: Advance,
+) -> dict[str, dict[int, int]]:
+    """Estimate policies' hits at each size from a share of the keys, in pools scaled by the share.
 
     Most of the error comes from the few keys that nearly every request names. ``lru`` has the same
-    error, but its exact hits are known, so only the policy's gain over ``lru`` is scaled up.
+    error, but its exact hits are known, so only a policy's gain over ``lru`` is scaled up.
     """
     first = part * _HASHES // parts
     hashes = range(first, first + _HASHES // parts)
@@ -233,13 +303,15 @@ def _play_share(
         dataclasses.replace(of, keys=tuple(key for key in of.keys if crc32(key) in hashes))
         for of in workload
     ]
-    make, make_lru = load_policy(policy), load_policy(_LRU)
-    hits = {}
-    for slots, true in exact.items():
-        fewer = max(1, slots // parts)
-        gain = count_hits(sample, make(), fewer) - count_hits(sample, make_lru(), fewer)
-        hits[slots] = max(0, true + parts * gain)
-    return hits
+    fewer = {slots: max(1, slots // parts) for slots in exact}
+    played = _play(sample, [_LRU, *policies], list(fewer.values()), advance)
+    return {
+        name: {
+            slots: max(0, true + parts * (played[name][fewer[slots]] - played[_LRU][fewer[slots]]))
+            for slots, true in exact.items()
+        }
+        for name in policies
+    }
 
 
 def count_hits(workload: Sequence[ReplayRequest], policy: EvictionPolicy, slots: int) -> int:
