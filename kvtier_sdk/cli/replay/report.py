@@ -34,15 +34,12 @@ class ReplayHistory:
 
 
 class TimeSaved(NamedTuple):
-    """The time that the engine would have needed for a tier's hits, and the time of the loads."""
+    """The time that an engine needs to compute a tier's hits, less the time that loads took."""
 
     name: str
     compute_s: float
     load_s: float
-
-    @property
-    def saved_s(self) -> float:
-        return self.compute_s - self.load_s
+    saved_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +98,9 @@ class ReplayReport:
         """The time that each tier saved, and their sum; empty without ``recompute_s``."""
         if self.recompute_s is None:
             return []
-        tiers = [
-            TimeSaved(tier.name, tier.hit_chunks * self.recompute_s, tier.load_s)
-            for tier in self.tiers
-        ]
-        compute_s = sum(of.compute_s for of in tiers)
-        return [*tiers, TimeSaved("all", compute_s, sum(of.load_s for of in tiers))]
+        times = [(of.name, of.hit_chunks * self.recompute_s, of.load_s) for of in self.tiers]
+        times.append(("all", sum(of[1] for of in times), sum(of[2] for of in times)))
+        return [TimeSaved(*of, saved_s=of[1] - of[2]) for of in times]
 
     def as_json(self) -> dict[str, Any]:
         """Return the report in its published format, in which a chunk is called a block."""
@@ -126,7 +120,7 @@ class ReplayReport:
             "tiers": [_tier_json(tier) for tier in self.tiers],
             "sessions": self.sessions and self.sessions.as_json(),
             "recompute_s": self.recompute_s,
-            "time_saved": [of._asdict() | {"saved_s": of.saved_s} for of in self.time_saved],
+            "time_saved": [of._asdict() for of in self.time_saved],
         }
 
 

@@ -6,11 +6,11 @@ import dataclasses
 import math
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any, NamedTuple
+from typing import Any
 from zlib import crc32
 
 from kvtier_sdk.cli.replay.workload import ReplayRequest
@@ -30,12 +30,6 @@ _HASHES = 2**32
 _MOST_PLAYED = 2**17
 # Doubling a pool is worth the memory if at least this fraction of all chunks become hits.
 _WORTHWHILE = 0.01
-
-
-class _Counted(NamedTuple):
-    hits: Mapping[int, int]
-    share: float = 1.0
-    error: float = 0.0
 
 
 @contextmanager
@@ -150,20 +144,16 @@ def sweep_pool(
     distinct = {key for request in workload for key in request.keys}
     longest = max((len(request.keys) for request in workload), default=0)
     sizes = _sizes(2 * longest, len(distinct))
-    with progress("all sizes with lru", len(workload)) as advance:
+    with progress(_LRU, len(workload)) as advance:
         needed = sorted(_slots_needed(workload, advance))
     exact = {slots: bisect_right(needed, slots) for slots in (*sizes, pool_slots)}
     behind = {slots: bisect_right(needed, int(slots * compression_ratio)) for slots in exact}
     chunks = sum(len(request.keys) for request in workload)
-    counted = {_LRU: _Counted(exact)}
-    simulated = [name for name in (policy, *others) if name != _LRU]
-    if simulated:
-        counted |= _simulate(workload, simulated, exact, chunks, progress)
-
-    def swept(name: str) -> PoolSweep:
-        hits, share, error = counted[name]
+    sweeps = []
+    for name in (policy, *others):
+        hits, share, error = _count(workload, name, exact, chunks, progress)
         points = {slots: SweepPoint(slots, hits[slots], behind[slots]) for slots in exact}
-        return PoolSweep(
+        sweep = PoolSweep(
             policy=name,
             requests=len(workload),
             chunks=chunks,
@@ -174,8 +164,35 @@ def sweep_pool(
             error=error,
             compression_ratio=compression_ratio,
         )
+        sweeps.append(sweep)
+    return dataclasses.replace(sweeps[0], others=tuple(sweeps[1:]))
 
-    return dataclasses.replace(swept(policy), others=tuple(map(swept, others)))
+
+def _count(
+    workload: Sequence[ReplayRequest],
+    policy: str,
+    exact: Mapping[int, int],
+    chunks: int,
+    progress: Progress,
+) -> tuple[Mapping[int, int], float, float]:
+    """Return a policy's hits at each size, the share of the keys that was played, and the error."""
+    if policy == _LRU:
+        return exact, 1.0, 0.0
+    if chunks <= _MOST_PLAYED:
+        make = load_policy(policy)
+        hits = {}
+        with progress(policy, len(exact)) as advance:
+            for slots in exact:
+                hits[slots] = count_hits(workload, make(), slots)
+                advance(1)
+        return hits, 1.0, 0.0
+    # Make two estimates, because their difference shows the error.
+    parts = 2 ** math.ceil(math.log2(2 * chunks / _MOST_PLAYED))
+    with progress(policy, 2 * len(exact)) as advance:
+        one, other = (_play_share(workload, policy, exact, parts, part, advance) for part in (0, 1))
+    hits = {slots: (one[slots] + other[slots]) // 2 for slots in exact}
+    error = max(abs(one[slots] - other[slots]) for slots in exact) / chunks
+    return hits, 2 / parts, error
 
 
 def _sizes(least: int, most: int) -> list[int]:
@@ -242,60 +259,18 @@ class _Recency:
             place += place & -place
 
 
-def _simulate(
-    workload: Sequence[ReplayRequest],
-    policies: Sequence[str],
-    exact: Mapping[int, int],
-    chunks: int,
-    progress: Progress,
-) -> dict[str, _Counted]:
-    """Count the hits of policies at each size, or estimate them for a long workload."""
-    label = ", ".join(policies)
-    if chunks <= _MOST_PLAYED:
-        with progress(label, len(exact)) as advance:
-            counted = _play(workload, policies, list(exact), advance)
-        return {name: _Counted(counted[name]) for name in policies}
-    # Make two estimates, because their difference shows the error.
-    parts = 2 ** math.ceil(math.log2(2 * chunks / _MOST_PLAYED))
-    with progress(label, 2 * len(exact)) as advance:
-        one, other = (
-            _play_share(workload, policies, exact, parts, part, advance) for part in (0, 1)
-        )
-    found = {}
-    for name in policies:
-        pairs = {slots: (one[name][slots], other[name][slots]) for slots in exact}
-        hits = {slots: sum(pair) // 2 for slots, pair in pairs.items()}
-        error = max(abs(first - second) for first, second in pairs.values()) / chunks
-        found[name] = _Counted(hits, 2 / parts, error)
-    return found
-
-
-def _play(
-    workload: Sequence[ReplayRequest],
-    policies: Iterable[str],
-    sizes: Sequence[int],
-    advance: Advance,
-) -> dict[str, dict[int, int]]:
-    hits: dict[str, dict[int, int]] = {name: {} for name in policies}
-    for slots in sizes:
-        for name, of_policy in hits.items():
-            of_policy[slots] = count_hits(workload, load_policy(name)(), slots)
-        advance(1)
-    return hits
-
-
 def _play_share(
     workload: Sequence[ReplayRequest],
-    policies: Sequence[str],
+    policy: str,
     exact: Mapping[int, int],
     parts: int,
     part: int,
     advance: Advance,
-) -> dict[str, dict[int, int]]:
-    """Estimate policies' hits at each size from a share of the keys, in pools scaled by the share.
+) -> dict[int, int]:
+    """Estimate a policy's hits at each size from a share of the keys, in pools scaled by the share.
 
     Most of the error comes from the few keys that nearly every request names. ``lru`` has the same
-    error, but its exact hits are known, so only a policy's gain over ``lru`` is scaled up.
+    error, but its exact hits are known, so only the policy's gain over ``lru`` is scaled up.
     """
     first = part * _HASHES // parts
     hashes = range(first, first + _HASHES // parts)
@@ -303,15 +278,14 @@ def _play_share(
         dataclasses.replace(of, keys=tuple(key for key in of.keys if crc32(key) in hashes))
         for of in workload
     ]
-    fewer = {slots: max(1, slots // parts) for slots in exact}
-    played = _play(sample, [_LRU, *policies], list(fewer.values()), advance)
-    return {
-        name: {
-            slots: max(0, true + parts * (played[name][fewer[slots]] - played[_LRU][fewer[slots]]))
-            for slots, true in exact.items()
-        }
-        for name in policies
-    }
+    make, make_lru = load_policy(policy), load_policy(_LRU)
+    hits = {}
+    for slots, true in exact.items():
+        fewer = max(1, slots // parts)
+        gain = count_hits(sample, make(), fewer) - count_hits(sample, make_lru(), fewer)
+        hits[slots] = max(0, true + parts * gain)
+        advance(1)
+    return hits
 
 
 def count_hits(workload: Sequence[ReplayRequest], policy: EvictionPolicy, slots: int) -> int:

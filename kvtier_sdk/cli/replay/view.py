@@ -52,7 +52,7 @@ def print_report(report: ReplayReport, *, overlapped: bool) -> None:
 def session_line(sessions: SessionHits) -> str:
     low, median, high = (f"{percentile(sessions.hit_rates, of):.2%}" for of in (10, 50, 90))
     return (
-        f"{sessions.sessions:,} sessions, hit rate of a session: p10 {low}, median {median}, "
+        f"{len(sessions.hit_rates):,} sessions, hit rate of a session: p10 {low}, median {median}, "
         f"p90 {high}; {sessions.hitless:,} of several requests hit nothing after the first"
     )
 
@@ -63,7 +63,7 @@ def turn_rows(sessions: SessionHits) -> list[Sequence[str]]:
         *(
             (
                 of.after or "-",
-                "whole" if of.whole else "lost some",
+                "whole" if of.whole_prefix else "lost some",
                 f"{of.turns:,}",
                 f"{of.hit_rate:.2%}",
                 format_seconds(of.median_wait_s),
