@@ -36,6 +36,8 @@ def test_a_browser_draws_its_charts(played: tuple[Path, dict[str, Any]], tmp_pat
     page, _ = played
     command = ["chromium", "--headless=new", "--no-sandbox", "--disable-gpu"]
     command += ["--disable-dev-shm-usage", f"--user-data-dir={tmp_path}", "--dump-dom"]
+    # The charts are drawn when they are laid out, which may be after the page has loaded.
+    command += ["--run-all-compositor-stages-before-draw", "--virtual-time-budget=5000"]
     drawn = run([*command, page.as_uri()], tmp_path)
     charts = re.findall(r'<div class="chart".*?</svg>', drawn, re.DOTALL)
     assert [chart.count("<") > 20 for chart in charts] == [True] * 5
