@@ -221,6 +221,9 @@ def test_bad_input_is_one_clear_line_and_nothing_is_made(tmp_path: Path, trace: 
         "0.5 should be 1 to 2": ("--sweep", "--compression-ratio", "0.5"),
         "nan should be 1 to 2": ("--sweep", "--compression-ratio", "nan"),
         "1.5 changes only a sweep": ("--compression-ratio", "1.5"),
+        "--every-policy compares only in a sweep": ("--every-policy",),
+        "--recompute: '40' has no unit": ("--recompute", "40"),
+        "--recompute should be more than 0": ("--recompute", "0s"),
     }
     before = sorted(tmp_path.iterdir())
     for message, arguments in cases.items():
@@ -281,6 +284,21 @@ def test_a_sweep_counts_what_replays_hit_and_suggests_a_size() -> None:
     printed = kvtier("replay", "--sweep", "--chunk-bytes", "8KiB", *chats).stdout
     assert f"{sweep['suggested']['slots']:,} slots" in printed
     assert f"{sweep['suggested']['hit_rate']:.2%}" in printed
+
+
+def test_a_sweep_of_every_policy_has_a_column_for_each() -> None:
+    words = ("replay", "--sweep", "--chunk-bytes", "8KiB", "--requests", "300", "--slots", "100")
+    swept = json.loads(kvtier(*words, "--every-policy", "--json").stdout)
+    assert swept["policy"] == "returns"
+    assert [of["policy"] for of in swept["other_policies"]] == ["arc", "lru"]
+    alone = json.loads(kvtier(*words, "--policy", "arc", "--json").stdout)
+    assert swept["other_policies"][0] == alone
+    printed = kvtier(*words, "--every-policy").stdout
+    assert "as host pool, returns  gained  with arc  with lru  as tier behind" in printed
+    rates = [f"{of['points'][0]['hit_rate']:.2%}" for of in (swept, *swept["other_policies"])]
+    assert len(set(rates)) > 1
+    # In the row of the smallest size, "gained" is empty.
+    assert printed.splitlines()[2].split()[3:6] == rates
 
 
 def test_a_compressing_tier_holds_more_chunks_in_a_sweep() -> None:

@@ -26,7 +26,8 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, An
     page = directory / "page.html"
     options = ["--slots", "100", "--chunk-bytes", "8KiB", "--trace", str(trace), "--json"]
     options += ["--tier", "memory:?capacity=1MiB", "--tier", "memory:?name=far"]
-    done = kvtier("replay", *options, "--report", str(page), "--compression-ratio", "1.5")
+    options += ["--compression-ratio", "1.5", "--every-policy"]
+    done = kvtier("replay", *options, "--report", str(page))
     assert (done.returncode, done.stderr) == (0, "")
     return page, json.loads(done.stdout)
 
@@ -35,6 +36,8 @@ def test_a_browser_draws_its_charts(played: tuple[Path, dict[str, Any]], tmp_pat
     page, _ = played
     command = ["chromium", "--headless=new", "--no-sandbox", "--disable-gpu"]
     command += ["--disable-dev-shm-usage", f"--user-data-dir={tmp_path}", "--dump-dom"]
+    # The charts are drawn when they are laid out, which may be after the page has loaded.
+    command += ["--run-all-compositor-stages-before-draw", "--virtual-time-budget=5000"]
     drawn = run([*command, page.as_uri()], tmp_path)
     charts = re.findall(r'<div class="chart".*?</svg>', drawn, re.DOTALL)
     assert [chart.count("<") > 20 for chart in charts] == [True] * 5
@@ -60,6 +63,9 @@ def test_its_figures_are_those_of_the_report(played: tuple[Path, dict[str, Any]]
     charts = json.loads(re.findall(r'id="charts">(.*?)</script>', written)[0])
     # The last tier is unlimited, so the hit rate equals that of the sweep's largest pool.
     assert charts[-1]["series"][0]["values"][-1] == report["hit_rate"]
+    assert len(charts[-1]["series"]) == 4
+    for policy in ("returns", "arc", "lru"):
+        assert f"pool alone, {policy}" in text
     by_request = charts[2]["series"]
     assert [sum(of["values"]) for of in by_request[:-1]] == [
         of["hit_blocks"] for of in report["tiers"]

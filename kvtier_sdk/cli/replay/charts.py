@@ -235,6 +235,14 @@ def _what_if(report: ReplayReport, sweep: PoolSweep) -> Chart:
         series=[
             Series(f"pool alone, {sweep.policy}", "host", alone),
             Series("played pool with a tier", "tier1", both, dashed=True),
+            *(
+                Series(
+                    f"pool alone, {of.policy}",
+                    _TIER_COLORS[at % len(_TIER_COLORS)],
+                    [of.rate(point.hit_chunks) for point in of.points],
+                )
+                for at, of in enumerate(sweep.others, 1)
+            ),
         ],
         text=percent,
         marks=[(place(sweep.pool), "played"), (place(sweep.suggested), "suggested")],

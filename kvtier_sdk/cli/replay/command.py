@@ -22,11 +22,13 @@ from kvtier_sdk.cli.replay.page import Played, replay_page
 from kvtier_sdk.cli.replay.view import print_report, print_sweep
 from kvtier_sdk.cli.replay.workload import told
 from kvtier_sdk.cli.targets import tools_for
-from kvtier_sdk.cli.terminal import JsonOption, progress
+from kvtier_sdk.cli.terminal import JsonOption, progress, read_flag
 from kvtier_sdk.config.tiering_config import TieringConfig
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.opening.pools import pool_slots
 from kvtier_sdk.options.files import read_options
+from kvtier_sdk.options.units import parse_seconds
+from kvtier_sdk.registry import policy_names
 
 #: Defaults of options that neither the command line nor the file gives.
 _DEFAULTS: Mapping[str, Any] = {"slots": 2000}
@@ -101,6 +103,14 @@ def replay_command(
             "repeat it for more tiers, which are searched in this order.",
         ),
     ] = None,
+    recompute: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Time in which your engine computes a chunk, for example 40ms: the report says "
+            "how much time the hits have saved. As in an engine, a slower load is a miss.",
+        ),
+    ] = None,
     concurrency: Annotated[
         int,
         typer.Option(
@@ -131,6 +141,14 @@ def replay_command(
             help="Instead of a replay, print the hit rate of host pools and tiers of many sizes. "
             "Requests run one at a time, nothing is stored, and no tier is opened. Exact for "
             "'lru'; another policy is estimated from a share of a long trace.",
+        ),
+    ] = False,
+    every_policy: Annotated[
+        bool,
+        typer.Option(
+            "--every-policy",
+            help="For --sweep, and for the page's curve: the hit rate of host pools with each "
+            "installed policy, beside that of --policy.",
         ),
     ] = False,
     compression_ratio: Annotated[
@@ -191,6 +209,9 @@ def replay_command(
     given = {name: value for name, value in flags.items() if value is not None}
     is_page = report_file is not None and report_file.name.endswith(".html")
     options = _configuration(config, given, {**_DEFAULTS, "chunk_bytes": _chunk_bytes(played)})
+    if recompute is not None:
+        computed_s = read_flag("--recompute", parse_seconds, recompute)
+        options = options.model_copy(update={"recompute_s": computed_s})
     if options.chunk_bytes is None:
         raise ConfigError(
             f"--trace {trace}: it does not say how large a chunk is; give --chunk-bytes, which the "
@@ -202,6 +223,11 @@ def replay_command(
         raise ConfigError(
             f"--compression-ratio {compression_ratio:g} changes only a sweep: add --sweep, or "
             "--report with a file named .html"
+        )
+    if every_policy and not (sweep or is_page):
+        raise ConfigError(
+            "--every-policy compares only in a sweep: add --sweep, or --report with a file named "
+            ".html"
         )
     if told_error is not None:
         played = told(played, told_error, seed or 0)
@@ -215,7 +241,7 @@ def replay_command(
                 f"--report {report_file.name}: a page is of a replay, and has the sweep's curve "
                 "too; leave out --sweep"
             )
-        swept = _swept(played, options, compression_ratio)
+        swept = _swept(played, options, compression_ratio, every_policy=every_policy)
         _write(swept.as_json(options.chunk_bytes), report_file, as_json=as_json)
         if not as_json:
             print_sweep(swept, options.chunk_bytes)
@@ -238,7 +264,8 @@ def replay_command(
             chunk_tokens=chunk_tokens or (None if trace is None else _TRACE_TOKENS),
             options=json.dumps(options.to_dict(), indent=2),
         )
-        report_file.write(replay_page(report, _swept(played, options, compression_ratio), page))
+        swept = _swept(played, options, compression_ratio, every_policy=every_policy)
+        report_file.write(replay_page(report, swept, page))
     if report.wrong_bytes:
         raise typer.Exit(1)
 
@@ -250,14 +277,21 @@ def _write(figures: Mapping[str, Any], file: TextIO | None, *, as_json: bool) ->
 
 
 def _swept(
-    workload: Sequence[ReplayRequest], config: TieringConfig, compression_ratio: float
+    workload: Sequence[ReplayRequest],
+    config: TieringConfig,
+    compression_ratio: float,
+    *,
+    every_policy: bool,
 ) -> PoolSweep:
+    others = policy_names() if every_policy else []
     slots = pool_slots(config, config.chunk_bytes or 0)
     return sweep_pool(
         workload,
         policy=config.policy,
+        others=[name for name in others if name != config.policy],
         pool_slots=slots,
         compression_ratio=compression_ratio,
+        progress=progress,
     )
 
 

@@ -16,6 +16,7 @@ from xxhash import xxh3_64_intdigest
 from kvtier_sdk.aio.clock import Clock, SystemClock
 from kvtier_sdk.cli.replay.bystanders import check_bystanders
 from kvtier_sdk.cli.replay.report import ReplayHistory, ReplayReport, distribution
+from kvtier_sdk.cli.replay.sessions import session_hits
 from kvtier_sdk.cli.replay.workload import ReplayRequest
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.config.tiering_config import TieringConfig
@@ -50,7 +51,8 @@ def replay(
     needed = tuple(spec.needed() for spec in config.tiers)
     tiers = tuple(map(_patient, needed)) if closed else needed
     config = config.model_copy(update={"tiers": tiers})
-    if config.recompute_s is None:
+    recompute_s = config.recompute_s
+    if recompute_s is None:
         # A replay computes nothing, so every load must count as faster than computing.
         config = config.model_copy(update={"recompute_s": math.inf})
     if not evict_others:
@@ -84,6 +86,8 @@ def replay(
             tiers=manager.stats,
             left_over=manager.left_over(),
             history=history,
+            sessions=session_hits(workload, map(sum, zip(*history.hits, strict=True))),
+            recompute_s=recompute_s,
         )
 
 
@@ -182,7 +186,7 @@ class _Driver:
     def _serve(self, number: int, request: ReplayRequest) -> Iterator[bool]:
         """Play a request. Yield at the end of each step: true if the step made progress."""
         self._history.arrived_s = request.arrived_s
-        context = RequestContext(request.request_id, resume_in_s=request.resume_in_s)
+        context = request.context
         meter = _Meter()
         with meter:
             self._manager.on_new_request(context)

@@ -20,6 +20,8 @@ from kvtier_sdk.cli.replay.charts import (
     ticks,
     waits,
 )
+from kvtier_sdk.cli.replay.sessions import percentile
+from kvtier_sdk.cli.replay.view import saved_rows, session_line, turn_rows
 from kvtier_sdk.metrics import TierStats
 from kvtier_sdk.options.units import format_bytes
 
@@ -79,6 +81,7 @@ def _body(report: ReplayReport, sweep: PoolSweep, played: Played, drawn: Sequenc
         f'<main class="charts">{figures}</main>'
         f'<div class="charts"><section><h2>Tiers</h2>{_tier_table(report)}</section>'
         f"<section><h2>Waits</h2>{_wait_table(report)}</section></div>"
+        f"{_sessions(report)}{_saved(report)}"
         "<section><details><summary>The configuration that was played</summary>"
         f"<pre>{escape(played.options)}</pre></details></section>"
     )
@@ -176,11 +179,25 @@ def _wait_table(report: ReplayReport) -> str:
     rows = []
     for of in waits(report):
         ordered = of.values
-        marks = [
-            ordered[min(len(ordered) - 1, len(ordered) * share // 100)] for share in (50, 90, 99)
-        ]
+        marks = [percentile(ordered, share) for share in (50, 90, 99)]
         rows.append([of.name, f"{len(ordered):,}", *map(duration, [*marks, ordered[-1]])])
     return _table(columns, rows)
+
+
+def _sessions(report: ReplayReport) -> str:
+    if report.sessions is None:
+        return ""
+    columns, *rows = turn_rows(report.sessions)
+    line = escape(session_line(report.sessions))
+    return f"<section><h2>Sessions</h2><p>{line}</p>{_table(columns, rows)}</section>"
+
+
+def _saved(report: ReplayReport) -> str:
+    if report.recompute_s is None:
+        return ""
+    columns, *rows = saved_rows(report)
+    heading = f"Time saved, at {duration(report.recompute_s)} of computing a chunk"
+    return f"<section><h2>{heading}</h2>{_table(columns, rows)}</section>"
 
 
 def _tier_table(report: ReplayReport) -> str:

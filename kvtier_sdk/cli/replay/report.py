@@ -3,8 +3,9 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+from kvtier_sdk.cli.replay.sessions import SessionHits, percentile
 from kvtier_sdk.cli.replay.workload import ReplayRequest
 from kvtier_sdk.metrics import TierStats
 
@@ -32,6 +33,15 @@ class ReplayHistory:
             self.hits_at[source + 1][at] += 1
 
 
+class TimeSaved(NamedTuple):
+    """The time that an engine needs to compute a tier's hits, less the time that loads took."""
+
+    name: str
+    compute_s: float
+    load_s: float
+    saved_s: float
+
+
 @dataclass(frozen=True, slots=True)
 class ReplayReport:
     """The results of one replay.
@@ -46,6 +56,8 @@ class ReplayReport:
         left_over: pinned slots, slots in flight, requests and jobs still held at the end; all
             should be 0.
         history: each request's hits and wait; :meth:`as_json` leaves them out.
+        sessions: the hits by session, if the workload names sessions.
+        recompute_s: time in which the engine computes a chunk, if it was given.
     """
 
     requests: int
@@ -59,6 +71,8 @@ class ReplayReport:
     tiers: list[TierStats]
     left_over: dict[str, int]
     history: ReplayHistory
+    sessions: SessionHits | None = None
+    recompute_s: float | None = None
 
     @property
     def hit_rate(self) -> float:
@@ -79,6 +93,15 @@ class ReplayReport:
             for reason, count in sorted(tier.failures.items())
         }
 
+    @property
+    def time_saved(self) -> list[TimeSaved]:
+        """The time that each tier saved, and their sum; empty without ``recompute_s``."""
+        if self.recompute_s is None:
+            return []
+        times = [(of.name, of.hit_chunks * self.recompute_s, of.load_s) for of in self.tiers]
+        times.append(("all", sum(of[1] for of in times), sum(of[2] for of in times)))
+        return [TimeSaved(*of, saved_s=of[1] - of[2]) for of in times]
+
     def as_json(self) -> dict[str, Any]:
         """Return the report in its published format, in which a chunk is called a block."""
         return {
@@ -95,6 +118,9 @@ class ReplayReport:
             "scheduler_us_per_block": self.scheduler_us,
             "left_over": self.left_over,
             "tiers": [_tier_json(tier) for tier in self.tiers],
+            "sessions": self.sessions and self.sessions.as_json(),
+            "recompute_s": self.recompute_s,
+            "time_saved": [of._asdict() for of in self.time_saved],
         }
 
 
@@ -126,7 +152,7 @@ def distribution(samples: Sequence[float], weights: Sequence[int]) -> dict[str, 
     total = sum(sample * weight for sample, weight in zip(samples, weights, strict=True))
     return {
         "mean": total / sum(weights),
-        "p50": ordered[len(ordered) // 2],
-        "p99": ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)],
+        "p50": percentile(ordered, 50),
+        "p99": percentile(ordered, 99),
         "max": ordered[-1],
     }

@@ -6,7 +6,8 @@ import dataclasses
 import math
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
@@ -17,7 +18,11 @@ from kvtier_sdk.contract import EvictionPolicy
 from kvtier_sdk.registry import load_policy
 from kvtier_sdk.tiering.records import SlotState
 from kvtier_sdk.tiering.slots import PrimaryTier
-from kvtier_sdk.types import OffloadKey, RequestContext
+from kvtier_sdk.types import OffloadKey
+
+#: A function that advances a progress bar by a number of units, and one that shows such a bar.
+Advance = Callable[[int], None]
+Progress = Callable[[str, int], AbstractContextManager[Advance]]
 
 _LRU = "lru"
 _HASHES = 2**32
@@ -25,6 +30,11 @@ _HASHES = 2**32
 _MOST_PLAYED = 2**17
 # Doubling a pool is worth the memory if at least this fraction of all chunks become hits.
 _WORTHWHILE = 0.01
+
+
+@contextmanager
+def _no_progress(label: str, total: int) -> Iterator[Advance]:
+    yield lambda count: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +64,7 @@ class PoolSweep:
         share: the fraction of the keys that was simulated; 1.0 if the sweep is exact.
         error: the largest difference in hit rate between the two halves of the simulated keys.
         compression_ratio: the ratio of a chunk's length to its length in a tier.
+        others: the same sweep with other policies, if they were asked for.
     """
 
     policy: str
@@ -65,6 +76,7 @@ class PoolSweep:
     share: float
     error: float
     compression_ratio: float = 1.0
+    others: tuple[PoolSweep, ...] = ()
 
     @property
     def suggested(self) -> SweepPoint:
@@ -107,6 +119,7 @@ class PoolSweep:
             "pool": point(self.pool),
             "points": [point(of) for of in self.points],
             "suggested": point(self.suggested),
+            "other_policies": [of.as_json(chunk_bytes) for of in self.others],
         }
 
 
@@ -114,46 +127,72 @@ def sweep_pool(
     workload: Sequence[ReplayRequest],
     *,
     policy: str = _LRU,
+    others: Sequence[str] = (),
     pool_slots: int,
     compression_ratio: float = 1.0,
+    progress: Progress = _no_progress,
 ) -> PoolSweep:
     """Count the hits for every size of the host pool, if requests come one at a time.
 
     For ``lru``, one pass over the workload counts the exact hits at all sizes. Any other policy is
     simulated once for each size. A long workload is simulated with only some of its keys, so the
     counts are estimates. A tier holds ``compression_ratio`` times as many chunks as a pool of its
-    size.
+    size. ``others`` are policies to compare with ``policy``; ``progress`` is called with a label
+    and a number of steps for each stage, and returns a context that yields a function to call with
+    the number of steps done.
     """
     distinct = {key for request in workload for key in request.keys}
     longest = max((len(request.keys) for request in workload), default=0)
     sizes = _sizes(2 * longest, len(distinct))
-    needed = sorted(_slots_needed(workload))
+    with progress(_LRU, len(workload)) as advance:
+        needed = sorted(_slots_needed(workload, advance))
     exact = {slots: bisect_right(needed, slots) for slots in (*sizes, pool_slots)}
-    chunks = sum(len(request.keys) for request in workload)
-    hits, share, error = exact, 1.0, 0.0
-    if policy != _LRU and chunks <= _MOST_PLAYED:
-        make = load_policy(policy)
-        hits = {slots: count_hits(workload, make(), slots) for slots in exact}
-    elif policy != _LRU:
-        # Make two estimates, because their difference shows the error.
-        parts = 2 ** math.ceil(math.log2(2 * chunks / _MOST_PLAYED))
-        one, other = (_play_share(workload, policy, exact, parts, part) for part in (0, 1))
-        hits = {slots: (one[slots] + other[slots]) // 2 for slots in exact}
-        share = 2 / parts
-        error = max(abs(one[slots] - other[slots]) for slots in exact) / chunks
     behind = {slots: bisect_right(needed, int(slots * compression_ratio)) for slots in exact}
-    points = {slots: SweepPoint(slots, hits[slots], behind[slots]) for slots in exact}
-    return PoolSweep(
-        policy=policy,
-        requests=len(workload),
-        chunks=chunks,
-        distinct_chunks=len(distinct),
-        points=tuple(points[slots] for slots in sizes),
-        pool=points[pool_slots],
-        share=share,
-        error=error,
-        compression_ratio=compression_ratio,
-    )
+    chunks = sum(len(request.keys) for request in workload)
+    sweeps = []
+    for name in (policy, *others):
+        hits, share, error = _count(workload, name, exact, chunks, progress)
+        points = {slots: SweepPoint(slots, hits[slots], behind[slots]) for slots in exact}
+        sweep = PoolSweep(
+            policy=name,
+            requests=len(workload),
+            chunks=chunks,
+            distinct_chunks=len(distinct),
+            points=tuple(points[slots] for slots in sizes),
+            pool=points[pool_slots],
+            share=share,
+            error=error,
+            compression_ratio=compression_ratio,
+        )
+        sweeps.append(sweep)
+    return dataclasses.replace(sweeps[0], others=tuple(sweeps[1:]))
+
+
+def _count(
+    workload: Sequence[ReplayRequest],
+    policy: str,
+    exact: Mapping[int, int],
+    chunks: int,
+    progress: Progress,
+) -> tuple[Mapping[int, int], float, float]:
+    """Return a policy's hits at each size, the share of the keys that was played, and the error."""
+    if policy == _LRU:
+        return exact, 1.0, 0.0
+    if chunks <= _MOST_PLAYED:
+        make = load_policy(policy)
+        hits = {}
+        with progress(policy, len(exact)) as advance:
+            for slots in exact:
+                hits[slots] = count_hits(workload, make(), slots)
+                advance(1)
+        return hits, 1.0, 0.0
+    # Make two estimates, because their difference shows the error.
+    parts = 2 ** math.ceil(math.log2(2 * chunks / _MOST_PLAYED))
+    with progress(policy, 2 * len(exact)) as advance:
+        one, other = (_play_share(workload, policy, exact, parts, part, advance) for part in (0, 1))
+    hits = {slots: (one[slots] + other[slots]) // 2 for slots in exact}
+    error = max(abs(one[slots] - other[slots]) for slots in exact) / chunks
+    return hits, 2 / parts, error
 
 
 def _sizes(least: int, most: int) -> list[int]:
@@ -164,7 +203,7 @@ def _sizes(least: int, most: int) -> list[int]:
     return sizes
 
 
-def _slots_needed(workload: Sequence[ReplayRequest]) -> Iterator[int]:
+def _slots_needed(workload: Sequence[ReplayRequest], advance: Advance) -> Iterator[int]:
     """Yield the slots that an ``lru`` pool needs for each hit; skip chunks that always miss.
 
     The pool holds the most recently used chunks. A chunk is a hit if the pool holds it and all
@@ -183,6 +222,7 @@ def _slots_needed(workload: Sequence[ReplayRequest]) -> Iterator[int]:
         # Use the end of a prefix first, as the pool does, so that its start is evicted last.
         for key in reversed(dict.fromkeys(request.keys)):
             recency.use(key)
+        advance(1)
 
 
 class _Recency:
@@ -220,7 +260,12 @@ class _Recency:
 
 
 def _play_share(
-    workload: Sequence[ReplayRequest], policy: str, exact: Mapping[int, int], parts: int, part: int
+    workload: Sequence[ReplayRequest],
+    policy: str,
+    exact: Mapping[int, int],
+    parts: int,
+    part: int,
+    advance: Advance,
 ) -> dict[int, int]:
     """Estimate a policy's hits at each size from a share of the keys, in pools scaled by the share.
 
@@ -239,6 +284,7 @@ def _play_share(
         fewer = max(1, slots // parts)
         gain = count_hits(sample, make(), fewer) - count_hits(sample, make_lru(), fewer)
         hits[slots] = max(0, true + parts * gain)
+        advance(1)
     return hits
 
 
@@ -259,7 +305,7 @@ def count_hits(workload: Sequence[ReplayRequest], policy: EvictionPolicy, slots:
         new = [key for key in dict.fromkeys(request.keys) if key not in by_key]
         taken, _ = primary.take(len(new))
         primary.assign(new[: len(taken)], taken, SlotState.WRITING)
-        context = RequestContext(request.request_id, resume_in_s=request.resume_in_s)
+        context = request.context
         primary.publish(taken, context)
         for slot in taken:
             primary.unpin(slot)

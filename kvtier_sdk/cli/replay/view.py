@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from kvtier_sdk.cli.replay.report import ReplayReport
+from kvtier_sdk.cli.replay.sessions import SessionHits, percentile
 from kvtier_sdk.cli.replay.sweep import PoolSweep
 from kvtier_sdk.cli.terminal import print_columns, say
 from kvtier_sdk.metrics import TierStats
-from kvtier_sdk.options.units import format_bytes
+from kvtier_sdk.options.units import format_bytes, format_seconds
 
 _TITLES = ("tier", "hit chunks", "hit rate", "stored", "GB/s", "loaded", "GB/s", "evicted chunks")
 _NUMBERS = frozenset(range(1, len(_TITLES)))
@@ -22,9 +23,15 @@ def print_report(report: ReplayReport, *, overlapped: bool) -> None:
     rows = [_TITLES, *(_row(tier, report) for tier in report.tiers)]
     total = ("all", f"{report.hit_chunks:,}", f"{report.hit_rate:.2%}")
     print_columns([*rows, (*total, *[""] * (len(_TITLES) - len(total)))], _NUMBERS)
+    of_each = "; jobs that overlap count each" if overlapped else ""
     if len(report.tiers) > 1:
-        of_each = "; jobs that overlap count each" if overlapped else ""
         say(f"GB/s: bytes over the time that store or load jobs were under way{of_each}")
+    if report.sessions is not None:
+        say(session_line(report.sessions))
+        print_columns(turn_rows(report.sessions), frozenset(range(2, 5)))
+    if report.recompute_s is not None:
+        say(f"time saved, at {format_seconds(report.recompute_s)} of computing a chunk{of_each}")
+        print_columns(saved_rows(report), frozenset(range(1, 4)))
     us = report.scheduler_us
     say(
         f"scheduler thread: {us['mean']:.1f} us of CPU per chunk; a request's mean per chunk: "
@@ -40,6 +47,44 @@ def print_report(report: ReplayReport, *, overlapped: bool) -> None:
     say(f"dropped: {report.dropped:,} chunks")
     wrong = f"{report.wrong_bytes:,} of them wrong" if report.wrong_bytes else "all equal"
     say(f"compared with what was stored: {report.compared_bytes:,} bytes, {wrong}")
+
+
+def session_line(sessions: SessionHits) -> str:
+    low, median, high = (f"{percentile(sessions.hit_rates, of):.2%}" for of in (10, 50, 90))
+    return (
+        f"{len(sessions.hit_rates):,} sessions, hit rate of a session: p10 {low}, median {median}, "
+        f"p90 {high}; {sessions.hitless:,} of several requests hit nothing after the first"
+    )
+
+
+def turn_rows(sessions: SessionHits) -> list[Sequence[str]]:
+    return [
+        ("turns after", "earlier prefix", "turns", "hit rate", "median wait"),
+        *(
+            (
+                of.after or "-",
+                "whole" if of.whole_prefix else "lost some",
+                f"{of.turns:,}",
+                f"{of.hit_rate:.2%}",
+                format_seconds(of.median_wait_s),
+            )
+            for of in sessions.turns
+        ),
+    ]
+
+
+def saved_rows(report: ReplayReport) -> list[Sequence[str]]:
+    return [
+        ("tier", "not computed", "loads took", "saved"),
+        *(
+            (of.name, format_seconds(of.compute_s), format_seconds(of.load_s), _signed(of.saved_s))
+            for of in report.time_saved
+        ),
+    ]
+
+
+def _signed(duration_s: float) -> str:
+    return f"{'-' if duration_s < 0 else ''}{format_seconds(abs(duration_s))}"
 
 
 def _row(tier: TierStats, report: ReplayReport) -> tuple[str, ...]:
@@ -78,9 +123,10 @@ def print_sweep(sweep: PoolSweep, chunk_bytes: int) -> None:
         f"{sweep.distinct_chunks:,} of them distinct: "
         f"{format_bytes(sweep.distinct_chunks * chunk_bytes)}"
     )
-    rows = [("size", "chunks", "as host pool", "gained", f"as tier behind {pool}")]
+    others = [f"with {of.policy}" for of in sweep.others]
+    rows = [("size", "chunks", _as_pool(sweep), "gained", *others, f"as tier behind {pool}")]
     last = None
-    for point in sweep.points:
+    for at, point in enumerate(sweep.points):
         gained = "" if last is None else f"{100 * sweep.rate(point.hit_chunks - last):+.2f}"
         last = point.hit_chunks
         rows.append(
@@ -89,21 +135,30 @@ def print_sweep(sweep: PoolSweep, chunk_bytes: int) -> None:
                 f"{point.slots:,}",
                 f"{sweep.rate(point.hit_chunks):.2%}",
                 gained,
+                *(f"{sweep.rate(of.points[at].hit_chunks):.2%}" for of in sweep.others),
                 f"{100 * sweep.rate(sweep.tier_chunks(point)):+.2f}",
             )
         )
     print_columns(rows, frozenset(range(len(rows[0]))))
+    say(
+        f"as tier: points of hit rate that it adds, if it is given every chunk{in_tier(sweep)}",
+        suggestion(sweep, chunk_bytes),
+        *(_exactness(of) for of in (sweep, *sweep.others)),
+    )
+
+
+def _as_pool(sweep: PoolSweep) -> str:
+    return f"as host pool, {sweep.policy}" if sweep.others else "as host pool"
+
+
+def _exactness(sweep: PoolSweep) -> str:
     exactness = "what a replay without tiers hits,"
     if sweep.share < 1:
         exactness = (
             f"estimated with {sweep.share:.1%} of the chunks, in two halves that differ by at "
             f"most {100 * sweep.error:.1f} points;"
         )
-    say(
-        f"as tier: points of hit rate that it adds, if it is given every chunk{in_tier(sweep)}",
-        suggestion(sweep, chunk_bytes),
-        f"{sweep.policy}: {exactness} one request at a time",
-    )
+    return f"{sweep.policy}: {exactness} one request at a time"
 
 
 def in_tier(sweep: PoolSweep) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvtier_sdk.errors import ReplayError
-from kvtier_sdk.types import OffloadKey, make_offload_key
+from kvtier_sdk.types import OffloadKey, RequestContext, make_offload_key
 
 #: Length of a generated chunk.
 _CHAT_BYTES = 64 * 1024
@@ -42,6 +42,11 @@ class ReplayRequest:
     session: str | None = None
     stop: str | None = None
     resume_in_s: float | None = None
+
+    @property
+    def context(self) -> RequestContext:
+        """What the manager and the policy are told about the request."""
+        return RequestContext(self.request_id, resume_in_s=self.resume_in_s)
 
 
 def _key(*parts: object) -> OffloadKey:

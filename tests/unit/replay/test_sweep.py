@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 import pytest
 from support.unlimited import unlimited_hits
 
@@ -47,6 +51,35 @@ def test_another_policy_is_counted_as_full_replays_hit() -> None:
     for point in (swept.pool, *swept.points[:3]):
         assert [point.hit_chunks] == replayed(played, point.slots, "arc")
     assert any(point.hit_chunks != point.lru_hit_chunks for point in swept.points)
+
+
+def test_other_policies_are_counted_as_in_a_sweep_of_their_own() -> None:
+    played = chat_workload(200, 1)
+    options = {"pool_slots": 100, "compression_ratio": 1.5}
+    policies = ("returns", "arc", "lru")
+    alone = [sweep_pool(played, policy=name, **options) for name in policies]
+    swept = sweep_pool(played, policy="returns", others=("arc", "lru"), **options)
+    assert swept == dataclasses.replace(alone[0], others=tuple(alone[1:]))
+    assert len({of.pool.hit_chunks for of in alone}) > 1
+    assert [of["policy"] for of in swept.as_json(64)["other_policies"]] == ["arc", "lru"]
+
+
+@pytest.mark.parametrize("most_played", [sweep._MOST_PLAYED, 500])
+def test_progress_reaches_the_end_of_each_stage(
+    monkeypatch: pytest.MonkeyPatch, most_played: int
+) -> None:
+    monkeypatch.setattr(sweep, "_MOST_PLAYED", most_played)
+    left: dict[str, int] = {}
+
+    @contextmanager
+    def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
+        left[label] = total
+        yield lambda count: left.update({label: left[label] - count})
+
+    sweep_pool(
+        chat_workload(50, 1), policy="arc", others=["lru"], pool_slots=100, progress=progress
+    )
+    assert left == {"lru": 0, "arc": 0}
 
 
 @pytest.mark.parametrize("ratio", [1.0, 1.48])

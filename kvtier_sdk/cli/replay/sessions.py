@@ -1,0 +1,101 @@
+"""Counts the hits of each session and of its turns, for a trace that names sessions."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from kvtier_sdk.cli.replay.workload import ReplayRequest
+
+
+def percentile(ordered: Sequence[float], percent: int) -> float:
+    return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)]
+
+
+class SessionTurns(NamedTuple):
+    """A group of requests that each continue a session.
+
+    Attributes:
+        after: why the session's previous answer ended; ``None`` if the trace does not say.
+        whole_prefix: true if all leading chunks that these requests share with the session's
+            previous request were hits.
+        median_wait_s: median time since the arrival of the session's previous request.
+    """
+
+    after: str | None
+    whole_prefix: bool
+    turns: int
+    hit_rate: float
+    median_wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SessionHits:
+    """The hits of a workload's sessions.
+
+    Attributes:
+        hit_rates: each session's hit rate, sorted.
+        hitless: number of sessions of several requests that hit nothing after the first.
+        turns: the requests after each session's first, in groups.
+    """
+
+    hit_rates: Sequence[float]
+    hitless: int
+    turns: Sequence[SessionTurns]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "sessions": len(self.hit_rates),
+            "sessions_without_later_hits": self.hitless,
+            "hit_rate": {f"p{of}": percentile(self.hit_rates, of) for of in (10, 50, 90)},
+            "turns": [of._asdict() for of in self.turns],
+        }
+
+
+def session_hits(workload: Iterable[ReplayRequest], hits: Iterable[int]) -> SessionHits | None:
+    """Group each request's hits by session; return ``None`` if the workload names no session."""
+    sessions: dict[str, list[tuple[ReplayRequest, int]]] = defaultdict(list)
+    for request, found in zip(workload, hits, strict=True):
+        if request.session is not None:
+            sessions[request.session].append((request, found))
+    if not sessions:
+        return None
+    later = [requests[1:] for requests in sessions.values() if len(requests) > 1]
+    return SessionHits(
+        hit_rates=sorted(
+            _rate((len(request.keys), found) for request, found in requests)
+            for requests in sessions.values()
+        ),
+        hitless=sum(not any(found for _, found in requests) for requests in later),
+        turns=_turns(sessions.values()),
+    )
+
+
+def _turns(sessions: Iterable[Sequence[tuple[ReplayRequest, int]]]) -> list[SessionTurns]:
+    groups: dict[tuple[str, bool], list[tuple[int, int, float]]] = defaultdict(list)
+    for requests in sessions:
+        for (before, _), (request, found) in pairwise(requests):
+            # Hits are leading chunks. If the request before has them and the first miss too, that
+            # chunk was lost; otherwise no chunk after the hits is shared.
+            known = request.keys[: found + 1]
+            whole = found == len(request.keys) or known != before.keys[: found + 1]
+            wait_s = request.arrived_s - before.arrived_s
+            groups[before.stop or "", whole].append((len(request.keys), found, wait_s))
+    return [
+        SessionTurns(
+            after=after or None,
+            whole_prefix=whole,
+            turns=len(group),
+            hit_rate=_rate((chunks, found) for chunks, found, _ in group),
+            median_wait_s=percentile(sorted(wait_s for *_, wait_s in group), 50),
+        )
+        for (after, whole), group in sorted(groups.items(), reverse=True)
+    ]
+
+
+def _rate(counts: Iterable[tuple[int, int]]) -> float:
+    chunks, hits = map(sum, zip(*counts, strict=True))
+    return hits / chunks if chunks else 0.0
