@@ -1,11 +1,12 @@
 """Measure the hit rates of the eviction policies and of the offline optimum.
 
-Usage: python benchmarks/policies.py [--trace FILE] [--slots N ...] [--requests N] [--seed N]
+Usage: python benchmarks/policies.py [--trace FILE [--told]] [--slots N ...] [--seed N]
 
 Only the second half of a block-hash trace is counted. The first half fills the pool, lets policies
 learn, and may have been used to tune the policies. Without a trace, generated workloads are played,
 each of which is difficult for some policy. The optimum knows the future, and evicts the chunk whose
-next use is farthest away.
+next use is farthest away. With --told, a trace that names sessions is counted as a whole, and the
+default policy is told more and more: nothing, why answers end, when turns come.
 
 Hits are counted as ``kvtier replay`` counts them without tiers, one request at a time. Each run
 gives the same figures.
@@ -14,7 +15,8 @@ gives the same figures.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from heapq import heappop, heappush
 from math import inf
@@ -27,43 +29,62 @@ from support.workloads import WORKLOADS, generate
 from kvtier_sdk import EvictionPolicy, OffloadKey, RequestContext, load_policy
 from kvtier_sdk.cli.replay import ReplayRequest, read_trace
 from kvtier_sdk.cli.replay.sweep import count_hits
+from kvtier_sdk.cli.replay.workload import told
 
+_Workload = Sequence[ReplayRequest]
+_Play = tuple[str, _Workload, Callable[[], EvictionPolicy]]
 _POLICIES = ("returns", "lru", "arc")
 
 
 def main() -> None:
     bench = Benchmark(__doc__)
     bench.option("--trace", type=Path, help="block-hash trace; default: generated workloads")
-    sizes = [2000, 5000, 10000, 20000]
-    bench.option("--slots", type=positive, nargs="+", default=sizes, help="with --trace")
+    bench.option("--told", action="store_true", help="with --trace: what callers' hints bring")
+    bench.option("--slots", type=positive, nargs="+", help="with --trace")
     bench.option("--requests", type=positive, default=4000, help="of a generated workload")
     bench.option("--seed", type=int, default=1, help="of a generated workload")
     options = bench.parse()
-    if options.trace is not None:
-        workload = read_trace(options.trace)
-        for slots in options.slots:
-            bench.add(_rates("trace, second half", workload, slots, len(workload) // 2), "returns")
-    else:
+    if options.trace is None:
         for name, sizes in WORKLOADS.items():
             workload = generate(name, options.requests, options.seed)
             for slots in sizes:
-                bench.add(_rates(name, workload, slots, 0), "returns")
+                bench.add(_rates(name, slots, 0, _policies(workload)), "returns")
+    elif options.told:
+        workload = read_trace(options.trace)
+        for slots in options.slots or (2048, 4096, 6144):
+            bench.add(_rates("told", slots, 0, _told(workload, options.seed)), "nothing")
+    else:
+        workload = read_trace(options.trace)
+        for slots in options.slots or (2000, 5000, 10000, 20000):
+            half = len(workload) // 2
+            bench.add(_rates("trace, second half", slots, half, _policies(workload)), "returns")
     bench.finish()
 
 
-def _rates(
-    name: str, workload: Sequence[ReplayRequest], slots: int, first: int
-) -> Sequence[Series]:
-    chunks = sum(len(request.keys) for request in workload[first:])
-    makes: dict[str, Callable[[], EvictionPolicy]] = {
-        **{policy: load_policy(policy) for policy in _POLICIES},
-        "optimum": partial(_Optimum, workload),
-    }
+def _policies(workload: _Workload) -> Iterator[_Play]:
+    for policy in _POLICIES:
+        yield policy, workload, load_policy(policy)
+    yield "optimum", workload, partial(_Optimum, workload)
+
+
+def _told(workload: _Workload, seed: int) -> Iterator[_Play]:
+    silent = [replace(request, stop=None) for request in workload]
+    yield "lru", silent, load_policy("lru")
+    returns = load_policy("returns")
+    yield "nothing", silent, returns
+    yield "stops", workload, returns
+    yield "rough times", told(workload, 1.0, seed), returns
+    yield "times", told(workload, 0.0, seed), returns
+    yield "optimum", workload, partial(_Optimum, workload)
+
+
+def _rates(name: str, slots: int, first: int, plays: Iterator[_Play]) -> Sequence[Series]:
     rates = []
-    for policy, make in makes.items():
+    for way, workload, make in plays:
+        chunks = sum(len(request.keys) for request in workload[first:])
         hits = count_hits(workload, make(), slots) - count_hits(workload[:first], make(), slots)
         rate = [100 * hits / chunks]
-        rates.append(Series(name, f"{slots:,} slots", policy, "hit rate", "%", rate))
+        rates.append(Series(name, f"{slots:,} slots", way, "hit rate", "%", rate))
     return rates
 
 

@@ -470,6 +470,36 @@ HIT_RATES = Section(
 )
 
 
+AGENTS = Section(
+    "agents",
+    "Hits of agents' sessions",
+    "The default policy is told more and more about a trace of agents: nothing; why each answer "
+    "ended; when the next turn comes, first wrong by a factor of e^N(0,1), then exactly.",
+    [Run("trace", *["policies.py --told --trace {trace}"] * 2, needs_trace=True)],
+    [
+        Panel(
+            "",
+            "trace",
+            "told",
+            "hit rate",
+            "% of the chunks",
+            [
+                Way("kvtier", "rough times", "rough times"),
+                Way("variant", "times", "exact times"),
+                Way("variant", "stops", "why answers end"),
+                Way("variant", "nothing", "nothing"),
+                Way("client", "lru", "`lru`, nothing"),
+                Way("limit", "optimum", "offline optimum"),
+            ],
+        )
+    ],
+    [
+        "With room for 2,048 chunks, rough times bring {0:2,048 slots:rough times:lru} times the hits of `lru`."
+    ],
+    columns=1,
+)
+
+
 # --- scale ------------------------------------------------------------------------------------
 
 SCALE = Section(
@@ -570,7 +600,7 @@ SGLANG = _engine_section(
 SECTIONS = {
     section.name: section
     for section in (
-        *(FIRST_TOKEN, SCHEDULER, HIT_RATES, FILES, NETWORK, STEPS, WORKER),
+        *(FIRST_TOKEN, SCHEDULER, HIT_RATES, AGENTS, FILES, NETWORK, STEPS, WORKER),
         *(LMCACHE, SGLANG, SCALE),
     )
 }
