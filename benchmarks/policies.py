@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from heapq import heappop, heappush
+from heapq import nlargest
 from math import inf
 from pathlib import Path
 
@@ -72,9 +72,9 @@ def _told(workload: _Workload, seed: int) -> Iterator[_Play]:
     yield "lru", silent, load_policy("lru")
     returns = load_policy("returns")
     yield "nothing", silent, returns
-    yield "stops", workload, returns
+    yield "why answers end", workload, returns
     yield "rough times", told(workload, 1.0, seed), returns
-    yield "times", told(workload, 0.0, seed), returns
+    yield "exact times", told(workload, 0.0, seed), returns
     yield "optimum", workload, partial(_Optimum, workload)
 
 
@@ -94,16 +94,14 @@ class _Optimum(EvictionPolicy):
     Source: L. Belady, "A study of replacement algorithms for a virtual-storage computer", 1966.
     """
 
-    def __init__(self, workload: Sequence[ReplayRequest]) -> None:
+    def __init__(self, workload: _Workload) -> None:
         self._uses: dict[OffloadKey, list[int]] = defaultdict(list)
         for number in range(len(workload) - 1, -1, -1):
             for key in dict.fromkeys(workload[number].keys):
                 self._uses[key].append(number)
-        # For each resident chunk, the number of the next request that uses the chunk.
-        self._next: dict[OffloadKey, float] = {}
-        # A heap of these numbers, highest first, with some stale entries. Of chunks with equal
-        # numbers, the end of a prefix is evicted first.
-        self._order: list[tuple[float, int, OffloadKey]] = []
+        # For each resident chunk, the number of the next request that uses the chunk, and an
+        # order among equals, in which the end of a prefix is evicted first.
+        self._next: dict[OffloadKey, tuple[float, int]] = {}
         self._noted = 0
 
     def on_insert(self, keys: Sequence[OffloadKey], request: RequestContext) -> None:
@@ -113,9 +111,8 @@ class _Optimum(EvictionPolicy):
         for key in reversed(keys):
             uses = self._uses[key]
             uses.pop()
-            self._next[key] = uses[-1] if uses else inf
             self._noted += 1
-            heappush(self._order, (-self._next[key], self._noted, key))
+            self._next[key] = (uses[-1] if uses else inf, -self._noted)
 
     def on_remove(self, key: OffloadKey) -> None:
         del self._next[key]
@@ -123,19 +120,7 @@ class _Optimum(EvictionPolicy):
     def choose_victims(
         self, count: int, is_evictable: Callable[[OffloadKey], bool]
     ) -> Sequence[OffloadKey]:
-        victims: dict[OffloadKey, None] = {}
-        kept = []
-        while self._order and len(victims) < count:
-            entry = heappop(self._order)
-            key = entry[2]
-            if self._next.get(key) != -entry[0]:
-                continue
-            if key not in victims and is_evictable(key):
-                victims[key] = None
-            kept.append(entry)
-        for entry in kept:
-            heappush(self._order, entry)
-        return list(victims)
+        return nlargest(count, filter(is_evictable, self._next), key=self._next.__getitem__)
 
 
 if __name__ == "__main__":

@@ -44,6 +44,7 @@ from kvtier_sdk.engine import TieringManager, open_manager, open_pool
 
 _CHUNK_BYTES = 4096
 _REQUEST_CHUNKS = 500
+_US_A_CHUNK = 1e6 / _REQUEST_CHUNKS
 _WORKBENCH = Workbench(_CHUNK_BYTES, alignment=_CHUNK_BYTES)
 _SECTIONS = ("slots", "tiers", "waiting", "files")
 
@@ -128,8 +129,8 @@ def _compute(manager: TieringManager, meter: _Meter, keys: Sequence[bytes], evic
     request = RequestContext("compute")
     manager.on_new_request(request)
     meter.each("lookup, miss", manager.lookup, keys, request)
-    meter.batch(f"prepare_store{evicts}", manager.prepare_store, keys, request)
-    meter.batch("complete_store", manager.complete_store, keys, request)
+    meter.call(f"prepare_store{evicts}", _US_A_CHUNK, manager.prepare_store, keys, request)
+    meter.call("complete_store", _US_A_CHUNK, manager.complete_store, keys, request)
     manager.on_request_finished(request)
     manager.on_schedule_end()
 
@@ -138,10 +139,10 @@ def _reuse(manager: TieringManager, meter: _Meter, keys: Sequence[bytes]) -> Non
     request = RequestContext("reuse")
     manager.on_new_request(request)
     meter.each("lookup, hit", manager.lookup, keys, request)
-    meter.batch("prepare_load", manager.prepare_load, keys, request)
-    meter.batch("complete_load", manager.complete_load, keys, request)
+    meter.call("prepare_load", _US_A_CHUNK, manager.prepare_load, keys, request)
+    meter.call("complete_load", _US_A_CHUNK, manager.complete_load, keys, request)
     manager.on_request_finished(request)
-    meter.call("end of step", 1e6 / len(keys), manager.on_schedule_end)
+    meter.call("end of step", _US_A_CHUNK, manager.on_schedule_end)
 
 
 # --- tiers and waiting requests -----------------------------------------------------------------
@@ -170,14 +171,14 @@ def _measure_tiers(tiers: int) -> Row:
             request, chunks = RequestContext("r"), next(keys)
             manager.on_new_request(request)
             meter.each("lookup", manager.lookup, chunks, request)
-            meter.call("hand over", 1e6 / len(chunks), manager.on_schedule_end)
+            meter.call("hand over", _US_A_CHUNK, manager.on_schedule_end)
             answers = _Meter()
             while manager.lookup_prefix(chunks, request)[1]:
                 time.sleep(1e-3)
-                answers.call("answers", 1e6 / len(chunks), manager.on_schedule_end)
+                answers.call("answers", _US_A_CHUNK, manager.on_schedule_end)
             meter.samples["answers"].append(sum(answers.samples["answers"]))
-            meter.batch("prepare_store", manager.prepare_store, chunks, request)
-            meter.batch("complete_store", manager.complete_store, chunks, request)
+            meter.call("prepare_store", _US_A_CHUNK, manager.prepare_store, chunks, request)
+            meter.call("complete_store", _US_A_CHUNK, manager.complete_store, chunks, request)
             manager.on_request_finished(request)
             while manager.has_pending_work():
                 manager.on_schedule_end()
@@ -318,12 +319,6 @@ class _Meter:
         function(*args)
         self.samples[name].append((time.thread_time() - started_s) * scale)
 
-    def batch(
-        self, name: str, function: Callable[..., Any], keys: Sequence[bytes], *a: Any
-    ) -> None:
-        """Record the microseconds per key of one call with all keys."""
-        self.call(name, 1e6 / len(keys), function, keys, *a)
-
     def each(self, name: str, function: _Call, keys: Sequence[bytes], *a: Any) -> None:
         """Record the mean microseconds of calls with one key each."""
 
@@ -331,7 +326,7 @@ class _Meter:
             for key in keys:
                 function(key, *a)
 
-        self.call(name, 1e6 / len(keys), run)
+        self.call(name, _US_A_CHUNK, run)
 
     def medians(self) -> Row:
         return {name: statistics.median(samples) for name, samples in self.samples.items()}

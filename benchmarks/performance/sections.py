@@ -484,18 +484,14 @@ AGENTS = Section(
             "hit rate",
             "% of the chunks",
             [
-                Way("kvtier", "rough times", "rough times"),
-                Way("variant", "times", "exact times"),
-                Way("variant", "stops", "why answers end"),
-                Way("variant", "nothing", "nothing"),
+                Way("kvtier", "rough times"),
+                *(Way("variant", told) for told in ("exact times", "why answers end", "nothing")),
                 Way("client", "lru", "`lru`, nothing"),
                 Way("limit", "optimum", "offline optimum"),
             ],
         )
     ],
-    [
-        "With room for 2,048 chunks, rough times bring {0:2,048 slots:rough times:lru} times the hits of `lru`."
-    ],
+    ["Rough times bring {0:2,048 slots:rough times:lru} times the hits of `lru`."],
     columns=1,
 )
 
