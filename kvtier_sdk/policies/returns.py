@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from heapq import merge
@@ -28,6 +29,8 @@ _GHOSTS = 6
 # Returns that are assumed in each bucket, as long as nothing is known. They are few, so that chunks
 # older than any return leave first.
 _ASSUMED = 0.1
+# Groups move to the next bucket late by at most this fraction of the bucket's width.
+_LATE = 1 / 8
 # Rates are computed anew after this fraction of new events.
 _NEWS = 1 / 16
 # After each 64 turns, everything seen so far counts a hundredth less.
@@ -72,10 +75,13 @@ class ReturnsPolicy(EvictionPolicy):
         self._turns: dict[str, dict[int, _Group]] = {}
         self._returned: dict[str, dict[_Group, int]] = {}
         self._kinds: dict[tuple[str, int], _Kind] = {}
-        # The groups that wait, for each bucket of age and by kind, the oldest first. Groups that are
-        # evicted as a whole have cells of their own, so that searches for victims skip them.
+        # The groups that wait, for each bucket of age and by kind, the oldest first. Groups that
+        # are evicted as a whole have cells of their own, so that searches for victims skip them.
         self._waiting = _cells()
         self._gone = _cells()
+        # The cells of the groups that wait, as worth, kind and bucket, the least worth first.
+        self._ranked: list[tuple[float, _Kind, int]] = []
+        self._moved_s = [-inf] * _BUCKETS
         # The rates of a label with each class of uses.
         self._rates: dict[tuple[str, int], _Rates] = {}
         self._order: deque[_Group] = deque()
@@ -117,14 +123,9 @@ class ReturnsPolicy(EvictionPolicy):
         turn = self._turns.setdefault(request.request_id, {})
         own = list(turn.values())
         before: dict[_Group, list[OffloadKey]] = {}
-        old: _Group | None = None
-        run: list[OffloadKey] = []
         groups = self._groups
-        for key in keys:
-            now = groups[key]
-            if now is not old:
-                old, run = now, before.setdefault(now, [])
-            run.append(key)
+        for now, of_group in groupby(keys, groups.__getitem__):
+            before.setdefault(now, []).extend(of_group)
         moved: list[tuple[_Group, _Group]] = []
         for now, run in before.items():
             if now in own:
@@ -238,21 +239,13 @@ class ReturnsPolicy(EvictionPolicy):
         self._ordered_s, self._chosen = self.now_s, 0
         if self.now_s - self._grown_s > _ORDER_S:
             self._grow_older()
-        for rates in self._rates.values():
-            rates.renew()
-        cells = [
-            (kind.worth(bucket), kind, cell)
-            for bucket, of_bucket in enumerate(self._waiting)
-            for kind, cell in of_bucket.items()
-        ]
-        cells.sort(key=itemgetter(0))
         order: deque[_Group] = deque()
         self._order = order
         needed: list[_Group] = []
         found = 0
-        for _, same in groupby(cells, key=itemgetter(0)):
+        for _, same in groupby(self._ranked, key=itemgetter(0)):
             # The worth is equal, so evict the oldest first, and of one turn the end of the prefix.
-            waiting = [_present(kind, cell) for _, kind, cell in same]
+            waiting = [_present(kind, self._waiting[bucket][kind]) for _, kind, bucket in same]
             for group in merge(*waiting, key=_oldest_first):
                 if any(other.present for other in group.behind):
                     needed.append(group)
@@ -282,7 +275,10 @@ class ReturnsPolicy(EvictionPolicy):
             kind = self._kinds[label, classes] = _Kind(label, classes, of_classes)
         group.kind, group.since_s, group.bucket = kind, self.now_s, 0
         group.close()
-        self._waiting[0][kind].append(group)
+        cell = self._waiting[0][kind]
+        if not cell:
+            insort(self._ranked, (kind.worth(0), kind, 0), key=itemgetter(0))
+        cell.append(group)
         kind.rates.note_wait(0, group.share * group.left * _WIDTHS[0] / 2)
 
     def _note_return(self, group: _Group, chunks: int, request: RequestContext) -> None:
@@ -312,35 +308,46 @@ class ReturnsPolicy(EvictionPolicy):
         return bucket
 
     def _grow_older(self) -> None:
-        """Move groups to the buckets of their ages."""
+        """Move groups to the buckets of their ages, and rank the cells anew."""
         self._grown_s = self.now_s
-        for bucket in range(_BUCKETS):
-            for cells in (self._waiting, self._gone):
-                for kind in list(cells[bucket]):
-                    self._move_on(kind, cells, bucket)
+        for bucket, width in enumerate(_WIDTHS):
+            if self.now_s - self._moved_s[bucket] >= width * _LATE:
+                self._moved_s[bucket] = self.now_s
+                self._move_on(bucket, self._waiting)
+                self._move_on(bucket, self._gone)
+        for rates in self._rates.values():
+            rates.renew()
+        self._ranked = [
+            (kind.worth(bucket), kind, bucket)
+            for bucket, cells in enumerate(self._waiting)
+            for kind in cells
+        ]
+        self._ranked.sort(key=itemgetter(0))
 
-    def _move_on(self, kind: _Kind, cells: list[_Cells], bucket: int) -> None:
+    def _move_on(self, bucket: int, waits: list[_Cells]) -> None:
         """Move the oldest groups of a bucket to the next bucket."""
-        cell = cells[bucket][kind]
         since_s = self.now_s - _ENDS[bucket]
-        share = 0.0
-        while cell:
-            group = cell[0]
-            if not group.left or group.kind is not kind:
-                cell.popleft()
-            elif group.since_s < since_s:
-                share += group.share * group.left
-                group.bucket = bucket + 1
-                cells[bucket + 1][kind].append(cell.popleft())
-            elif not group.present and cells is self._waiting:
-                self._gone[bucket][kind].append(cell.popleft())
-            else:
-                break
-        if not cell:
-            del cells[bucket][kind]
-        if share:
-            kind.rates.note_wait(bucket, share * _WIDTHS[bucket] / 2)
-            kind.rates.note_wait(bucket + 1, share * _WIDTHS[bucket + 1] / 2)
+        cells = waits[bucket]
+        for kind, cell in list(cells.items()):
+            share = 0.0
+            # The oldest group is first, so most cells need no more than a look at it.
+            while cell:
+                group = cell[0]
+                if group.kind is not kind or not group.left:
+                    cell.popleft()
+                elif group.since_s < since_s:
+                    share += group.share * group.left
+                    group.bucket = bucket + 1
+                    waits[bucket + 1][kind].append(cell.popleft())
+                elif not group.present and waits is self._waiting:
+                    self._gone[bucket][kind].append(cell.popleft())
+                else:
+                    break
+            if not cell:
+                del cells[kind]
+            if share:
+                kind.rates.note_wait(bucket, share * _WIDTHS[bucket] / 2)
+                kind.rates.note_wait(bucket + 1, share * _WIDTHS[bucket + 1] / 2)
 
     def _fade(self) -> None:
         self._grow_older()
@@ -438,6 +445,7 @@ class _Rates:
         # For each bucket the highest rate of returns that further waiting promises.
         self.worths: list[float] = []
         self._events = self._news = 0.0
+        self.renew()
 
     def note_return(self, bucket: int, share: float) -> None:
         self._returns[bucket] += share
