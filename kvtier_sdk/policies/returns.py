@@ -60,7 +60,8 @@ class ReturnsPolicy(EvictionPolicy):
     Requests that name the time of the next turn (``resume_in_s``) have rates of their own for each
     octave of the time, so the policy learns how reliable the named times are.
 
-    The policy remembers six evicted chunks per slot, at about 130 bytes each.
+    The policy remembers six evicted chunks per slot. With these a slot costs 1 to 2 KB, beside the
+    keys themselves.
     """
 
     def __init__(self) -> None:
@@ -247,7 +248,7 @@ class ReturnsPolicy(EvictionPolicy):
             # The worth is equal, so evict the oldest first, and of one turn the end of the prefix.
             waiting = [_present(kind, self._waiting[bucket][kind]) for _, kind, bucket in same]
             for group in merge(*waiting, key=_oldest_first):
-                if any(other.present for other in group.behind):
+                if group.behind and any(other.present for other in group.behind):
                     needed.append(group)
                     continue
                 order.append(group)
@@ -329,6 +330,7 @@ class ReturnsPolicy(EvictionPolicy):
         since_s = self.now_s - _ENDS[bucket]
         cells = waits[bucket]
         for kind, cell in list(cells.items()):
+            older: deque[_Group] | None = None
             share = 0.0
             # The oldest group is first, so most cells need no more than a look at it.
             while cell:
@@ -338,7 +340,9 @@ class ReturnsPolicy(EvictionPolicy):
                 elif group.since_s < since_s:
                     share += group.share * group.left
                     group.bucket = bucket + 1
-                    waits[bucket + 1][kind].append(cell.popleft())
+                    if older is None:
+                        older = waits[bucket + 1][kind]
+                    older.append(cell.popleft())
                 elif not group.present and waits is self._waiting:
                     self._gone[bucket][kind].append(cell.popleft())
                 else:
@@ -346,8 +350,7 @@ class ReturnsPolicy(EvictionPolicy):
             if not cell:
                 del cells[kind]
             if share:
-                kind.rates.note_wait(bucket, share * _WIDTHS[bucket] / 2)
-                kind.rates.note_wait(bucket + 1, share * _WIDTHS[bucket + 1] / 2)
+                kind.rates.note_move(bucket, share)
 
     def _fade(self) -> None:
         self._grow_older()
@@ -454,6 +457,12 @@ class _Rates:
     def note_wait(self, bucket: int, waited: float) -> None:
         self._waited[bucket] += waited
         self._news += waited / _WIDTHS[bucket]
+
+    def note_move(self, bucket: int, share: float) -> None:
+        """Note the waits from the middle of ``bucket`` to the middle of the next."""
+        self._waited[bucket] += share * _WIDTHS[bucket] / 2
+        self._waited[bucket + 1] += share * _WIDTHS[bucket + 1] / 2
+        self._news += share
 
     def fade(self) -> None:
         self._events *= _MEMORY
