@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from heapq import merge
 from itertools import groupby
-from math import exp, inf, log, log2
+from math import exp, inf, log2
 from operator import itemgetter
 
 from kvtier_sdk.contract import EvictionPolicy
@@ -25,8 +26,11 @@ _MOST_USES = _CLASSES[-1]
 _CLASS_OF = tuple(sum(uses >= least for least in _CLASSES) - 1 for uses in range(_MOST_USES + 1))
 # The most evicted chunks to remember, per slot.
 _GHOSTS = 6
-# Returns that are assumed in each bucket, as long as nothing is known.
-_ASSUMED = 0.3
+# Returns that are assumed in each bucket, as long as nothing is known. They are few, so that chunks
+# older than any return leave first.
+_ASSUMED = 0.1
+# Groups move to the next bucket late by at most this fraction of the bucket's width.
+_LATE = 1 / 8
 # Rates are computed anew after this fraction of new events.
 _NEWS = 1 / 16
 # After each 64 turns, everything seen so far counts a hundredth less.
@@ -34,7 +38,7 @@ _TURNS = 64
 _MEMORY = 0.99
 # How long an order of eviction is used, and for which fraction of the slots.
 _ORDER_S = 1.0
-_ORDERED = 1 / 32
+_ORDERED = 1 / 128
 # Labels of chunks without which their conversation went on, and of conversations that have ended.
 _REST, _ENDED = "left behind", "ended"
 # The most groups to remember that need the chunks of another group.
@@ -50,17 +54,18 @@ class ReturnsPolicy(EvictionPolicy):
     highest rate of returns that further waiting promises, over all times to wait: the index of
     J. C. Gittins, "Bandit processes and dynamic allocation indices", 1979.
 
-    Some workloads return by the number of a chunk's uses rather than by age. So rates are also
-    learnt for each number of uses, and the rates that predicted the latest returns better decide.
+    Some workloads return by the number of a chunk's uses rather than by age. So each class of uses
+    has rates of its own.
 
     Requests that name the time of the next turn (``resume_in_s``) have rates of their own for each
     octave of the time, so the policy learns how reliable the named times are.
 
-    The policy remembers six evicted chunks per slot, at about 130 bytes each.
+    The policy remembers six evicted chunks per slot. With these a slot costs 1 to 2 KB, beside the
+    keys themselves.
     """
 
     def __init__(self) -> None:
-        self._slots = 0
+        self._slots = self._most_ghosts = 0
         self._finished = 0
         # The group of each chunk in the pool, and of each remembered chunk.
         self._groups: dict[OffloadKey, _Group] = {}
@@ -71,18 +76,23 @@ class ReturnsPolicy(EvictionPolicy):
         self._turns: dict[str, dict[int, _Group]] = {}
         self._returned: dict[str, dict[_Group, int]] = {}
         self._kinds: dict[tuple[str, int], _Kind] = {}
-        # The rates of a label with all uses (-1), and of a label with each class of uses.
+        # The groups that wait, for each bucket of age and by kind, the oldest first. Groups that
+        # are evicted as a whole have cells of their own, so that searches for victims skip them.
+        self._waiting = _cells()
+        self._gone = _cells()
+        # The cells of the groups that wait, as worth, kind and bucket, the least worth first.
+        self._ranked: list[tuple[float, _Kind, int]] = []
+        self._moved_s = [-inf] * _BUCKETS
+        # The rates of a label with each class of uses.
         self._rates: dict[tuple[str, int], _Rates] = {}
         self._order: deque[_Group] = deque()
         self._ordered_s = self._grown_s = -inf
         # Victims chosen since the groups were put in order.
         self._chosen = 0
-        # How well the rates by label, and those by label and uses, have predicted the returns, as
-        # logarithms of likelihoods.
-        self._fit_of_label = self._fit_of_uses = 0.0
 
     def open(self, slots: int) -> None:
         self._slots = slots
+        self._most_ghosts = _GHOSTS * slots
 
     def on_insert(self, keys: Sequence[OffloadKey], request: RequestContext) -> None:
         if not self._slots:
@@ -90,32 +100,33 @@ class ReturnsPolicy(EvictionPolicy):
                 "policy returns: open() was not called, so it does not know the capacity"
             )
         turn = self._turns.setdefault(request.request_id, {})
+        ghosts = self._ghosts
+        if ghosts.keys().isdisjoint(keys):
+            self._store(_group_of(turn, 1), keys)
+            return
         before: dict[_Group | None, list[OffloadKey]] = {}
-        forget = self._ghosts.pop
+        old: _Group | None = None
+        run = before[None] = []
         for key in keys:
-            before.setdefault(forget(key, None), []).append(key)
-        for ghost, known in before.items():
+            ghost = ghosts.pop(key, None)
+            if ghost is not old:
+                old, run = ghost, before.setdefault(ghost, [])
+            run.append(key)
+        for ghost, run in before.items():
             if ghost is None:
-                group = _group_of(turn, 1)
-            else:
-                self._note_return(ghost, len(known), request)
-                ghost.release_if_over()
-                group = _group_of(turn, ghost.uses + 1)
-            group.keys += known
-            self._take(group, known)
+                self._store(_group_of(turn, 1), run)
+                continue
+            self._note_return(ghost, len(run), request)
+            ghost.release_if_over()
+            self._store(_group_of(turn, ghost.uses + 1), run)
 
     def on_access(self, keys: Sequence[OffloadKey], request: RequestContext) -> None:
         turn = self._turns.setdefault(request.request_id, {})
         own = list(turn.values())
         before: dict[_Group, list[OffloadKey]] = {}
-        old: _Group | None = None
-        run: list[OffloadKey] = []
         groups = self._groups
-        for key in keys:
-            now = groups[key]
-            if now is not old:
-                old, run = now, before.setdefault(now, [])
-            run.append(key)
+        for now, of_group in groupby(keys, groups.__getitem__):
+            before.setdefault(now, []).extend(of_group)
         moved: list[tuple[_Group, _Group]] = []
         for now, run in before.items():
             if now in own:
@@ -138,7 +149,11 @@ class ReturnsPolicy(EvictionPolicy):
         for now, _ in moved:
             now.release_if_over()
 
-    def _take(self, group: _Group, keys: list[OffloadKey]) -> None:
+    def _store(self, group: _Group, keys: Sequence[OffloadKey]) -> None:
+        group.keys += keys
+        self._take(group, keys)
+
+    def _take(self, group: _Group, keys: Sequence[OffloadKey]) -> None:
         group.present += len(keys)
         group.left += len(keys)
         self._groups.update(dict.fromkeys(keys, group))
@@ -146,10 +161,12 @@ class ReturnsPolicy(EvictionPolicy):
     def on_remove(self, key: OffloadKey) -> None:
         group = self._groups.pop(key)
         group.present -= 1
-        while len(self._ghosts) >= _GHOSTS * self._slots and self._evicted:
-            self._forget(self._evicted.popleft())
-        if len(self._ghosts) < _GHOSTS * self._slots:
-            self._ghosts[key] = group
+        ghosts = self._ghosts
+        if len(ghosts) >= self._most_ghosts:
+            while self._evicted and len(ghosts) >= self._most_ghosts:
+                self._forget(self._evicted.popleft())
+        if len(ghosts) < self._most_ghosts:
+            ghosts[key] = group
         else:
             group.left -= 1
         if not group.present:
@@ -223,20 +240,15 @@ class ReturnsPolicy(EvictionPolicy):
         self._ordered_s, self._chosen = self.now_s, 0
         if self.now_s - self._grown_s > _ORDER_S:
             self._grow_older()
-        by_uses = self._fit_of_uses > self._fit_of_label
-        cells = []
-        for kind in self._kinds.values():
-            cells += [(kind.worth(n, by_uses), kind, cell) for n, cell in kind.cells.items()]
-        cells.sort(key=itemgetter(0))
         order: deque[_Group] = deque()
         self._order = order
         needed: list[_Group] = []
         found = 0
-        for _, same in groupby(cells, key=itemgetter(0)):
+        for _, same in groupby(self._ranked, key=itemgetter(0)):
             # The worth is equal, so evict the oldest first, and of one turn the end of the prefix.
-            waiting = [_present(kind, cell) for _, kind, cell in same]
+            waiting = [_present(kind, self._waiting[bucket][kind]) for _, kind, bucket in same]
             for group in merge(*waiting, key=_oldest_first):
-                if any(other.present for other in group.behind):
+                if group.behind and any(other.present for other in group.behind):
                     needed.append(group)
                     continue
                 order.append(group)
@@ -256,17 +268,19 @@ class ReturnsPolicy(EvictionPolicy):
     def _begin_wait(self, group: _Group, label: str, classes: int) -> None:
         kind = self._kinds.get((label, classes))
         if kind is None:
-            of_label = self._rates.setdefault((label, -1), _Rates())
             of_classes = [
                 self._rates.setdefault((label, of), _Rates())
                 for of in range(len(_CLASSES))
                 if classes >> of & 1
             ]
-            kind = self._kinds[label, classes] = _Kind(label, classes, of_label, of_classes)
+            kind = self._kinds[label, classes] = _Kind(label, classes, of_classes)
         group.kind, group.since_s, group.bucket = kind, self.now_s, 0
         group.close()
-        kind.cells[0].append(group)
-        self._wait(kind, 0, group.share * group.left * _WIDTHS[0] / 2)
+        cell = self._waiting[0][kind]
+        if not cell:
+            insort(self._ranked, (kind.worth(0), kind, 0), key=itemgetter(0))
+        cell.append(group)
+        kind.rates.note_wait(0, group.share * group.left * _WIDTHS[0] / 2)
 
     def _note_return(self, group: _Group, chunks: int, request: RequestContext) -> None:
         kind = group.kind
@@ -277,10 +291,7 @@ class ReturnsPolicy(EvictionPolicy):
         share = group.share * chunks
         age = self.now_s - group.since_s
         bucket = self._note_wait(kind, group.bucket, age, share)
-        self._fit_of_label += share * log(kind.of_label.rate(bucket))
-        self._fit_of_uses += share * log(kind.of_uses.rate(bucket))
-        kind.of_label.note_return(bucket, share)
-        kind.of_uses.note_return(bucket, share)
+        kind.rates.note_return(bucket, share)
         returned = self._returned.setdefault(request.request_id, {})
         returned[group] = returned.get(group, 0) + chunks
 
@@ -291,54 +302,58 @@ class ReturnsPolicy(EvictionPolicy):
         """
         recorded = _WIDTHS[bucket] / 2
         while bucket < _LAST and age > _BEGINS[bucket + 1]:
-            self._wait(kind, bucket, share * (_WIDTHS[bucket] - recorded))
+            kind.rates.note_wait(bucket, share * (_WIDTHS[bucket] - recorded))
             recorded = 0.0
             bucket += 1
-        self._wait(kind, bucket, share * max(0.0, age - _BEGINS[bucket] - recorded))
+        kind.rates.note_wait(bucket, share * max(0.0, age - _BEGINS[bucket] - recorded))
         return bucket
 
-    def _wait(self, kind: _Kind, bucket: int, waited: float) -> None:
-        self._fit_of_label -= waited * kind.of_label.rate(bucket)
-        self._fit_of_uses -= waited * kind.of_uses.rate(bucket)
-        kind.of_label.note_wait(bucket, waited)
-        kind.of_uses.note_wait(bucket, waited)
-
     def _grow_older(self) -> None:
-        """Move groups to the buckets of their ages."""
+        """Move groups to the buckets of their ages, and rank the cells anew."""
         self._grown_s = self.now_s
-        for kind in self._kinds.values():
-            for cells in (kind.cells, kind.evicted):
-                for bucket in range(_BUCKETS):
-                    if bucket in cells:
-                        self._move_on(kind, cells, bucket)
+        for bucket, width in enumerate(_WIDTHS):
+            if self.now_s - self._moved_s[bucket] >= width * _LATE:
+                self._moved_s[bucket] = self.now_s
+                self._move_on(bucket, self._waiting)
+                self._move_on(bucket, self._gone)
+        for rates in self._rates.values():
+            rates.renew()
+        self._ranked = [
+            (kind.worth(bucket), kind, bucket)
+            for bucket, cells in enumerate(self._waiting)
+            for kind in cells
+        ]
+        self._ranked.sort(key=itemgetter(0))
 
-    def _move_on(self, kind: _Kind, cells: dict[int, deque[_Group]], bucket: int) -> None:
+    def _move_on(self, bucket: int, waits: list[_Cells]) -> None:
         """Move the oldest groups of a bucket to the next bucket."""
-        cell = cells[bucket]
         since_s = self.now_s - _ENDS[bucket]
-        share = 0.0
-        while cell:
-            group = cell[0]
-            if not group.left or group.kind is not kind:
-                cell.popleft()
-            elif group.since_s < since_s:
-                share += group.share * group.left
-                group.bucket = bucket + 1
-                cells[bucket + 1].append(cell.popleft())
-            elif not group.present and cells is kind.cells:
-                kind.evicted[bucket].append(cell.popleft())
-            else:
-                break
-        if not cell:
-            del cells[bucket]
-        if share:
-            self._wait(kind, bucket, share * _WIDTHS[bucket] / 2)
-            self._wait(kind, bucket + 1, share * _WIDTHS[bucket + 1] / 2)
+        cells = waits[bucket]
+        for kind, cell in list(cells.items()):
+            older: deque[_Group] | None = None
+            share = 0.0
+            # The oldest group is first, so most cells need no more than a look at it.
+            while cell:
+                group = cell[0]
+                if group.kind is not kind or not group.left:
+                    cell.popleft()
+                elif group.since_s < since_s:
+                    share += group.share * group.left
+                    group.bucket = bucket + 1
+                    if older is None:
+                        older = waits[bucket + 1][kind]
+                    older.append(cell.popleft())
+                elif not group.present and waits is self._waiting:
+                    self._gone[bucket][kind].append(cell.popleft())
+                else:
+                    break
+            if not cell:
+                del cells[kind]
+            if share:
+                kind.rates.note_move(bucket, share)
 
     def _fade(self) -> None:
         self._grow_older()
-        self._fit_of_label *= _MEMORY
-        self._fit_of_uses *= _MEMORY
         for rates in self._rates.values():
             rates.fade()
 
@@ -400,46 +415,40 @@ class _Group:
 
     def close(self) -> None:
         # A request uses the begin of its prefix, and stores the rest, perhaps earlier.
-        # A chunk is there twice if it has left and come back meanwhile.
-        self.keys = list(dict.fromkeys(self.used + self.keys))
+        self.keys = self.used + self.keys
+        if len(self.keys) > self.left:
+            # A chunk that has left and come back meanwhile is there twice.
+            self.keys = list(dict.fromkeys(self.keys))
         self.used = []
         self.end = len(self.keys)
 
 
 class _Kind:
-    """Groups that wait in the same way, by bucket of age, the oldest first."""
+    """What groups have in common that wait in the same way: label and classes of uses."""
 
-    def __init__(
-        self, label: str, classes: int, of_label: _Rates, of_classes: list[_Rates]
-    ) -> None:
+    def __init__(self, label: str, classes: int, of_classes: list[_Rates]) -> None:
         self.label = label
         self.classes = classes
-        self.of_label = of_label
-        self.of_uses = of_classes[0]
+        self.rates = of_classes[0]
         self._of_classes = of_classes
-        self.cells: dict[int, deque[_Group]] = defaultdict(deque)
-        self.evicted: dict[int, deque[_Group]] = defaultdict(deque)
 
-    def worth(self, bucket: int, by_uses: bool) -> float:
+    def worth(self, bucket: int) -> float:
         if self.label == _ENDED:
             return 0.0
-        if not by_uses:
-            return self.of_label.worths()[bucket]
         # A chunk is useless without the chunks before it, so it is worth no more than they are.
-        return min([rates.worths()[bucket] for rates in self._of_classes])
+        return min([rates.worths[bucket] for rates in self._of_classes])
 
 
 class _Rates:
     """The returns seen at each age, and the time waited there."""
 
     def __init__(self) -> None:
-        self._returns = [_ASSUMED] * _BUCKETS
-        self._waited = list(_WIDTHS)
-        self._worths: list[float] = []
+        self._returns = [0.0] * _BUCKETS
+        self._waited = [0.0] * _BUCKETS
+        # For each bucket the highest rate of returns that further waiting promises.
+        self.worths: list[float] = []
         self._events = self._news = 0.0
-
-    def rate(self, bucket: int) -> float:
-        return self._returns[bucket] / self._waited[bucket]
+        self.renew()
 
     def note_return(self, bucket: int, share: float) -> None:
         self._returns[bucket] += share
@@ -449,36 +458,51 @@ class _Rates:
         self._waited[bucket] += waited
         self._news += waited / _WIDTHS[bucket]
 
+    def note_move(self, bucket: int, share: float) -> None:
+        """Note the waits from the middle of ``bucket`` to the middle of the next."""
+        self._waited[bucket] += share * _WIDTHS[bucket] / 2
+        self._waited[bucket + 1] += share * _WIDTHS[bucket + 1] / 2
+        self._news += share
+
     def fade(self) -> None:
         self._events *= _MEMORY
         for bucket in range(_BUCKETS):
-            # What was assumed stays, so that a rate never becomes zero.
-            assumed, width = _ASSUMED, _WIDTHS[bucket]
-            self._returns[bucket] = assumed + (self._returns[bucket] - assumed) * _MEMORY
-            self._waited[bucket] = width + (self._waited[bucket] - width) * _MEMORY
+            self._returns[bucket] *= _MEMORY
+            self._waited[bucket] *= _MEMORY
 
-    def worths(self) -> list[float]:
-        """Return for each bucket the highest rate of returns that further waiting promises."""
-        if self._worths and self._news <= self._events * _NEWS:
-            return self._worths
+    def renew(self) -> None:
+        """Compute the worths again if there is enough news."""
+        if self.worths and self._news <= self._events * _NEWS:
+            return
         self._events += self._news
         self._news = 0.0
-        self._worths = []
         waits = []
-        for bucket in range(_BUCKETS):
-            rate = self.rate(bucket)
-            stays = exp(-rate * _WIDTHS[bucket])
-            waits.append((stays, 1 - stays, (1 - stays) / rate))
-        for bucket in range(_BUCKETS):
-            waiting, returned, waited, best = 1.0, 0.0, 0.0, 0.0
-            for stays, returns, time in waits[bucket:]:
-                returned += waiting * returns
-                waited += waiting * time
-                waiting *= stays
-                if returned > best * waited:
-                    best = returned / waited
-            self._worths.append(best)
-        return self._worths
+        assumed = _ASSUMED
+        for returns, waited, width in zip(self._returns, self._waited, _WIDTHS, strict=True):
+            rate = (returns + assumed) / (waited + width)
+            # Chunks that return often at one age hardly stop at the next.
+            assumed = (_ASSUMED + rate * width) / 2
+            stays = exp(-rate * width)
+            waits.append((1 - stays, (1 - stays) / rate, stays))
+        # From each bucket on, it is best to wait until a stretch begins whose rate is lower.
+        stretches: list[tuple[float, float, float]] = []
+        self.worths = []
+        for returned, waited, stays in reversed(waits):
+            while stretches and stretches[-1][0] * waited > returned * stretches[-1][1]:
+                returned_later, waited_later, stays_later = stretches.pop()
+                returned += stays * returned_later
+                waited += stays * waited_later
+                stays *= stays_later
+            stretches.append((returned, waited, stays))
+            self.worths.append(returned / waited)
+        self.worths.reverse()
+
+
+_Cells = defaultdict[_Kind, deque[_Group]]
+
+
+def _cells() -> list[_Cells]:
+    return [defaultdict(deque) for _ in range(_BUCKETS)]
 
 
 def _group_of(turn: dict[int, _Group], uses: int) -> _Group:

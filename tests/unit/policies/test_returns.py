@@ -6,7 +6,7 @@ import gc
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from math import inf
+from math import expm1, inf
 
 import pytest
 from hypothesis import given
@@ -16,15 +16,24 @@ from support.workloads import generate
 from kvtier_sdk import OffloadKey, RequestContext, load_policy
 from kvtier_sdk.cli.replay import ReplayRequest
 from kvtier_sdk.cli.replay.sweep import count_hits
-from kvtier_sdk.policies.returns import ReturnsPolicy, _Group
+from kvtier_sdk.policies.returns import ReturnsPolicy, _Group, _Rates
 
 
 @pytest.mark.parametrize(
     ("name", "slots"),
-    [("chats", 300), ("loop", 1500), ("popular", 1000), ("agents", 1000), ("pauses", 2000)],
+    [
+        ("chats", 300),
+        ("loop", 1500),
+        ("scans", 400),
+        ("popular", 1000),
+        ("agents", 1000),
+        ("many agents", 500),
+        ("pauses", 2000),
+        ("phases", 3000),
+    ],
 )
 def test_it_hits_no_less_than_lru_and_arc(name: str, slots: int) -> None:
-    workload = generate(name, 2000, seed=1)
+    workload = generate(name, 4000, seed=1)
     hits = {
         policy: count_hits(workload, load_policy(policy)(), slots)
         for policy in ("lru", "arc", "returns")
@@ -102,6 +111,51 @@ def test_what_other_conversations_need_outlives_the_end_of_one() -> None:
     assert order[-1] == b"system"
 
 
+def test_a_conversation_that_has_just_ended_leaves_first() -> None:
+    policy = opened(8)
+    turn(policy, "stays", [b"a", b"b"])
+    assert policy.choose_victims(1, lambda key: True) == [b"b"]
+    turn(policy, "ends", [b"c", b"d"], resume_in_s=inf)
+    assert policy.choose_victims(2, lambda key: True) == [b"d", b"c"]
+
+
+def test_what_returns_at_one_age_is_expected_back_at_the_next() -> None:
+    known, unknown = _Rates(), _Rates()
+    known.note_return(10, 5.0)
+    known.renew()
+    assert known.worths[11] > 2 * unknown.worths[11]
+    assert known.worths[20] < 1.1 * unknown.worths[20]
+
+
+@given(st.lists(st.tuples(st.integers(0, 39), st.floats(0, 50), st.floats(0, 1e4)), max_size=20))
+def test_the_worth_is_the_best_rate_of_all_times_to_wait(
+    events: list[tuple[int, float, float]],
+) -> None:
+    rates = _Rates()
+    for bucket, returned, waited in events:
+        rates.note_return(bucket, returned)
+        rates.note_wait(bucket, waited)
+    rates.renew()
+    hazards, assumed = [], 0.1
+    for bucket in range(40):
+        begin, end = 2 ** (bucket / 2) if bucket else 0.0, 2 ** ((bucket + 1) / 2)
+        returned = sum(returned for of, returned, _ in events if of == bucket)
+        waited = sum(waited for of, _, waited in events if of == bucket)
+        hazards.append(((returned + assumed) / (waited + end - begin), end - begin))
+        assumed = (0.1 + hazards[-1][0] * (end - begin)) / 2
+    for first in range(40):
+        left, returns, time, best = 1.0, 0.0, 0.0, 0.0
+        for rate, width in hazards[first:]:
+            gone = -expm1(-rate * width)
+            returns, time, left = (
+                returns + left * gone,
+                time + left * gone / rate,
+                left * (1 - gone),
+            )
+            best = max(best, returns / time)
+        assert rates.worths[first] == pytest.approx(best, rel=1e-6)
+
+
 def test_a_running_request_leaves_last() -> None:
     policy = opened(8)
     policy.on_insert([b"a", b"b"], RequestContext("runs"))
@@ -162,8 +216,7 @@ def test_memory_is_bounded_however_many_chunks_pass() -> None:
     assert len(policy._ghosts) <= 6 * slots
     waiting = [
         group
-        for kind in policy._kinds.values()
-        for cells in (kind.cells, kind.evicted)
+        for cells in (*policy._waiting, *policy._gone)
         for cell in cells.values()
         for group in cell
     ]
@@ -178,8 +231,8 @@ def test_a_return_is_counted_however_many_turns_came_before() -> None:
     for n in range(64 * 2000):
         policy.on_request_finished(RequestContext(str(n)), None)
     turn(policy, "again", [b"a"])
-    assert all(rates.rate(bucket) > 0 for rates in policy._rates.values() for bucket in range(40))
     assert policy.choose_victims(1, lambda key: True) == [b"a"]
+    assert all(worth > 0 for rates in policy._rates.values() for worth in rates.worths)
 
 
 def test_a_conversation_leaves_no_groups_behind() -> None:
