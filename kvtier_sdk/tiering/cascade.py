@@ -84,6 +84,11 @@ class Cascade:
         return bool(self._on_evict) and self._missing > 0
 
     def stored(self, slots: Sequence[Slot], request: RequestContext) -> None:
+        if request.is_over:
+            # Another request may have asked for whole requests' chunks while they were written.
+            if self.tracks:
+                self._serve_followers(slots)
+            return
         for tier in self._on_store:
             chosen = tier.admission.choose(slots)
             for slot in _others(slots, chosen):
@@ -114,6 +119,8 @@ class Cascade:
         """Record a copy of chunks to the device; offer the chunks to the tiers that lack them."""
         for tier in self._tiers:
             tier.admission.used(slots, (source == tier.index for source in sources))
+        if request.is_over:
+            return
         if self._has_failed:
             for tier in self._on_store:
                 self._offer(tier, self._take_failed(tier, slots), request)

@@ -114,7 +114,10 @@ class HintExecutor:
             ends: maps each of them to the tokens up to its end; empty if the engine does not know.
         """
         if self._leases.held:
-            self._leases.renew(keys, self._clock.now_s())
+            now_s = self._clock.now_s()
+            # The step that ends leases may not have begun, and a use must not revive a lease.
+            self._leases.expire(now_s)
+            self._leases.renew(keys, now_s)
         if request.session is not None:
             self._sessions.note(request.tenant, request.session, keys)
         for hint in request.hints:
@@ -155,7 +158,8 @@ class HintExecutor:
             self._queue_prefetch(hint, request, keys)
         else:
             if verb is not Verb.RESUME_IN:
-                self._leases.end(self._leases.of(request.tenant, _owner(request)))
+                for owner in (_owner(request), _prefetch_owner(request)):
+                    self._leases.end(self._leases.of(request.tenant, owner))
             if verb is Verb.END:
                 self._end_session(request)
             self._write(hint, request, Outcome.ACCEPTED, len(keys), request.resume_in_s)
@@ -226,7 +230,8 @@ class HintExecutor:
             longest = format_seconds(self._max_duration_s)
             self._refuse(hint, request, f"the latest turn is after {longest}")
         else:
-            prefetch = Prefetch(request, keys, now_s + wait_s, now_s + wait_s + _PREFETCH_S)
+            turn_s = now_s + wait_s
+            prefetch = Prefetch(hint, request, keys, turn_s, turn_s + _PREFETCH_S)
             if self._prefetcher.add(prefetch):
                 self._write(hint, request, Outcome.DEFERRED, len(keys), wait_s)
                 return prefetch
@@ -235,7 +240,7 @@ class HintExecutor:
 
     def _keep_prefetched(self, prefetch: Prefetch, keys: Sequence[OffloadKey]) -> int:
         request = prefetch.request
-        owner = f"{_owner(request)} prefetch"
+        owner = _prefetch_owner(request)
         lease = Lease(request.tenant, owner, renewal_s=0.0, priority=DEFAULT_PRIORITY)
         return self._leases.grant(keys, lease, prefetch.until_s)
 
@@ -247,7 +252,7 @@ class HintExecutor:
         elif chunks < wanted:
             outcome = Outcome.CLIPPED if chunks else Outcome.REFUSED
             reason = f"{wanted - chunks:,} chunks are in no tier, or over the budget"
-        self._write(Hint(Verb.PREFETCH), prefetch.request, outcome, chunks, reason=reason)
+        self._write(prefetch.hint, prefetch.request, outcome, chunks, reason=reason)
         asked = self._operator_prefetches.pop(prefetch, None)
         if asked is not None:
             asked.receipt = self._receipts[-1]
@@ -298,6 +303,11 @@ class HintExecutor:
 
 def _owner(request: RequestContext) -> str:
     return request.session or request.request_id
+
+
+def _prefetch_owner(request: RequestContext) -> str:
+    # Another owner than of the session's pins, which a prefetch must not replace.
+    return f"{_owner(request)} prefetch"
 
 
 def _within(ends: Mapping[OffloadKey, int], tokens: tuple[int, int]) -> Iterator[OffloadKey]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush, nsmallest
+from math import inf
 
 from kvtier_sdk.types import OffloadKey
 
@@ -34,8 +35,8 @@ class Leases:
     A tenant may use what the others leave. If one asks for more than is left, the tenants that have
     more than an equal share of the budget lose the leases that would end first, down to that share.
 
-    A chunk has one lease. A newer one replaces it if it lasts longer or holds the chunk faster, or
-    if its owner is the same.
+    A chunk has one lease. A newer one replaces it if it holds the chunk faster, or as fast and for
+    longer, or if its owner is the same.
 
     Args:
         budget: the most chunks under lease.
@@ -54,7 +55,7 @@ class Leases:
         keys = list(dict.fromkeys(keys))
         own = self._until_s.setdefault(lease.tenant, {})
         held = self.held
-        room = self._make_room(own, sum(key not in held for key in keys))
+        room = self._make_room(own, keys)
         granted = 0
         for key in keys:
             old = held.get(key)
@@ -125,11 +126,14 @@ class Leases:
     def _is_better(self, old: Lease, old_s: float, new: Lease, new_s: float) -> bool:
         if (old.tenant, old.owner) == (new.tenant, new.owner):
             return False
-        holds = old.priority is None or (new.priority is not None and old.priority >= new.priority)
-        return holds and old_s >= new_s
+        # A retained range that lasts longer must not let a pinned chunk go.
+        old_rank, new_rank = _rank(old), _rank(new)
+        return old_rank > new_rank or (old_rank == new_rank and old_s >= new_s)
 
-    def _make_room(self, own: dict[OffloadKey, float], wanted: int) -> int:
+    def _make_room(self, own: dict[OffloadKey, float], keys: Sequence[OffloadKey]) -> int:
         """Take leases from tenants that have more than their share; return how many fit now."""
+        asked = set(keys)
+        wanted = sum(key not in self.held for key in keys)
         room = self.budget - len(self.held)
         share = self.budget // len(self._until_s)
         for other in sorted(self._until_s.values(), key=len, reverse=True):
@@ -137,7 +141,9 @@ class Leases:
             excess = len(other) - share
             if lacking <= 0 or excess <= 0:
                 break
-            lost = nsmallest(min(lacking, excess), other, key=other.__getitem__)
+            # A lease on a wanted chunk makes no room: the chunk would need a lease again.
+            others = [key for key in other if key not in asked]
+            lost = nsmallest(min(lacking, excess), others, key=other.__getitem__)
             room += len(lost)
             for key in lost:
                 del self.held[key], other[key]
@@ -146,3 +152,7 @@ class Leases:
     def _forget_unused(self) -> None:
         for tenant in [tenant for tenant, own in self._until_s.items() if not own]:
             del self._until_s[tenant]
+
+
+def _rank(lease: Lease) -> float:
+    return inf if lease.priority is None else lease.priority

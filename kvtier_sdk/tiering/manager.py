@@ -73,7 +73,8 @@ class TieringManager:
             that a tier would load more slowly is a ``MISS``. A lookup may wait this long for each
             chunk.
         recorder: traces each finished request and its chunks. The caller closes the recorder.
-        hint_share: fraction of the slots that hints can hold at most, such as pins.
+        hint_share: fraction of the slots that hints can hold at most, such as pins; they leave the
+            reserve to stores.
         hint_duration_s: the longest time for which hints can hold a chunk.
         policy_now_s: returns the time that the policy sees, for a replay that does not wait
             between its requests; the clock's time if ``None``.
@@ -102,7 +103,8 @@ class TieringManager:
         self._one_copy = one_copy
         self._recompute_s = recompute_s
         self._events = events
-        budget = int(pool.slots * hint_share)
+        reserve = round(pool.slots * store_reserve)
+        budget = min(int(pool.slots * hint_share), pool.slots - reserve)
         self._primary = PrimaryTier(
             pool.slots, pool.chunk_bytes, policy, events=events, lease_budget=budget
         )
@@ -113,7 +115,6 @@ class TieringManager:
         # The number of requests that have not finished.
         self._alive = 0
         self._tiers: list[ManagedTier] = []
-        reserve = round(pool.slots * store_reserve)
         self._promotions = Promotions(self._primary, limit=pool.slots - reserve)
         self._cascade = Cascade(self._primary, headroom_slots=reserve)
         self._requests: dict[str, RequestState] = {}
@@ -420,7 +421,7 @@ class TieringManager:
             present = [slot for key in distinct if (slot := by_key.get(key)) is not None]
             # The request computes these chunks again, because a chunk before them is missing.
             self._uses.note([slot.key for slot in present], state.context)
-            if self._cascade.tracks:
+            if self._cascade.tracks and not state.context.is_over:
                 self._cascade.include(present, state.context)
         slots, evicted = self._primary.take(len(new))
         rejected = new[len(slots) :]
@@ -453,8 +454,7 @@ class TieringManager:
             self._primary.publish(slots, state.context)
             self._primary.stats.stored_chunks += len(slots)
             self._primary.stats.stored_bytes += len(slots) * self._pool.chunk_bytes
-            if not state.context.is_over:
-                self._cascade.stored(slots, state.context)
+            self._cascade.stored(slots, state.context)
         elif slots:
             for slot in slots:
                 self._primary.forget(slot)
@@ -518,6 +518,8 @@ class TieringManager:
                 self._requests[request_id].forget_answers()
         self._uses.tell()
         self._hints.step()
+        # The engine may make no further step, and the policy counts the time since a request's end.
+        self._uses.tell_ends()
         self._compute_rate.step_ended(self._now_s)
         if self._recompute_s is None:
             self._primary.stats.recompute_s = self._compute_rate.chunk_s

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Final
 
+from kvtier_sdk.hints import Hint
 from kvtier_sdk.tiering.cascade import ManagedTier
 from kvtier_sdk.tiering.promotions import Promotions
 from kvtier_sdk.tiering.records import RequestState, SlotState
@@ -29,26 +30,31 @@ class Prefetch:
     """The chunks of one session, to be loaded before its next turn.
 
     Attributes:
+        hint: the hint, which may name another session than the request's.
         request: the request that asked for the prefetch.
         turn_s: clock time at which the turn is expected; the chunks should be there by then.
         until_s: clock time at which the prefetch is given up if it has not ended.
         place: number of chunks, from the first on, that are in the primary tier.
         loading: the request for which the chunks are loaded; ``None`` before the first load.
-        is_waiting: true while chunks are looked up or loaded.
     """
 
-    __slots__ = ("is_waiting", "keys", "loading", "place", "request", "turn_s", "until_s")
+    __slots__ = ("hint", "keys", "loading", "place", "request", "turn_s", "until_s")
 
     def __init__(
-        self, request: RequestContext, keys: Sequence[OffloadKey], turn_s: float, until_s: float
+        self,
+        hint: Hint,
+        request: RequestContext,
+        keys: Sequence[OffloadKey],
+        turn_s: float,
+        until_s: float,
     ) -> None:
+        self.hint = hint
         self.request = request
         self.keys = keys
         self.turn_s = turn_s
         self.until_s = until_s
         self.place = 0
         self.loading: RequestState | None = None
-        self.is_waiting = False
 
 
 class Prefetcher:
@@ -117,7 +123,7 @@ class Prefetcher:
         """End the prefetches for a session whose turn has come."""
         for prefetch in list(self.waiting):
             request = prefetch.request
-            if request.tenant == tenant and request.session == session:
+            if request.tenant == tenant and (prefetch.hint.session or request.session) == session:
                 self.end(prefetch, is_late=True)
 
     def end(self, prefetch: Prefetch, *, is_late: bool = False) -> None:
@@ -130,20 +136,23 @@ class Prefetcher:
         self._ended(prefetch, is_late)
 
     def _is_due(self, prefetch: Prefetch) -> bool:
+        if prefetch.loading is not None:
+            # It holds claims, so it must go on even if the tiers have become faster since.
+            return True
         chunks = len(prefetch.keys)
         load_s = max((tier.client.expected_load_s(chunks) for tier in self._tiers), default=0.0)
         lead_s = _LEAD_S + 2 * load_s + _WINDOW_S * (chunks // self._window)
         return self._primary.now_s >= prefetch.turn_s - lead_s
 
     def _carry_on(self, prefetch: Prefetch) -> None:
-        if not prefetch.is_waiting and any(tier.client.load_bytes for tier in self._tiers):
+        if self._is_loading():
             return
         state = prefetch.loading
         if state is None:
             state = prefetch.loading = self._begin(prefetch)
         window = prefetch.keys[prefetch.place : prefetch.place + self._window]
-        here, prefetch.is_waiting = self._look_up(window, state)
-        if prefetch.is_waiting:
+        here, is_waiting = self._look_up(window, state)
+        if is_waiting:
             return
         kept = self._arrived(prefetch, window[:here])
         self._promotions.abandon(state)
@@ -151,6 +160,12 @@ class Prefetcher:
         prefetch.place += kept
         if kept < len(window) or prefetch.place == len(prefetch.keys):
             self.end(prefetch)
+
+    def _is_loading(self) -> bool:
+        """Return true if loads are queued, or begin at the end of this step without a lookup."""
+        if any(pending.is_known for pending in self._search.lookups.new):
+            return True
+        return any(tier.client.load_bytes for tier in self._tiers)
 
     def _begin(self, prefetch: Prefetch) -> RequestState:
         request = prefetch.request

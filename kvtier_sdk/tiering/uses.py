@@ -63,6 +63,9 @@ class Uses:
             touched.reverse()
             for tier in self._tiers:
                 tier.client.touch(touched)
+        self.tell_ends()
+
+    def tell_ends(self) -> None:
         for request, stop in self._over.values():
             self._policy.on_request_finished(request, stop)
         self._over = {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,13 +26,17 @@ from kvtier_sdk.runner.jobs import BreakerMoved, JobResult, Operation, Report, V
 from kvtier_sdk.runner.loop import TierLoop
 from kvtier_sdk.tiering import tier_client
 from kvtier_sdk.tiering.cascade import Cascade, ManagedTier
+from kvtier_sdk.tiering.hint_executor import HintExecutor
 from kvtier_sdk.tiering.job_table import JobTable
+from kvtier_sdk.tiering.leases import Lease, Leases
 from kvtier_sdk.tiering.manager import TieringManager
+from kvtier_sdk.tiering.prefetcher import Prefetcher
 from kvtier_sdk.tiering.promotions import Promotions
 from kvtier_sdk.tiering.records import PendingLookup, RequestState, Slot, SlotState, Wait
 from kvtier_sdk.tiering.search import LookupTable
 from kvtier_sdk.tiering.slots import PrimaryTier
 from kvtier_sdk.tiering.tier_client import TierClient
+from kvtier_sdk.types import RequestContext
 
 pytestmark = pure_core_only
 
@@ -263,9 +268,9 @@ def a_drop_is_not_counted(
 
 @bug("stores do not wait for another step")
 @around(TieringManager, "on_request_finished")
-def the_last_request_flushes_nothing(original: Any, self: Any, request: Any) -> None:
+def the_last_request_flushes_nothing(original: Any, self: Any, *arguments: Any) -> None:
     self._flush = lambda: None
-    original(self, request)
+    original(self, *arguments)
     del self._flush
 
 
@@ -411,6 +416,141 @@ def a_policy_chooses_what_is_pinned(original: Any, self: Any, count: int, is_evi
 @bug("nothing waits for ever", "an answer is true")
 def a_request_waits_on_for_what_has_come(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Wait, "is_over", lambda self, now_s: False)
+
+
+# --- hints ----------------------------------------------------------------------------------
+
+
+@bug("a pinned chunk stays")
+@around(PrimaryTier, "victims")
+def a_pin_is_evicted(original: Any, self: Any, count: int, *, owed: bool) -> Any:
+    held = self.leases.held
+    self.leases.held = {key: lease for key, lease in held.items() if lease.priority is not None}
+    victims = original(self, count, owed=owed)
+    self.leases.held = held
+    return victims
+
+
+@bug("no lease outlives its end", "a tenant gets its share")
+def a_lease_does_not_end(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Leases, "expire", lambda self, now_s: None)
+
+
+@bug("a lease has its terms", "a lease lasts until its end")
+def a_hit_does_not_renew(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Leases, "renew", lambda self, keys, now_s: None)
+
+
+@bug("a lease has its terms", "a pinned chunk stays")
+def a_longer_retained_range_replaces_a_pin(patch: pytest.MonkeyPatch) -> None:
+    def is_better(self: Any, old: Lease, old_s: float, new: Lease, new_s: float) -> bool:
+        return (old.tenant, old.owner) != (new.tenant, new.owner) and old_s >= new_s
+
+    patch.setattr(Leases, "_is_better", is_better)
+
+
+@bug("leases stay within their budget")
+@around(Leases, "__init__")
+def the_budget_is_off_by_one(original: Any, self: Leases, budget: int) -> None:
+    original(self, budget + 1)
+
+
+@bug("leases stay within their budget")
+@around(HintExecutor, "_keep_prefetched")
+def a_prefetch_ignores_the_budget(original: Any, self: Any, prefetch: Any, keys: Any) -> Any:
+    self._leases.budget += len(keys)
+    kept = original(self, prefetch, keys)
+    self._leases.budget -= len(keys)
+    return kept
+
+
+@bug("a tenant gets its share")
+def a_tenant_keeps_all(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Leases, "_make_room", lambda self, own, keys: self.budget - len(self.held))
+
+
+@bug("a lease lasts until its end", "a tenant keeps its share", "a pinned chunk stays")
+@around(Leases, "_make_room")
+def a_tenant_takes_all(original: Any, self: Leases, own: Any, keys: Any) -> int:
+    room: int = original(self, own, keys)
+    for other in self._until_s.values():
+        while room < len(keys) and other and other is not own:
+            del self.held[other.popitem()[0]]
+            room += 1
+    return room
+
+
+@bug("retained chunks go last, by their priority", seed=52)
+@around(Leases, "retained")
+def the_most_wanted_chunks_go_first(original: Any, self: Leases) -> Any:
+    return original(self)[::-1]
+
+
+@bug("promotions leave room to stores", seed=55)
+@around(Promotions, "start")
+def promotions_ignore_leases(original: Any, self: Any, *arguments: Any) -> Any:
+    held = len(self._primary.leases.held)
+    self._limit += held
+    started = original(self, *arguments)
+    self._limit -= held
+    return started
+
+
+@bug("a lease lasts until its end", "no lease outlives its end", "leased chunks are in the pool")
+@around(TieringManager, "reset_cache")
+def a_reset_keeps_leases(original: Any, self: Any, scope: Any) -> None:
+    leases, self._primary.leases = self._primary.leases, Leases(0)
+    self._hints._leases = self._primary.leases
+    original(self, scope)
+    self._primary.leases = self._hints._leases = leases
+
+
+@bug("a prefetch waits for loads")
+def a_prefetch_starts_beside_a_load(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Prefetcher, "_is_loading", lambda self: False)
+
+
+@bug("a prefetch loads few chunks at once")
+@around(Prefetcher, "__init__")
+def a_prefetch_loads_all_at_once(original: Any, self: Any, *arguments: Any, **named: Any) -> None:
+    original(self, *arguments, **named)
+    self._window = 64
+
+
+@bug("at rest nothing is left", "each pin has its owner", "a prefetch loads few chunks at once")
+@around(Prefetcher, "_carry_on")
+def a_prefetch_forgets_its_claims(original: Any, self: Any, prefetch: Any) -> None:
+    abandon, self._promotions.abandon = self._promotions.abandon, lambda state: None
+    original(self, prefetch)
+    self._promotions.abandon = abandon
+
+
+@bug("counts add up", "the manager never raises")
+@around(Prefetcher, "_begin")
+def a_prefetch_counts_misses(original: Any, self: Any, prefetch: Any) -> Any:
+    state = original(self, prefetch)
+    state.is_prefetch = False
+    return state
+
+
+@bug("a turn ends its prefetch")
+def a_turn_leaves_its_prefetch(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Prefetcher, "drop", lambda self, tenant, session: None)
+
+
+@bug("each hint has its receipts", "a turn ends its prefetch")
+@around(HintExecutor, "_note_prefetched")
+def a_prefetch_has_no_last_receipt(original: Any, self: Any, prefetch: Any, is_late: bool) -> None:
+    if not is_late:
+        original(self, prefetch, is_late)
+
+
+@bug("no tier gets what an ended request stored")
+@around(Cascade, "stored")
+def an_ended_requests_chunks_are_stored(
+    original: Any, self: Any, slots: Any, request: RequestContext
+) -> None:
+    original(self, slots, replace(request, is_over=False))
 
 
 @pytest.mark.parametrize("name", BUGS)

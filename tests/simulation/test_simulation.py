@@ -37,6 +37,10 @@ MET = {
     "write ": "breaker opened",
     "miss: ": "absent, timeout, unavailable, load_failed, "
     "primary_full, queue_full, slower_than_recompute",
+    "hint ": "retain: clipped, resume_in: accepted, demote: accepted, end: accepted, "
+    "unknown: refused",
+    "hint pin: ": "accepted, clipped, refused",
+    "hint prefetch: ": "accepted, clipped, deferred, refused, expired",
     "policy: ": "returns, lru, arc",
     "store policy: ": "through, on_evict, after_hits:2",
 }

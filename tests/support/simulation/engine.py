@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from kvtier_sdk.hints import Verb
 from kvtier_sdk.tiering import ResetScope
 from kvtier_sdk.tiering.records import PendingLookup, SlotState
 from kvtier_sdk.types import LookupResult, OffloadKey, RequestContext
@@ -48,25 +48,30 @@ class Engine:
     """A simulated engine, which drives the manager and checks the manager's answers."""
 
     def __init__(self, world: World) -> None:
-        self.counts: Counter[str] = Counter()
+        self.counts = world.counts
         # Pairs of a request and a chunk that the request looked up and did not find.
         self.missed: set[tuple[str, OffloadKey]] = set()
         self.step = 0
         self.requests: list[_Request] = []
         # The tiers that each restricted request may use, by the request's id.
         self.choosy: dict[str, set[str]] = {}
+        # Chunks that ended requests have stored, which no tier is offered.
+        self.kept_back = 0
         self._manager = world.manager
         self._inside = world.inside
         self._device = world.device
         self._tree = world.tree
         self._plan = world.plan
         self._rng = world.rng
+        self._hints = world.hints
+        self._record = world.record
         self._clock = world.clock
         self._note = world.journal.note
         self._breach = world.breach
         self._resetting = world.resetting
         self._patience_s = _patience_s(world.plan)
         self._arrived = 0
+        self._ended: set[str] = set()
         self._flush_step = 0
         # Requests that load at the end of the step, after other requests have got slots.
         self._later: list[tuple[_Request, list[OffloadKey]]] = []
@@ -85,7 +90,21 @@ class Engine:
         for request, keys in self._later:
             self._load(request, keys)
         self._later.clear()
-        self._manager.on_schedule_end(preempted)
+        self.end_step(preempted, is_calm=not arrivals)
+
+    def end_step(self, preempted: Sequence[str] = (), *, is_calm: bool = False) -> None:
+        asked = None if is_calm else self._hints.of_operator()
+        # A prefetch could take the room of a pin in the same step, unseen by the record.
+        if asked is not None and asked.hint.verb is Verb.PIN and self._inside.prefetches:
+            asked = None
+        if asked is not None:
+            self._note("operator", asked.hint, asked.session, asked.tenant)
+            self._manager.give_hint(asked)
+            # This reads the tiers' reports, so that the record sees the pool as the hint does.
+            if not self._manager.has_pending_work():
+                self._breach("pending work is told", "none, says the manager of a hint")
+        with self._record.ending_step(asked):
+            self._manager.on_schedule_end(preempted)
 
     def complete_copies(self, copies: Sequence[Copy]) -> None:
         groups: dict[tuple[str, bool], list[Copy]] = {}
@@ -101,6 +120,7 @@ class Engine:
             if writes:
                 self._count("stores completed" if success else "stores failed")
                 self._note("complete_store", request_id, [c.key for c in group], success)
+                self.kept_back += len(group) if success and request_id in self._ended else 0
                 self._manager.complete_store(keys, context, success)
             else:
                 self._count("loads completed")
@@ -147,7 +167,9 @@ class Engine:
     def _arrive(self) -> None:
         self._arrived += 1
         path = self._tree.new_path()
-        context = RequestContext(f"r{self._arrived}")
+        context = self._hints.request(f"r{self._arrived}", path)
+        if context.is_over:
+            self._ended.add(context.request_id)
         self._count("requests")
         self._note("request", context.request_id, self._tree.keys(path))
         self.requests.append(_Request(context, path, self._clock.now_s()))
@@ -157,6 +179,7 @@ class Engine:
             self.choosy[context.request_id] = tiers
             self._count("choosy requests")
         self._manager.on_new_request(context, tiers)
+        self._record.begun(context)
 
     def _reset(self) -> None:
         scope = self._rng.choice(list(ResetScope))
@@ -179,7 +202,11 @@ class Engine:
         self._note(how, request.context.request_id)
         self.requests.remove(request)
         self._tree.ended(request.path)
-        self._manager.on_request_finished(request.context)
+        ended = self._tree.keys(request.path)
+        ends = self._hints.end_tokens(ended[: request.done], self._tree.groups)
+        keys = list(ends or self._inside.named(request.context.request_id))
+        with self._record.finishing(request.context, keys, ends):
+            self._manager.on_request_finished(request.context, ends)
         if any(item for tier in self._inside.tiers for item in self._inside.collected(tier)):
             self._breach(
                 "stores do not wait for another step", f"after {request.context.request_id}"
@@ -286,6 +313,7 @@ class Engine:
     def _load(self, request: _Request, keys: Sequence[OffloadKey]) -> None:
         request.phase = _Phase.LOADING
         request_id = request.context.request_id
+        self._record.uses(keys, request.context)
         spec = self._manager.prepare_load(keys, request.context)
         self._count("chunks loaded", len(keys))
         self._count("chunks loaded from a tier", sum(source >= 0 for source in spec.sources))
@@ -305,7 +333,9 @@ class Engine:
         wanted = keys[begin:end]
         request.done = min(end, len(keys))
         request_id = request.context.request_id
+        self._record.uses(wanted, request.context)
         output = self._manager.prepare_store(wanted, request.context)
+        self._record.stores(output.keys_to_store, request.context)
         self._count("chunks to store", len(output.keys_to_store))
         self._count("chunks rejected", len(output.rejected_keys))
         self._count("chunks evicted", len(output.evicted_keys))

@@ -46,6 +46,21 @@ class Inside:
     def stale_copies(self) -> list[Slot]:
         return self._manager._stale_copies
 
+    @property
+    def prefetches(self) -> int:
+        return len(self._manager._hints._prefetcher.waiting)
+
+    def leases(self) -> dict[OffloadKey, tuple[str, str, float]]:
+        """Return the tenant, owner and end of each chunk's lease."""
+        leases = self.primary.leases
+        return {
+            key: (lease.tenant, lease.owner, leases._until_s[lease.tenant][key])
+            for key, lease in leases.held.items()
+        }
+
+    def named(self, request_id: str) -> list[OffloadKey]:
+        return list(self._manager._requests[request_id].named or ())
+
     def asked(self, request_id: str, key: OffloadKey) -> PendingLookup | None:
         return self._manager._requests[request_id].asked.get(key)
 

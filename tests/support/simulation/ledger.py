@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from kvtier_sdk.aio.clock import Clock, wait_out
@@ -72,6 +72,7 @@ class Ledger:
         # learns of its store is not announced.
         self.stored: list[OffloadKey] = []
         self.removed: list[OffloadKey] = []
+        self.withheld: Collection[OffloadKey] = ()  # chunks that no tier may get
         self.given = 0  # chunks handed to the tier to store
         # Directions whose breaker is not closed, as far as the manager knows.
         self.refuses: set[Direction] = set()
@@ -121,6 +122,11 @@ class Ledger:
                 self._check_answers(job, what)
             elif job.operation is Operation.STORE:
                 self.given += len(job.keys)
+                for key in job.keys:
+                    if key in self.withheld:
+                        self._on_breach(
+                            "no tier gets what an ended request stored", f"{what} of {short(key)}"
+                        )
             self._running[job.job_id] = self.pending[job.job_id] = self.held[job.job_id] = job
 
     def reported(self, report: Report) -> None:

@@ -48,9 +48,14 @@ class Rules:
         self._tiers = world.tiers
         self._policy = world.policy
         self._choosy = world.engine.choosy
+        self._engine = world.engine
+        self._record = world.record
         slots = world.plan.slots
         self._promotion_limit = slots - round(slots * world.plan.store_reserve)
         self._breach = world.breach
+        # The promotions and the leases after the last step.
+        self._busy = 0
+        self._leased: list[tuple[OffloadKey, object]] = []
         # The chunks of the primary tier according to the manager's events.
         self._announced: set[OffloadKey] = set()
         # The chunks of each secondary tier according to the manager's events.
@@ -79,6 +84,7 @@ class Rules:
         self._check_offers()
         self._check_usage()
         self._check_events(self._manager.take_events())
+        self._record.check()
 
     def check_idle(self) -> None:
         """Check the rules that hold when the manager says that no work is pending."""
@@ -195,6 +201,14 @@ class Rules:
                 "promotions leave room to stores",
                 f"they hold {len(busy)} slots of {self._promotion_limit}",
             )
+        leases = self._inside.primary.leases.held
+        kept = sum(leases.get(key) is lease for key, lease in self._leased)
+        if len(busy) > self._busy and len(busy) + kept > self._promotion_limit:
+            self._breach(
+                "promotions leave room to stores",
+                f"they hold {len(busy)} slots of {self._promotion_limit} beside {kept} leases",
+            )
+        self._busy, self._leased = len(busy), list(leases.items())
         # The manager may count an arrived chunk as loading until the whole job has ended.
         arrived = {transfer.slot for transfer in loads}
         if not len(busy) <= self._inside.promotions <= len(busy | arrived):
@@ -270,7 +284,7 @@ class Rules:
             )
             dropped += client.stats.not_admitted_chunks
             accounted = ledger.given + waiting + dropped + self._withdrawn[tier.index]
-            offered = expected + self._offered_again[tier]
+            offered = expected + self._offered_again[tier] - self._engine.kept_back
             if accounted != offered:
                 self._breach(
                     "what is dropped is counted",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from kvtier_sdk.contract import StoreMoment
 from kvtier_sdk.core_form import IS_COMPILED
@@ -36,6 +36,12 @@ class SpillRule:
         for _, ledger in self._owed:
             ledger.settled.discard(key)
             self._let_go[ledger.name].discard(key)
+
+    def excuse(self, keys: Iterable[OffloadKey]) -> None:
+        """Note that nobody needs chunks any more, so they may leave without a store."""
+        keys = list(keys)
+        for let_go in self._let_go.values():
+            let_go.update(keys)
 
     def left(self, key: OffloadKey) -> None:
         if self.resetting:

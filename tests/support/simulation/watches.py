@@ -50,6 +50,7 @@ class WatchedPolicy(EvictionPolicy):
         on_breach: Callable[[str, str], None],
         on_insert: Callable[[OffloadKey], None],
         on_remove: Callable[[OffloadKey], None],
+        on_access: Callable[[Sequence[OffloadKey]], None],
     ) -> None:
         self.known: set[OffloadKey] = set()
         self.unfinished: set[str] = set()
@@ -57,6 +58,7 @@ class WatchedPolicy(EvictionPolicy):
         self._on_breach = on_breach
         self._tell_insert = on_insert
         self._tell_remove = on_remove
+        self._tell_access = on_access
 
     def on_insert(self, keys: Sequence[OffloadKey], request: RequestContext) -> None:
         for key in keys:
@@ -72,6 +74,7 @@ class WatchedPolicy(EvictionPolicy):
         for key in keys:
             if key not in self.known:
                 self._complain(f"told of a use of {key.hex()}, which it does not know")
+        self._tell_access(keys)
         self._forward_time()
         self.unfinished.add(request.request_id)
         self._policy.on_access(keys, request)

@@ -29,9 +29,11 @@ from support.simulation.chunks import ChunkTree
 from support.simulation.device import Device
 from support.simulation.engine import Engine
 from support.simulation.faults import Weather
+from support.simulation.hints import HintGiver
 from support.simulation.inside import Inside
 from support.simulation.ledger import Ledger, WatchedRunner
 from support.simulation.plan import CHUNK_BYTES, Plan, TierPlan, draw_plan
+from support.simulation.receipts import HintRecord
 from support.simulation.report import SimulationReport
 from support.simulation.rules import Rules
 from support.simulation.spilling import SpillRule
@@ -86,7 +88,10 @@ class World:
         self.spills = SpillRule(self.breach)
         real_policy = load_policy(self.plan.policy)()
         real_policy.open(self.plan.slots)
-        self.policy = WatchedPolicy(real_policy, self.breach, self.spills.arrived, self.spills.left)
+        self.policy = WatchedPolicy(
+            real_policy, self.breach, self._chunk_arrived, self._chunk_left, self._chunks_used
+        )
+        self.hints = HintGiver(seed)
         self.manager = TieringManager(
             self.pool,
             policy=self.policy,
@@ -95,6 +100,8 @@ class World:
             events=True,
             one_copy=self.plan.one_copy,
             recompute_s=self.plan.recompute_s,
+            hint_share=self.hints.share,
+            hint_duration_s=self.hints.longest_s,
         )
         self.inside = Inside(self.manager)
         # In some simulations only a few chunks can be looked up at once.
@@ -117,6 +124,10 @@ class World:
         for tier_plan in self.plan.tiers:
             self._add_tier(tier_plan)
         self.spills.watch(self.inside, self.ledgers)
+        self.counts: Counter[str] = Counter()
+        self.record = HintRecord(self)
+        for ledger in self.ledgers:
+            ledger.withheld = self.record.withheld
         self.engine = Engine(self)
         self.rules = Rules(self)
 
@@ -304,8 +315,22 @@ class World:
         for ledger in self.ledgers:
             ledger.reset(tiers_too=scope is ResetScope.ALL)
         self.spills.resetting = True
+        self.record.reset()
         yield
         self.spills.resetting = False
+        self.record.reset_ended()
+
+    def _chunk_arrived(self, key: OffloadKey) -> None:
+        self.spills.arrived(key)
+        self.record.arrived(key)
+
+    def _chunk_left(self, key: OffloadKey) -> None:
+        if key not in self.record.leases.purged:
+            self.spills.left(key)
+        self.record.left(key)
+
+    def _chunks_used(self, keys: Sequence[OffloadKey]) -> None:
+        self.record.leases.used(keys)
 
     # --- playing ------------------------------------------------------------------------------
 
@@ -329,7 +354,7 @@ class World:
                 self.journal.note("lull")
                 # Make a step if work is pending, as an engine does before it sleeps.
                 if self.manager.has_pending_work():
-                    self.manager.on_schedule_end()
+                    self.engine.end_step()
                     self.manager.has_pending_work()
                 self._run_tiers(_LULL_S)
                 self.engine.excuse(_LULL_S * len(self.runners))

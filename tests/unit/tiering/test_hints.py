@@ -6,12 +6,15 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
+from support.core import pure_core_only
 from support.engine import KEYS, A, Engine, Make, stored_below
 
 from kvtier_sdk import OffloadKey, RequestContext
 from kvtier_sdk.engine import read_request
 from kvtier_sdk.hints import Hint, Outcome, Receipt, Verb
 from kvtier_sdk.tiering.hint_executor import OperatorHint
+from kvtier_sdk.tiering.tier_client import TierClient
 
 ALL = {"hint_share": 1.0}
 
@@ -92,6 +95,27 @@ def test_a_request_that_had_the_chunks_on_its_device_renews_a_pin(make: Make) ->
     assert engine.manager.usage().leased == 1
 
 
+def test_a_retained_range_lets_no_pin_go(make: Make) -> None:
+    engine = make(slots=8, tiers=0, manager=ALL)
+    turn(engine, "r", KEYS[:1], pin="1m", session="s")
+    turn(engine, "q", KEYS[:1], retain="1h", session="t")
+    turn(engine, "p", KEYS[1:2], retain="1h", session="s")
+    turn(engine, "o", KEYS[1:2], pin="1m", session="t")
+    held = engine.manager._primary.leases.held
+    assert [held[key].priority for key in KEYS[:2]] == [None, None]
+    assert not engine.manager._primary.leases.retained()
+
+
+def test_a_use_does_not_revive_a_lease_that_no_step_has_ended_yet(make: Make) -> None:
+    engine = make(slots=8, manager=ALL)
+    turn(engine, "r", KEYS[:1], pin="1m")
+    late = RequestContext("late")
+    engine.manager.on_new_request(late)
+    engine.step(61.0)
+    engine.manager.on_request_finished(late, {KEYS[0]: 16})
+    assert engine.manager.usage().leased == 0
+
+
 def test_the_same_session_can_shorten_its_pin_and_another_cannot(make: Make) -> None:
     engine = make(slots=8, manager=ALL)
     leases = engine.manager._primary.leases
@@ -149,6 +173,12 @@ def test_pins_cannot_stop_stores(make: Make) -> None:
     assert engine.manager.prepare_store(KEYS[100:104], A).rejected_keys == []
 
 
+def test_pins_leave_stores_their_reserve(make: Make) -> None:
+    engine = make(slots=8, tiers=0, manager={"hint_share": 1.0, "store_reserve": 0.5})
+    assert outcomes(turn(engine, "r", KEYS[:6], pin="1h")) == [("pin", "clipped", 4)]
+    assert engine.manager.prepare_store(KEYS[100:104], A).rejected_keys == []
+
+
 def test_promotions_leave_stores_their_share_beside_pins(make: Make) -> None:
     engine = make(slots=10, manager={"hint_share": 0.5, "store_reserve": 0.2})
     stored_below(engine, *KEYS[:8])
@@ -174,6 +204,15 @@ def test_a_tenant_gets_its_share_back_from_those_that_have_more(make: Make) -> N
         ("pin", "accepted", 2)
     ]
     assert engine.manager.usage().leased == 8
+
+
+def test_a_chunk_that_a_tenant_shares_makes_no_room_for_its_others(make: Make) -> None:
+    engine = make(slots=16, tiers=0, manager={"hint_share": 0.25})
+    turn(engine, "r", KEYS[:4], pin="5m", tenant="greedy")
+    assert outcomes(turn(engine, "q", [KEYS[0], KEYS[9]], pin="10m", tenant="late")) == [
+        ("pin", "accepted", 2)
+    ]
+    assert len(engine.manager._primary.leases.of("greedy", "r")) == 2
 
 
 def test_what_is_left_by_others_can_be_used(make: Make) -> None:
@@ -207,6 +246,33 @@ def test_what_a_last_turn_stores_goes_to_no_tier(make: Make) -> None:
     turn(engine, "p", KEYS[2:3], session="t", demote=True)
     engine.at_rest()
     assert set(engine.tiers[0]._objects) == {KEYS[0], KEYS[2]}
+
+
+def test_what_a_last_turn_uses_again_goes_to_no_tier(make: Make) -> None:
+    each = [{"offload_policy": "request"}, {"store_policy": "after_hits:1"}]
+    engine = make(slots=8, tiers=2, each=each)
+    last = read_request("last", {"kvtier": {"end": True}})
+    engine.manager.on_new_request(last)
+    engine.store(last, *KEYS[:2])
+    # After a preemption it finds its first chunk, and computes the second again.
+    assert engine.settle(last, KEYS[0]) == ["HIT"]
+    engine.load(last, KEYS[0])
+    engine.store(last, KEYS[1])
+    engine.manager.on_request_finished(last)
+    engine.at_rest()
+    assert not engine.tiers[0]._objects
+    assert not engine.tiers[1]._objects
+
+
+def test_what_a_last_turn_stores_goes_to_the_tier_that_another_request_asks_for(make: Make) -> None:
+    engine = make(slots=8, offload_policy="request")
+    last = read_request("last", {"kvtier": {"end": True}})
+    engine.manager.on_new_request(last)
+    engine.write(engine.manager.prepare_store(KEYS[:1], last))
+    engine.manager.prepare_store(KEYS[:1], A)
+    engine.manager.complete_store(KEYS[:1], last)
+    engine.step(times=3)
+    assert list(engine.tiers[0]._objects) == KEYS[:1]
 
 
 def test_an_ended_session_is_not_spilled_but_what_another_shares_is(make: Make) -> None:
@@ -257,6 +323,14 @@ def test_a_prefetch_brings_the_chunks_back_before_the_turn(make: Make) -> None:
     assert engine.manager.left_over() == {"pins": 0, "slots": 0, "requests": 1, "jobs": 0}
 
 
+def test_the_last_turn_releases_what_was_prefetched_for_it(make: Make) -> None:
+    engine = left_pool(make, resume_in=60, prefetch=True)
+    engine.steps(60.0 - engine.clock.now_s(), 0.1)
+    assert engine.manager.usage().leased == 6
+    turn(engine, "q", KEYS[:6], session="s", end=True)
+    assert engine.manager.usage().leased == 0
+
+
 def test_a_prefetch_of_a_named_session_begins_at_once(make: Make) -> None:
     engine = left_pool(make)
     receipts = turn(engine, "q", KEYS[20:21], prefetch="s")
@@ -286,6 +360,83 @@ def test_a_prefetch_waits_while_a_request_loads(make: Make) -> None:
     engine.step(times=20)
     loads = [keys for name, keys in engine.tiers[0].calls if name == "load"]
     assert loads[-3:] == [KEYS[:2], KEYS[2:4], KEYS[4:6]]
+
+
+def waiting_prefetch(make: Make, *keys: OffloadKey) -> Engine:
+    """Return an engine whose tier is asked for a prefetch, and has ``keys`` for requests."""
+    engine = left_pool(make)
+    stored_below(engine, *keys)
+    engine.tiers[0].gated, engine.tiers[0].gate = {"lookup", "load"}, asyncio.Event()
+    turn(engine, "q", KEYS[20:21], prefetch="s")
+    return engine
+
+
+def test_a_prefetch_whose_lookup_was_first_waits_for_a_load(make: Make) -> None:
+    engine = waiting_prefetch(make, *KEYS[300:302])
+    engine.look(A, *KEYS[300:302])
+    engine.step()
+    engine.tiers[0].gated = {"load"}
+    engine.tiers[0].gate, gate = asyncio.Event(), engine.tiers[0].gate
+    assert gate is not None
+    gate.set()
+    for _ in range(5):
+        engine.look(A, *KEYS[300:302])
+        engine.step()
+    assert [keys for name, keys in engine.tiers[0].calls if name == "load"] == [KEYS[300:302]]
+    engine.tiers[0].gate.set()
+    engine.step(times=20)
+    assert all(present(engine, *KEYS[:6]))
+
+
+def test_a_prefetch_waits_for_a_load_without_a_lookup(make: Make) -> None:
+    engine = left_pool(make)
+    session = read_request("q", {"kvtier": {"prefetch": "t", "session": "t"}})
+    engine.manager.on_new_request(session)
+    engine.manager.on_request_finished(session, {KEYS[5]: 16})
+    engine.look(A, *KEYS[:2])
+    engine.step()
+    loads = [keys for name, keys in engine.tiers[0].calls if name == "load"]
+    assert loads == [KEYS[:2]], "the prefetch's chunk is known to be in the tier too"
+    engine.step(times=5)
+    assert present(engine, KEYS[5]) == [True]
+
+
+def test_a_prefetch_for_another_session_ends_at_its_turn(make: Make) -> None:
+    engine = waiting_prefetch(make)
+    turn(engine, "p", KEYS[21:22], prefetch="s", session="t", tenant="")
+    engine.manager.on_new_request(read_request("t2", {"kvtier": {"session": "t"}}))
+    assert not engine.manager.take_receipts(), "that was not the turn of the prefetch's session"
+    engine.manager.on_new_request(read_request("s2", {"kvtier": {"session": "s"}}))
+    receipts = engine.manager.take_receipts()
+    assert [(one.request_id, one.session) for one in receipts] == [("q", "s"), ("p", "s")]
+    assert {one.outcome for one in receipts} == {Outcome.EXPIRED}
+
+
+@pure_core_only
+def test_a_prefetch_goes_on_when_the_tier_becomes_faster(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = left_pool(make, resume_in=60, prefetch=True)
+    monkeypatch.setattr(TierClient, "expected_load_s", lambda self, chunks: 30.0)
+    engine.step()
+    monkeypatch.undo()
+    engine.step(times=10)
+    assert outcomes(engine.manager.take_receipts()) == [("prefetch", "accepted", 6)]
+
+
+def test_the_policy_hears_of_a_prefetchs_end_in_the_same_step(make: Make) -> None:
+    engine = left_pool(make)
+    policy = engine.manager._policy
+    ended: list[str] = []
+    policy.on_request_finished = lambda request, stop: ended.append(  # type: ignore[method-assign]
+        request.request_id
+    )
+    turn(engine, "q", KEYS[20:21], prefetch="s")
+    for _ in range(20):
+        engine.step()
+        if engine.manager.take_receipts():
+            break
+    assert ended[-1] == "kvtier prefetch 1"
 
 
 def test_a_turn_that_comes_early_ends_its_prefetch(make: Make) -> None:
