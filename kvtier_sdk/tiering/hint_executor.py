@@ -115,6 +115,7 @@ class HintExecutor:
         """
         if self._leases.held:
             self._leases.renew(keys, self._clock.now_s())
+            self._leases.end(self._leases.among(keys, request.tenant, _prefetch_owner(request)))
         if request.session is not None:
             self._sessions.note(request.tenant, request.session, keys)
         for hint in request.hints:
@@ -213,6 +214,10 @@ class HintExecutor:
         wait_s = 0.0
         if hint.session is not None:
             keys = self._sessions.chunks(request.tenant, hint.session)
+            # The turn that ends the prefetch is that session's.
+            request = RequestContext(
+                request.request_id, session=hint.session, tenant=request.tenant
+            )
         elif request.resume_in_s is not None and request.resume_in_s < inf:
             wait_s = request.resume_in_s
         else:
@@ -235,7 +240,7 @@ class HintExecutor:
 
     def _keep_prefetched(self, prefetch: Prefetch, keys: Sequence[OffloadKey]) -> int:
         request = prefetch.request
-        owner = f"{_owner(request)} prefetch"
+        owner = _prefetch_owner(request)
         lease = Lease(request.tenant, owner, renewal_s=0.0, priority=DEFAULT_PRIORITY)
         return self._leases.grant(keys, lease, prefetch.until_s)
 
@@ -293,11 +298,15 @@ class HintExecutor:
         self._receipts.append(receipt)
         topic = f"{hint.verb.value}.{outcome.value}"
         self._primary.stats.hints[topic] += 1
-        self._log.often(logging.INFO, topic, str(receipt))
+        self._log.often(logging.INFO, topic, f"{PRIMARY}: {receipt}")
 
 
 def _owner(request: RequestContext) -> str:
     return request.session or request.request_id
+
+
+def _prefetch_owner(request: RequestContext) -> str:
+    return f"{_owner(request)} prefetch"
 
 
 def _within(ends: Mapping[OffloadKey, int], tokens: tuple[int, int]) -> Iterator[OffloadKey]:

@@ -266,6 +266,27 @@ def test_a_prefetch_of_a_named_session_begins_at_once(make: Make) -> None:
     assert outcomes(engine.manager.take_receipts()) == [("prefetch", "accepted", 6)]
 
 
+def test_only_the_prefetched_sessions_turn_ends_a_prefetch(make: Make) -> None:
+    engine = left_pool(make)
+    turn(engine, "q", KEYS[20:21], session="another", prefetch="s")
+    engine.manager.on_new_request(read_request("p", {"kvtier": {"session": "another"}}))
+    assert not engine.manager.take_receipts()
+    engine.manager.on_new_request(read_request("o", {"kvtier": {"session": "s"}}))
+    (receipt,) = engine.manager.take_receipts()
+    assert (receipt.outcome, receipt.session) == (Outcome.EXPIRED, "s")
+
+
+def test_prefetched_chunks_leave_the_budget_with_the_turn(make: Make) -> None:
+    engine = left_pool(make)
+    turn(engine, "q", KEYS[20:21], prefetch="s")
+    engine.step(times=10)
+    assert engine.manager.usage().leased == 6
+    turn(engine, "p", KEYS[:6], session="another")
+    assert engine.manager.usage().leased == 6
+    turn(engine, "o", KEYS[:6], session="s")
+    assert engine.manager.usage().leased == 0
+
+
 def test_a_prefetch_waits_while_a_request_loads(make: Make) -> None:
     engine = left_pool(make)
     stored_below(engine, *KEYS[300:302])
