@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from math import nan
 from typing import Any
 
+import pytest
 from support.engine import KEYS, A, Engine, Make, stored_below
 
 from kvtier_sdk import OffloadKey, RequestContext
@@ -131,11 +133,34 @@ def test_a_range_of_tokens_needs_an_engine_that_knows_them(make: Make) -> None:
     assert list(engine.manager._primary.leases.held) == KEYS[1:3]
 
 
-def test_what_cannot_be_read_is_refused_with_advice(make: Make) -> None:
+def test_what_cannot_be_read_is_refused_with_advice(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     engine = make(slots=8, tiers=0, manager=ALL)
     (receipt,) = turn(engine, "r", KEYS[:1], pinn="5m")
     assert (receipt.verb, receipt.outcome) == (Verb.UNKNOWN, Outcome.REFUSED)
     assert "did you mean 'pin'?" in receipt.reason
+    assert f"host: hint for request r: refused, 0 chunks: {receipt.reason}" in caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("hints", "advice"),
+    [
+        ("pin", 'kvtier: write a table such as {"session": "chat 7", "pin": "5m"}'),
+        ({"pin": nan}, "pin.0.for: nan is not a duration; write for example '250ms'"),
+        ({"pin": {"tokens": [3]}}, "pin.0.tokens: write two numbers such as [0, 4096]"),
+        (
+            {"retain": {"token": [0, 3]}},
+            "retain.0.token: did you mean 'tokens'? allowed: for, priority, tokens",
+        ),
+        ({"prefetch": 5}, "prefetch: write true, or a session's name of at most 256 characters"),
+        ({"session": "s" * 2**20}, "session: String should have at most 256 characters"),
+    ],
+)
+def test_advice_is_in_the_callers_terms(hints: object, advice: str) -> None:
+    (hint,) = read_request("r", {"kvtier": hints}).hints
+    assert hint.mistake == advice
 
 
 # --- budgets ----------------------------------------------------------------------------------
