@@ -285,8 +285,8 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
         return self._manager.usage()
 
     def left_over(self) -> dict[str, int]:
-        """Count the pins, slots, requests and jobs held now; all are 0 in an idle engine."""
-        return self._manager.left_over()
+        """Count the pins, slots, requests, jobs and stops held now; all are 0 in an idle engine."""
+        return self._manager.left_over() | {"stops": len(self._stops)}
 
     def shutdown(self) -> None:
         self._stack.close()
