@@ -159,7 +159,8 @@ class HintExecutor:
                 self._leases.end(self._leases.of(request.tenant, _owner(request)))
             if verb is Verb.END:
                 self._end_session(request)
-            self._write(hint, request, Outcome.ACCEPTED, len(keys), request.resume_in_s)
+            wait_s = request.resume_in_s if verb is Verb.RESUME_IN else None
+            self._write(hint, request, Outcome.ACCEPTED, len(keys), wait_s)
 
     def _lease(self, hint: Hint, request: RequestContext, keys: Sequence[OffloadKey]) -> None:
         asked_s = hint.duration_s or 0.0

@@ -248,7 +248,8 @@ def test_an_ended_session_is_not_spilled_but_what_another_shares_is(make: Make) 
 def test_an_end_releases_the_sessions_pins(make: Make) -> None:
     engine = make(slots=8, tiers=0, manager=ALL)
     turn(engine, "r", KEYS[:2], session="s", pin="1h")
-    turn(engine, "q", KEYS[:2], session="s", end=True)
+    (receipt,) = turn(engine, "q", KEYS[:2], session="s", end=True)
+    assert str(receipt) == "end for session 's': accepted, 2 chunks"
     assert engine.manager.usage().leased == 0
 
 
