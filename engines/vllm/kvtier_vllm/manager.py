@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import TYPE_CHECKING, TypeAlias
 
 from vllm.v1.kv_offload.base import LookupResult as EngineLookupResult
@@ -201,6 +202,10 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
     def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> LoadStoreSpec:
         request = _of(req_context)
         keys = list(keys)
+        # vLLM does not tell that the request also uses the chunks before these, which the device
+        # has. Without that, the pool would evict the begin of a prefix before its end.
+        on_device = takewhile(lambda key: key != keys[0], compat.end_tokens(req_context))
+        self._manager.touch(list(on_device), request.context)
         spec = self._manager.prepare_load(keys, request.context)
         request.sources = dict(zip(keys, spec.sources, strict=True))
         return CPULoadStoreSpec(spec.slots)
