@@ -17,6 +17,8 @@ from kvtier_sdk.types import RequestContext
 _PIN_S = 300.0
 _LONGEST_NAME = 256
 _LONGEST_MISTAKE = 500
+#: Hints of which a request may have several, for example for ranges of tokens.
+_REPEATED = ("pin", "retain")
 #: What to write, where pydantic would name our types. The empty name is the whole table.
 _TO_WRITE = {
     "": 'write a table such as {"session": "chat 7", "pin": "5m"}',
@@ -29,9 +31,9 @@ def _as_leases(value: Any) -> Any:
     """Read ``true`` and ``"5m"`` as a lease of the whole request."""
     if value is None or value is False:
         return []
-    each = value if isinstance(value, list) else [value]
     return [
-        one if isinstance(one, Mapping) else {} if one is True else {"for": one} for one in each
+        one if isinstance(one, Mapping) else {} if one is True else {"for": one}
+        for one in _listed(value)
     ]
 
 
@@ -130,8 +132,15 @@ def _joined(table: object, actions: Iterable[tuple[str, Mapping[str, Any]]]) -> 
     for name, payload in actions:
         own = dict(payload)
         joined |= {key: own.pop(key) for key in ("session", "tenant") if key in own}
-        joined[name] = own.get("value", own) if own else True
+        hint = own.get("value", own) if own else True
+        if name in joined and name in _REPEATED:
+            hint = [*_listed(joined[name]), *_listed(hint)]
+        joined[name] = hint
     return joined
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _in_words(error: ValidationError) -> str:

@@ -144,6 +144,16 @@ def test_what_cannot_be_read_is_refused_with_advice(
     assert f"host: hint for request r: refused, 0 chunks: {receipt.reason}" in caplog.messages
 
 
+def test_actions_add_leases_to_each_other_and_to_the_table() -> None:
+    ranges = [[0, 16], [32, 48], [64, 80]]
+    table, *payloads = [{"tokens": tokens} for tokens in ranges]
+    actions = [("pin", payload) for payload in payloads]
+    request = read_request("r", {"kvtier": {"pin": table}}, [*actions, ("resume_in", {"value": 8})])
+    pins = [hint.tokens for hint in request.hints if hint.verb is Verb.PIN]
+    assert pins == [tuple(tokens) for tokens in ranges]
+    assert request.resume_in_s == 8.0
+
+
 @pytest.mark.parametrize(
     ("hints", "advice"),
     [
