@@ -204,7 +204,8 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
         keys = list(keys)
         # vLLM does not tell that the request also uses the chunks before these, which the device
         # has. Without that, the pool would evict the begin of a prefix before its end.
-        on_device = takewhile(lambda key: key != keys[0], compat.end_tokens(req_context))
+        first = keys[:1]
+        on_device = takewhile(lambda key: key not in first, compat.end_tokens(req_context))
         self._manager.touch(list(on_device), request.context)
         spec = self._manager.prepare_load(keys, request.context)
         request.sources = dict(zip(keys, spec.sources, strict=True))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from vllm_server import (
     wait_until,
 )
 
+PAGE = Path(__file__).parents[4] / "docs" / "agents.md"
 BLOCK_TOKENS = 128
 #: Chunks of a prompt. The pool has 64, and a quarter of them is the budget of hints.
 CHUNKS = 10
@@ -39,14 +41,15 @@ class Server:
     def __init__(self, folder: Path, model: Path, port: int) -> None:
         self.socket = folder / "kvtier.sock"
         self._log = folder / "serve.log"
-        self._model = model
+        self.model = str(model)
+        self.url = f"http://127.0.0.1:{port}/v1"
         self._port = port
         self._floods = 0
 
     def ask(self, prompt: str, hints: object = None, **options: Any) -> dict[str, Any]:
         if hints is not None:
             options["kv_transfer_params"] = {"kvtier": hints}
-        return complete(self._port, self._model, prompt, **options)
+        return complete(self._port, self.model, prompt, **options)
 
     def cached_chunks(self, prompt: str, hints: object = None) -> tuple[int, int, int]:
         """Ask; return the chunks that were not computed, and the hits in the pool and the tier."""
@@ -194,6 +197,28 @@ def test_a_prefetched_session_is_in_the_pool_at_its_next_turn(server: Server) ->
     for is_prefetched, measured in times.items():
         name = "with" if is_prefetched else "without"
         print(f"first token {name} prefetch: {1e3 * statistics.median(measured):.1f} ms")
+
+
+def test_the_agents_page_gives_hints_to_an_engine(server: Server) -> None:
+    from openai import OpenAI
+
+    deferred = server.receipts("prefetch", "deferred")
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    with OpenAI(base_url=server.url, api_key="none") as client:
+        names = {
+            "client": client,
+            "model": server.model,
+            "messages": [{"role": "user", "content": words(400, 2)}],
+            "conversation_id": "chat 8",
+            "expected_tool_s": 600,
+        }
+        exec(code, names)
+    assert names["answer"].choices[0].message.content
+    server.rest()
+    assert server.receipts("prefetch", "deferred") == deferred + 1
+    with server.busy():
+        told = server.command("pin", "chat 8", "--for", "1m")
+    assert told == "pin for session 'chat 8': accepted, 2 chunks, 60 s"
 
 
 def test_requests_with_bad_hints_are_answered(server: Server) -> None:

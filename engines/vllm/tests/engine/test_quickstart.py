@@ -82,9 +82,9 @@ def test_five_commands_lead_to_a_verified_tier(tmp_path: Path) -> None:
         serve = serve.replace(word, own)
     serve += f" {OPTIONS} --max-model-len 1024 --port {port}"
     with serving(serve, variables, tmp_path, port):
-        first = complete(port, model, PROMPT)["choices"][0]["text"]
-        wait_for(port, "kvtier_stored_chunks_total", WORDS // 128)
+        first = complete(port, str(model), PROMPT)["choices"][0]["text"]
+        wait_for(port, "kvtier_stored_chunks_total", WORDS // 128, tier="file")
     with serving(serve, variables, tmp_path, port):
-        assert complete(port, model, PROMPT)["choices"][0]["text"] == first
+        assert complete(port, str(model), PROMPT)["choices"][0]["text"] == first
         wait_for(port, "kvtier_hit_chunks_total", WORDS // 128)
     assert str(model) in run(look)

@@ -51,7 +51,11 @@ def make_model(folder: Path) -> None:
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+        tokenizer_object=tokenizer,
+        bos_token="<s>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        chat_template="{% for message in messages %}{{ message['content'] }} {% endfor %}",
     ).save_pretrained(folder)
 
 
@@ -86,8 +90,8 @@ def serving(
         engine.wait(60)
 
 
-def complete(port: int, model: Path, prompt: str, **options: Any) -> dict[str, Any]:
-    body = {"model": str(model), "prompt": prompt, "max_tokens": 4, "temperature": 0, **options}
+def complete(port: int, model: str, prompt: str, **options: Any) -> dict[str, Any]:
+    body = {"model": model, "prompt": prompt, "max_tokens": 4, "temperature": 0, **options}
     asked = urllib.request.Request(
         f"http://127.0.0.1:{port}/v1/completions",
         json.dumps(body).encode(),
